@@ -3,7 +3,8 @@
 
 use crate::files::{FileCache, FileKey};
 use crate::health::{DiskHealth, DiskState};
-use crate::io::{DataFile, DiskIo, DiskSpace, is_process_error};
+use crate::index::HOLE;
+use crate::io::{ALIGN, DataFile, DiskIo, DiskSpace, is_process_error};
 use crate::journal::IndexJournal;
 use crate::layout::{self, CacheRoot};
 use crate::policy::S3Fifo;
@@ -87,9 +88,9 @@ pub struct CacheDisk {
     pub stats: Arc<Stats>,
 }
 
-/// Bytes that a block of `len` bytes takes on disk.
-pub fn disk_footprint(len: u32) -> u64 {
-    u64::from(len).next_multiple_of(4096)
+/// Bytes that a block of `len` bytes with these flags takes on disk.
+pub fn disk_footprint(len: u32, flags: u8) -> u64 {
+    if flags & HOLE != 0 { ALIGN as u64 } else { u64::from(len).next_multiple_of(ALIGN as u64) }
 }
 
 impl CacheDisk {

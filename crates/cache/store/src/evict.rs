@@ -115,7 +115,7 @@ impl StoreCore {
         if leaves && let Some(entry) = self.remove_entry(&mut shard, block) {
             drop(shard);
             disk.policy.remove(entry.slot);
-            self.uncount_block(disk, entry.len);
+            self.uncount_block(disk, disk_footprint(entry.len, entry.flags));
         } else {
             drop(shard);
         }
@@ -234,7 +234,7 @@ impl StoreCore {
         let size = u64::from(self.config.block_size);
         disk.open_file(key)
             .and_then(|file| {
-                disk.io.punch(&file, u64::from(index) * size, disk_footprint(len), self.config.write_timeout)
+                disk.io.punch(&file, u64::from(index) * size, disk_footprint(len, 0), self.config.write_timeout)
             })
             .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
     }

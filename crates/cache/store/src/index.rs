@@ -19,6 +19,9 @@ pub const WHOLE: u8 = crate::log::WHOLE;
 /// The block is in the main queue of the eviction policy (as last written to the log).
 pub const MAIN: u8 = crate::log::MAIN;
 
+/// All bytes of the block are zero; its file has a hole in place of all but the last page.
+pub const HOLE: u8 = crate::log::HOLE;
+
 /// Where a block is, and the checksums of its bytes.
 #[derive(Debug)]
 pub struct BlockEntry {
@@ -32,7 +35,7 @@ pub struct BlockEntry {
     pub generation: u16,
     /// The disk's number.
     pub disk: u8,
-    /// [`WHOLE`], [`MAIN`].
+    /// [`WHOLE`], [`MAIN`], [`HOLE`], as in the log.
     pub flags: u8,
     /// Changed only by [`IndexShard`], which checks each transition.
     state: BlockState,

@@ -4,7 +4,7 @@
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::evict::is_transient;
 use crate::files::FileKey;
-use crate::index::{MAIN, PARTS, WHOLE};
+use crate::index::{PARTS, WHOLE};
 use crate::io::ReadTarget;
 use crate::journal::IndexJournal;
 use crate::scratch;
@@ -208,7 +208,7 @@ fn rewrite_log(core: &StoreCore, disk: &CacheDisk) -> bool {
         for part in 0..PARTS {
             core.index.for_each_in_part(part, |block, entry| {
                 if entry.disk == disk.number && entry.is_readable() {
-                    log::push_put(&mut pending, &block, entry.len, entry.flags & (WHOLE | MAIN), &entry.crcs);
+                    log::push_put(&mut pending, &block, entry.len, entry.flags, &entry.crcs);
                     records += 1 + core.push_class(&mut pending, &block);
                 }
             });
@@ -294,7 +294,7 @@ fn sweep_file(core: &StoreCore, disk: &CacheDisk, key: &FileKey) -> bool {
     }
     shard.blocks_within(&key.object, core.index_range(key), |i, entry| {
         if entry.disk == disk.number && core.file_key(key.object, i, entry.flags & WHOLE != 0) == *key {
-            expected += disk_footprint(entry.len);
+            expected += disk_footprint(entry.len, entry.flags);
             here.push(i);
         }
         true

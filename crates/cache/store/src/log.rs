@@ -27,6 +27,9 @@ pub const WHOLE: u8 = 1;
 /// Bit of [`LogRecord::Put`]'s flags: the block was in the main queue when the log was rewritten.
 pub const MAIN: u8 = 2;
 
+/// Bit of [`LogRecord::Put`]'s flags: all bytes of the block are zero, and it takes one page on disk.
+pub const HOLE: u8 = 4;
+
 /// One change of the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogRecord<'a> {
@@ -36,7 +39,7 @@ pub enum LogRecord<'a> {
         block: BlockId,
         /// Its length in bytes.
         len: u32,
-        /// [`WHOLE`] and [`MAIN`].
+        /// [`WHOLE`], [`MAIN`] and [`HOLE`].
         flags: u8,
         /// Its checksums, four bytes each.
         crcs: LoggedCrcs<'a>,

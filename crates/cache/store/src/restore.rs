@@ -3,7 +3,7 @@
 
 use crate::classes::ClassTable;
 use crate::disk::disk_footprint;
-use crate::index::{BlockEntry, BlockIndex, BuildObjectHasher, MAIN, WHOLE};
+use crate::index::{BlockEntry, BlockIndex, BuildObjectHasher, HOLE, MAIN, WHOLE};
 use crate::log::LogRecord;
 use crate::policy::S3Fifo;
 use spurline_types::BlockId;
@@ -41,13 +41,13 @@ impl<'a> LogRestore<'a> {
         match record {
             LogRecord::Put { len, .. } if len > self.block_size => {}
             LogRecord::Put { block, len, flags, crcs } => {
-                let (crcs, flags) = (crcs.to_boxed(), flags & (WHOLE | MAIN));
+                let (crcs, flags) = (crcs.to_boxed(), flags & (WHOLE | MAIN | HOLE));
                 let mut entry = BlockEntry::new(crcs, len, flags, self.number, 0, 0);
                 let mut shard = self.index.shard_of(&block.object).write();
                 match shard.get(&block) {
                     // Written twice: the later record holds.
                     Some(old) if old.disk == self.number => {
-                        self.used = self.used - disk_footprint(old.len) + disk_footprint(len);
+                        self.used = self.used - disk_footprint(old.len, old.flags) + disk_footprint(len, flags);
                         entry.slot = old.slot;
                         shard.restore(block, entry);
                         self.classes.forget_block(&block);
@@ -59,13 +59,14 @@ impl<'a> LogRestore<'a> {
                     None => {
                         self.second.remove(&block);
                         // More blocks than a disk can have: its file is an orphan.
-                        let Some(slot) = self.policy.restore(block, disk_footprint(len) as u32, flags & MAIN != 0)
+                        let Some(slot) =
+                            self.policy.restore(block, disk_footprint(len, flags) as u32, flags & MAIN != 0)
                         else {
                             return;
                         };
                         entry.slot = slot;
                         shard.restore(block, entry);
-                        self.used += disk_footprint(len);
+                        self.used += disk_footprint(len, flags);
                         self.blocks += 1;
                     }
                 }
@@ -78,14 +79,14 @@ impl<'a> LogRestore<'a> {
                 {
                     self.classes.forget_block(&block);
                     self.policy.remove(entry.slot);
-                    self.used -= disk_footprint(entry.len);
+                    self.used -= disk_footprint(entry.len, entry.flags);
                     self.blocks -= 1;
                 }
             }
             LogRecord::Class { block, class, came } => {
                 let shard = self.index.shard_of(&block.object).read();
                 if let Some(entry) = shard.get(&block).filter(|e| e.disk == self.number) {
-                    self.classes.restore_block(block, class, came, disk_footprint(entry.len), self.number);
+                    self.classes.restore_block(block, class, came, disk_footprint(entry.len, entry.flags), self.number);
                 } else if let Some((_, of)) = self.second.get_mut(&block) {
                     *of = Some((class, came));
                 }
@@ -119,7 +120,7 @@ pub fn settle_duplicates(
         } else if let Some(slot) = place(&block, &entry) {
             entry.slot = slot;
             if let Some((class, came)) = class {
-                classes.restore_block(block, class, came, disk_footprint(entry.len), entry.disk);
+                classes.restore_block(block, class, came, disk_footprint(entry.len, entry.flags), entry.disk);
             }
             shard.restore(block, entry);
         } else {
@@ -205,7 +206,7 @@ mod tests {
                 let held = Cell::new(0);
                 let place = |block: &BlockId, entry: &BlockEntry| {
                     held.set(held.get() + 1);
-                    disk.policy.restore(*block, disk_footprint(entry.len) as u32, false)
+                    disk.policy.restore(*block, disk_footprint(entry.len, entry.flags) as u32, false)
                 };
                 settle_duplicates((&index, &classes), disk.second, place, |_, _| forgotten.borrow_mut()[n] += 1);
                 placed[n] = held.get();

@@ -253,8 +253,9 @@ fn in_memory(dir: &std::path::Path) -> bool {
 /// Assigns to a disk the blocks that only it holds, of those that another disk's log named first.
 fn settle_disk(known: (&BlockIndex, &ClassTable), disk: Arc<CacheDisk>, second: DuplicateBlocks) -> Arc<CacheDisk> {
     let place = |block: &BlockId, entry: &BlockEntry| {
-        let slot = disk.policy.restore(*block, disk_footprint(entry.len) as u32, entry.flags & MAIN != 0)?;
-        disk.used.fetch_add(disk_footprint(entry.len), Ordering::Relaxed);
+        let slot =
+            disk.policy.restore(*block, disk_footprint(entry.len, entry.flags) as u32, entry.flags & MAIN != 0)?;
+        disk.used.fetch_add(disk_footprint(entry.len, entry.flags), Ordering::Relaxed);
         disk.blocks.fetch_add(1, Ordering::Relaxed);
         Some(slot)
     };

@@ -5,7 +5,7 @@ use crate::classes::{BlockClass, ClassAdmission, PINNED_PERCENT, UNCLASSIFIED};
 use crate::crc;
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::files::FileKey;
-use crate::index::{BlockEntry, IndexShard, MAIN, WHOLE};
+use crate::index::{BlockEntry, HOLE, IndexShard, MAIN, WHOLE};
 use crate::io::{ALIGN, DataFile, is_full, is_process_error};
 use crate::log;
 use crate::scratch::{self, BOUNCE};
@@ -86,9 +86,11 @@ impl StoreCore {
                 false => PutOutcome::NoRoom,
             };
         };
-        let kept = match self.admit_to_class(disk, block, class, disk_footprint(data.len() as u32)) {
-            PutOutcome::Stored => match self.acquire_write(disk, data.len()) {
-                Some(_turn) => self.write_block(disk, &block, &key, whole, first, data),
+        let flags = if whole { WHOLE } else { 0 } | if is_hole(data) { HOLE } else { 0 };
+        let bytes = disk_footprint(data.len() as u32, flags);
+        let kept = match self.admit_to_class(disk, block, class, bytes) {
+            PutOutcome::Stored => match self.acquire_write(disk, bytes) {
+                Some(_permit) => self.write_block(disk, &block, &key, flags, first, data),
                 None => PutOutcome::Busy,
             },
             other => other,
@@ -111,8 +113,8 @@ impl StoreCore {
 
     /// Waits for a permit to write to a disk. `None` when the disk has stopped answering, which is detected here when
     /// none of the current writers has a deadline.
-    fn acquire_write<'a>(&self, disk: &'a CacheDisk, bytes: usize) -> Option<WritePermit<'a>> {
-        let turn = disk.write_permits.acquire(bytes as u64, self.config.read_timeout);
+    fn acquire_write<'a>(&self, disk: &'a CacheDisk, bytes: u64) -> Option<WritePermit<'a>> {
+        let turn = disk.write_permits.acquire(bytes, self.config.read_timeout);
         if turn.is_none() && disk.write_permits.stalled_for() >= self.config.write_timeout {
             disk.note_failure("writing a block", &io::ErrorKind::TimedOut.into());
         }
@@ -131,9 +133,10 @@ impl StoreCore {
             }
             // The disk that holds it, or is to remove it, is not usable: the block goes to another disk, and the old
             // one forgets it once it is usable again.
-            let (whole, slot, len) = (entry.flags & WHOLE != 0, entry.slot, entry.len);
+            let (whole, slot) = (entry.flags & WHOLE != 0, entry.slot);
+            let bytes = disk_footprint(entry.len, entry.flags);
             self.remove_entry(&mut shard, block);
-            self.uncount_block(old, len);
+            self.uncount_block(old, bytes);
             old.enqueue(DiskWork::Forget(*block, whole));
             drop(shard);
             old.policy.remove(slot);
@@ -189,13 +192,14 @@ impl StoreCore {
         disk: &Arc<CacheDisk>,
         block: &BlockId,
         key: &FileKey,
-        whole: bool,
+        flags: u8,
         first: bool,
         data: &[u8],
     ) -> PutOutcome {
         let began = Instant::now();
         let len = data.len() as u32;
-        let reserved = self.reserve_bytes(disk, disk_footprint(len));
+        let (whole, bytes) = (flags & WHOLE != 0, disk_footprint(len, flags));
+        let reserved = self.reserve_bytes(disk, bytes);
         if reserved != PutOutcome::Stored {
             return reserved;
         }
@@ -203,7 +207,9 @@ impl StoreCore {
         let first = first || self.is_file_removed(disk, key);
         let offset = u64::from(block.index) * u64::from(self.config.block_size);
         let write = || {
-            if first && offset == 0 && data.len() <= BOUNCE {
+            if flags & HOLE != 0 {
+                disk.file_for_write(key, first).and_then(|file| self.write_hole(disk, &file, offset, data))
+            } else if first && offset == 0 && data.len() <= BOUNCE {
                 self.create_small(disk, key, data)
             } else {
                 disk.file_for_write(key, first).and_then(|file| self.write_data(disk, &file, offset, data))
@@ -216,21 +222,20 @@ impl StoreCore {
             disk.eviction_futile.store(written.as_ref().is_err_and(is_full), Ordering::Relaxed);
         }
         if let Err(error) = written {
-            self.release_bytes(disk, disk_footprint(len));
+            self.release_bytes(disk, bytes);
             self.write_failed(disk, "writing a block", &error);
             // A part of it may be on disk.
             disk.enqueue(DiskWork::Reclaim(*block, whole));
             // Space of evicted blocks may become free only later.
             return if gave_way { PutOutcome::Busy } else { PutOutcome::NoRoom };
         }
-        let place =
-            disk.policy.insert(*block, block_fingerprint(block), disk_footprint(len) as u32, self.policy_time());
+        let place = disk.policy.insert(*block, block_fingerprint(block), bytes as u32, self.policy_time());
         let Some((slot, main)) = place else {
-            self.release_bytes(disk, disk_footprint(len));
+            self.release_bytes(disk, bytes);
             disk.enqueue(DiskWork::Reclaim(*block, whole));
             return PutOutcome::NoRoom;
         };
-        let flags = if whole { WHOLE } else { 0 } | if main { MAIN } else { 0 };
+        let flags = flags | if main { MAIN } else { 0 };
         let mut record = Vec::with_capacity(128 + crcs.len() * 4);
         log::push_put(&mut record, block, len, flags, &crcs);
         let entry = BlockEntry::new(crcs, len, flags, disk.number, slot, self.next_generation());
@@ -241,14 +246,14 @@ impl StoreCore {
         disk.blocks.fetch_add(1, Ordering::Relaxed);
         let stats = &self.stats.blockcache;
         stats.blocks.add(1);
-        stats.used_bytes.add(disk_footprint(len));
+        stats.used_bytes.add(bytes);
         if let Err(error) = self.log_put(disk, block, record) {
             self.write_failed(disk, "writing to the index log", &error);
             self.index.shard_of(&block.object).write().begin_removal(block);
             let gave_way = self.evict_for_refusal(disk, "writing to the index log", len, &error);
             return if gave_way { PutOutcome::Busy } else { PutOutcome::NoRoom };
         }
-        stats.write_bytes.add(u64::from(len));
+        stats.write_bytes.add(bytes.min(u64::from(len)));
         stats.write_us.add_us(began.elapsed());
         PutOutcome::Stored
     }
@@ -268,7 +273,7 @@ impl StoreCore {
         if !is_full(error) || disk.eviction_futile.load(Ordering::Relaxed) {
             return false;
         }
-        disk.note_refusal(what, disk_footprint(len), error);
+        disk.note_refusal(what, disk_footprint(len, 0), error);
         self.evict_one(disk)
     }
 
@@ -331,6 +336,18 @@ impl StoreCore {
             }
             Ok(())
         })
+    }
+
+    /// Leaves a hole in place of a block of zeros, and writes its last page, so that the file is long enough for reads.
+    fn write_hole(&self, disk: &CacheDisk, file: &DataFile, offset: u64, data: &[u8]) -> io::Result<()> {
+        let last = (data.len() - 1) / ALIGN * ALIGN;
+        // An earlier write that failed may have left bytes there.
+        match disk.io.punch(file, offset, last as u64, self.config.write_timeout) {
+            // On a file system without holes the block takes more than is counted; the free-space ratio still holds.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => self.write_data(disk, file, offset, data),
+            Err(error) => Err(error),
+            Ok(()) => self.write_data(disk, file, offset + last as u64, &data[last..]),
+        }
     }
 
     /// Reserves `bytes` on a disk, evicting if necessary; [`PutOutcome::Stored`] on success.
@@ -398,7 +415,7 @@ impl StoreCore {
 
     /// The quota of a class on these disks, when a block of `len` bytes is longer than it.
     pub fn quota_below(&self, class: u16, len: usize) -> Option<u64> {
-        self.classes.quota_below(class, disk_footprint(u32::try_from(len).unwrap_or(u32::MAX)))
+        self.classes.quota_below(class, disk_footprint(u32::try_from(len).unwrap_or(u32::MAX), 0))
     }
 
     /// Bytes of the blocks of a class.
@@ -414,14 +431,17 @@ impl StoreCore {
         }
         let here = || {
             let shard = self.index.shard_of(&block.object).read();
-            shard.get(&block).filter(|entry| self.is_served(entry)).map(|entry| (entry.disk, entry.len))
+            shard
+                .get(&block)
+                .filter(|entry| self.is_served(entry))
+                .map(|entry| (entry.disk, disk_footprint(entry.len, entry.flags)))
         };
-        let Some((number, len)) = here() else { return };
+        let Some((number, bytes)) = here() else { return };
         let disk = &self.disks[usize::from(number)];
         let pinned = self.classes.is_pinned(&block);
         if class == UNCLASSIFIED {
             self.classes.forget_block(&block);
-        } else if self.admit_to_class(disk, block, class, disk_footprint(len)) != PutOutcome::Stored {
+        } else if self.admit_to_class(disk, block, class, bytes) != PutOutcome::Stored {
             self.expire_block(&block);
             return;
         }
@@ -463,17 +483,24 @@ impl StoreCore {
     }
 
     /// Subtracts a block that is no longer in the index from the counters.
-    pub(crate) fn uncount_block(&self, disk: &CacheDisk, len: u32) {
-        self.release_bytes(disk, disk_footprint(len));
+    pub(crate) fn uncount_block(&self, disk: &CacheDisk, bytes: u64) {
+        self.release_bytes(disk, bytes);
         disk.blocks.fetch_sub(1, Ordering::Relaxed);
         self.stats.blockcache.blocks.sub(1);
-        self.stats.blockcache.used_bytes.sub(disk_footprint(len));
+        self.stats.blockcache.used_bytes.sub(bytes);
     }
 }
 
 /// The bytes that pinned blocks may take on a disk.
 fn pinned_limit(disk: &CacheDisk) -> u64 {
     disk.limit.load(Ordering::Relaxed) / 100 * PINNED_PERCENT
+}
+
+/// Whether a block is all zeros and longer than the page that it would take as a hole. The scan ends at the first page
+/// with another byte, so only blocks that save their write pay for it.
+fn is_hole(data: &[u8]) -> bool {
+    const ZEROS: [u8; ALIGN] = [0; ALIGN];
+    data.len() > ALIGN && data.chunks(ALIGN).all(|page| *page == ZEROS[..page.len()])
 }
 
 /// A hash of a block's name for the policy's ghost queue.

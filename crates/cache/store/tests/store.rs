@@ -335,3 +335,49 @@ fn a_block_on_two_disks_is_counted_once_and_forgotten_by_one() {
     assert_eq!(stats.blockcache.blocks.get(), 50);
     objects.iter().for_each(|o| read(&store, o, 0).unwrap());
 }
+
+#[test]
+fn blocks_of_zeros_take_a_page_on_disk_and_no_room_from_others() {
+    let dir = scratch_dir();
+    let obj = object(1, 40 * u64::from(BLOCK) + 70_000);
+    let is_hole = |index: u32| index % 10 != 3;
+    let write = |store: &Store, index: u32| {
+        let len = obj.block_len(index, u64::from(BLOCK));
+        let bytes = if is_hole(index) { vec![0; len] } else { vec![7; len] };
+        assert!(store.put(&obj, index, &bytes).unwrap(), "block {index}");
+    };
+    let check = |store: &Store| {
+        for index in 0..41 {
+            let len = obj.block_len(index, u64::from(BLOCK));
+            let mut bytes = vec![1; len];
+            assert!(store.read_copied(&obj, index, 0..len, &mut bytes).unwrap(), "block {index}");
+            assert!(bytes.iter().all(|b| *b == if is_hole(index) { 0 } else { 7 }), "block {index}");
+        }
+    };
+    // 41 blocks in room for ten, of which four are not zeros.
+    let (store, stats) = open(config(dir.path(), 10 * u64::from(BLOCK)));
+    (0..41).for_each(|index| write(&store, index));
+    let used = 4 * u64::from(BLOCK) + 37 * 4096;
+    assert_eq!(
+        (store.used_bytes(), stats.blockcache.used_bytes.get(), stats.blockcache.evictions.get()),
+        (used, used, 0)
+    );
+    check(&store);
+    drop(store);
+    let (store, stats) = open(config(dir.path(), 10 * u64::from(BLOCK)));
+    assert_eq!(store.used_bytes(), used);
+    check(&store);
+    let file = store.whole_file(&obj).unwrap().file;
+    assert!(file.metadata().unwrap().len() == obj.size && disk_bytes(&file) <= used + (64 << 10));
+    // In place of other bytes, as after an eviction whose space could not be freed.
+    store.remove_blocks(&obj, 0..41);
+    eventually("they are gone", || store.used_bytes() == 0);
+    assert_eq!((stats.blockcache.checksum_errors.get(), stats.blockcache.blocks.get()), (0, 0));
+    (0..41).for_each(|index| write(&store, index));
+    check(&store);
+}
+
+fn disk_bytes(file: &std::fs::File) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    file.metadata().unwrap().blocks() * 512
+}
