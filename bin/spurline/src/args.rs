@@ -55,9 +55,9 @@ pub struct MountArgs {
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArgs,
-    /// The under-store.
+    /// The origin.
     #[command(flatten)]
-    pub under: UnderArgs,
+    pub under: OriginArgs,
     /// Logs and metrics.
     #[command(flatten)]
     pub log: LogArgs,
@@ -122,9 +122,9 @@ pub struct NodeArgs {
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArgs,
-    /// The under-store.
+    /// The origin.
     #[command(flatten)]
-    pub under: UnderArgs,
+    pub under: OriginArgs,
     /// Logs and metrics.
     #[command(flatten)]
     pub log: LogArgs,
@@ -177,10 +177,10 @@ pub struct CacheArgs {
     pub disk_timeout: Duration,
 }
 
-/// Flags of the under-store.
+/// Flags of the origin.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Under-store")]
-pub struct UnderArgs {
+#[command(next_help_heading = "Origin")]
+pub struct OriginArgs {
     /// Address of an S3-compatible server (also AWS_ENDPOINT_URL) [default: Amazon's]
     #[arg(long, value_name = "URL")]
     pub endpoint_url: Option<String>,
@@ -190,17 +190,17 @@ pub struct UnderArgs {
     /// Send no credentials: the bucket is public
     #[arg(long, visible_alias = "no-sign-request")]
     pub anonymous: bool,
-    /// Deadline of one request to the under-store
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
-    pub under_timeout: Duration,
-    /// A request without an answer for this long is sent again beside the first, up to twice; a transfer without a byte is
-    /// broken off and gone on with
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
-    pub under_stall_timeout: Duration,
-    /// How often a failed request to the under-store is tried again; unless 0, with pauses of 10 s in all at least where nobody listens
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub under_retries: u32,
-    /// Requests to the under-store at one time; those sent again beside the first do not count
+    /// Deadline of one read, lookup or listing of the origin
+    ///
+    /// Transient failures (status 5xx, 503 SlowDown, a broken connection, no answer) are retried with growing pauses until
+    /// then. After that the error is EIO if the server failed, and ETIMEDOUT if it did not answer.
+    #[arg(long, alias = "under-timeout", value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub origin_timeout: Duration,
+    /// Repeat a request without an answer for this long beside the first one, up to twice; resume a transfer without a
+    /// byte for this long on another connection
+    #[arg(long, alias = "under-stall-timeout", value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub origin_stall_timeout: Duration,
+    /// Concurrent requests to the origin, not counting repeated ones
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_downloads: u32,
 }
@@ -320,10 +320,10 @@ pub struct NetArgs {
     pub nconnect: u16,
     /// Deadline of one request to a node
     ///
-    /// Longer than the node's --under-timeout, so that its own words about a slow under-store arrive. A node that
+    /// Longer than the node's --origin-timeout, so that its own error about a slow origin arrives. A node that
     /// can't be reached at all is an error after 10 s (or this, if it is shorter), and at once from then on until it
     /// is back.
-    #[arg(long, value_name = "TIME", default_value = "40s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "75s", value_parser = parse_duration)]
     pub peer_timeout: Duration,
     /// A node that owes answers and gives no sign of life for this long is given up: others of the group are asked
     ///
@@ -494,15 +494,14 @@ raw! {
     }
 }
 
-impl From<UnderArgs> for RawOrigin {
-    fn from(args: UnderArgs) -> Self {
+impl From<OriginArgs> for RawOrigin {
+    fn from(args: OriginArgs) -> Self {
         RawOrigin {
             endpoint_url: args.endpoint_url,
             region: args.region,
             anonymous: args.anonymous,
-            timeout: args.under_timeout,
-            stall_timeout: args.under_stall_timeout,
-            retries: args.under_retries,
+            timeout: args.origin_timeout,
+            stall_timeout: args.origin_stall_timeout,
             max_downloads: args.max_downloads,
         }
     }
@@ -600,8 +599,11 @@ fn with_variable(arg: Arg) -> Arg {
         return arg;
     }
     let (own, (flag, other)) = (env_name(&long), OTHER_VARIABLE);
-    let theirs = long == flag && std::env::var_os(&own).is_none() && std::env::var_os(other).is_some();
-    if theirs { arg.env(other) } else { arg.env(own) }
+    let other = (long == flag).then(|| other.to_owned());
+    let aliases = arg.get_all_aliases().into_iter().flatten().map(env_name);
+    let unset = std::env::var_os(&own).is_none();
+    let theirs = other.into_iter().chain(aliases).find(|name| unset && std::env::var_os(name).is_some());
+    arg.env(theirs.unwrap_or(own))
 }
 
 /// Whether a flag takes no value.
@@ -649,5 +651,24 @@ mod tests {
         };
         assert_eq!(set(&[]), Duration::from_secs(7 * 60));
         assert_eq!(set(&["--rdma-retry", "9s"]), Duration::from_secs(9));
+    }
+
+    /// The flags of the origin had another name before.
+    #[test]
+    fn the_earlier_names_of_flags_and_their_variables_are_accepted() {
+        let variable = "SPURLINE_UNDER_STALL_TIMEOUT";
+        if std::env::var_os(variable).is_none_or(|value| value != "7s") {
+            let name = std::thread::current().name().unwrap_or_default().to_owned();
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            again.args(["--exact", &name]).env(variable, "7s").env_remove("SPURLINE_ORIGIN_STALL_TIMEOUT");
+            let out = again.output().unwrap();
+            let text = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success() && text.contains("1 passed"), "{name}: {text}");
+            return;
+        }
+        let command = with_environment(OriginArgs::augment_args(Command::new("mount")));
+        let matches = command.try_get_matches_from(["mount", "--under-timeout", "9s"]).unwrap();
+        let set = OriginArgs::from_arg_matches(&matches).unwrap();
+        assert_eq!((set.origin_timeout, set.origin_stall_timeout), (Duration::from_secs(9), Duration::from_secs(7)));
     }
 }

@@ -61,7 +61,7 @@ pub fn launch(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
             let _ = child.wait();
             Err(Fault::failed(
                 format!("the background process did not answer within {} s and was ended", limit.as_secs()),
-                "run the command without -d to see where it stays, or raise --under-timeout",
+                "run the command without -d to see where it stays, or raise --origin-timeout",
             ))
         }
         // Its standard output ended without the word: it has failed and said why on our standard error.

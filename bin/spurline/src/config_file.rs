@@ -67,8 +67,13 @@ fn key_of(arg: &Arg) -> Option<&str> {
     arg.get_long().filter(|long| !NO_KEY.contains(long))
 }
 
+/// Whether `key` is the key of a flag, or an earlier name of it.
+fn is_key_of(arg: &Arg, key: &str) -> bool {
+    key_of(arg).is_some_and(|own| own == key || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&key)))
+}
+
 fn has_key(command: &Command, service: &str, key: &str) -> bool {
-    command.find_subcommand(service).is_some_and(|sub| sub.get_arguments().any(|arg| key_of(arg) == Some(key)))
+    command.find_subcommand(service).is_some_and(|sub| sub.get_arguments().any(|arg| is_key_of(arg, key)))
 }
 
 /// The command with the file's values as defaults of `service`'s flags.
@@ -111,14 +116,11 @@ pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Re
         }
     }
     Ok(command.mut_subcommand(service, |sub| {
-        sub.mut_args(|arg| {
-            let Some(key) = key_of(&arg).map(str::to_owned) else { return arg };
-            match chosen.iter().rev().find(|(k, _, _)| *k == key) {
-                None => arg,
-                Some((_, _, value)) => {
-                    let values = words_of(value).unwrap_or_default();
-                    arg.required(false).default_values(values)
-                }
+        sub.mut_args(|arg| match chosen.iter().rev().find(|(key, _, _)| is_key_of(&arg, key)) {
+            None => arg,
+            Some((_, _, value)) => {
+                let values = words_of(value).unwrap_or_default();
+                arg.required(false).default_values(values)
             }
         })
     }))
@@ -166,7 +168,7 @@ fn check_value(
     let words = words_of(value).ok_or_else(|| wrong("a string, a number, true, false or a list of them is wanted"))?;
     let arg = command
         .find_subcommand(service)
-        .and_then(|sub| sub.get_arguments().find(|arg| key_of(arg) == Some(key)))
+        .and_then(|sub| sub.get_arguments().find(|arg| is_key_of(arg, key)))
         .ok_or_else(|| wrong("unknown"))?;
     if words.len() != 1 && arg.get_value_delimiter().is_none() && !takes_many(arg) {
         return Err(wrong(&format!("one value is wanted and {} are given", words.len())));

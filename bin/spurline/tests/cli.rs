@@ -62,7 +62,7 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&m(&["--registry", "consul://h:2379"]), 2, &["is no registry", "static:", "etcd:"]);
     refused(&m(&["--registry", "static:h"]), 2, &["HOST:PORT"]);
     refused(&m(&["--transport", "carrier-pigeon"]), 2, &["possible values: auto, tcp, rdma"]);
-    refused(&m(&["--under-timeout", "0"]), 2, &["--under-timeout", "would fail every request"]);
+    refused(&m(&["--origin-timeout", "0"]), 2, &["--origin-timeout", "would fail every request"]);
     refused(&m(&["--endpoint-url", "host:9000"]), 2, &["--endpoint-url", "http://"]);
     refused(&m(&["--metrics", "nowhere"]), 2, &["--metrics", "none"]);
     refused(&m(&["--nconnect", "65"]), 2, &["--nconnect"]);
@@ -234,7 +234,7 @@ fn help_and_version_are_no_errors() {
     }
     let long = String::from_utf8(run(&["mount", "--help"]).stdout).unwrap();
     let short = String::from_utf8(run(&["mount", "-h"]).stdout).unwrap();
-    for part in ["Examples:", "Cache:", "Under-store:", "Network:", "Logs and metrics:", "--no-sign-request"] {
+    for part in ["Examples:", "Cache:", "Origin:", "Network:", "Logs and metrics:", "--no-sign-request"] {
         assert!(long.contains(part), "{part}");
     }
     assert!(!short.contains("Examples:") && short.len() < long.len());

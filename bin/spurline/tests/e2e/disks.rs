@@ -260,7 +260,7 @@ fn a_start_that_fails_leaves_alone_the_cache_that_another_made_meanwhile() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let mut command = rig.world.command(&[]);
-    command.args(&words).args(["--endpoint-url", &endpoint, "--under-timeout", "10s"]);
+    command.args(&words).args(["--endpoint-url", &endpoint, "--origin-timeout", "10s"]);
     let mut first = Process::start(with_credentials(&mut command), &rig.world.log_path("first"));
     let asked = silent.accept().unwrap();
     // `Rig::mount` would make the directory.

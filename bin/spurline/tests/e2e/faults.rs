@@ -76,7 +76,7 @@ fn wrong_sources_are_refused_in_words() {
     let server = S3Server::in_memory().unwrap();
     server.create_bucket("data");
     let endpoint = server.endpoint();
-    let at = ["--endpoint-url", &endpoint, "--under-timeout", "5s"];
+    let at = ["--endpoint-url", &endpoint, "--origin-timeout", "5s"];
     refused(&no_mount(&world, "s4://data", true, &at), 2, &["unknown scheme 's4'", "s3://BUCKET"]);
     refused(&no_mount(&world, "s3://nobucket", true, &at), 3, &["nobucket", "bucket"]);
     let none = world.path("none");
@@ -90,14 +90,14 @@ fn wrong_sources_are_refused_in_words() {
     let text = refused(&finish(&mut command), 3, &["s3://data", "redential"]);
     assert!(!text.contains("wrong"), "a secret in a message: {text}");
     let closed = format!("http://{}", crate::remote::closed_port());
-    let at = ["--endpoint-url", &closed, "--under-timeout", "5s"];
+    let at = ["--endpoint-url", &closed, "--origin-timeout", "5s"];
     refused(&no_mount(&world, "s3://data", true, &at), 3, &[&closed[7..]]);
-    let at = ["--endpoint-url", "http://nowhere.invalid:9000", "--under-timeout", "5s"];
+    let at = ["--endpoint-url", "http://nowhere.invalid:9000", "--origin-timeout", "5s"];
     refused(&no_mount(&world, "s3://data", true, &at), 3, &["s3://data", "nowhere.invalid:9000"]);
     // A listener without accept: connections open, and stay silent.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let quiet = format!("http://{}", silent.local_addr().unwrap());
-    let at = ["--endpoint-url", &quiet, "--under-timeout", "2s"];
+    let at = ["--endpoint-url", &quiet, "--origin-timeout", "2s"];
     refused(&no_mount(&world, "s3://data", true, &at), 3, &["s3://data", "no answer from", &quiet]);
     // A node refuses the same at its start.
     let mut command = world.command(&[]);
@@ -134,7 +134,7 @@ fn an_under_store_that_stalls_is_an_error_in_time() {
         return;
     }
     let chaos = Chaos::new(3 * MIB);
-    let mount = chaos.mount(&["--under-timeout", "2s"]);
+    let mount = chaos.mount(&["--origin-timeout", "2s"]);
     chaos.proxy.inject(ProxyFault::Stall, 1000);
     let error = fs::read(mount.path("file")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
@@ -145,12 +145,33 @@ fn an_under_store_that_stalls_is_an_error_in_time() {
 }
 
 #[test]
+fn an_origin_that_fails_until_the_deadline_is_an_io_error() {
+    if !can_mount() {
+        return;
+    }
+    let chaos = Chaos::new(3 * MIB);
+    let mount = chaos.mount(&["--origin-timeout", "2s"]);
+    let file = File::open(mount.path("file")).unwrap();
+    let mut buf = vec![0; MIB];
+    for fault in [ProxyFault::Error(500, "InternalError", "again"), ProxyFault::SlowDown, ProxyFault::Close] {
+        chaos.proxy.inject(fault.clone(), 1000);
+        let error = file.read_at(&mut buf, MIB as u64).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{fault:?}");
+        let lookup = fs::metadata(mount.path(&format!("absent-{fault:?}").replace('/', "")));
+        assert_eq!(lookup.unwrap_err().raw_os_error(), Some(libc::EIO), "{fault:?}");
+        chaos.proxy.clear_faults();
+    }
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
 fn an_under_store_that_stalls_between_stat_and_read_is_an_error_in_time() {
     if !can_mount() {
         return;
     }
     let chaos = Chaos::new(3 * MIB);
-    let mount = chaos.mount(&["--under-timeout", "2s", "--under-stall-timeout", "500ms"]);
+    let mount = chaos.mount(&["--origin-timeout", "2s", "--origin-stall-timeout", "500ms"]);
     let file = File::open(mount.path("file")).unwrap();
     chaos.proxy.inject_on(Some("GET"), "/file", ProxyFault::StallAfter(1000), 1000);
     let mut buf = vec![0; MIB];

@@ -77,7 +77,7 @@ fn errno_of(kind: ErrorKind) -> i32 {
         ErrorKind::Throttled => libc::EBUSY,
         ErrorKind::NoSpace => libc::ENOSPC,
         ErrorKind::NoMemory => libc::ENOMEM,
-        ErrorKind::Corrupt => libc::EIO,
+        ErrorKind::Corrupt | ErrorKind::OriginFailed => libc::EIO,
         ErrorKind::Invalid => libc::EINVAL,
         ErrorKind::Unsupported => libc::EOPNOTSUPP,
         ErrorKind::ReadOnly => libc::EROFS,

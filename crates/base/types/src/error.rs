@@ -39,6 +39,8 @@ pub enum ErrorKind {
     ReadOnly,
     /// A peer speaks another protocol version or broke the protocol.
     Protocol,
+    /// The origin answered, but failed to serve the request until its deadline.
+    OriginFailed,
     /// An operating-system error with its errno.
     Io(i32),
     /// A node can't serve uncached data because its origin does not answer; another node may.
@@ -59,7 +61,7 @@ pub enum RetryAdvice {
 }
 
 impl ErrorKind {
-    const NAMED: [(ErrorKind, u16); 16] = [
+    const NAMED: [(ErrorKind, u16); 17] = [
         (ErrorKind::NotFound, 1),
         (ErrorKind::NotADirectory, 2),
         (ErrorKind::IsADirectory, 3),
@@ -76,6 +78,7 @@ impl ErrorKind {
         (ErrorKind::ReadOnly, 14),
         (ErrorKind::Protocol, 15),
         (ErrorKind::OriginDown, 16),
+        (ErrorKind::OriginFailed, 17),
     ];
     /// Codes from here carry an errno: `IO_BASE + errno`.
     const IO_BASE: u16 = 0x1000;
@@ -100,9 +103,11 @@ impl ErrorKind {
     /// Whether a retry can help, and where.
     pub fn retry_advice(self) -> RetryAdvice {
         match self {
-            ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Protocol | ErrorKind::Corrupt => {
-                RetryAdvice::OtherPath
-            }
+            ErrorKind::Timeout
+            | ErrorKind::Unavailable
+            | ErrorKind::Protocol
+            | ErrorKind::Corrupt
+            | ErrorKind::OriginFailed => RetryAdvice::OtherPath,
             ErrorKind::Throttled | ErrorKind::NoMemory | ErrorKind::OriginDown => RetryAdvice::SamePath,
             _ => RetryAdvice::Never,
         }

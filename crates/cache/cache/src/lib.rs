@@ -424,7 +424,7 @@ impl Cache {
 
 /// Whether a failed fill ends the read: another one would fail too, or take too long.
 fn ends_read(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Stale | ErrorKind::Timeout | ErrorKind::OriginDown)
+    matches!(kind, ErrorKind::Stale | ErrorKind::Timeout | ErrorKind::OriginDown | ErrorKind::OriginFailed)
 }
 
 /// Maximum runs of blocks in `info`.

@@ -117,7 +117,9 @@ impl OriginHealth {
             done => return done,
         };
         self.suspect();
-        if !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) || first == timeout {
+        if !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::OriginFailed)
+            || first == timeout
+        {
             return Err(self.down_error().unwrap_or(error));
         }
         // Only the probe shows whether the origin is down or this request takes long.
@@ -169,6 +171,7 @@ fn is_outage(kind: ErrorKind) -> bool {
         kind,
         ErrorKind::Timeout
             | ErrorKind::Unavailable
+            | ErrorKind::OriginFailed
             | ErrorKind::PermissionDenied
             | ErrorKind::Io(_)
             | ErrorKind::OriginDown

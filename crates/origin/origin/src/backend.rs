@@ -5,6 +5,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use spurline_types::{Error, ErrorKind};
+use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
 /// One object, as a listing or a head describes it.
@@ -33,8 +34,10 @@ pub(crate) struct RawBody {
     pub mtime: Option<SystemTime>,
     /// Length of the whole object, where the answer states it.
     pub total: Option<u64>,
-    /// The answer states that it is the requested range.
-    pub ranged: bool,
+    /// The bytes of the object in the answer, where it states them; all of them in an answer without ranges.
+    pub range: Option<Range<u64>>,
+    /// It is an answer to a request for a range.
+    pub partial: bool,
     pub stream: BoxStream<'static, Result<Bytes, RequestFailure>>,
 }
 
@@ -71,9 +74,9 @@ impl RequestFailure {
     /// The answer of `place` does not identify the object: a login page, or a notice that a site is blocked.
     pub(crate) fn unidentified_answer(place: &str) -> Self {
         let message = format!(
-            "the answer of {place} to a read does not identify the version of the object (no ETag, or no Last-Modified \
-             and length where there are no ETags): a proxy or gateway probably answered instead; check the endpoint \
-             (AWS_ENDPOINT_URL) and the proxies before it"
+            "the answer of {place} to a read does not identify the object: it lacks the ETag (Last-Modified, where the \
+             object has no ETag), the range or the total length; a proxy or gateway probably answered instead: check \
+             the endpoint (AWS_ENDPOINT_URL) and the proxies before it"
         );
         Self::transient(ErrorKind::Unavailable, message)
     }

@@ -102,11 +102,9 @@ pub struct OriginOptions {
     /// A transfer that receives no byte for this long is cancelled and its rest requested again. A request without an
     /// answer is repeated beside the first, at the latest after a third of `timeout`, and up to twice.
     pub stall_timeout: Duration,
-    /// Attempts in a row without progress, beyond the first.
-    pub retries: u32,
     /// Concurrent requests, not counting repeated ones; further requests wait.
     pub max_downloads: usize,
-    /// Threads for the system calls of directory origins (`--under-threads`). Each may hold two buffers of
+    /// Threads for the system calls of directory origins. Each may hold two buffers of
     /// [`OriginOptions::DIR_CHUNK`] bytes.
     pub dir_threads: usize,
     /// Threads that drive connections to object stores; 0 derives the number from the CPUs.
@@ -147,10 +145,9 @@ impl Default for OriginOptions {
             within: Vec::new(),
             virtual_hosted: None,
             env: EnvironmentSource::Process,
-            timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(10),
-            retries: 8,
             max_downloads: 200,
             dir_threads: 16,
             net_threads: 0,

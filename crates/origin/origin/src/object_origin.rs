@@ -15,7 +15,7 @@ use spurline_types::{
 };
 use std::collections::HashSet;
 use std::future::Future;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::time::timeout;
@@ -25,7 +25,7 @@ const PAGE: usize = 1000;
 /// Concurrent heads for a listing without etags.
 const HEADS: usize = 16;
 /// Attempts of the check at start: a wrong endpoint must show at once.
-const CHECK_RETRIES: u32 = 2;
+const CHECK_ATTEMPTS: u32 = 3;
 /// Concurrent attempts of one request without an answer.
 const MAX_PARALLEL_ATTEMPTS: usize = 3;
 /// Time before the deadline that is left for reporting the failure; less than any pause, so that no attempt starts in
@@ -75,7 +75,7 @@ impl ObjectOrigin {
             Ok(answer) => answer,
             Err(_) => Err(Error::new(
                 ErrorKind::Timeout,
-                format!("{} did not answer in time; check the endpoint, or raise --under-timeout", self.source.url()),
+                format!("{} did not answer in time; check the endpoint, or raise --origin-timeout", self.source.url()),
             )),
         }
     }
@@ -174,7 +174,7 @@ impl ObjectOrigin {
         let mut under_way = FuturesUnordered::new();
         under_way.push(send());
         let (mut sent, mut failed) = (1, None);
-        let mut next = (sent <= retry.allowed()).then(|| Instant::now() + patience);
+        let mut next = retry.allows(sent).then(|| Instant::now() + patience);
         loop {
             let wake = next.filter(|_| under_way.len() < MAX_PARALLEL_ATTEMPTS).map_or(end, |next| next.min(end));
             match tokio::time::timeout_at(wake.into(), under_way.next()).await {
@@ -198,7 +198,7 @@ impl ObjectOrigin {
                     self.stats.object.retries.add(1);
                     under_way.push(send());
                     sent += 1;
-                    next = (sent <= retry.allowed()).then(|| Instant::now() + patience);
+                    next = retry.allows(sent).then(|| Instant::now() + patience);
                 }
                 Ok(None) | Err(_) => return Err(failed.unwrap_or_else(|| self.no_answer_failure(limit))),
             }
@@ -206,7 +206,7 @@ impl ObjectOrigin {
     }
 
     fn new_retry(&self, deadline: Instant) -> RetryState<'_> {
-        RetryState::new(self.config.retries, deadline, &self.stats)
+        RetryState::new(deadline, &self.stats)
     }
 
     fn no_answer_failure(&self, limit: Duration) -> RequestFailure {
@@ -346,7 +346,7 @@ impl ObjectOrigin {
         let from = *offset + *landed as u64;
         let to = *offset + len as u64;
         let body = self.first_answer(retry, || backend.get(key, from, to, etag)).await?;
-        verify_version(object, &body, || self.backend.describe())?;
+        verify_answer(object, from..to, &body, || self.backend.describe())?;
         let RawBody { mut stream, .. } = body;
         while *landed < len {
             let stall = self.config.stall_timeout;
@@ -423,7 +423,7 @@ impl OriginStore for ObjectOrigin {
 
     fn check(&self, deadline: Instant) -> Result<()> {
         let answer = self.counted_query(deadline, async {
-            let retry = RetryState::new(CHECK_RETRIES, deadline, &self.stats).at_start();
+            let retry = RetryState::new(deadline, &self.stats).at_most(CHECK_ATTEMPTS);
             self.retry_until_answered(retry, || self.backend.list(&self.root, None, 1)).await
         });
         answer.map(|_| ()).map_err(|e| e.context(self.source.url()))
@@ -516,33 +516,48 @@ fn expected_etag(version: &Version) -> Option<&str> {
     Some(version.as_str()).filter(|v| !v.starts_with(WEAK))
 }
 
-/// The answer must identify the requested version, whether or not the server checked `If-Match`. An answer that does
-/// not identify itself comes from something between client and store; `place` names the server for messages.
-fn verify_version(object: &ObjectRef, body: &RawBody, place: impl FnOnce() -> String) -> Result<(), RequestFailure> {
-    let same = match (expected_etag(&object.version), &body.etag) {
-        (Some(wanted), Some(got)) => Some(bare_etag(got) == wanted),
-        // Some stores return etags in heads and listings only (Ozone before 1.4). An answer that states a range of an
-        // object of this length comes from a store that knows the request.
-        (Some(_), None) => (body.ranged && body.total.is_some()).then_some(true),
-        (None, _) => match (body.mtime, body.total) {
-            (Some(mtime), Some(total)) => Some(weak_version(mtime, total) == object.version),
-            // A store without times either: in a head that counts as the epoch.
-            (None, Some(_)) if body.ranged => {
-                (weak_version(SystemTime::UNIX_EPOCH, object.size) == object.version).then_some(true)
-            }
-            _ => None,
-        },
+/// The answer must state the version, the total length and the range that were requested, whatever its status and whether
+/// or not the server checked `If-Match`. An answer that leaves one of them out comes from something between client and
+/// store; `place` names the server for messages.
+fn verify_answer(
+    object: &ObjectRef,
+    wanted: Range<u64>,
+    body: &RawBody,
+    place: impl Fn() -> String,
+) -> Result<(), RequestFailure> {
+    let unidentified = || RequestFailure::unidentified_answer(&place());
+    let same = match (expected_etag(&object.version), &body.etag, body.mtime) {
+        (Some(wanted), Some(got), _) => bare_etag(got) == wanted,
+        (None, _, Some(mtime)) => weak_version(mtime, object.size) == object.version,
+        // A store without times either: its heads count as the epoch.
+        (None, _, None) if body.partial => weak_version(SystemTime::UNIX_EPOCH, object.size) == object.version,
+        _ => return Err(unidentified()),
     };
-    let same = same.ok_or_else(|| RequestFailure::unidentified_answer(&place()))?;
-    if same && body.total.is_none_or(|total| total == object.size) {
+    // An object of a store with times needs one in the answer.
+    if !same && body.etag.is_none() && body.mtime.is_none() {
+        return Err(unidentified());
+    }
+    let (Some(total), Some(range)) = (body.total, &body.range) else { return Err(unidentified()) };
+    if !same || total != object.size {
+        let now = body.etag.as_deref().unwrap_or("another version");
+        let message = format!("the object is now {now} of {total} bytes, not {} of {}", object.version, object.size);
+        return Err(RequestFailure::fatal(ErrorKind::Stale, message));
+    }
+    if *range == wanted || (!body.partial && wanted.start == 0 && range.start == 0) {
         return Ok(());
     }
-    let now = body.etag.as_deref().unwrap_or("another");
-    let size = body.total.map(|t| format!(" of {t} bytes")).unwrap_or_default();
-    Err(RequestFailure::fatal(
-        ErrorKind::Stale,
-        format!("the object is now {now}{size}, not {} of {} bytes", object.version, object.size),
-    ))
+    let (got, wanted) = (shown_range(range), shown_range(&wanted));
+    if body.partial {
+        let message = format!("{} answered a read of the bytes {wanted} with the bytes {got}", place());
+        return Err(RequestFailure::transient(ErrorKind::Unavailable, message));
+    }
+    let message = format!("{} does not serve ranges: it answered a read of the bytes {wanted} with {got}", place());
+    Err(RequestFailure::fatal(ErrorKind::Unsupported, message))
+}
+
+/// A range as HTTP writes it.
+fn shown_range(range: &Range<u64>) -> String {
+    format!("{}-{}", range.start, range.end.saturating_sub(1))
 }
 
 fn folder_attr() -> ObjectAttr {

@@ -233,6 +233,7 @@ impl ObjectBackend for ObjectStoreBackend {
             let answer = answer.map_err(|e| self.classify_error(&what, &e))?;
             let (etag, total, mtime) =
                 (answer.meta.e_tag.clone(), Some(answer.meta.size), Some(whole_seconds(&answer.meta)));
+            let range = Some(answer.range.clone());
             let name = self.name.clone();
             let stream = answer.into_stream().map(move |chunk| {
                 chunk.map_err(|e| {
@@ -240,9 +241,7 @@ impl ObjectBackend for ObjectStoreBackend {
                     RequestFailure::transient(ErrorKind::Unavailable, message)
                 })
             });
-            // The library accepts no other answer.
-            let ranged = true;
-            Ok(RawBody { etag, mtime, total, ranged, stream: stream.boxed() })
+            Ok(RawBody { etag, mtime, total, range, partial: true, stream: stream.boxed() })
         }
         .boxed()
     }

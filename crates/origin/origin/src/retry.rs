@@ -10,20 +10,20 @@ const FIRST_THROTTLED: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(5);
 /// Longest pause for a server that does not listen, so that it is found soon after its start.
 const LONGEST_WHEN_BACK: Duration = Duration::from_secs(1);
-/// Total pauses for such a server, whatever the number of attempts: it may be restarting.
-const RESTART: Duration = Duration::from_secs(10);
 /// Longest pause that a store can request.
 const LONGEST_ASKED: Duration = Duration::from_secs(20);
+/// No attempt starts in the last part of the time: it would hardly end.
+const LAST: Duration = Duration::from_millis(50);
+/// Most attempts of a request that is redirected each time.
+const REDIRECTS: u32 = 3;
 
-/// The attempts of one request.
+/// The attempts of one request. Every transient failure is retried until the deadline.
 pub(crate) struct RetryState<'a> {
     stats: &'a Stats,
+    started: Instant,
     deadline: Instant,
-    allowed: u32,
-    /// Time for a server to restart.
-    restart: Duration,
-    /// Pauses for a restart since the last progress.
-    paused: Duration,
+    /// Most attempts; `None` until the deadline.
+    most: Option<u32>,
     /// Refused attempts since the last progress.
     refused: u32,
     /// Other failures since the last progress or refused attempt: a server that has restarted starts at zero.
@@ -33,21 +33,19 @@ pub(crate) struct RetryState<'a> {
 }
 
 impl<'a> RetryState<'a> {
-    pub(crate) fn new(allowed: u32, deadline: Instant, stats: &'a Stats) -> Self {
-        // A single attempt does not wait for a restart either.
-        let restart = if allowed == 0 { Duration::ZERO } else { RESTART };
-        RetryState { stats, deadline, allowed, restart, paused: Duration::ZERO, refused: 0, failures: 0, total: 0 }
+    pub(crate) fn new(deadline: Instant, stats: &'a Stats) -> Self {
+        RetryState { stats, started: Instant::now(), deadline, most: None, refused: 0, failures: 0, total: 0 }
     }
 
-    /// Allows no time for a restart: the server has not been reached yet.
-    pub(crate) fn at_start(mut self) -> Self {
-        self.restart = Duration::ZERO;
+    /// Limits the number of attempts; the error then keeps the kind of the last failure.
+    pub(crate) fn at_most(mut self, attempts: u32) -> Self {
+        self.most = Some(attempts);
         self
     }
 
-    /// Allowed further attempts in a row.
-    pub(crate) fn allowed(&self) -> u32 {
-        self.allowed
+    /// Whether a further attempt is allowed after `sent` of them.
+    pub(crate) fn allows(&self, sent: u32) -> bool {
+        self.most.is_none_or(|most| sent < most)
     }
 
     /// Time left until the deadline.
@@ -59,13 +57,13 @@ impl<'a> RetryState<'a> {
     pub(crate) fn note_progress(&mut self) {
         self.failures = 0;
         self.refused = 0;
-        self.paused = Duration::ZERO;
     }
 
     /// Waits before the next attempt.
     ///
     /// # Errors
-    /// The failure itself, when no attempt is left, none can help, or the deadline is nearer than the pause.
+    /// The failure itself when another attempt can't help; otherwise, when no time or attempt is left, `Timeout` if the
+    /// server did not answer and `OriginFailed` if it failed.
     pub(crate) async fn pause(&mut self, failure: RequestFailure) -> Result<()> {
         let pause = self.next_pause(failure)?;
         self.stats.object.retries.add(1);
@@ -76,54 +74,54 @@ impl<'a> RetryState<'a> {
     /// The pause before the next attempt.
     ///
     /// # Errors
-    /// As with [`Retry::pause`].
+    /// As with [`RetryState::pause`].
     pub(crate) fn next_pause(&mut self, failure: RequestFailure) -> Result<Duration> {
         self.total += 1;
-        let back = failure.advice == RetryHint::AfterRestart;
-        if back {
+        if failure.advice == RetryHint::AfterRestart {
             self.refused += 1;
             self.failures = 0;
         } else {
             self.failures += 1;
         }
-        let in_a_row = if back { self.refused } else { self.failures };
-        let exponent = (in_a_row - 1).min(10);
-        let mut allowed = in_a_row <= self.allowed;
+        let exponent = (if self.failures == 0 { self.refused } else { self.failures } - 1).min(10);
+        let grown = |first: Duration, longest: Duration| with_jitter(first.saturating_mul(1 << exponent).min(longest));
+        let left = self.time_left();
+        // Near the deadline attempts come sooner, rather than not at all.
         let pause = match failure.advice {
             RetryHint::Never => return Err(failure.error),
-            // Once only: two servers that redirect to each other must not cause a loop.
+            // Two servers that redirect to each other must not cause a loop.
+            RetryHint::AtOnce if self.total >= REDIRECTS => return Err(failure.error),
             RetryHint::AtOnce if self.total == 1 => Duration::ZERO,
-            RetryHint::AtOnce | RetryHint::AfterPause => with_jitter(FIRST.saturating_mul(1 << exponent).min(LONGEST)),
-            RetryHint::AfterRestart => {
-                allowed |= self.paused < self.restart;
-                with_jitter(FIRST.saturating_mul(1 << exponent).min(LONGEST_WHEN_BACK))
-            }
+            RetryHint::AtOnce | RetryHint::AfterPause => grown(FIRST, LONGEST).min(left / 2),
+            RetryHint::AfterRestart => grown(FIRST, LONGEST_WHEN_BACK).min(left / 2),
             RetryHint::SlowDown(asked) => {
                 self.stats.object.throttled.add(1);
-                let ours = with_jitter(FIRST_THROTTLED.saturating_mul(1 << exponent).min(LONGEST));
+                let ours = grown(FIRST_THROTTLED, LONGEST).min(left / 2);
                 ours.max(asked.unwrap_or_default().min(LONGEST_ASKED))
             }
         };
-        if !allowed || pause >= self.time_left() {
-            return Err(exhausted_error(failure.error, self.total));
+        if !self.allows(self.total) || left < pause + LAST {
+            return Err(self.exhausted_error(&failure));
         }
         tracing::debug!(attempt = self.total, error = %failure.error, ?pause, "retrying a request to the origin");
-        if back {
-            self.paused += pause;
-        }
         Ok(pause)
     }
-}
 
-fn exhausted_error(error: Error, attempts: u32) -> Error {
-    // An answer that never arrived in time is reported as a timeout, whatever the last attempt returned.
-    let kind = match error.kind() {
-        ErrorKind::NotFound => ErrorKind::Unavailable,
-        kind => kind,
-    };
-    match attempts {
-        1 => Error::new(kind, error.message()),
-        n => Error::new(kind, format!("{} (after {n} attempts)", error.message())),
+    fn exhausted_error(&self, failure: &RequestFailure) -> Error {
+        let error = &failure.error;
+        let kind = match error.kind() {
+            kind if self.most.is_some() => kind,
+            kind @ (ErrorKind::Timeout | ErrorKind::PermissionDenied) => kind,
+            _ if failure.advice == RetryHint::AfterRestart => ErrorKind::Timeout,
+            _ => ErrorKind::OriginFailed,
+        };
+        match self.total {
+            1 => Error::new(kind, error.message()),
+            n => {
+                let seconds = self.started.elapsed().as_secs_f64();
+                Error::new(kind, format!("{} (after {n} attempts in {seconds:.1} s)", error.message()))
+            }
+        }
     }
 }
 

@@ -496,34 +496,18 @@ impl ObjectBackend for S3Backend {
             let range = header_text(response.headers(), http::header::CONTENT_RANGE);
             let got = etag_of(response.headers());
             let mtime = header_text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
-            let ranged = response.status() == StatusCode::PARTIAL_CONTENT;
-            match response.status() {
-                StatusCode::PARTIAL_CONTENT => {
-                    let starts =
-                        range.as_deref().and_then(|r| r.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok());
-                    if starts != Some(from) {
-                        let got = range.unwrap_or_default();
-                        let message =
-                            format!("{} answered {} with another range ('{got}')", self.server_name(), what());
-                        return Err(RequestFailure::fatal(ErrorKind::Unavailable, message));
-                    }
-                }
-                // The whole object: either the range covers it, or the server ignores ranges.
-                StatusCode::OK if from == 0 => {}
-                StatusCode::OK if got.is_none() && mtime.is_none() => {
-                    return Err(RequestFailure::unidentified_answer(&self.server_name()));
-                }
-                StatusCode::OK => {
-                    let message =
-                        format!("{} does not serve ranges: it answered {} from 0", self.server_name(), what());
-                    return Err(RequestFailure::fatal(ErrorKind::Unsupported, message));
-                }
-                _ => return Err(self.read_refusal(&what(), &Method::GET, &region, response).await),
+            let partial = response.status() == StatusCode::PARTIAL_CONTENT;
+            if !partial && response.status() != StatusCode::OK {
+                return Err(self.read_refusal(&what(), &Method::GET, &region, response).await);
             }
-            let total = match &range {
-                Some(range) => range.rsplit_once('/').and_then(|(_, total)| total.parse().ok()),
-                None => header_text(response.headers(), http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok()),
+            let len = header_text(response.headers(), http::header::CONTENT_LENGTH).and_then(|v| v.parse::<u64>().ok());
+            let (range, total) = if partial {
+                s3_wire::parse_content_range(range.as_deref().unwrap_or_default())
+            } else {
+                (len.map(|len| 0..len), len)
             };
+            // A body of another length than its range has lost something on its way.
+            let range = range.filter(|range| len.is_none_or(|len| len == range.end - range.start));
             let place = self.server_name();
             let stream = response.into_body().bytes_stream().map(move |chunk| {
                 chunk.map_err(|e| {
@@ -531,7 +515,7 @@ impl ObjectBackend for S3Backend {
                     RequestFailure::transient(ErrorKind::Unavailable, message)
                 })
             });
-            Ok(RawBody { etag: got, mtime, total, ranged, stream: stream.boxed() })
+            Ok(RawBody { etag: got, mtime, total, range, partial, stream: stream.boxed() })
         }
         .boxed()
     }

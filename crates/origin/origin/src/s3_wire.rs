@@ -5,6 +5,7 @@ use crate::backend::{RawObject, RawPage};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
 use quick_xml::events::Event;
 use std::borrow::Cow;
+use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
 /// All but RFC 3986's unreserved characters.
@@ -43,6 +44,18 @@ pub(crate) fn region_of(host: &str) -> Option<&str> {
     };
     let in_place = last.starts_with("s3-") || rest.split('.').any(|part| part == "s3");
     (in_place && region.contains('-') && region.ends_with(|c: char| c.is_ascii_digit())).then_some(region)
+}
+
+/// The range and the total length of a `Content-Range` header, as far as it states them.
+pub(crate) fn parse_content_range(text: &str) -> (Option<Range<u64>>, Option<u64>) {
+    let Some((range, total)) = text.strip_prefix("bytes ").and_then(|rest| rest.split_once('/')) else {
+        return (None, None);
+    };
+    let range = range.split_once('-').and_then(|(first, last)| {
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        (first <= last).then(|| first..last.saturating_add(1))
+    });
+    (range, total.parse().ok())
 }
 
 /// A time of a header (RFC 1123) or a listing (ISO 8601), in whole seconds.
@@ -245,6 +258,22 @@ mod tests {
             ("s3.eu-west-1.example.com", None),
         ] {
             assert_eq!(region_of(host), region, "{host}");
+        }
+    }
+
+    #[test]
+    fn content_ranges() {
+        for (text, parts) in [
+            ("bytes 0-9/1000", (Some(0..10), Some(1000))),
+            ("bytes 5-5/6", (Some(5..6), Some(6))),
+            ("bytes 0-9/*", (Some(0..10), None)),
+            ("bytes */1000", (None, Some(1000))),
+            ("bytes 9-0/1000", (None, Some(1000))),
+            ("bytes a-9/-1", (None, None)),
+            ("items 0-9/10", (None, None)),
+            ("", (None, None)),
+        ] {
+            assert_eq!(parse_content_range(text), parts, "{text}");
         }
     }
 

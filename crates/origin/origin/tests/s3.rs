@@ -94,6 +94,10 @@ fn rig() -> Rig {
     rig_with(|_| {})
 }
 
+fn after(seconds: u64) -> Instant {
+    Instant::now() + Duration::from_secs(seconds)
+}
+
 #[test]
 fn keeps_the_common_rules_in_memory() {
     let server = S3Server::in_memory().unwrap();
@@ -271,7 +275,7 @@ fn a_folder_has_the_name_of_an_object_beside_it() {
 
 #[test]
 fn a_page_of_something_between_makes_no_file_absent() {
-    let rig = rig_with(|config| config.retries = 3);
+    let rig = rig();
     rig.server.put("bucket", "d/f", b"bytes");
     let (f, _) = object(&*rig.store, b"d/f");
     // For a moment: it passes.
@@ -280,12 +284,12 @@ fn a_page_of_something_between_makes_no_file_absent() {
     assert_eq!(rig.store.lookup(b"d/f", soon()).unwrap().size, 5);
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
     rig.proxy.inject_on(Some("GET"), "/bucket", ProxyFault::Page(404), 100_000);
-    let error = rig.store.list(b"d", None, 10, soon()).unwrap_err();
-    assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("no S3 error"), "{error}");
-    let error = rig.store.lookup(b"d", soon()).unwrap_err();
-    assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
-    let error = read_until(&*rig.store, &f, 5, soon()).0.unwrap_err();
-    assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
+    let error = rig.store.list(b"d", None, 10, after(1)).unwrap_err();
+    assert!(error.kind() == ErrorKind::OriginFailed && error.message().contains("no S3 error"), "{error}");
+    let error = rig.store.lookup(b"d", after(1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OriginFailed, "{error}");
+    let error = read_until(&*rig.store, &f, 5, after(1)).0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OriginFailed, "{error}");
     rig.proxy.clear_faults();
     assert_eq!(rig.store.lookup(b"d/no", soon()).unwrap_err().kind(), ErrorKind::NotFound);
 }
@@ -435,7 +439,6 @@ fn an_answer_that_takes_long_to_begin_is_waited_for() {
     let rig = rig_with(|config| {
         config.stall_timeout = Duration::from_millis(500);
         config.timeout = Duration::from_secs(60);
-        config.retries = 1;
     });
     rig.server.put("bucket", "f", b"bytes");
     let (f, _) = object(&*rig.store, b"f");
@@ -445,7 +448,7 @@ fn an_answer_that_takes_long_to_begin_is_waited_for() {
     let (answer, landed) = read_until(&*rig.store, &f, 5, Instant::now() + Duration::from_secs(60));
     answer.unwrap();
     assert_eq!(landed, b"bytes");
-    assert!(rig.proxy.count_requests("GET", "/bucket/f") <= 2, "no more often than retries allow");
+    assert!(rig.proxy.count_requests("GET", "/bucket/f") <= 3, "no more than three at a time");
 }
 
 #[test]
@@ -453,7 +456,6 @@ fn what_fails_beside_a_request_without_an_answer_is_made_again() {
     let rig = rig_with(|config| {
         config.stall_timeout = Duration::from_millis(500);
         config.timeout = Duration::from_secs(60);
-        config.retries = 3;
     });
     rig.server.put("bucket", "f", b"bytes");
     let (f, _) = object(&*rig.store, b"f");
@@ -469,14 +471,14 @@ fn what_fails_beside_a_request_without_an_answer_is_made_again() {
         rig.proxy.clear_faults();
         rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Stall, 1);
         rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::SlowDown, 1000);
-        read_until(&*rig.store, &f, 5, within(seconds)).0.unwrap_err().kind() == ErrorKind::Throttled
+        read_until(&*rig.store, &f, 5, within(seconds)).0.unwrap_err().kind() == ErrorKind::OriginFailed
     });
     assert!(told, "the errors of the others are lost");
 }
 
 #[test]
 fn throttling_backs_off_and_is_counted() {
-    let rig = rig_with(|config| config.retries = 3);
+    let rig = rig();
     rig.server.put("bucket", "f", b"bytes");
     rig.proxy.inject(ProxyFault::SlowDown, 3);
     let (f, _) = object(&*rig.store, b"f");
@@ -490,12 +492,49 @@ fn throttling_backs_off_and_is_counted() {
     // Other numbers of something between pass as well.
     rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Page(520), 2);
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
-    // Throttled more often than it is tried again: its own kind, and the count of attempts.
+    // Throttled until the deadline: the server failed, with the count of attempts.
     rig.proxy.inject(ProxyFault::SlowDown, 1000);
-    let error = read_until(&*rig.store, &f, 5, soon()).0.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Throttled, "{error}");
+    let error = read_until(&*rig.store, &f, 5, after(2)).0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OriginFailed, "{error}");
     assert!(error.message().contains("SlowDown") && error.message().contains("attempts"), "{error}");
     assert_eq!(rig.stats.object.in_flight.get(), 0);
+}
+
+#[test]
+fn every_transient_failure_is_retried_until_the_deadline() {
+    let rig = rig();
+    rig.server.put("bucket", "d/f", b"bytes");
+    let (f, _) = object(&*rig.store, b"d/f");
+    for (fault, kind) in [
+        (ProxyFault::Error(500, "InternalError", "again"), ErrorKind::OriginFailed),
+        (ProxyFault::SlowDown, ErrorKind::OriginFailed),
+        (ProxyFault::Page(502), ErrorKind::OriginFailed),
+        (ProxyFault::Close, ErrorKind::OriginFailed),
+        (ProxyFault::Stall, ErrorKind::Timeout),
+    ] {
+        let time = Duration::from_secs(3);
+        let calls: [(&str, &dyn Fn(Instant) -> spurline_types::Result<()>); 3] = [
+            ("read", &|deadline| read_until(&*rig.store, &f, 5, deadline).0),
+            ("lookup", &|deadline| rig.store.lookup(b"d/f", deadline).map(drop)),
+            ("listing", &|deadline| rig.store.list(b"d", None, 10, deadline).map(drop)),
+        ];
+        for (call, run) in calls {
+            rig.proxy.inject(fault.clone(), 100_000);
+            let started = Instant::now();
+            let error = run(started + time).unwrap_err();
+            assert_eq!(error.kind(), kind, "{call}, {fault:?}: {error}");
+            assert!(started.elapsed() > time * 3 / 4, "{call}, {fault:?}: after {:?}", started.elapsed());
+            rig.proxy.clear_faults();
+            run(soon()).unwrap();
+        }
+    }
+    // More failures in a row than any fixed number of attempts would allow.
+    rig.proxy.inject_on(Some("GET"), "/bucket/d/f", ProxyFault::Close, 8);
+    assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
+    // A server that does not listen gives no answer.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (store, _) = open_with("s3://bucket", &config(&format!("http://{closed}")));
+    assert_eq!(read_until(&*store, &f, 5, after(1)).0.unwrap_err().kind(), ErrorKind::Timeout);
 }
 
 #[test]
@@ -528,13 +567,12 @@ fn a_server_that_goes_and_comes_back() {
     rig.proxy.refuse_connections(true);
     let deadline = Instant::now() + Duration::from_secs(1);
     let error = read_until(&*rig.store, &f, 5, deadline).0.unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::OriginFailed | ErrorKind::Timeout), "{error}");
     rig.proxy.clear_faults();
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
 }
 
-/// No process listens while a server restarts: more attempts are made than `retries` says, they take none from its first
-/// answers, and none too many are made at a start.
+/// A server that restarts refuses connections for a while. At a start there are only a few attempts.
 #[test]
 fn a_server_that_restarts_costs_a_pause() {
     let server = S3Server::in_memory().unwrap();
@@ -551,7 +589,7 @@ fn a_server_that_restarts_costs_a_pause() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let endpoint = format!("http://{}", socket.local_addr().unwrap());
-    let (store, stats) = open_with("s3://bucket", &OriginOptions { retries: 2, ..config(&endpoint) });
+    let (store, stats) = open_with("s3://bucket", &config(&endpoint));
     let error = store.check(soon()).unwrap_err();
     assert!(error.message().contains("refused") && error.message().contains("3 attempts"), "{error}");
     let before = stats.object.retries.get();

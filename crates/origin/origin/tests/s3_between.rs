@@ -5,9 +5,9 @@ mod common;
 use common::{object, pattern, read, soon};
 use spurline_origin::{AwsCredentials, EnvironmentSource, OriginOptions, OriginStore, open};
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
-use spurline_types::{ErrorKind, ObjectRef, Stats, Version};
+use spurline_types::{ErrorKind, ObjectRef, SliceSink, Stats, Version};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 fn config(endpoint: &str) -> OriginOptions {
     OriginOptions {
@@ -19,7 +19,6 @@ fn config(endpoint: &str) -> OriginOptions {
         }),
         env: EnvironmentSource::fixed([]),
         timeout: Duration::from_secs(20),
-        retries: 2,
         ..OriginOptions::default()
     }
 }
@@ -75,16 +74,70 @@ fn a_page_with_status_200_is_not_the_object() {
         assert!(read(&*store, &f, at, 10).unwrap() == bytes[at as usize..at as usize + 10], "{page:?}");
         // For longer: it is no other version.
         proxy.inject_on(Some("GET"), "/bucket/f", page.clone(), 1000);
-        let error = read(&*store, &f, at, 10).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{page:?}: {error}");
+        let error = read_briefly(&*store, &f, at).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OriginFailed, "{page:?}: {error}");
         assert!(error.message().contains("does not identify"), "{page:?}: {error}");
         proxy.clear_faults();
     }
-    // Stores without an etag here answer with a range of an object as long as this one.
-    proxy.inject_on(Some("GET"), "/bucket/f", whole(&format!("{partial} 0-9/1000"), of_ten), 1);
-    assert_eq!(read(&*store, &f, 0, 10).unwrap(), of_ten.as_bytes());
-    proxy.inject_on(Some("GET"), "/bucket/f", whole(&format!("{partial} 0-9/999"), of_ten), 1);
-    assert_eq!(read(&*store, &f, 0, 10).unwrap_err().kind(), ErrorKind::Stale);
+}
+
+/// Ten bytes, or the error after a second.
+fn read_briefly(store: &dyn OriginStore, object: &ObjectRef, at: u64) -> spurline_types::Result<Vec<u8>> {
+    let mut bytes = vec![0; 10];
+    let deadline = Instant::now() + Duration::from_secs(1);
+    store.read(object, at, &mut SliceSink::new(&mut bytes), deadline).map(|()| bytes)
+}
+
+/// ETag, total length and range of an answer, each missing, empty or different, with both statuses.
+#[test]
+fn an_answer_that_does_not_identify_the_object_is_none() {
+    let (server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    let bytes = pattern(1000, 3);
+    let etag = server.put("bucket", "f", &bytes);
+    let (f, _) = object(&*store, b"f");
+    let foreign = "z".repeat(1000);
+    let etag = format!("ETag: \"{etag}\"\r\n");
+    let range = |text: &str| format!("Content-Range: bytes {text}\r\n");
+    let (partial, all) = ("206 Partial Content\r\n", "200 OK\r\n");
+    use ErrorKind::{OriginFailed, Stale, Unsupported};
+    for (status, etag, range, body, at, kind) in [
+        (partial, "", &*range("0-9/1000"), 10, 0, OriginFailed),
+        (partial, "ETag: \r\n", &*range("0-9/1000"), 10, 0, OriginFailed),
+        (partial, "ETag: \"\"\r\n", &*range("0-9/1000"), 10, 0, OriginFailed),
+        (partial, "ETag: \"other\"\r\n", &*range("0-9/1000"), 10, 0, Stale),
+        (partial, &*etag, "", 10, 0, OriginFailed),
+        (partial, &*etag, "Content-Range: \r\n", 10, 0, OriginFailed),
+        (partial, &*etag, &*range("0-9/*"), 10, 0, OriginFailed),
+        (partial, &*etag, &*range("*/1000"), 10, 0, OriginFailed),
+        (partial, &*etag, &*range("0-9/999"), 10, 0, Stale),
+        (partial, &*etag, &*range("10-19/1000"), 10, 0, OriginFailed),
+        (partial, &*etag, &*range("0-4/1000"), 5, 0, OriginFailed),
+        (partial, &*etag, &*range("0-9/1000"), 11, 0, OriginFailed),
+        (all, "", "", 1000, 0, OriginFailed),
+        (all, "ETag: \"\"\r\n", "", 1000, 0, OriginFailed),
+        (all, "ETag: \"other\"\r\n", "", 1000, 0, Stale),
+        (all, &*etag, "", 10, 0, Stale),
+        (all, &*etag, "", 1000, 5, Unsupported),
+        (all, "", "", 1000, 5, OriginFailed),
+    ] {
+        let head = format!("{status}{etag}{range}");
+        let answer = whole(head.trim_end(), &foreign[..body]);
+        proxy.inject_on(Some("GET"), "/bucket/f", answer, 1000);
+        let error = read_briefly(&*store, &f, at).unwrap_err();
+        assert_eq!(error.kind(), kind, "{head}: {error}");
+        proxy.clear_faults();
+    }
+    proxy.inject_on(Some("GET"), "/bucket/f", chunked(format!("{all}{etag}").trim_end(), &foreign), 1000);
+    assert_eq!(read_briefly(&*store, &f, 0).unwrap_err().kind(), OriginFailed, "no total length");
+    proxy.clear_faults();
+    // As the object identifies itself, in part and as a whole.
+    for head in [format!("{partial}{etag}{}", range("0-9/1000")), format!("{all}{etag}")] {
+        let body = if head.starts_with("200") { 1000 } else { 10 };
+        proxy.inject_on(Some("GET"), "/bucket/f", whole(head.trim_end(), &foreign[..body]), 1);
+        assert_eq!(read_briefly(&*store, &f, 0).unwrap(), b"zzzzzzzzzz", "{head}");
+    }
+    assert!(read_briefly(&*store, &f, 0).unwrap() == bytes[..10]);
 }
 
 /// Its versions are times and sizes.
@@ -110,19 +163,19 @@ fn a_page_with_status_200_is_no_object_of_a_store_without_etags() {
     }
     for (head, version, kind) in [
         (format!("200 OK\r\n{time}"), "~3d-a", ErrorKind::Stale),
-        ("200 OK".into(), "~3c-a", ErrorKind::Unavailable),
-        ("200 OK".into(), "~0-a", ErrorKind::Unavailable),
-        (format!("206 Partial Content\r\n{range}"), "~3c-a", ErrorKind::Unavailable),
-        (format!("206 Partial Content\r\n{time}\r\nContent-Range: bytes 0-9/*"), "~3c-a", ErrorKind::Unavailable),
+        ("200 OK".into(), "~3c-a", ErrorKind::OriginFailed),
+        ("200 OK".into(), "~0-a", ErrorKind::OriginFailed),
+        (format!("206 Partial Content\r\n{range}"), "~3c-a", ErrorKind::OriginFailed),
+        (format!("206 Partial Content\r\n{time}\r\nContent-Range: bytes 0-9/*"), "~3c-a", ErrorKind::OriginFailed),
     ] {
         answer(&head, "ten bytes.");
-        let error = read(&*store, &f(version), 0, 10).unwrap_err();
+        let error = read_briefly(&*store, &f(version), 0).unwrap_err();
         assert_eq!(error.kind(), kind, "{head}: {error}");
     }
     let timed = format!("200 OK\r\n{time}");
     proxy.clear_faults();
     proxy.inject_on(Some("GET"), "/bucket/f", chunked(&timed, PAGE), 1000);
-    assert_eq!(read(&*store, &f("~3c-a"), 0, 10).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(read_briefly(&*store, &f("~3c-a"), 0).unwrap_err().kind(), ErrorKind::OriginFailed);
     assert!(store.lookup(b"f", soon()).is_err());
 }
 
@@ -131,15 +184,20 @@ fn a_redirect_is_told_and_not_followed() {
     let (server, proxy) = server();
     let elsewhere = ChaosProxy::start(server.address()).unwrap();
     let store = open_with(&config(&proxy.endpoint()));
-    server.put("bucket", "f", b"bytes");
+    server.put("bucket", "f", b"ten bytes.");
     let (f, _) = object(&*store, b"f");
     for status in
         ["301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"]
     {
         let sent_on = whole(&format!("{status}\r\nLocation: {}/bucket/f?pass=hush", elsewhere.endpoint()), "");
         proxy.inject(sent_on, 1000);
-        for error in [store.check(soon()).unwrap_err(), read(&*store, &f, 0, 5).unwrap_err()] {
-            assert_eq!(error.kind(), ErrorKind::Unavailable, "{status}: {error}");
+        let permanent = status.contains("Permanent");
+        let of_read = if permanent { ErrorKind::Unavailable } else { ErrorKind::OriginFailed };
+        for (error, kind) in [
+            (store.check(soon()).unwrap_err(), ErrorKind::Unavailable),
+            (read_briefly(&*store, &f, 0).unwrap_err(), of_read),
+        ] {
+            assert_eq!(error.kind(), kind, "{status}: {error}");
             let named = error.message().contains(&elsewhere.endpoint()) && error.message().contains("AWS_ENDPOINT_URL");
             assert!(named && !error.message().contains("hush"), "{status}: {error}");
         }

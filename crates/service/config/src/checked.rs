@@ -164,8 +164,6 @@ pub struct OriginConfig {
     pub timeout: Duration,
     /// Longest silence within a transfer.
     pub stall_timeout: Duration,
-    /// Attempts after the first.
-    pub retries: u32,
     /// Limit of concurrent requests.
     pub max_downloads: u32,
 }
@@ -535,8 +533,8 @@ fn check_origin(args: RawOrigin) -> Result<OriginConfig, Fault> {
             "write http://HOST:PORT or https://HOST",
         ));
     }
-    check_positive("--under-timeout", args.timeout)?;
-    check_positive("--under-stall-timeout", args.stall_timeout)?;
+    check_positive("--origin-timeout", args.timeout)?;
+    check_positive("--origin-stall-timeout", args.stall_timeout)?;
     if args.max_downloads == 0 {
         return Err(Fault::usage("--max-downloads 0 leaves no way to fetch anything", "give 1 or more"));
     }
@@ -546,7 +544,6 @@ fn check_origin(args: RawOrigin) -> Result<OriginConfig, Fault> {
         anonymous: args.anonymous,
         timeout: args.timeout,
         stall_timeout: args.stall_timeout,
-        retries: args.retries,
         max_downloads: args.max_downloads,
     })
 }

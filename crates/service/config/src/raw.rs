@@ -207,8 +207,6 @@ pub struct RawOrigin {
     pub timeout: Duration,
     /// Longest silence within a transfer.
     pub stall_timeout: Duration,
-    /// Tries after the first.
-    pub retries: u32,
     /// Requests at one time.
     pub max_downloads: u32,
 }
@@ -219,9 +217,8 @@ impl Default for RawOrigin {
             endpoint_url: None,
             region: None,
             anonymous: false,
-            timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_secs(10),
-            retries: 5,
             max_downloads: 200,
         }
     }
@@ -282,7 +279,7 @@ impl Default for RawNetwork {
             rdma_silence: Duration::from_secs(2),
             tcp_congestion: Congestion::default(),
             nconnect: 0,
-            peer_timeout: Duration::from_secs(40),
+            peer_timeout: Duration::from_secs(75),
             peer_silence: Duration::from_secs(2),
         }
     }

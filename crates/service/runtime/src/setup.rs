@@ -57,7 +57,6 @@ pub fn open_under(
         timeout: config.timeout,
         connect_timeout: defaults.connect_timeout.min(config.timeout),
         stall_timeout: config.stall_timeout,
-        retries: config.retries,
         max_downloads: config.max_downloads as usize,
         shared_buckets: in_common.clone(),
         ..defaults
