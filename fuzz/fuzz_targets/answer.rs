@@ -1,10 +1,10 @@
 //! The bodies of answers: what decodes encodes to the same bytes.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
-use spurline_proto::{Body, Challenged, PartsDone, Proof, StatFs, Welcome, decode_error};
-use spurline_types::{Attr, ListPage};
+use spurline_proto::{AnswerBody, ChallengeAnswer, RangesDone, TokenProof, CapacityAnswer, WelcomeAnswer, decode_error};
+use spurline_types::{ObjectAttr, ListPage};
 
-fn check<T: Body>(bytes: &[u8]) {
+fn check<T: AnswerBody>(bytes: &[u8]) {
     if let Ok(value) = T::decode(bytes) {
         let mut out = Vec::new();
         value.encode(&mut out);
@@ -15,13 +15,13 @@ fn check<T: Body>(bytes: &[u8]) {
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 8 {
-        0 => check::<Attr>(body),
+        0 => check::<ObjectAttr>(body),
         1 => check::<ListPage>(body),
-        2 => check::<StatFs>(body),
-        3 => check::<Welcome>(body),
-        4 => check::<PartsDone>(body),
-        5 => check::<Challenged>(body),
-        6 => check::<Proof>(body),
+        2 => check::<CapacityAnswer>(body),
+        3 => check::<WelcomeAnswer>(body),
+        4 => check::<RangesDone>(body),
+        5 => check::<ChallengeAnswer>(body),
+        6 => check::<TokenProof>(body),
         _ => drop(decode_error(u16::from(*kind), body)),
     }
 });

@@ -128,7 +128,7 @@ fn look(pool: &PathPool) -> Result<Value> {
     let deadline = Instant::now() + ANSWER;
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();
-    let request = NodeRequest::Info { volume: lease.welcome().volume, path: b"" };
+    let request = NodeRequest::Describe;
     lease.call(&request, &mut body, &mut [], &mut |_| {}, deadline).map_err(|error| match error {
         CallError::Answered(error) | CallError::Broken(error) => error,
     })?;

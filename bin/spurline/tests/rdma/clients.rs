@@ -3,7 +3,7 @@
 use crate::rig::{LEN, Rig, SILENCE, count, token};
 use spurline_mem::BufferPool;
 use spurline_net_rdma::{RdmaConnector, RdmaRail, RdmaTimeouts};
-use spurline_proto::{HelloRequest, NodeRequest, ReadRequest};
+use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest};
 use spurline_transport::{Channel as _, call_decoded, perform_handshake};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, ObjectAttr};
@@ -75,7 +75,15 @@ fn guest_64_clients_and_mounts_of_both_kinds() {
                 // No byte over the border of a block.
                 let len = len.min((1 << 20) - offset % (1 << 20));
                 let (size, offset64) = (attr.size, offset as u64);
-                let read = ReadRequest { volume, path: b"file", version, size, offset: offset64, len: len as u32 };
+                let read = ReadRequest {
+                    volume,
+                    path: b"file",
+                    version,
+                    size,
+                    offset: offset64,
+                    len: len as u32,
+                    flags: ReadFlags::NONE,
+                };
                 let answer =
                     channel.call(&NodeRequest::Read(read), &mut body, &mut dst[..len], &mut |_| {}, soon()).unwrap();
                 assert_eq!(answer.payload_len, len);

@@ -6,8 +6,7 @@
 //! call is cancelled, which closes its channel before it returns: nothing can land in the reader's memory afterwards.
 
 use crate::latency::ReadTimes;
-use crate::peer::{GroupPeer, landing_address};
-use crate::reads::build_read;
+use crate::peer::GroupPeer;
 use crate::remote::GroupClient;
 use parking_lot::Mutex;
 use spurline_mem::PoolBuf;
@@ -101,7 +100,7 @@ pub(crate) struct HedgedReads {
     /// Most reads of several nodes are late: no node is at fault, and more requests would make it worse.
     all_late: AtomicBool,
     /// Number of deprioritised nodes.
-    shunned: AtomicUsize,
+    deprioritised: AtomicUsize,
     asleep: AtomicBool,
     stopping: AtomicBool,
     wake: PathWake,
@@ -124,7 +123,7 @@ impl HedgedReads {
             floor,
             born: Instant::now(),
             all_late: AtomicBool::new(false),
-            shunned: AtomicUsize::new(0),
+            deprioritised: AtomicUsize::new(0),
             asleep: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             wake: PathWake::default(),
@@ -133,7 +132,7 @@ impl HedgedReads {
 
     /// Whether any node is deprioritised.
     pub fn deprioritises_any(&self) -> bool {
-        self.shunned.load(Ordering::Relaxed) > 0
+        self.deprioritised.load(Ordering::Relaxed) > 0
     }
 
     fn claim_slot(&self) -> Option<&FlightSlot> {
@@ -226,7 +225,7 @@ impl WatchedRead<'_> {
                 result
             }
             (Err(_), Some(second)) if second.len() == dst.len() => {
-                self.peer.pace().note_read(took, hedge.floor);
+                self.peer.latency().note_read(took, hedge.floor);
                 if !blamed {
                     hedge.blame_node(self.peer, now);
                 }
@@ -255,7 +254,7 @@ impl HedgedReads {
     }
 
     fn note_time(&self, peer: &GroupPeer, took: Duration, now: Instant, blamed: bool) {
-        let pace = peer.pace();
+        let pace = peer.latency();
         pace.note_read(took, self.floor);
         if took > pace.late_after().saturating_mul(2) {
             if !blamed {
@@ -270,9 +269,9 @@ impl HedgedReads {
         if self.all_late.load(Ordering::Relaxed) {
             return;
         }
-        if peer.pace().note_late(now) {
+        if peer.latency().note_late(now) {
             // The exact count follows in the next update.
-            self.shunned.fetch_max(1, Ordering::Relaxed);
+            self.deprioritised.fetch_max(1, Ordering::Relaxed);
             tracing::warn!(peer = peer.name(), "a node answers late repeatedly: other nodes are preferred");
         }
     }
@@ -393,7 +392,7 @@ impl<'a> LateReadWatcher<'a> {
             let flight = slot.flight.lock();
             let Some(peer) = flight.peer.as_ref().filter(|_| slot.since.load(Ordering::Acquire) != 0) else { continue };
             let age = Duration::from_micros(age);
-            if age > peer.pace().late_after() {
+            if age > peer.latency().late_after() {
                 late += 1;
                 if !nodes.iter().any(|known: &Arc<GroupPeer>| Arc::ptr_eq(known, peer)) {
                     nodes.push(Arc::clone(peer));
@@ -418,7 +417,7 @@ impl<'a> LateReadWatcher<'a> {
             return;
         }
         let (Some(object), Some(peer)) = (flight.object.clone(), flight.peer.clone()) else { return };
-        if age > peer.pace().late_after().saturating_mul(2) && !flight.blamed {
+        if age > peer.latency().late_after().saturating_mul(2) && !flight.blamed {
             flight.blamed = true;
             inner.hedge.blame_node(&peer, now);
         }
@@ -463,19 +462,19 @@ impl<'a> LateReadWatcher<'a> {
             self.faded = now;
         }
         let mut all = ReadTimes::default();
-        view.existing_peers().for_each(|peer| all.add(&peer.pace().read_times()));
-        let mut shunned = 0;
+        view.existing_peers().for_each(|peer| all.add(&peer.latency().read_times()));
+        let mut deprioritised = 0;
         for peer in view.existing_peers() {
-            let pace = peer.pace();
+            let pace = peer.latency();
             let others = all.subtract(&pace.read_times());
             pace.set_late_after((others.reads >= LEAST).then(|| others.percentile(hedge.floor, PERCENTILE)));
-            shunned += usize::from(pace.is_shunned());
+            deprioritised += usize::from(pace.is_deprioritised());
             if fades {
                 pace.fade();
             }
         }
-        hedge.shunned.store(shunned, Ordering::Relaxed);
-        self.inner.stats.remotecache.peers_slow.set(shunned as u64);
+        hedge.deprioritised.store(deprioritised, Ordering::Relaxed);
+        self.inner.stats.remotecache.peers_slow.set(deprioritised as u64);
         if fades {
             // A free slot must not keep a node that left the group.
             for slot in hedge.slots.iter().filter(|slot| !slot.taken.load(Ordering::Acquire)) {
@@ -514,8 +513,9 @@ fn call_second_node(
     second: &Arc<GroupPeer>,
 ) {
     let (deadline, mut body) = (Instant::now() + inner.patience().answer, Vec::new());
-    let got = second.call_once(landing_address(&buf), deadline, &mut |lease, deadline| {
-        let request = NodeRequest::Read(build_read(object, lease.welcome().volume, offset, buf.len()));
+    let plan = inner.plan_read(object, offset, &buf, deadline);
+    let got = second.call_once(&plan.call, &mut |lease, deadline| {
+        let request = NodeRequest::Read(plan.request(lease.welcome().volume, false));
         lease.call(&request, &mut body, &mut buf, &mut |_| {}, deadline)
     });
     if !got.is_ok_and(|answer| answer.payload_len == buf.len()) {

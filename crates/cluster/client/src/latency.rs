@@ -81,7 +81,7 @@ pub struct LatencyTracker {
     late_us: AtomicU64,
     strikes: AtomicU32,
     is_deprioritised: AtomicBool,
-    shunned: Mutex<Option<DeprioritisedState>>,
+    deprioritised: Mutex<Option<DeprioritisedState>>,
 }
 
 impl Default for LatencyTracker {
@@ -92,7 +92,7 @@ impl Default for LatencyTracker {
             late_us: AtomicU64::new(NEVER),
             strikes: AtomicU32::new(0),
             is_deprioritised: AtomicBool::new(false),
-            shunned: Mutex::new(None),
+            deprioritised: Mutex::new(None),
         }
     }
 }
@@ -139,8 +139,8 @@ impl LatencyTracker {
         if !self.is_deprioritised.load(Ordering::Acquire) {
             return false;
         }
-        let mut shunned = self.shunned.lock();
-        let Some(known) = shunned.as_mut().filter(|known| known.trying) else { return false };
+        let mut deprioritised = self.deprioritised.lock();
+        let Some(known) = deprioritised.as_mut().filter(|known| known.trying) else { return false };
         (known.trying, known.trusted) = (false, Some(now));
         self.is_deprioritised.store(false, Ordering::Release);
         true
@@ -149,8 +149,8 @@ impl LatencyTracker {
     /// Records a late answer; true if the node is deprioritised from now on because of it.
     pub(crate) fn note_late(&self, now: Instant) -> bool {
         if self.is_deprioritised.load(Ordering::Acquire) {
-            let mut shunned = self.shunned.lock();
-            if let Some(known) = shunned.as_mut().filter(|known| known.trying) {
+            let mut deprioritised = self.deprioritised.lock();
+            if let Some(known) = deprioritised.as_mut().filter(|known| known.trying) {
                 known.pause = (known.pause * 2).min(PAUSE_MAX);
                 (known.until, known.trying) = (now + known.pause, false);
             }
@@ -164,35 +164,35 @@ impl LatencyTracker {
 
     /// Deprioritises the node; true if it was not before.
     pub(crate) fn deprioritise(&self, now: Instant) -> bool {
-        let mut shunned = self.shunned.lock();
+        let mut deprioritised = self.deprioritised.lock();
         if self.is_deprioritised.swap(true, Ordering::AcqRel) {
-            if let Some(known) = shunned.as_mut() {
+            if let Some(known) = deprioritised.as_mut() {
                 known.pause = (known.pause * 2).min(PAUSE_MAX);
                 (known.until, known.trying) = (now + known.pause, false);
             }
             return false;
         }
-        let again = shunned.as_ref().filter(|known| known.trusted.is_some_and(|at| now < at + FORGIVEN));
+        let again = deprioritised.as_ref().filter(|known| known.trusted.is_some_and(|at| now < at + FORGIVEN));
         let pause = again.map_or(PAUSE_MIN, |known| (known.pause * 2).min(PAUSE_MAX));
-        *shunned = Some(DeprioritisedState { until: now + pause, pause, trying: false, trusted: None });
+        *deprioritised = Some(DeprioritisedState { until: now + pause, pause, trying: false, trusted: None });
         self.strikes.store(0, Ordering::Relaxed);
         true
     }
 
     /// Whether the node is deprioritised.
-    pub fn is_shunned(&self) -> bool {
+    pub fn is_deprioritised(&self) -> bool {
         self.is_deprioritised.load(Ordering::Acquire)
     }
 
     /// Whether [`LatencyTracker::admit_request`] would return true now.
     pub(crate) fn would_admit(&self, now: impl FnOnce() -> Instant) -> bool {
-        !self.is_shunned() || self.shunned.lock().as_ref().is_none_or(|known| now() >= known.until)
+        !self.is_deprioritised() || self.deprioritised.lock().as_ref().is_none_or(|known| now() >= known.until)
     }
 
     /// Returns the trial of [`LatencyTracker::admit_request`]: no request was sent.
     pub(crate) fn return_trial(&self, now: impl FnOnce() -> Instant) {
-        if self.is_shunned()
-            && let Some(known) = self.shunned.lock().as_mut().filter(|known| known.trying)
+        if self.is_deprioritised()
+            && let Some(known) = self.deprioritised.lock().as_mut().filter(|known| known.trying)
         {
             (known.until, known.trying) = (now(), false);
         }
@@ -201,11 +201,13 @@ impl LatencyTracker {
     /// Whether a request may go to this node in normal order. A deprioritised node gets one trial request now and
     /// then.
     pub(crate) fn admit_request(&self, now: impl FnOnce() -> Instant) -> bool {
-        if !self.is_shunned() {
+        if !self.is_deprioritised() {
             return true;
         }
-        let (mut shunned, now) = (self.shunned.lock(), now());
-        let Some(known) = shunned.as_mut().filter(|known| now >= known.until) else { return !self.is_shunned() };
+        let (mut deprioritised, now) = (self.deprioritised.lock(), now());
+        let Some(known) = deprioritised.as_mut().filter(|known| now >= known.until) else {
+            return !self.is_deprioritised();
+        };
         (known.until, known.trying) = (now + TRIAL, true);
         true
     }
@@ -252,7 +254,7 @@ mod tests {
         assert!(!pace.would_admit(at(1)) && !pace.admit_request(at(1)));
         pace.return_trial(at(1));
         assert!(pace.would_admit(at(1)) && pace.admit_request(at(1)));
-        assert!(pace.note_in_time(start + Duration::from_secs(1)) && !pace.is_shunned());
+        assert!(pace.note_in_time(start + Duration::from_secs(1)) && !pace.is_deprioritised());
         pace.return_trial(at(1));
         assert!(pace.would_admit(at(1)));
     }
@@ -266,7 +268,7 @@ mod tests {
         (0..3).for_each(|_| assert!(!pace.note_late(at(0))));
         assert!(pace.admit_request(|| at(0)));
         assert!(pace.note_late(at(0)), "the fourth in a row");
-        assert!(pace.is_shunned() && !pace.admit_request(|| at(0)));
+        assert!(pace.is_deprioritised() && !pace.admit_request(|| at(0)));
         assert!(!pace.note_in_time(at(0)), "an answer to an earlier request proves nothing");
         assert!(pace.admit_request(|| at(1)), "the trial");
         assert!(!pace.admit_request(|| at(1)), "one at a time");
@@ -275,7 +277,7 @@ mod tests {
         assert!(pace.admit_request(|| at(4)));
         assert!(!pace.admit_request(|| at(5)));
         assert!(pace.admit_request(|| at(15)), "the trial was lost");
-        assert!(pace.note_in_time(at(15)) && !pace.is_shunned());
+        assert!(pace.note_in_time(at(15)) && !pace.is_deprioritised());
         assert!(pace.admit_request(|| at(15)));
         // Soon again: the pause keeps growing. After a while it starts at the minimum.
         assert!(pace.deprioritise(at(16)) && !pace.admit_request(|| at(19)) && pace.admit_request(|| at(20)));

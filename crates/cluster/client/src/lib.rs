@@ -13,6 +13,7 @@ mod peer;
 mod peer_fetch;
 mod pipeline;
 pub mod placement;
+mod read_plan;
 mod reads;
 mod remote;
 mod split;

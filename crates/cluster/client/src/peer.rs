@@ -5,6 +5,7 @@ use crate::latency::LatencyTracker;
 use crate::members::{GroupMembers, MembersSnapshot};
 use crate::paths::NodePaths;
 use crate::placement::{FIRST_HOLDERS, PLACEMENT_RULE};
+use crate::read_plan::CallPlan;
 use parking_lot::Mutex;
 use spurline_proto::WelcomeAnswer;
 use spurline_transport::{CallError, ChannelLease, PathPool, PoolState};
@@ -28,11 +29,6 @@ impl RequestPatience {
     pub fn new(answer: Duration) -> Self {
         RequestPatience { answer, absence: answer.min(Duration::from_secs(10)) }
     }
-
-    /// Itself, with the deadline of a request that starts now.
-    pub(crate) fn starting_now(self) -> (RequestPatience, Instant) {
-        (self, Instant::now() + self.answer)
-    }
 }
 
 /// A deadline noticed this late means that our own process was suspended (stopped, frozen or migrated).
@@ -53,9 +49,6 @@ enum PeerFailure {
     /// node may.
     Refused(Error),
 }
-
-/// Landing address of an answer without payload.
-pub(crate) const NO_LANDING: usize = 0;
 
 /// Address that stands for `dst`: its middle, because an end may lie on another NUMA node's page.
 pub(crate) fn landing_address(dst: &[u8]) -> usize {
@@ -147,7 +140,7 @@ impl GroupPeer {
     }
 
     /// Its latency tracker.
-    pub fn pace(&self) -> &LatencyTracker {
+    pub fn latency(&self) -> &LatencyTracker {
         &self.latency
     }
 
@@ -159,7 +152,7 @@ impl GroupPeer {
         {
             return;
         }
-        let rule = welcome.capabilities.placement_rule();
+        let rule = Some(welcome.placement_rule).filter(|rule| *rule != 0);
         if welcome.block_size != block_size {
             tracing::warn!(
                 peer = %self.name,
@@ -176,14 +169,13 @@ impl GroupPeer {
         }
     }
 
-    /// Calls this node once, without retries; the payload lands at `lands`.
+    /// Calls this node once, without retries.
     pub(crate) fn call_once<T>(
         &self,
-        lands: usize,
-        deadline: Instant,
+        plan: &CallPlan,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        self.attempt_call(lands, deadline, true, false, ask).map_err(|failure| match failure {
+        self.attempt_call(plan.lands, plan.deadline, true, false, ask).map_err(|failure| match failure {
             PeerFailure::Answered(error) | PeerFailure::Broken(error) | PeerFailure::Refused(error) => error,
         })
     }
@@ -197,11 +189,11 @@ impl GroupPeer {
     fn attempt_paths<T>(
         &self,
         paths: &NodePaths,
-        lands: usize,
+        lands: Option<usize>,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Option<Result<T, PeerFailure>> {
-        let near = if lands == NO_LANDING { 0 } else { paths.dialer().rails_near(lands) };
+        let near = lands.map_or(0, |at| paths.dialer().rails_near(at));
         while let Some(current) = paths.current() {
             let mut lease = match current.pool.checkout_rail(deadline, near) {
                 Ok(Some(lease)) => lease,
@@ -231,7 +223,7 @@ impl GroupPeer {
     /// connections when it needs their slots; a request on such a connection is repeated once (`again`) on another.
     fn attempt_call<T>(
         &self,
-        lands: usize,
+        lands: Option<usize>,
         deadline: Instant,
         in_time: bool,
         mut again: bool,
@@ -305,17 +297,17 @@ pub(crate) struct PeerAttempt<'a> {
 }
 
 /// Calls the nodes ranked by `rank` until one answers: the next one at once, and after a round all reachable nodes
-/// again with a pause, until the deadline. The payload lands at `lands`. A node's error is final unless another node
-/// may succeed. `ranked` is scratch memory.
+/// again with a pause, until the deadline. A node's error is final unless another node may succeed. `ranked` is scratch
+/// memory.
 pub(crate) fn call_ranked<T>(
     roster: &GroupMembers,
-    lands: usize,
+    plan: &CallPlan,
     rank: impl Fn(&MembersSnapshot, usize, &mut Vec<u32>),
     ranked: &mut Vec<u32>,
-    (patience, mut deadline): (RequestPatience, Instant),
     retries: &spurline_types::stats::Metric,
     mut request: impl FnMut(PeerAttempt<'_>, &mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
 ) -> Result<T> {
+    let CallPlan { lands, patience, mut deadline, .. } = *plan;
     // Once only: a host that is always late must get an error in the end.
     let mut may_oversleep = true;
     let least = LEAST_TIME.min(patience.answer / 8);

@@ -5,7 +5,7 @@
 use crate::members::{GroupMembers, MembersSnapshot};
 use crate::placement::{FIRST_HOLDERS, WantedRun};
 use parking_lot::{Mutex, RwLock};
-use spurline_proto::{NodeRequest, ReadRequest, is_hot_answer};
+use spurline_proto::{NodeRequest, ReadFlags, ReadRequest, is_hot_answer};
 use spurline_transport::{CallError, PoolState};
 use spurline_types::{ByteSink, Member, ObjectRef, Stats};
 use spurline_volume::{PeerFetch, PeerFetched};
@@ -183,15 +183,15 @@ impl GroupPeerFetch {
         sink: &mut dyn ByteSink,
     ) -> PeerFetched {
         let (peer, started) = (view.peer(at), Instant::now());
-        if !peer.pace().admit_request(|| started) {
+        if !peer.latency().admit_request(|| started) {
             return PeerFetched::Missing;
         }
         let Ok(mut lease) = peer.tcp_pool().checkout(started + PATIENCE) else {
             // All connections in use means busy, not away.
             if peer.pool_state().0 == PoolState::Up {
-                peer.pace().return_trial(Instant::now);
+                peer.latency().return_trial(Instant::now);
             } else {
-                peer.pace().deprioritise(Instant::now());
+                peer.latency().deprioritise(Instant::now());
             }
             return PeerFetched::Missing;
         };
@@ -204,21 +204,23 @@ impl GroupPeerFetch {
             size: object.size,
             offset: u64::from(index) * self.block_size,
             len: len as u32,
+            flags: match begins {
+                true => ReadFlags::CACHED_ONLY.with(ReadFlags::BEGIN_FETCH),
+                false => ReadFlags::CACHED_ONLY,
+            },
         };
-        let seeks = begins && lease.welcome().capabilities.knows_redirects();
-        let request = if seeks { NodeRequest::Seek(read) } else { NodeRequest::Pull(read) };
         let spare = sink.spare();
         if spare.len() != len || lease.welcome().block_size != self.block_size {
-            peer.pace().return_trial(Instant::now);
+            peer.latency().return_trial(Instant::now);
             return PeerFetched::Missing;
         }
         let mut body = Vec::new();
-        let answer = lease.call(&request, &mut body, spare, &mut |_| {}, deadline);
+        let answer = lease.call(&NodeRequest::Read(read), &mut body, spare, &mut |_| {}, deadline);
         // Deprioritise a node without an answer, or each block would wait for the full timeout.
         if matches!(answer, Err(CallError::Broken(_))) {
-            peer.pace().deprioritise(Instant::now());
+            peer.latency().deprioritise(Instant::now());
         } else {
-            peer.pace().note_in_time(Instant::now());
+            peer.latency().note_in_time(Instant::now());
         }
         if !answer.is_ok_and(|answer| answer.payload_len == len) {
             return PeerFetched::Missing;

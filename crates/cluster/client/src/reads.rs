@@ -3,41 +3,33 @@
 
 use crate::latency::LatencyTracker;
 use crate::members::MembersSnapshot;
-use crate::peer::{GroupPeer, NO_LANDING, call_ranked, landing_address, was_suspended};
+use crate::paths::NodePaths;
+use crate::peer::{GroupPeer, call_ranked, landing_address, was_suspended};
 use crate::pipeline::ClaimedAnswer;
 use crate::placement::{FIRST_HOLDERS, WantedRun};
+use crate::read_plan::{CallPlan, HolderChoice, HolderOrder, LateNodes, OwnedChoice, ReadPlan};
 use crate::remote::{GroupClient, SCRATCH};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::BlockFill;
-use spurline_proto::{NodeRequest, ReadRequest, VolumeId, WelcomeAnswer, is_hot_answer, is_redirect};
+use spurline_proto::{NodeRequest, WelcomeAnswer, is_hot_answer, is_redirect};
 use spurline_transport::{CallAnswer, CallError, ChannelLease, PoolState};
 use spurline_types::{ByteSink as _, Error, ErrorKind, ObjectRef, Result};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// Request size when filling a block ahead of its reader: the first bytes can be read before the last arrive.
 const PIECE: usize = 1 << 20;
 
-/// A read request for `len` bytes of `object`.
-pub(crate) fn build_read(object: &ObjectRef, volume: VolumeId, offset: u64, len: usize) -> ReadRequest<'_> {
-    let (path, version, size) = (&*object.path, object.version.as_str(), object.size);
-    ReadRequest { volume, path, version, size, offset, len: len as u32 }
-}
-
-/// The wire request for `read`. A node that holds a copy and supports redirects may redirect the reader.
-pub(crate) fn read_request<'a>(read: ReadRequest<'a>, a_copy: bool, welcome: &WelcomeAnswer) -> NodeRequest<'a> {
-    if a_copy && welcome.capabilities.knows_redirects() { NodeRequest::ReadHere(read) } else { NodeRequest::Read(read) }
-}
-
-/// The order in which the holders of a block are tried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HolderOrder {
-    /// Nearest first. A node before the owner may redirect the reader.
-    NearFirst,
-    /// Owner first; no node may redirect the reader.
-    OwnerFirst,
+/// Result of a pipelined request.
+enum PipelinedResult {
+    Filled,
+    Redirected,
+    Failed(Error),
+    /// The answer was abandoned, or had another length.
+    Lost,
 }
 
 impl GroupClient {
@@ -46,7 +38,8 @@ impl GroupClient {
     fn rank_holders(
         &self,
         view: &MembersSnapshot,
-        (wanted, order): (WantedRun, HolderOrder),
+        wanted: WantedRun,
+        order: HolderOrder,
         most: usize,
         ranked: &mut Vec<u32>,
         may_ask: impl Fn(&LatencyTracker) -> bool,
@@ -63,7 +56,7 @@ impl GroupClient {
         if !self.hedge.deprioritises_any() {
             return copies;
         }
-        let may_ask = |index: u32| view.existing_peer(index).is_none_or(|peer| may_ask(peer.pace()));
+        let may_ask = |index: u32| view.existing_peer(index).is_none_or(|peer| may_ask(peer.latency()));
         // If all of them are late, the order stays.
         for passed in 0..ranked.len().min(FIRST_HOLDERS) {
             if may_ask(ranked[0]) {
@@ -92,31 +85,48 @@ impl GroupClient {
         }
     }
 
-    /// Calls the holders of `wanted` in this order until one answers or `deadline` passes. `lands` is the address of
-    /// the answer's payload. `call` builds the request anew for each attempt, because each connection numbers volumes
-    /// itself. Its flag says whether the node may redirect the reader.
+    /// A plan to read into the whole of `dst` from `offset`, inside one block.
+    pub(crate) fn plan_read<'a>(
+        &self,
+        object: &'a ObjectRef,
+        offset: u64,
+        dst: &[u8],
+        deadline: Instant,
+    ) -> ReadPlan<'a> {
+        let patience = self.config.patience;
+        let call = CallPlan { lands: Some(landing_address(dst)), late_nodes: LateNodes::Try, patience, deadline };
+        let run = self.wanted_run(object, offset);
+        ReadPlan { object, offset, len: dst.len(), run, order: HolderOrder::NearFirst, call }
+    }
+
+    /// Calls the holders of `wanted` in this order until one answers or the plan's deadline passes. `call` builds the
+    /// request anew for each attempt, because each connection numbers volumes itself.
     pub(crate) fn call_holders<T>(
         &self,
         wanted: WantedRun,
         order: HolderOrder,
-        lands: usize,
-        deadline: Instant,
-        mut call: impl FnMut((&Arc<GroupPeer>, bool), &mut ChannelLease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
+        plan: &CallPlan,
+        mut call: impl FnMut(
+            HolderChoice<&Arc<GroupPeer>>,
+            &mut ChannelLease<'_>,
+            &mut Vec<u8>,
+            Instant,
+        ) -> Result<T, CallError>,
     ) -> Result<T> {
         // Taken out of its cell, so that a nested call finds an empty one and does not panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
         let copies = Cell::new(0);
-        // Only a read is a valid trial of a late node, because only reads are timed.
-        let may_ask = |pace: &LatencyTracker| {
-            if lands == NO_LANDING { !pace.is_shunned() } else { pace.admit_request(Instant::now) }
+        let may_ask = |tracker: &LatencyTracker| match plan.late_nodes {
+            LateNodes::Try => tracker.admit_request(Instant::now),
+            LateNodes::Skip => !tracker.is_deprioritised(),
         };
         let rank = |view: &MembersSnapshot, most, ranked: &mut Vec<u32>| {
-            copies.set(self.rank_holders(view, (wanted, order), most, ranked, may_ask));
+            copies.set(self.rank_holders(view, wanted, order, most, ranked, may_ask));
         };
         let retries = &self.stats.remotecache.retries;
-        let waits = (self.config.patience, deadline);
-        let result = call_ranked(&self.roster, lands, rank, &mut ranked, waits, retries, |asked, lease, deadline| {
-            call((asked.peer, asked.rank < copies.get()), lease, &mut body, deadline)
+        let result = call_ranked(&self.roster, plan, rank, &mut ranked, retries, |attempt, lease, deadline| {
+            let holder = HolderChoice { peer: attempt.peer, may_redirect: attempt.rank < copies.get() };
+            call(holder, lease, &mut body, deadline)
         });
         // Do not keep the memory of a long listing.
         body.clear();
@@ -125,14 +135,17 @@ impl GroupClient {
         result
     }
 
-    /// The node for the first attempt, and whether it may redirect the reader. A caller that then sends no request
-    /// must call [`LatencyTracker::return_trial`], or the trial of a late node is lost.
-    fn first_peer(&self, wanted: WantedRun) -> Option<(Arc<GroupPeer>, bool)> {
+    /// The node for the first attempt. A caller that then sends no request must call
+    /// [`LatencyTracker::return_trial`], or the trial of a late node is lost.
+    fn first_holder(&self, wanted: WantedRun) -> Option<OwnedChoice> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
         let view = self.roster.snapshot();
-        let would_ask = |pace: &LatencyTracker| pace.would_admit(Instant::now);
-        let copies = self.rank_holders(&view, (wanted, HolderOrder::NearFirst), FIRST_HOLDERS, &mut ranked, would_ask);
-        let first = ranked.first().map(|index| (Arc::clone(view.peer(*index)), copies > 0));
+        let would_ask = |tracker: &LatencyTracker| tracker.would_admit(Instant::now);
+        let copies = self.rank_holders(&view, wanted, HolderOrder::NearFirst, FIRST_HOLDERS, &mut ranked, would_ask);
+        let first = ranked.first().map(|index| {
+            let peer = Arc::clone(view.peer(*index));
+            HolderChoice { peer, may_redirect: copies > 0 }
+        });
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         first
     }
@@ -153,7 +166,7 @@ impl GroupClient {
         let holders = ranked.len().min(wanted.holder_count());
         let holds = ranked[..holders].iter().any(|index| Arc::ptr_eq(view.peer(*index), first));
         let fit = |peer: &&Arc<GroupPeer>| {
-            let well = || !peer.pace().is_shunned() && !matches!(peer.pool_state().0, PoolState::Down { .. });
+            let well = || !peer.latency().is_deprioritised() && !matches!(peer.pool_state().0, PoolState::Down { .. });
             !Arc::ptr_eq(peer, first) && well()
         };
         let others = if holds { &ranked[..] } else { &[] };
@@ -177,88 +190,62 @@ impl GroupClient {
         }
     }
 
-    /// Fills `dst`, which lies inside one block. A large read is split over several idle rails; the rest, or all of
-    /// it, goes over one channel to the nodes in this order.
-    pub(crate) fn read_into(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        order: HolderOrder,
-        deadline: Instant,
-    ) -> Result<()> {
-        if !self.rails || dst.len() < SPLIT_FROM {
-            return self.read_one_channel(object, offset, dst, order, deadline);
+    /// Reads `plan` into `dst`. A large read is split over several idle rails; the rest, or all of it, goes over one
+    /// channel.
+    pub(crate) fn read_planned(&self, plan: &ReadPlan<'_>, dst: &mut [u8]) -> Result<()> {
+        if !self.rails || plan.len < SPLIT_FROM {
+            return self.read_one_channel(plan, dst);
         }
-        let Some((first, a_copy)) = self.first_peer(self.wanted_run(object, offset)) else {
-            return self.read_one_channel(object, offset, dst, order, deadline);
-        };
-        let several = first.paths().filter(|paths| paths.up_count() > 1);
-        let several =
-            several.and_then(|paths| Some((paths.current()?, paths.dialer().rails_near(landing_address(dst)))));
-        let Some((current, near)) = several else { return self.read_one_channel(object, offset, dst, order, deadline) };
-        let request = build_read(object, VolumeId::default(), offset, dst.len());
+        let Some(first) = self.first_holder(plan.run) else { return self.read_one_channel(plan, dst) };
+        let peer = &first.peer;
+        let several = peer.paths().filter(|paths| paths.up_count() > 1);
+        let near = |paths: &NodePaths| plan.call.lands.map_or(0, |at| paths.dialer().rails_near(at));
+        let several = several.and_then(|paths| Some((paths.current()?, near(paths))));
+        let Some((current, near)) = several else { return self.read_one_channel(plan, dst) };
         let started = Instant::now();
-        if !first.pace().admit_request(|| started) {
-            return self.read_one_channel(object, offset, dst, order, deadline);
+        if !peer.latency().admit_request(|| started) {
+            return self.read_one_channel(plan, dst);
         }
-        match split::read_split(&current.pool, near, (&request, a_copy), dst, deadline) {
-            None => {
-                first.pace().return_trial(|| started);
-                self.read_one_channel(object, offset, dst, order, deadline)
-            }
-            Some(left) => {
-                // A local rail failed: the time says nothing about the node.
-                if left.iter().flatten().all(|left| left.redirected) {
-                    self.hedge.note_unwatched(&first, started);
-                }
-                left.into_iter().flatten().try_for_each(|left| {
-                    let late = || format!("{}: a part of a read over several rails missed its deadline", first.name());
-                    let deadline = self.extend_deadline(deadline, Error::new(ErrorKind::Timeout, late()))?;
-                    let order = self.order_after(left.redirected);
-                    self.read_one_channel(object, offset + left.part.start as u64, &mut dst[left.part], order, deadline)
-                })
-            }
+        let Some(left) = split::read_split(&current.pool, near, plan, first.may_redirect, dst) else {
+            peer.latency().return_trial(|| started);
+            return self.read_one_channel(plan, dst);
+        };
+        // A local rail failed: the time says nothing about the node.
+        if left.iter().flatten().all(|left| left.redirected) {
+            self.hedge.note_unwatched(peer, started);
         }
+        left.into_iter().flatten().try_for_each(|left| {
+            let late = || format!("{}: a part of a read over several rails missed its deadline", peer.name());
+            let deadline = self.extend_deadline(plan.call.deadline, Error::new(ErrorKind::Timeout, late()))?;
+            let dst = &mut dst[left.part.clone()];
+            let part = plan.part(left.part, dst).until(deadline);
+            self.read_one_channel(&if left.redirected { self.redirected(part) } else { part }, dst)
+        })
     }
 
-    /// The order after an answer; counts a redirect.
-    fn order_after(&self, sent_on: bool) -> HolderOrder {
-        self.stats.remotecache.sent_on.add(u64::from(sent_on));
-        if sent_on { HolderOrder::OwnerFirst } else { HolderOrder::NearFirst }
+    /// The plan after a redirect, which is counted.
+    fn redirected<'a>(&self, plan: ReadPlan<'a>) -> ReadPlan<'a> {
+        self.stats.remotecache.sent_on.add(1);
+        plan.redirected()
     }
 
-    fn read_one_channel(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        order: HolderOrder,
-        deadline: Instant,
-    ) -> Result<()> {
-        let wanted = self.wanted_run(object, offset);
-        let (got, sent_on) = self.call_holders(
-            wanted,
-            order,
-            landing_address(dst),
-            deadline,
-            |(peer, a_copy), lease, body, deadline| {
-                let read = build_read(object, lease.welcome().volume, offset, dst.len());
-                let request = read_request(read, a_copy, lease.welcome());
-                peer.compare_settings(lease.welcome(), self.block_size);
+    fn read_one_channel(&self, plan: &ReadPlan<'_>, dst: &mut [u8]) -> Result<()> {
+        let (got, redirected) =
+            self.call_holders(plan.run, plan.order, &plan.call, |holder, lease, body, deadline| {
+                let request = NodeRequest::Read(plan.request(lease.welcome().volume, holder.may_redirect));
+                holder.peer.compare_settings(lease.welcome(), self.block_size);
                 body.clear();
-                let got = self.call_hedged(object, offset, peer, lease, dst, |lease, dst, unless| {
+                let got = self.call_hedged(plan, holder.peer, lease, dst, |lease, dst, unless| {
                     lease.call_unless(&request, body, dst, deadline, unless)
                 });
                 if got.is_ok() {
-                    self.note_hot(wanted, body);
+                    self.note_hot(plan.run, body);
                 }
                 got.map(|answer| (answer, is_redirect(body)))
-            },
-        )?;
+            })?;
         // At most once: in owner order a redirect is not allowed.
-        if sent_on && order == HolderOrder::NearFirst {
-            return self.read_one_channel(object, offset, dst, self.order_after(true), deadline);
+        if redirected && plan.order == HolderOrder::NearFirst {
+            return self.read_one_channel(&self.redirected(*plan), dst);
         }
         if got.payload_len != dst.len() {
             return Err(Error::new(
@@ -272,20 +259,15 @@ impl GroupClient {
     /// Takes the answer of `peer` over `lease`, or that of a second node when it is late.
     fn call_hedged(
         &self,
-        object: &ObjectRef,
-        offset: u64,
+        plan: &ReadPlan<'_>,
         peer: &Arc<GroupPeer>,
         lease: &mut ChannelLease<'_>,
         dst: &mut [u8],
-        take: impl FnOnce(
-            &mut ChannelLease<'_>,
-            &mut [u8],
-            Option<&std::sync::atomic::AtomicBool>,
-        ) -> Result<CallAnswer, CallError>,
+        take: impl FnOnce(&mut ChannelLease<'_>, &mut [u8], Option<&AtomicBool>) -> Result<CallAnswer, CallError>,
     ) -> Result<CallAnswer, CallError> {
         // A lone node has no alternative.
         let others = self.roster.snapshot().members().len() > 1;
-        let watched = others.then(|| self.hedge.watch_read(object, offset, dst.len(), peer, lease.breaker()));
+        let watched = others.then(|| self.hedge.watch_read(plan.object, plan.offset, plan.len, peer, lease.breaker()));
         match watched.flatten() {
             None => take(lease, dst, None),
             Some(watched) => {
@@ -303,7 +285,8 @@ impl GroupClient {
             if len == 0 {
                 return;
             }
-            match self.read_into(object, offset, &mut spare[..len], HolderOrder::NearFirst, self.new_deadline()) {
+            let plan = self.plan_read(object, offset, &spare[..len], self.new_deadline());
+            match self.read_planned(&plan, &mut spare[..len]) {
                 Ok(()) => fill.commit(len),
                 Err(error) => return fill.fail(error),
             }
@@ -312,89 +295,85 @@ impl GroupClient {
     }
 
     /// Reads a large piece for a sequential reader. Sends the next pipelined requests, then takes the pipelined
-    /// answer for this piece if there is one. `None` when `dst` is filled, else the order and deadline for a normal
-    /// read.
+    /// answer for this piece if there is one. `None` when `dst` is filled, else the plan of a normal read.
     ///
     /// # Errors
     /// When that answer used up the deadline.
-    pub(crate) fn read_pipelined(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        mut deadline: Instant,
-    ) -> Result<Option<(HolderOrder, Instant)>> {
-        let (claimed, next) = self.ahead.note_read(object.id, offset, dst.len());
-        self.pipeline_next(object, next, dst.len());
-        let Some(claimed) = claimed else { return Ok(Some((HolderOrder::NearFirst, deadline))) };
-        match self.take_pipelined(claimed, object, offset, dst, deadline) {
-            Some(Ok((answer, _))) if answer.payload_len == dst.len() => {
+    pub(crate) fn read_pipelined<'a>(&self, plan: ReadPlan<'a>, dst: &mut [u8]) -> Result<Option<ReadPlan<'a>>> {
+        let (claimed, next) = self.ahead.note_read(plan.object.id, plan.offset, plan.len);
+        self.pipeline_next(&plan, next);
+        let Some(claimed) = claimed else { return Ok(Some(plan)) };
+        let retried = match self.take_pipelined(&plan, claimed, dst) {
+            PipelinedResult::Filled => {
                 self.stats.blockcache.prefetch_bytes.add(dst.len() as u64);
                 return Ok(None);
             }
-            Some(Ok((_, true))) => return Ok(Some((self.order_after(true), deadline))),
-            Some(Err(error)) => deadline = self.extend_deadline(deadline, error.into())?,
-            _ => {}
-        }
+            PipelinedResult::Redirected => return Ok(Some(self.redirected(plan))),
+            PipelinedResult::Failed(error) => plan.until(self.extend_deadline(plan.call.deadline, error)?),
+            PipelinedResult::Lost => plan,
+        };
         // Repeated on every node that may hold it.
         self.stats.remotecache.retries.add(1);
-        Ok(Some((HolderOrder::NearFirst, deadline)))
+        Ok(Some(retried))
     }
 
-    fn take_pipelined(
-        &self,
-        claimed: ClaimedAnswer,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        deadline: Instant,
-    ) -> Option<Result<(CallAnswer, bool), CallError>> {
+    fn take_pipelined(&self, plan: &ReadPlan<'_>, claimed: ClaimedAnswer, dst: &mut [u8]) -> PipelinedResult {
         let (mut body, ranked) = SCRATCH.with(RefCell::take);
         body.clear();
         let mut taken = None;
         claimed.resume_call(|peer, lease| {
-            taken = Some(self.call_hedged(object, offset, peer, lease, dst, |lease, dst, unless| {
-                lease.finish_call(&mut body, dst, deadline, unless)
+            taken = Some(self.call_hedged(plan, peer, lease, dst, |lease, dst, unless| {
+                lease.finish_call(&mut body, dst, plan.call.deadline, unless)
             }));
         });
-        if matches!(taken, Some(Ok(_))) {
-            self.note_hot(self.wanted_run(object, offset), &body);
-        }
-        let taken = taken.map(|taken| taken.map(|answer| (answer, is_redirect(&body))));
+        let result = match taken {
+            None => PipelinedResult::Lost,
+            Some(Err(error)) => PipelinedResult::Failed(error.into()),
+            Some(Ok(answer)) => {
+                self.note_hot(plan.run, &body);
+                match answer.payload_len == dst.len() {
+                    true => PipelinedResult::Filled,
+                    false if is_redirect(&body) => PipelinedResult::Redirected,
+                    false => PipelinedResult::Lost,
+                }
+            }
+        };
         SCRATCH.with(|cell| cell.replace((body, ranked)));
-        taken
+        result
     }
 
-    fn pipeline_next(&self, object: &ObjectRef, next: Range<u64>, piece: usize) {
+    /// Sends pipelined requests for the pieces of `next`, each as long as the plan's.
+    fn pipeline_next(&self, plan: &ReadPlan<'_>, next: Range<u64>) {
+        let piece = plan.len as u64;
         let mut at = next.start;
-        while at < next.end && self.pipeline_piece(object, at, piece) {
-            at += piece as u64;
+        while at < next.end && self.pipeline_piece(plan, at) {
+            at += piece;
         }
         if at < next.end {
-            self.ahead.release_pieces((next.end - at) / piece as u64);
+            self.ahead.release_pieces((next.end - at) / piece);
         }
     }
 
-    /// Sends the pipelined request for one piece; returns whether it was sent.
-    fn pipeline_piece(&self, object: &ObjectRef, at: u64, piece: usize) -> bool {
-        let index = (at / self.block_size) as u32;
-        let left = (object.block_len(index, self.block_size) as u64).saturating_sub(at % self.block_size);
-        if left < piece as u64 {
+    /// Sends the pipelined request for the piece at `offset`; returns whether it was sent.
+    fn pipeline_piece(&self, plan: &ReadPlan<'_>, offset: u64) -> bool {
+        let index = (offset / self.block_size) as u32;
+        let left = (plan.object.block_len(index, self.block_size) as u64).saturating_sub(offset % self.block_size);
+        if left < plan.len as u64 {
             // The end of the file, or a piece across two blocks that may lie on two nodes.
             return false;
         }
-        let Some((peer, a_copy)) = self.first_peer(self.wanted_run(object, at)) else { return false };
-        let request =
-            |welcome: &WelcomeAnswer| read_request(build_read(object, welcome.volume, at, piece), a_copy, welcome);
+        let piece = ReadPlan { offset, run: self.wanted_run(plan.object, offset), ..*plan };
+        let Some(HolderChoice { peer, may_redirect }) = self.first_holder(piece.run) else { return false };
+        let request = |welcome: &WelcomeAnswer| NodeRequest::Read(piece.request(welcome.volume, may_redirect));
         let now = Instant::now();
-        if !peer.pace().admit_request(|| now) {
+        if !peer.latency().admit_request(|| now) {
             return false;
         }
         let Some(begun) = peer.tcp_pool().begin_call(request, now + self.config.patience.answer) else {
-            peer.pace().return_trial(|| now);
+            peer.latency().return_trial(|| now);
             return false;
         };
-        self.ahead.keep_answer(object.id, at, piece, peer, begun);
+        self.ahead.keep_answer(plan.object.id, offset, plan.len, peer, begun);
         true
     }
 }

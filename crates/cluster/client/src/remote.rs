@@ -5,10 +5,10 @@ use crate::hedge::{HedgeThread, HedgedReads};
 use crate::hot_runs::HotRuns;
 use crate::members::{GroupMembers, MembersSnapshot};
 use crate::path_monitor::PathMonitor;
-use crate::peer::{NO_LANDING, RequestPatience, call_ranked};
+use crate::peer::{RequestPatience, call_ranked};
 use crate::pipeline::{PIECE_FROM, PipelinedReads};
 use crate::placement::{CopyCounts, ReaderLocation, WantedRun};
-use crate::reads::HolderOrder;
+use crate::read_plan::{CallPlan, HolderOrder};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_proto::{CapacityAnswer, NodeRequest};
 use spurline_transport::CallError;
@@ -94,8 +94,8 @@ impl GroupVolume {
             ranked.extend(0..view.members().len() as u32);
         };
         let retries = &stats.remotecache.retries;
-        let waits = config.patience.starting_now();
-        call_ranked(&roster, NO_LANDING, everyone, &mut Vec::new(), waits, retries, |_, lease, deadline| {
+        let plan = CallPlan::without_payload(config.patience);
+        call_ranked(&roster, &plan, everyone, &mut Vec::new(), retries, |_, lease, deadline| {
             block_size = lease.welcome().block_size;
             lease.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline).map(drop)
         })?;
@@ -218,13 +218,10 @@ impl GroupClient {
         let started = Instant::now();
         let place = ObjectId::from_text(&self.source, path, "");
         let wanted = WantedRun::of_block(place, 0, self.config.copies.copies_of(path));
-        let result = self.call_holders(
-            wanted,
-            HolderOrder::NearFirst,
-            NO_LANDING,
-            self.new_deadline(),
-            |_, lease, body, deadline| call(lease, body, deadline),
-        );
+        let plan = CallPlan::without_payload(self.config.patience);
+        let result = self.call_holders(wanted, HolderOrder::NearFirst, &plan, |_, lease, body, deadline| {
+            call(lease, body, deadline)
+        });
         let counted = &self.stats.metadata;
         counted.ops.add(1);
         counted.lat_us.add_us(started.elapsed());
@@ -328,14 +325,14 @@ impl Volume for GroupVolume {
                 if let Some(Err(error)) = held {
                     deadline = inner.extend_deadline(deadline, error)?;
                 }
-                let mut order = HolderOrder::NearFirst;
+                let mut plan = inner.plan_read(object, at, &dst[done..done + len], deadline);
                 if len == want && len >= PIECE_FROM && !inner.rails {
-                    match inner.read_pipelined(object, at, &mut dst[..len], deadline)? {
+                    match inner.read_pipelined(plan, &mut dst[..len])? {
                         None => return Ok(ReadData::Copied(len)),
-                        Some(then) => (order, deadline) = then,
+                        Some(then) => plan = then,
                     }
                 }
-                inner.read_into(object, at, &mut dst[done..done + len], order, deadline)?;
+                inner.read_planned(&plan, &mut dst[done..done + len])?;
             }
             done += len;
         }

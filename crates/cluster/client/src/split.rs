@@ -1,11 +1,10 @@
 //! Splits one large read over several rails by their speeds. One thread sends all parts before it waits for the
 //! first. Failed or redirected parts are returned to the caller.
 
-use crate::reads::read_request;
-use spurline_proto::ReadRequest;
+use crate::read_plan::ReadPlan;
+use spurline_proto::NodeRequest;
 use spurline_transport::{ChannelLease, PathPool};
 use std::ops::Range;
-use std::time::Instant;
 
 /// Minimum size of a split read: below it a second request costs more than a second rail gains.
 pub(crate) const SPLIT_FROM: usize = 512 << 10;
@@ -28,15 +27,14 @@ pub(crate) struct UnreadRange {
     pub redirected: bool,
 }
 
-/// Reads `dst` over all idle rails and returns the unread ranges; `None` when fewer than two rails are idle. `near`
-/// is the mask of rails near `dst`. `whole` is the whole read (each channel has its own volume number), with a flag
-/// that allows redirects.
+/// Reads `plan` into `dst` over all idle rails and returns the unread ranges; `None` when fewer than two rails are
+/// idle. `near` is the mask of rails near `dst`.
 pub(crate) fn read_split(
     paths: &PathPool,
     near: u64,
-    whole: (&ReadRequest<'_>, bool),
+    plan: &ReadPlan<'_>,
+    may_redirect: bool,
     dst: &mut [u8],
-    deadline: Instant,
 ) -> Option<[Option<UnreadRange>; PARTS_MAX]> {
     let most = (dst.len() / PART_MIN).min(PARTS_MAX);
     let mut parts: [Option<SplitPart<'_>>; PARTS_MAX] = [const { None }; PARTS_MAX];
@@ -56,7 +54,8 @@ pub(crate) fn read_split(
     let lens = cut_shares(dst.len(), &speeds[..count]);
     parts.iter_mut().flatten().zip(lens).for_each(|(part, len)| part.len = len);
     let mut left = [const { None }; PARTS_MAX];
-    fetch_parts(&mut parts[..count], whole, 0, dst, &mut left, deadline);
+    let split = SplitRead { plan, may_redirect };
+    split.fetch_parts(&mut parts[..count], 0, dst, &mut left);
     for (part, left) in parts.iter().flatten().zip(&left) {
         if let (Some(path), Some(UnreadRange { redirected: false, .. })) = (part.lease.path_index(), left) {
             paths.count_retry(path);
@@ -96,40 +95,48 @@ fn cut_shares(len: usize, speeds: &[u64]) -> [usize; PARTS_MAX] {
     out
 }
 
-fn fetch_parts(
-    parts: &mut [Option<SplitPart<'_>>],
-    whole: (&ReadRequest<'_>, bool),
-    at: usize,
-    dst: &mut [u8],
-    left: &mut [Option<UnreadRange>],
-    deadline: Instant,
-) {
-    let (Some((Some(part), rest)), Some((own_left, others_left))) = (parts.split_first_mut(), left.split_first_mut())
-    else {
-        return;
-    };
-    let len = part.len.min(dst.len());
-    let (own, others) = dst.split_at_mut(len);
-    if len == 0 {
-        return fetch_parts(rest, whole, at, others, others_left, deadline);
-    }
-    let welcome = part.lease.welcome();
-    let (volume, offset) = (welcome.volume, whole.0.offset + at as u64);
-    let request = read_request(ReadRequest { volume, offset, len: len as u32, ..*whole.0 }, whole.1, welcome);
-    let mut others = Some((rest, others, others_left));
-    let answer = part.lease.call_while(&request, own, deadline, &mut || {
-        if let Some((rest, dst, left)) = others.take() {
-            fetch_parts(rest, whole, at + len, dst, left, deadline);
+/// A read in parts.
+struct SplitRead<'a> {
+    plan: &'a ReadPlan<'a>,
+    may_redirect: bool,
+}
+
+impl SplitRead<'_> {
+    /// Reads `parts` into `dst`, which begins at `at` of the whole read.
+    fn fetch_parts(
+        &self,
+        parts: &mut [Option<SplitPart<'_>>],
+        at: usize,
+        dst: &mut [u8],
+        left: &mut [Option<UnreadRange>],
+    ) {
+        let (Some((Some(part), rest)), Some((own_left, others_left))) =
+            (parts.split_first_mut(), left.split_first_mut())
+        else {
+            return;
+        };
+        let len = part.len.min(dst.len());
+        let (own, others) = dst.split_at_mut(len);
+        if len == 0 {
+            return self.fetch_parts(rest, at, others, others_left);
         }
-    });
-    // The channel failed to send, so it did not run the others meanwhile.
-    if let Some((rest, dst, left)) = others.take() {
-        fetch_parts(rest, whole, at + len, dst, left, deadline);
-    }
-    // A redirect has no payload.
-    let landed = answer.map(|answer| answer.payload_len);
-    if landed != Ok(len) {
-        *own_left = Some(UnreadRange { part: at..at + len, redirected: landed == Ok(0) });
+        let own_plan = self.plan.part(at..at + len, own);
+        let request = NodeRequest::Read(own_plan.request(part.lease.welcome().volume, self.may_redirect));
+        let mut others = Some((rest, others, others_left));
+        let answer = part.lease.call_while(&request, own, self.plan.call.deadline, &mut || {
+            if let Some((rest, dst, left)) = others.take() {
+                self.fetch_parts(rest, at + len, dst, left);
+            }
+        });
+        // The channel failed to send, so it did not run the others meanwhile.
+        if let Some((rest, dst, left)) = others.take() {
+            self.fetch_parts(rest, at + len, dst, left);
+        }
+        // A redirect has no payload.
+        let landed = answer.map(|answer| answer.payload_len);
+        if landed != Ok(len) {
+            *own_left = Some(UnreadRange { part: at..at + len, redirected: landed == Ok(0) });
+        }
     }
 }
 

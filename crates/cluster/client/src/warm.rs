@@ -2,8 +2,9 @@
 //! not know a job's files.
 
 use crate::members::MembersSnapshot;
-use crate::peer::{GroupPeer, NO_LANDING, RequestPatience, call_ranked};
+use crate::peer::{GroupPeer, RequestPatience, call_ranked};
 use crate::placement::{FIRST_HOLDERS, RUN_BLOCKS, WantedRun};
+use crate::read_plan::CallPlan;
 use crate::remote::{GroupClient, GroupVolume};
 use spurline_proto::{NodeRequest, ObjectRange, RangeDone, RangeList, RangesDone, VolumeId};
 use spurline_transport::{CallError, ChannelLease, PoolState};
@@ -405,8 +406,8 @@ impl GroupClient {
             ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
         };
         let mut body = Vec::new();
-        let waits = patience.starting_now();
-        call_ranked(self.roster(), NO_LANDING, only, &mut Vec::new(), waits, self.retries(), |_, lease, deadline| {
+        let plan = CallPlan::without_payload(patience);
+        call_ranked(self.roster(), &plan, only, &mut Vec::new(), self.retries(), |_, lease, deadline| {
             call(lease, &mut body, deadline)
         })
     }

@@ -7,22 +7,10 @@ use spurline_types::ObjectId;
 use spurline_volume::Volume as _;
 use std::ops::Range;
 
-/// Path in `Info` without a volume that requests the first page; a later page appends a slash and an object id.
-pub const HELD: &[u8] = b"held";
 /// Page size in bytes of text; an answer may be four times as long.
 const PAGE: usize = 1 << 20;
 /// Maximum runs listed per object; the rest is not handed on.
 const RUNS_MAX: usize = 50_000;
-
-/// The object before the requested page; `None` if the path is not a page request.
-pub(crate) fn page_after(path: &[u8]) -> Option<Option<ObjectId>> {
-    let rest = path.strip_prefix(HELD)?;
-    if rest.is_empty() {
-        return Some(None);
-    }
-    let id = std::str::from_utf8(rest.strip_prefix(b"/")?).ok()?;
-    u128::from_str_radix(id, 16).ok().map(|id| Some(ObjectId(id)))
-}
 
 impl CacheNode {
     /// A page of the held objects as JSON, ordered by id: source, path (hexadecimal, as it may hold any byte),
@@ -63,18 +51,5 @@ impl CacheNode {
                 "times": asked.times, "runs": runs.iter().map(|run| [run.start, run.end]).collect::<Vec<_>>(),
             })
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_are_asked_for_by_path() {
-        assert_eq!(page_after(HELD), Some(None));
-        let id = ObjectId(0xabc << 64);
-        assert_eq!(page_after(format!("held/{id}").as_bytes()), Some(Some(id)));
-        assert_eq!([&b"held/"[..], b"", b"heldover", b"a/b"].map(page_after), [None; 4]);
     }
 }

@@ -12,8 +12,8 @@ use recent::RecentObjects;
 use spurline_cache::{Cache, CacheContext, PinOutcome, RuleSet, WarmBatch};
 use spurline_origin::OriginStore;
 use spurline_proto::{
-    AnswerBody, CapacityAnswer, HOT_BODY, HelloRequest, MAX_PAYLOAD, NodeCapabilities, NodeRequest, ObjectRange,
-    ObjectRanges, REDIRECT_BODY, RailInfo, RangeDone, RangesDone, ReadRequest, VolumeId, WelcomeAnswer,
+    AnswerBody, CapacityAnswer, HOT_BODY, HelloRequest, MAX_PAYLOAD, NodeRequest, ObjectRange, ObjectRanges,
+    REDIRECT_BODY, RailInfo, RangeDone, RangesDone, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer,
 };
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
@@ -40,7 +40,6 @@ thread_local! {
     static BODY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-pub use held_objects::HELD;
 pub use hot::HotRule;
 
 /// Describes disks, weight and counters of the node as JSON.
@@ -384,8 +383,14 @@ enum ReadRequester<'a> {
 }
 
 impl<'a> ReadRequester<'a> {
-    fn from_mount(conn: &'a ConnState, may_go_on: bool) -> Self {
-        ReadRequester::Mount { name: conn.peer_name().unwrap_or_default(), may_go_on }
+    fn of(conn: &'a ConnState, flags: ReadFlags) -> Self {
+        match flags.contains(ReadFlags::CACHED_ONLY) {
+            true => ReadRequester::Node { begins: flags.contains(ReadFlags::BEGIN_FETCH) },
+            false => ReadRequester::Mount {
+                name: conn.peer_name().unwrap_or_default(),
+                may_go_on: flags.contains(ReadFlags::MAY_REDIRECT),
+            },
+        }
     }
 }
 
@@ -439,9 +444,7 @@ impl Service for CacheNode {
             volume,
             block_size: self.shared.block_size,
             node: self.name.clone(),
-            capabilities: NodeCapabilities::default()
-                .with_redirects()
-                .with_placement_rule(self.rule.load(Ordering::Relaxed)),
+            placement_rule: self.rule.load(Ordering::Relaxed),
             instance: self.instance,
             rails: self.rails.read().clone(),
         })
@@ -461,10 +464,7 @@ impl Service for CacheNode {
 impl CacheNode {
     fn serve_kind(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         match request {
-            NodeRequest::Read(read) => self.serve_read(&read, ReadRequester::from_mount(conn, false), responder),
-            NodeRequest::ReadHere(read) => self.serve_read(&read, ReadRequester::from_mount(conn, true), responder),
-            NodeRequest::Pull(read) => self.serve_read(&read, ReadRequester::Node { begins: false }, responder),
-            NodeRequest::Seek(read) => self.serve_read(&read, ReadRequester::Node { begins: true }, responder),
+            NodeRequest::Read(read) => self.serve_read(&read, ReadRequester::of(conn, read.flags), responder),
             NodeRequest::Lookup { volume, path, max_age_ms } => {
                 Self::send_body(&self.volume_by_id(volume)?.lookup_within(path, max_age(max_age_ms))?, responder)
             }
@@ -494,12 +494,9 @@ impl CacheNode {
                 weigh(weight)?;
                 responder.send_data(&[], &[])
             }
-            // Without a volume: about the node itself.
-            NodeRequest::Info { volume: VolumeId(u32::MAX), path } => {
-                if let Some(after) = held_objects::page_after(path) {
-                    return responder.send_data(self.held_page(after).to_string().as_bytes(), &[]);
-                }
-                responder.send_data(self.status_json().to_string().as_bytes(), &[])
+            NodeRequest::Describe => responder.send_data(self.status_json().to_string().as_bytes(), &[]),
+            NodeRequest::HeldObjects { after } => {
+                responder.send_data(self.held_page(after.map(ObjectId)).to_string().as_bytes(), &[])
             }
             NodeRequest::Info { volume, path } => {
                 let info = self.volume_by_id(volume)?.info(path)?;

@@ -3,7 +3,7 @@
 use crate::codec::{ByteCursor, PutValue};
 use crate::rail::{put_rails, take_rails};
 use crate::request::check_name;
-use crate::{FrameError, MAX_ANSWER_BODY, MAX_VERSION_TEXT, RAILS_VERSION, RailInfo, VolumeId};
+use crate::{FrameError, MAX_ANSWER_BODY, MAX_VERSION_TEXT, RailInfo, VolumeId};
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version, unix_time};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,52 +18,22 @@ pub trait AnswerBody: Sized {
     fn decode(bytes: &[u8]) -> Result<Self, FrameError>;
 }
 
-/// Optional abilities of a node, as bits; unknown bits are ignored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct NodeCapabilities(pub u64);
-
-impl NodeCapabilities {
-    /// The upper 16 bits hold a number.
-    const RULE_SHIFT: u32 = 48;
-    const REDIRECTS: u64 = 1;
-
-    /// Adds the number of the placement rule of this node's release.
-    pub fn with_placement_rule(self, rule: u16) -> Self {
-        NodeCapabilities(self.0 & !(0xffff << Self::RULE_SHIFT) | u64::from(rule) << Self::RULE_SHIFT)
-    }
-
-    /// Adds the ability to answer `ReadHere` and `Seek`.
-    pub fn with_redirects(self) -> Self {
-        NodeCapabilities(self.0 | Self::REDIRECTS)
-    }
-
-    /// Whether the node answers `ReadHere` and `Seek`, which nodes of older releases do not.
-    pub fn knows_redirects(self) -> bool {
-        self.0 & Self::REDIRECTS != 0
-    }
-
-    /// The number of the placement rule; `None` for a release that does not announce it.
-    pub fn placement_rule(self) -> Option<u16> {
-        Some((self.0 >> Self::RULE_SHIFT) as u16).filter(|rule| *rule != 0)
-    }
-}
-
-/// Answers `Hello`. Fields of newer versions are empty when the connection uses an older one.
+/// Answers `Hello`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WelcomeAnswer {
     /// The protocol version of this connection.
     pub version: u16,
-    /// The node's number for the requested source; 0 without a source.
+    /// The node's number for the requested source; of no meaning without a source.
     pub volume: VolumeId,
     /// Cache block size in bytes.
     pub block_size: u64,
     /// The node's name for logs.
     pub node: String,
-    /// Its optional abilities.
-    pub capabilities: NodeCapabilities,
-    /// A random number of this process, so that a peer detects a restart; 0 when unknown. Since version 2.
+    /// The placement rule of its release; 0 when it is not announced.
+    pub placement_rule: u16,
+    /// A random number of this process, so that a peer detects a restart; 0 when unknown.
     pub instance: u64,
-    /// Its RDMA rails; empty for a node that serves TCP only. Since version 2.
+    /// Its RDMA rails; empty for a node that serves TCP only.
     pub rails: Vec<RailInfo>,
 }
 
@@ -75,11 +45,11 @@ pub fn is_hot_answer(body: &[u8]) -> bool {
     body.first() == HOT_BODY.first()
 }
 
-/// The body of an answer to a `ReadHere` of an uncached block: the reader must send a `Read` to the node that fetches
-/// the block for all.
+/// The body of an answer to a read with [`ReadFlags::MAY_REDIRECT`](crate::ReadFlags::MAY_REDIRECT) of an uncached
+/// block: the reader must send its read to the node that fetches the block for all.
 pub const REDIRECT_BODY: &[u8] = &[2];
 
-/// Whether the body of an answer to a `ReadHere` is a redirect.
+/// Whether the body of an answer to a read is a redirect.
 pub fn is_redirect(body: &[u8]) -> bool {
     body == REDIRECT_BODY
 }
@@ -103,26 +73,21 @@ impl AnswerBody for WelcomeAnswer {
         out.put_u32(self.volume.0);
         out.put_u64(self.block_size);
         out.put_bytes(self.node.as_bytes());
-        out.put_u64(self.capabilities.0);
-        if self.version >= RAILS_VERSION {
-            out.put_u64(self.instance);
-            put_rails(&self.rails, out);
-        }
+        out.put_u16(self.placement_rule);
+        out.put_u64(self.instance);
+        put_rails(&self.rails, out);
     }
     fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         let mut take = ByteCursor(bytes);
-        let mut welcome = WelcomeAnswer {
+        let welcome = WelcomeAnswer {
             version: take.take_u16("a version")?,
             volume: VolumeId(take.take_u32("a volume")?),
             block_size: take.take_u64("a block size")?,
             node: take.take_text("a node's name")?.to_owned(),
-            capabilities: NodeCapabilities(take.take_u64("capabilities")?),
-            ..WelcomeAnswer::default()
+            placement_rule: take.take_u16("a placement rule")?,
+            instance: take.take_u64("an instance")?,
+            rails: take_rails(&mut take)?,
         };
-        if welcome.version >= RAILS_VERSION {
-            welcome.instance = take.take_u64("an instance")?;
-            welcome.rails = take_rails(&mut take)?;
-        }
         take.expect_end()?;
         Ok(welcome)
     }

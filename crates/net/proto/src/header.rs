@@ -1,9 +1,6 @@
 //! The fixed header at the start of every frame. It does not know the format of bodies.
 
-use crate::{
-    FRAME_VERSION, FrameError, HEADER_LEN, MAGIC, MAX_ANSWER_BODY, MAX_PAYLOAD, MAX_REQUEST_BODY, MAX_VERSION,
-    MIN_VERSION,
-};
+use crate::{FRAME_VERSION, FrameError, HEADER_LEN, MAGIC, MAX_ANSWER_BODY, MAX_PAYLOAD, MAX_REQUEST_BODY};
 
 /// The operation of a request and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,24 +30,22 @@ pub enum FrameOp {
     Warm,
     /// Takes parts of objects out of a node's cache.
     Drop,
-    /// Bytes of an object, requested by another node.
-    Pull,
+    /// Describes the node itself.
+    Describe,
     /// Changes a node's share of its group's blocks.
     Weigh,
     /// Sends rules for folders to a node and returns the node's rules.
     Rules,
     /// Applies the rules for folders to the ranges a node caches.
     Classify,
-    /// Bytes of an object, unless another node should serve them.
-    ReadHere,
-    /// Bytes of an object, requested by another node, and fetched when not cached.
-    Seek,
+    /// A page of the objects a node caches.
+    HeldObjects,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
 impl FrameOp {
-    const NAMED: [(FrameOp, u16); 18] = [
+    const NAMED: [(FrameOp, u16); 17] = [
         (FrameOp::Hello, 1),
         (FrameOp::Ping, 2),
         (FrameOp::Challenge, 3),
@@ -63,12 +58,11 @@ impl FrameOp {
         (FrameOp::Info, 21),
         (FrameOp::Warm, 22),
         (FrameOp::Drop, 23),
-        (FrameOp::Pull, 24),
+        (FrameOp::Describe, 24),
         (FrameOp::Weigh, 25),
         (FrameOp::Rules, 26),
         (FrameOp::Classify, 27),
-        (FrameOp::ReadHere, 28),
-        (FrameOp::Seek, 29),
+        (FrameOp::HeldObjects, 28),
     ];
 
     /// The number on the wire.
@@ -86,12 +80,11 @@ impl FrameOp {
             FrameOp::Info => 21,
             FrameOp::Warm => 22,
             FrameOp::Drop => 23,
-            FrameOp::Pull => 24,
+            FrameOp::Describe => 24,
             FrameOp::Weigh => 25,
             FrameOp::Rules => 26,
             FrameOp::Classify => 27,
-            FrameOp::ReadHere => 28,
-            FrameOp::Seek => 29,
+            FrameOp::HeldObjects => 28,
             FrameOp::Unknown(code) => code,
         }
     }
@@ -164,7 +157,7 @@ impl FrameHeader {
     /// When a length is above its limit.
     pub fn new_answer(&self, status: u16, body_len: usize, payload_len: usize) -> Result<Self, FrameError> {
         Ok(FrameHeader {
-            version: self.version.clamp(MIN_VERSION, MAX_VERSION),
+            version: FRAME_VERSION,
             op: self.op,
             id: self.id,
             flags: FrameFlags::ANSWER,
@@ -265,11 +258,7 @@ impl FrameHeader {
     }
 
     fn check_version(&self) -> Result<(), FrameError> {
-        if (MIN_VERSION..=MAX_VERSION).contains(&self.version) {
-            Ok(())
-        } else {
-            Err(FrameError::Version(self.version))
-        }
+        if self.version == FRAME_VERSION { Ok(()) } else { Err(FrameError::Version(self.version)) }
     }
 }
 

@@ -24,14 +24,14 @@ pub mod rdma;
 mod request;
 
 pub use answer::{
-    AnswerBody, CapacityAnswer, HOT_BODY, NodeCapabilities, REDIRECT_BODY, WelcomeAnswer, decode_error,
-    encode_error_message, is_hot_answer, is_redirect,
+    AnswerBody, CapacityAnswer, HOT_BODY, REDIRECT_BODY, WelcomeAnswer, decode_error, encode_error_message,
+    is_hot_answer, is_redirect,
 };
 pub use header::{FrameFlags, FrameHeader, FrameOp};
 pub use object_ranges::{ObjectRange, ObjectRanges, RangeDone, RangeList, RangesDone};
 pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, TokenProof};
 pub use rail::{MAX_RAILS, RailInfo, RailLink};
-pub use request::{HelloRequest, NodeRequest, ReadRequest, VolumeId, check_path};
+pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 64;
@@ -40,14 +40,12 @@ pub const FRAME_ALIGN: usize = 64;
 /// The first four bytes of every frame: `SPUR`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SPUR");
 /// The oldest protocol version this build speaks.
-pub const MIN_VERSION: u16 = 1;
+pub const MIN_VERSION: u16 = 3;
 /// The newest protocol version this build speaks.
-pub const MAX_VERSION: u16 = 2;
+pub const MAX_VERSION: u16 = 3;
 /// The version of the frames themselves: header, order of parts, padding. The handshake agrees on the format of
 /// bodies, so every peer understands a handshake.
 pub const FRAME_VERSION: u16 = 1;
-/// The first version with rails in its `WelcomeAnswer`.
-pub(crate) const RAILS_VERSION: u16 = 2;
 /// The longest body of a request: the longest path a file system accepts fits several times.
 pub const MAX_REQUEST_BODY: usize = 64 << 10;
 /// The longest request body before the handshake: a handshake with the longest source.

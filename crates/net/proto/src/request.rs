@@ -46,6 +46,45 @@ impl<'a> HelloRequest<'a> {
     }
 }
 
+/// Options of a read, as bits. A decoder refuses unknown bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct ReadFlags(u8);
+
+impl ReadFlags {
+    /// A read of a mount, served by this node in any case.
+    pub const NONE: ReadFlags = ReadFlags(0);
+    /// A node that neither caches nor is fetching the block may answer with no bytes and
+    /// [`REDIRECT_BODY`](crate::REDIRECT_BODY): another node fetches the block for all.
+    pub const MAY_REDIRECT: ReadFlags = ReadFlags(1);
+    /// A read by another node: an uncached block is an error and is not fetched.
+    pub const CACHED_ONLY: ReadFlags = ReadFlags(2);
+    /// With [`ReadFlags::CACHED_ONLY`]: an uncached block is also fetched in the background.
+    pub const BEGIN_FETCH: ReadFlags = ReadFlags(4);
+    const ALL: u8 = 7;
+
+    /// The flags of both.
+    #[must_use]
+    pub const fn with(self, other: ReadFlags) -> ReadFlags {
+        ReadFlags(self.0 | other.0)
+    }
+
+    /// Whether all flags of `other` are set.
+    pub const fn contains(self, other: ReadFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The flags of a wire number.
+    ///
+    /// # Errors
+    /// When it has unknown bits.
+    pub fn from_bits(bits: u8) -> Result<ReadFlags, FrameError> {
+        if bits & !Self::ALL != 0 {
+            return Err(FrameError::Value { what: "the flags of a read", value: bits.into() });
+        }
+        Ok(ReadFlags(bits))
+    }
+}
+
 /// Requests bytes of an object at one version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadRequest<'a> {
@@ -61,6 +100,8 @@ pub struct ReadRequest<'a> {
     pub offset: u64,
     /// Number of bytes; the answer is shorter only at the object's end.
     pub len: u32,
+    /// Options.
+    pub flags: ReadFlags,
 }
 
 /// One request. Decoding borrows.
@@ -134,15 +175,13 @@ pub enum NodeRequest<'a> {
         /// The ranges to remove.
         parts: ObjectRanges<'a>,
     },
-    /// A read by another node, from this node's cache only: an uncached block is an error and is not fetched.
-    Pull(ReadRequest<'a>),
-    /// A read of a block that another node fetches for all. Answered like a `Read` when this node caches the block or
-    /// is fetching it, and by no bytes and [`REDIRECT_BODY`](crate::REDIRECT_BODY) otherwise. Only for nodes that
-    /// [support redirects](crate::NodeCapabilities::knows_redirects).
-    ReadHere(ReadRequest<'a>),
-    /// Like `Pull`, but an uncached block is fetched in the background. Only for nodes that [support
-    /// redirects](crate::NodeCapabilities::knows_redirects).
-    Seek(ReadRequest<'a>),
+    /// Queries the node itself: configuration, disks, counters; answered by JSON text.
+    Describe,
+    /// Queries the objects a node caches, by pages; answered by JSON text with the id of the next page.
+    HeldObjects {
+        /// The id of the object before the page; `None` for the first page.
+        after: Option<u128>,
+    },
     /// Changes the node's share of its group's blocks until its next start; answered by an empty frame.
     Weigh {
         /// The share; 0 drains it.
@@ -187,9 +226,8 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Info { .. } => FrameOp::Info,
             NodeRequest::Warm { .. } => FrameOp::Warm,
             NodeRequest::Drop { .. } => FrameOp::Drop,
-            NodeRequest::Pull(_) => FrameOp::Pull,
-            NodeRequest::ReadHere(_) => FrameOp::ReadHere,
-            NodeRequest::Seek(_) => FrameOp::Seek,
+            NodeRequest::Describe => FrameOp::Describe,
+            NodeRequest::HeldObjects { .. } => FrameOp::HeldObjects,
             NodeRequest::Weigh { .. } => FrameOp::Weigh,
             NodeRequest::Rules { .. } => FrameOp::Rules,
             NodeRequest::Classify { .. } => FrameOp::Classify,
@@ -228,7 +266,10 @@ impl<'a> NodeRequest<'a> {
                 out.put_bytes(peer.as_bytes());
                 out.put_bytes(source.as_bytes());
             }
-            NodeRequest::Ping => {}
+            NodeRequest::Ping | NodeRequest::Describe => {}
+            NodeRequest::HeldObjects { after } => {
+                out.put_option(after.map(u128::to_le_bytes).as_ref().map(<[u8; 16]>::as_slice))
+            }
             NodeRequest::Challenge(challenge) => challenge.encode(out),
             NodeRequest::Prove(proof) => out.extend_from_slice(&proof.0),
             NodeRequest::Lookup { volume, path, max_age_ms } => {
@@ -247,12 +288,7 @@ impl<'a> NodeRequest<'a> {
                 out.put_u32(max);
                 out.put_u32(max_age_ms);
             }
-            NodeRequest::Read(ref read)
-            | NodeRequest::Pull(ref read)
-            | NodeRequest::ReadHere(ref read)
-            | NodeRequest::Seek(ref read) => {
-                put_read(read, out);
-            }
+            NodeRequest::Read(ref read) => put_read(read, out),
             NodeRequest::Warm { volume, verify, parts } => {
                 out.put_u32(volume.0);
                 out.put_u8(u8::from(verify));
@@ -299,9 +335,8 @@ impl<'a> NodeRequest<'a> {
             },
             FrameOp::ReadLink => NodeRequest::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             FrameOp::Read => NodeRequest::Read(take_read(&mut take)?),
-            FrameOp::Pull => NodeRequest::Pull(take_read(&mut take)?),
-            FrameOp::ReadHere => NodeRequest::ReadHere(take_read(&mut take)?),
-            FrameOp::Seek => NodeRequest::Seek(take_read(&mut take)?),
+            FrameOp::Describe => NodeRequest::Describe,
+            FrameOp::HeldObjects => NodeRequest::HeldObjects { after: take_object_id(&mut take)? },
             FrameOp::Warm => NodeRequest::Warm {
                 volume: take_volume(&mut take)?,
                 verify: take_switch(&mut take, "whether to verify")?,
@@ -331,23 +366,21 @@ impl fmt::Display for NodeRequest<'_> {
         match self {
             NodeRequest::Hello(hello) => write!(f, "handshake for source '{}'", hello.source),
             NodeRequest::Ping => f.write_str("ping"),
+            NodeRequest::Describe => f.write_str("description of the node"),
+            NodeRequest::HeldObjects { .. } => f.write_str("page of cached objects"),
             NodeRequest::Challenge(_) => f.write_str("challenge"),
             NodeRequest::Prove(_) => f.write_str("proof of the group token"),
             NodeRequest::Lookup { path, .. } => write!(f, "lookup of {}", name(path)),
             NodeRequest::List { path, .. } => write!(f, "listing of {}", name(path)),
             NodeRequest::ReadLink { path, .. } => write!(f, "target of link {}", name(path)),
-            NodeRequest::Read(ReadRequest { path, offset, len, .. })
-            | NodeRequest::ReadHere(ReadRequest { path, offset, len, .. }) => {
-                write!(f, "read of {len} bytes at {offset} of {}", name(path))
+            NodeRequest::Read(ReadRequest { path, offset, len, flags, .. }) => {
+                let reader = if flags.contains(ReadFlags::CACHED_ONLY) { "another node's " } else { "" };
+                write!(f, "{reader}read of {len} bytes at {offset} of {}", name(path))
             }
             NodeRequest::StatFs { .. } => f.write_str("capacity of a volume"),
             NodeRequest::Info { path, .. } => write!(f, "cached blocks of {}", name(path)),
             NodeRequest::Warm { parts, .. } => write!(f, "warming of {} ranges", parts.iter().count()),
             NodeRequest::Drop { parts, .. } => write!(f, "dropping of {} ranges", parts.iter().count()),
-            NodeRequest::Pull(ReadRequest { path, offset, len, .. })
-            | NodeRequest::Seek(ReadRequest { path, offset, len, .. }) => {
-                write!(f, "another node's read of {len} bytes at {offset} of {}", name(path))
-            }
             NodeRequest::Weigh { weight } => write!(f, "a share of {weight}"),
             NodeRequest::Rules { .. } => f.write_str("rules for folders"),
             NodeRequest::Classify { parts, .. } => write!(f, "classification of {} ranges", parts.iter().count()),
@@ -365,6 +398,7 @@ fn put_read(read: &ReadRequest<'_>, out: &mut Vec<u8>) {
     out.put_u32(read.len);
     out.put_u64(read.offset);
     out.put_u64(read.size);
+    out.put_u8(read.flags.0);
     out.put_bytes(read.version.as_bytes());
     out.put_bytes(read.path);
 }
@@ -373,8 +407,17 @@ fn take_read<'a>(take: &mut ByteCursor<'a>) -> Result<ReadRequest<'a>, FrameErro
     let volume = take_volume(take)?;
     let (len, offset, size) =
         (take.take_u32("a read's length")?, take.take_u64("an offset")?, take.take_u64("an object's size")?);
+    let flags = ReadFlags::from_bits(take.take_u8("the flags of a read")?)?;
     let version = take.take_text("a version text")?;
-    Ok(ReadRequest { volume, path: take_path(take)?, version, size, offset, len })
+    Ok(ReadRequest { volume, path: take_path(take)?, version, size, offset, len, flags })
+}
+
+fn take_object_id(take: &mut ByteCursor<'_>) -> Result<Option<u128>, FrameError> {
+    let Some(bytes) = take.take_option("an object id")? else { return Ok(None) };
+    match bytes.try_into() {
+        Ok(bytes) => Ok(Some(u128::from_le_bytes(bytes))),
+        Err(_) => Err(FrameError::Value { what: "the length of an object id", value: bytes.len() as u64 }),
+    }
 }
 
 fn take_switch(take: &mut ByteCursor<'_>, what: &'static str) -> Result<bool, FrameError> {

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, FRAME_ALIGN, FrameError, FrameFlags, FrameHeader, FrameOp,
-    HEADER_LEN, HelloRequest, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, NONCE_LEN, NodeCapabilities, NodeRequest,
-    ObjectRange, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadRequest, TokenProof, VolumeId,
-    WelcomeAnswer, check_path, decode_error, encode_error_message, frame_padding,
+    HEADER_LEN, HelloRequest, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, NONCE_LEN, NodeRequest, ObjectRange, PROOF_LEN,
+    RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadFlags, ReadRequest, TokenProof, VolumeId, WelcomeAnswer,
+    check_path, decode_error, encode_error_message, frame_padding,
 };
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use std::time::{Duration, UNIX_EPOCH};
@@ -118,12 +118,15 @@ proptest! {
         round_trip(NodeRequest::Lookup { volume, path, max_age_ms: max }, id);
         round_trip(NodeRequest::List { volume, path, cursor: cursor.as_deref(), max, max_age_ms: !max }, id);
         round_trip(NodeRequest::ReadLink { volume, path }, id);
-        round_trip(NodeRequest::Read(ReadRequest { volume, path, version: &text, size, offset, len }), id);
+        for bits in 0..8 {
+            let flags = ReadFlags::from_bits(bits).unwrap();
+            round_trip(NodeRequest::Read(ReadRequest { volume, path, version: &text, size, offset, len, flags }), id);
+        }
         round_trip(NodeRequest::StatFs { volume }, id);
         round_trip(NodeRequest::Info { volume, path }, id);
-        round_trip(NodeRequest::Pull(ReadRequest { volume, path, version: &text, size, offset, len }), id);
-        round_trip(NodeRequest::ReadHere(ReadRequest { volume, path, version: &text, size, offset, len }), id);
-        round_trip(NodeRequest::Seek(ReadRequest { volume, path, version: &text, size, offset, len }), id);
+        round_trip(NodeRequest::Describe, id);
+        round_trip(NodeRequest::HeldObjects { after: None }, id);
+        round_trip(NodeRequest::HeldObjects { after: Some(u128::from(size) << 64 | u128::from(offset)) }, id);
         round_trip(NodeRequest::Weigh { weight: max }, id);
         round_trip(NodeRequest::Rules { text: &text }, id);
         round_trip(NodeRequest::Unknown { op, body: path }, id);
@@ -164,10 +167,8 @@ proptest! {
         body_round_trip(&attr);
         body_round_trip(&page);
         body_round_trip(&CapacityAnswer { total_bytes: n, free_bytes: !n, total_files: n / 2, free_files: 1 });
-        let (volume, capabilities) = (VolumeId(n as u32), NodeCapabilities(n));
-        let old = WelcomeAnswer { version: 1, volume, block_size: n, node, capabilities, ..WelcomeAnswer::default() };
-        body_round_trip(&old);
-        body_round_trip(&WelcomeAnswer { version: 2, instance: n, rails, ..old });
+        let (volume, placement_rule) = (VolumeId(n as u32), n as u16);
+        body_round_trip(&WelcomeAnswer { version: 3, volume, block_size: n, node, placement_rule, instance: n, rails });
     }
 
     #[test]
@@ -273,14 +274,12 @@ fn limits_hold() {
     }
     let hello =
         |min_version, max_version| HelloRequest { min_version, max_version, peer: "", source: "" }.negotiate_version();
-    assert_eq!((hello(1, 1), hello(1, 2), hello(2, 9)), (Ok(1), Ok(2), Ok(2)));
-    assert_eq!(hello(0, 9), Ok(2));
-    assert!(hello(3, 9).is_err() && hello(0, 0).is_err() && hello(9, 2).is_err());
+    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 9)), (Ok(3), Ok(3), Ok(3)));
+    assert!(hello(1, 2).is_err() && hello(4, 9).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
 }
 
-/// A peer of the first version gets a `Welcome` without rails, and one of its own is understood.
 #[test]
-fn peers_of_the_first_version_are_understood() {
+fn a_welcome_lists_rails_within_its_limit() {
     let (node, address) = ("n".to_owned(), "10.0.0.1".parse().unwrap());
     let rail = RailInfo {
         name: "ib0".to_owned(),
@@ -292,16 +291,12 @@ fn peers_of_the_first_version_are_understood() {
         speed_mbit: 400_000,
     };
     let new =
-        WelcomeAnswer { version: 2, node, instance: 7, rails: vec![rail; MAX_RAILS + 1], ..WelcomeAnswer::default() };
+        WelcomeAnswer { version: 3, node, instance: 7, rails: vec![rail; MAX_RAILS + 1], ..WelcomeAnswer::default() };
     let bytes = |welcome: &WelcomeAnswer| {
         let mut out = Vec::new();
         welcome.encode(&mut out);
         out
     };
-    let old = bytes(&WelcomeAnswer { version: 1, ..new.clone() });
-    assert_eq!(old, b"\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0n\0\0\0\0\0\0\0\0");
-    let old = WelcomeAnswer::decode(&old).unwrap();
-    assert_eq!((old.instance, old.rails.len()), (0, 0));
     let mut long = bytes(&new);
     let whole = WelcomeAnswer::decode(&long).unwrap();
     assert_eq!((whole.instance, whole.rails.len()), (7, MAX_RAILS), "no more than a peer accepts");
@@ -318,13 +313,28 @@ fn peers_of_the_first_version_are_understood() {
 #[test]
 fn the_format_is_what_it_was() {
     let mut out = Vec::new();
-    let read = ReadRequest { volume: VolumeId(2), path: b"a/b", version: "v", size: 9, offset: 4, len: 5 };
+    let read = ReadRequest {
+        volume: VolumeId(2),
+        path: b"a/b",
+        version: "v",
+        size: 9,
+        offset: 4,
+        len: 5,
+        flags: ReadFlags::CACHED_ONLY.with(ReadFlags::BEGIN_FETCH),
+    };
     NodeRequest::Read(read).encode(0x0102, &mut out).unwrap();
-    let mut expected = b"SPUR\x01\x00\x13\x00\x02\x01\0\0\0\0\0\0\0\0\0\0\x24\0\0\0\0\0\0\0".to_vec();
+    let mut expected = b"SPUR\x01\x00\x13\x00\x02\x01\0\0\0\0\0\0\0\0\0\0\x25\0\0\0\0\0\0\0".to_vec();
     expected.resize(HEADER_LEN, 0);
-    expected.extend_from_slice(b"\x02\0\0\0\x05\0\0\0\x04\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x01\0\0\0v\x03\0\0\0a/b");
+    expected.extend_from_slice(b"\x02\0\0\0\x05\0\0\0\x04\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x06\x01\0\0\0v\x03\0\0\0a/b");
     expected.resize(2 * HEADER_LEN, 0);
     assert_eq!(out, expected);
+    // Flags without a meaning.
+    let at = HEADER_LEN + 24;
+    assert_eq!(out[at], 6);
+    assert!(matches!(
+        NodeRequest::decode(FrameOp::Read, &[&out[HEADER_LEN..at], &[8]].concat()),
+        Err(FrameError::Value { .. })
+    ));
     for op in FrameOp::all_known() {
         assert_eq!(FrameOp::from_code(op.code()), op);
     }

@@ -110,7 +110,7 @@ fn answer_request(
         Err(error) => NextStep::Close(error),
         Ok((header, body)) => {
             let timeout = conn.send_patience(&shared.config, header.op == FrameOp::Hello);
-            quick = matches!(header.op, FrameOp::Read | FrameOp::ReadHere | FrameOp::Ping) && region.len <= SLOT as u64;
+            quick = matches!(header.op, FrameOp::Read | FrameOp::Ping) && region.len <= SLOT as u64;
             if !quick {
                 hand.release_all();
             }

@@ -2,7 +2,7 @@
 
 use parking_lot::{Condvar, Mutex};
 use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector, SimFault, SimNode};
-use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
     Channel, ConnState, Connector, PathPool, PoolConfig, PoolState, Responder, Service, TransportKind,
 };
@@ -23,14 +23,7 @@ struct Gate {
 impl Service for Gate {
     fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         let (volume, node) = (VolumeId(4), "gate".to_owned());
-        Ok(WelcomeAnswer {
-            version: 0,
-            volume,
-            block_size: 1,
-            node,
-            capabilities: NodeCapabilities(0),
-            ..WelcomeAnswer::default()
-        })
+        Ok(WelcomeAnswer { version: 0, volume, block_size: 1, node, ..WelcomeAnswer::default() })
     }
     fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         let NodeRequest::Read(ReadRequest { offset, len, .. }) = request else {
@@ -60,7 +53,15 @@ fn soon() -> Instant {
 }
 
 fn read(offset: u64, len: u32) -> NodeRequest<'static> {
-    NodeRequest::Read(ReadRequest { volume: VolumeId(4), path: b"f", version: "v", size: 1 << 40, offset, len })
+    NodeRequest::Read(ReadRequest {
+        volume: VolumeId(4),
+        path: b"f",
+        version: "v",
+        size: 1 << 40,
+        offset,
+        len,
+        flags: ReadFlags::NONE,
+    })
 }
 
 fn call(pool: &PathPool, offset: u64) -> Result<()> {

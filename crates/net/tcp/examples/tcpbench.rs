@@ -9,7 +9,7 @@
 //! rounds' own ratios, so a machine with other work on it still gives a fair one. Seconds are those of one slice.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpChannel, TcpConnector, TcpServer, bare};
-use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{Channel, ConnState, PathPool, PoolConfig, Responder, Service, perform_handshake};
 use spurline_trust::{GroupTokens, Trust};
 use spurline_types::{Error, ErrorKind, Result, Size, Stats};
@@ -85,14 +85,7 @@ struct InMemory(Arc<Vec<u8>>);
 impl Service for InMemory {
     fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         let (volume, node) = (VolumeId(1), "bench".to_owned());
-        Ok(WelcomeAnswer {
-            version: 0,
-            volume,
-            block_size: 4 << 20,
-            node,
-            capabilities: NodeCapabilities(0),
-            ..WelcomeAnswer::default()
-        })
+        Ok(WelcomeAnswer { version: 0, volume, block_size: 4 << 20, node, ..WelcomeAnswer::default() })
     }
     fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         let NodeRequest::Read(ReadRequest { offset, len, .. }) = request else {
@@ -162,7 +155,7 @@ impl Job<'_> {
         let mut done = 0;
         let request = |volume, offset| {
             let (path, version, len) = (b"some/dir/some-file.bin".as_slice(), "0123456789abcdef-1", size as u32);
-            NodeRequest::Read(ReadRequest { volume, path, version, size: 1 << 40, offset, len })
+            NodeRequest::Read(ReadRequest { volume, path, version, size: 1 << 40, offset, len, flags: ReadFlags::NONE })
         };
         let ahead = if matches!(self.asker, Asker::Bare(_)) { args.depth } else { 0 };
         for _ in 0..ahead {

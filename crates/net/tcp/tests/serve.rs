@@ -1,7 +1,7 @@
 //! A server and a pool of channels over loopback.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{ConnState, PathPool, PoolConfig, Responder, Service};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
@@ -16,7 +16,6 @@ impl Service for Zeros {
             volume: VolumeId(1),
             block_size: 4 << 20,
             node: "n".into(),
-            capabilities: NodeCapabilities(0),
             ..WelcomeAnswer::default()
         })
     }
@@ -61,6 +60,7 @@ fn reads_through_a_pool() {
                         size,
                         offset,
                         len,
+                        flags: ReadFlags::NONE,
                     });
                     let answer = lease.call(&request, &mut Vec::new(), &mut dst, &mut |_| {}, deadline).unwrap();
                     assert_eq!(answer.payload_len, len as usize);
@@ -106,7 +106,15 @@ fn an_answer_can_wait_in_its_connection() {
     let read = |offset: u64| {
         move |welcome: &WelcomeAnswer| {
             let (path, version, size, len) = (b"a".as_slice(), "v", 1 << 20, 300_000);
-            NodeRequest::Read(ReadRequest { volume: welcome.volume, path, version, size, offset, len })
+            NodeRequest::Read(ReadRequest {
+                volume: welcome.volume,
+                path,
+                version,
+                size,
+                offset,
+                len,
+                flags: ReadFlags::NONE,
+            })
         }
     };
     assert!(pool.begin_call(read(0), deadline).is_none(), "a peer that was never reached is not waited for");

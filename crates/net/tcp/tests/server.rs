@@ -1,7 +1,7 @@
 //! The server under misbehaving readers, and with more of them than it has threads.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{HEADER_LEN, HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_proto::{HEADER_LEN, HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
     CallError, Channel, ChannelLease, ConnState, Connector, PathPool, PoolConfig, Responder, Service, perform_handshake,
 };
@@ -27,18 +27,10 @@ struct Zeros {
 impl Service for Zeros {
     fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         let (volume, node) = (VolumeId(1), "z".to_owned());
-        Ok(WelcomeAnswer {
-            version: 0,
-            volume,
-            block_size: 1,
-            node,
-            capabilities: NodeCapabilities(0),
-            ..WelcomeAnswer::default()
-        })
+        Ok(WelcomeAnswer { version: 0, volume, block_size: 1, node, ..WelcomeAnswer::default() })
     }
     fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let path = if let NodeRequest::Info { path, .. } = request { path } else { b"" };
-        if path == b"stuck" {
+        if request == NodeRequest::Describe {
             self.asked.fetch_add(1, Ordering::SeqCst);
             let mut released = self.released.lock().unwrap();
             while !*released {
@@ -100,7 +92,15 @@ fn connect(addr: SocketAddr) -> Box<dyn Channel> {
 
 fn request(path: &str, len: usize) -> NodeRequest<'_> {
     let (path, version) = (path.as_bytes(), "v");
-    NodeRequest::Read(ReadRequest { volume: VolumeId(1), path, version, size: 1 << 40, offset: 0, len: len as u32 })
+    NodeRequest::Read(ReadRequest {
+        volume: VolumeId(1),
+        path,
+        version,
+        size: 1 << 40,
+        offset: 0,
+        len: len as u32,
+        flags: ReadFlags::NONE,
+    })
 }
 
 fn read(channel: &mut dyn Channel, path: &str, len: usize) -> Result<usize, CallError> {
@@ -275,8 +275,15 @@ fn a_reader_that_does_not_read_frees_its_worker() {
     let mut stuck = TcpStream::connect(addr).unwrap();
     let mut frames = Vec::new();
     NodeRequest::Hello(HelloRequest::new("t", "s")).encode(1, &mut frames).unwrap();
-    let read_much =
-        ReadRequest { volume: VolumeId(1), path: b"f", version: "v", size: 1 << 40, offset: 0, len: 60 << 20 };
+    let read_much = ReadRequest {
+        volume: VolumeId(1),
+        path: b"f",
+        version: "v",
+        size: 1 << 40,
+        offset: 0,
+        len: 60 << 20,
+        flags: ReadFlags::NONE,
+    };
     NodeRequest::Read(read_much).encode(2, &mut frames).unwrap();
     stuck.write_all(&frames).unwrap();
     // The only worker is busy with it until the timeout; then it serves others again.
@@ -477,7 +484,7 @@ fn signs_of_life_are_answered_while_questions_about_the_node_wait() {
         let mut before = greeted();
         let ask = || {
             let (mut channel, mut body) = (greeted(), Vec::new());
-            let request = NodeRequest::Info { volume: VolumeId(u32::MAX), path: b"stuck" };
+            let request = NodeRequest::Describe;
             channel.call(&request, &mut body, &mut [], &mut |_| {}, soon()).unwrap();
             // The connection is not lost to later heartbeats.
             ping(&mut channel);

@@ -3,8 +3,8 @@
 
 use crate::{CallError, Channel, ConnState, Connector, Responder, Service, call_decoded, perform_handshake};
 use spurline_proto::{
-    AnswerBody as _, FrameHeader, FrameOp, HEADER_LEN, HelloRequest, MAX_REQUEST_BODY, MAX_VERSION, NodeCapabilities,
-    NodeRequest, ReadRequest, frame_padding,
+    AnswerBody as _, FrameHeader, FrameOp, HEADER_LEN, HelloRequest, MAX_REQUEST_BODY, MAX_VERSION, NodeRequest,
+    ReadFlags, ReadRequest, frame_padding,
 };
 use spurline_proto::{CapacityAnswer, VolumeId, WelcomeAnswer};
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Result, Version};
@@ -148,7 +148,7 @@ impl Service for TestService {
             volume,
             block_size: 4 << 20,
             node,
-            capabilities: NodeCapabilities(5),
+            placement_rule: 5,
             ..WelcomeAnswer::default()
         })
     }
@@ -159,6 +159,7 @@ impl Service for TestService {
             NodeRequest::Lookup { path, .. } => test_attr(path).encode(&mut body),
             NodeRequest::List { path, cursor, max, .. } => test_page(path, cursor, max).encode(&mut body),
             NodeRequest::ReadLink { path, .. } | NodeRequest::Info { path, .. } => body.extend_from_slice(path),
+            NodeRequest::HeldObjects { after } => body.extend_from_slice(&after.unwrap_or_default().to_le_bytes()),
             NodeRequest::StatFs { volume } => {
                 CapacityAnswer { total_bytes: volume.0.into(), ..CapacityAnswer::default() }.encode(&mut body);
             }
@@ -231,6 +232,7 @@ fn read_request(path: &str, offset: u64, len: usize) -> NodeRequest<'_> {
         size,
         offset,
         len: len as u32,
+        flags: ReadFlags::NONE,
     })
 }
 
@@ -300,6 +302,9 @@ fn every_operation(rig: &dyn TransportRig) {
             channel.call(&request, &mut body, &mut [], &mut |_| {}, far_deadline()).unwrap();
             assert_eq!(body, odd);
         }
+        let request = NodeRequest::HeldObjects { after: Some(7 << 64) };
+        channel.call(&request, &mut body, &mut [], &mut |_| {}, far_deadline()).unwrap();
+        assert_eq!(body, (7u128 << 64).to_le_bytes());
         // A body larger than one receive call takes, with a destination that stays unused.
         let long: Vec<u8> = (0..40_000).map(|i| if i % 200 == 199 { b'/' } else { b'a' + (i % 26) as u8 }).collect();
         let request = NodeRequest::ReadLink { volume, path: &long[..39_999] };
@@ -434,15 +439,8 @@ fn after_greeting(then: impl Fn(&FrameHeader) -> (Vec<u8>, ScriptEnd) + Send + S
         }
         let mut body = Vec::new();
         let (node, block_size) = ("tester".to_owned(), 4 << 20);
-        WelcomeAnswer {
-            version: 1,
-            volume: VolumeId(3),
-            block_size,
-            node,
-            capabilities: NodeCapabilities(0),
-            ..WelcomeAnswer::default()
-        }
-        .encode(&mut body);
+        WelcomeAnswer { version: MAX_VERSION, volume: VolumeId(3), block_size, node, ..WelcomeAnswer::default() }
+            .encode(&mut body);
         let mut out = header.new_answer(0, body.len(), 0).unwrap().encode().to_vec();
         out.extend_from_slice(&body);
         out.extend_from_slice(frame_padding(body.len()));

@@ -10,8 +10,7 @@ use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
-use spurline_node::HELD;
-use spurline_proto::{NodeRequest, RangeDone, VolumeId};
+use spurline_proto::{NodeRequest, RangeDone};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Member, ObjectRef, Result, Stats, Version};
 use std::collections::BTreeMap;
@@ -222,9 +221,9 @@ fn ask_held(reach: &Reach, node: &Member) -> Result<(Vec<Held>, u64)> {
     let block_size = lease.welcome().block_size;
     let senseless =
         |what: &str| Error::new(ErrorKind::Protocol, format!("what it says it holds makes no sense: {what}"));
-    let (mut objects, mut path, mut body) = (Vec::new(), HELD.to_vec(), Vec::new());
+    let (mut objects, mut after, mut body) = (Vec::new(), None, Vec::new());
     loop {
-        let request = NodeRequest::Info { volume: VolumeId(u32::MAX), path: &path };
+        let request = NodeRequest::HeldObjects { after };
         lease.call(&request, &mut body, &mut [], &mut |_| {}, Instant::now() + PATIENCE)?;
         let mut page: Value = serde_json::from_slice(&body).map_err(|error| senseless(&error.to_string()))?;
         let Value::Array(some) = page["objects"].take() else {
@@ -233,7 +232,7 @@ fn ask_held(reach: &Reach, node: &Member) -> Result<(Vec<Held>, u64)> {
         };
         objects.extend(some);
         match page["next"].as_str() {
-            Some(next) => path = [HELD, b"/", next.as_bytes()].concat(),
+            Some(next) => after = Some(u128::from_str_radix(next, 16).map_err(|_| senseless("next"))?),
             None => break,
         }
     }

@@ -371,7 +371,7 @@ fn peers(remote: &GroupVolume) -> Vec<Value> {
                 },
                 "connections": connections,
                 // Others are asked before it.
-                "slow": peer.pace().is_shunned(),
+                "slow": peer.latency().is_deprioritised(),
                 "paths": paths.iter().map(path).collect::<Vec<_>>(),
                 "no_paths": why_none,
             })

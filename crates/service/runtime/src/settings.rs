@@ -144,7 +144,7 @@ pub fn compare_with_others(
         let pool = reach.pool(member);
         // One that does not answer says nothing.
         let Ok(lease) = pool.checkout(Instant::now() + ANSWER) else { continue };
-        let (size, rule) = (lease.welcome().block_size, lease.welcome().capabilities.placement_rule());
+        let (size, rule) = (lease.welcome().block_size, Some(lease.welcome().placement_rule).filter(|rule| *rule != 0));
         let mut differing = Vec::new();
         if size != own {
             let (own, size) = (Size(own), Size(size));

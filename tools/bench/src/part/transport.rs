@@ -4,7 +4,7 @@ use super::{ReadLane, ReadPart, ServePart, print_ready, read_lanes, serve_for_ev
 use crate::error::{BenchError, Result};
 use crate::scratch;
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{Channel as _, ConnState, Responder, Service, perform_handshake};
 use spurline_types::{Error as WireError, ErrorKind, Stats};
 use std::sync::Arc;
@@ -20,15 +20,8 @@ struct MemoryService(Vec<u8>);
 impl Service for MemoryService {
     fn handle_hello(&self, _conn: &ConnState, hello: &HelloRequest<'_>) -> spurline_types::Result<WelcomeAnswer> {
         let volume = VolumeId(1);
-        let (node, capabilities) = ("bench".to_owned(), NodeCapabilities::default());
-        Ok(WelcomeAnswer {
-            version: hello.max_version,
-            volume,
-            block_size: 4 << 20,
-            node,
-            capabilities,
-            ..WelcomeAnswer::default()
-        })
+        let node = "bench".to_owned();
+        Ok(WelcomeAnswer { version: hello.max_version, volume, block_size: 4 << 20, node, ..WelcomeAnswer::default() })
     }
 
     fn serve_request(
@@ -82,6 +75,7 @@ pub(super) fn read(part: &ReadPart) -> Result<()> {
                 size: part.size.0,
                 offset: lane.next_offset(),
                 len: block as u32,
+                flags: ReadFlags::NONE,
             };
             let deadline = Instant::now() + DEADLINE;
             let got = channel

@@ -5,7 +5,6 @@ use crate::sim::{BLOCK, Cluster, Mount, Waits, object};
 use spurline_net_sim::RailMode;
 use spurline_types::ObjectRef;
 use std::sync::Barrier;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const NODES: usize = 4;
@@ -109,21 +108,4 @@ fn a_copy_serves_its_readers_when_the_owner_stands_still() {
         }
     });
     cluster.hosts[1].link.set_mode(RailMode::Up);
-}
-
-#[test]
-fn nodes_of_an_older_release_are_asked_as_they_were() {
-    for old in [&[1, 2][..], &[0, 1, 2, 3]] {
-        let cluster = cluster();
-        old.iter().for_each(|n| cluster.hosts[*n].old.store(true, Ordering::Release));
-        let mounts = mounts(&cluster, 3);
-        let long = object(1, 40 * BLOCK);
-        all_at_once(&mounts, std::slice::from_ref(&long));
-        let (reads, blocks) = cluster.under.reads();
-        assert!(blocks == 40 && reads <= 3 * 40, "{reads} reads of {blocks} blocks");
-        mounts.iter().for_each(|mount| mount.read_all(&long).unwrap());
-        if old.len() == NODES {
-            assert_eq!(sent_on(&cluster), 0);
-        }
-    }
 }

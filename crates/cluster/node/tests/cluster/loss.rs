@@ -1,10 +1,10 @@
 //! Nodes lost under readers: no error, no wrong byte, a pause of known length, and no burst on the origin. Pauses are
 //! printed; the assertions hold on a machine of any speed.
 
-use crate::sim::{BLOCK, Cluster, Mount, object};
+use crate::sim::{BLOCK, Cluster, Mount, OriginFault, object};
 use crate::simulation::Stop;
 use spurline_net_sim::RailMode;
-use spurline_types::ObjectRef;
+use spurline_types::{ErrorKind, ObjectRef};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -117,6 +117,26 @@ fn a_node_that_waits_for_a_slow_under_store_is_not_given_up() {
     mount.read(&object(1, BLOCK), 0, 100).unwrap();
     assert_eq!(mount.stats.remotecache.given_up.get(), 0);
     assert_eq!(cluster.under.reads(), (1, 1));
+}
+
+#[test]
+fn a_node_without_its_origin_costs_no_error() {
+    let cluster = Cluster::start(3, 512);
+    let mount = cluster.mount_with(0..3, Duration::from_secs(60));
+    for (n, fault) in [OriginFault::Refuses(ErrorKind::PermissionDenied), OriginFault::Silent].into_iter().enumerate() {
+        *cluster.hosts[1].origin.fault.lock() = Some(fault);
+        (0..30).for_each(|object_n| mount.read_all(&object(object_n + 100 * n as u64, BLOCK)).unwrap());
+        *cluster.hosts[1].origin.fault.lock() = None;
+        let declines = &cluster.hosts[1].stats.remotecache.origin_declines;
+        assert!(fault != OriginFault::Silent || declines.get() > 0);
+        let mut fresh = 1000 * (n as u64 + 1);
+        eventually("node 1 fetches again", || {
+            fresh += 20;
+            let again: Vec<_> = (0..20).map(|k| object(fresh + k, BLOCK)).collect();
+            again.iter().for_each(|object| mount.read_all(object).unwrap());
+            again.iter().any(|object| cluster.held(1, object) > 0)
+        });
+    }
 }
 
 #[test]

@@ -9,16 +9,14 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{FaultPlan, FaultRates, SimNode, SimRail};
 use spurline_node::{CacheNode, HotRule};
 use spurline_origin::{OriginCapabilities, OriginCapacity, OriginStore};
-use spurline_proto::{HelloRequest, NodeRequest, WelcomeAnswer};
 use spurline_store::Store;
-use spurline_transport::{ConnState, Connector, PathPool, PoolConfig, Responder, Service, TransportKind};
+use spurline_transport::{Connector, PathPool, PoolConfig, TransportKind};
 use spurline_types::{
     ByteSink, Error, ErrorKind, FileKind, ListPage, Member, ObjectAttr, ObjectRef, Result, Stats, Version,
 };
 use spurline_volume::{ReadData, Volume as _};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 pub const BLOCK: u64 = 64 << 10;
@@ -162,28 +160,6 @@ pub fn object(number: u64, len: u64) -> ObjectRef {
     ObjectRef::new(SOURCE, format!("{number}/{len}").as_bytes(), Version::new("1"), len)
 }
 
-/// A node that optionally behaves as the release before redirects.
-struct Release {
-    node: Arc<CacheNode>,
-    old: Arc<AtomicBool>,
-}
-
-impl Service for Release {
-    fn handle_hello(&self, conn: &ConnState, hello: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
-        let mut welcome = self.node.handle_hello(conn, hello)?;
-        if self.old.load(Ordering::Acquire) {
-            welcome.capabilities.0 &= !1;
-        }
-        Ok(welcome)
-    }
-    fn serve_request(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let unknown =
-            matches!(request, NodeRequest::ReadHere(_) | NodeRequest::Seek(_)) && self.old.load(Ordering::Acquire);
-        assert!(!unknown, "a node of an older release is asked what it does not know: {request}");
-        self.node.serve_request(conn, request, responder)
-    }
-}
-
 /// One cache node and its link.
 pub struct Host {
     pub sim: SimNode,
@@ -194,8 +170,6 @@ pub struct Host {
     pub shared: Arc<CacheContext>,
     pub member: Member,
     pub origin: Arc<OriginAccess>,
-    /// Set before the handshake: whether it is of an older release.
-    pub old: Arc<AtomicBool>,
 }
 
 /// Short timeouts for a cluster with many faults.
@@ -364,9 +338,7 @@ fn host(n: usize, blocks: u64, under: &Arc<Under>, disks: &OpenDisks<'_>) -> Hos
     let node = CacheNode::with_rule(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open), rule);
     let shared = kept;
     let plan = Arc::new(FaultPlan::new(n as u64 + 1, FaultRates::default()));
-    let old = Arc::new(AtomicBool::new(false));
-    let service = Arc::new(Release { node, old: Arc::clone(&old) });
-    let sim = SimNode::new(&format!("n{n}"), service, Arc::clone(&plan));
+    let sim = SimNode::new(&format!("n{n}"), node, Arc::clone(&plan));
     Host {
         sim,
         plan,
@@ -376,7 +348,6 @@ fn host(n: usize, blocks: u64, under: &Arc<Under>, disks: &OpenDisks<'_>) -> Hos
         shared,
         member: Member::from_address(&format!("n{n}"), 100),
         origin,
-        old,
     }
 }
 

@@ -258,7 +258,7 @@ impl Script {
         let mut states = Vec::new();
         for reader in &self.world.readers {
             for peer in reader.mount.remote.members().snapshot().existing_peers() {
-                states.push(format!("{}: {} {:?} {:?}", reader.name, peer.name(), peer.pool_state(), peer.pace()));
+                states.push(format!("{}: {} {:?} {:?}", reader.name, peer.name(), peer.pool_state(), peer.latency()));
             }
         }
         states
@@ -294,11 +294,9 @@ pub fn run(seed: u64, told: bool) -> Outcome {
         hedge_after: Duration::from_millis([0, 50][dice.below(2)]),
         disks: dice.below(3) == 0,
         calm: dice.below(5) == 0,
-        old: dice.below(4).saturating_sub(1),
     };
     // Hedging adds fetches by second nodes, so only registry trouble is used here.
-    let plan =
-        if plan.calm { Plan { blocks: 400, hedge_after: Duration::ZERO, disks: false, old: 0, ..plan } } else { plan };
+    let plan = if plan.calm { Plan { blocks: 400, hedge_after: Duration::ZERO, disks: false, ..plan } } else { plan };
     let objects: Vec<_> =
         (0..6).map(|n| object(n, (1 + dice.below(30) as u64) * BLOCK - dice.below(999) as u64)).collect();
     let (began, alone) = (Instant::now(), dice.below(plan.nodes));

@@ -54,8 +54,6 @@ pub struct Plan {
     pub disks: bool,
     /// Only the registry has trouble.
     pub calm: bool,
-    /// Number of nodes of an older release.
-    pub old: usize,
 }
 
 /// The disk of one node, and where its files are.
@@ -107,7 +105,6 @@ impl World {
         let disks = Mutex::new(Vec::new());
         let open = |_, stats: &Arc<Stats>| plan.disks.then(|| disk(plan.blocks, stats, &disks)).flatten();
         let cluster = Cluster::start_on(plan.nodes, plan.blocks, open);
-        cluster.hosts.iter().take(plan.old).for_each(|host| host.old.store(true, Ordering::Release));
         let registry = SimRegistry::new();
         let mut announcers = Vec::new();
         for host in &cluster.hosts {

@@ -16,7 +16,7 @@ use perftest::{Bare, Control, Kid, answer};
 use spurline_mem::{BufferPool, PoolBuf};
 use spurline_net_rdma::{RdmaConnector, RdmaRail, RdmaServer, RdmaServerConfig, RdmaTimeouts};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{HelloRequest, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{Channel, ConnState, Connector, Responder, Service, perform_handshake};
 use spurline_types::{Error, ErrorKind, Result, Size, Stats};
 use spurline_verbs::{MemoryAccess, VerbsLibrary};
@@ -235,7 +235,15 @@ fn ask_all(lanes: &mut [Lane], size: usize) {
     let offset = (lane.at * size % (DATA - size + 1)) as u64;
     lane.at += 1;
     let (volume, len) = (VolumeId(0), size as u32);
-    let read = NodeRequest::Read(ReadRequest { volume, path: b"data", version: "v", size: DATA as u64, offset, len });
+    let read = NodeRequest::Read(ReadRequest {
+        volume,
+        path: b"data",
+        version: "v",
+        size: DATA as u64,
+        offset,
+        len,
+        flags: ReadFlags::NONE,
+    });
     let deadline = Instant::now() + Duration::from_secs(60);
     let (body, dst) = (&mut lane.body, &mut lane.dst);
     let answer = lane.channel.call_while(&read, body, dst, &mut |_| {}, deadline, &mut || ask_all(rest, size));

@@ -2,7 +2,7 @@
 
 use spurline_mem::BufferPool;
 use spurline_net_rdma::RdmaChannel;
-use spurline_proto::{HelloRequest, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{CallError, Channel as _, ConnState, Responder, Service};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::{Arc, Condvar, Mutex};
@@ -92,6 +92,7 @@ pub fn read<'a>(path: &'a str, offset: usize, len: usize) -> NodeRequest<'a> {
         size,
         offset: offset as u64,
         len: len as u32,
+        flags: ReadFlags::NONE,
     })
 }
 
