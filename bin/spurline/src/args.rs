@@ -211,12 +211,12 @@ pub struct OriginArgs {
 pub struct GroupArgs {
     /// Where the group's nodes are: static:HOST:PORT[,…], dns:NAME:PORT, coordinator://… or etcd://… [default: alone]
     ///
-    /// A mount with a registry reads from the nodes and holds neither credentials nor a disk cache. A node tells a
-    /// coordinator or etcd that it is there; a list and a name are for mounts. Of several coordinators
-    /// (coordinator://HOST:PORT,HOST:PORT) a node tells all and a mount follows one, the next when that fails. A name
-    /// that begins with an underscore is one of SRV records, which bring the ports: dns:_spurline._tcp.NAME. etcd with
-    /// TLS and a user: etcd://HOST:2379[,…]?ca=FILE&cert=FILE&key=FILE&user=NAME&password-file=FILE (or the password
-    /// in SPURLINE_ETCD_PASSWORD).
+    /// A mount with a registry reads from the nodes and holds neither credentials nor a disk cache. A node
+    /// registers with a coordinator or etcd; a list and a name are for mounts. A group has one coordinator; use etcd
+    /// where the registry must survive the loss of a host. A name that begins with an underscore is one of SRV records,
+    /// which contain the ports: dns:_spurline._tcp.NAME. etcd with TLS and a user:
+    /// etcd://HOST:2379[,…]?ca=FILE&cert=FILE&key=FILE&user=NAME&password-file=FILE (or the password in
+    /// SPURLINE_ETCD_PASSWORD).
     #[arg(long, value_name = "URL")]
     pub registry: Option<Registry>,
     /// The group's name in the registry [default: default]
@@ -261,8 +261,8 @@ pub struct CoordinatorArgs {
     pub state_file: Option<PathBuf>,
     /// An etcd where jobs are kept, for several coordinators: etcd://HOST:PORT[,…] [default: beside --state-file]
     ///
-    /// Coordinators that name the same share the jobs: each is done by one of them, any can be asked about it, and when
-    /// one dies another goes on with what it did. Nodes have to be told all of the coordinators.
+    /// Coordinators with the same store share the jobs: one of them runs each, any of them knows it, and after a crash
+    /// another continues it. They find the nodes in this etcd: give nodes and mounts --registry etcd://HOST:PORT.
     #[arg(long, value_name = "URL", help_heading = "Coordinator")]
     pub job_store: Option<Registry>,
     /// Logs and metrics.

@@ -181,13 +181,13 @@ Every flag is also an environment variable (--group-port: SPURLINE_GROUP_PORT) a
 --config (group-port = 7400). Flag over variable over file over default.
 
 Examples:
-  On one host (on more, for safety; they know nothing of each other, and every node tells all of them):
+  On one host (or use an etcd, whose servers replace each other, with --registry etcd://head1:2379,head2:2379):
     spurline coordinator --group-network eth1 --group-port 7400 --group-token-file /etc/token -d
   The nodes, then the mounts:
     spurline node --source s3://datasets --group-network eth1 --group-port 7000 --group-token-file /etc/token \\
-        --registry coordinator://head1:7400,head2:7400 --cache-group train -d
+        --registry coordinator://head1:7400 --cache-group train -d
     spurline mount s3://datasets /mnt/data --group-token-file /etc/token \\
-        --registry coordinator://head1:7400,head2:7400 --cache-group train -d";
+        --registry coordinator://head1:7400 --cache-group train -d";
 
 const STATS_EXAMPLES: &str = "\
 Sections of --schema: u usage, f fuse, m metadata, c blockcache, r remotecache (whatever carried it), e rdma, o object.
@@ -246,7 +246,7 @@ pub struct JobArgs {
     /// End the jobs of these paths; with options, the one that was begun with them
     #[arg(long, group = "what")]
     pub stop: bool,
-    /// The coordinator that does the job: coordinator://HOST:PORT[,HOST:PORT] [default: the mount that PATH lies in]
+    /// The coordinator that does the job: coordinator://HOST:PORT [default: the mount that PATH lies in]
     ///
     /// It goes on with jobs after a restart. PATH is below --source then. Where the variable alone names it, paths without
     /// --source are done by the mount that they lie in.

@@ -5,8 +5,8 @@ use crate::cli::{LimitArgs, RuleArgs, RulesArgs};
 use crate::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
-use spurline_cache::{Rule, RuleSet};
 use spurline_config::{Fault, Registry, SourceUrl, TrustConfig};
+use spurline_rules::{FolderRule, RuleSet};
 use spurline_runtime::locator::locate;
 use spurline_runtime::rules::nodes::{self, Nodes, Told};
 use spurline_runtime::rules::{describe_rule, rule_in};
@@ -17,9 +17,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Others may change the rules at the same time so many times.
-const TRIES: usize = 8;
-
 /// What becomes of a node that could not be told.
 const LATER: &str = "; it goes by the rules when it is back; run this again then for what it holds already";
 
@@ -29,7 +26,7 @@ struct Change<'a> {
     pins: bool,
     /// What has to hold of the rules of now.
     needs: &'a dyn Fn(&RuleSet) -> Result<(), Fault>,
-    make: &'a dyn Fn(&mut Rule),
+    make: &'a dyn Fn(&mut FolderRule),
 }
 
 /// Runs `spurline pin`.
@@ -75,7 +72,7 @@ pub fn limit(args: LimitArgs) -> Result<ExitCode, Fault> {
     if ttl.as_ref().is_some_and(|ttl| ttl.0.is_some_and(|ttl| ttl.is_zero())) {
         return Err(Fault::usage("a time of 0 would keep nothing", "say so by --quota 0, or give a longer --ttl"));
     }
-    let make = |rule: &mut Rule| {
+    let make = |rule: &mut FolderRule| {
         if let Some(ttl) = ttl {
             // Part of a second is kept for a whole one.
             rule.ttl_seconds = ttl.0.map(|ttl| ttl.as_millis().div_ceil(1000) as u64);
@@ -210,12 +207,6 @@ pub fn pin_before_load(
     Ok(())
 }
 
-/// The set with the change made; the very same where it has been made.
-fn changed(set: RuleSet, urls: &[String], change: &Change<'_>) -> Result<RuleSet, Fault> {
-    let new = set.with_changes(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
-    Ok(if new.rules == set.rules { set } else { new })
-}
-
 /// Changes the rules for `urls` in the registry, then on all nodes: the rules that hold now, and what the nodes said.
 fn make(
     nodes: &Nodes,
@@ -226,31 +217,22 @@ fn make(
     stop: &AtomicBool,
 ) -> Result<(RuleSet, Vec<Told>), Fault> {
     let before = nodes.ask(None);
-    // A registry that lost what it kept is given it back by this.
+    // A registry that lost the rules gets them back with the change.
     let known = answers(&before).filter_map(|now| RuleSet::from_json(now).ok());
-    let mut base = known.fold(kept, |all, set| all.merged_with(&set));
+    let known = known.fold(kept, RuleSet::or_newer);
     if change.pins {
         fits(nodes, &before, urls, bar, stop)?;
+    } else {
+        is_served(&before, &known, urls)?;
     }
-    if !change.pins {
-        is_served(&before, &base, urls)?;
-    }
-    for _ in 0..TRIES {
-        (change.needs)(&base)?;
-        let set = changed(base, urls, change)?;
+    let now = nodes.change(&known, |base| {
+        (change.needs)(base)?;
+        let set = base.with_changes(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
         quota_holds_a_block(&before, &set, urls)?;
-        if stop.load(Ordering::Acquire) {
-            return Err(interrupted());
-        }
-        let now = nodes.keep(&set)?;
-        // What others said meanwhile is in it; where it is about the same folders, what was said here may not be.
-        if changed(now.clone(), urls, change)? == now {
-            let told = nodes.ask(Some(&now));
-            return Ok((now, told));
-        }
-        base = now;
-    }
-    Err(Fault::failed("others change the rules of the group all the time", "run it again"))
+        if stop.load(Ordering::Acquire) { Err(interrupted()) } else { Ok(set) }
+    })?;
+    let told = nodes.ask(Some(&now));
+    Ok((now, told))
 }
 
 /// The URLs of the folders and files that a person means: URLs, or paths in a mount of this machine.
@@ -405,7 +387,7 @@ fn say_unreached(silent: &[(String, String)], then: &str) {
 
 fn shown(set: &RuleSet, url: &str) -> Value {
     let rule = set.rules.iter().find(|rule| rule.url == url);
-    rule.map_or_else(|| json!({"url": url}), Rule::to_json)
+    rule.map_or_else(|| json!({"url": url}), FolderRule::to_json)
 }
 
 #[cfg(test)]
@@ -432,8 +414,8 @@ mod tests {
         };
         let told = [node(100), node(50), node(0)];
         let set = |quota| {
-            let rule = Rule { url: "s3://b".into(), quota_bytes: Some(quota), ..Rule::default() };
-            RuleSet { rules: vec![rule], ..RuleSet::default() }
+            let rule = FolderRule { url: "s3://b".into(), quota_bytes: Some(quota), ..FolderRule::default() };
+            RuleSet { revision: 1, rules: vec![rule] }
         };
         let holds = |quota| quota_holds_a_block(&told, &set(quota), &["s3://b".to_owned()]);
         assert!(holds(12 << 20).is_ok() && holds(0).is_ok());

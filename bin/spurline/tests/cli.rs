@@ -60,6 +60,7 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&m(&["--buffer-size", "8M"]), 2, &["too small", "is needed", "--buffer-size"]);
     refused(&m(&["--buffer-size", "900T"]), 2, &["do not fit", "raise the limit"]);
     refused(&m(&["--registry", "consul://h:2379"]), 2, &["is no registry", "static:", "etcd:"]);
+    refused(&m(&["--registry", "coordinator://a:1,b:1"]), 2, &["several coordinators", "coordinator://a:1", "etcd://"]);
     refused(&m(&["--registry", "static:h"]), 2, &["HOST:PORT"]);
     refused(&m(&["--transport", "carrier-pigeon"]), 2, &["possible values: auto, tcp, rdma"]);
     refused(&m(&["--origin-timeout", "0"]), 2, &["--origin-timeout", "would fail every request"]);

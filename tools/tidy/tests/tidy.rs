@@ -24,7 +24,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ("origin", &[&["origin"]]),
     ("host", &[&["fabric", "umad"], &["rails"], &["probe"]]),
     ("cache", &[&["store"], &["cache"]]),
-    ("cluster", &[&["membership", "jobs"], &["client", "node"]]),
+    ("cluster", &[&["membership", "jobs"], &["rules"], &["client", "node"]]),
     ("access", &[&["fs"], &["fuse"]]),
     ("service", &[&["config", "observe"], &["runtime"]]),
 ];

@@ -93,7 +93,7 @@ fn run(
     // From before the job: a signal in between must not leave it running.
     let interrupted = if args.submit { Arc::default() } else { signals::raised(1)? };
     let submit = json!({"do": "submit", "spec": spec});
-    let begun = place.begin(&spec.id(), &submit).map_err(|error| place.fault(&error))?;
+    let begun = place.ask(&submit, 0).map_err(|error| place.fault(&error))?;
     let joined = begun["joined"] == true;
     if args.submit {
         if args.json {

@@ -152,3 +152,31 @@ fn a_registry_that_is_not_there_and_a_name_that_is_taken_are_told_apart() {
     refused(&world.run(&["mount", source, "/mnt", "--cache-group", "g"]), 2, &["--registry"]);
     refused(&start(&["node", "--source", source, "--name", "a b"], &registry), 2, &["--name 'a b'"]);
 }
+
+#[test]
+fn nodes_of_one_host_without_a_name_are_distinguished_by_their_ports() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    world.file("source/a", &bytes(3, 4 * MIB));
+    let source = world.path("source");
+    let source = source.to_str().unwrap();
+    let nodes = ["one", "two"].map(|name| {
+        let cache = world.dir(&format!("cache-{name}"));
+        let words = ["node", "--source", source, "--cache-dir", cache.to_str().unwrap()];
+        world.node_with(&mut world.command(&words))
+    });
+    let (at, registry) = (world.dir("mnt"), format!("static:{},{}", nodes[0].address, nodes[1].address));
+    let mount = world.mount_with(&mut world.command(&["mount", source, at.to_str().unwrap(), "--registry", &registry]));
+    mount.read("a");
+    let out = world.run(&["info", mount.at.join("a").to_str().unwrap(), "--json"]);
+    let info: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+    let mut names: Vec<&str> = info["nodes"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    names.sort_unstable();
+    let port = |node: &Node| node.address.rsplit(':').next().unwrap().to_owned();
+    let mut ports = nodes.each_ref().map(port);
+    ports.sort_unstable();
+    assert_eq!(names.iter().map(|name| name.rsplit(':').next().unwrap()).collect::<Vec<_>>(), ports, "{info}");
+    mount.unmount();
+}

@@ -9,7 +9,6 @@
 mod heat;
 mod hot_replicas;
 mod in_flight;
-mod merge;
 mod origin_health;
 mod redirect;
 mod rules;
@@ -30,8 +29,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-pub use merge::merge_rules;
-pub use rules::{EndedRule, RULES_MAX, Rule, RuleSet};
+pub use rules::{FolderRule, FolderRules};
 pub use warm::WarmBatch;
 
 /// State shared by the caches of all sources of one process.
@@ -518,14 +516,14 @@ fn store_block(shared: &CacheContext, source: &str, object: &ObjectRef, index: u
     if object.version.is_unsettled() {
         return PutOutcome::Skipped;
     }
-    let number = shared.rules.rule_number(source, &object.path);
-    let kept = store.put_classed(object, index, bytes, number).unwrap_or_else(|error| {
+    let class = shared.rules.class_for(source, &object.path);
+    let kept = store.put_classed(object, index, bytes, class).unwrap_or_else(|error| {
         tracing::debug!(%error, "a block was not stored on disk");
         PutOutcome::NoRoom
     });
     // Rules changed during the write could not find the block yet.
-    let now = shared.rules.rule_number(source, &object.path);
-    if kept == PutOutcome::Stored && now != number {
+    let now = shared.rules.class_for(source, &object.path);
+    if kept == PutOutcome::Stored && now != class {
         store.classify_block(object, index, now);
     }
     kept
@@ -654,7 +652,7 @@ impl Volume for Cache {
             "block_size": size,
             "blocks": { "total": total, "cached": cached, "memory": memory, "disk": disk },
             "held": held,
-            "rule": self.shared.rules().rule_for(self.source(), path).map(Rule::to_json),
+            "rule": self.shared.folder_rules().rule_for(self.source(), path).map(FolderRule::to_json),
         }))
     }
 }

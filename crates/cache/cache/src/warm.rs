@@ -237,13 +237,13 @@ impl CacheContext {
 
     fn classify_blocks(&self, source: &str, object: &ObjectRef, blocks: Range<u32>) -> u64 {
         let Some(store) = self.enabled_store() else { return 0 };
-        let number = self.rules.rule_number(source, &object.path);
+        let class = self.rules.class_for(source, &object.path);
         // While no rules are known, blocks keep their classes.
-        let known = self.rules.current_set().revision > 0;
+        let known = self.rules.is_known();
         let here = blocks.filter(|index| store.contains_block(object, *index));
         here.map(|index| {
             if known {
-                store.classify_block(object, index, number);
+                store.classify_block(object, index, class);
             }
             object.block_len(index, self.block_size) as u64
         })
@@ -318,12 +318,12 @@ fn count_warmed(shared: &CacheContext, block: &Arc<MemBlock>, len: usize) -> Res
 /// Prevents fetches that the folder's rule would not keep: of a block longer than the quota, and of a `missed` block
 /// that is only to be read back, since another such block would be evicted for it.
 fn check_rule_allows(shared: &CacheContext, source: &str, object: &ObjectRef, index: u32, missed: bool) -> Result<()> {
-    let rules = shared.rules();
+    let rules = shared.folder_rules();
     let (Some(store), Some(rule)) = (shared.enabled_store(), rules.rule_for(source, &object.path)) else {
         return Ok(());
     };
     let len = object.block_len(index, shared.block_size);
-    if let Some(quota) = store.quota_below(rule.number, len) {
+    if let Some(quota) = store.quota_below(rule.class(), len) {
         let why = format!(
             "the quota of {} leaves {} to this node, less than one block of {}: it is not stored; raise the quota \
              with 'spurline limit'",

@@ -1,7 +1,7 @@
 //! The cache over a scripted origin: how often blocks are fetched, which failures reach readers, and what is
 //! found again after a restart.
 
-use spurline_cache::{Cache, CacheContext, Rule, RuleSet, WarmBatch};
+use spurline_cache::{Cache, CacheContext, FolderRule, WarmBatch};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_origin::{OriginCapabilities, OriginCapacity, OriginStore};
 use spurline_store::{CacheCapacity, DiskFault, FaultyDisk, Store, StoreConfig};
@@ -414,9 +414,8 @@ fn a_rule_given_while_a_block_is_written_holds_for_it() {
         assert!(Instant::now() < deadline, "the block is written");
         std::thread::yield_now();
     }
-    let rule = Rule { url: "mem://scripted/dir".into(), pin: true, number: 1, revision: 1, ..Rule::default() };
-    let set = RuleSet { revision: 1, rules: vec![rule.clone()], ..RuleSet::default() };
-    assert!(rig.shared.adopt_rules(&set));
+    let rule = FolderRule { url: "mem://scripted/dir".into(), pin: true, ..FolderRule::default() };
+    rig.shared.set_folder_rules([rule.clone()]);
     assert_eq!(rig.cache.classify_blocks(&file, 0..1), 0, "it is not here yet");
     disk.set_fault(DiskFault::None);
     while rig.shared.bytes_under_rule(&rule) == 0 {
@@ -436,16 +435,10 @@ fn a_job_brings_more_than_a_quota_keeps_and_what_went_again_is_said_when_it_is_r
         (config.read_timeout, config.write_timeout) = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let disk = Arc::clone(disk.get().unwrap());
-    let rule = |revision, quota| {
-        let url = "mem://scripted/dir".into();
-        Rule { url, quota_bytes: Some(quota), number: 1, revision, ..Rule::default() }
-    };
-    let take = |rule: Rule| {
-        let set = RuleSet { revision: rule.revision, rules: vec![rule], ..RuleSet::default() };
-        assert!(rig.shared.adopt_rules(&set));
-    };
-    take(rule(1, 2 * BLOCK));
-    let held = || rig.shared.bytes_under_rule(&rule(1, 0));
+    let rule =
+        |quota| FolderRule { url: "mem://scripted/dir".into(), quota_bytes: Some(quota), ..FolderRule::default() };
+    rig.shared.set_folder_rules([rule(2 * BLOCK)]);
+    let held = || rig.shared.bytes_under_rule(&rule(0));
     let file = object("v1", 6 * BLOCK);
     disk.set_fault(DiskFault::Hangs);
     let done = std::thread::scope(|scope| {
@@ -474,7 +467,7 @@ fn a_job_brings_more_than_a_quota_keeps_and_what_went_again_is_said_when_it_is_r
     assert!(gone[0].message().contains("mem://scripted/dir is kept by a rule, 512 KiB of it at most"), "{gone:?}");
     assert_eq!((reads(), held()), (before, 2 * BLOCK));
     // Blocks do not divide: less than one keeps nothing, is not fetched for nothing, and is read all the same.
-    take(rule(2, BLOCK - 1));
+    rig.shared.set_folder_rules([rule(BLOCK - 1)]);
     let error = rig.cache.bring_block(&object("v2", BLOCK), 0, false).unwrap_err();
     assert_eq!((error.kind(), reads()), (ErrorKind::NoSpace, before));
     assert!(error.message().contains("leaves 256 KiB to this node"), "{error}");

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The number that stands for no class.
-pub const UNCLASSIFIED: u16 = 0;
+pub const UNCLASSIFIED: u64 = 0;
 /// Maximum share of a disk that pinned blocks may take, in percent: the rest serves other reads.
 pub const PINNED_PERCENT: u64 = 80;
 
@@ -48,7 +48,7 @@ pub(crate) enum ClassAdmission {
 }
 
 struct ClassedBlock {
-    class: u16,
+    class: u64,
     disk: u8,
     /// Its class is pinned, and it fits into the pinned share of its disk.
     pinned: bool,
@@ -61,7 +61,7 @@ struct ClassedBlock {
 }
 
 impl ClassedBlock {
-    fn order_key(&self) -> (u16, u32, u64) {
+    fn order_key(&self) -> (u64, u32, u64) {
         (self.class, self.came, self.number)
     }
 
@@ -86,17 +86,17 @@ enum ClassStep {
 struct ClassState {
     /// Whether rules were set since start, even an empty set.
     known: bool,
-    rules: BTreeMap<u16, BlockClass>,
+    rules: BTreeMap<u64, BlockClass>,
     /// The bytes that pinned blocks may take, by disk.
     most: Vec<u64>,
     blocks: HashMap<BlockId, ClassedBlock, BuildObjectHasher>,
     /// Stored blocks by class and time of arrival.
-    order: BTreeMap<(u16, u32, u64), BlockId>,
-    used: BTreeMap<u16, u64>,
+    order: BTreeMap<(u64, u32, u64), BlockId>,
+    used: BTreeMap<u64, u64>,
     /// By disk.
     pinned: BTreeMap<u8, u64>,
     /// Pinned classes with blocks that do not fit into the pinned share.
-    waiting: BTreeSet<u16>,
+    waiting: BTreeSet<u64>,
     numbered: u64,
 }
 
@@ -117,11 +117,11 @@ pub(crate) fn unix_seconds() -> u32 {
 }
 
 impl ClassState {
-    fn class_rule(&self, class: u16) -> BlockClass {
+    fn class_rule(&self, class: u64) -> BlockClass {
         self.rules.get(&class).copied().unwrap_or_default()
     }
 
-    fn used(&self, class: u16) -> u64 {
+    fn used(&self, class: u64) -> u64 {
         self.used.get(&class).copied().unwrap_or(0)
     }
 
@@ -172,7 +172,7 @@ impl ClassState {
         }
     }
 
-    fn blocks_of_class(&self, class: u16) -> impl Iterator<Item = (&(u16, u32, u64), &BlockId)> {
+    fn blocks_of_class(&self, class: u64) -> impl Iterator<Item = (&(u64, u32, u64), &BlockId)> {
         self.order.range((class, 0, 0)..=(class, u32::MAX, u64::MAX))
     }
 }
@@ -202,7 +202,7 @@ impl ClassTable {
     /// Replaces the rules of all classes; pinned blocks may take `most` bytes of each disk. Blocks of a removed class
     /// become unclassified. Returns the number of blocks visited, which are those of classes that became pinned or
     /// unpinned. Works in batches; callers must serialise.
-    pub fn set_rules(&self, rules: BTreeMap<u16, BlockClass>, most: &[u64]) -> u64 {
+    pub fn set_rules(&self, rules: BTreeMap<u64, BlockClass>, most: &[u64]) -> u64 {
         let mut steps = Vec::new();
         self.update(|inner| {
             let other_room = !inner.known || inner.most != most;
@@ -234,7 +234,7 @@ impl ClassTable {
     }
 
     /// Applies a step to all stored blocks of a class, in batches.
-    fn apply_to_class(&self, step: ClassStep, class: u16) -> u64 {
+    fn apply_to_class(&self, step: ClassStep, class: u64) -> u64 {
         let (mut seen, mut from) = (0, (class, 0, 0));
         loop {
             let more = self.update(|inner| {
@@ -254,7 +254,7 @@ impl ClassTable {
     }
 
     /// The class of a block, and when it came.
-    pub fn class_of(&self, block: &BlockId) -> Option<(u16, u32)> {
+    pub fn class_of(&self, block: &BlockId) -> Option<(u64, u32)> {
         if self.is_unused() {
             return None;
         }
@@ -262,7 +262,7 @@ impl ClassTable {
     }
 
     /// Whether a block is of `class`, and pinned if the class is.
-    pub fn has_class(&self, block: &BlockId, class: u16) -> bool {
+    pub fn has_class(&self, block: &BlockId, class: u64) -> bool {
         if self.is_unused() {
             return class == UNCLASSIFIED;
         }
@@ -285,7 +285,7 @@ impl ClassTable {
 
     /// Takes the room for an arriving block; [`ClassTable::forget_block`] returns it. Pinned blocks may take `most`
     /// bytes of the disk: a block beyond that is classified but not pinned.
-    pub fn admit(&self, block: BlockId, class: u16, bytes: u64, disk: u8, most: u64) -> ClassAdmission {
+    pub fn admit(&self, block: BlockId, class: u64, bytes: u64, disk: u8, most: u64) -> ClassAdmission {
         if class == UNCLASSIFIED || self.is_unused() {
             return ClassAdmission::Admitted;
         }
@@ -340,7 +340,7 @@ impl ClassTable {
     }
 
     /// Restores a block's class and time of arrival at start. Pinning follows when the rules are set.
-    pub fn restore_block(&self, block: BlockId, class: u16, came: u32, bytes: u64, disk: u8) {
+    pub fn restore_block(&self, block: BlockId, class: u64, came: u32, bytes: u64, disk: u8) {
         self.update(|inner| {
             inner.forget_block(&block);
             if class != UNCLASSIFIED {
@@ -387,7 +387,7 @@ impl ClassTable {
     }
 
     /// The quota of a class on these disks, when it is below `bytes`.
-    pub fn quota_below(&self, class: u16, bytes: u64) -> Option<u64> {
+    pub fn quota_below(&self, class: u64, bytes: u64) -> Option<u64> {
         if class == UNCLASSIFIED || self.is_unused() {
             return None;
         }
@@ -395,7 +395,7 @@ impl ClassTable {
     }
 
     /// Bytes of the blocks of a class.
-    pub fn used_bytes(&self, class: u16) -> u64 {
+    pub fn used_bytes(&self, class: u64) -> u64 {
         self.inner.lock().used(class)
     }
 }
@@ -409,21 +409,21 @@ mod tests {
         BlockId { object: ObjectId(u128::from(n) << 64), index: n }
     }
 
-    fn pinned(pinned: bool) -> BTreeMap<u16, BlockClass> {
+    fn pinned(pinned: bool) -> BTreeMap<u64, BlockClass> {
         BTreeMap::from([(1, BlockClass { pinned, ..BlockClass::default() })])
     }
 
-    fn quota(bytes: u64) -> BTreeMap<u16, BlockClass> {
+    fn quota(bytes: u64) -> BTreeMap<u64, BlockClass> {
         BTreeMap::from([(1, BlockClass { quota_bytes: Some(bytes), ..BlockClass::default() })])
     }
 
-    fn classes(rules: BTreeMap<u16, BlockClass>) -> ClassTable {
+    fn classes(rules: BTreeMap<u64, BlockClass>) -> ClassTable {
         let classes = ClassTable::new(Arc::default());
         classes.set_rules(rules, &[100, 100]);
         classes
     }
 
-    fn comes(classes: &ClassTable, n: u32, class: u16, bytes: u64, disk: u8) {
+    fn comes(classes: &ClassTable, n: u32, class: u64, bytes: u64, disk: u8) {
         assert_eq!(classes.admit(block(n), class, bytes, disk, 100), ClassAdmission::Admitted);
         classes.mark_stored(&block(n));
     }
@@ -579,7 +579,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn the_books_agree_with_what_is_here(
-            ops in proptest::collection::vec((0u8..6, 0u32..8, 1u16..4, 1u64..40, 0u8..2), 1..200),
+            ops in proptest::collection::vec((0u8..6, 0u32..8, 1u64..4, 1u64..40, 0u8..2), 1..200),
         ) {
             let rule = |pinned, quota_bytes| BlockClass { pinned, ttl: None, quota_bytes };
             let rules = BTreeMap::from([(1, rule(true, None)), (2, rule(false, Some(60))), (3, rule(true, Some(90)))]);

@@ -1,7 +1,7 @@
 //! The records of a disk's index log: encoding, decoding, and where a torn tail is cut. Bytes in, records out; it
 //! opens no file and keeps no index.
 //!
-//! A log is a header of 16 bytes (`SPURLIX1`, block size, CRC32C of the two), followed by records. A record is
+//! A log is a header of 16 bytes (`SPURLIX2`, block size, CRC32C of the two), followed by records. A record is
 //! `length: u32, crc: u32, payload`; the CRC32C covers length and payload. All numbers are little-endian. A record
 //! counts once it is whole: replay ends at the first torn one, and appending continues there.
 
@@ -10,7 +10,7 @@ use spurline_types::{BlockId, ObjectId};
 
 /// Length of the header.
 pub const HEADER: usize = 16;
-const MAGIC: &[u8; 8] = b"SPURLIX1";
+const MAGIC: &[u8; 8] = b"SPURLIX2";
 const FRAME: usize = 8;
 /// Maximum length of a record.
 pub const RECORD_MAX: usize = FRAME + MAX_PAYLOAD;
@@ -53,7 +53,7 @@ pub enum LogRecord<'a> {
         /// Which block.
         block: BlockId,
         /// Its class, 0 for none.
-        class: u16,
+        class: u64,
         /// When it came, in seconds since 1970.
         came: u32,
     },
@@ -122,12 +122,12 @@ pub fn push_promote(out: &mut Vec<u8>, block: &BlockId) {
 }
 
 /// Appends a [`LogRecord::Class`].
-pub fn push_class(out: &mut Vec<u8>, block: &BlockId, class: u16, came: u32) {
+pub fn push_class(out: &mut Vec<u8>, block: &BlockId, class: u64, came: u32) {
     push_frame(out, |out| {
-        let [low, high] = class.to_le_bytes();
-        out.extend_from_slice(&[CLASS, 0, low, high]);
+        out.extend_from_slice(&[CLASS, 0, 0, 0]);
         push_block(out, block);
         out.extend_from_slice(&came.to_le_bytes());
+        out.extend_from_slice(&class.to_le_bytes());
     });
 }
 
@@ -163,7 +163,7 @@ fn decode_record(bytes: &[u8]) -> Option<(LogRecord<'_>, usize)> {
         REMOVE => LogRecord::Remove(block),
         PROMOTE => LogRecord::Promote(block),
         CLASS => {
-            let class = u16::from_le_bytes([*payload.get(2)?, *payload.get(3)?]);
+            let class = u64::from_le_bytes(payload.get(28..36)?.try_into().ok()?);
             LogRecord::Class { block, class, came: u32_at(payload, 24)? }
         }
         _ => return None,
@@ -200,7 +200,7 @@ mod tests {
                 0 => push_put(&mut out, &block, 70_000, WHOLE, &[i, !i]),
                 1 => push_remove(&mut out, &block),
                 2 => push_promote(&mut out, &block),
-                _ => push_class(&mut out, &block, 0x102, i),
+                _ => push_class(&mut out, &block, 0x0102_0304_0506_0708, i),
             }
         }
         out
@@ -216,7 +216,10 @@ mod tests {
         assert_eq!((*b, &*crcs.to_boxed()), (block, &[0, u32::MAX][..]));
         assert!(matches!(seen[1], LogRecord::Remove(BlockId { index: 1, .. })));
         assert!(matches!(seen[2], LogRecord::Promote(BlockId { index: 2, .. })));
-        assert!(matches!(seen[3], LogRecord::Class { block: BlockId { index: 3, .. }, class: 0x102, came: 3 }));
+        assert!(matches!(
+            seen[3],
+            LogRecord::Class { block: BlockId { index: 3, .. }, class: 0x0102_0304_0506_0708, came: 3 }
+        ));
         assert!(has_header(&encode_header(4 << 20), 4 << 20));
         assert!(!has_header(&encode_header(4 << 20), 1 << 20));
         assert!(!has_header(b"SPUR", 1 << 20));

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 /// Blocks of one disk that another disk's log named first, each with its class and time of arrival. The other log may
 /// still remove them.
-pub type DuplicateBlocks = HashMap<BlockId, (BlockEntry, Option<(u16, u32)>), BuildObjectHasher>;
+pub type DuplicateBlocks = HashMap<BlockId, (BlockEntry, Option<(u64, u32)>), BuildObjectHasher>;
 
 /// Applies the log of one disk to the index, record by record.
 pub struct LogRestore<'a> {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     /// Blocks of a disk by name, with their length and class.
-    type There = BTreeMap<u8, (u32, Option<u16>)>;
+    type There = BTreeMap<u8, (u32, Option<u64>)>;
 
     /// What one log says, and which blocks are on its disk in the end.
     fn written(steps: &[(Step, u8)]) -> (Vec<Vec<u8>>, There) {
@@ -166,8 +166,8 @@ mod tests {
                 }
                 Step::Class => {
                     if let Some((_, class)) = there.get_mut(name) {
-                        *class = Some(1 + n as u16);
-                        log::push_class(&mut out, &block, 1 + n as u16, 5);
+                        *class = Some(1 + n as u64);
+                        log::push_class(&mut out, &block, 1 + n as u64, 5);
                     }
                 }
                 Step::Remove => {

@@ -53,7 +53,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// As [`StoreCore::put`].
-    pub fn put_classed(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u16) -> Result<PutOutcome> {
+    pub fn put_classed(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u64) -> Result<PutOutcome> {
         let len = obj.block_len(index, u64::from(self.config.block_size));
         if data.len() != len || len == 0 {
             return Err(Error::new(
@@ -74,7 +74,7 @@ impl StoreCore {
         Ok(kept)
     }
 
-    fn store_block(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u16) -> PutOutcome {
+    fn store_block(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u64) -> PutOutcome {
         let block = BlockId { object: obj.id, index };
         let whole = self.disks.len() == 1 || obj.size <= EXTENT_BYTES;
         let key = self.file_key(obj.id, index, whole);
@@ -382,7 +382,7 @@ impl StoreCore {
     }
 
     /// Admits a block to its class on a disk by evicting older ones; [`PutOutcome::Stored`] on success.
-    fn admit_to_class(&self, disk: &CacheDisk, block: BlockId, class: u16, bytes: u64) -> PutOutcome {
+    fn admit_to_class(&self, disk: &CacheDisk, block: BlockId, class: u64, bytes: u64) -> PutOutcome {
         loop {
             match self.classes.admit(block, class, bytes, disk.number, pinned_limit(disk)) {
                 ClassAdmission::Admitted => return PutOutcome::Stored,
@@ -407,24 +407,24 @@ impl StoreCore {
     }
 
     /// Replaces the rules of all classes of blocks.
-    pub fn set_classes(&self, rules: BTreeMap<u16, BlockClass>) {
+    pub fn set_classes(&self, rules: BTreeMap<u64, BlockClass>) {
         let most: Vec<u64> = self.disks.iter().map(|disk| pinned_limit(disk)).collect();
         self.classes.set_rules(rules, &most);
         self.disks.iter().for_each(|disk| disk.policy.clear_barren());
     }
 
     /// The quota of a class on these disks, when a block of `len` bytes is longer than it.
-    pub fn quota_below(&self, class: u16, len: usize) -> Option<u64> {
+    pub fn quota_below(&self, class: u64, len: usize) -> Option<u64> {
         self.classes.quota_below(class, disk_footprint(u32::try_from(len).unwrap_or(u32::MAX), 0))
     }
 
     /// Bytes of the blocks of a class.
-    pub fn class_used(&self, class: u16) -> u64 {
+    pub fn class_used(&self, class: u64) -> u64 {
         self.classes.used_bytes(class)
     }
 
     /// Assigns a present block to `class`, as if it came now. A block that is of this class already is not changed.
-    pub fn classify_block(&self, obj: &ObjectRef, index: u32, class: u16) {
+    pub fn classify_block(&self, obj: &ObjectRef, index: u32, class: u64) {
         let block = BlockId { object: obj.id, index };
         if self.classes.has_class(&block, class) {
             return;

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 const BLOCK_BYTES: u64 = BLOCK as u64;
 
-fn put_as(store: &Store, name: u64, class: u16) -> bool {
+fn put_as(store: &Store, name: u64, class: u64) -> bool {
     kept_as(store, name, class) == PutOutcome::Stored
 }
 
-fn kept_as(store: &Store, name: u64, class: u16) -> PutOutcome {
+fn kept_as(store: &Store, name: u64, class: u64) -> PutOutcome {
     let obj = object(name, BLOCK_BYTES);
     store.put_classed(&obj, 0, &bytes(&obj, 0), class).unwrap()
 }
@@ -126,7 +126,7 @@ fn what_has_a_time_goes_and_others_stay() {
     let ttl = |seconds| BlockClass { ttl: Some(Duration::from_secs(seconds)), ..BlockClass::default() };
     store.set_classes(BTreeMap::from([(1, ttl(3600)), (2, ttl(3600))]));
     for name in 0..30 {
-        assert!(put_as(&store, name, (name % 3) as u16));
+        assert!(put_as(&store, name, name % 3));
     }
     store.set_classes(BTreeMap::from([(1, ttl(1)), (2, ttl(3600))]));
     eventually("their time is up", || store.class_used(1) == 0);

@@ -421,7 +421,7 @@ fn a_disk_that_gives_no_space_back_holds_nobody() {
 }
 
 /// Two disks, the first of which fails on demand; forty objects on both.
-fn two_disks(dirs: &[tempfile::TempDir; 2], class: u16) -> (Arc<Store>, Arc<FaultyDisk>) {
+fn two_disks(dirs: &[tempfile::TempDir; 2], class: u64) -> (Arc<Store>, Arc<FaultyDisk>) {
     let mut base = config(dirs[0].path(), 64 << 20);
     base.dirs = dirs.iter().map(|d| d.path().into()).collect();
     let (config, disks) = faulty(base);

@@ -1,8 +1,7 @@
-//! `coordinator://`: the embedded coordinator as a registry, over gRPC. With several, a node registers at all of them
-//! and a watcher follows one, then the next when that fails; the coordinators share no data.
+//! `coordinator://`: the embedded coordinator as a registry, over gRPC.
 
+use crate::group_record::{CoordinatorRecord, GroupRecord};
 use crate::pb::group_client::GroupClient;
-use crate::rule_store::{CoordinatorRuleStore, MergeRules, RuleStore};
 use crate::{ANSWER_TIMEOUT, LEASE_TIME, MemberWatch, NodeLease, Registry, handshake_gate, pb, small_runtime};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -14,9 +13,8 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
 /// A coordinator silent for this long is lost: it sends a heartbeat every [`HEARTBEAT`].
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
@@ -27,53 +25,62 @@ const GATHER_WINDOW: Duration = Duration::from_millis(100);
 /// Largest message of a coordinator: a thousand nodes with long names and many addresses.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// One or more coordinators as a registry.
+/// A coordinator as the registry of one group.
 pub(crate) struct CoordinatorClient {
     url: String,
-    group: String,
-    coordinators: Arc<Vec<CoordinatorHandle>>,
-    runtime: Arc<Runtime>,
+    coordinator: Arc<CoordinatorHandle>,
 }
 
+/// The connection to a coordinator, for one group.
 pub(crate) struct CoordinatorHandle {
-    pub(crate) address: String,
+    address: String,
+    pub(crate) group: String,
     pub(crate) channel: Channel,
-    /// Digest of the coordinator's rules, and when it reported it.
-    pub(crate) rules: Mutex<Option<(String, Instant)>>,
+    runtime: Runtime,
+    /// The version of the group's record, and when the coordinator reported it.
+    record: Mutex<Option<(u64, Instant)>>,
 }
 
 impl CoordinatorHandle {
-    /// Notes the digest of the rules that the coordinator has.
-    pub(crate) fn record_digest(&self, digest: String) {
-        *self.rules.lock() = Some((digest, Instant::now()));
+    /// Notes the version of the group's record.
+    pub(crate) fn note_record(&self, version: u64) {
+        *self.record.lock() = Some((version, Instant::now()));
     }
 
-    /// Whether the coordinator reported this digest within the last lease time.
-    pub(crate) fn has_digest(&self, digest: &str) -> bool {
-        self.rules.lock().as_ref().is_some_and(|(said, when)| said == digest && when.elapsed() < LEASE_TIME)
+    /// Whether the coordinator reported this version of the record within the last lease time.
+    pub(crate) fn has_record(&self, version: u64) -> bool {
+        self.record.lock().is_some_and(|(noted, when)| noted == version && when.elapsed() < LEASE_TIME)
+    }
+
+    /// Waits for the answer to a request.
+    pub(crate) fn call<T>(
+        &self,
+        limit: Duration,
+        request: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        match self.runtime.block_on(async { tokio::time::timeout(limit, request).await }) {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(status_error(&self.address, &status)),
+            Err(_) => Err(self.no_answer(limit)),
+        }
+    }
+
+    fn no_answer(&self, limit: Duration) -> Error {
+        let text = format!("{}: no answer within {:.0} s", self.address, limit.as_secs_f64());
+        Error::new(ErrorKind::Unavailable, text)
     }
 }
 
 impl CoordinatorClient {
-    pub(crate) fn new(addresses: &[HostPort], group: &str, trust: &Arc<Trust>) -> Result<Self> {
+    pub(crate) fn new(address: &HostPort, group: &str, trust: &Arc<Trust>) -> Result<Self> {
         let runtime = small_runtime("coordinator")?;
         let inside = runtime.enter();
-        let connect = |address: &HostPort| {
-            Ok(CoordinatorHandle {
-                address: address.to_string(),
-                channel: lazy_channel(address, trust)?,
-                rules: Mutex::default(),
-            })
-        };
-        let at = addresses.iter().map(connect).collect::<Result<Vec<_>>>()?;
+        let channel = lazy_channel(address, trust)?;
         drop(inside);
-        let names: Vec<&str> = at.iter().map(|at| at.address.as_str()).collect();
-        Ok(CoordinatorClient {
-            url: format!("coordinator://{}", names.join(",")),
-            group: group.to_owned(),
-            coordinators: Arc::new(at),
-            runtime: Arc::new(runtime),
-        })
+        let url = format!("coordinator://{address}");
+        let (address, group, record) = (address.to_string(), group.to_owned(), Mutex::default());
+        let coordinator = CoordinatorHandle { address, group, channel, runtime, record };
+        Ok(CoordinatorClient { url, coordinator: Arc::new(coordinator) })
     }
 }
 
@@ -83,29 +90,16 @@ impl Registry for CoordinatorClient {
     }
 
     fn watch_members(&self) -> Box<dyn MemberWatch> {
-        Box::new(CoordinatorWatch {
-            group: self.group.clone(),
-            coordinators: Arc::clone(&self.coordinators),
-            runtime: Arc::clone(&self.runtime),
-            next: 0,
-            stream: None,
-            known: BTreeMap::new(),
-        })
+        let coordinator = Arc::clone(&self.coordinator);
+        Box::new(CoordinatorWatch { coordinator, stream: None, known: BTreeMap::new() })
     }
 
     fn node_lease(&self) -> Option<Box<dyn NodeLease>> {
-        Some(Box::new(CoordinatorLease {
-            group: self.group.clone(),
-            coordinators: Arc::clone(&self.coordinators),
-            runtime: Arc::clone(&self.runtime),
-            name: None,
-            unreached: Vec::new(),
-        }))
+        Some(Box::new(CoordinatorLease { coordinator: Arc::clone(&self.coordinator), name: None }))
     }
 
-    fn rule_store(&self, merge: MergeRules) -> Option<Box<dyn RuleStore>> {
-        let (at, runtime) = (Arc::clone(&self.coordinators), Arc::clone(&self.runtime));
-        Some(Box::new(CoordinatorRuleStore { group: self.group.clone(), merge, coordinators: at, runtime }))
+    fn group_record(&self) -> Option<Box<dyn GroupRecord>> {
+        Some(Box::new(CoordinatorRecord(Arc::clone(&self.coordinator))))
     }
 }
 
@@ -178,36 +172,21 @@ pub(crate) fn member_from_wire(node: pb::Node) -> Member {
 }
 
 struct CoordinatorWatch {
-    group: String,
-    coordinators: Arc<Vec<CoordinatorHandle>>,
-    runtime: Arc<Runtime>,
-    /// The coordinator to try when there is no stream.
-    next: usize,
+    coordinator: Arc<CoordinatorHandle>,
     stream: Option<Streaming<pb::Change>>,
     known: BTreeMap<String, Arc<Member>>,
 }
 
 impl CoordinatorWatch {
-    /// Opens a stream to the first coordinator that accepts one.
     async fn open_stream(&mut self) -> Result<Streaming<pb::Change>> {
-        let (mut failed, mut refused) = (Vec::new(), 0);
-        for _ in 0..self.coordinators.len() {
-            let at = &self.coordinators[self.next % self.coordinators.len()];
-            let mut client = GroupClient::new(at.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
-            let request = pb::WatchRequest { group: self.group.clone() };
-            match tokio::time::timeout(ANSWER_TIMEOUT, client.watch(request)).await {
-                Ok(Ok(answer)) => return Ok(answer.into_inner()),
-                Ok(Err(status)) => {
-                    let error = status_error(&at.address, &status);
-                    refused += usize::from(error.kind() == ErrorKind::PermissionDenied);
-                    failed.push(error.message().to_owned());
-                }
-                Err(_) => failed.push(format!("{}: no answer within {} s", at.address, ANSWER_TIMEOUT.as_secs())),
-            }
-            self.next += 1;
+        let at = &self.coordinator;
+        let mut client = GroupClient::new(at.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+        let request = pb::WatchRequest { group: at.group.clone() };
+        match tokio::time::timeout(ANSWER_TIMEOUT, client.watch(request)).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(status_error(&at.address, &status)),
+            Err(_) => Err(at.no_answer(ANSWER_TIMEOUT)),
         }
-        let kind = if refused == failed.len() { ErrorKind::PermissionDenied } else { ErrorKind::Unavailable };
-        Err(Error::new(kind, failed.join("; ")))
     }
 
     /// Applies one message; returns whether the members changed.
@@ -254,105 +233,50 @@ impl CoordinatorWatch {
                 }
                 Err(_) => format!("no heartbeat for {} s", SILENCE_LIMIT.as_secs()),
             };
-            let address = &self.coordinators[self.next % self.coordinators.len()].address;
-            let error = Error::new(ErrorKind::Unavailable, format!("{address}: {lost}"));
             self.stream = None;
-            self.next += 1;
-            return Err(error);
+            return Err(Error::new(ErrorKind::Unavailable, format!("{}: {lost}", self.coordinator.address)));
         }
     }
 }
 
 impl MemberWatch for CoordinatorWatch {
     fn next_members(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
-        let runtime = Arc::clone(&self.runtime);
-        runtime.block_on(self.next_changes(until))
+        let coordinator = Arc::clone(&self.coordinator);
+        coordinator.runtime.block_on(self.next_changes(until))
     }
 }
 
 struct CoordinatorLease {
-    group: String,
-    coordinators: Arc<Vec<CoordinatorHandle>>,
-    runtime: Arc<Runtime>,
+    coordinator: Arc<CoordinatorHandle>,
     /// The name to remove at the end.
     name: Option<(String, u64)>,
-    /// Coordinators that did not answer, so that each is logged once.
-    unreached: Vec<usize>,
 }
 
 impl NodeLease for CoordinatorLease {
     fn renew(&mut self, member: &Member, until: Instant) -> Result<Duration> {
         let limit = ANSWER_TIMEOUT.min(until.saturating_duration_since(Instant::now()));
-        let mut asked = JoinSet::new();
-        for (index, at) in self.coordinators.iter().enumerate() {
-            let mut client = GroupClient::new(at.channel.clone());
-            let request = pb::AnnounceRequest { group: self.group.clone(), node: Some(member_to_wire(member)) };
-            let call = async move { (index, tokio::time::timeout(limit, client.announce(request)).await) };
-            asked.spawn_on(call, self.runtime.handle());
-        }
-        let (mut lease, mut failed, mut refused) = (None::<Duration>, Vec::new(), None);
-        while let Some(answer) = self.runtime.block_on(asked.join_next()) {
-            let Ok((index, answer)) = answer else { continue };
-            let address = &self.coordinators[index].address;
-            let error = match answer {
-                Ok(Ok(reply)) => {
-                    let pb::AnnounceReply { lease_ms, rules } = reply.into_inner();
-                    let this = Duration::from_millis(lease_ms);
-                    self.coordinators[index].record_digest(rules);
-                    lease = Some(lease.map_or(this, |other| other.min(this)));
-                    self.unreached.retain(|silent| *silent != index);
-                    continue;
-                }
-                Ok(Err(status)) => status_error(address, &status),
-                Err(_) => {
-                    let text = format!("{address}: no answer within {:.0} s", limit.as_secs_f64());
-                    Error::new(ErrorKind::Unavailable, text)
-                }
-            };
-            if error.kind() == ErrorKind::Unavailable {
-                failed.push((index, error));
-            } else {
-                refused.get_or_insert(error);
-            }
-        }
+        let at = &self.coordinator;
         self.name = Some((member.name.clone(), member.instance));
-        match (refused, lease) {
-            (Some(error), _) => Err(error),
-            (None, Some(lease)) => {
-                for (index, error) in failed {
-                    if !self.unreached.contains(&index) {
-                        self.unreached.push(index);
-                        tracing::warn!("this node is not registered at one of the coordinators: {error}");
-                    }
-                }
-                Ok(lease)
-            }
-            (None, None) => {
-                let words: Vec<_> = failed.iter().map(|(_, error)| error.message()).collect();
-                Err(Error::new(ErrorKind::Unavailable, words.join("; ")))
-            }
-        }
+        let request = pb::AnnounceRequest { group: at.group.clone(), node: Some(member_to_wire(member)) };
+        let mut client = GroupClient::new(at.channel.clone());
+        let pb::AnnounceReply { lease_ms, record_version } = at.call(limit, client.announce(request))?;
+        at.note_record(record_version);
+        Ok(Duration::from_millis(lease_ms))
     }
 
     fn release(&mut self, until: Instant) {
         let Some((name, instance)) = self.name.take() else { return };
-        let mut asked = JoinSet::new();
-        for at in self.coordinators.iter() {
-            let mut client = GroupClient::new(at.channel.clone());
-            let request = pb::LeaveRequest { group: self.group.clone(), name: name.clone(), instance };
-            asked.spawn_on(async move { client.leave(request).await.map(drop) }, self.runtime.handle());
-        }
-        let all = async { while asked.join_next().await.is_some() {} };
-        // At a coordinator that does not get the request, the lease runs out.
-        let limit = until.saturating_duration_since(Instant::now());
-        let _ = self.runtime.block_on(async { tokio::time::timeout(limit, all).await });
+        let at = &self.coordinator;
+        let mut client = GroupClient::new(at.channel.clone());
+        let request = pb::LeaveRequest { group: at.group.clone(), name, instance };
+        // If the coordinator does not get the request, the lease runs out.
+        let _ = at.call(until.saturating_duration_since(Instant::now()), client.leave(request));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rule_store::{later_revision, rules_digest};
     use crate::{CoordinatorServer, CoordinatorServerConfig};
 
     /// Retries for longer than the slowest machine needs.
@@ -368,25 +292,22 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_that_the_rules_are_those_it_knows_asks_for_nothing() {
+    fn an_announced_version_saves_a_request() {
         let coordinator = CoordinatorServer::start(CoordinatorServerConfig::default(), Arc::default()).unwrap();
         let address = coordinator.addresses()[0].to_string().parse().unwrap();
-        let client = CoordinatorClient::new(&[address], "g", &Trust::without_checks()).unwrap();
-        let (book, rules) = (client.rule_store(later_revision).unwrap(), serde_json::json!({"revision": 1}));
-        assert_eq!(done(|| book.exchange_rules(&rules)), rules);
-        *client.coordinators[0].rules.lock() = None;
+        let client = CoordinatorClient::new(&address, "g", &Trust::without_checks()).unwrap();
+        let record = client.group_record().unwrap();
+        assert!(done(|| record.replace(0, &serde_json::json!({"revision": 1}))));
+        let version = done(|| record.read(None)).unwrap().version;
+        *client.coordinator.record.lock() = None;
         let (mut lease, node) = (client.node_lease().unwrap(), Member::from_address("127.0.0.1:1", 1));
         done(|| lease.renew(&node, Instant::now() + ANSWER_TIMEOUT));
-        let said = client.coordinators[0].rules.lock().clone().map(|(said, _)| said);
-        assert_eq!(said, Some(rules_digest(&rules)));
+        assert!(client.coordinator.has_record(version));
         drop(coordinator);
         // The coordinator is gone, but no request is needed while its report is recent.
-        let answer = done(|| {
-            client.coordinators[0].record_digest(rules_digest(&rules));
-            book.exchange_rules(&rules)
-        });
-        assert_eq!(answer, rules);
-        *client.coordinators[0].rules.lock() = None;
-        assert!(book.exchange_rules(&rules).is_err());
+        client.coordinator.note_record(version);
+        assert_eq!(record.read(Some(version)).unwrap(), None);
+        *client.coordinator.record.lock() = None;
+        assert!(record.read(Some(version)).is_err());
     }
 }

@@ -2,12 +2,12 @@
 //! empty. Knows nothing of the nodes' contents.
 
 use crate::coordinator_client::{HEARTBEAT, member_from_wire, member_to_wire};
+use crate::group_record::{RecordTable, RecordsService};
 use crate::handshake_gate;
 use crate::job_service::{JobHandler, JobHandlerCell};
 use crate::local_registry::LocalRegistry;
 use crate::pb::group_server::{Group, GroupServer};
-use crate::pb::rules_server::RulesServer;
-use crate::rule_store::{self, MergeRules, RuleTexts};
+use crate::pb::records_server::RecordsServer;
 use crate::{LEASE_TIME, LeaseTable, Registry, TableLimits, node_record, pb, runtime_with, state_file};
 use parking_lot::Mutex;
 use spurline_trust::Trust;
@@ -45,8 +45,6 @@ pub struct CoordinatorServerConfig {
     pub lease: Duration,
     /// What both sides of a connection have to prove.
     pub trust: Arc<Trust>,
-    /// Combines two versions of a group's rules.
-    pub merge: MergeRules,
 }
 
 impl Default for CoordinatorServerConfig {
@@ -56,7 +54,6 @@ impl Default for CoordinatorServerConfig {
             file: None,
             lease: LEASE_TIME,
             trust: Trust::without_checks(),
-            merge: rule_store::later_revision,
         }
     }
 }
@@ -78,7 +75,7 @@ struct CoordinatorShared {
     refused: Mutex<Option<(String, Instant)>>,
     stats: Arc<Stats>,
     jobs: JobHandlerCell,
-    books: Arc<RuleTexts>,
+    records: Arc<RecordTable>,
     /// Locks the file against other coordinators.
     _lock: Option<std::fs::File>,
 }
@@ -104,12 +101,12 @@ impl CoordinatorServer {
             write_groups(file, &roll.all_groups())?;
             tracing::info!("{}: {} nodes read", file.display(), roll.len());
         }
-        let books = RuleTexts::open(config.file.as_ref().map(|file| file.with_extension("rules")), config.merge)?;
+        let records = RecordTable::open(config.file.as_ref().map(|file| file.with_extension("rules")))?;
         let shared = Arc::new(CoordinatorShared {
             roll: Arc::new(Mutex::new(roll)),
             changed: watch::Sender::new(0),
             dirty: AtomicBool::new(false),
-            books: Arc::new(books),
+            records: Arc::new(records),
             file: config.file,
             watchers: AtomicUsize::new(0),
             refused: Mutex::new(None),
@@ -133,14 +130,14 @@ impl CoordinatorServer {
             drop(inside);
             let service = GroupServer::new(GroupService(Arc::clone(&shared)));
             let jobs = crate::job_service::JobsService(Arc::clone(&shared.jobs)).into_server();
-            let rules = RulesServer::new(rule_store::RulesService(Arc::clone(&shared.books)));
+            let records = RecordsServer::new(RecordsService(Arc::clone(&shared.records)));
             runtime.spawn(async move {
                 let server = tonic::transport::Server::builder()
                     .http2_keepalive_interval(Some(HEARTBEAT))
                     .http2_keepalive_timeout(Some(2 * HEARTBEAT))
                     .add_service(service)
                     .add_service(jobs)
-                    .add_service(rules);
+                    .add_service(records);
                 if let Err(error) = server.serve_with_incoming(incoming).await {
                     tracing::error!("the coordinator's server ended: {error}");
                 }
@@ -307,8 +304,8 @@ impl Group for GroupService {
                     );
                     self.0.notify_change();
                 }
-                let rules = self.0.books.group_digest(&group);
-                Ok(Response::new(pb::AnnounceReply { lease_ms: lease.as_millis() as u64, rules }))
+                let record_version = self.0.records.version_of(&group);
+                Ok(Response::new(pb::AnnounceReply { lease_ms: lease.as_millis() as u64, record_version }))
             }
             Err(error) => {
                 self.0.stats.group.refused.add(1);

@@ -1,7 +1,7 @@
 //! `etcd://`: a node is a key with a lease, and watchers follow the keys of their group. Owns the calls and their
 //! order; [`EtcdSession`] chooses the server and holds the credentials.
 
-use crate::etcd_rule_store::EtcdRuleStore;
+use crate::etcd_record::EtcdRecord;
 use crate::etcd_session::{EtcdSession, KeyWatch};
 use crate::etcdpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::etcdpb::event::EventType;
@@ -11,13 +11,12 @@ use crate::etcdpb::{
     Compare, KeyValue, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
     TxnResponse,
 };
-use crate::rule_store::{MergeRules, RuleStore};
+use crate::group_record::GroupRecord;
 use crate::url::EtcdUrl;
 use crate::{
     ANSWER_TIMEOUT, LEASE_TIME, MemberWatch, NodeLease, Registry, may_take_over, name_conflict, node_record,
     small_runtime,
 };
-use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Member, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -83,9 +82,9 @@ impl Registry for EtcdRegistry {
         }))
     }
 
-    fn rule_store(&self, merge: MergeRules) -> Option<Box<dyn RuleStore>> {
+    fn group_record(&self) -> Option<Box<dyn GroupRecord>> {
         let (session, runtime) = (Arc::clone(&self.session), Arc::clone(&self.runtime));
-        Some(Box::new(EtcdRuleStore { group: self.group.clone(), merge, session, runtime, seen: Mutex::default() }))
+        Some(Box::new(EtcdRecord::new(&self.group, session, runtime)))
     }
 }
 

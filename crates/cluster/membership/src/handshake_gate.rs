@@ -81,8 +81,9 @@ pub(crate) fn admit_connections(
                 },
             };
             let Some(place) = ConnectionPermit::try_acquire(&taken) else {
-                let why =
-                    format!("all {MAX_CONNECTIONS} connections are in use; run another coordinator beside this one");
+                let why = format!(
+                    "all {MAX_CONNECTIONS} connections are in use; use etcd as the registry of so large a cluster"
+                );
                 refusals.record_refusal(&peer.to_string(), RefusalReason::Limit, &why);
                 continue;
             };

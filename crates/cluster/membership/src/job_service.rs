@@ -60,44 +60,27 @@ impl jobs_server::Jobs for JobsService {
     }
 }
 
-/// Sends a request about the jobs of `group` to these coordinators in turn, until one answers that knows the job.
+/// Sends a request about the jobs of `group` to a coordinator.
 ///
 /// # Errors
-/// The coordinator's error, or that none answers; `Unavailable` while one that may know the job does not answer.
-pub fn request_jobs(
-    coordinators: &[HostPort],
-    group: &str,
-    trust: &Arc<Trust>,
-    request: &Value,
-    limit: Duration,
-) -> Result<Value> {
+/// The coordinator's error; `Unavailable` when it does not answer.
+pub fn request_jobs(at: &HostPort, group: &str, trust: &Arc<Trust>, request: &Value, limit: Duration) -> Result<Value> {
     let runtime = small_runtime("jobs")?;
     let json = request.to_string();
     if json.len() > MAX_REQUEST - 1024 {
         let why = format!("the job's list has {} bytes, at most {MAX_REQUEST} are possible: split it", json.len());
         return Err(Error::new(ErrorKind::Invalid, why));
     }
-    let mut silent = None;
-    let mut last = Error::new(ErrorKind::Unavailable, "no coordinator is named");
-    for at in coordinators {
-        let ask = async {
-            let mut client = JobsClient::new(lazy_channel(at, trust)?).max_decoding_message_size(MAX_REPLY);
-            let mut request = Request::new(pb::JobsRequest { group: group.to_owned(), json: json.clone() });
-            request.set_timeout(limit.min(ANSWER_TIMEOUT * 2));
-            client.ask(request).await.map_err(|status| match status.code() {
-                Code::NotFound => Error::new(ErrorKind::NotFound, status.message()),
-                _ => status_error(&format!("coordinator {at}"), &status),
-            })
-        };
-        match runtime.block_on(ask) {
-            Ok(reply) => {
-                return serde_json::from_str(&reply.into_inner().json)
-                    .map_err(|e| Error::new(ErrorKind::Protocol, format!("coordinator {at} answered no JSON: {e}")));
-            }
-            Err(error) if error.kind() == ErrorKind::Unavailable => silent = Some(error),
-            Err(error) if error.kind() == ErrorKind::NotFound => last = error,
-            Err(error) => return Err(error),
-        }
-    }
-    Err(silent.unwrap_or(last))
+    let call = async {
+        let mut client = JobsClient::new(lazy_channel(at, trust)?).max_decoding_message_size(MAX_REPLY);
+        let mut request = Request::new(pb::JobsRequest { group: group.to_owned(), json });
+        request.set_timeout(limit.min(ANSWER_TIMEOUT * 2));
+        client.ask(request).await.map_err(|status| match status.code() {
+            Code::NotFound => Error::new(ErrorKind::NotFound, status.message()),
+            _ => status_error(&format!("coordinator {at}"), &status),
+        })
+    };
+    let reply = runtime.block_on(call)?.into_inner();
+    serde_json::from_str(&reply.json)
+        .map_err(|e| Error::new(ErrorKind::Protocol, format!("coordinator {at} answered no JSON: {e}")))
 }

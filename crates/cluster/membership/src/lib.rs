@@ -8,16 +8,16 @@ mod coordinator_server;
 mod dns;
 mod etcd;
 mod etcd_jobs;
-mod etcd_rule_store;
+mod etcd_record;
 mod etcd_session;
 mod follower;
+mod group_record;
 mod handshake_gate;
 mod job_service;
 mod lease_table;
 mod local_registry;
 mod members;
 mod node_record;
-mod rule_store;
 mod state_file;
 mod static_list;
 pub mod url;
@@ -26,10 +26,10 @@ pub use announcer::NodeAnnouncer;
 pub use coordinator_server::{CoordinatorServer, CoordinatorServerConfig};
 pub use etcd_jobs::{ActiveJob, BeginResult, JobStore, StoredJob};
 pub use follower::{GroupStatus, MemberListener, RegistryFollower, RegistryState};
+pub use group_record::{GroupRecord, StoredRecord};
 pub use job_service::{JobHandler, request_jobs};
 pub use lease_table::{LeaseTable, TableLimits};
 pub use members::{HoldTimes, MemberView};
-pub use rule_store::{MergeRules, RuleStore, later_revision};
 
 use spurline_trust::Trust;
 use spurline_types::{Member, Result};
@@ -60,9 +60,8 @@ pub trait Registry: Send + Sync + 'static {
     /// A registration for a node; `None` where the registry takes none.
     fn node_lease(&self) -> Option<Box<dyn NodeLease>>;
 
-    /// The store of the group's folder rules; `merge` combines two versions. `None` where the registry stores
-    /// nothing.
-    fn rule_store(&self, _merge: MergeRules) -> Option<Box<dyn RuleStore>> {
+    /// The group's record; `None` where the registry stores nothing.
+    fn group_record(&self) -> Option<Box<dyn GroupRecord>> {
         None
     }
 }
@@ -97,7 +96,7 @@ pub const LEASE_TIME: Duration = Duration::from_secs(15);
 /// Upper limit for connecting to a registry, and for one answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Opens the registry behind a URL for one group. With coordinators, each side proves what `trust` holds; etcd has
+/// Opens the registry behind a URL for one group. With a coordinator, each side proves what `trust` holds; etcd has
 /// users and certificates of its own.
 ///
 /// # Errors

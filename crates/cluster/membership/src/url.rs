@@ -13,8 +13,8 @@ pub enum RegistryUrl {
     Static(Vec<HostPort>),
     /// A name that resolves to all nodes.
     Dns(DnsName),
-    /// Embedded coordinators: a node registers at all of them, a watcher uses any one.
-    Coordinator(Vec<HostPort>),
+    /// The embedded coordinator.
+    Coordinator(HostPort),
     /// etcd.
     Etcd(EtcdUrl),
 }
@@ -54,7 +54,7 @@ impl RegistryUrl {
     }
 }
 
-const FORMS: &str = "static:HOST:PORT[,…], dns:NAME:PORT, coordinator://HOST:PORT[,…] or etcd://HOST:PORT[,…]";
+const FORMS: &str = "static:HOST:PORT[,…], dns:NAME:PORT, coordinator://HOST:PORT or etcd://HOST:PORT[,…]";
 
 fn parse_hosts(text: &str) -> Result<Vec<HostPort>, String> {
     text.split(',').map(str::parse).collect()
@@ -88,6 +88,17 @@ fn parse_dns(text: &str) -> Result<DnsName, String> {
         return Err(format!("'{host}' is an address, not a name; write static:{place}"));
     }
     Ok(DnsName { name: host, port: Some(port), server })
+}
+
+/// One host: several coordinators would have no common list.
+fn parse_coordinator(text: &str) -> Result<HostPort, String> {
+    match text.split_once(',') {
+        Some((first, _)) => Err(format!(
+            "'{text}' names several coordinators, which share no list of nodes: give one, coordinator://{first}, or use \
+             etcd://HOST:PORT[,…], whose servers replace each other"
+        )),
+        None => text.parse(),
+    }
 }
 
 fn parse_etcd(text: &str) -> Result<EtcdUrl, String> {
@@ -129,7 +140,7 @@ impl FromStr for RegistryUrl {
         match kind {
             "static" => parse_hosts(rest).map(RegistryUrl::Static),
             "dns" => parse_dns(rest).map(RegistryUrl::Dns),
-            "coordinator" => parse_hosts(rest.trim_end_matches('/')).map(RegistryUrl::Coordinator),
+            "coordinator" => parse_coordinator(rest.trim_end_matches('/')).map(RegistryUrl::Coordinator),
             "etcd" => parse_etcd(rest).map(RegistryUrl::Etcd),
             _ => Err(format!("'{s}' is no registry; write {FORMS}")),
         }
@@ -145,7 +156,7 @@ impl fmt::Display for RegistryUrl {
         match self {
             RegistryUrl::Static(nodes) => write!(f, "static:{}", join_hosts(nodes)),
             RegistryUrl::Dns(name) => write!(f, "dns:{name}"),
-            RegistryUrl::Coordinator(nodes) => write!(f, "coordinator://{}", join_hosts(nodes)),
+            RegistryUrl::Coordinator(at) => write!(f, "coordinator://{at}"),
             RegistryUrl::Etcd(url) => write!(f, "etcd://{url}"),
         }
     }
@@ -192,7 +203,7 @@ mod tests {
         for (text, normal) in [
             ("static:a:1,[::1]:2", "static:a:1,[::1]:2"),
             ("static://a:1", "static:a:1"),
-            ("coordinator://a:1,b:2/", "coordinator://a:1,b:2"),
+            ("coordinator://a:1/", "coordinator://a:1"),
             ("coordinator:a:1", "coordinator://a:1"),
             ("dns:nodes.cluster.local:7000", "dns:nodes.cluster.local:7000"),
             ("dns:_spurline._tcp.nodes?server=127.0.0.1:53", "dns:_spurline._tcp.nodes?server=127.0.0.1:53"),
@@ -204,9 +215,10 @@ mod tests {
         for (text, says) in [
             ("a:1", "is no registry"),
             ("static:a", "no colon"),
-            ("static:a:0", "no port"),
+            ("static:a:0", "is not a port"),
             ("static:::1:2", "brackets"),
             ("coordinator://", "no colon"),
+            ("coordinator://a:1,b:2", "use etcd://"),
             ("dns:name", "no colon"),
             ("dns:10.0.0.1:7000", "static:10.0.0.1:7000"),
             ("dns:_s._tcp.n:1", "leave the port out"),

@@ -4,8 +4,7 @@ mod common;
 
 use common::{node, of_group, open, wait_for};
 use spurline_membership::{
-    CoordinatorServer, CoordinatorServerConfig, HoldTimes, NodeAnnouncer, RegistryFollower, RegistryState,
-    later_revision,
+    CoordinatorServer, CoordinatorServerConfig, HoldTimes, NodeAnnouncer, RegistryFollower, RegistryState, StoredRecord,
 };
 use spurline_types::{ErrorKind, Stats};
 use std::net::SocketAddr;
@@ -164,22 +163,6 @@ fn a_restart_knows_the_nodes_of_before() {
 }
 
 #[test]
-fn of_two_coordinators_each_knows_all_nodes_and_one_may_go() {
-    let (one, two) = (start(None, None), start(None, None));
-    let both = format!("{},{}", url(&one), two.addresses()[0]);
-    let registry = open(&both);
-    let stats = Arc::new(Stats::default());
-    let follower = RegistryFollower::start(&registry, HoldTimes::default(), Arc::clone(&stats)).unwrap();
-    let _a = NodeAnnouncer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
-    wait_for("the node", || names(&follower, true) == ["a"]);
-    wait_for("the other coordinator", || two.list_groups().get("g").is_some_and(|nodes| nodes.len() == 1));
-    drop(one);
-    // Known by the one that is left.
-    let _b = NodeAnnouncer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
-    wait_for("the second node", || names(&follower, true) == ["a", "b"]);
-}
-
-#[test]
 fn an_unreachable_one_is_named() {
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let registry = open(&format!("coordinator://{gone}"));
@@ -191,53 +174,46 @@ fn an_unreachable_one_is_named() {
 }
 
 #[test]
-fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
+fn a_record_has_one_writer_at_a_time_and_outlives_a_restart_with_its_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("nodes");
-    let text = |revision: u64, rule: &str| serde_json::json!({"revision": revision, "rules": [rule]});
-    let nothing = serde_json::Value::Null;
+    let text = |revision: u64| serde_json::json!({"revision": revision});
     let one = start(None, Some(&file));
     let at = one.addresses()[0];
-    let book = open(&url(&one)).rule_store(later_revision).unwrap();
-    let asked = |given: &serde_json::Value| {
-        let mut kept = None;
+    let (record, other) = (open(&url(&one)).group_record().unwrap(), open(&url(&one)).group_record().unwrap());
+    let read = |known: Option<u64>| {
+        let mut found = None;
         wait_for("an answer", || {
-            kept = book.exchange_rules(given).ok();
-            kept.is_some()
+            found = record.read(known).ok();
+            found.is_some()
         });
-        kept.unwrap()
+        found.unwrap()
     };
-    assert_eq!(asked(&nothing), nothing);
-    assert_eq!(asked(&text(1, "a")), text(1, "a"));
-    assert_eq!(asked(&text(1, "A")), text(1, "a"), "it is the later one by its letters");
-    // Over a restart with the file; and without it a node gives it back.
+    assert_eq!(read(None), Some(StoredRecord { version: 0, value: serde_json::Value::Null }));
+    assert!(other.replace(0, &text(1)).unwrap());
+    assert!(!record.replace(0, &text(9)).unwrap(), "the other writer was first");
+    let first = read(None).unwrap();
+    assert_eq!((&first.value, read(Some(first.version))), (&text(1), None));
+    assert!(record.replace(first.version, &text(2)).unwrap());
+    let second = other.read(None).unwrap().unwrap();
     drop(one);
     let one = start(Some(at), Some(&file));
-    assert_eq!(asked(&nothing), text(1, "a"));
+    assert_eq!(read(None), Some(second.clone()));
     drop(one);
     let one = start(Some(at), None);
-    assert_eq!(asked(&nothing), nothing);
-    assert_eq!(asked(&text(1, "a")), text(1, "a"));
-    // Of two coordinators the one that lags is given what the other has, and one that answers is enough.
-    let two = start(None, None);
-    let both = open(&format!("{},{}", url(&one), two.addresses()[0])).rule_store(later_revision).unwrap();
-    assert_eq!(both.exchange_rules(&nothing).unwrap(), text(1, "a"));
-    assert_eq!(open(&url(&two)).rule_store(later_revision).unwrap().exchange_rules(&nothing).unwrap(), text(1, "a"));
+    assert_eq!(read(None).unwrap().version, 0, "nothing is kept without a file");
     drop(one);
-    assert_eq!(both.exchange_rules(&text(2, "c")).unwrap(), text(2, "c"));
-    drop(two);
     let mut error = None;
     wait_for("the end", || {
-        error = both.exchange_rules(&nothing).err();
+        error = record.read(None).err();
         error.is_some()
     });
     let error = error.unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains(&at.to_string()), "{error}");
-    // Others list nodes and keep nothing.
+    // Registries of other kinds list nodes and store nothing.
     assert!(
-        open("static:127.0.0.1:1").rule_store(later_revision).is_none()
-            && open("dns:nodes.example:1").rule_store(later_revision).is_none()
+        open("static:127.0.0.1:1").group_record().is_none() && open("dns:nodes.example:1").group_record().is_none()
     );
 }
 
@@ -253,31 +229,5 @@ fn a_file_of_before_that_can_not_be_read_stops_the_start_and_stays() {
         let said = error.message();
         assert!(said.contains(&format!("{name} can't be read")) && said.contains("--state-file"), "{error}");
         assert!(dir.path().join(name).is_dir());
-    }
-}
-
-#[test]
-fn what_two_coordinators_were_told_at_one_revision_comes_to_be_the_same() {
-    let (one, two) = (start(None, None), start(None, None));
-    let text = |rule: &str| serde_json::json!({"revision": 1, "rules": [rule]});
-    let nothing = serde_json::Value::Null;
-    let book = |url: &str| open(url).rule_store(later_revision).unwrap();
-    let exchange = |url: &str, given: &serde_json::Value| {
-        let mut kept = None;
-        wait_for("an answer", || {
-            kept = book(url).exchange_rules(given).ok();
-            kept.is_some()
-        });
-        kept.unwrap()
-    };
-    for (first, other) in [(&one, &two), (&two, &one)] {
-        exchange(&url(first), &text("a"));
-        exchange(&url(other), &text("b"));
-        // Whoever asks both, in whichever order, brings it to both.
-        let both = format!("{},{}", url(first), other.addresses()[0]);
-        wait_for("both have it", || {
-            exchange(&both, &text("a")) == text("b")
-                && [first, other].into_iter().all(|at| exchange(&url(at), &nothing) == text("b"))
-        });
     }
 }

@@ -3,7 +3,6 @@
 mod common;
 
 use common::{node, of_group, open, wait_for};
-use spurline_membership::later_revision;
 use spurline_membership::{HoldTimes, NodeAnnouncer, Registry, RegistryFollower, RegistryState};
 use spurline_testkit::EtcdServer;
 use spurline_types::{ErrorKind, Stats};
@@ -72,64 +71,49 @@ fn nodes_enter_and_leave_and_a_server_that_dies_changes_nothing() {
 }
 
 #[test]
-fn what_the_group_goes_by_is_a_key_that_the_later_revision_takes() {
+fn a_record_is_a_key_with_one_writer_at_a_time() {
     if !EtcdServer::is_installed() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), 0, "http", &[]);
-    let text = |revision: u64, rule: u64| serde_json::json!({"revision": revision, "rules": [rule]});
-    let book = open(&server.url()).rule_store(later_revision).unwrap();
-    assert_eq!(book.exchange_rules(&serde_json::Value::Null).unwrap(), serde_json::Value::Null);
-    assert_eq!(book.exchange_rules(&text(2, 0)).unwrap(), text(2, 0));
-    assert_eq!(book.exchange_rules(&text(1, 0)).unwrap(), text(2, 0));
-    // Of several concurrent changes all end in the same state.
-    let made: Vec<u64> = std::thread::scope(|scope| {
+    let text = |n: u64| serde_json::json!({"revision": n});
+    let record_of = |server: &EtcdServer| open(&server.url()).group_record().unwrap();
+    let record = record_of(&server);
+    assert_eq!(record.read(None).unwrap().unwrap().version, 0);
+    // Of several writers at one version one succeeds.
+    let replaced: usize = std::thread::scope(|scope| {
         let writer = |n: u64| {
-            let book = open(&server.url()).rule_store(later_revision).unwrap();
-            let writes = move || {
-                book.exchange_rules(&text(3, n)).unwrap();
-                n
-            };
-            scope.spawn(writes)
+            let record = record_of(&server);
+            scope.spawn(move || usize::from(record.replace(0, &text(n)).unwrap()))
         };
         let writers: Vec<_> = (1..5).map(writer).collect();
-        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        writers.into_iter().map(|writer| writer.join().unwrap()).sum()
     });
-    assert_eq!(made, [1, 2, 3, 4]);
-    // Once it is known, only whether it changed is asked.
-    assert_eq!(book.exchange_rules(&text(3, 4)).unwrap(), text(3, 4));
-    assert_eq!(
-        open(&server.url()).rule_store(later_revision).unwrap().exchange_rules(&text(4, 0)).unwrap(),
-        text(4, 0)
-    );
-    assert_eq!(book.exchange_rules(&text(3, 4)).unwrap(), text(4, 0));
-    // At rest nothing is asked: a watch tells of changes.
-    (0..3).for_each(|_| assert_eq!(book.exchange_rules(&text(4, 0)).unwrap(), text(4, 0)));
-    assert_eq!(
-        open(&server.url()).rule_store(later_revision).unwrap().exchange_rules(&text(5, 0)).unwrap(),
-        text(5, 0)
-    );
-    wait_for("the change", || book.exchange_rules(&text(4, 0)).unwrap() == text(5, 0));
-    (0..3).for_each(|_| assert_eq!(book.exchange_rules(&text(5, 0)).unwrap(), text(5, 0)));
-    assert_eq!(book.exchange_rules(&serde_json::Value::Null).unwrap(), text(5, 0));
-    assert_eq!(
-        of_group(&server.url(), "other").rule_store(later_revision).unwrap().exchange_rules(&text(1, 9)).unwrap(),
-        text(1, 9)
-    );
-    // It is there when etcd is again.
+    assert_eq!(replaced, 1);
+    let first = record.read(Some(0)).unwrap().unwrap();
+    // Unchanged: the first read compares revisions, and later ones rely on a watch.
+    (0..3).for_each(|_| assert_eq!(record.read(Some(first.version)).unwrap(), None));
+    assert!(record_of(&server).replace(first.version, &text(7)).unwrap());
+    let mut second = None;
+    wait_for("the change", || {
+        second = record.read(Some(first.version)).unwrap();
+        second.is_some()
+    });
+    let second = second.unwrap();
+    assert_eq!(second.value, text(7));
+    assert_eq!(of_group(&server.url(), "other").group_record().unwrap().read(None).unwrap().unwrap().version, 0);
+    // The record is back with etcd, and so is the watch.
     let port = server.port();
     drop(server);
-    let error = book.exchange_rules(&serde_json::Value::Null).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(record.read(None).unwrap_err().kind(), ErrorKind::Unavailable);
     let server = start(dir.path(), port, "http", &[]);
-    wait_for("what is kept", || book.exchange_rules(&serde_json::Value::Null).is_ok_and(|kept| kept == text(5, 0)));
-    // And so is the watch.
-    assert_eq!(
-        open(&server.url()).rule_store(later_revision).unwrap().exchange_rules(&text(6, 0)).unwrap(),
-        text(6, 0)
-    );
-    wait_for("the change", || book.exchange_rules(&text(5, 0)).is_ok_and(|kept| kept == text(6, 0)));
+    wait_for("the record", || record.read(None).is_ok_and(|found| found.is_some_and(|found| found == second)));
+    (0..3).for_each(|_| assert_eq!(record.read(Some(second.version)).unwrap(), None));
+    assert!(record_of(&server).replace(second.version, &text(8)).unwrap());
+    wait_for("the change", || {
+        record.read(Some(second.version)).is_ok_and(|found| found.is_some_and(|found| found.value == text(8)))
+    });
 }
 
 /// Runs a tool; panics with its standard error when it fails.
@@ -213,9 +197,10 @@ fn a_server_with_users_that_comes_back_empty_has_its_members_again() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let with_users = |dir: &Path, port: u16, entries: u64| {
         let server = start(dir, port, "http", &[]);
-        let book = open(&server.url()).rule_store(later_revision).unwrap();
+        let record = open(&server.url()).group_record().unwrap();
         for n in 1..=entries {
-            book.exchange_rules(&serde_json::json!({"revision": n})).unwrap();
+            let version = record.read(None).unwrap().unwrap().version;
+            assert!(record.replace(version, &serde_json::json!({"revision": n})).unwrap());
         }
         let endpoint = format!("http://127.0.0.1:{}", server.port());
         for words in ["user add root:top", "user grant-role root root", "auth enable"] {

@@ -56,7 +56,7 @@ fn refusals(coordinator: &CoordinatorServer, trust: &Arc<Trust>) -> [Error; 3] {
     if follow.kind() == ErrorKind::PermissionDenied {
         assert_eq!(follower.first_members(later()).unwrap_err().kind(), ErrorKind::PermissionDenied);
     }
-    let at = [coordinator.addresses()[0].to_string().parse().unwrap()];
+    let at = coordinator.addresses()[0].to_string().parse().unwrap();
     let jobs = request_jobs(&at, "g", trust, &serde_json::json!({"do": "list"}), Duration::from_secs(60)).unwrap_err();
     [enter, follow, jobs]
 }

@@ -7,14 +7,15 @@ mod hot;
 mod recent;
 
 use hot::HotBlocks;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use recent::RecentObjects;
-use spurline_cache::{Cache, CacheContext, PinOutcome, RuleSet, WarmBatch};
+use spurline_cache::{Cache, CacheContext, PinOutcome, WarmBatch};
 use spurline_origin::OriginStore;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, HOT_BODY, HelloRequest, MAX_PAYLOAD, NodeRequest, ObjectRange, ObjectRanges,
     REDIRECT_BODY, RailInfo, RangeDone, RangesDone, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer,
 };
+use spurline_rules::RuleSet;
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
 use spurline_volume::{ReadData, Volume as _};
@@ -54,6 +55,8 @@ pub type OpenOrigin = dyn Fn(&str) -> Result<Arc<dyn OriginStore>> + Send + Sync
 /// The service of a cache node.
 pub struct CacheNode {
     name: String,
+    /// The name with the port, once it listens.
+    group_name: OnceLock<String>,
     shared: Arc<CacheContext>,
     allowed: Vec<String>,
     open: Box<OpenOrigin>,
@@ -67,6 +70,9 @@ pub struct CacheNode {
     weigh: OnceLock<Box<SetWeight>>,
     /// The placement rule sent in handshakes.
     rule: AtomicU16,
+    rules: RwLock<Arc<RuleSet>>,
+    /// Serialises changes of the rules.
+    changing_rules: Mutex<()>,
 }
 
 impl CacheNode {
@@ -85,6 +91,7 @@ impl CacheNode {
     ) -> Arc<CacheNode> {
         Arc::new(CacheNode {
             name: name.to_owned(),
+            group_name: OnceLock::new(),
             shared,
             allowed: sources,
             open,
@@ -97,7 +104,19 @@ impl CacheNode {
             recent: RecentObjects::default(),
             weigh: OnceLock::new(),
             rule: AtomicU16::new(0),
+            rules: RwLock::default(),
+            changing_rules: Mutex::default(),
         })
+    }
+
+    /// The name in handshakes and messages.
+    pub fn name(&self) -> &str {
+        self.group_name.get().unwrap_or(&self.name)
+    }
+
+    /// Sets the name, which may contain the port: several nodes of a host must differ. Only the first call has an effect.
+    pub fn set_name(&self, name: String) {
+        let _ = self.group_name.set(name);
     }
 
     /// The random number of this process.
@@ -135,22 +154,26 @@ impl CacheNode {
         let _ = self.weigh.set(weigh);
     }
 
-    /// Merges folder rules into those already known.
+    /// Applies the group's folder rules, unless newer ones are known.
     pub fn take_rules(&self, set: &RuleSet) {
-        if self.shared.adopt_rules(set) {
-            let now = self.shared.rules();
-            tracing::info!("folder rules: {}, revision {}", now.rules.len(), now.revision);
+        let _one = self.changing_rules.lock();
+        let known = self.rules();
+        if set.revision < known.revision || *set == *known {
+            return;
         }
+        self.shared.set_folder_rules(set.rules.iter().cloned());
+        *self.rules.write() = Arc::new(set.clone());
+        tracing::info!("folder rules: {}, revision {}", set.rules.len(), set.revision);
     }
 
     /// The folder rules.
     pub fn rules(&self) -> Arc<RuleSet> {
-        self.shared.rules()
+        Arc::clone(&self.rules.read())
     }
 
     /// The rules as JSON, with the bytes held by each, and the node's pinned and pinnable bytes.
     pub fn rules_json(&self) -> serde_json::Value {
-        let set = self.shared.rules();
+        let set = self.rules();
         let mut told = set.to_json();
         for (rule, known) in told["rules"].as_array_mut().into_iter().flatten().zip(&set.rules) {
             rule["held_bytes"] = self.shared.bytes_under_rule(known).into();
@@ -201,7 +224,7 @@ impl CacheNode {
                 ErrorKind::PermissionDenied,
                 format!(
                     "node {} does not serve {source}: it was started with --source {}",
-                    self.name,
+                    self.name(),
                     self.allowed.join(" --source ")
                 ),
             ));
@@ -214,7 +237,7 @@ impl CacheNode {
         if volumes.len() >= VOLUMES_MAX {
             return Err(Error::new(
                 ErrorKind::NoSpace,
-                format!("node {} serves {VOLUMES_MAX} volumes already", self.name),
+                format!("node {} serves {VOLUMES_MAX} volumes already", self.name()),
             ));
         }
         volumes.push(Cache::for_node(Arc::clone(&self.shared), under));
@@ -223,7 +246,7 @@ impl CacheNode {
 
     fn volume_by_id(&self, id: VolumeId) -> Result<Arc<Cache>> {
         self.volumes.read().get(id.0 as usize).cloned().ok_or_else(|| {
-            Error::new(ErrorKind::Protocol, format!("node {} has no volume {}: connect again", self.name, id.0))
+            Error::new(ErrorKind::Protocol, format!("node {} has no volume {}: connect again", self.name(), id.0))
         })
     }
 
@@ -268,7 +291,7 @@ impl CacheNode {
             if begins {
                 cache.begin_fetch(&object, read.offset);
             }
-            return Err(Error::new(ErrorKind::NotFound, format!("node {} does not hold it", self.name)));
+            return Err(Error::new(ErrorKind::NotFound, format!("node {} does not hold it", self.name())));
         }
         let counted = &self.shared.stats.remotecache;
         let hot = self.is_hot(&object, read.offset, len, reader);
@@ -443,7 +466,7 @@ impl Service for CacheNode {
             version: 0,
             volume,
             block_size: self.shared.block_size,
-            node: self.name.clone(),
+            node: self.name().to_owned(),
             placement_rule: self.rule.load(Ordering::Relaxed),
             instance: self.instance,
             rails: self.rails.read().clone(),

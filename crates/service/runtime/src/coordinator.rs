@@ -2,12 +2,13 @@
 //! line.
 
 use crate::admin::{AdminServices, ProcessTarget};
-use crate::jobs::group::GroupJobs;
+use crate::jobs::group::{GroupJobs, Registries};
 use crate::setup::NewFolder;
 use crate::{group, setup};
 use serde_json::json;
 use spurline_config::{CoordinatorConfig, Fault};
-use spurline_membership::{CoordinatorServer, JobStore};
+use spurline_membership::url::RegistryUrl;
+use spurline_membership::{CoordinatorServer, JobStore, open_registry};
 use spurline_net_tcp::group_addresses;
 use spurline_observe::AdminTarget;
 use spurline_observe::locate::SocketOwner;
@@ -50,7 +51,6 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
         listen,
         file: config.state_file.clone(),
         trust: Arc::clone(&trust),
-        merge: spurline_cache::merge_rules,
         ..Default::default()
     };
     let fresh = NewFolder::make(config.state_file.as_deref().and_then(std::path::Path::parent));
@@ -63,10 +63,17 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
             (own.path().to_owned(), Some(own))
         }
     };
-    let registry = {
-        // The coordinator owns its jobs.
-        let coordinator = Arc::downgrade(&coordinator);
-        move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.local_registry(group))
+    let registry: Arc<Registries> = match &config.job_store {
+        // Coordinators that share jobs find the nodes where they find the jobs.
+        Some(url) => {
+            let (url, trust) = (RegistryUrl::Etcd(url.clone()), Arc::clone(&trust));
+            Arc::new(move |group: &str| open_registry(&url, group, &trust).ok())
+        }
+        None => {
+            // The coordinator owns its jobs.
+            let coordinator = Arc::downgrade(&coordinator);
+            Arc::new(move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.local_registry(group)))
+        }
     };
     let store = match &config.job_store {
         None => None,
@@ -78,7 +85,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
             Some(JobStore::open(url, &owner)?)
         }
     };
-    let jobs = GroupJobs::start(&jobs_dir, store, Arc::new(registry), trust, Arc::clone(&stats))?;
+    let jobs = GroupJobs::start(&jobs_dir, store, registry, trust, Arc::clone(&stats))?;
     coordinator.set_job_handler(Arc::clone(&jobs) as _);
     let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
     let look: Arc<dyn AdminTarget> = Arc::new(ProcessTarget {

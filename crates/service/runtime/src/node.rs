@@ -128,6 +128,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
     stats.group.weight.set(u64::from(config.weight));
     let own_name = group::name_in_group(&config, &host, &listening);
+    node.set_name(own_name.clone());
     let others = group::ask_others(&config, &own_name, &node, &shared, &trust, &stats)?;
     // Nobody is told of this node before it serves.
     let known = (others.as_ref(), marks.before());

@@ -3,7 +3,8 @@
 
 use crate::rules;
 use serde_json::Value;
-use spurline_cache::RuleSet;
+use spurline_cache::FolderRules;
+use spurline_rules::RuleSet;
 use spurline_types::units::human_bytes;
 use std::collections::BTreeMap;
 
@@ -16,13 +17,16 @@ const NAMED: usize = 3;
 pub struct Group<'a> {
     told: &'a [Value],
     set: RuleSet,
+    folders: FolderRules,
 }
 
 impl Group<'_> {
     /// Puts together what they told.
     pub fn of(told: &[Value]) -> Group<'_> {
         let sets = told.iter().filter_map(|node| RuleSet::from_json(node).ok());
-        Group { told, set: sets.fold(RuleSet::default(), |all, set| all.merged_with(&set)) }
+        let set = sets.fold(RuleSet::default(), RuleSet::or_newer);
+        let folders = FolderRules::new(set.rules.iter().cloned());
+        Group { told, set, folders }
     }
 
     fn sum(&self, of: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
@@ -55,7 +59,7 @@ impl Group<'_> {
         let (mut by_rule, mut rest) = (BTreeMap::new(), 0u64);
         for (path, size, copies) in files {
             let bytes = size.next_multiple_of(PAGE).saturating_mul(copies);
-            let sum = match self.set.rule_for(source, &path) {
+            let sum = match self.folders.rule_for(source, &path) {
                 Some(rule) => by_rule.entry(rule.url.as_str()).or_insert(0u64),
                 None => &mut rest,
             };
@@ -64,7 +68,7 @@ impl Group<'_> {
         let mut said = Vec::new();
         for (url, loaded) in by_rule {
             let held = self.sum(|node| rules::rule_in(node, url)["held_bytes"].as_u64().or(Some(0)))?;
-            let rule = self.set.rules.iter().find(|rule| rule.url == url)?;
+            let rule = self.set.rule_of(url)?;
             if loaded <= held || said.len() == NAMED {
                 continue;
             }
@@ -89,11 +93,10 @@ impl Group<'_> {
 mod tests {
     use super::*;
     use serde_json::json;
-    use spurline_cache::Rule;
+    use spurline_cache::FolderRule;
 
-    fn node(rules: &[(Rule, u64)], capacity: u64, pinned: u64) -> Value {
-        let set =
-            RuleSet { revision: 1, rules: rules.iter().map(|(rule, _)| rule.clone()).collect(), ..RuleSet::default() };
+    fn node(rules: &[(FolderRule, u64)], capacity: u64, pinned: u64) -> Value {
+        let set = RuleSet { revision: 1, rules: rules.iter().map(|(rule, _)| rule.clone()).collect() };
         let mut told = set.to_json();
         for (rule, (_, held)) in told["rules"].as_array_mut().unwrap().iter_mut().zip(rules) {
             rule["held_bytes"] = (*held).into();
@@ -108,9 +111,9 @@ mod tests {
 
     #[test]
     fn what_rules_and_disks_do_not_keep_is_said_with_figures() {
-        let rule = |url: &str, number| Rule { url: url.into(), number, revision: 1, ..Rule::default() };
-        let quota = Rule { quota_bytes: Some(30 << 20), ..rule("s3://b/x", 1) };
-        let timed = Rule { ttl_seconds: Some(5), ..rule("s3://b/t", 2) };
+        let rule = |url: &str| FolderRule { url: url.into(), ..FolderRule::default() };
+        let quota = FolderRule { quota_bytes: Some(30 << 20), ..rule("s3://b/x") };
+        let timed = FolderRule { ttl_seconds: Some(5), ..rule("s3://b/t") };
         let rules = |x, t| [(quota.clone(), x), (timed.clone(), t)];
         let told = [node(&rules(10 << 20, 0), 64 << 20, 8 << 20), node(&rules(14 << 20, 1 << 20), 64 << 20, 0)];
         let group = Group::of(&told);
@@ -129,7 +132,7 @@ mod tests {
             remark(&[("y", 121)]).unwrap(),
             "121 MiB were loaded where the cache disks have room for 120 MiB: not all of it is held"
         );
-        let pinned = Rule { pin: true, ..rule("s3://b/p", 3) };
+        let pinned = FolderRule { pin: true, ..rule("s3://b/p") };
         let pins = |most: u64| {
             let mut told = [64 << 20, 64 << 20].map(|room| node(&[(pinned.clone(), 10 << 20)], room, 10 << 20));
             told.iter_mut()

@@ -1,35 +1,34 @@
-//! How a node learns of the rules of its group: every few seconds it brings those it knows and those its registry keeps
-//! together, which costs a message only where they differ. What it knows it keeps beside its blocks.
+//! Keeps a node's folder rules equal to those in the registry: reads them every few seconds, at the cost of a request only
+//! when they changed, and stores them beside the node's blocks.
 
 use super::state_file::Kept;
-use serde_json::Value;
-use spurline_cache::RuleSet;
 use spurline_config::Fault;
-use spurline_membership::{Registry, RuleStore};
+use spurline_membership::Registry;
 use spurline_node::CacheNode;
+use spurline_rules::{RuleSet, RuleStore};
 use spurline_types::{Error, ErrorKind};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// How long between two looks, on average; half as long to half as long again, so that nodes that were started together
-/// do not ask together.
+/// Mean time between two reads; each is drawn from a half to one and a half of it, so that nodes started together do not
+/// read together.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The registry is asked while this is kept; a question under way ends by its own deadline.
+/// The registry is read until this is dropped; a request under way ends by its own deadline.
 pub struct Following {
     _open: mpsc::Sender<()>,
 }
 
-/// Has a node go by the rules that its registry keeps: those of now when this returns, or those that were `kept` where it
-/// can't be reached, and those of later as they come. `None` where the registry keeps none.
+/// Applies the registry's rules to a node: the present ones before this returns, or the `kept` ones when the registry can't
+/// be reached, and later changes. `None` where the registry stores none.
 ///
 /// # Errors
-/// When there can be no thread.
+/// When no thread can be started.
 pub fn start(node: &Arc<CacheNode>, registry: &Arc<dyn Registry>, mut kept: Kept) -> Result<Option<Following>, Fault> {
-    let Some(book) = registry.rule_store(spurline_cache::merge_rules) else { return Ok(None) };
-    let mut said = say(exchange(node, book.as_ref(), &kept.rules()), false);
+    let Some(store) = RuleStore::open(registry.as_ref()) else { return Ok(None) };
+    let mut said = say(exchange(node, &store, &kept.rules()), false);
     kept.keep(&node.rules());
     let (open, ended) = mpsc::channel();
     let node = Arc::downgrade(node);
@@ -40,7 +39,7 @@ pub fn start(node: &Arc<CacheNode>, registry: &Arc<dyn Registry>, mut kept: Kept
                 return;
             }
             let Some(node) = node.upgrade() else { return };
-            said = say(exchange(&node, book.as_ref(), &node.rules()), said);
+            said = say(exchange(&node, &store, &node.rules()), said);
             kept.keep(&node.rules());
         }
     };
@@ -54,28 +53,21 @@ fn jittered(drawn: u64) -> Duration {
     LOOK / 2 + LOOK.mul_f64((drawn >> 11) as f64 / (1u64 << 53) as f64)
 }
 
-fn exchange(node: &CacheNode, book: &dyn RuleStore, own: &RuleSet) -> Result<(), Error> {
-    let told = agreed(book, own);
-    // Not before the registry was asked: what is of a rule that is not known is of none for good.
-    node.take_rules(told.as_ref().unwrap_or(own));
-    told.map(drop)
+fn exchange(node: &CacheNode, store: &RuleStore, own: &RuleSet) -> Result<(), Error> {
+    let stored = store.read_or_restore(own);
+    // Only after the registry was read: a block of an unknown class would lose its class.
+    node.take_rules(stored.as_ref().unwrap_or(own));
+    stored.map(drop)
 }
 
-/// What the registry keeps together with `own`.
-fn agreed(book: &dyn RuleStore, own: &RuleSet) -> Result<RuleSet, Error> {
-    let known = if own.revision == 0 { Value::Null } else { own.to_json() };
-    let kept = book.exchange_rules(&known)?;
-    if kept == known { Ok(own.clone()) } else { RuleSet::from_json(&kept) }
-}
-
-/// Says why the rules can't be had, once. That the registry is gone whoever follows it says.
+/// Logs once why the rules can't be read. The follower of the registry logs its loss.
 fn say(asked: Result<(), Error>, said: bool) -> bool {
     match asked {
         Ok(()) => false,
         Err(error) if error.kind() == ErrorKind::Unavailable => said,
         Err(error) => {
             if !said {
-                tracing::warn!("the rules of the group can't be had: {error}; going on with those known");
+                tracing::warn!("the folder rules can't be read: {error}; continuing with the known ones");
             }
             true
         }
@@ -85,34 +77,6 @@ fn say(asked: Result<(), Error>, said: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spurline_cache::Rule;
-
-    struct Said(Result<Value, Error>);
-
-    impl RuleStore for Said {
-        fn exchange_rules(&self, given: &Value) -> Result<Value, Error> {
-            let kept = self.0.clone()?;
-            spurline_cache::merge_rules(&kept, given)
-        }
-    }
-
-    #[test]
-    fn what_was_kept_is_told_the_registry_and_gives_way_to_what_is_newer() {
-        let rule = |ttl, revision| Rule {
-            url: "s3://b/x".into(),
-            ttl_seconds: Some(ttl),
-            number: 7,
-            revision,
-            ..Rule::default()
-        };
-        let set = |ttl, revision| RuleSet { revision, rules: vec![rule(ttl, revision)], ..RuleSet::default() };
-        let (old, new) = (set(60, 3), set(5, 4));
-        let newer = agreed(&Said(Ok(new.to_json())), &old).unwrap();
-        assert_eq!((newer.revision, newer.rules[0].ttl_seconds), (4, Some(5)));
-        assert_eq!(agreed(&Said(Ok(old.to_json())), &old).unwrap(), old);
-        let gone = Error::new(ErrorKind::Unavailable, "gone");
-        assert!(agreed(&Said(Err(gone)), &old).is_err());
-    }
 
     #[test]
     fn nodes_look_at_different_times_and_about_as_often() {

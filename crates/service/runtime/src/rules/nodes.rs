@@ -4,14 +4,14 @@
 use crate::peers::Reach;
 use crate::{group, setup};
 use serde_json::Value;
-use spurline_cache::RuleSet;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
 use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, ObjectExtent, RequestPatience};
 use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_mem::{BufferPool, MemTier};
-use spurline_membership::{HoldTimes, RegistryFollower, RuleStore};
+use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::NodeRequest;
+use spurline_rules::{RuleSet, RuleStore};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, FileKind, Member, ObjectAttr, ObjectRef, Result, Stats, Version, url};
 use spurline_volume::Volume as _;
@@ -40,8 +40,7 @@ pub struct Told {
 /// The registry and the nodes.
 pub struct Nodes {
     name: String,
-    registry: String,
-    book: Box<dyn RuleStore>,
+    rules: RuleStore,
     reach: Reach,
     members: Vec<Arc<Member>>,
 }
@@ -56,7 +55,7 @@ impl Nodes {
         let stats = Arc::new(Stats::default());
         let trust = setup::open_trust(trust, &host)?;
         let opened = spurline_membership::open_registry(registry, name, &trust)?;
-        let Some(book) = opened.rule_store(spurline_cache::merge_rules) else {
+        let Some(rules) = RuleStore::open(opened.as_ref()) else {
             return Err(Fault::usage(
                 format!("{registry} lists nodes and keeps nothing, so the group can have no rules"),
                 "run 'spurline coordinator', or an etcd, and give its coordinator://HOST:PORT or etcd://HOST:PORT to \
@@ -67,9 +66,12 @@ impl Nodes {
             let refused = error.kind() == ErrorKind::PermissionDenied;
             Fault::missing(format!("group {name}: {error}"), if refused { "" } else { remedy })
         };
-        let kept = book
-            .exchange_rules(&Value::Null)
-            .map_err(|error| unreached(&error, "start the registry, or correct --registry"))?;
+        let set = rules.read().map_err(|error| match error.kind() {
+            ErrorKind::Invalid => {
+                Fault::failed(format!("the rules in {registry} can't be read: {error}"), "are they of a newer release?")
+            }
+            _ => unreached(&error, "start the registry, or correct --registry"),
+        })?;
         let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
         let members = match follower.first_members_once(Instant::now() + ANSWER) {
             Ok(members) => members,
@@ -86,29 +88,23 @@ impl Nodes {
             nconnect: 1,
             stats,
         };
-        let nodes = Nodes { name: name.to_owned(), registry: registry.to_string(), book, reach, members };
-        let set = nodes.read(&kept)?;
-        Ok((nodes, set))
+        Ok((Nodes { name: name.to_owned(), rules, reach, members }, set))
     }
 
-    fn read(&self, kept: &Value) -> std::result::Result<RuleSet, Fault> {
-        if kept.is_null() {
-            return Ok(RuleSet::default());
-        }
-        RuleSet::from_json(kept).map_err(|error| {
-            Fault::failed(format!("what {} keeps makes no sense: {error}", self.registry), "is it of a newer release?")
-        })
-    }
-
-    /// Brings these rules and those that the registry keeps together; what it keeps then.
+    /// Changes the rules in the registry and returns the result. `change` gets the stored rules, or `known` where these
+    /// are newer; it is called again after a concurrent change.
     ///
     /// # Errors
-    /// When it does not answer.
-    pub fn keep(&self, set: &RuleSet) -> std::result::Result<RuleSet, Fault> {
-        let kept = self.book.exchange_rules(&set.to_json()).map_err(|error| {
+    /// The fault of `change`, and when the registry does not answer.
+    pub fn change(
+        &self,
+        known: &RuleSet,
+        change: impl FnMut(&RuleSet) -> std::result::Result<RuleSet, Fault>,
+    ) -> std::result::Result<RuleSet, Fault> {
+        let failed = |error: Error| {
             Fault::missing(format!("group {}: {error}", self.name), "run it again when the registry answers")
-        })?;
-        self.read(&kept)
+        };
+        self.rules.change(known, change, failed)
     }
 
     /// Asks every node for its rules, or gives it `set`.

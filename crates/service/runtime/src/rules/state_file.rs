@@ -2,8 +2,8 @@
 //! classes that the rules name, and a node may be started while the registry is gone. What they mean it does not know.
 
 use serde_json::{Value, json};
-use spurline_cache::RuleSet;
 use spurline_config::GroupConfig;
+use spurline_rules::RuleSet;
 use spurline_types::{Error, ErrorKind};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -61,7 +61,7 @@ impl Kept {
 
     /// The rules that are kept, of all directories together.
     pub fn rules(&self) -> RuleSet {
-        self.places.iter().fold(RuleSet::default(), |all, place| all.merged_with(&place.has))
+        self.places.iter().fold(RuleSet::default(), |all, place| all.or_newer(place.has.clone()))
     }
 
     /// Keeps these, where others are kept.
@@ -94,7 +94,7 @@ fn write(file: &Path, text: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spurline_cache::Rule;
+    use spurline_rules::FolderRule;
     use std::os::unix::fs::PermissionsExt as _;
     use std::time::Duration;
 
@@ -114,8 +114,8 @@ mod tests {
         assert_eq!(kept.rules(), RuleSet::default());
         kept.keep(&RuleSet::default());
         assert!(!dirs[0].join(FILE).exists(), "nobody gave a rule");
-        let rule = Rule { url: "s3://b/x".into(), pin: true, number: 7, revision: 3, ..Rule::default() };
-        let set = RuleSet { revision: 3, rules: vec![rule], ..RuleSet::default() };
+        let rule = FolderRule { url: "s3://b/x".into(), pin: true, ..FolderRule::default() };
+        let set = RuleSet { revision: 3, rules: vec![rule] };
         kept.keep(&set);
         assert_eq!((kept.rules(), Kept::open(&dirs, &own).rules()), (set.clone(), set.clone()));
         for dir in &dirs {

@@ -1,0 +1,10 @@
+//! Folder rules of a group: the rule set with its revision and text form, and its record in the registry. Knows neither
+//! blocks nor nodes.
+#![forbid(unsafe_code)]
+
+mod set;
+mod store;
+
+pub use set::{RULES_MAX, RuleSet};
+pub use spurline_cache::FolderRule;
+pub use store::RuleStore;

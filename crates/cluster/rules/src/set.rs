@@ -1,0 +1,174 @@
+//! A rule set: its rules, its revision, its limits and its JSON form. Knows nothing of where it is stored.
+
+use serde_json::{Value, json};
+use spurline_cache::FolderRule;
+use spurline_types::{Error, ErrorKind, Result};
+
+/// Maximum number of rules of a group: each fetched block is compared with all of them.
+pub const RULES_MAX: usize = 255;
+/// Maximum length of a set as text: it fits into one request to a node.
+const TEXT_MAX: usize = 48 << 10;
+/// Larger revisions are refused, so that each one has a successor.
+const REVISION_MAX: u64 = 1 << 53;
+/// Maximum length of a rule's URL.
+const URL_MAX: usize = 1024;
+
+/// All folder rules of a group at one revision.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuleSet {
+    /// Grows with every change; 0 before the first rule.
+    pub revision: u64,
+    /// By URL, at most one per folder.
+    pub rules: Vec<FolderRule>,
+}
+
+impl RuleSet {
+    /// The set as JSON.
+    pub fn to_json(&self) -> Value {
+        let rules: Vec<Value> = self.rules.iter().map(FolderRule::to_json).collect();
+        json!({"revision": self.revision, "rules": rules})
+    }
+
+    /// Parses the set from JSON; `Null` is the empty set.
+    ///
+    /// # Errors
+    /// `Invalid` for any other value that is no rule set.
+    pub fn from_json(value: &Value) -> Result<RuleSet> {
+        if value.is_null() {
+            return Ok(RuleSet::default());
+        }
+        let wrong = |what: &str| Error::new(ErrorKind::Invalid, format!("folder rules: {what} is missing or wrong"));
+        let revision =
+            value["revision"].as_u64().filter(|n| *n <= REVISION_MAX).ok_or_else(|| wrong("the revision"))?;
+        let list = value["rules"].as_array().filter(|list| list.len() <= RULES_MAX).ok_or_else(|| wrong("the list"))?;
+        let mut rules: Vec<FolderRule> = Vec::with_capacity(list.len());
+        for one in list {
+            let url = one["url"].as_str().filter(|url| is_valid_url(url)).ok_or_else(|| wrong("a folder"))?;
+            rules.push(FolderRule {
+                url: url.to_owned(),
+                pin: one["pin"].as_bool().unwrap_or(false),
+                ttl_seconds: one["ttl_seconds"].as_u64(),
+                quota_bytes: one["quota_bytes"].as_u64(),
+            });
+        }
+        rules.sort_by(|a, b| a.url.cmp(&b.url));
+        let set = RuleSet { revision, rules };
+        if set.shared_class().is_some() {
+            return Err(wrong("a folder that occurs once"));
+        }
+        Ok(set)
+    }
+
+    /// The rule for exactly this folder.
+    pub fn rule_of(&self, url: &str) -> Option<&FolderRule> {
+        self.rules.iter().find(|rule| rule.url == url)
+    }
+
+    /// The set with the larger revision; this one if they are equal.
+    pub fn or_newer(self, other: RuleSet) -> RuleSet {
+        if other.revision > self.revision { other } else { self }
+    }
+
+    /// The next revision: the rules for `urls` changed, created where missing, and removed where they become empty.
+    /// Without a difference, the same set.
+    ///
+    /// # Errors
+    /// `Invalid` when the rules would exceed a limit.
+    pub fn with_changes(&self, urls: &[String], change: &dyn Fn(&mut FolderRule)) -> Result<RuleSet> {
+        let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
+        let mut set = self.clone();
+        for url in urls {
+            if !is_valid_url(url) {
+                return invalid(format!("a URL of {} bytes; a rule's has at most {URL_MAX}", url.len()));
+            }
+            let at = set.rules.binary_search_by(|rule| rule.url.cmp(url)).unwrap_or_else(|at| {
+                set.rules.insert(at, FolderRule { url: url.clone(), ..FolderRule::default() });
+                at
+            });
+            change(&mut set.rules[at]);
+        }
+        set.rules.retain(|rule| !rule.is_empty());
+        if set.rules == self.rules {
+            return Ok(self.clone());
+        }
+        set.revision += 1;
+        if set.rules.len() > RULES_MAX {
+            return invalid(format!("a group has at most {RULES_MAX} rules: remove some, or name a parent folder"));
+        }
+        if set.to_json().to_string().len() > TEXT_MAX {
+            return invalid(format!("the group's rules would be longer than {TEXT_MAX} bytes: remove some"));
+        }
+        if let Some((one, two)) = set.shared_class() {
+            return invalid(format!("{one} and {two} have the same 64-bit hash: name a parent folder of one of them"));
+        }
+        Ok(set)
+    }
+
+    /// Two rules with one class: of one folder, or with equal hashes.
+    fn shared_class(&self) -> Option<(&str, &str)> {
+        let mut classes: Vec<(u64, &str)> = self.rules.iter().map(|rule| (rule.class(), rule.url.as_str())).collect();
+        classes.sort_unstable();
+        classes.windows(2).find(|pair| pair[0].0 == pair[1].0).map(|pair| (pair[0].1, pair[1].1))
+    }
+}
+
+fn is_valid_url(url: &str) -> bool {
+    (1..=URL_MAX).contains(&url.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn urls(list: &[&str]) -> Vec<String> {
+        list.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn sets_come_back_from_json_and_wrong_ones_are_refused() {
+        let plain = FolderRule { url: "s3://b".into(), ..FolderRule::default() };
+        let full = FolderRule { url: "s3://b/a".into(), pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 40) };
+        let set = RuleSet { revision: 7, rules: vec![plain, full] };
+        assert_eq!(RuleSet::from_json(&set.to_json()).unwrap(), set);
+        assert_eq!(RuleSet::from_json(&Value::Null).unwrap(), RuleSet::default());
+        for wrong in [
+            json!({}),
+            json!({"revision": 1}),
+            json!({"revision": -1, "rules": []}),
+            json!({"revision": 1u64 << 54, "rules": []}),
+            json!({"revision": 1, "rules": [{"url": ""}]}),
+            json!({"revision": 1, "rules": [{"url": "a"}, {"url": "a"}]}),
+            json!({"revision": 1, "rules": vec![json!({"url": "a"}); 256]}),
+        ] {
+            assert!(RuleSet::from_json(&wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn rules_are_made_changed_and_taken_away() {
+        let one = RuleSet::default().with_changes(&urls(&["s3://b/y", "s3://b/x"]), &|rule| rule.pin = true).unwrap();
+        assert_eq!((one.revision, one.rules.len(), one.rules[0].url.as_str()), (1, 2, "s3://b/x"));
+        let two = one.with_changes(&urls(&["s3://b/x"]), &|rule| rule.ttl_seconds = Some(60)).unwrap();
+        assert!(two.revision == 2 && two.rules[0].pin && two.rules[0].ttl_seconds == Some(60));
+        let three = two.with_changes(&urls(&["s3://b/x", "s3://b/y"]), &|rule| rule.pin = false).unwrap();
+        assert_eq!(three.rules.iter().map(|rule| rule.url.as_str()).collect::<Vec<_>>(), ["s3://b/x"]);
+        assert_eq!(three.with_changes(&urls(&["s3://b/x", "s3://none"]), &|rule| rule.pin &= true).unwrap(), three);
+        let class = |set: &RuleSet| set.rule_of("s3://b/x").map(FolderRule::class);
+        assert!(class(&one) == class(&three) && class(&one) != one.rule_of("s3://b/y").map(FolderRule::class));
+        let many: Vec<String> = (0..RULES_MAX).map(|n| format!("s3://m/{n}")).collect();
+        assert!(three.with_changes(&many, &|rule| rule.pin = true).unwrap_err().to_string().contains("255"));
+        assert!(three.with_changes(&["x".repeat(2000)], &|rule| rule.pin = true).is_err());
+        let long: Vec<String> = (0..100).map(|n| format!("{n}{}", "x".repeat(900))).collect();
+        assert!(three.with_changes(&long, &|rule| rule.pin = true).unwrap_err().to_string().contains("bytes"));
+    }
+
+    #[test]
+    fn the_larger_revision_is_newer() {
+        let set = |revision, rules: &[&str]| {
+            let rules = rules.iter().map(|url| FolderRule { url: (*url).into(), pin: true, ..FolderRule::default() });
+            RuleSet { revision, rules: rules.collect() }
+        };
+        assert_eq!(set(2, &["a"]).or_newer(set(3, &["b"])), set(3, &["b"]));
+        assert_eq!(set(3, &["a"]).or_newer(set(3, &["b"])), set(3, &["a"]));
+    }
+}
