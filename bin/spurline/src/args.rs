@@ -3,7 +3,7 @@
 
 use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
-use spurline_config::values::parse_weight;
+use spurline_config::values::{parse_mode, parse_weight};
 use spurline_config::{
     CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount,
     RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl, TransportMode,
@@ -203,6 +203,13 @@ pub struct OriginArgs {
     /// Concurrent requests to the origin, not counting repeated ones
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_downloads: u32,
+    /// While the origin does not respond, keep using the last known names, attributes and listings for this long; 0 for
+    /// never
+    ///
+    /// Cached files stay readable for that time. The first requests wait up to 3 s for the origin. An answer of the origin
+    /// replaces the last known one at once.
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
+    pub stale_if_error: Duration,
 }
 
 /// The cache group: which one, and where its members are found.
@@ -401,6 +408,20 @@ pub struct FuseArgs {
     /// The kernel's own read-ahead of buffered reads
     #[arg(long, value_name = "SIZE", default_value = "8M")]
     pub kernel_readahead: Size,
+    /// Permission bits of all files, in octal [default: the origin's; 444 for objects]
+    ///
+    /// Programs in a bucket need 555 or 755 to be executable.
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub file_mode: Option<u16>,
+    /// Permission bits of all directories, in octal [default: the origin's; 555 for prefixes]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub dir_mode: Option<u16>,
+    /// Owner of all files, as a number [default: the user that mounts]
+    #[arg(long, value_name = "UID")]
+    pub uid: Option<u32>,
+    /// Group of all files, as a number [default: the group of the user that mounts]
+    #[arg(long, value_name = "GID")]
+    pub gid: Option<u32>,
     /// One line per request of the kernel into this file
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
@@ -485,7 +506,7 @@ raw! {
     }
     FuseArgs => RawFuse {
         options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads, no_passthrough,
-        max_readahead, kernel_readahead, access_log,
+        max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }
     LogArgs => RawLog { log, log_filter, log_format, metrics }
     TrustArgs => RawTrust { group_token_file, tls, tls_cert, tls_key, tls_ca }
@@ -503,6 +524,7 @@ impl From<OriginArgs> for RawOrigin {
             timeout: args.origin_timeout,
             stall_timeout: args.origin_stall_timeout,
             max_downloads: args.max_downloads,
+            stale_if_error: args.stale_if_error,
         }
     }
 }

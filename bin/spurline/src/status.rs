@@ -96,7 +96,16 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_
             let number = |v: &Value| v.as_u64().unwrap_or(0);
             let used = human_bytes(number(&cache["used_bytes"]));
             let capacity = human_bytes(number(&cache["capacity_bytes"]));
-            anstream::println!("{BOLD}{shown}{BOLD:#}  {GREEN}{state}{GREEN:#}  {kind}  cache {used} of {capacity}");
+            let style = if state == "up" { GREEN } else { RED };
+            anstream::println!("{BOLD}{shown}{BOLD:#}  {style}{state}{style:#}  {kind}  cache {used} of {capacity}");
+            let metadata = &stats["metadata"];
+            if number(&metadata["silent_origins"]) > 0 {
+                let stale = number(&metadata["stale_answers"]);
+                anstream::println!(
+                    "  origin: does not respond; last known names and attributes served so far: {stale} \
+                     (--stale-if-error)"
+                );
+            }
             for key in ["source", "sources", "registry", "addresses", "weight", "fuse"] {
                 match &status[key] {
                     Value::Null => {}

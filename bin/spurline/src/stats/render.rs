@@ -60,6 +60,7 @@ const SECTIONS: [Section; 7] = [
             ("ops", Cell::Rate("metadata.ops")),
             ("lat", Cell::Latency("metadata.lat_us", "metadata.ops")),
             ("hits", Cell::Rate("metadata.cache_hits")),
+            ("stale", Cell::Rate("metadata.stale_answers")),
         ],
     },
     Section {
@@ -276,7 +277,7 @@ mod tests {
             json!({
                 "usage": {"cpu_us": 1_000_000 * n, "rss_bytes": 300u64 << 20, "buffer_bytes": 0},
                 "fuse": {"ops": 5000 * n, "busy_us": 600_000 * n, "read_bytes": (3u64 << 30) * n, "errors": 0},
-                "metadata": {"ops": 0, "lat_us": 0, "cache_hits": 7 * n},
+                "metadata": {"ops": 0, "lat_us": 0, "cache_hits": 7 * n, "stale_answers": 0},
                 "blockcache": {"hit_bytes": 95 * n, "miss_bytes": 5 * n, "mem_hit_bytes": 0, "disk_hit_bytes": (3u64 << 30) * n,
                     "read_us": 400_000 * n, "read_ops": 2 * n, "write_bytes": 0, "used_bytes": 5u64 << 40},
                 "object": {"get_bytes": 0, "get_ops": 4 * n, "get_us": 0, "put_bytes": 0, "errors": 3 * n}
@@ -293,9 +294,9 @@ mod tests {
         assert_eq!(
             [titles.as_str(), heads.as_str(), &table.line(&before, &now, 2.0, false)],
             [
-                " ------usage------  ---------fuse----------  ----metadata-----  ------------blockcache-------------  -----------object------------",
-                "   cpu   mem   buf|   ops   lat  read   err|   ops   lat  hits|  hit%   mem  disk   lat  fill  used|   get   ops   lat   put   err",
-                "  100%  300M     0| 5.00K  0.12 3.00G     0|     0     -     7|  95.0     0 3.00G   200     0 5.00T|     0     4     0     0     3",
+                " ------usage------  ---------fuse----------  -------metadata--------  ------------blockcache-------------  -----------object------------",
+                "   cpu   mem   buf|   ops   lat  read   err|   ops   lat  hits stale|  hit%   mem  disk   lat  fill  used|   get   ops   lat   put   err",
+                "  100%  300M     0| 5.00K  0.12 3.00G     0|     0     -     7     0|  95.0     0 3.00G   200     0 5.00T|     0     4     0     0     3",
             ]
         );
     }

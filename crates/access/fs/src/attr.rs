@@ -95,6 +95,9 @@ pub struct FsConfig {
     pub dir_mode: Option<u16>,
     /// Bits removed from all permission bits.
     pub umask: u16,
+    /// Whether the mode bits decide about access(2) and `cd`. False where the kernel does not check them either
+    /// (without `default_permissions`): then all users have the rights of root.
+    pub check_modes: bool,
     /// The `st_blksize` of every file. Programs size their buffers by it. With 1 MiB, a C or Python program that
     /// reads small records at random would read 1 MiB for each; `cat` and `cp` use 128 KiB in any case.
     pub blksize: u32,
@@ -124,6 +127,7 @@ impl Default for FsConfig {
             file_mode: None,
             dir_mode: None,
             umask: 0,
+            check_modes: true,
             blksize: 128 << 10,
             max_readahead: 64 << 20,
             readahead_budget: 128 << 20,

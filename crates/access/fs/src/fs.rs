@@ -389,7 +389,8 @@ impl FileSystem {
     }
 
     /// Whether the mode bits grant `mask` (`R_OK`, `W_OK`, `X_OK`) to `uid` and `gid`. Root may read all files,
-    /// search all directories, and execute a file with any execute bit.
+    /// search all directories, and execute a file with any execute bit. Without [`FsConfig::check_modes`] all users
+    /// may.
     ///
     /// # Errors
     /// `ReadOnly` for `W_OK`; `AccessDenied`; `Stale`.
@@ -399,7 +400,7 @@ impl FileSystem {
             return Err(FsError::ReadOnly);
         }
         let attr = inode.file_attr(&self.config);
-        let bits = if uid == 0 {
+        let bits = if uid == 0 || !self.config.check_modes {
             let any = attr.mode >> 6 | attr.mode >> 3 | attr.mode | 4;
             if inode.kind == FileKind::Directory { any | 1 } else { any }
         } else if uid == attr.uid {

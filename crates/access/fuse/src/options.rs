@@ -90,8 +90,9 @@ impl MountOptions {
         Ok(())
     }
 
-    /// With `allow_other` and no check, other users could read files whose mode forbids it.
-    fn checks_modes(&self) -> bool {
+    /// Whether the kernel checks permissions. With `allow_other` and no check, other users could read files whose mode
+    /// forbids it.
+    pub fn checks_modes(&self) -> bool {
         self.default_permissions.unwrap_or(self.allow_other)
     }
 

@@ -117,6 +117,8 @@ sections! {
         errors: Counter "operations" "Those that failed, except for names that do not exist.",
         lat_us: Counter "microseconds" "Time spent on them, summed.",
         cache_hits: Counter "operations" "Lookups answered from cached metadata.",
+        stale_answers: Counter "operations" "Lookups and listings answered past their lifetime, because the origin did not respond (--stale-if-error).",
+        silent_origins: Gauge "origins" "Origins that do not respond to lookups and listings now.",
         skipped_names: Counter "names" "Names left out of listings: no file can have such a name, or it is a mount of an unreachable server.",
     }
     /// The block store on disks and in memory.

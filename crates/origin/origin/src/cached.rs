@@ -23,11 +23,19 @@ pub struct MetadataConfig {
     /// Most names held, in attributes and pages together, by all with the same [`SharedBuckets`]; about 300 bytes
     /// each.
     pub max_entries: usize,
+    /// While the origin does not respond, the last known names, attributes and listings stay valid for this long;
+    /// zero for never. Counted from the first request without an answer.
+    pub stale_if_error: Duration,
 }
 
 impl Default for MetadataConfig {
     fn default() -> Self {
-        MetadataConfig { ttl: Duration::from_secs(1), negative_ttl: Duration::from_millis(500), max_entries: 200_000 }
+        MetadataConfig {
+            ttl: Duration::from_secs(1),
+            negative_ttl: Duration::from_millis(500),
+            max_entries: 200_000,
+            stale_if_error: Duration::ZERO,
+        }
     }
 }
 
@@ -45,6 +53,13 @@ const TOO_LARGE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Lifetime of the attributes of a file that is being written.
 const UNSETTLED: Duration = Duration::from_secs(1);
+
+/// Longest wait for an answer if the last known one may be served instead; the request continues in the background.
+const SPARE_PATIENCE: Duration = Duration::from_secs(3);
+/// Most requests that continue in the background; without room a caller waits for its own.
+const MOST_LATE: usize = 64;
+/// Pause between the requests that test whether the origin responds again.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 type PathBytes = Box<[u8]>;
 type PageKey = (PathBytes, Option<PathBytes>, usize);
@@ -92,6 +107,41 @@ struct MetadataState {
     early_drops: u64,
     /// Last reported number of names.
     reported: usize,
+    outage: Option<Outage>,
+    /// Requests that continue in the background.
+    late_requests: usize,
+}
+
+/// A time in which the origin does not respond.
+struct Outage {
+    /// The first request without an answer failed.
+    since: Instant,
+    last_probe: Instant,
+    probing: bool,
+    stale_answers: u64,
+}
+
+/// A request that continues without its caller.
+enum LateRequest {
+    Name(PathBytes),
+    Page(PageKey),
+}
+
+/// Whether an error means that the origin did not respond, or failed; all others are answers.
+fn is_unanswered(error: &Error) -> bool {
+    use ErrorKind::{OriginFailed, Throttled, Timeout, Unavailable};
+    matches!(error.kind(), Timeout | Unavailable | Throttled | OriginFailed)
+}
+
+/// Stores a page and its names, requested at `at`.
+fn store_page(state: &mut MetadataState, key: PageKey, at: Instant, page: &Arc<ListPage>) {
+    for entry in &page.entries {
+        state.names.insert(join_path(&key.0, &entry.name), (at, Ok(entry.attr.clone())));
+    }
+    state.page_names += page.entries.len();
+    if let Some((_, old)) = state.pages.insert(key, (at, Arc::clone(page))) {
+        state.page_names -= old.entries.len();
+    }
 }
 
 impl MetadataState {
@@ -116,6 +166,9 @@ impl Drop for CachedOrigin {
     fn drop(&mut self) {
         let mut state = self.state.lock();
         (state.names, state.pages, state.page_names) = Default::default();
+        if state.outage.take().is_some() {
+            self.stats.metadata.silent_origins.sub(1);
+        }
         state.report_names(&self.shared);
     }
 }
@@ -205,7 +258,11 @@ impl CachedOrigin {
         if state.report_names(&self.shared) <= most {
             return;
         }
-        state.drop_expired(self.config.ttl);
+        // Names for an outage are dropped last.
+        state.drop_expired(self.config.ttl.saturating_add(self.config.stale_if_error));
+        if state.report_names(&self.shared) > most {
+            state.drop_expired(self.config.ttl);
+        }
         if state.report_names(&self.shared) > most {
             self.shared.forget_expired();
         }
@@ -250,16 +307,102 @@ impl CachedOrigin {
         })
     }
 
+    /// Serves the last known answer during an outage, and tests now and then whether the origin responds again.
+    fn spare_in_outage<T>(
+        &self,
+        state: &mut MetadataState,
+        spare: Option<T>,
+        late: impl Fn() -> LateRequest,
+    ) -> Option<T> {
+        let spare = spare?;
+        let outage = state.outage.as_mut().filter(|outage| outage.since.elapsed() < self.config.stale_if_error)?;
+        outage.stale_answers += 1;
+        self.stats.metadata.stale_answers.add(1);
+        if !outage.probing && outage.last_probe.elapsed() >= PROBE_EVERY {
+            (outage.probing, outage.last_probe) = (true, Instant::now());
+            if !self.continue_late(state, late(), true)
+                && let Some(outage) = &mut state.outage
+            {
+                outage.probing = false;
+            }
+        }
+        Some(spare)
+    }
+
+    /// The result of a request without an answer: the last known one, if it is still valid and `timed_out` requests
+    /// can continue in the background.
+    fn spare_after_error<T>(
+        &self,
+        state: &mut MetadataState,
+        error: Error,
+        spare: Option<T>,
+        late: Option<LateRequest>,
+    ) -> Result<T> {
+        begin_outage(state, &self.stats, self.inner.source_url(), &error, self.config.stale_if_error);
+        let continues = late.is_none_or(|late| self.continue_late(state, late, false));
+        let valid = state.outage.as_ref().is_some_and(|outage| outage.since.elapsed() < self.config.stale_if_error);
+        match spare.filter(|_| continues && valid) {
+            Some(spare) => {
+                if let Some(outage) = &mut state.outage {
+                    outage.stale_answers += 1;
+                }
+                self.stats.metadata.stale_answers.add(1);
+                Ok(spare)
+            }
+            None => Err(error),
+        }
+    }
+
+    /// Sends a request from a thread of its own, with the time it would have had; its answer is stored, and ends an
+    /// outage. False if there are too many.
+    fn continue_late(&self, state: &mut MetadataState, late: LateRequest, probe: bool) -> bool {
+        if state.late_requests >= MOST_LATE {
+            return false;
+        }
+        let (inner, shared, stats) = (Arc::clone(&self.inner), Arc::downgrade(&self.state), Arc::clone(&self.stats));
+        let sent = std::thread::Builder::new().name("origin-late".into()).spawn(move || {
+            let (at, deadline) = (Instant::now(), Instant::now() + LATE_LIMIT);
+            let answer = match &late {
+                LateRequest::Name(path) => inner.lookup(path, deadline).map(Ok),
+                LateRequest::Page((path, cursor, max)) => inner.list(path, cursor.as_deref(), *max, deadline).map(Err),
+            };
+            let Some(state) = shared.upgrade() else { return };
+            let mut state = state.lock();
+            state.late_requests -= 1;
+            if let Some(outage) = state.outage.as_mut().filter(|_| probe) {
+                outage.probing = false;
+            }
+            if answer.as_ref().is_err_and(is_unanswered) {
+                return;
+            }
+            end_outage(&mut state, &stats, inner.source_url());
+            match (late, answer) {
+                (LateRequest::Name(path), Ok(Ok(attr))) => drop(state.names.insert(path, (at, Ok(attr)))),
+                (LateRequest::Page(key), Ok(Err(page))) => store_page(&mut state, key, at, &Arc::new(page)),
+                (LateRequest::Name(path), Err(error)) if error.kind() == ErrorKind::NotFound => {
+                    state.names.insert(path, (at, Err(error)));
+                }
+                // An answer that says otherwise: the last known one is wrong.
+                (LateRequest::Name(path), _) => drop(state.names.remove(&path)),
+                (LateRequest::Page(key), _) => {
+                    let old = state.pages.remove(&key).map_or(0, |(_, page)| page.entries.len());
+                    state.page_names -= old;
+                }
+            }
+        });
+        state.late_requests += usize::from(sent.is_ok());
+        sent.is_ok()
+    }
+
+    /// The last known answer for `path`, of any age.
+    fn spare_name(&self, state: &MetadataState, path: &[u8]) -> Option<Result<ObjectAttr>> {
+        let allowed = !self.config.stale_if_error.is_zero();
+        state.names.get(path).filter(|_| allowed).map(|(_, answer)| answer.clone())
+    }
+
     /// Caches the names of a page requested at `at`.
     fn keep_page(&self, state: &mut MetadataState, key: PageKey, at: Instant, page: &Arc<ListPage>) {
-        let folder = &key.0;
-        for entry in &page.entries {
-            state.names.insert(join_path(folder, &entry.name), (at, Ok(entry.attr.clone())));
-        }
-        state.page_names += page.entries.len();
-        if let Some((_, old)) = state.pages.insert(key, (at, Arc::clone(page))) {
-            state.page_names -= old.entries.len();
-        }
+        store_page(state, key, at, page);
         self.enforce_limit(state);
     }
 
@@ -272,10 +415,41 @@ impl CachedOrigin {
         max_age: Duration,
         deadline: Instant,
     ) -> Result<TimedPage> {
-        let ttl = self.config.ttl.min(max_age);
-        let asker = WaitBounds { began: Instant::now(), max_age, deadline };
+        let began = Instant::now();
         let key: PageKey = (path.into(), cursor.map(Into::into), max);
         let mut state = self.state.lock();
+        let allowed = !self.config.stale_if_error.is_zero();
+        let spare = state.pages.get(&key).filter(|_| allowed).cloned();
+        let fresh = spare.as_ref().is_some_and(|(at, _)| at.elapsed() < self.config.ttl.min(max_age));
+        let late = || LateRequest::Page(key.clone());
+        if !fresh && let Some(page) = self.spare_in_outage(&mut state, spare.clone(), late) {
+            return Ok(page);
+        }
+        let short = spare.is_some() && began + SPARE_PATIENCE < deadline;
+        let until = if short { began + SPARE_PATIENCE } else { deadline };
+        match self.fetch_page_fresh(state, key.clone(), WaitBounds { began, max_age, deadline: until }) {
+            Err(error) if is_unanswered(&error) => {
+                let mut state = self.state.lock();
+                match self.spare_after_error(&mut state, error, spare, short.then(late)) {
+                    Err(_) if short => {
+                        let asker = WaitBounds { began, max_age, deadline };
+                        self.fetch_page_fresh(state, key.clone(), asker)
+                    }
+                    answer => answer,
+                }
+            }
+            answer => answer,
+        }
+    }
+
+    /// As [`CachedOrigin::fetch_page`], without expired pages.
+    fn fetch_page_fresh<'a>(
+        &'a self,
+        mut state: parking_lot::MutexGuard<'a, MetadataState>,
+        key: PageKey,
+        asker: WaitBounds,
+    ) -> Result<TimedPage> {
+        let ttl = self.config.ttl.min(asker.max_age);
         loop {
             if let Some((at, page)) = state.pages.get(&key)
                 && at.elapsed() < ttl
@@ -293,8 +467,12 @@ impl CachedOrigin {
         drop(state);
         let at = Instant::now();
         let asked = RequestGuard { cached: self, done: Some(GuardedRequest::Page(key.clone(), Arc::clone(&flight))) };
-        let page = self.inner.list(path, cursor, max, deadline).map(|page| (at, Arc::new(page)));
+        let (path, cursor, max) = &key;
+        let page = self.inner.list(path, cursor.as_deref(), *max, asker.deadline).map(|page| (at, Arc::new(page)));
         let mut state = self.state.lock();
+        if !page.as_ref().is_err_and(is_unanswered) {
+            end_outage(&mut state, &self.stats, self.inner.source_url());
+        }
         complete_request(&mut state.pending_pages, &key, &flight, page.clone());
         if let Ok((_, page)) = &page {
             self.keep_page(&mut state, key, at, page);
@@ -327,6 +505,86 @@ impl CachedOrigin {
             self.stats.metadata.cache_hits.add(1);
         }
         Ok(ours)
+    }
+
+    /// A lookup that serves no expired answer.
+    fn lookup_fresh<'a>(
+        &'a self,
+        mut state: parking_lot::MutexGuard<'a, MetadataState>,
+        path: &[u8],
+        asker: WaitBounds,
+    ) -> Result<ObjectAttr> {
+        let (folder, _) = split_path(path);
+        let WaitBounds { began, max_age, deadline } = asker;
+        let mut counted = false;
+        loop {
+            if path.is_empty() {
+                break;
+            }
+            if let Some(answer) = self.held_answer(&state, path, max_age) {
+                self.stats.metadata.cache_hits.add(1);
+                return answer;
+            }
+            if let Some(flight) = state.pending_lookups.get(path).map(Arc::clone) {
+                match self.await_request(&mut state, &flight, asker, "a lookup")? {
+                    Some(answer) => return answer,
+                    None => continue,
+                }
+            }
+            let now = Instant::now();
+            if !state.folders.contains_key(folder) {
+                let fresh =
+                    FolderState { window_start: now, lookups: 0, listing: false, complete: None, too_large: None };
+                state.folders.insert(folder.into(), fresh);
+            }
+            let Some(of) = state.folders.get_mut(folder) else { break };
+            // A listing is of no use to a caller that accepts no cached answer.
+            if of.listing && !max_age.is_zero() && began.elapsed() < PATIENCE {
+                let until = deadline.min(began + PATIENCE);
+                if self.changed.wait_until(&mut state, until).timed_out() && Instant::now() >= deadline {
+                    return Err(self.timeout_error("a lookup"));
+                }
+                continue;
+            }
+            if !counted {
+                counted = true;
+                if now.duration_since(of.window_start) > WINDOW {
+                    (of.window_start, of.lookups) = (now, 0);
+                }
+                of.lookups += 1;
+                let large = of.too_large.is_some_and(|at| at.elapsed() < TOO_LARGE);
+                if of.lookups > LIST_AFTER && !large && !of.listing && !self.config.ttl.min(max_age).is_zero() {
+                    (of.window_start, of.lookups, of.listing) = (now, 0, true);
+                    drop(state);
+                    self.list_for_lookups(folder, max_age, deadline);
+                    state = self.state.lock();
+                    continue;
+                }
+            }
+            break;
+        }
+        let flight = PendingRequest::start_now();
+        state.pending_lookups.insert(path.into(), Arc::clone(&flight));
+        drop(state);
+        let at = Instant::now();
+        let key: PathBytes = path.into();
+        let asked = RequestGuard { cached: self, done: Some(GuardedRequest::Name(key.clone(), Arc::clone(&flight))) };
+        let answer = self.inner.lookup(path, deadline);
+        let mut state = self.state.lock();
+        complete_request(&mut state.pending_lookups, &key, &flight, answer.clone());
+        if !answer.as_ref().is_err_and(is_unanswered) {
+            end_outage(&mut state, &self.stats, self.inner.source_url());
+        }
+        // Errors are not cached, but absences are.
+        if answer.as_ref().map_or_else(|e| e.kind() == ErrorKind::NotFound, |_| true) {
+            if !path.is_empty() || !self.config.stale_if_error.is_zero() {
+                state.names.insert(key, (at, answer.clone()));
+            }
+            self.enforce_limit(&mut state);
+        }
+        drop(state);
+        drop(asked);
+        answer
     }
 
     /// Lists a directory for pending lookups, within half of the available time. The other half is left for the
@@ -379,6 +637,36 @@ impl CachedOrigin {
             folder.too_large = Some(Instant::now());
         }
     }
+}
+
+/// Deadline of a request in the background.
+const LATE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Notes that the origin did not respond; logged once per outage.
+fn begin_outage(state: &mut MetadataState, stats: &Stats, url: &str, error: &Error, valid: Duration) {
+    if state.outage.is_some() {
+        return;
+    }
+    let now = Instant::now();
+    state.outage = Some(Outage { since: now, last_probe: now, probing: false, stale_answers: 0 });
+    stats.metadata.silent_origins.add(1);
+    if valid.is_zero() {
+        tracing::warn!("{url} does not respond: {error}");
+    } else {
+        let seconds = valid.as_secs();
+        tracing::warn!(
+            "{url} does not respond: {error}; the last known names, attributes and listings stay valid for {seconds} s \
+             (--stale-if-error)"
+        );
+    }
+}
+
+/// Notes that the origin responded.
+fn end_outage(state: &mut MetadataState, stats: &Stats, url: &str) {
+    let Some(outage) = state.outage.take() else { return };
+    stats.metadata.silent_origins.sub(1);
+    let (seconds, stale) = (outage.since.elapsed().as_secs_f64(), outage.stale_answers);
+    tracing::info!("{url} responds again after {seconds:.1} s; {stale} answers were stale");
 }
 
 /// A pending request; dropping the guard ends it, whatever the result.
@@ -468,80 +756,40 @@ impl OriginStore for CachedOrigin {
     }
 
     fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<ObjectAttr> {
-        if path.is_empty() {
-            return self.inner.lookup(path, deadline);
-        }
-        let (folder, _) = split_path(path);
         let began = Instant::now();
-        let asker = WaitBounds { began, max_age, deadline };
         let mut state = self.state.lock();
-        let mut counted = false;
-        loop {
-            if let Some(answer) = self.held_answer(&state, path, max_age) {
-                self.stats.metadata.cache_hits.add(1);
-                return answer;
-            }
-            if let Some(flight) = state.pending_lookups.get(path).map(Arc::clone) {
-                match self.await_request(&mut state, &flight, asker, "a lookup")? {
-                    Some(answer) => return answer,
-                    None => continue,
-                }
-            }
-            let now = Instant::now();
-            if !state.folders.contains_key(folder) {
-                let fresh =
-                    FolderState { window_start: now, lookups: 0, listing: false, complete: None, too_large: None };
-                state.folders.insert(folder.into(), fresh);
-            }
-            let Some(of) = state.folders.get_mut(folder) else { break };
-            // A listing is of no use to a caller that accepts no cached answer.
-            if of.listing && !max_age.is_zero() && began.elapsed() < PATIENCE {
-                let until = deadline.min(began + PATIENCE);
-                if self.changed.wait_until(&mut state, until).timed_out() && Instant::now() >= deadline {
-                    return Err(self.timeout_error("a lookup"));
-                }
-                continue;
-            }
-            if !counted {
-                counted = true;
-                if now.duration_since(of.window_start) > WINDOW {
-                    (of.window_start, of.lookups) = (now, 0);
-                }
-                of.lookups += 1;
-                let large = of.too_large.is_some_and(|at| at.elapsed() < TOO_LARGE);
-                if of.lookups > LIST_AFTER && !large && !of.listing && !self.config.ttl.min(max_age).is_zero() {
-                    (of.window_start, of.lookups, of.listing) = (now, 0, true);
-                    drop(state);
-                    self.list_for_lookups(folder, max_age, deadline);
-                    state = self.state.lock();
-                    continue;
-                }
-            }
-            break;
+        if !path.is_empty()
+            && let Some(answer) = self.held_answer(&state, path, max_age)
+        {
+            self.stats.metadata.cache_hits.add(1);
+            return answer;
         }
-        let flight = PendingRequest::start_now();
-        state.pending_lookups.insert(path.into(), Arc::clone(&flight));
-        drop(state);
-        let at = Instant::now();
-        let key: PathBytes = path.into();
-        let asked = RequestGuard { cached: self, done: Some(GuardedRequest::Name(key.clone(), Arc::clone(&flight))) };
-        let answer = self.inner.lookup(path, deadline);
-        let mut state = self.state.lock();
-        complete_request(&mut state.pending_lookups, &key, &flight, answer.clone());
-        // Errors are not cached, but absences are.
-        if answer.as_ref().map_or_else(|e| e.kind() == ErrorKind::NotFound, |_| true) {
-            state.names.insert(key, (at, answer.clone()));
-            self.enforce_limit(&mut state);
+        let spare = self.spare_name(&state, path);
+        let late = || LateRequest::Name(path.into());
+        if let Some(answer) = self.spare_in_outage(&mut state, spare.clone(), late) {
+            return answer;
         }
-        drop(state);
-        drop(asked);
-        answer
+        let short = spare.is_some() && began + SPARE_PATIENCE < deadline;
+        let until = if short { began + SPARE_PATIENCE } else { deadline };
+        match self.lookup_fresh(state, path, WaitBounds { began, max_age, deadline: until }) {
+            Err(error) if is_unanswered(&error) => {
+                let mut state = self.state.lock();
+                // A listing on the way may have brought it.
+                let spare = self.spare_name(&state, path).or(spare);
+                let late = short.then(late);
+                match self.spare_after_error(&mut state, error, spare, late) {
+                    Ok(answer) => answer,
+                    Err(_) if short => self.lookup_fresh(state, path, WaitBounds { began, max_age, deadline }),
+                    Err(error) => Err(error),
+                }
+            }
+            answer => answer,
+        }
     }
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
         self.list_within(path, cursor, max, self.config.ttl, deadline)
     }
-
     fn list_within(
         &self,
         path: &[u8],

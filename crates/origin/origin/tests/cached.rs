@@ -24,7 +24,7 @@ fn rig(ttl: Duration, max_entries: usize) -> Rig {
     let stats = Arc::new(Stats::default());
     let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
     let faulty = Arc::new(FaultyOrigin::new(inner));
-    let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries };
+    let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries, ..MetadataConfig::default() };
     let cached = CachedOrigin::new(faulty.clone(), config, Arc::clone(&stats));
     Rig { dir, faulty, cached, stats }
 }
@@ -216,7 +216,7 @@ fn several_hold_one_number_of_names_together_and_those_that_nobody_uses_make_roo
             (0..60).for_each(|i| std::fs::write(dir.path().join(format!("f{i}")), "x").unwrap());
             let stats = Arc::new(Stats::default());
             let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
-            let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries: 200 };
+            let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries: 200, ..MetadataConfig::default() };
             (CachedOrigin::with_shared(&in_common, inner, config, stats), dir)
         };
         let [(unused, _a), (used, _b)] = [0, 1].map(hold);
@@ -287,7 +287,12 @@ fn who_asks_every_time_gets_no_answer_of_before() {
     let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
     let (open_gate, gate) = mpsc::channel::<()>();
     let late = Arc::new(Late { inner, asked: AtomicUsize::new(0), gate: Mutex::new(gate) });
-    let config = MetadataConfig { ttl: Duration::ZERO, negative_ttl: Duration::ZERO, max_entries: 1000 };
+    let config = MetadataConfig {
+        ttl: Duration::ZERO,
+        negative_ttl: Duration::ZERO,
+        max_entries: 1000,
+        ..MetadataConfig::default()
+    };
     let cached = CachedOrigin::new(late.clone(), config, stats);
     let lookup = || cached.lookup(b"f", soon()).map_err(|e| e.kind());
     let names = || cached.list(b"", None, 10, soon()).unwrap().entries.len();
@@ -331,4 +336,113 @@ fn who_asks_every_time_gets_no_answer_of_before() {
         drop(open_gate);
         assert_eq!((first.join().unwrap(), after.join().unwrap()), (1, 2));
     });
+}
+
+/// An origin that stops responding: each request takes its whole deadline.
+struct Silent {
+    inner: Arc<dyn OriginStore>,
+    silent: std::sync::atomic::AtomicBool,
+    requests: AtomicUsize,
+}
+
+impl Silent {
+    fn respond(&self, deadline: Instant) -> Result<()> {
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        while self.silent.load(Ordering::SeqCst) {
+            if Instant::now() >= deadline {
+                return Err(spurline_types::Error::new(ErrorKind::Timeout, "no answer"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl OriginStore for Silent {
+    fn source_url(&self) -> &str {
+        self.inner.source_url()
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn capabilities(&self) -> OriginCapabilities {
+        self.inner.capabilities()
+    }
+    fn check(&self, deadline: Instant) -> Result<()> {
+        self.inner.check(deadline)
+    }
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
+        self.respond(deadline)?;
+        self.inner.lookup(path, deadline)
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        self.respond(deadline)?;
+        self.inner.list(path, cursor, max, deadline)
+    }
+    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+        self.inner.readlink(path, deadline)
+    }
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
+        self.inner.read(object, offset, sink, deadline)
+    }
+    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
+        self.inner.statfs(deadline)
+    }
+}
+
+/// A data set that was listed and looked up stays readable while its origin is silent, and no longer than configured;
+/// an answer of the origin ends that at once.
+#[test]
+fn last_known_metadata_stays_valid_while_the_origin_is_silent() {
+    let dir = tempfile::tempdir().unwrap();
+    for i in 0..100 {
+        std::fs::write(dir.path().join(format!("f{i}")), b"x").unwrap();
+    }
+    let stats = Arc::new(Stats::default());
+    let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
+    let (silent, requests) = (std::sync::atomic::AtomicBool::new(false), AtomicUsize::new(0));
+    let origin = Arc::new(Silent { inner, silent, requests });
+    let config = MetadataConfig { ttl: Duration::ZERO, stale_if_error: Duration::from_secs(8), ..Default::default() };
+    let cached = CachedOrigin::new(origin.clone(), config, Arc::clone(&stats));
+    let deadline = || Instant::now() + Duration::from_secs(20);
+    cached.lookup(b"", deadline()).unwrap();
+    assert!(cached.lookup(b"absent", deadline()).is_err());
+    assert_eq!(cached.list(b"", None, 1000, deadline()).unwrap().entries.len(), 100);
+
+    origin.silent.store(true, Ordering::SeqCst);
+    let began = Instant::now();
+    cached.lookup(b"f0", deadline()).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // From now on at full speed: no request waits.
+    let (began, before) = (Instant::now(), origin.requests.load(Ordering::SeqCst));
+    for round in 0..100 {
+        assert_eq!(cached.lookup(format!("f{round}").as_bytes(), deadline()).unwrap().size, 1);
+        cached.lookup(b"", deadline()).unwrap();
+        assert_eq!(cached.lookup(b"absent", deadline()).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(cached.list(b"", None, 1000, deadline()).unwrap().entries.len(), 100);
+    }
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(origin.requests.load(Ordering::SeqCst) < before + 5);
+    assert!(stats.metadata.stale_answers.get() >= 400);
+    assert_eq!(stats.metadata.silent_origins.get(), 1);
+
+    // An answer that says otherwise counts at once.
+    std::fs::write(dir.path().join("f1"), b"longer").unwrap();
+    std::fs::remove_file(dir.path().join("f2")).unwrap();
+    origin.silent.store(false, Ordering::SeqCst);
+    let until = Instant::now() + Duration::from_secs(10);
+    while stats.metadata.silent_origins.get() > 0 {
+        assert!(Instant::now() < until);
+        let _ = cached.lookup(b"f0", deadline());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(cached.lookup(b"f1", deadline()).unwrap().size, 6);
+    assert_eq!(cached.lookup(b"f2", deadline()).unwrap_err().kind(), ErrorKind::NotFound);
+
+    // Not for longer than configured.
+    origin.silent.store(true, Ordering::SeqCst);
+    cached.lookup(b"f0", deadline()).unwrap();
+    std::thread::sleep(Duration::from_secs(8));
+    assert_eq!(cached.lookup(b"f0", Instant::now() + Duration::from_secs(4)).unwrap_err().kind(), ErrorKind::Timeout);
+    origin.silent.store(false, Ordering::SeqCst);
 }

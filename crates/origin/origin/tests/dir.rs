@@ -353,7 +353,7 @@ fn a_dead_mount_hides_no_name_beside_it_and_is_not_absent() {
     assert_eq!(stats.metadata.skipped_names.get(), 1);
     // Neither looked up as it is nor where a listing has answered for the names around it.
     let hour = Duration::from_secs(3600);
-    let held = MetadataConfig { ttl: hour, negative_ttl: hour, max_entries: 100_000 };
+    let held = MetadataConfig { ttl: hour, negative_ttl: hour, max_entries: 100_000, ..MetadataConfig::default() };
     let cached = CachedOrigin::new(Arc::clone(&store), held, Arc::clone(&stats));
     for store in [&*store, &cached] {
         for n in 0..20 {

@@ -166,6 +166,8 @@ pub struct OriginConfig {
     pub stall_timeout: Duration,
     /// Limit of concurrent requests.
     pub max_downloads: u32,
+    /// How long last known metadata stays valid while the origin does not respond; zero for never.
+    pub stale_if_error: Duration,
 }
 
 /// Access to nodes, or a node's listening addresses.
@@ -545,6 +547,7 @@ fn check_origin(args: RawOrigin) -> Result<OriginConfig, Fault> {
         timeout: args.timeout,
         stall_timeout: args.stall_timeout,
         max_downloads: args.max_downloads,
+        stale_if_error: args.stale_if_error,
     })
 }
 

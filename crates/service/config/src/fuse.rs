@@ -27,6 +27,14 @@ pub struct FuseConfig {
     pub passthrough: bool,
     /// The kernel's read-ahead in bytes.
     pub kernel_readahead: u32,
+    /// Permission bits of files, in place of the origin's.
+    pub file_mode: Option<u16>,
+    /// Permission bits of directories, in place of the origin's.
+    pub dir_mode: Option<u16>,
+    /// Owner of all files; `None` for the user that mounts.
+    pub uid: Option<u32>,
+    /// Group of all files; `None` for the group of the user that mounts.
+    pub gid: Option<u32>,
 }
 
 /// Cache times of metadata per layer; their sums never exceed the flags.
@@ -100,6 +108,10 @@ pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fa
         threads,
         passthrough: !args.no_passthrough,
         kernel_readahead,
+        file_mode: args.file_mode,
+        dir_mode: args.dir_mode,
+        uid: args.uid,
+        gid: args.gid,
     };
     Ok((config, args.max_readahead.map(|s| s.bytes())))
 }
@@ -189,6 +201,10 @@ mod tests {
             threads: None,
             passthrough: true,
             kernel_readahead: 0,
+            file_mode: None,
+            dir_mode: None,
+            uid: None,
+            gid: None,
         }
     }
 

@@ -209,6 +209,8 @@ pub struct RawOrigin {
     pub stall_timeout: Duration,
     /// Requests at one time.
     pub max_downloads: u32,
+    /// How long last known metadata stays valid while the origin does not respond; zero for never.
+    pub stale_if_error: Duration,
 }
 
 impl Default for RawOrigin {
@@ -220,6 +222,7 @@ impl Default for RawOrigin {
             timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_secs(10),
             max_downloads: 200,
+            stale_if_error: Duration::from_secs(300),
         }
     }
 }
@@ -323,6 +326,14 @@ pub struct RawFuse {
     pub max_readahead: Option<Size>,
     /// The kernel's own read-ahead.
     pub kernel_readahead: Size,
+    /// Permission bits of files, in place of the origin's.
+    pub file_mode: Option<u16>,
+    /// Permission bits of directories, in place of the origin's.
+    pub dir_mode: Option<u16>,
+    /// Owner of all files; `None` for the user that mounts.
+    pub uid: Option<u32>,
+    /// Group of all files; `None` for the group of the user that mounts.
+    pub gid: Option<u32>,
     /// File for one line per request.
     pub access_log: Option<PathBuf>,
 }
@@ -340,6 +351,10 @@ impl Default for RawFuse {
             no_passthrough: false,
             max_readahead: None,
             kernel_readahead: Size(8 << 20),
+            file_mode: None,
+            dir_mode: None,
+            uid: None,
+            gid: None,
             access_log: None,
         }
     }

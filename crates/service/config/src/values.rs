@@ -55,6 +55,17 @@ pub fn parse_weight(s: &str) -> Result<u32, String> {
     })
 }
 
+/// Permission bits in octal, as `chmod` takes them: at most 0777.
+///
+/// # Errors
+/// Why the word is no such number.
+pub fn parse_mode(s: &str) -> Result<u16, String> {
+    match u16::from_str_radix(s.trim_start_matches("0o"), 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err(format!("'{s}' is not a mode; give an octal number from 0 to 777, such as 0755")),
+    }
+}
+
 /// The URL of an origin in normal form (`s3://bucket/prefix`, `file:///dir`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SourceUrl(String);
@@ -266,6 +277,15 @@ mod tests {
         assert_eq!(parse("a=b=2"), Ok(ReplicaCounts { all: 1, below: vec![(b"a=b".to_vec(), 2)] }));
         for wrong in ["", "0", "9", "x", "1,2", "a=", "a=0", "-1"] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn modes() {
+        assert_eq!(parse_mode("0755"), Ok(0o755));
+        assert_eq!(parse_mode("444"), Ok(0o444));
+        for wrong in ["", "8", "1777", "rwx", "-1"] {
+            assert!(parse_mode(wrong).unwrap_err().contains("octal"), "{wrong}");
         }
     }
 

@@ -72,7 +72,8 @@ impl PreparedMount {
             // Only now: opening the volume reports a source that hangs.
             apart(&config, &mountpoint)?;
         }
-        let fs = Arc::new(FileSystem::new(Arc::clone(&volume.volume), fs_config(&config), Arc::clone(&stats)));
+        let fs =
+            Arc::new(FileSystem::new(Arc::clone(&volume.volume), fs_config(&config, &options), Arc::clone(&stats)));
         let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
         let access_log = access_log.map(|log| Arc::new(AccessLog(log)));
         let session = session_config(&config, options, &volume, access_log.clone(), &stats);
@@ -242,15 +243,18 @@ fn apart(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
     }
 }
 
-fn fs_config(config: &MountConfig) -> spurline_fs::FsConfig {
-    let times = config.fuse.cache_times();
+fn fs_config(config: &MountConfig, options: &MountOptions) -> spurline_fs::FsConfig {
+    let (fuse, times) = (&config.fuse, config.fuse.cache_times());
     spurline_fs::FsConfig {
         attr_ttl: times.attr,
         entry_ttl: times.entry,
         dir_entry_ttl: times.dir_entry,
         negative_ttl: times.absent,
-        uid: rustix::process::getuid().as_raw(),
-        gid: rustix::process::getgid().as_raw(),
+        uid: fuse.uid.unwrap_or_else(|| rustix::process::getuid().as_raw()),
+        gid: fuse.gid.unwrap_or_else(|| rustix::process::getgid().as_raw()),
+        file_mode: fuse.file_mode,
+        dir_mode: fuse.dir_mode,
+        check_modes: options.checks_modes(),
         max_readahead: config.volume.budget.readahead,
         readahead_budget: config.volume.budget.readahead.max(config.volume.budget.total / 3),
         ..spurline_fs::FsConfig::default()
@@ -305,11 +309,12 @@ fn look(
 ) -> Arc<dyn AdminTarget> {
     let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
     let (store, remote, follower) = (reads.store.clone(), reads.remote.clone(), reads.follower.clone());
-    let asked = remote.clone();
+    let (asked, counters) = (remote.clone(), Arc::clone(&stats));
     let (source, mountpoint) = (config.volume.source.to_string(), config.mountpoint.display().to_string());
     let status = move || {
         json!({
             "kind": "mount",
+            "state": setup::origin_state(&counters),
             "version": env!("CARGO_PKG_VERSION"),
             "source": source,
             "mountpoint": mountpoint,

@@ -49,6 +49,7 @@ pub fn open_under(
     in_common: &SharedBuckets,
 ) -> Result<Arc<dyn OriginStore>> {
     let defaults = OriginOptions::default();
+    let stale_if_error = config.stale_if_error;
     let config = OriginOptions {
         endpoint: config.endpoint_url.clone(),
         region: config.region.clone(),
@@ -62,8 +63,13 @@ pub fn open_under(
         ..defaults
     };
     let under = spurline_origin::open(source, &config, Arc::clone(stats))?;
-    let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries: METADATA_ENTRIES };
+    let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries: METADATA_ENTRIES, stale_if_error };
     Ok(Arc::new(CachedOrigin::with_shared(in_common, under, metadata, Arc::clone(stats))))
+}
+
+/// The state of a process by its origins: `up`, or why it is not.
+pub fn origin_state(stats: &Stats) -> &'static str {
+    if stats.metadata.silent_origins.get() > 0 { "origin does not respond" } else { "up" }
 }
 
 /// Whether [`open_store`] opens any cache disk.
