@@ -157,7 +157,7 @@ fn an_origin_that_fails_until_the_deadline_is_an_io_error() {
         chaos.proxy.inject(fault.clone(), 1000);
         let error = file.read_at(&mut buf, MIB as u64).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{fault:?}");
-        let lookup = fs::metadata(mount.path(&format!("absent-{fault:?}").replace('/', "")));
+        let lookup = fs::metadata(mount.path(format!("absent-{fault:?}").replace('/', "")));
         assert_eq!(lookup.unwrap_err().raw_os_error(), Some(libc::EIO), "{fault:?}");
         chaos.proxy.clear_faults();
     }
