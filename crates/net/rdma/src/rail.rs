@@ -279,10 +279,10 @@ impl RdmaRail {
             .name(format!("rail-{}", self.name))
             .spawn(move || {
                 let gone = monitor_device(&rail, &watched, &device, &channel, port, &stopped);
-                let left = Arc::downgrade(&device);
+                let (left, name) = (Arc::downgrade(&device), device.name().to_owned());
                 drop((device, channel));
                 if gone {
-                    close_lost_device(&verbs, &left);
+                    close_lost_device(&verbs, &left, &name);
                 }
             })
             .map_err(|e| Error::io("can't start the thread that monitors an RDMA device", &e))?;
@@ -333,6 +333,7 @@ fn monitor_device(
         }
         while let Ok(Some(event)) = channel.next_event(Instant::now()) {
             if let CmEventKind::DeviceRemoved = event.kind {
+                device.mark_removed();
                 (broken, gone) = (Some("the device is being removed"), true);
             }
         }
@@ -347,16 +348,21 @@ fn monitor_device(
     }
 }
 
-/// Closes a removed device. Its last connections may outlive the rail, with their outstanding requests; what remains
-/// is closed a little later.
-fn close_lost_device(verbs: &VerbsLibrary, device: &Weak<DeviceContext>) {
+/// Waits until the last connections of a removed device have ended; that closes the device. Where a driver's memory
+/// mappings still keep it open, librdmacm has to release them too.
+fn close_lost_device(verbs: &VerbsLibrary, device: &Weak<DeviceContext>, name: &str) {
     let mut pause = Duration::from_millis(50);
-    let mut used = true;
-    while used || pause < Duration::from_secs(20) {
-        used = device.strong_count() > 0;
+    while device.strong_count() > 0 {
         std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_secs(2));
+    }
+    let present = std::path::Path::new("/sys/class/infiniband").join(name);
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_secs(1));
+        if !present.exists() {
+            return;
+        }
         verbs.forget_lost_devices();
-        pause = (pause * 2).min(Duration::from_secs(20));
     }
 }
 

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_", "last_"], 900);
+    run_in_guest(GuestNet::Two, &["guest_", "last_", "removed_"], 900);
 }
 
 fn soon() -> Instant {
@@ -633,4 +633,57 @@ fn last_a_port_goes_down_and_comes_back() {
     };
     assert_eq!(call(&mut channel, &read("data", 5, 1 << 20), &mut dst, soon()), Ok(1 << 20));
     check(&dst, 5);
+}
+
+/// Targets of this process's file descriptors.
+fn open_files() -> Vec<String> {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    fds.filter_map(|fd| Some(std::fs::read_link(fd.path()).ok()?.to_string_lossy().into_owned())).collect()
+}
+
+/// In a separate process: both devices are removed while in use, the last one too, and come back.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn removed_devices_are_closed_while_the_process_lives() {
+    let pairs = [Pair::on("10.77.0.1", config()), Pair::on("10.77.1.1", config())];
+    let reads = |pair: &Pair| {
+        let mut dst = pair.pool.try_alloc(1 << 20).unwrap();
+        let until = soon();
+        let mut channel = loop {
+            match pair.open() {
+                Ok(channel) => break channel,
+                Err(e) if Instant::now() > until => panic!("the rail does not come back: {e}"),
+                Err(e) => println!("not yet: {e}"),
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        };
+        assert_eq!(call(&mut channel, &read("data", 7, 1 << 20), &mut dst, soon()), Ok(1 << 20));
+        check(&dst, 7);
+        channel
+    };
+    for _ in 0..2 {
+        for (device, pair) in [("rxe1", &pairs[1]), ("rxe0", &pairs[0])] {
+            let mut channel = reads(pair);
+            let mut dst = pair.pool.try_alloc(1 << 20).unwrap();
+            let begun = Instant::now();
+            let mut deleting = Command::new("rdma").args(["link", "delete", device]).spawn().unwrap();
+            let error = loop {
+                if let Err(error) = call(&mut channel, &read("data", 7, 1 << 20), &mut dst, soon()) {
+                    break error;
+                }
+                assert!(Instant::now() < begun + Duration::from_secs(60), "{device} is in use although it is removed");
+            };
+            println!("{device}: {error}");
+            drop(channel);
+            while deleting.try_wait().unwrap().is_none() {
+                let late = begun.elapsed() > Duration::from_secs(60);
+                assert!(!late, "removing {device} blocks; open: {:?}", open_files());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            println!("{device} was removed within {:?}", begun.elapsed());
+        }
+        let left = open_files();
+        assert!(!left.iter().any(|path| path.contains("uverbs")), "{left:?}");
+        sh("rdma link add rxe0 type rxe netdev rail0; rdma link add rxe1 type rxe netdev rail1");
+    }
 }

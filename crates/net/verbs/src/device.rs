@@ -8,10 +8,11 @@ use crate::error::{RdmaUnavailable, VerbsError};
 use crate::load::VerbsLibrary;
 use crate::sys;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ffi::c_char;
 use std::fmt;
 use std::net::Ipv6Addr;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 /// The link layer of a port.
@@ -217,6 +218,18 @@ pub enum DeviceProblem {
     Other(u32),
 }
 
+/// The use of one of rdma_cm's contexts by this process.
+#[derive(Default)]
+struct ContextUse {
+    /// Number of [`DeviceContext`]s with it.
+    users: usize,
+    /// Whether the kernel is removing the device.
+    is_removed: bool,
+}
+
+/// Contexts of rdma_cm in use, by address. All rails of a device share one.
+static BOUND_CONTEXTS: Mutex<BTreeMap<usize, ContextUse>> = Mutex::new(BTreeMap::new());
+
 /// An open device.
 pub struct DeviceContext {
     verbs: Arc<VerbsLibrary>,
@@ -284,6 +297,7 @@ impl DeviceContext {
         let name = c_text(unsafe { &(*(*raw).device).name });
         let verbs = Arc::clone(id.verbs());
         set_nonblocking(raw);
+        BOUND_CONTEXTS.lock().entry(raw.addr()).or_default().users += 1;
         Ok(Arc::new(DeviceContext { verbs, raw, owner: ContextOwner::Bound(id), name, leaving: Mutex::default() }))
     }
 
@@ -378,6 +392,15 @@ impl DeviceContext {
             leaving.extract_if(.., active).collect()
         };
         drop(ready);
+    }
+
+    /// Records that the kernel is removing the device ([`CmEventKind::DeviceRemoved`](crate::CmEventKind)). The last
+    /// user of the context then closes its descriptors: librdmacm keeps them open until it finds another device, and a
+    /// driver without disassociation (Soft-RoCE) cannot remove an open device.
+    pub fn mark_removed(&self) {
+        if let Some(used) = BOUND_CONTEXTS.lock().get_mut(&self.raw.addr()) {
+            used.is_removed = true;
+        }
     }
 
     /// A port, counted from 1.
@@ -482,13 +505,48 @@ fn set_nonblocking(raw: *mut sys::Context) {
     }
 }
 
+/// Closes the descriptors of a removed device's context and puts an eventfd in their place, since librdmacm closes the
+/// same numbers later.
+fn close_descriptors(raw: *mut sys::Context) {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return;
+    }
+    // SAFETY: a new descriptor without another owner.
+    let placeholder = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the caller's context is open; its descriptors are replaced atomically and remain its own.
+    unsafe {
+        for own in [(*raw).cmd_fd, (*raw).async_fd] {
+            if own >= 0 {
+                libc::dup3(placeholder.as_raw_fd(), own, libc::O_CLOEXEC);
+            }
+        }
+    }
+}
+
 impl Drop for DeviceContext {
     fn drop(&mut self) {
         // Ids go before the device they are bound to.
         self.leaving.get_mut().clear();
-        if let ContextOwner::Opened = self.owner {
-            // SAFETY: opened here, and everything created from it holds the `Arc` of this context.
-            unsafe { (self.verbs.ib.ibv_close_device)(self.raw) };
+        match self.owner {
+            ContextOwner::Opened => {
+                // SAFETY: opened here, and everything created from it holds the `Arc` of this context.
+                unsafe { (self.verbs.ib.ibv_close_device)(self.raw) };
+            }
+            ContextOwner::Bound(_) => {
+                let mut bound = BOUND_CONTEXTS.lock();
+                let Some(used) = bound.get_mut(&self.raw.addr()) else { return };
+                used.users -= 1;
+                if used.users > 0 {
+                    return;
+                }
+                // The id is dropped after this, so librdmacm still has the context.
+                if used.is_removed {
+                    close_descriptors(self.raw);
+                }
+                bound.remove(&self.raw.addr());
+            }
         }
     }
 }

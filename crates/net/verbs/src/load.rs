@@ -22,9 +22,9 @@ impl VerbsLibrary {
         Self::load_named("libibverbs.so.1", "librdmacm.so.1")
     }
 
-    /// Makes librdmacm close removed devices that are no longer used here. Otherwise it keeps them open until it
-    /// finds a new device, and a driver without disassociation (Soft-RoCE) cannot remove an open device: `rdma link
-    /// delete` would block until this process ends. As a side effect, librdmacm opens all present devices.
+    /// Makes librdmacm close removed devices that are no longer used here, with the memory their drivers have mapped.
+    /// Otherwise it keeps them until it finds a new device. It has no effect when the last device was removed. As a
+    /// side effect, librdmacm opens all present devices.
     pub fn forget_lost_devices(&self) {
         let (Some(get), Some(free)) = (self.cm.rdma_get_devices, self.cm.rdma_free_devices) else { return };
         let mut count = 0;
