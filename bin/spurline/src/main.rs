@@ -116,6 +116,7 @@ fn start(
     limit: Duration,
     host: &HostLimits,
 ) -> Result<Start, Fault> {
+    raise_open_files()?;
     if in_background && !background::is_child() {
         report::warnings(warnings);
         let log = log.file.clone().map_or_else(|| logging::default_log(host), Ok)?;
@@ -123,7 +124,6 @@ fn start(
     }
     let ready = background::Ready::new()?;
     logging::start_logging(log, background::is_child(), host)?;
-    raise_open_files();
     for warning in warnings {
         tracing::warn!("{warning}");
     }

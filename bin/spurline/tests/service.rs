@@ -63,6 +63,22 @@ fn process_of(out: &Output) -> String {
 }
 
 #[test]
+fn a_low_limit_of_open_files_is_refused_at_start() {
+    let rig = Rig::new();
+    let (source, mnt) = (rig.path("src"), rig.path("mnt"));
+    let (source, mnt) = (source.to_str().unwrap(), mnt.to_str().unwrap());
+    for words in [["mount", source, mnt].as_slice(), &["node", "--source", source, "--allow-anyone"]] {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -n 64; exec \"$@\"", "-", env!("CARGO_BIN_EXE_spurline")]).args(words);
+        shell.args(["--cache-size", "64M", "--metrics", "none", "--cache-dir"]).arg(rig.path("cache"));
+        let out = shell.env("SPURLINE_RUNTIME_DIR", rig.path("run")).output().unwrap();
+        assert_eq!(out.status.code(), Some(3), "{}", text(&out));
+        let text = text(&out);
+        assert!(text.contains("only 64 open files") && text.contains("512") && text.contains("ulimit -n"), "{text}");
+    }
+}
+
+#[test]
 fn into_the_background_looked_at_and_away() {
     if !common::fuse() {
         return;

@@ -1,15 +1,44 @@
-//! How many files this process may have open, and how many connections follow from that.
+//! The limit of open files, and the connections that it allows.
 
-/// Takes as many open files as this process may have: the usual limit of 1024 is there for programs that use select(2), and
-/// is few for connections and cached files.
-pub fn raise_open_files() {
+use spurline_config::Fault;
+
+/// Open files that a mount, a node or a coordinator needs at least, by use. The shares are those of any limit:
+/// [`connection_limits`] uses half for connections, the store a quarter for cached files.
+const NEEDED_FILES: u64 = CONNECTION_FILES + CACHED_FILES + OWN_FILES;
+/// Connections: a few dozen per peer, over several paths.
+const CONNECTION_FILES: u64 = 256;
+/// Open files of the cache and the source.
+const CACHED_FILES: u64 = 128;
+/// Listeners, epoll sets, eventfds, control socket, logs, libraries.
+const OWN_FILES: u64 = 128;
+
+/// Raises the limit of open files to the hard limit: the usual soft limit of 1024 is meant for programs with select(2),
+/// and too low for connections and cached files.
+///
+/// # Errors
+/// When the hard limit is below the needed number: such a process would start, and then fail nearly every open.
+pub fn raise_open_files() -> Result<(), Fault> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    check_open_files(maximum.unwrap_or(u64::MAX))?;
     if current != maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
         tracing::debug!("the limit of open files stays at {current:?}: {error}");
+        check_open_files(current.unwrap_or(u64::MAX))?;
     }
+    Ok(())
+}
+
+fn check_open_files(limit: u64) -> Result<(), Fault> {
+    if limit >= NEEDED_FILES {
+        return Ok(());
+    }
+    Err(Fault::missing(
+        format!("this process may have only {limit} open files; it needs at least {NEEDED_FILES}"),
+        "raise the hard limit: in a root shell 'ulimit -n 65536', for a user '* - nofile 1048576' in \
+         /etc/security/limits.d/90-nofile.conf, in a systemd unit LimitNOFILE=1048576",
+    ))
 }
 
 /// The most connections of a node over TCP, where it may have files enough open.
@@ -31,4 +60,16 @@ pub(crate) fn connection_limits() -> (usize, usize, String) {
         )
     };
     (tcp, (files / 8).max(16), more)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_open_files_are_refused_with_the_number() {
+        let fault = check_open_files(64).unwrap_err();
+        assert!(fault.what.contains("only 64") && fault.what.contains("512") && fault.remedy.contains("ulimit -n"));
+        assert!(check_open_files(NEEDED_FILES).is_ok());
+    }
 }
