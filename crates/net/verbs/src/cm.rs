@@ -95,7 +95,7 @@ pub struct CmEvent {
 /// The channel on which events of ids arrive.
 pub struct CmChannel {
     verbs: Arc<VerbsLibrary>,
-    raw: *mut sys::CmChannel,
+    raw: *mut sys::RdmaEventChannel,
 }
 
 // SAFETY: librdmacm allows calls on a channel from any thread.
@@ -153,7 +153,7 @@ impl CmChannel {
     /// [`VerbsError::Call`] when the channel fails.
     pub fn next_event(self: &Arc<Self>, deadline: Instant) -> Result<Option<CmEvent>, VerbsError> {
         loop {
-            let mut raw: *mut sys::CmEvent = std::ptr::null_mut();
+            let mut raw: *mut sys::RdmaCmEvent = std::ptr::null_mut();
             // SAFETY: the channel is open and non-blocking; `raw` receives the result.
             if unsafe { (self.verbs.cm.rdma_get_cm_event)(self.raw, &mut raw) } == 0 && !raw.is_null() {
                 let event = self.convert_event(raw);
@@ -175,7 +175,7 @@ impl CmChannel {
         }
     }
 
-    fn convert_event(self: &Arc<Self>, raw: *mut sys::CmEvent) -> CmEvent {
+    fn convert_event(self: &Arc<Self>, raw: *mut sys::RdmaCmEvent) -> CmEvent {
         // SAFETY: an event that was taken and not yet acknowledged is valid.
         let event = unsafe { &*raw };
         // SAFETY: private data lives as long as the event. Events without any have a length of 0.
@@ -223,7 +223,7 @@ impl Drop for CmChannel {
 /// A connection in any state, or a listener.
 pub struct CmId {
     channel: Arc<CmChannel>,
-    raw: *mut sys::CmId,
+    raw: *mut sys::RdmaCmId,
 }
 
 // SAFETY: librdmacm allows calls on an id from any thread, one at a time.
@@ -240,7 +240,7 @@ impl CmId {
         &self.channel.verbs
     }
 
-    pub(crate) fn raw(&self) -> *mut sys::CmId {
+    pub(crate) fn raw(&self) -> *mut sys::RdmaCmId {
         self.raw
     }
 
@@ -260,7 +260,7 @@ impl CmId {
         self.context_raw() == context.raw()
     }
 
-    pub(crate) fn context_raw(&self) -> *mut sys::Context {
+    pub(crate) fn context_raw(&self) -> *mut sys::IbvContext {
         // SAFETY: the id is open.
         unsafe { (*self.raw).verbs }
     }

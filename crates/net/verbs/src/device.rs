@@ -173,7 +173,7 @@ pub fn list_devices(verbs: &Arc<VerbsLibrary>) -> Result<Vec<DeviceInfo>, RdmaUn
     Ok(found)
 }
 
-fn for_each_raw(verbs: &VerbsLibrary, mut f: impl FnMut(*mut sys::Device)) -> Result<(), RdmaUnavailable> {
+fn for_each_raw(verbs: &VerbsLibrary, mut f: impl FnMut(*mut sys::IbvDevice)) -> Result<(), RdmaUnavailable> {
     let mut count = 0;
     // SAFETY: the result is NULL or a list of `count` pointers that stays valid until it is freed below.
     let list = unsafe { (verbs.ib.ibv_get_device_list)(&mut count) };
@@ -233,7 +233,7 @@ static BOUND_CONTEXTS: Mutex<BTreeMap<usize, ContextUse>> = Mutex::new(BTreeMap:
 /// An open device.
 pub struct DeviceContext {
     verbs: Arc<VerbsLibrary>,
-    raw: *mut sys::Context,
+    raw: *mut sys::IbvContext,
     owner: ContextOwner,
     name: String,
     /// Ids of connections that ended while their port was down.
@@ -265,7 +265,7 @@ impl DeviceContext {
         }
     }
 
-    fn open_raw(verbs: &Arc<VerbsLibrary>, device: *mut sys::Device) -> Result<DeviceContext, VerbsError> {
+    fn open_raw(verbs: &Arc<VerbsLibrary>, device: *mut sys::IbvDevice) -> Result<DeviceContext, VerbsError> {
         // SAFETY: the caller's device is valid while its list is.
         let name = c_text(unsafe { &(*device).name });
         // SAFETY: as above.
@@ -301,7 +301,7 @@ impl DeviceContext {
         Ok(Arc::new(DeviceContext { verbs, raw, owner: ContextOwner::Bound(id), name, leaving: Mutex::default() }))
     }
 
-    pub(crate) fn raw(&self) -> *mut sys::Context {
+    pub(crate) fn raw(&self) -> *mut sys::IbvContext {
         self.raw
     }
 
@@ -328,9 +328,9 @@ impl DeviceContext {
         unsafe { (*(*self.raw).device).transport_type != sys::TRANSPORT_IWARP }
     }
 
-    fn query_attributes(&self) -> Result<sys::DeviceAttr, VerbsError> {
-        // SAFETY: zeroes are a valid DeviceAttr.
-        let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
+    fn query_attributes(&self) -> Result<sys::IbvDeviceAttr, VerbsError> {
+        // SAFETY: zeroes are a valid IbvDeviceAttr.
+        let mut attr: sys::IbvDeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open and `attr` is of the type the function fills.
         match unsafe { (self.verbs.ib.ibv_query_device)(self.raw, &mut attr) } {
             0 => Ok(attr),
@@ -357,9 +357,9 @@ impl DeviceContext {
         })
     }
 
-    fn query_port(&self, number: u8) -> Result<sys::PortAttr, VerbsError> {
-        // SAFETY: zeroes are a valid PortAttr.
-        let mut attr: sys::PortAttr = unsafe { std::mem::zeroed() };
+    fn query_port(&self, number: u8) -> Result<sys::IbvPortAttr, VerbsError> {
+        // SAFETY: zeroes are a valid IbvPortAttr.
+        let mut attr: sys::IbvPortAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open; the exported function fills the front part of `attr`, which never grew.
         match unsafe { (self.verbs.ib.ibv_query_port)(self.raw, number, &mut attr) } {
             0 => Ok(attr),
@@ -430,9 +430,9 @@ impl DeviceContext {
 
     fn gid_info(&self, port: u8, index: u32) -> Option<GidInfo> {
         if let Some(query) = self.verbs.ib._ibv_query_gid_ex {
-            let mut entry = sys::GidEntry::default();
+            let mut entry = sys::IbvGidEntry::default();
             // SAFETY: the context is open and `entry` has the given size.
-            let failed = unsafe { query(self.raw, port.into(), index, &mut entry, 0, size_of::<sys::GidEntry>()) };
+            let failed = unsafe { query(self.raw, port.into(), index, &mut entry, 0, size_of::<sys::IbvGidEntry>()) };
             if failed != 0 {
                 return None;
             }
@@ -440,10 +440,10 @@ impl DeviceContext {
             let kind = kind.unwrap_or(GidType::Unknown);
             return Some(GidInfo { index, gid: Ipv6Addr::from(entry.gid), kind, interface: entry.ndev_ifindex });
         }
-        let mut gid = sys::Gid::default();
+        let mut gid = sys::IbvGid::default();
         // SAFETY: the context is open and `gid` is of the type the function fills.
         let failed = unsafe { (self.verbs.ib.ibv_query_gid)(self.raw, port, index.cast_signed(), &mut gid) };
-        let empty = gid == sys::Gid::default();
+        let empty = gid == sys::IbvGid::default();
         (failed == 0 && !empty).then(|| GidInfo { index, gid: gid.into(), kind: GidType::Unknown, interface: 0 })
     }
 
@@ -473,7 +473,7 @@ impl DeviceContext {
         if unsafe { libc::poll(&mut poll, 1, 0) } <= 0 || poll.revents & libc::POLLIN == 0 {
             return None;
         }
-        let mut event = sys::AsyncEvent { element: 0, event_type: 0 };
+        let mut event = sys::IbvAsyncEvent { element: 0, event_type: 0 };
         // SAFETY: the context is open and its descriptor readable, so this does not block.
         if unsafe { (self.verbs.ib.ibv_get_async_event)(self.raw, &mut event) } != 0 {
             return None;
@@ -494,7 +494,7 @@ impl DeviceContext {
 
 /// Makes event reads non-blocking: rdma_cm gives all rails of a device the same context, so another thread may have
 /// taken the event.
-fn set_nonblocking(raw: *mut sys::Context) {
+fn set_nonblocking(raw: *mut sys::IbvContext) {
     // SAFETY: the context is open; the descriptor's flags are integers. A failure has no effect.
     unsafe {
         let fd = (*raw).async_fd;
@@ -507,7 +507,7 @@ fn set_nonblocking(raw: *mut sys::Context) {
 
 /// Closes the descriptors of a removed device's context and puts an eventfd in their place, since librdmacm closes the
 /// same numbers later.
-fn close_descriptors(raw: *mut sys::Context) {
+fn close_descriptors(raw: *mut sys::IbvContext) {
     // SAFETY: no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {

@@ -170,9 +170,9 @@ impl<'m> BorrowedWrites<'_, 'm> {
             return Err(VerbsError::Misuse(why));
         }
         pair.wait_room(self.deadline)?;
-        let mut sge = sys::Sge { addr: bytes.as_ptr().expose_provenance() as u64, length, lkey: memory.lkey() };
+        let mut sge = sys::IbvSge { addr: bytes.as_ptr().expose_provenance() as u64, length, lkey: memory.lkey() };
         let opcode = if immediate.is_some() { sys::WR_RDMA_WRITE_WITH_IMM } else { sys::WR_RDMA_WRITE };
-        let mut wr = sys::SendWr::new(pair.posted + 1, opcode, sys::SEND_SIGNALED);
+        let mut wr = sys::IbvSendWr::new(pair.posted + 1, opcode, sys::SEND_SIGNALED);
         wr.imm_data = immediate.unwrap_or(0).to_be();
         wr.remote_addr = region.addr.wrapping_add(offset);
         wr.rkey = region.rkey;

@@ -22,7 +22,7 @@ pub enum MemoryAccess {
 /// Groups the queue pairs and memory regions that may be used with each other.
 pub struct ProtectionDomain {
     context: Arc<DeviceContext>,
-    raw: *mut sys::Pd,
+    raw: *mut sys::IbvPd,
 }
 
 // SAFETY: libibverbs allows calls with a protection domain from any thread.
@@ -49,7 +49,7 @@ impl ProtectionDomain {
         &self.context
     }
 
-    pub(crate) fn raw(&self) -> *mut sys::Pd {
+    pub(crate) fn raw(&self) -> *mut sys::IbvPd {
         self.raw
     }
 
@@ -95,7 +95,7 @@ impl Drop for ProtectionDomain {
 pub struct MemoryRegion {
     pd: Arc<ProtectionDomain>,
     pool: Arc<BufferPool>,
-    raw: NonNull<sys::Mr>,
+    raw: NonNull<sys::IbvMr>,
     lkey: u32,
     rkey: u32,
     access: MemoryAccess,
@@ -206,8 +206,8 @@ impl MemorySlot {
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len()) }
     }
 
-    pub(crate) fn sge(&self, len: u32) -> sys::Sge {
-        sys::Sge {
+    pub(crate) fn sge(&self, len: u32) -> sys::IbvSge {
+        sys::IbvSge {
             addr: self.at.as_ptr().expose_provenance() as u64,
             length: len.min(self.len),
             lkey: self.owner.region.lkey(),

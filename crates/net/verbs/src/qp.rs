@@ -47,8 +47,8 @@ pub struct ReceiveCompletion {
 pub(crate) struct QpHandle {
     verbs: Arc<VerbsLibrary>,
     /// NULL once destroyed. Only the owner reads it without the lock.
-    raw: AtomicPtr<sys::Qp>,
-    id: AtomicPtr<sys::CmId>,
+    raw: AtomicPtr<sys::IbvQp>,
+    id: AtomicPtr<sys::RdmaCmId>,
     broken: AtomicBool,
     /// Breaking it failed, so posted requests never complete: its device was removed.
     lost: AtomicBool,
@@ -65,7 +65,7 @@ impl QpHandle {
         let raw = self.raw.load(Ordering::Acquire);
         self.broken.store(true, Ordering::Release);
         if !raw.is_null() {
-            let mut attr = sys::QpAttr::state(sys::QPS_ERR);
+            let mut attr = sys::IbvQpAttr::state(sys::QPS_ERR);
             // SAFETY: the queue pair exists while the lock is held and the pointer is not NULL.
             if unsafe { (self.verbs.ib.ibv_modify_qp)(raw, &mut attr, sys::QP_STATE) } != 0 {
                 self.lost.store(true, Ordering::Release);
@@ -123,10 +123,10 @@ pub struct QueuePair {
     /// Completed send slots, for reuse.
     spare: Vec<MemorySlot>,
     /// Completions of the last poll for arrivals; those in `unread` are not yet processed.
-    arrived: [sys::WorkCompletion; BATCH],
+    arrived: [sys::IbvWc; BATCH],
     unread: Range<usize>,
     /// Buffer for send completions: initialising one for each poll would cost as much as the poll.
-    batch: [sys::WorkCompletion; BATCH],
+    batch: [sys::IbvWc; BATCH],
     depths: QueueDepths,
     max_inline: u32,
     /// Outstanding RDMA reads allowed in each direction.
@@ -164,12 +164,12 @@ impl QueuePair {
         let mut max_inline = 0;
         // Inline data saves the NIC a memory read where supported; devices report the limit only by refusing.
         for inline in [128, 0] {
-            let mut init = sys::QpInitAttr {
+            let mut init = sys::IbvQpInitAttr {
                 qp_context: std::ptr::null_mut(),
                 send_cq: queue.raw(QueueSide::Send),
                 recv_cq: queue.raw(QueueSide::Receive),
                 srq: std::ptr::null_mut(),
-                cap: sys::QpCap {
+                cap: sys::IbvQpCap {
                     max_send_wr: depths.sends,
                     max_recv_wr: depths.receives,
                     max_send_sge: 1,
@@ -212,9 +212,9 @@ impl QueuePair {
             posted: 0,
             completed: 0,
             spare: Vec::with_capacity(depths.sends as usize),
-            arrived: [sys::WorkCompletion::default(); BATCH],
+            arrived: [sys::IbvWc::default(); BATCH],
             unread: 0..0,
-            batch: [sys::WorkCompletion::default(); BATCH],
+            batch: [sys::IbvWc::default(); BATCH],
             depths,
             max_inline,
             reads: 1,
@@ -279,13 +279,13 @@ impl QueuePair {
         self.reads = count.max(1);
     }
 
-    fn conn_param(&mut self, options: ConnectOptions, private: &[u8]) -> Result<sys::ConnParam, VerbsError> {
+    fn conn_param(&mut self, options: ConnectOptions, private: &[u8]) -> Result<sys::RdmaConnParam, VerbsError> {
         if let Some(exponent) = options.ack_timeout {
             self.id_mut().set_ack_timeout(exponent);
         }
         // A device without RDMA READ gets 0.
         let reads = self.domain.context().limits()?.reads.min(self.reads.into()) as u8;
-        Ok(sys::ConnParam {
+        Ok(sys::RdmaConnParam {
             private_data: private.as_ptr().cast(),
             // The limit of a connect request over IP addresses.
             private_data_len: private.len().min(56) as u8,
@@ -329,7 +329,7 @@ impl QueuePair {
         self.queue.fd()
     }
 
-    fn raw(&self) -> Result<*mut sys::Qp, VerbsError> {
+    fn raw(&self) -> Result<*mut sys::IbvQp, VerbsError> {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
@@ -364,7 +364,7 @@ impl QueuePair {
             return Err(VerbsError::Misuse(format!("more than {} receives", self.depths.receives)));
         };
         let mut sge = slot.sge(u32::MAX);
-        let mut wr = sys::RecvWr { wr_id: index.into(), next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
+        let mut wr = sys::IbvRecvWr { wr_id: index.into(), next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
         // From here on the slot belongs to the queue pair.
         self.receives[index as usize] = Some(slot);
         let mut bad = std::ptr::null_mut();
@@ -518,7 +518,7 @@ impl QueuePair {
         &mut self,
         slot: MemorySlot,
         len: usize,
-        opcode: sys::Enum,
+        opcode: sys::CEnum,
         region: Option<RemoteRegion>,
         immediate: Option<u32>,
         deadline: Instant,
@@ -530,7 +530,7 @@ impl QueuePair {
         let mut sge = slot.sge(u32::try_from(len).unwrap_or(u32::MAX));
         let inline = opcode != sys::WR_RDMA_READ && sge.length <= self.max_inline;
         let flags = sys::SEND_SIGNALED | if inline { sys::SEND_INLINE } else { 0 };
-        let mut wr = sys::SendWr::new(self.posted + 1, opcode, flags);
+        let mut wr = sys::IbvSendWr::new(self.posted + 1, opcode, flags);
         wr.imm_data = immediate.unwrap_or(0).to_be();
         if let Some(region) = region {
             (wr.remote_addr, wr.rkey) = (region.addr, region.rkey);
@@ -555,11 +555,11 @@ impl QueuePair {
     /// When the connection failed, or there was no room in time.
     pub fn post_probe(&mut self, deadline: Instant) -> Result<(), VerbsError> {
         self.wait_room(deadline)?;
-        let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_RDMA_WRITE, sys::SEND_SIGNALED);
+        let mut wr = sys::IbvSendWr::new(self.posted + 1, sys::WR_RDMA_WRITE, sys::SEND_SIGNALED);
         self.post_send(&mut wr, None)
     }
 
-    pub(crate) fn post_send(&mut self, wr: &mut sys::SendWr, slot: Option<MemorySlot>) -> Result<(), VerbsError> {
+    pub(crate) fn post_send(&mut self, wr: &mut sys::IbvSendWr, slot: Option<MemorySlot>) -> Result<(), VerbsError> {
         let raw = self.raw()?;
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `post_receive`.
@@ -651,8 +651,8 @@ impl QueuePair {
     }
 
     /// Records why the connection failed: the first completion that is not a consequence of another failure.
-    fn fail_completion(&mut self, what: &'static str, wc: &sys::WorkCompletion) -> VerbsError {
-        let describe = |wc: &sys::WorkCompletion, what| VerbsError::Work {
+    fn fail_completion(&mut self, what: &'static str, wc: &sys::IbvWc) -> VerbsError {
+        let describe = |wc: &sys::IbvWc, what| VerbsError::Work {
             what,
             subject: self.subject.clone(),
             qpn: self.qpn,
@@ -661,7 +661,7 @@ impl QueuePair {
         };
         let mut error = describe(wc, what);
         if WcStatus(wc.status) == WcStatus::FLUSHED {
-            let mut batch = [sys::WorkCompletion::default(); BATCH];
+            let mut batch = [sys::IbvWc::default(); BATCH];
             for (side, what) in [(QueueSide::Send, "a send or write"), (QueueSide::Receive, "a receive")] {
                 let n = self.queue.poll_side(side, &mut batch).unwrap_or(0);
                 let cause = batch[..n].iter().find(|wc| wc.status != 0 && WcStatus(wc.status) != WcStatus::FLUSHED);

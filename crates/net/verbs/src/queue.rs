@@ -35,8 +35,8 @@ pub(crate) const BATCH: usize = 8;
 /// A completion channel with its two completion queues.
 pub struct CompletionQueue {
     context: Arc<DeviceContext>,
-    channel: *mut sys::CompChannel,
-    queues: [*mut sys::Cq; 2],
+    channel: *mut sys::IbvCompChannel,
+    queues: [*mut sys::IbvCq; 2],
     /// Which of them are armed and have not delivered their event. The event is then either still to come or waits in
     /// the descriptor, so neither arming again nor polling the descriptor is needed: each is a system call.
     armed: [Cell<bool>; 2],
@@ -86,7 +86,7 @@ impl CompletionQueue {
         &self.context
     }
 
-    pub(crate) fn raw(&self, side: QueueSide) -> *mut sys::Cq {
+    pub(crate) fn raw(&self, side: QueueSide) -> *mut sys::IbvCq {
         self.queues[side as usize]
     }
 
@@ -102,11 +102,7 @@ impl CompletionQueue {
     }
 
     /// Takes up to [`BATCH`] completions.
-    pub(crate) fn poll_side(
-        &self,
-        side: QueueSide,
-        out: &mut [sys::WorkCompletion; BATCH],
-    ) -> Result<usize, VerbsError> {
+    pub(crate) fn poll_side(&self, side: QueueSide, out: &mut [sys::IbvWc; BATCH]) -> Result<usize, VerbsError> {
         let queue = self.raw(side);
         // SAFETY: the queue is open; its operations do not change after the device was opened.
         let poll = unsafe { (*(*queue).context).ops.poll_cq };

@@ -6,11 +6,11 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// A C enum.
-pub(crate) type Enum = c_uint;
+pub(crate) type CEnum = c_uint;
 
 /// `struct ibv_device`: its front part.
 #[repr(C)]
-pub(crate) struct Device {
+pub(crate) struct IbvDevice {
     ops: [*mut c_void; 2],
     pub node_type: c_int,
     pub transport_type: c_int,
@@ -25,21 +25,21 @@ pub(crate) const TRANSPORT_IWARP: c_int = 1;
 
 /// `struct ibv_context_ops`: verbs that the headers call through the context.
 #[repr(C)]
-pub(crate) struct ContextOps {
+pub(crate) struct IbvContextOps {
     compat1: [*mut c_void; 11],
-    pub poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut WorkCompletion) -> c_int>,
-    pub req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
+    pub poll_cq: Option<unsafe extern "C" fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int>,
+    pub req_notify_cq: Option<unsafe extern "C" fn(*mut IbvCq, c_int) -> c_int>,
     compat2: [*mut c_void; 12],
-    pub post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
-    pub post_recv: Option<unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+    pub post_send: Option<unsafe extern "C" fn(*mut IbvQp, *mut IbvSendWr, *mut *mut IbvSendWr) -> c_int>,
+    pub post_recv: Option<unsafe extern "C" fn(*mut IbvQp, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int>,
     compat3: [*mut c_void; 5],
 }
 
 /// `struct ibv_context`.
 #[repr(C)]
-pub(crate) struct Context {
-    pub device: *mut Device,
-    pub ops: ContextOps,
+pub(crate) struct IbvContext {
+    pub device: *mut IbvDevice,
+    pub ops: IbvContextOps,
     pub cmd_fd: c_int,
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
@@ -50,7 +50,7 @@ pub(crate) struct Context {
 /// `struct ibv_device_attr`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct DeviceAttr {
+pub(crate) struct IbvDeviceAttr {
     pub fw_ver: [c_char; 64],
     pub node_guid: u64,
     pub sys_image_guid: u64,
@@ -78,10 +78,10 @@ pub(crate) struct DeviceAttr {
 /// `struct ibv_port_attr`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct PortAttr {
-    pub state: Enum,
-    pub max_mtu: Enum,
-    pub active_mtu: Enum,
+pub(crate) struct IbvPortAttr {
+    pub state: CEnum,
+    pub max_mtu: CEnum,
+    pub active_mtu: CEnum,
     pub gid_tbl_len: c_int,
     pub port_cap_flags: u32,
     pub max_msg_sz: u32,
@@ -104,13 +104,13 @@ pub(crate) struct PortAttr {
 }
 
 /// `union ibv_gid`.
-pub(crate) type Gid = [u8; 16];
+pub(crate) type IbvGid = [u8; 16];
 
 /// `struct ibv_gid_entry`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct GidEntry {
-    pub gid: Gid,
+pub(crate) struct IbvGidEntry {
+    pub gid: IbvGid,
     pub gid_index: u32,
     pub port_num: u32,
     pub gid_type: u32,
@@ -119,16 +119,16 @@ pub(crate) struct GidEntry {
 
 /// `struct ibv_pd`, only pointed to.
 #[repr(C)]
-pub(crate) struct Pd {
-    pub context: *mut Context,
+pub(crate) struct IbvPd {
+    pub context: *mut IbvContext,
     handle: u32,
 }
 
 /// `struct ibv_mr`.
 #[repr(C)]
-pub(crate) struct Mr {
-    pub context: *mut Context,
-    pub pd: *mut Pd,
+pub(crate) struct IbvMr {
+    pub context: *mut IbvContext,
+    pub pd: *mut IbvPd,
     pub addr: *mut c_void,
     pub length: usize,
     handle: u32,
@@ -138,17 +138,17 @@ pub(crate) struct Mr {
 
 /// `struct ibv_comp_channel`.
 #[repr(C)]
-pub(crate) struct CompChannel {
-    pub context: *mut Context,
+pub(crate) struct IbvCompChannel {
+    pub context: *mut IbvContext,
     pub fd: c_int,
     refcnt: c_int,
 }
 
 /// `struct ibv_cq`: its front part.
 #[repr(C)]
-pub(crate) struct Cq {
-    pub context: *mut Context,
-    pub channel: *mut CompChannel,
+pub(crate) struct IbvCq {
+    pub context: *mut IbvContext,
+    pub channel: *mut IbvCompChannel,
     cq_context: *mut c_void,
     handle: u32,
     pub cqe: c_int,
@@ -156,26 +156,26 @@ pub(crate) struct Cq {
 
 /// `struct ibv_qp`: its front part.
 #[repr(C)]
-pub(crate) struct Qp {
-    pub context: *mut Context,
+pub(crate) struct IbvQp {
+    pub context: *mut IbvContext,
     qp_context: *mut c_void,
-    pd: *mut Pd,
-    send_cq: *mut Cq,
-    recv_cq: *mut Cq,
+    pd: *mut IbvPd,
+    send_cq: *mut IbvCq,
+    recv_cq: *mut IbvCq,
     srq: *mut c_void,
     handle: u32,
     pub qp_num: u32,
-    state: Enum,
-    qp_type: Enum,
+    state: CEnum,
+    qp_type: CEnum,
 }
 
 /// `struct ibv_wc`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct WorkCompletion {
+pub(crate) struct IbvWc {
     pub wr_id: u64,
-    pub status: Enum,
-    pub opcode: Enum,
+    pub status: CEnum,
+    pub opcode: CEnum,
     pub vendor_err: u32,
     pub byte_len: u32,
     /// In network byte order.
@@ -192,7 +192,7 @@ pub(crate) struct WorkCompletion {
 /// `struct ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Sge {
+pub(crate) struct IbvSge {
     pub addr: u64,
     pub length: u32,
     pub lkey: u32,
@@ -200,12 +200,12 @@ pub(crate) struct Sge {
 
 /// `struct ibv_send_wr`, its unions as RDMA writes use them.
 #[repr(C)]
-pub(crate) struct SendWr {
+pub(crate) struct IbvSendWr {
     pub wr_id: u64,
-    pub next: *mut SendWr,
-    pub sg_list: *mut Sge,
+    pub next: *mut IbvSendWr,
+    pub sg_list: *mut IbvSge,
     pub num_sge: c_int,
-    pub opcode: Enum,
+    pub opcode: CEnum,
     pub send_flags: c_uint,
     /// In network byte order.
     pub imm_data: u32,
@@ -214,9 +214,9 @@ pub(crate) struct SendWr {
     unused: [u64; 9],
 }
 
-impl SendWr {
-    pub(crate) fn new(wr_id: u64, opcode: Enum, send_flags: c_uint) -> Self {
-        SendWr {
+impl IbvSendWr {
+    pub(crate) fn new(wr_id: u64, opcode: CEnum, send_flags: c_uint) -> Self {
+        IbvSendWr {
             wr_id,
             next: std::ptr::null_mut(),
             sg_list: std::ptr::null_mut(),
@@ -233,17 +233,17 @@ impl SendWr {
 
 /// `struct ibv_recv_wr`.
 #[repr(C)]
-pub(crate) struct RecvWr {
+pub(crate) struct IbvRecvWr {
     pub wr_id: u64,
-    pub next: *mut RecvWr,
-    pub sg_list: *mut Sge,
+    pub next: *mut IbvRecvWr,
+    pub sg_list: *mut IbvSge,
     pub num_sge: c_int,
 }
 
 /// `struct ibv_qp_cap`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct QpCap {
+pub(crate) struct IbvQpCap {
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
@@ -253,72 +253,72 @@ pub(crate) struct QpCap {
 
 /// `struct ibv_qp_init_attr`.
 #[repr(C)]
-pub(crate) struct QpInitAttr {
+pub(crate) struct IbvQpInitAttr {
     pub qp_context: *mut c_void,
-    pub send_cq: *mut Cq,
-    pub recv_cq: *mut Cq,
+    pub send_cq: *mut IbvCq,
+    pub recv_cq: *mut IbvCq,
     pub srq: *mut c_void,
-    pub cap: QpCap,
-    pub qp_type: Enum,
+    pub cap: IbvQpCap,
+    pub qp_type: CEnum,
     pub sq_sig_all: c_int,
 }
 
 /// `struct ibv_qp_attr`: only the state, at its front, is ever set.
 #[repr(C)]
-pub(crate) struct QpAttr {
-    pub qp_state: Enum,
+pub(crate) struct IbvQpAttr {
+    pub qp_state: CEnum,
     rest: [u32; 35],
 }
 
-impl QpAttr {
-    pub(crate) fn state(qp_state: Enum) -> Self {
-        QpAttr { qp_state, rest: [0; 35] }
+impl IbvQpAttr {
+    pub(crate) fn state(qp_state: CEnum) -> Self {
+        IbvQpAttr { qp_state, rest: [0; 35] }
     }
 }
 
 /// `struct ibv_async_event`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct AsyncEvent {
+pub(crate) struct IbvAsyncEvent {
     /// A pointer, or a port's number in its first four bytes.
     pub element: u64,
-    pub event_type: Enum,
+    pub event_type: CEnum,
 }
 
 /// `struct rdma_event_channel`.
 #[repr(C)]
-pub(crate) struct CmChannel {
+pub(crate) struct RdmaEventChannel {
     pub fd: c_int,
 }
 
 /// `struct rdma_cm_id`.
 #[repr(C)]
-pub(crate) struct CmId {
-    pub verbs: *mut Context,
-    pub channel: *mut CmChannel,
+pub(crate) struct RdmaCmId {
+    pub verbs: *mut IbvContext,
+    pub channel: *mut RdmaEventChannel,
     pub context: *mut c_void,
-    pub qp: *mut Qp,
+    pub qp: *mut IbvQp,
     /// `route.addr`: two socket addresses in 128 bytes each, then GIDs and a partition key.
     pub src_addr: [u64; 16],
     pub dst_addr: [u64; 16],
-    pub sgid: Gid,
-    pub dgid: Gid,
+    pub sgid: IbvGid,
+    pub dgid: IbvGid,
     pkey: u64,
     path_rec: *mut c_void,
     num_paths: u64,
-    ps: Enum,
+    ps: CEnum,
     pub port_num: u8,
     event: *mut c_void,
     completion: [*mut c_void; 4],
     srq: *mut c_void,
-    pub pd: *mut Pd,
-    qp_type: Enum,
+    pub pd: *mut IbvPd,
+    qp_type: CEnum,
 }
 
 /// `struct rdma_conn_param`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct ConnParam {
+pub(crate) struct RdmaConnParam {
     pub private_data: *const c_void,
     pub private_data_len: u8,
     pub responder_resources: u8,
@@ -332,31 +332,31 @@ pub(crate) struct ConnParam {
 
 /// `struct rdma_cm_event`.
 #[repr(C)]
-pub(crate) struct CmEvent {
-    pub id: *mut CmId,
-    pub listen_id: *mut CmId,
-    pub event: Enum,
+pub(crate) struct RdmaCmEvent {
+    pub id: *mut RdmaCmId,
+    pub listen_id: *mut RdmaCmId,
+    pub event: CEnum,
     pub status: c_int,
-    pub conn: ConnParam,
+    pub conn: RdmaConnParam,
     ud_rest: [u64; 4],
 }
 
-pub(crate) const PS_TCP: Enum = 0x0106;
-pub(crate) const QPT_RC: Enum = 2;
-pub(crate) const QPS_ERR: Enum = 6;
+pub(crate) const PS_TCP: CEnum = 0x0106;
+pub(crate) const QPT_RC: CEnum = 2;
+pub(crate) const QPS_ERR: CEnum = 6;
 pub(crate) const QP_STATE: c_int = 1;
 pub(crate) const ACCESS_LOCAL_WRITE: c_int = 1;
 pub(crate) const ACCESS_REMOTE_WRITE: c_int = 2;
 pub(crate) const ACCESS_REMOTE_READ: c_int = 4;
-pub(crate) const WR_RDMA_WRITE: Enum = 0;
-pub(crate) const WR_RDMA_WRITE_WITH_IMM: Enum = 1;
-pub(crate) const WR_SEND: Enum = 2;
-pub(crate) const WR_RDMA_READ: Enum = 4;
+pub(crate) const WR_RDMA_WRITE: CEnum = 0;
+pub(crate) const WR_RDMA_WRITE_WITH_IMM: CEnum = 1;
+pub(crate) const WR_SEND: CEnum = 2;
+pub(crate) const WR_RDMA_READ: CEnum = 4;
 pub(crate) const SEND_SIGNALED: c_uint = 2;
 pub(crate) const SEND_INLINE: c_uint = 8;
-pub(crate) const WC_RECV: Enum = 128;
+pub(crate) const WC_RECV: CEnum = 128;
 pub(crate) const WC_WITH_IMM: c_uint = 2;
-pub(crate) const PORT_ACTIVE: Enum = 4;
+pub(crate) const PORT_ACTIVE: CEnum = 4;
 pub(crate) const OPTION_ID: c_int = 0;
 pub(crate) const OPTION_ID_ACK_TIMEOUT: c_int = 3;
 pub(crate) const OPTION_ID_REUSEADDR: c_int = 1;
@@ -364,26 +364,26 @@ pub(crate) const OPTION_ID_AFONLY: c_int = 2;
 
 /// Size of each structure that C code reads or writes, by its name in the headers.
 pub(crate) const SIZES: &[(&str, usize)] = &[
-    ("ibv_device", size_of::<Device>()),
-    ("ibv_context_ops", size_of::<ContextOps>()),
-    ("ibv_context", size_of::<Context>()),
-    ("ibv_device_attr", size_of::<DeviceAttr>()),
-    ("ibv_port_attr", size_of::<PortAttr>()),
-    ("ibv_gid_entry", size_of::<GidEntry>()),
-    ("ibv_mr", size_of::<Mr>()),
-    ("ibv_comp_channel", size_of::<CompChannel>()),
-    ("ibv_wc", size_of::<WorkCompletion>()),
-    ("ibv_sge", size_of::<Sge>()),
-    ("ibv_send_wr", size_of::<SendWr>()),
-    ("ibv_recv_wr", size_of::<RecvWr>()),
-    ("ibv_qp_cap", size_of::<QpCap>()),
-    ("ibv_qp_init_attr", size_of::<QpInitAttr>()),
-    ("ibv_qp_attr", size_of::<QpAttr>()),
-    ("ibv_async_event", size_of::<AsyncEvent>()),
-    ("rdma_event_channel", size_of::<CmChannel>()),
-    ("rdma_cm_id", size_of::<CmId>()),
-    ("rdma_conn_param", size_of::<ConnParam>()),
-    ("rdma_cm_event", size_of::<CmEvent>()),
+    ("ibv_device", size_of::<IbvDevice>()),
+    ("ibv_context_ops", size_of::<IbvContextOps>()),
+    ("ibv_context", size_of::<IbvContext>()),
+    ("ibv_device_attr", size_of::<IbvDeviceAttr>()),
+    ("ibv_port_attr", size_of::<IbvPortAttr>()),
+    ("ibv_gid_entry", size_of::<IbvGidEntry>()),
+    ("ibv_mr", size_of::<IbvMr>()),
+    ("ibv_comp_channel", size_of::<IbvCompChannel>()),
+    ("ibv_wc", size_of::<IbvWc>()),
+    ("ibv_sge", size_of::<IbvSge>()),
+    ("ibv_send_wr", size_of::<IbvSendWr>()),
+    ("ibv_recv_wr", size_of::<IbvRecvWr>()),
+    ("ibv_qp_cap", size_of::<IbvQpCap>()),
+    ("ibv_qp_init_attr", size_of::<IbvQpInitAttr>()),
+    ("ibv_qp_attr", size_of::<IbvQpAttr>()),
+    ("ibv_async_event", size_of::<IbvAsyncEvent>()),
+    ("rdma_event_channel", size_of::<RdmaEventChannel>()),
+    ("rdma_cm_id", size_of::<RdmaCmId>()),
+    ("rdma_conn_param", size_of::<RdmaConnParam>()),
+    ("rdma_cm_event", size_of::<RdmaCmEvent>()),
 ];
 
 macro_rules! offsets {
@@ -395,68 +395,68 @@ macro_rules! offsets {
 }
 
 offsets! {
-    "ibv_device" Device { "node_type" node_type, "transport_type" transport_type, "name" name, "ibdev_path" ibdev_path }
-    "ibv_context_ops" ContextOps {
+    "ibv_device" IbvDevice { "node_type" node_type, "transport_type" transport_type, "name" name, "ibdev_path" ibdev_path }
+    "ibv_context_ops" IbvContextOps {
         "poll_cq" poll_cq, "req_notify_cq" req_notify_cq, "post_send" post_send, "post_recv" post_recv,
     }
-    "ibv_context" Context { "device" device, "ops" ops, "async_fd" async_fd, "num_comp_vectors" num_comp_vectors }
-    "ibv_device_attr" DeviceAttr {
+    "ibv_context" IbvContext { "device" device, "ops" ops, "async_fd" async_fd, "num_comp_vectors" num_comp_vectors }
+    "ibv_device_attr" IbvDeviceAttr {
         "node_guid" node_guid, "vendor_id" vendor_id, "max_qp" max_qp, "max_qp_wr" max_qp_wr, "max_sge" max_sge,
         "max_cqe" max_cqe, "max_pd" max_pd,
         "max_qp_rd_atom" max_qp_rd_atom, "max_pkeys" max_pkeys, "phys_port_cnt" phys_port_cnt,
     }
-    "ibv_port_attr" PortAttr {
+    "ibv_port_attr" IbvPortAttr {
         "state" state, "active_mtu" active_mtu, "gid_tbl_len" gid_tbl_len, "max_msg_sz" max_msg_sz, "lid" lid,
         "sm_lid" sm_lid, "active_width" active_width, "active_speed" active_speed, "phys_state" phys_state,
         "link_layer" link_layer,
     }
-    "ibv_gid_entry" GidEntry {
+    "ibv_gid_entry" IbvGidEntry {
         "gid" gid, "gid_index" gid_index, "port_num" port_num, "gid_type" gid_type, "ndev_ifindex" ndev_ifindex,
     }
-    "ibv_pd" Pd { "context" context }
-    "ibv_mr" Mr { "addr" addr, "length" length, "lkey" lkey, "rkey" rkey }
-    "ibv_comp_channel" CompChannel { "fd" fd }
-    "ibv_cq" Cq { "context" context, "channel" channel, "cqe" cqe }
-    "ibv_qp" Qp { "context" context, "qp_num" qp_num }
-    "ibv_wc" WorkCompletion {
+    "ibv_pd" IbvPd { "context" context }
+    "ibv_mr" IbvMr { "addr" addr, "length" length, "lkey" lkey, "rkey" rkey }
+    "ibv_comp_channel" IbvCompChannel { "fd" fd }
+    "ibv_cq" IbvCq { "context" context, "channel" channel, "cqe" cqe }
+    "ibv_qp" IbvQp { "context" context, "qp_num" qp_num }
+    "ibv_wc" IbvWc {
         "wr_id" wr_id, "status" status, "opcode" opcode, "vendor_err" vendor_err, "byte_len" byte_len,
         "imm_data" imm_data, "qp_num" qp_num, "wc_flags" wc_flags,
     }
-    "ibv_sge" Sge { "addr" addr, "length" length, "lkey" lkey }
-    "ibv_send_wr" SendWr {
+    "ibv_sge" IbvSge { "addr" addr, "length" length, "lkey" lkey }
+    "ibv_send_wr" IbvSendWr {
         "wr_id" wr_id, "next" next, "sg_list" sg_list, "num_sge" num_sge, "opcode" opcode, "send_flags" send_flags,
         "imm_data" imm_data, "wr.rdma.remote_addr" remote_addr, "wr.rdma.rkey" rkey,
     }
-    "ibv_recv_wr" RecvWr { "wr_id" wr_id, "next" next, "sg_list" sg_list, "num_sge" num_sge }
-    "ibv_qp_cap" QpCap { "max_send_wr" max_send_wr, "max_recv_wr" max_recv_wr, "max_inline_data" max_inline_data }
-    "ibv_qp_init_attr" QpInitAttr {
+    "ibv_recv_wr" IbvRecvWr { "wr_id" wr_id, "next" next, "sg_list" sg_list, "num_sge" num_sge }
+    "ibv_qp_cap" IbvQpCap { "max_send_wr" max_send_wr, "max_recv_wr" max_recv_wr, "max_inline_data" max_inline_data }
+    "ibv_qp_init_attr" IbvQpInitAttr {
         "send_cq" send_cq, "recv_cq" recv_cq, "srq" srq, "cap" cap, "qp_type" qp_type, "sq_sig_all" sq_sig_all,
     }
-    "ibv_qp_attr" QpAttr { "qp_state" qp_state }
-    "ibv_async_event" AsyncEvent { "element" element, "event_type" event_type }
-    "rdma_event_channel" CmChannel { "fd" fd }
-    "rdma_cm_id" CmId {
+    "ibv_qp_attr" IbvQpAttr { "qp_state" qp_state }
+    "ibv_async_event" IbvAsyncEvent { "element" element, "event_type" event_type }
+    "rdma_event_channel" RdmaEventChannel { "fd" fd }
+    "rdma_cm_id" RdmaCmId {
         "verbs" verbs, "channel" channel, "context" context, "qp" qp, "route.addr.src_addr" src_addr,
         "route.addr.dst_addr" dst_addr, "route.addr.addr.ibaddr.sgid" sgid, "route.addr.addr.ibaddr.dgid" dgid,
         "port_num" port_num, "pd" pd,
     }
-    "rdma_conn_param" ConnParam {
+    "rdma_conn_param" RdmaConnParam {
         "private_data" private_data, "private_data_len" private_data_len, "responder_resources" responder_resources,
         "initiator_depth" initiator_depth, "flow_control" flow_control, "retry_count" retry_count,
         "rnr_retry_count" rnr_retry_count, "srq" srq, "qp_num" qp_num,
     }
-    "rdma_cm_event" CmEvent {
+    "rdma_cm_event" RdmaCmEvent {
         "id" id, "listen_id" listen_id, "event" event, "status" status, "param.conn" conn,
     }
 }
 
 // Sizes of the C structures on 64-bit Linux; a test compares them with the headers where installed.
 const _: () = {
-    assert!(size_of::<ContextOps>() == 256 && size_of::<Device>() == 664);
-    assert!(size_of::<DeviceAttr>() == 232 && size_of::<PortAttr>() == 52 && size_of::<GidEntry>() == 32);
-    assert!(size_of::<WorkCompletion>() == 48 && size_of::<SendWr>() == 128 && size_of::<RecvWr>() == 32);
-    assert!(size_of::<QpInitAttr>() == 64 && size_of::<QpAttr>() == 144 && size_of::<AsyncEvent>() == 16);
-    assert!(size_of::<CmId>() == 416 && size_of::<ConnParam>() == 24 && size_of::<CmEvent>() == 80);
+    assert!(size_of::<IbvContextOps>() == 256 && size_of::<IbvDevice>() == 664);
+    assert!(size_of::<IbvDeviceAttr>() == 232 && size_of::<IbvPortAttr>() == 52 && size_of::<IbvGidEntry>() == 32);
+    assert!(size_of::<IbvWc>() == 48 && size_of::<IbvSendWr>() == 128 && size_of::<IbvRecvWr>() == 32);
+    assert!(size_of::<IbvQpInitAttr>() == 64 && size_of::<IbvQpAttr>() == 144 && size_of::<IbvAsyncEvent>() == 16);
+    assert!(size_of::<RdmaCmId>() == 416 && size_of::<RdmaConnParam>() == 24 && size_of::<RdmaCmEvent>() == 80);
 };
 
 macro_rules! functions {
@@ -492,56 +492,56 @@ macro_rules! functions {
 functions! {
     /// Functions of libibverbs.
     Ibverbs {
-        ibv_get_device_list: fn(*mut c_int) -> *mut *mut Device;
-        ibv_free_device_list: fn(*mut *mut Device);
-        ibv_open_device: fn(*mut Device) -> *mut Context;
-        ibv_close_device: fn(*mut Context) -> c_int;
-        ibv_query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
-        ibv_query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
-        ibv_query_gid: fn(*mut Context, u8, c_int, *mut Gid) -> c_int;
-        ibv_alloc_pd: fn(*mut Context) -> *mut Pd;
-        ibv_dealloc_pd: fn(*mut Pd) -> c_int;
-        ibv_reg_mr: fn(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
-        ibv_dereg_mr: fn(*mut Mr) -> c_int;
-        ibv_create_comp_channel: fn(*mut Context) -> *mut CompChannel;
-        ibv_destroy_comp_channel: fn(*mut CompChannel) -> c_int;
-        ibv_create_cq: fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
-        ibv_destroy_cq: fn(*mut Cq) -> c_int;
-        ibv_get_cq_event: fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
-        ibv_ack_cq_events: fn(*mut Cq, c_uint);
-        ibv_modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
-        ibv_get_async_event: fn(*mut Context, *mut AsyncEvent) -> c_int;
-        ibv_ack_async_event: fn(*mut AsyncEvent);
+        ibv_get_device_list: fn(*mut c_int) -> *mut *mut IbvDevice;
+        ibv_free_device_list: fn(*mut *mut IbvDevice);
+        ibv_open_device: fn(*mut IbvDevice) -> *mut IbvContext;
+        ibv_close_device: fn(*mut IbvContext) -> c_int;
+        ibv_query_device: fn(*mut IbvContext, *mut IbvDeviceAttr) -> c_int;
+        ibv_query_port: fn(*mut IbvContext, u8, *mut IbvPortAttr) -> c_int;
+        ibv_query_gid: fn(*mut IbvContext, u8, c_int, *mut IbvGid) -> c_int;
+        ibv_alloc_pd: fn(*mut IbvContext) -> *mut IbvPd;
+        ibv_dealloc_pd: fn(*mut IbvPd) -> c_int;
+        ibv_reg_mr: fn(*mut IbvPd, *mut c_void, usize, c_int) -> *mut IbvMr;
+        ibv_dereg_mr: fn(*mut IbvMr) -> c_int;
+        ibv_create_comp_channel: fn(*mut IbvContext) -> *mut IbvCompChannel;
+        ibv_destroy_comp_channel: fn(*mut IbvCompChannel) -> c_int;
+        ibv_create_cq: fn(*mut IbvContext, c_int, *mut c_void, *mut IbvCompChannel, c_int) -> *mut IbvCq;
+        ibv_destroy_cq: fn(*mut IbvCq) -> c_int;
+        ibv_get_cq_event: fn(*mut IbvCompChannel, *mut *mut IbvCq, *mut *mut c_void) -> c_int;
+        ibv_ack_cq_events: fn(*mut IbvCq, c_uint);
+        ibv_modify_qp: fn(*mut IbvQp, *mut IbvQpAttr, c_int) -> c_int;
+        ibv_get_async_event: fn(*mut IbvContext, *mut IbvAsyncEvent) -> c_int;
+        ibv_ack_async_event: fn(*mut IbvAsyncEvent);
     }
     optional {
-        _ibv_query_gid_ex: fn(*mut Context, u32, u32, *mut GidEntry, u32, usize) -> c_int;
+        _ibv_query_gid_ex: fn(*mut IbvContext, u32, u32, *mut IbvGidEntry, u32, usize) -> c_int;
     }
 }
 
 functions! {
     /// Functions of librdmacm.
     Rdmacm {
-        rdma_create_event_channel: fn() -> *mut CmChannel;
-        rdma_destroy_event_channel: fn(*mut CmChannel);
-        rdma_create_id: fn(*mut CmChannel, *mut *mut CmId, *mut c_void, Enum) -> c_int;
-        rdma_destroy_id: fn(*mut CmId) -> c_int;
-        rdma_bind_addr: fn(*mut CmId, *mut libc::sockaddr) -> c_int;
-        rdma_resolve_addr: fn(*mut CmId, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
-        rdma_resolve_route: fn(*mut CmId, c_int) -> c_int;
-        rdma_create_qp: fn(*mut CmId, *mut Pd, *mut QpInitAttr) -> c_int;
-        rdma_destroy_qp: fn(*mut CmId);
-        rdma_connect: fn(*mut CmId, *mut ConnParam) -> c_int;
-        rdma_listen: fn(*mut CmId, c_int) -> c_int;
-        rdma_accept: fn(*mut CmId, *mut ConnParam) -> c_int;
-        rdma_reject: fn(*mut CmId, *const c_void, u8) -> c_int;
-        rdma_disconnect: fn(*mut CmId) -> c_int;
-        rdma_get_cm_event: fn(*mut CmChannel, *mut *mut CmEvent) -> c_int;
-        rdma_ack_cm_event: fn(*mut CmEvent) -> c_int;
-        rdma_get_src_port: fn(*mut CmId) -> u16;
+        rdma_create_event_channel: fn() -> *mut RdmaEventChannel;
+        rdma_destroy_event_channel: fn(*mut RdmaEventChannel);
+        rdma_create_id: fn(*mut RdmaEventChannel, *mut *mut RdmaCmId, *mut c_void, CEnum) -> c_int;
+        rdma_destroy_id: fn(*mut RdmaCmId) -> c_int;
+        rdma_bind_addr: fn(*mut RdmaCmId, *mut libc::sockaddr) -> c_int;
+        rdma_resolve_addr: fn(*mut RdmaCmId, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
+        rdma_resolve_route: fn(*mut RdmaCmId, c_int) -> c_int;
+        rdma_create_qp: fn(*mut RdmaCmId, *mut IbvPd, *mut IbvQpInitAttr) -> c_int;
+        rdma_destroy_qp: fn(*mut RdmaCmId);
+        rdma_connect: fn(*mut RdmaCmId, *mut RdmaConnParam) -> c_int;
+        rdma_listen: fn(*mut RdmaCmId, c_int) -> c_int;
+        rdma_accept: fn(*mut RdmaCmId, *mut RdmaConnParam) -> c_int;
+        rdma_reject: fn(*mut RdmaCmId, *const c_void, u8) -> c_int;
+        rdma_disconnect: fn(*mut RdmaCmId) -> c_int;
+        rdma_get_cm_event: fn(*mut RdmaEventChannel, *mut *mut RdmaCmEvent) -> c_int;
+        rdma_ack_cm_event: fn(*mut RdmaCmEvent) -> c_int;
+        rdma_get_src_port: fn(*mut RdmaCmId) -> u16;
     }
     optional {
-        rdma_get_devices: fn(*mut c_int) -> *mut *mut Context;
-        rdma_free_devices: fn(*mut *mut Context);
-        rdma_set_option: fn(*mut CmId, c_int, c_int, *mut c_void, usize) -> c_int;
+        rdma_get_devices: fn(*mut c_int) -> *mut *mut IbvContext;
+        rdma_free_devices: fn(*mut *mut IbvContext);
+        rdma_set_option: fn(*mut RdmaCmId, c_int, c_int, *mut c_void, usize) -> c_int;
     }
 }
