@@ -3,14 +3,14 @@
 //!
 //! `cargo run --release -p spurline-net-tcp --example tcpbench -- --size 1M --conns 4 --depth 1 --secs 0.2 --rounds 15`
 //!
-//! A channel has one request under way, so depth D on C connections of the bare reader is compared with C x D
-//! channels. `channel` holds one per thread, `pool` checks one out for every request, `tls` is `channel`
-//! with a token and TLS. `of bare` is the median of the
-//! rounds' own ratios, so a machine with other work on it still gives a fair one. Seconds are those of one slice.
+//! A channel has one request in flight, so depth D on C connections of the bare reader is compared with C x D
+//! channels, one per thread. `tls` is `channel` with a token and TLS, which no part of `spurline bench` measures. `of
+//! bare` is the median of the rounds' own ratios, so a machine with other work still gives a fair one. Seconds are
+//! those of one slice.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpChannel, TcpConnector, TcpServer, bare};
 use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
-use spurline_transport::{Channel, ConnState, PathPool, PoolConfig, Responder, Service, perform_handshake};
+use spurline_transport::{Channel, ConnState, Responder, Service, perform_handshake};
 use spurline_trust::{GroupTokens, Trust};
 use spurline_types::{Error, ErrorKind, Result, Size, Stats};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -27,10 +27,7 @@ struct Args {
     conns: usize,
     depth: usize,
     secs: f64,
-    align: usize,
     rounds: usize,
-    sndbuf: Option<usize>,
-    rcvbuf: Option<usize>,
     mode: String,
     server: bool,
     host: String,
@@ -42,10 +39,7 @@ fn parse() -> Args {
         conns: 4,
         depth: 1,
         secs: 0.2,
-        align: 0,
         rounds: 15,
-        sndbuf: None,
-        rcvbuf: None,
         mode: String::new(),
         server: false,
         host: "127.0.0.1".into(),
@@ -59,10 +53,7 @@ fn parse() -> Args {
             "--conns" => args.conns = value().parse().expect("a number"),
             "--depth" => args.depth = value().parse().expect("a number"),
             "--secs" => args.secs = value().parse().expect("a number"),
-            "--align" => args.align = value().parse().expect("a number"),
             "--rounds" => args.rounds = value().parse().expect("a number"),
-            "--sndbuf" => args.sndbuf = Some(size(value())),
-            "--rcvbuf" => args.rcvbuf = Some(size(value())),
             "--host" => args.host = value(),
             "--server" => (args.server, args.mode) = (true, value()),
             other => panic!("unknown word {other}"),
@@ -102,7 +93,8 @@ fn cpu() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-fn serve(args: &Args, options: SocketOptions) {
+fn serve(args: &Args) {
+    let options = SocketOptions::default();
     let data = Arc::new((0..DATA).map(|i| (i / 3) as u8).collect::<Vec<u8>>());
     let any: SocketAddr = format!("{}:0", args.host).parse().expect("an address");
     let (addr, _server) = if args.mode == "bare" {
@@ -122,15 +114,14 @@ fn serve(args: &Args, options: SocketOptions) {
 }
 
 /// A client: one per thread, kept over all slices.
-enum Asker<'a> {
+enum Asker {
     Bare(bare::BareReader),
     Channel(TcpChannel, VolumeId),
-    Pool(&'a PathPool),
 }
 
 /// A thread's read buffer and its last offset.
-struct Job<'a> {
-    asker: Asker<'a>,
+struct Job {
+    asker: Asker,
     room: Vec<u8>,
     offset: u64,
 }
@@ -139,7 +130,7 @@ fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-impl Job<'_> {
+impl Job {
     fn next(&mut self) -> u64 {
         self.offset = self.offset.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.offset >> 20) & !4095
@@ -148,7 +139,7 @@ impl Job<'_> {
     /// Reads until `stop` is set; returns the number of bytes.
     fn run(&mut self, args: &Args, stop: &AtomicBool) -> u64 {
         let size = args.size;
-        let start = self.room.as_ptr().align_offset(4096) + args.align;
+        let start = self.room.as_ptr().align_offset(4096);
         let mut room = std::mem::take(&mut self.room);
         let dst = &mut room[start..start + size];
         let mut body = Vec::new();
@@ -179,11 +170,6 @@ impl Job<'_> {
                 Asker::Channel(channel, volume) => {
                     let request = request(*volume, offset);
                     channel.call(&request, &mut body, dst, &mut |_| {}, deadline()).expect("an answer");
-                }
-                Asker::Pool(pool) => {
-                    let mut lease = pool.checkout(deadline()).expect("a channel");
-                    let request = request(lease.welcome().volume, offset);
-                    lease.call(&request, &mut body, dst, &mut |_| {}, deadline()).expect("an answer");
                 }
             }
             done += size as u64;
@@ -232,18 +218,15 @@ impl Drop for ServerProcess {
 
 fn main() {
     let args = parse();
-    let options = SocketOptions { send_buffer: args.sndbuf, recv_buffer: args.rcvbuf, ..SocketOptions::default() };
     if args.server {
-        return serve(&args, options);
+        return serve(&args);
     }
+    let options = SocketOptions::default();
     let extra: Vec<String> = std::env::args().skip(1).collect();
     let mut servers = ["bare", "frames", "tls"].map(|mode| ServerProcess::start(mode, &extra));
-    const SERVER: [usize; 4] = [0, 1, 1, 2];
     let bare_addr: SocketAddr = servers[0].addr.parse().expect("an address");
-    let connector = Arc::new(TcpConnector::new(&servers[1].addr, vec![], options, Arc::default()));
+    let connector = TcpConnector::new(&servers[1].addr, vec![], options, Arc::default());
     let many = args.conns * args.depth;
-    let config = PoolConfig { nconnect: many, ..PoolConfig::default() };
-    let pool = PathPool::on_demand(Arc::clone(&connector) as _, "bench", "mem", config, Arc::default());
     let job = |n: usize, asker| Job { asker, room: vec![0; args.size + 8192], offset: n as u64 * 7_654_321 };
     let sealed = TcpConnector::new(&servers[2].addr, vec![], options, Arc::default()).with_trust(trust(true));
     let channel = |connector: &TcpConnector| {
@@ -253,19 +236,18 @@ fn main() {
         Asker::Channel(channel, welcome.volume)
     };
     let bare = || Asker::Bare(bare::BareReader::connect(bare_addr, &options).expect("a connection"));
-    let modes = ["bare", "channel", "pool", "tls"];
-    let mut jobs: [Vec<Job<'_>>; 4] = [
+    let modes = ["bare", "channel", "tls"];
+    let mut jobs: [Vec<Job>; 3] = [
         (0..args.conns).map(|n| job(n, bare())).collect(),
         (0..many).map(|n| job(n, channel(&connector))).collect(),
-        (0..many).map(|n| job(n, Asker::Pool(&pool))).collect(),
         (0..many).map(|n| job(n, channel(&sealed))).collect(),
     ];
     // Per mode and round: GB/s, client and server CPU-seconds per GB.
-    let mut seen: [Vec<[f64; 3]>; 4] = Default::default();
+    let mut seen: [Vec<[f64; 3]>; 3] = Default::default();
     for round in 0..=args.rounds {
         for turn in 0..modes.len() {
             let i = (turn + round) % modes.len();
-            let server = &mut servers[SERVER[i]];
+            let server = &mut servers[i];
             let before = (server.cpu(), cpu(), Instant::now());
             let (stop, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
             std::thread::scope(|scope| {
