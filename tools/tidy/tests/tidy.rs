@@ -125,7 +125,10 @@ fn cargo_deny_accepts_the_dependencies() {
     let run =
         |check: &str| Command::new("cargo").current_dir(root()).args(["deny", "--offline", "check", check]).output();
     if !Command::new("cargo").args(["deny", "--version"]).output().is_ok_and(|o| o.status.success()) {
-        skip("cargo-deny", "cargo-deny is not installed (scripts/setup test does it): licences, sources and advisories are not checked");
+        skip(
+            "cargo-deny",
+            "cargo-deny is not installed (scripts/setup test does it): licences, sources and advisories are not checked",
+        );
         return;
     }
     for check in ["licenses", "bans", "sources"] {
