@@ -4,12 +4,6 @@
 //! Every call blocks and ends within a timeout of the implementation.
 #![forbid(unsafe_code)]
 
-mod cpus;
-mod workers;
-
-pub use cpus::ThreadCpus;
-pub use workers::PriorityWorkers;
-
 use spurline_mem::BlockSlice;
 use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result};
 use std::fs::File;

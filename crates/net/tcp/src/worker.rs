@@ -6,7 +6,6 @@ use crate::server::{PARKED, TcpConnection, TcpServerState};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use spurline_proto::{FrameError, FrameHeader, FrameOp, HEADER_LEN, frame_padding};
 use spurline_transport::{
     AdmissionGate, FrameResponder, FrameSink, NextStep, PooledServer as _, Responder as _, ServeOutcome, WorkerPool,
@@ -145,24 +144,11 @@ pub(crate) fn serve_connection(
     }
 }
 
-/// Moves this thread once to the CPU where the connection's packets arrive, without pinning it. Two busy pairs of
-/// threads placed crosswise look balanced to the kernel and stay that way, and each of their requests wakes the other
-/// CPU twice. Where another CPU is idle the kernel moves the thread at its next wake-up.
+/// Moves this thread once to the CPU where the connection's packets arrive. Two busy pairs of threads placed crosswise
+/// look balanced to the kernel and stay that way, and each of their requests wakes the other CPU twice.
 fn move_to_reader_cpu(socket: &TcpStream) {
-    let Ok(there) = rustix::net::sockopt::socket_incoming_cpu(socket) else { return };
-    let there = there as usize;
-    if there >= CpuSet::MAX_CPU || there == sched_getcpu() {
-        return;
-    }
-    let Ok(anywhere) = sched_getaffinity(None) else { return };
-    if !anywhere.is_set(there) {
-        return;
-    }
-    let mut only = CpuSet::new();
-    only.set(there);
-    // An optimisation: a refusal changes nothing.
-    if sched_setaffinity(None, &only).is_ok() {
-        let _ = sched_setaffinity(None, &anywhere);
+    if let Ok(cpu) = rustix::net::sockopt::socket_incoming_cpu(socket) {
+        spurline_exec::move_to_cpu(cpu as usize);
     }
 }
 
@@ -357,6 +343,7 @@ fn reader_gone(e: Errno) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     use std::io::{Read as _, Write as _};
     use std::net::TcpListener;
 

@@ -267,25 +267,43 @@ fn a_panic_costs_its_own_connection_only() {
     assert!(server.worker_count() <= 2);
 }
 
+/// A connection that requests much and receives nothing of it.
+fn stuck_reader(addr: SocketAddr) -> TcpStream {
+    let mut stuck = TcpStream::connect(addr).unwrap();
+    let mut frame = Vec::new();
+    NodeRequest::Hello(HelloRequest::new("t", "s")).encode(1, &mut frame).unwrap();
+    stuck.write_all(&frame).unwrap();
+    // Once the handshake is answered it is a connection for data, which the workers serve.
+    stuck.read_exact(&mut [0; HEADER_LEN]).unwrap();
+    frame.clear();
+    request("f", 60 << 20).encode(2, &mut frame).unwrap();
+    stuck.write_all(&frame).unwrap();
+    stuck
+}
+
+#[test]
+fn readers_that_do_not_read_delay_no_others() {
+    let send_timeout = Duration::from_secs(60);
+    let (server, addr, service) =
+        start(ServerConfig { max_workers: 2, max_waiting: 30, send_timeout, ..ServerConfig::default() });
+    let stuck: Vec<_> = (0..8).map(|_| stuck_reader(addr)).collect();
+    until("a stuck reader is not served", || service.inside.load(Ordering::SeqCst) >= 2);
+    let start = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(read(&mut *connect(addr), "f", 10).unwrap(), 10);
+    }
+    // No worker says that it waits for a reader: its permit is taken from it.
+    assert!(start.elapsed() < send_timeout / 4, "{:?}", start.elapsed());
+    drop(stuck);
+    assert!(server.join(soon()));
+}
+
 #[test]
 fn a_reader_that_does_not_read_frees_its_worker() {
     let send_timeout = Duration::from_millis(100);
     let (server, addr, _) =
         start(ServerConfig { max_workers: 1, max_waiting: 0, send_timeout, ..ServerConfig::default() });
-    let mut stuck = TcpStream::connect(addr).unwrap();
-    let mut frames = Vec::new();
-    NodeRequest::Hello(HelloRequest::new("t", "s")).encode(1, &mut frames).unwrap();
-    let read_much = ReadRequest {
-        volume: VolumeId(1),
-        path: b"f",
-        version: "v",
-        size: 1 << 40,
-        offset: 0,
-        len: 60 << 20,
-        flags: ReadFlags::NONE,
-    };
-    NodeRequest::Read(read_much).encode(2, &mut frames).unwrap();
-    stuck.write_all(&frames).unwrap();
+    let stuck = stuck_reader(addr);
     // The only worker is busy with it until the timeout; then it serves others again.
     assert_eq!(read(&mut *connect(addr), "f", 10).unwrap(), 10);
     until("the stuck reader is still there", || server.connection_count() == 0);

@@ -19,7 +19,6 @@ mod path_state;
 mod proof_gate;
 mod rail_pairs;
 mod service;
-mod worker_permits;
 mod worker_pool;
 
 pub use channel::{

@@ -7,12 +7,12 @@
 //! block is deferred to a few further threads. This module knows neither the bytes of a connection nor the meaning of
 //! requests.
 
-use crate::worker_permits::{WorkerPermit, WorkerPermits};
 use crate::{ConnState, ConnectionSlots, SlotHolder};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
+use spurline_exec::{WorkerPermit, WorkerPermits};
 use spurline_trust::{RefusalLog, RefusalReason};
 use spurline_types::{Error, ErrorKind};
 use std::collections::VecDeque;

@@ -2,7 +2,7 @@
 //! directory: jobs are closures, and a job that hangs costs one thread, not a caller past its deadline.
 
 use parking_lot::Mutex;
-use spurline_volume::ThreadCpus;
+use spurline_exec::ThreadCpus;
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};

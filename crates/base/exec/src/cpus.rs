@@ -1,6 +1,6 @@
-//! Remembers the CPUs of a pool's creator for threads started later. Does not know their work.
+//! The CPUs that threads run on: those of a pool's creator, and a move to another one. It does not know their work.
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// The CPUs of the thread that created a pool. A thread inherits the CPUs of its creator, and a FUSE ring thread is
 /// pinned to one CPU: without this, all threads of a pool would share that CPU with the reader.
@@ -21,5 +21,22 @@ impl ThreadCpus {
         {
             let _ = sched_setaffinity(None, cpus);
         }
+    }
+}
+
+/// Moves this thread to a CPU that it may run on, without pinning it: where another CPU is idle the kernel moves the
+/// thread at its next wake-up. Errors are ignored: this is an optimisation.
+pub fn move_to_cpu(cpu: usize) {
+    if cpu >= CpuSet::MAX_CPU || cpu == sched_getcpu() {
+        return;
+    }
+    let Ok(anywhere) = sched_getaffinity(None) else { return };
+    if !anywhere.is_set(cpu) {
+        return;
+    }
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    if sched_setaffinity(None, &only).is_ok() {
+        let _ = sched_setaffinity(None, &anywhere);
     }
 }

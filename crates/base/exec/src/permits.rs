@@ -16,7 +16,7 @@ thread_local! {
 }
 
 /// The permits of one worker pool.
-pub(crate) struct WorkerPermits {
+pub struct WorkerPermits {
     started: Instant,
     /// A worker on one request for longer loses its permit to another.
     long: Duration,
@@ -41,12 +41,13 @@ struct WorkerPermitState {
 }
 
 /// The right to wait for events; returned when dropped.
-pub(crate) struct WorkerPermit<'a> {
+pub struct WorkerPermit<'a> {
     turns: &'a WorkerPermits,
     slot: usize,
 }
 
 impl WorkerPermits {
+    /// Permits for `at_once` workers, at least one. A worker loses its permit when its request takes `long`.
     pub fn new(at_once: usize, long: Duration) -> Self {
         let at_once = at_once.max(1);
         WorkerPermits {
