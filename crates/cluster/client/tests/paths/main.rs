@@ -9,7 +9,7 @@ use spurline_proto::RailLink;
 use spurline_transport::PathPhase;
 use spurline_types::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Four readers until `done` returns; any error or wrong byte fails the test.
 fn read_while(cluster: &Cluster, len: usize, done: impl FnOnce(&Cluster)) -> u64 {
@@ -87,6 +87,35 @@ fn rails_of_unequal_speed_are_loaded_by_their_speed() {
         [fast, slow] = [after[0] - before[0], after[1] - before[1]];
     });
     assert!(fast > 1.5 * slow && slow > 0.0, "{fast} calls on the fast rail, {slow} on the slow one");
+}
+
+/// What the speed check after a recovery is worth: one reader, two rails, one of them slow since it came back.
+#[test]
+fn a_rail_that_is_slower_since_its_return_is_spared() {
+    // The shortest read that is compared. The delay outweighs whatever else this machine does meanwhile.
+    const LEN: usize = 128 << 10;
+    let cluster = Cluster::start(Options { silence: Duration::from_secs(5), ..Options::default() });
+    let slow = &cluster.rails[0];
+    let mut offset = 0;
+    // Calls over the slow rail, and the mean time of a read.
+    let mut read = |count: u32| {
+        let (before, start) = (slow.call_count(), Instant::now());
+        for _ in 0..count {
+            cluster.read(offset, LEN).unwrap();
+            offset += LEN as u64;
+        }
+        (slow.call_count() - before, start.elapsed() / count)
+    };
+    read(200);
+    slow.set_mode(RailMode::Down);
+    cluster.wait("the link is down", |c| c.up() == 1);
+    slow.set_mode(RailMode::Slow(Duration::from_millis(40)));
+    cluster.wait("the rail is back", |c| c.up() == 2);
+    let unknown = read(100);
+    read(200);
+    let known = read(100);
+    println!("calls over the slow rail and time of a read: first {unknown:?}, then {known:?}");
+    assert!(unknown.0 > 20 && known.0 < 5, "first {unknown:?}, then {known:?}");
 }
 
 /// Every failure of one rail, then of both, under readers, with recovery.
