@@ -2,37 +2,9 @@
 //! `main`. A block evicted from `small` leaves its id in `ghost`, and enters `main` directly when it comes back. It
 //! holds names only, and does not know which of the blocks still exist.
 
+use spurline_types::id_hash::BuildObjectHasher;
 use spurline_types::{BlockId, ObjectId};
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
-
-#[derive(Default)]
-pub(crate) struct BlockHasher(u64);
-
-impl Hasher for BlockHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-    fn write_u32(&mut self, n: u32) {
-        self.write_u64(u64::from(n));
-    }
-    fn write_u64(&mut self, n: u64) {
-        // Object ids are hashes already; only the block number must be spread.
-        self.0 = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    }
-    fn write_u128(&mut self, n: u128) {
-        self.0 ^= (n as u64) ^ ((n >> 64) as u64);
-    }
-}
-
-pub(crate) type BuildBlockHasher = BuildHasherDefault<BlockHasher>;
 
 /// A block's entry in a queue.
 #[derive(Clone, Copy)]
@@ -89,7 +61,7 @@ pub(crate) struct EvictionQueues {
     pub(crate) small: BlockQueue,
     pub(crate) main: BlockQueue,
     ghost: VecDeque<BlockId>,
-    ghosts: HashMap<BlockId, (), BuildBlockHasher>,
+    ghosts: HashMap<BlockId, (), BuildObjectHasher>,
 }
 
 impl EvictionQueues {

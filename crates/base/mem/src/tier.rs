@@ -2,8 +2,9 @@
 //! that a scan can't spoil (S3-FIFO). It does not know how blocks are filled.
 
 use crate::pool::{BufferPool, PoolBuf};
-use crate::queues::{BuildBlockHasher, EvictionQueues, QueuedBlock};
+use crate::queues::{EvictionQueues, QueuedBlock};
 use parking_lot::{Condvar, Mutex};
+use spurline_types::id_hash::BuildObjectHasher;
 use spurline_types::{BlockId, ByteSink, Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
@@ -237,7 +238,7 @@ pub enum TierLookup {
     Vacant(BlockFill),
 }
 
-pub(crate) type BlockTable = HashMap<BlockId, Arc<MemBlock>, BuildBlockHasher>;
+pub(crate) type BlockTable = HashMap<BlockId, Arc<MemBlock>, BuildObjectHasher>;
 
 /// The blocks in memory, over one pool.
 pub struct MemTier {

@@ -8,6 +8,7 @@ pub mod error;
 pub mod fault;
 pub mod host_port;
 pub mod id;
+pub mod id_hash;
 pub mod member;
 pub mod path_stats;
 pub mod sink;

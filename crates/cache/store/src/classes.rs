@@ -4,8 +4,8 @@
 //! A block without a class (all of them, when there are no rules) costs a writer one load of a flag. Readers never
 //! call this module.
 
-use crate::index::BuildObjectHasher;
 use parking_lot::Mutex;
+use spurline_types::id_hash::BuildObjectHasher;
 use spurline_types::{BlockId, Stats};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

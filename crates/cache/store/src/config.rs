@@ -45,6 +45,9 @@ pub struct StoreConfig {
     pub free_space_ratio: f64,
     /// Length of a block in bytes: a multiple of 64 KiB, at most 256 MiB.
     pub block_size: u32,
+    /// Maximum number of blocks on all disks together, which bounds the memory of the index; see
+    /// [`crate::index_bytes_per_block`].
+    pub max_blocks: u64,
     /// How disks are read.
     pub io: IoMode,
     /// A read that takes longer is a miss, and its disk is not used any more. When no write has ended for this long,
@@ -70,6 +73,7 @@ impl StoreConfig {
             capacity,
             free_space_ratio: 0.1,
             block_size: 4 << 20,
+            max_blocks: u64::MAX,
             io: IoMode::Dio,
             read_timeout: Duration::from_secs(5),
             write_timeout: Duration::from_secs(30),

@@ -74,6 +74,8 @@ pub struct CacheDisk {
     pub disabled_by: Mutex<Option<(BlockId, u16)>>,
     /// When a shortage of this process was last logged.
     pub shortage_logged_at: Mutex<Option<Instant>>,
+    /// When it was last logged that the index is full.
+    pub index_full_logged_at: Mutex<Option<Instant>>,
     /// Bytes of blocks at which the file system refused more although it reported free space; `u64::MAX` when it did
     /// not refuse.
     pub refused_above: AtomicU64,
@@ -225,6 +227,18 @@ impl CacheDisk {
                 "cache disk {}: {what}: {error}; this process or its host lacks a resource, the disk is not at \
                  fault; blocks that can't be read are fetched again; raise 'ulimit -n' if descriptors are missing",
                 self.root.display()
+            );
+        }
+    }
+
+    /// Logs, at intervals, that blocks are evicted because the index is full.
+    pub fn warn_index_full(&self) {
+        if is_log_due(&self.index_full_logged_at) {
+            tracing::warn!(
+                "cache disk {}: the index of its {} blocks takes all the memory that it may; older blocks are evicted for \
+                 new ones although the disk has room; raise the memory limit, or give a smaller --buffer-size",
+                self.root.display(),
+                self.blocks.load(Ordering::Relaxed)
             );
         }
     }

@@ -1,10 +1,10 @@
 //! The open data files of one disk, up to a bound, so that a read need not open one. It knows names and descriptors,
 //! not contents.
 
-use crate::index::BuildObjectHasher;
 use crate::io::DataFile;
 use parking_lot::Mutex;
 use spurline_types::ObjectId;
+use spurline_types::id_hash::BuildObjectHasher;
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -5,10 +5,10 @@
 
 use crate::block_state::BlockState;
 use parking_lot::RwLock;
+use spurline_types::id_hash::BuildObjectHasher;
 use spurline_types::{BlockId, ObjectId};
 use std::collections::HashSet;
 use std::collections::hash_map::{Entry as Slot, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 
 /// Shards of the index, each under its own lock.
@@ -21,6 +21,13 @@ pub const MAIN: u8 = crate::log::MAIN;
 
 /// All bytes of the block are zero; its file has a hole in place of all but the last page.
 pub const HOLE: u8 = crate::log::HOLE;
+
+/// Memory that the store takes per block of at most `block_size` bytes, outside of any buffer: the entry in its hash
+/// map, the slot of the eviction policy and its ghost, the heap's overhead, and a checksum per granule.
+pub const fn index_bytes_per_block(block_size: u32) -> u64 {
+    const ENTRY_AND_SLOT: u64 = 288;
+    ENTRY_AND_SLOT + 4 * (block_size as u64).div_ceil(crate::crc::GRANULE as u64)
+}
 
 /// Where a block is, and the checksums of its bytes.
 #[derive(Debug)]
@@ -58,35 +65,6 @@ pub struct ObjectActivity {
     /// Files being removed.
     pub unlinking: u32,
 }
-
-/// A cheap hasher: object ids are hashes already.
-#[derive(Default)]
-pub struct ObjectHasher(u64);
-
-impl Hasher for ObjectHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-    fn write_u32(&mut self, n: u32) {
-        self.write_u64(u64::from(n));
-    }
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(29) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-    fn write_u128(&mut self, n: u128) {
-        self.write_u64(n as u64);
-    }
-}
-
-/// A hasher for keys that hold an [`ObjectId`].
-pub type BuildObjectHasher = BuildHasherDefault<ObjectHasher>;
 
 /// A shard of the index under one lock.
 #[derive(Default)]

@@ -136,7 +136,9 @@ fn make_room(core: &StoreCore, disk: &Arc<CacheDisk>) {
         && disk.health.usable()
         // The space of a file system that has not answered yet is unknown.
         && disk.total.load(Ordering::Relaxed) > 0
-        && (core.above_watermark(disk) > 0 || disk.overfull_bytes(core.config.free_space_ratio, 0) > 0)
+        && (core.above_watermark(disk) > 0
+            || disk.overfull_bytes(core.config.free_space_ratio, 0) > 0
+            || core.is_index_full(disk))
         && disk.blocks.load(Ordering::Relaxed) > 0
     {
         if !core.evict_one(disk) {

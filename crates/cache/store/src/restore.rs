@@ -3,10 +3,11 @@
 
 use crate::classes::ClassTable;
 use crate::disk::disk_footprint;
-use crate::index::{BlockEntry, BlockIndex, BuildObjectHasher, HOLE, MAIN, WHOLE};
+use crate::index::{BlockEntry, BlockIndex, HOLE, MAIN, WHOLE};
 use crate::log::LogRecord;
 use crate::policy::S3Fifo;
 use spurline_types::BlockId;
+use spurline_types::id_hash::BuildObjectHasher;
 use std::collections::HashMap;
 
 /// Blocks of one disk that another disk's log named first, each with its class and time of arrival. The other log may

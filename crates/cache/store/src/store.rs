@@ -234,6 +234,7 @@ fn open_disk(
         ),
         disabled_by: Mutex::default(),
         shortage_logged_at: Mutex::default(),
+        index_full_logged_at: Mutex::default(),
         refused_above: AtomicU64::new(u64::MAX),
         eviction_futile: AtomicBool::new(false),
         refusal_logged_at: Mutex::default(),
@@ -346,6 +347,17 @@ impl StoreCore {
 
     pub(crate) fn next_generation(&self) -> u16 {
         self.generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether a disk holds its share of the blocks that the memory of the index allows.
+    pub(crate) fn is_index_full(&self, disk: &CacheDisk) -> bool {
+        if self.config.max_blocks == u64::MAX {
+            return false;
+        }
+        let limits: u64 = self.disks.iter().map(|disk| disk.limit.load(Ordering::Relaxed)).sum();
+        let share = u128::from(self.config.max_blocks) * u128::from(disk.limit.load(Ordering::Relaxed));
+        let most = (share / u128::from(limits.max(1))) as u64;
+        disk.blocks.load(Ordering::Relaxed) >= most.max(1)
     }
 
     /// The file that holds a block.

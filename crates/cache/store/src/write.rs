@@ -359,7 +359,11 @@ impl StoreCore {
             // Whatever was refused, one block is always tried.
             let room = disk.room_bytes().max(bytes);
             let filled_by_others = disk.overfull_bytes(self.config.free_space_ratio, bytes) > 0;
-            if !filled_by_others {
+            let index_full = self.is_index_full(disk);
+            if index_full {
+                disk.warn_index_full();
+            }
+            if !filled_by_others && !index_full {
                 let fits = disk.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                     (used + bytes <= room).then_some(used + bytes)
                 });

@@ -25,8 +25,13 @@ pub const DEFAULT_READAHEAD: u64 = 32 << 20;
 /// Divisor of the budget for RDMA connections. Each has registered message buffers, 80 KiB on a mount and 48 KiB on a
 /// node: 300 MiB allow 500 channels of a mount, or 800 mounts of a node.
 pub const RDMA_SHARE: u64 = 8;
-/// Memory outside the budget: code, stacks, indexes of files and blocks, libraries.
+/// Memory outside `--buffer-size`: code, stacks, libraries, and [`MIN_INDEX`].
 pub const OUTSIDE: u64 = 64 << 20;
+/// Memory that the index of the cache disks may always take: about 15,000 blocks of 4 MiB, or 60 GiB.
+pub const MIN_INDEX: u64 = 8 << 20;
+/// Divisor of the memory that the host leaves beside the budget, for the index of the cache disks. The other half is for
+/// other processes and the page cache.
+pub const INDEX_SHARE: u64 = 2;
 
 /// One consumer of the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +63,9 @@ pub struct MemoryBudget {
     pub rdma_bytes: u64,
     /// Bytes of hot blocks in memory: the remainder.
     pub memory_tier: u64,
+    /// Limit of the memory for the index of the cache disks, outside of `total`; `u64::MAX` where the memory of the host
+    /// is unknown. Set by [`MemoryBudget::check_host`].
+    pub index_bytes: u64,
     /// The terms, in the order of allocation.
     pub terms: Vec<BudgetTerm>,
 }
@@ -193,6 +201,7 @@ impl MemoryBudget {
             readahead,
             rdma_bytes: rdma,
             memory_tier,
+            index_bytes: u64::MAX,
             terms,
         })
     }
@@ -202,11 +211,12 @@ impl MemoryBudget {
         self.fuse_slots * self.fuse_slot_bytes
     }
 
-    /// Compares the budget with the available memory; returns a warning when it barely fits.
+    /// Compares the budget with the available memory, and limits the index of the cache disks to a share of the rest;
+    /// returns a warning when the budget barely fits.
     ///
     /// # Errors
     /// When the budget and the memory outside it exceed the control group's limit or the machine's memory.
-    pub fn check_host(&self, host: &HostLimits) -> Result<Option<String>, Fault> {
+    pub fn check_host(&mut self, host: &HostLimits) -> Result<Option<String>, Fault> {
         let need = self.total + OUTSIDE;
         let limits = [
             host.cgroup
@@ -228,6 +238,7 @@ impl MemoryBudget {
                     format!("give --buffer-size {}M or less, or raise the limit", fits >> 20),
                 ));
             }
+            self.index_bytes = self.index_bytes.min(((limit - need) / INDEX_SHARE).max(MIN_INDEX));
             if need > limit / 10 * 9 && warning.is_none() {
                 warning = Some(format!(
                     "--buffer-size {} takes nearly all of {}, {what}",
@@ -249,6 +260,9 @@ impl fmt::Display for MemoryBudget {
         for (i, term) in self.terms.iter().enumerate() {
             let sep = if i == 0 { "" } else { ", " };
             write!(f, "{sep}{} {}", term.name, show_bytes(term.bytes))?;
+        }
+        if self.index_bytes < u64::MAX {
+            write!(f, "; outside of it: index of cache disks at most {}", show_bytes(self.index_bytes))?;
         }
         Ok(())
     }
@@ -324,7 +338,7 @@ mod tests {
 
     #[test]
     fn compared_with_the_machine() {
-        let budget = MemoryBudget::divide(mount(300 * MIB)).unwrap();
+        let mut budget = MemoryBudget::divide(mount(300 * MIB)).unwrap();
         let host = |memory: u64, cgroup: Option<u64>| HostLimits {
             processors: 4,
             memory_bytes: Some(memory * MIB),
@@ -333,6 +347,13 @@ mod tests {
             home: None,
         };
         assert_eq!(budget.check_host(&host(1024, None)), Ok(None));
+        assert_eq!(budget.index_bytes, (1024 - 300 - 64) / 2 * MIB);
+        assert!(budget.to_string().ends_with("index of cache disks at most 330 MiB"), "{budget}");
+        // Of the tightest limit, and never less than a minimum.
+        assert!(budget.check_host(&host(4096, Some(400))).is_ok());
+        assert_eq!(budget.index_bytes, 18 * MIB);
+        assert!(budget.check_host(&host(4096, Some(366))).is_ok());
+        assert_eq!(budget.index_bytes, MIN_INDEX);
         assert!(budget.check_host(&host(380, None)).unwrap().unwrap().contains("nearly all"));
         assert!(budget.check_host(&host(300, None)).unwrap_err().what.contains("this machine"));
         let error = budget.check_host(&host(4096, Some(256))).unwrap_err();

@@ -693,7 +693,7 @@ fn derive_budget(
     host: &HostLimits,
     warnings: &mut Vec<String>,
 ) -> Result<MemoryBudget, Fault> {
-    let budget = MemoryBudget::divide(BudgetDemand {
+    let mut budget = MemoryBudget::divide(BudgetDemand {
         total: total.bytes(),
         block: cache.block_size().bytes(),
         max_write: kernel.map(|(fuse, _)| u64::from(fuse.max_write)),

@@ -80,7 +80,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         under.check(Instant::now() + config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
-    let (fresh, store) = setup::open_store(&config.cache, &pool, &stats)?;
+    let (fresh, store) = setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
     for source in &config.sources {
         setup::warn_of_caches_in(source.as_str(), &config.cache);
     }

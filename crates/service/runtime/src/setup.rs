@@ -97,12 +97,13 @@ pub fn warn_of_caches_in(source: &str, config: &config::CacheConfig) {
     }
 }
 
-/// Opens the cache disks; `None` when there are to be none. What is beside them has to be dropped after them.
+/// Opens the cache disks, whose index may take `index_bytes` of memory; `None` when there are to be none. What is beside them has to be dropped after them.
 ///
 /// # Errors
 /// When a directory can't be used.
 pub fn open_store(
     config: &config::CacheConfig,
+    index_bytes: u64,
     pool: &Arc<BufferPool>,
     stats: &Arc<Stats>,
 ) -> Result<(FreshDirs, Option<Arc<Store>>), Fault> {
@@ -121,6 +122,7 @@ pub fn open_store(
     let config = StoreConfig {
         free_space_ratio: config.free_space_ratio,
         block_size: config.block_size as u32,
+        max_blocks: index_bytes / spurline_store::index_bytes_per_block(config.block_size as u32),
         io,
         read_timeout: config.disk_timeout,
         // Disks make room for what is written as they take it, which reads do not wait for.

@@ -98,7 +98,7 @@ fn alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault>
         tracing::warn!("{} is empty: nothing is there under this name now; is it spelt right?", config.source);
     }
     let pool = BufferPool::new(pool_bytes(config), config.cache.block_size as usize)?;
-    let (fresh, store) = setup::open_store(&config.cache, &pool, stats)?;
+    let (fresh, store) = setup::open_store(&config.cache, config.budget.index_bytes, &pool, stats)?;
     setup::warn_of_caches_in(config.source.as_str(), &config.cache);
     let tier = MemTier::new(Arc::clone(&pool));
     let shared = CacheContext::new(
