@@ -1,5 +1,5 @@
-//! The flags of `mount`, `node` and `coordinator` as clap sees them, and what every flag has besides: an environment
-//! variable and a key in the config file, both made from its name. It checks nothing but single words.
+//! The flags of `mount`, `node` and `coordinator`, their environment variables, and their conversion to raw settings.
+//! It checks single values only.
 
 use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
@@ -13,13 +13,13 @@ use spurline_types::{Congestion, Size, parse_duration};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What `mount` is told.
+/// The arguments of `mount`.
 #[derive(Debug, Clone, Args)]
 pub struct MountArgs {
-    /// What to mount: s3://BUCKET[/PREFIX], gs://…, az://…, file:///DIR or a plain path
+    /// Source to mount: s3://BUCKET[/PREFIX], gs://…, az://…, file:///DIR or a plain path
     #[arg(value_name = "SOURCE")]
     pub source: SourceUrl,
-    /// Where to mount it: an empty directory
+    /// Mountpoint: an empty directory
     #[arg(value_name = "MOUNTPOINT")]
     pub mountpoint: PathBuf,
     /// Config file, the common flags.
@@ -31,25 +31,26 @@ pub struct MountArgs {
     /// The cache group.
     #[command(flatten)]
     pub group: GroupArgs,
-    /// Nodes that hold each file, and other numbers below some paths: N[,PATH=N]
+    /// Number of nodes that hold each file, with exceptions for some paths: N[,PATH=N]
     ///
-    /// The most useful number is the same in all mounts of a group: with another one a mount looks for copies where
-    /// there may be none yet, which costs a fetch and no error.
+    /// Use the same number in all mounts of a group. A mount with another number looks for copies that may not exist,
+    /// which costs a fetch but causes no error.
     #[arg(long, value_name = "N[,PATH=N]", default_value = "1", help_heading = "Group")]
     pub replicas: ReplicaCounts,
-    /// A read that takes longer than this, and than almost all long reads of the other nodes, is asked of a second node; 0: never
+    /// Send a slow read to a second node too, after this time at the earliest; 0 disables it
     ///
-    /// The first good answer is taken. At most one request in twenty is such a second one, and none is made when most
-    /// nodes are late. A node that is late again and again is asked after the others until a trial is in time.
+    /// A read counts as slow when it takes longer than this and longer than almost all long reads from the other
+    /// nodes. The first good answer is used. At most one request in twenty is sent twice, and none when most nodes
+    /// are slow. A node that is slow repeatedly is tried last until a trial read is fast again.
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration, help_heading = "Group")]
     pub hedge_after: Duration,
-    /// Accepted for habit's sake: a mount never serves others
+    /// Accepted for compatibility; a mount never serves other mounts
     #[arg(long, help_heading = "Group")]
     pub no_sharing: bool,
     /// The network.
     #[command(flatten)]
     pub net: NetArgs,
-    /// Who may join.
+    /// Authentication and encryption.
     #[command(flatten)]
     pub trust: TrustArgs,
     /// The cache.
@@ -61,9 +62,9 @@ pub struct MountArgs {
     /// Logs and metrics.
     #[command(flatten)]
     pub log: LogArgs,
-    /// Go to the background once the mount answers
+    /// Run in the background once the mount is ready
     ///
-    /// The command returns 0 when the mount answers, or the error and its exit code when it does not.
+    /// The command returns 0 when the mount is ready, or the error and its exit code.
     #[arg(short = 'd', long, help_heading = "Mount", conflicts_with = "foreground")]
     pub background: bool,
     /// Stay in the foreground (the default)
@@ -71,13 +72,13 @@ pub struct MountArgs {
     pub foreground: bool,
 }
 
-/// What `node` is told.
+/// The arguments of `node`.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
-    /// What this node may fetch and serve; repeat the flag for more than one
+    /// Source that this node may fetch from and serve; repeat the flag for more
     #[arg(long, value_name = "URL", help_heading = "Node", required = true)]
     pub source: Vec<SourceUrl>,
-    /// This node's share of the group's blocks; 0 drains it
+    /// Share of the group's blocks; 0 drains the node
     #[arg(
         long,
         value_name = "N",
@@ -87,22 +88,22 @@ pub struct NodeArgs {
         help_heading = "Node"
     )]
     pub weight: u32,
-    /// This node's name in its group: its blocks follow it, wherever it listens [default: HOSTNAME:PORT]
+    /// Name of this node in its group; its blocks belong to the name, not to the address [default: HOSTNAME:PORT]
     #[arg(long, value_name = "NAME", help_heading = "Node")]
     pub name: Option<String>,
-    /// Accept that settings which decide where blocks are differ from those of before, or from the other nodes'
+    /// Accept placement settings that differ from the previous start or from the other nodes
     ///
-    /// --block-size, --name and --zone: what is held by the old ones is fetched again. Without this the node does not
-    /// start, and says which of them differ.
+    /// These are --block-size, --name and --zone. Blocks cached under the old settings are fetched again. Without
+    /// this flag the node refuses to start and names the settings that differ.
     #[arg(long, help_heading = "Node")]
     pub yes: bool,
     /// The cache group.
     #[command(flatten)]
     pub group: GroupArgs,
-    /// Fixed port to serve at; a free one is chosen and printed when 0
+    /// TCP port to serve on; 0 chooses a free port and prints it
     #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
     pub group_port: u16,
-    /// Fixed port for RDMA connections, on every rail; a free one is chosen and told to mounts when 0
+    /// RDMA port on every rail; 0 chooses a free port, which mounts learn during the handshake
     #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
     pub rdma_port: u16,
     /// Config file, the common flags.
@@ -111,12 +112,12 @@ pub struct NodeArgs {
     /// The network.
     #[command(flatten)]
     pub net: NetArgs,
-    /// Who may join.
+    /// Authentication and encryption.
     #[command(flatten)]
     pub trust: TrustArgs,
-    /// Serve whoever reaches the ports, without a group token
+    /// Serve every client that can reach the ports, without a group token
     ///
-    /// For networks where everybody may read everything the node may fetch.
+    /// For networks where every user may read everything that the node may fetch.
     #[arg(long, help_heading = "Trust")]
     pub allow_anyone: bool,
     /// The cache.
@@ -128,7 +129,7 @@ pub struct NodeArgs {
     /// Logs and metrics.
     #[command(flatten)]
     pub log: LogArgs,
-    /// Go to the background once the node serves
+    /// Run in the background once the node serves
     #[arg(short = 'd', long, help_heading = "Node", conflicts_with = "foreground")]
     pub background: bool,
     /// Stay in the foreground (the default)
@@ -141,14 +142,15 @@ pub struct NodeArgs {
 pub struct CommonArgs {
     /// TOML file with the same keys as the flags
     ///
-    /// A flag beats its environment variable, which beats the file, which beats the default. Keys of the top level
-    /// hold for mount and node; the tables [mount] and [node] hold for one and beat the top level.
+    /// A flag overrides its environment variable, which overrides the file, which overrides the default. Keys at the
+    /// top level apply to all services; the tables [mount], [node] and [coordinator] apply to one and override the
+    /// top level.
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<PathBuf>,
-    /// The one hard budget for buffers and cached blocks in memory
+    /// Memory budget for all buffers and cached blocks: a hard limit
     ///
-    /// FUSE requests, fills in flight and read-ahead come out of it, and the rest holds hot blocks. It is checked
-    /// against the memory of the machine and of the control group at start.
+    /// FUSE requests, fills in flight and read-ahead are part of it; the rest holds hot blocks. The start fails if
+    /// the machine or the control group has too little memory.
     #[arg(long, value_name = "SIZE", default_value = "300M", help_heading = "General")]
     pub buffer_size: Size,
 }
@@ -157,22 +159,24 @@ pub struct CommonArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Cache")]
 pub struct CacheArgs {
-    /// Cache disks, A[:B…]; globs allowed [default: /var/cache/spurline, or ~/.cache/spurline when not root]
+    /// Cache directories, one per disk: A[:B…], globs allowed [default: /var/cache/spurline, or ~/.cache/spurline
+    /// when not root]
     #[arg(long, value_name = "DIR[:DIR]", value_delimiter = ':')]
     pub cache_dir: Vec<PathBuf>,
-    /// Capacity over all cache disks; -1 all there is, 0 no disk cache
+    /// Capacity of all cache disks together; -1 uses all available space, 0 disables the disk cache
     #[arg(long, value_name = "SIZE", default_value = "100G", allow_hyphen_values = true)]
     pub cache_size: CacheSize,
-    /// Stop filling a disk when only this part of it is free
+    /// Fraction of each cache disk that stays free
     #[arg(long, value_name = "RATIO", default_value_t = 0.1)]
     pub free_space_ratio: f64,
-    /// Unit of caching and placement; the same on every node of a group, and theirs in its mounts [default: 4M]
+    /// Unit of caching and placement; the same on all nodes of a group; mounts of a group use that of its nodes
+    /// [default: 4M]
     #[arg(long, value_name = "SIZE")]
     pub block_size: Option<Size>,
-    /// How cache disks are read; a node with rails takes dio for splice
-    #[arg(long, value_name = "MODE", default_value = "dio", value_parser = choice(&IORPC_MODES))]
+    /// How to read cache disks; a node with RDMA rails uses dio instead of splice
+    #[arg(long, value_name = "MODE", default_value = "dio", value_parser = choice_parser(&IORPC_MODES))]
     pub iorpc_mode: IorpcMode,
-    /// A cache disk that leaves a read unanswered for this long, or a write for twice as long, is gone round
+    /// Stop using a cache disk when a read takes longer than this (a write: twice as long)
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub disk_timeout: Duration,
 }
@@ -181,13 +185,13 @@ pub struct CacheArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Origin")]
 pub struct OriginArgs {
-    /// Address of an S3-compatible server (also AWS_ENDPOINT_URL) [default: Amazon's]
+    /// Endpoint of an S3-compatible server (also AWS_ENDPOINT_URL) [default: Amazon's]
     #[arg(long, value_name = "URL")]
     pub endpoint_url: Option<String>,
     /// Region of the bucket (also AWS_REGION)
     #[arg(long, value_name = "NAME")]
     pub region: Option<String>,
-    /// Send no credentials: the bucket is public
+    /// Send unsigned requests, for public buckets
     #[arg(long, visible_alias = "no-sign-request")]
     pub anonymous: bool,
     /// Deadline of one read, lookup or listing of the origin
@@ -196,8 +200,8 @@ pub struct OriginArgs {
     /// then. After that the error is EIO if the server failed, and ETIMEDOUT if it did not answer.
     #[arg(long, alias = "under-timeout", value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     pub origin_timeout: Duration,
-    /// Repeat a request without an answer for this long beside the first one, up to twice; resume a transfer without a
-    /// byte for this long on another connection
+    /// Send a request again, up to twice, when there is no answer for this long; resume a transfer that stalls for this
+    /// long on another connection
     #[arg(long, alias = "under-stall-timeout", value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub origin_stall_timeout: Duration,
     /// Concurrent requests to the origin, not counting repeated ones
@@ -212,11 +216,12 @@ pub struct OriginArgs {
     pub stale_if_error: Duration,
 }
 
-/// The cache group: which one, and where its members are found.
+/// The cache group, and the registry that lists its members.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Group")]
 pub struct GroupArgs {
-    /// Where the group's nodes are: static:HOST:PORT[,…], dns:NAME:PORT, coordinator://… or etcd://… [default: alone]
+    /// Registry of the group: static:HOST:PORT[,…], dns:NAME:PORT, coordinator://… or etcd://… [default: none, runs
+    /// alone]
     ///
     /// A mount with a registry reads from the nodes and holds neither credentials nor a disk cache. A node
     /// registers with a coordinator or etcd; a list and a name are for mounts. A group has one coordinator; use etcd
@@ -226,47 +231,47 @@ pub struct GroupArgs {
     /// SPURLINE_ETCD_PASSWORD).
     #[arg(long, value_name = "URL")]
     pub registry: Option<Registry>,
-    /// The group's name in the registry [default: default]
+    /// Name of the group in the registry [default: default]
     #[arg(long, value_name = "NAME")]
     pub cache_group: Option<String>,
-    /// What this machine shares with those near it: a rack, a room, a cloud zone
+    /// Zone of this machine, such as a rack, a room or a cloud zone; readers prefer copies in their own zone
     #[arg(long, value_name = "NAME", default_value = "")]
     pub zone: String,
-    /// A node that left the registry keeps its place for this long; five times as long when half of the nodes left
+    /// Keep the share of a node that left the registry for this long; five times as long when half of the nodes left
     ///
-    /// Its blocks are read through others meanwhile. A restart within this time moves no block.
+    /// Meanwhile its blocks are read through other nodes. A restart within this time moves no block.
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_duration)]
     pub member_hold: Duration,
 }
 
-/// What `coordinator` is told.
+/// The arguments of `coordinator`.
 #[derive(Debug, Clone, Args)]
 pub struct CoordinatorArgs {
     /// TOML file with the same keys as the flags
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<PathBuf>,
-    /// Interface names, addresses or CIDRs to listen at, IF[:IF]; IPv6 in brackets [default: loopback only]
+    /// Interfaces, addresses or CIDRs to listen on: IF[:IF]; IPv6 in brackets [default: loopback only]
     #[arg(long, value_name = "IF[:IF]", help_heading = "Network")]
     pub group_network: Option<String>,
-    /// Fixed port to serve at; a free one is chosen and printed when 0
+    /// Port to serve on; 0 chooses a free port and prints it
     #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
     pub group_port: u16,
-    /// Serve whoever reaches the port, without a group token
+    /// Serve every client that can reach the port, without a group token
     ///
-    /// For networks where everybody may enter nodes and have jobs done. Nodes and mounts prove the group token to each
-    /// other all the same.
+    /// For networks where every user may register nodes and start jobs. Nodes and mounts still prove the group token
+    /// to each other.
     #[arg(long, help_heading = "Trust")]
     pub allow_anyone: bool,
-    /// What nodes and mounts have to show, and jobs show to nodes.
+    /// Authentication of nodes and mounts here, and of jobs at nodes.
     #[command(flatten)]
     pub trust: TrustArgs,
-    /// File that keeps the list of nodes over a restart; the word none: in memory only [default:
+    /// File that keeps the node list across restarts; none keeps it in memory only [default:
     /// /var/lib/spurline/coordinator.json, or below ~/.local/state/spurline when not root]
     ///
     /// Jobs (spurline load --submit) are kept beside it.
     #[arg(long, value_name = "FILE", help_heading = "Coordinator")]
     pub state_file: Option<PathBuf>,
-    /// An etcd where jobs are kept, for several coordinators: etcd://HOST:PORT[,…] [default: beside --state-file]
+    /// etcd that keeps the jobs of several coordinators: etcd://HOST:PORT[,…] [default: beside --state-file]
     ///
     /// Coordinators with the same store share the jobs: one of them runs each, any of them knows it, and after a crash
     /// another continues it. They find the nodes in this etcd: give nodes and mounts --registry etcd://HOST:PORT.
@@ -275,7 +280,7 @@ pub struct CoordinatorArgs {
     /// Logs and metrics.
     #[command(flatten)]
     pub log: LogArgs,
-    /// Go to the background once the coordinator serves
+    /// Run in the background once the coordinator serves
     #[arg(short = 'd', long, help_heading = "Coordinator", conflicts_with = "foreground")]
     pub background: bool,
     /// Stay in the foreground (the default)
@@ -287,86 +292,89 @@ pub struct CoordinatorArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Network")]
 pub struct NetArgs {
-    /// Interface names, addresses or CIDRs of the group, IF[:IF]; IPv6 in brackets
+    /// Interfaces, addresses or CIDRs of the group: IF[:IF]; IPv6 in brackets
     ///
-    /// A node listens on loopback only until it is told its networks, which wants a --group-token-file. A mount takes
-    /// the route's own interface when not told.
+    /// A node listens on loopback only, unless this is given; other networks require --group-token-file. A mount uses
+    /// the interface of the route, unless this is given.
     #[arg(long, value_name = "IF[:IF]")]
     pub group_network: Option<String>,
-    /// Rails for RDMA data: interface names, IF[:IF] [default: none, the data goes over TCP]
+    /// RDMA rails: interface names, IF[:IF] [default: none, data uses TCP]
     ///
-    /// Each interface's RDMA device, port and GID are found and told in the log. One that can't be used ends the start
-    /// with exit code 3, saying why.
+    /// The RDMA device, port and GID of each interface are detected and logged. An interface that can't be used ends
+    /// the start with exit code 3 and the reason.
     #[arg(long, value_name = "IF[:IF]")]
     pub rdma_network: Option<String>,
-    /// What carries the data of mounts: rdma where both sides have rails and tcp elsewhere, or one of them and nothing else
+    /// Transport of a mount's data: auto uses rdma where both sides have rails and tcp elsewhere
     ///
-    /// A node with rails serves over both, and takes blocks from other nodes over tcp; 'tcp' leaves its rails unused.
-    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice(&TRANSPORTS))]
+    /// A node with rails serves both, and fetches blocks from other nodes over tcp; with tcp it leaves its rails
+    /// unused.
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice_parser(&TRANSPORTS))]
     pub transport: TransportMode,
-    /// After an RDMA failure TCP carries the data, and RDMA is tried again after this (also IORPC_RDMA_RETRY_DURATION)
+    /// Retry RDMA this long after a failure; TCP carries the data meanwhile (also IORPC_RDMA_RETRY_DURATION)
     ///
-    /// When the cause was this machine's own link, RDMA is tried again as soon as the link is back and has settled,
-    /// unless it was lost before within this time. An attempt to connect that fails is repeated after a second, then after
-    /// twice as long each time, up to this. With --transport rdma no pause is longer than 4 s and a link settles for a second.
+    /// If this machine's own link caused the failure, RDMA is retried as soon as the link is up and has settled,
+    /// unless it also failed earlier within this time. A failed connection attempt is retried after one second, then
+    /// after twice as long each time, up to this limit. With --transport rdma no pause is longer than 4 s, and a link
+    /// settles for one second.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     pub rdma_retry: Duration,
-    /// A link that came back has to stay up this long before it carries data
+    /// A link that came back carries data after it was up for this long
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub rdma_settle: Duration,
-    /// A rail that owes answers and over which nothing comes for this long is given up
+    /// Close an RDMA path that owes answers and receives nothing for this long
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
     pub rdma_silence: Duration,
-    /// TCP congestion control of connections to and from nodes: auto, system, cubic, reno, dctcp
+    /// TCP congestion control of connections between mounts and nodes: auto, system, cubic, reno, dctcp
     ///
-    /// auto keeps the host's own unless that is BBR, whose pacing leaves a fast network idle between short answers.
+    /// auto uses the host's default, unless that is BBR: its pacing leaves a fast network idle between short answers.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: Congestion,
-    /// Connections per path; 0 chooses by the number of processors
+    /// Connections per path; 0 derives the number from the processors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub nconnect: u16,
     /// Deadline of one request to a node
     ///
-    /// Longer than the node's --origin-timeout, so that its own error about a slow origin arrives. A node that
-    /// can't be reached at all is an error after 10 s (or this, if it is shorter), and at once from then on until it
-    /// is back.
+    /// It should exceed the node's --origin-timeout, so that the node's report of a slow origin arrives. A node that
+    /// can't be reached causes an error after 10 s (or this time, if shorter), and at once from then on until it is
+    /// back.
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = parse_duration)]
     pub peer_timeout: Duration,
-    /// A node that owes answers and gives no sign of life for this long is given up: others of the group are asked
+    /// Use other nodes instead of a node that owes answers and sends no heartbeat for this long
     ///
-    /// It is asked for one over a connection of its own, so a node that only waits for a slow under-store is not given
-    /// up. Of a group with one node, answers are waited for as long as --peer-timeout.
+    /// A separate connection carries the heartbeats, so a node that waits for a slow origin stays in use. In a group
+    /// with one node, requests wait for up to --peer-timeout.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
     pub peer_silence: Duration,
 }
 
-/// Flags of what peers prove to each other; the same for everything that connects or listens.
+/// Flags of authentication and encryption; the same for every client and server.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Trust")]
 pub struct TrustArgs {
-    /// File with the secret of the group, the same on every member [default: none, a node listens on loopback only]
+    /// File with the group's secret, the same on every member [default: none, a node listens on loopback only]
     ///
-    /// Both sides of every connection prove that they hold it, without sending it; who does not is refused. One secret
-    /// a line: the first is shown, all are accepted, so that a new one can be brought in while all goes on. The file is
-    /// read again when it changes. Make one with: (umask 077; openssl rand -base64 32 > FILE)
+    /// Both sides of every connection prove that they have the secret, without sending it; others are refused. The
+    /// file has one secret per line: the first is sent as proof, all are accepted, so that secrets can be replaced
+    /// without downtime. The file is read again when it changes. Make one with: (umask 077; openssl rand -base64 32 >
+    /// FILE)
     #[arg(long, value_name = "FILE")]
     pub group_token_file: Option<PathBuf>,
-    /// Encrypt TCP data and control connections with TLS 1.3; both sides need it
+    /// Encrypt TCP data and control connections with TLS 1.3; required on both sides
     ///
-    /// Without --tls-cert the token tells who is at the other end, by a proof that is bound to the connection. Data over
-    /// RDMA is not encrypted.
+    /// Without --tls-cert the group token authenticates the peer, by a proof bound to the connection. Data over RDMA
+    /// is not encrypted.
     #[arg(long)]
     pub tls: bool,
-    /// This process's certificate in PEM, and those that lead from it to the authority; turns --tls on
+    /// Certificate of this process in PEM, with its chain; implies --tls
     ///
-    /// Both sides show one and check the other's; a node's has to be for the name or address it is reached by. Files are
-    /// read again when they change.
+    /// Both sides present and verify certificates. A node's certificate must match the name or address that clients
+    /// use. The files are read again when they change.
     #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's key in PEM
+    /// Private key of the certificate in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Certificates in PEM of the authorities that sign those of the group
+    /// Certificates in PEM of the authorities that sign the group's certificates
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_ca: Option<PathBuf>,
 }
@@ -375,37 +383,39 @@ pub struct TrustArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Mount")]
 pub struct FuseArgs {
-    /// Mount read-only (the only way in this version)
+    /// Mount read-only (the only mode of this version)
     #[arg(long)]
     pub read_only: bool,
-    /// Mount options: ro, allow_other, (no_)default_permissions (on with allow_other), nonempty, fsname=NAME, (no)suid, (no)dev, (no)exec, (no)atime
+    /// Mount options: ro, allow_other, (no_)default_permissions (on with allow_other), nonempty, fsname=NAME,
+    /// (no)suid, (no)dev, (no)exec, (no)atime
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
     pub options: Vec<String>,
-    /// Largest FUSE request, from 8K
+    /// Largest FUSE request; at least 8K
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub max_write: Size,
-    /// A file that was replaced is seen after this time
+    /// A replaced file is visible after this time
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_cache: Duration,
-    /// A name of a file that came or went is seen after this time
+    /// A new or deleted file is visible after this time
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub entry_cache: Duration,
-    /// A name of a directory that came or went is seen after this time; the shortest of the three decides how often is asked
+    /// A new or deleted directory is visible after this time; the shortest of the three times decides how often the
+    /// source is queried
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub dir_entry_cache: Duration,
-    /// How requests are fetched from the kernel
-    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice(&FUSE_IO))]
+    /// How to receive requests from the kernel
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice_parser(&FUSE_IO))]
     pub fuse_io: FuseIo,
-    /// Threads that answer the kernel; 0 takes as many as --buffer-size has room for
+    /// Threads that serve the kernel's requests; 0 uses as many as --buffer-size allows
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub fuse_threads: u16,
-    /// Never hand a cached file to the kernel for reading without this process
+    /// Never let the kernel read cached files directly (FUSE passthrough)
     #[arg(long)]
     pub no_passthrough: bool,
-    /// How far blocks are fetched ahead of a sequential reader; 0 not at all [default: from the buffer size]
+    /// Read-ahead of sequential readers, in bytes fetched; 0 disables it [default: from the buffer size]
     #[arg(long, visible_alias = "readahead", value_name = "SIZE")]
     pub max_readahead: Option<Size>,
-    /// The kernel's own read-ahead of buffered reads
+    /// Read-ahead of the kernel for buffered reads
     #[arg(long, value_name = "SIZE", default_value = "8M")]
     pub kernel_readahead: Size,
     /// Permission bits of all files, in octal [default: the origin's; 444 for objects]
@@ -422,7 +432,7 @@ pub struct FuseArgs {
     /// Group of all files, as a number [default: the group of the user that mounts]
     #[arg(long, value_name = "GID")]
     pub gid: Option<u32>,
-    /// One line per request of the kernel into this file
+    /// Write one line per kernel request to this file
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
 }
@@ -434,51 +444,49 @@ pub struct LogArgs {
     /// Log to this file [default: standard error]
     #[arg(long = "log", value_name = "FILE", env = "SPURLINE_LOG_FILE")]
     pub log: Option<PathBuf>,
-    /// What is logged: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
+    /// Log level: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
     #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
     pub log_filter: Option<String>,
-    /// Form of a log line
-    #[arg(long, value_name = "FORM", default_value = "text", value_parser = choice(&LOG_FORMATS))]
+    /// Format of log lines
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = choice_parser(&LOG_FORMATS))]
     pub log_format: LogFormat,
-    /// Serve Prometheus metrics and a metrics page at this address; none serves nothing [default: 127.0.0.1:9567, or a
-    /// free port when that one is taken]
+    /// Address of the metrics page (Prometheus); none disables it [default: 127.0.0.1:9567, or a free port if that is
+    /// in use]
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
 }
 
-/// The values of a flag that is a choice: word, value, help.
-type Choices<T, const N: usize> = [(&'static str, T, &'static str); N];
+/// The values of a choice: word, value, help.
+type ChoiceTable<T, const N: usize> = [(&'static str, T, &'static str); N];
 
-const TRANSPORTS: Choices<TransportMode, 3> = [
-    ("auto", TransportMode::Auto, "The best there is"),
-    ("tcp", TransportMode::Tcp, "TCP, even where RDMA would work"),
-    ("rdma", TransportMode::Rdma, "RDMA or nothing"),
+const TRANSPORTS: ChoiceTable<TransportMode, 3> = [
+    ("auto", TransportMode::Auto, "RDMA where both sides have rails, TCP elsewhere"),
+    ("tcp", TransportMode::Tcp, "TCP only"),
+    ("rdma", TransportMode::Rdma, "RDMA only"),
 ];
-const IORPC_MODES: Choices<IorpcMode, 4> = [
-    ("dio", IorpcMode::Dio, "O_DIRECT through io_uring"),
-    ("pagecache", IorpcMode::Pagecache, "Plain reads through the page cache"),
-    (
-        "splice",
-        IorpcMode::Splice,
-        "splice from the page cache to the socket, where the path allows it; dio on a node with rails",
-    ),
-    ("disable", IorpcMode::Disable, "Cache disks are not read: memory and the under-store only"),
+const IORPC_MODES: ChoiceTable<IorpcMode, 4> = [
+    ("dio", IorpcMode::Dio, "O_DIRECT with io_uring"),
+    ("pagecache", IorpcMode::Pagecache, "Buffered reads through the page cache"),
+    ("splice", IorpcMode::Splice, "splice from the page cache to the socket where possible; dio on a node with rails"),
+    ("disable", IorpcMode::Disable, "Do not read cache disks: use memory and the origin only"),
 ];
-const FUSE_IO: Choices<FuseIo, 3> = [
-    ("auto", FuseIo::Auto, "io_uring where the kernel offers it and it is the faster one, /dev/fuse elsewhere"),
+const FUSE_IO: ChoiceTable<FuseIo, 3> = [
+    ("auto", FuseIo::Auto, "io_uring where the kernel supports it and it is faster, /dev/fuse elsewhere"),
     (
         "uring",
         FuseIo::Uring,
-        "FUSE over io_uring; as root it is switched on for the whole host where it is off, and left on; exit 3 where the \
-         kernel does not offer it",
+        "FUSE over io_uring; root enables it for the whole host where it is off, and leaves it on; exit code 3 where the \
+         kernel does not support it",
     ),
     ("dev", FuseIo::Dev, "Cloned /dev/fuse descriptors"),
 ];
-const LOG_FORMATS: Choices<LogFormat, 2> =
-    [("text", LogFormat::Text, "For people"), ("json", LogFormat::Json, "One JSON object a line")];
+const LOG_FORMATS: ChoiceTable<LogFormat, 2> =
+    [("text", LogFormat::Text, "Plain text"), ("json", LogFormat::Json, "One JSON object per line")];
 
-/// Parses one of these words.
-fn choice<T: Copy + Send + Sync, const N: usize>(choices: &'static Choices<T, N>) -> impl TypedValueParser<Value = T> {
+/// The parser of a choice.
+fn choice_parser<T: Copy + Send + Sync, const N: usize>(
+    choices: &'static ChoiceTable<T, N>,
+) -> impl TypedValueParser<Value = T> {
     let words = choices.iter().map(|(word, _, help)| PossibleValue::new(*word).help(*help));
     PossibleValuesParser::new(words).try_map(|given| {
         let known = choices.iter().find(|(word, _, _)| *word == given);
@@ -486,7 +494,7 @@ fn choice<T: Copy + Send + Sync, const N: usize>(choices: &'static Choices<T, N>
     })
 }
 
-/// Flags become raw settings of the same names.
+/// Converts flags to raw settings with the same field names.
 macro_rules! raw {
     ($($from:ty => $to:ident { $($field:ident),* $(,)? })*) => {
         $(impl From<$from> for $to {
@@ -577,7 +585,7 @@ impl TrustArgs {
     /// Checks that the flags fit together.
     ///
     /// # Errors
-    /// When they contradict each other (exit 2).
+    /// When they contradict each other (exit code 2).
     pub fn check(&self) -> Result<TrustConfig, Fault> {
         RawTrust::from(self.clone()).check(false)
     }
@@ -588,21 +596,21 @@ pub fn env_name(long: &str) -> String {
     format!("SPURLINE_{}", long.to_ascii_uppercase().replace('-', "_"))
 }
 
-/// A variable of another system whose users find it honoured: the flag it stands for, and its name.
+/// A variable of another system that is accepted too: its flag, and its name.
 const OTHER_VARIABLE: (&str, &str) = ("rdma-retry", "IORPC_RDMA_RETRY_DURATION");
 
-/// Gives every long flag of a service command its environment variable, and yes/no flags the words people write.
+/// Gives every long flag of a service its environment variable; yes/no flags also take yes, no, on and off.
 pub fn with_environment(command: Command) -> Command {
     command.mut_args(with_variable)
 }
 
-/// The same for the flags that say which group is meant and what it has to be shown, for commands that ask one: what is
-/// set for nodes and mounts serves them as well. Their other flags have no variables.
+/// Gives the flags that select and authenticate a group their environment variables, for commands that query a group.
+/// Other flags of these commands have no variables.
 pub fn with_group_environment(command: Command) -> Command {
     let trust = TrustArgs::augment_args(Command::new("trust"));
     let of_trust = |arg: &Arg| trust.get_arguments().any(|other| other.get_id() == arg.get_id());
     command.mut_args(|arg| match arg.get_long() {
-        // Of these few the help names the variables.
+        // The help names the variables of these few.
         Some("registry" | "cache-group" | "group-token-file") => with_variable(arg).hide_env(false),
         _ if of_trust(&arg) => with_variable(arg),
         _ => arg,
@@ -638,7 +646,7 @@ mod tests {
     use super::*;
     use clap::FromArgMatches;
 
-    /// The settings that a service has without flags, and without the environment.
+    /// The settings without flags and without the environment.
     fn parsed<T: Args + FromArgMatches>(words: &[&str]) -> T {
         let command = T::augment_args(Command::new("test"));
         T::from_arg_matches(&command.try_get_matches_from([&["test"], words].concat()).unwrap()).unwrap()
@@ -653,7 +661,7 @@ mod tests {
         assert_eq!(RawCoordinator::from(parsed::<CoordinatorArgs>(&[])), RawCoordinator::default());
     }
 
-    /// Variables are a process's: this test starts itself again with the one it is about.
+    /// A variable belongs to the whole process, so this test runs itself again with the variable set.
     #[test]
     fn another_system_s_variable_sets_the_flag_it_stands_for() {
         let (flag, other) = OTHER_VARIABLE;

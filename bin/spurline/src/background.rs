@@ -1,5 +1,5 @@
-//! Going to the background: the command starts itself again, waits until that one answers, and passes on
-//! its exit code. Nothing is forked after threads exist, so nothing can be half there.
+//! Background start: the command starts itself again, waits until that process is ready, and passes on its exit code.
+//! It never forks a process that has threads.
 
 use spurline_config::Fault;
 use std::fs::File;
@@ -10,14 +10,14 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Set in the one that runs in the background.
+/// Set in the background process.
 const CHILD: &str = "SPURLINE_BACKGROUND_CHILD";
-/// What the child writes once it answers.
+/// What the background process writes when it is ready.
 const WORD: &[u8] = b"ready\n";
-/// What a start may take beside the under-store's first answer: reading the index of a full cache.
+/// Time for a start beyond the first answer of the origin: reading the index of a full cache.
 const START_ALLOWANCE: Duration = Duration::from_secs(60);
 
-/// Whether this process was started by [`launch`].
+/// Whether [`launch_background`] started this process.
 pub fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
@@ -25,11 +25,11 @@ pub fn is_child() -> bool {
 /// Starts this command again in the background and waits until it is ready or has failed.
 ///
 /// # Errors
-/// When it can't be started, or neither answers nor ends in time.
-pub fn launch(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
+/// When it can't be started, or neither becomes ready nor ends in time.
+pub fn launch_background(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
     let exe = std::env::current_exe()
         .map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), "mount /proc, or leave out -d"))?;
-    // By its own name, whatever the file's: it may lie where mount(8) looks for helpers.
+    // Under a fixed name: the file may be a link at mount(8)'s place for helpers.
     let mut child = Command::new(exe)
         .arg0("spurline")
         .args(std::env::args_os().skip(1))
@@ -64,7 +64,7 @@ pub fn launch(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
                 "run the command without -d to see where it stays, or raise --origin-timeout",
             ))
         }
-        // Its standard output ended without the word: it has failed and said why on our standard error.
+        // Its standard output ended without the word: it failed, and printed the reason on the shared standard error.
         Ok(false) | Err(mpsc::RecvTimeoutError::Disconnected) => {
             let status =
                 child.wait().map_err(|e| Fault::failed(format!("waiting for the background process: {e}"), ""))?;
@@ -76,32 +76,32 @@ pub fn launch(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
     }
 }
 
-/// To be told once the service answers. In the foreground it does nothing.
+/// Signals the waiting command that the service is ready. In the foreground it does nothing.
 #[derive(Debug)]
-pub struct Ready {
-    /// What takes the place of the terminal, in a background process: opened at the start, when descriptors are left.
+pub struct ReadySignal {
+    /// Replaces the terminal; opened at the start, while descriptors are available.
     null: Option<File>,
 }
 
-impl Ready {
+impl ReadySignal {
     /// Prepares a background process to outlive its terminal.
     ///
     /// # Errors
-    /// When a session of its own can't be had, or /dev/null.
+    /// When there can be no new session, or /dev/null can't be opened.
     pub fn new() -> Result<Self, Fault> {
         if !is_child() {
-            return Ok(Ready { null: None });
+            return Ok(ReadySignal { null: None });
         }
         rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
         let null = File::options().read(true).write(true).open("/dev/null");
-        Ok(Ready { null: Some(null.map_err(|e| Fault::failed(format!("/dev/null can't be opened: {e}"), ""))?) })
+        Ok(ReadySignal { null: Some(null.map_err(|e| Fault::failed(format!("/dev/null can't be opened: {e}"), ""))?) })
     }
 
-    /// Says that the service answers: the waiting command returns, and the terminal is let go of.
+    /// Signals readiness: the waiting command returns, and the terminal is released.
     ///
     /// # Errors
-    /// When the waiting command is gone (interrupted): the service should end.
-    pub fn signal(self) -> Result<(), Fault> {
+    /// When the waiting command has ended (interrupted): the service should end too.
+    pub fn signal_ready(self) -> Result<(), Fault> {
         let Some(null) = self.null else { return Ok(()) };
         let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
         // A working directory would keep its file system from being unmounted.
@@ -109,7 +109,7 @@ impl Ready {
         let mut out = std::io::stdout().lock();
         out.write_all(WORD).and_then(|()| out.flush()).map_err(gone)?;
         drop(out);
-        // Nothing is to fail once the word is given.
+        // Everything that can fail comes before this word.
         let os = |e: rustix::io::Errno| Fault::failed(format!("letting go of the terminal: {e}"), "");
         rustix::stdio::dup2_stdout(&null).map_err(os)?;
         rustix::stdio::dup2_stderr(&null).map_err(os)

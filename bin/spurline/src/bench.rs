@@ -1,4 +1,4 @@
-//! `spurline bench`: finds the program spurline-bench and becomes it. It knows nothing of what that measures.
+//! `spurline bench`: finds the program spurline-bench and replaces this process by it. It knows no benchmark.
 
 use crate::cli::BenchArgs;
 use spurline_config::Fault;
@@ -14,7 +14,7 @@ const PROGRAM: &str = "spurline-bench";
 /// # Errors
 /// With exit code 3 when it is not installed.
 pub fn run(args: &BenchArgs) -> Result<Infallible, Fault> {
-    let program = find().ok_or_else(|| {
+    let program = find_program().ok_or_else(|| {
         Fault::missing(
             format!("{PROGRAM} is neither beside this program nor in PATH"),
             "install it: 'make install' does, or copy target/release/spurline-bench of the same build beside spurline",
@@ -25,7 +25,7 @@ pub fn run(args: &BenchArgs) -> Result<Infallible, Fault> {
 }
 
 /// The one beside this program is of the same build, so it comes before those in PATH.
-fn find() -> Option<PathBuf> {
+fn find_program() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name(PROGRAM));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let in_path = std::env::split_paths(&path).map(|dir| dir.join(PROGRAM));

@@ -1,6 +1,6 @@
 //! `spurline coordinator`: a coordinator of the runtime, stopped by signals.
 
-use crate::background::Ready;
+use crate::background::ReadySignal;
 use crate::signals;
 use spurline_config::{CoordinatorConfig, Fault};
 use spurline_runtime::start_coordinator;
@@ -9,11 +9,11 @@ use spurline_runtime::start_coordinator;
 ///
 /// # Errors
 /// When it can't start.
-pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
+pub fn run(config: CoordinatorConfig, ready: ReadySignal) -> Result<(), Fault> {
     let mut coordinator = start_coordinator(config)?;
-    let stopped = signals::stops()?;
+    let stopped = signals::stop_channel()?;
     coordinator.log_start();
-    ready.signal()?;
+    ready.signal_ready()?;
     coordinator.keep_directories();
     let _ = stopped.recv();
     coordinator.stop();

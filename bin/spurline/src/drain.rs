@@ -1,4 +1,4 @@
-//! `spurline node drain`: the runtime's drain with a progress bar, and its outcome in words or as JSON.
+//! `spurline node drain`: the runtime's drain with a progress bar, and its outcome as text or JSON.
 
 use crate::cli::DrainArgs;
 use crate::jobs::show::is_terminal;
@@ -11,22 +11,22 @@ use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Failed files that are named on a terminal; `--json` has all.
+/// Failed files listed on a terminal; `--json` lists all.
 const NAMED: usize = 10;
 
-/// Runs the command; exit code 1 when not all was handed on, or it was interrupted.
+/// Runs the command; exit code 1 when not all blocks were moved, or it was interrupted.
 ///
 /// # Errors
 /// With exit code 3 when the registry, the group or the node can't be reached.
 pub fn run(args: DrainArgs) -> Result<ExitCode, Fault> {
-    let stop = signals::raised(1)?;
+    let stop = signals::stop_flag(1)?;
     let request = DrainRequest {
         registry: args.registry,
         cache_group: args.cache_group,
         trust: args.trust.check()?,
         node: args.node,
     };
-    let bar = Bar::new(args.json);
+    let bar = DrainBar::new(args.json);
     let drained = drain_node(&request, &stop, &|progress| bar.show(progress))?;
     bar.end();
     let progress = &drained.progress;
@@ -48,20 +48,20 @@ pub fn run(args: DrainArgs) -> Result<ExitCode, Fault> {
     if args.json {
         anstream::println!("{outcome}");
     } else {
-        report(&outcome);
+        print_outcome(&outcome);
     }
     Ok(ExitCode::from(u8::from(state != "drained")))
 }
 
 /// The bar, on a terminal only.
-struct Bar(ProgressBar, Instant);
+struct DrainBar(ProgressBar, Instant);
 
-impl Bar {
+impl DrainBar {
     fn new(quiet: bool) -> Self {
         let target = if quiet || !is_terminal() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let style = ProgressStyle::with_template("{spinner} {bar:28.cyan/dim} {msg}");
         let bar = ProgressBar::with_draw_target(Some(1), target);
-        Bar(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())), Instant::now())
+        DrainBar(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())), Instant::now())
     }
 
     fn show(&self, sums: &DrainProgress) {
@@ -81,7 +81,7 @@ impl Bar {
     }
 }
 
-fn report(outcome: &Value) {
+fn print_outcome(outcome: &Value) {
     let number = |key: &str| human_bytes(outcome[key].as_u64().unwrap_or(0));
     let node = outcome["node"].as_str().unwrap_or_default();
     let (handed, total) = (number("bytes_handed_on"), number("bytes_total"));

@@ -1,5 +1,5 @@
-//! `mount -t spurline` and /etc/fstab: what mount(8) says to its helper `mount.spurline`, in the words of `spurline mount`.
-//! It mounts nothing itself.
+//! `mount -t spurline` and /etc/fstab: translates the arguments of mount(8)'s helper `mount.spurline` to those of
+//! `spurline mount`. It mounts nothing itself.
 
 use spurline_config::Fault;
 use std::ffi::{OsStr, OsString};
@@ -7,21 +7,21 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 
-/// The names under which this program is that helper.
+/// The names of the helper.
 const NAMES: [&str; 2] = ["mount.spurline", "mount.fuse.spurline"];
-/// How mount(8) calls it.
+/// The usage of the helper.
 const USAGE: &str = "mount -t spurline SOURCE MOUNTPOINT [-o OPTION,…], or as a line of /etc/fstab";
 
-/// Goes on as `spurline mount` where this program was called as mount(8) calls its helpers; `None` where it was not.
-pub fn go_on(command: &clap::Command, words: &[OsString]) -> Option<Fault> {
+/// Replaces this process by `spurline mount` if mount(8) called it as its helper; `None` if it did not.
+pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Fault> {
     let name = Path::new(words.first()?).file_name()?.to_str()?;
     if !NAMES.contains(&name) {
         return None;
     }
     let flags = command.find_subcommand("mount")?;
-    let told = match translate(flags, &words[1..]) {
+    let told = match translate_options(flags, &words[1..]) {
         Ok(Some(told)) => told,
-        // Nothing but a look at whether the helper is there.
+        // mount(8) only checks that the helper exists.
         Ok(None) => std::process::exit(0),
         Err(fault) => return Some(fault),
     };
@@ -32,8 +32,8 @@ pub fn go_on(command: &clap::Command, words: &[OsString]) -> Option<Fault> {
     Some(Fault::failed(format!("this program can't start itself: {error}"), "mount /proc"))
 }
 
-/// The words of `spurline` for those of mount(8); `None` when nothing is to be mounted (`mount -f`).
-fn translate(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
+/// The arguments of `spurline` for those of mount(8); `None` when nothing is to be mounted (`mount -f`).
+fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
     let usage = |what: String| Fault::usage(what, USAGE);
     let is_flag =
         |key: &[u8]| flags.get_arguments().any(|arg| arg.get_long().is_some_and(|long| long.as_bytes() == key));
@@ -46,14 +46,14 @@ fn translate(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsS
                 for option in options.as_bytes().split(|byte| *byte == b',').filter(|option| !option.is_empty()) {
                     let key = option.split(|byte| *byte == b'=').next().unwrap_or_default();
                     match option {
-                        // What mount(8) says where nothing is said.
+                        // The default of mount(8).
                         b"rw" => {}
                         _ if is_flag(key) => given.push(OsString::from_vec([b"--", option].concat())),
                         _ => given.extend(["-o".into(), OsStr::from_bytes(option).to_owned()]),
                     }
                 }
             }
-            // Kinds and namespaces are mount(8)'s own matter.
+            // mount(8) handles types and namespaces.
             b"-t" | b"-N" => drop(words.next()),
             [b'-', letters @ ..] if !letters.is_empty() => {
                 if letters.contains(&b'f') {
@@ -70,7 +70,7 @@ fn translate(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsS
         .try_into()
         .map_err(|places: Vec<_>| usage(format!("a source and a mountpoint, not {}", places.len())))?;
     let begins = ["mount", "-d"].map(OsString::from).into_iter();
-    // Behind the dashes, as a name may begin with one.
+    // After the dashes, as a path may begin with one.
     Ok(Some(begins.chain(given).chain(["--".into()]).chain(places).collect()))
 }
 
@@ -79,9 +79,9 @@ mod tests {
     use super::*;
 
     fn told(words: &[&str]) -> Result<Option<Vec<String>>, Fault> {
-        let command = crate::cli::command();
+        let command = crate::cli::cli_command();
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-        let told = translate(command.find_subcommand("mount").unwrap(), &words)?;
+        let told = translate_options(command.find_subcommand("mount").unwrap(), &words)?;
         Ok(told.map(|told| told.into_iter().map(|word| word.into_string().unwrap()).collect()))
     }
 
@@ -102,9 +102,10 @@ mod tests {
             "/mnt/data",
         ];
         assert_eq!(told(&line).unwrap().unwrap(), wanted);
-        // They are what the program takes, and a word that nobody knows is its own matter.
-        let parse =
-            |words: Vec<String>| crate::cli::command().try_get_matches_from([vec!["spurline".into()], words].concat());
+        // The program accepts the translated arguments, and reports unknown ones.
+        let parse = |words: Vec<String>| {
+            crate::cli::cli_command().try_get_matches_from([vec!["spurline".into()], words].concat())
+        };
         parse(told(&line).unwrap().unwrap()).unwrap();
         assert_eq!(told(&["-f", "a", "b"]).unwrap(), None);
         assert_eq!(told(&["-t", "spurline", "a", "b"]).unwrap().unwrap(), ["mount", "-d", "--", "a", "b"]);

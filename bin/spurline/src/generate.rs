@@ -1,4 +1,4 @@
-//! What is made from the definitions of the flags: completions, man pages, the reference of flags and keys.
+//! Output generated from the flag definitions: completions, man pages, the reference of flags and keys.
 
 use crate::args::is_switch;
 use crate::cli::{self, CompletionsArgs, ManArgs};
@@ -9,15 +9,15 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 /// Prints the completions of a shell.
-pub fn completions(args: CompletionsArgs) -> Result<(), Fault> {
+pub fn print_completions(args: CompletionsArgs) -> Result<(), Fault> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut cli::command(), "spurline", &mut text);
-    print(&text)
+    clap_complete::generate(args.shell, &mut cli::cli_command(), "spurline", &mut text);
+    print_text(&text)
 }
 
 /// Writes a man page per command.
-pub fn man(args: ManArgs) -> Result<(), Fault> {
-    clap_mangen::generate_to(cli::command(), &args.dir).map_err(|e| {
+pub fn write_man_pages(args: ManArgs) -> Result<(), Fault> {
+    clap_mangen::generate_to(cli::cli_command(), &args.dir).map_err(|e| {
         Fault::failed(
             format!("man pages into {}: {e}", args.dir.display()),
             "give a directory that exists and is writable",
@@ -27,10 +27,10 @@ pub fn man(args: ManArgs) -> Result<(), Fault> {
 
 /// Prints the reference table.
 pub fn config_reference() -> Result<(), Fault> {
-    print(reference().as_bytes())
+    print_text(reference_text().as_bytes())
 }
 
-fn print(text: &[u8]) -> Result<(), Fault> {
+fn print_text(text: &[u8]) -> Result<(), Fault> {
     match std::io::stdout().write_all(text) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Fault::failed(format!("standard output: {e}"), "")),
         _ => Ok(()),
@@ -38,10 +38,10 @@ fn print(text: &[u8]) -> Result<(), Fault> {
 }
 
 /// One table per service: flag, variable, default, meaning; the key is the flag without its dashes.
-fn reference() -> String {
+fn reference_text() -> String {
     let mut out = String::new();
     for service in file::SERVICES {
-        let mut command = cli::command();
+        let mut command = cli::cli_command();
         // Values and headings are filled in when the command is built.
         command.build();
         let Some(sub) = command.find_subcommand(service) else { continue };
@@ -57,7 +57,7 @@ fn reference() -> String {
                 let _ = writeln!(out, "| **{this}** | | | |");
                 heading = this;
             }
-            row(&mut out, arg);
+            reference_row(&mut out, arg);
         }
         out.push('\n');
     }
@@ -69,7 +69,7 @@ fn heading_rank(sub: &Command, arg: &Arg) -> usize {
     sub.get_arguments().position(|a| a.get_help_heading() == arg.get_help_heading()).unwrap_or(usize::MAX)
 }
 
-fn row(out: &mut String, arg: &Arg) {
+fn reference_row(out: &mut String, arg: &Arg) {
     let long = arg.get_long().unwrap_or_default();
     let mut flag = format!("`--{long}`");
     if let Some(short) = arg.get_short() {
@@ -85,7 +85,7 @@ fn row(out: &mut String, arg: &Arg) {
     }
     let env = arg.get_env().map(|e| format!("`{}`", e.to_string_lossy())).unwrap_or_default();
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    // A default that depends on the machine stands in the sentence itself.
+    // A default that depends on the machine is part of the sentence.
     let (help, told) = match help.split_once(" [default: ") {
         Some((help, told)) => (help.to_owned(), Some(told.trim_end_matches(']').to_owned())),
         None => (help, None),

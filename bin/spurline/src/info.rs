@@ -1,52 +1,54 @@
-//! `spurline info`: what a mount knows of a file, asked beside the mount.
+//! `spurline info`: queries the mount's process about a file, without access to the mount.
 
 use crate::cli::InfoArgs;
-use crate::report::{self, plain, printable};
+use crate::report::{self, printable, printable_json};
 use serde_json::Value;
 use spurline_config::Fault;
-use spurline_runtime::locator::{ANSWER, locate};
+use spurline_runtime::locator::{ANSWER, locate_path};
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs the command; exit code 1 when one of several paths could not be told of, the others are.
+/// Runs the command; exit code 1 when the query of one of several paths failed.
 ///
 /// # Errors
 /// When the only path is in no mount, or its process does not answer or does not know it.
 pub fn run(args: InfoArgs) -> Result<ExitCode, Fault> {
     let mut failed = false;
     for path in &args.path {
-        match ask(path) {
+        match query_info(path) {
             Ok(answer) if args.json => anstream::println!("{answer}"),
-            Ok(answer) => anstream::print!("{}", show(&printable(path.as_os_str().as_bytes()), &plain(answer))),
+            Ok(answer) => {
+                anstream::print!("{}", info_text(&printable(path.as_os_str().as_bytes()), &printable_json(answer)))
+            }
             Err(fault) if args.path.len() == 1 => return Err(fault),
             Err(fault) => {
                 failed = true;
-                report::fault(&fault);
+                report::print_fault(&fault);
             }
         }
     }
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-fn ask(path: &Path) -> Result<Value, Fault> {
-    let (located, peer) = locate(path)?;
+fn query_info(path: &Path) -> Result<Value, Fault> {
+    let (located, peer) = locate_path(path)?;
     let mut answer = peer.fetch_info(&located.below, ANSWER).map_err(|e| {
         let fault = Fault::from(e);
         Fault { what: format!("{}: {}", path.display(), fault.what), ..fault }
     })?;
     let below = &located.below;
     if std::str::from_utf8(below).is_err() {
-        // What JSON can't hold as text, without loss.
+        // Bytes that JSON text can't hold.
         answer["path_escaped"] = below.escape_ascii().to_string().into();
     }
     Ok(answer)
 }
 
-/// The answer for a person: facts, then blocks in runs of the same place.
-fn show(path: &str, answer: &Value) -> String {
+/// The answer as text: facts, then blocks in runs of the same place.
+fn info_text(path: &str, answer: &Value) -> String {
     let mut out = format!("{path}\n");
     let mut fact = |name: &str, value: String| {
         let _ = writeln!(out, "  {name:<11} {value}");
@@ -76,7 +78,7 @@ fn show(path: &str, answer: &Value) -> String {
     if blocks.is_object() {
         let (total, cached) = (n(blocks, "total"), n(blocks, "cached"));
         let (memory, disk) = (n(blocks, "memory"), n(blocks, "disk"));
-        // More than there are blocks, where several nodes hold them.
+        // Several nodes may hold the same block.
         let held = if cached > total { format!("{cached} copies") } else { format!("of them {cached}") };
         fact("blocks", format!("{total}, {held} cached: {memory} in memory, {disk} on disk"));
     }
@@ -104,7 +106,7 @@ mod tests {
             "held": [{"first": 0, "last": 0, "where": "memory", "holder": "n1"},
                      {"first": 1, "last": 2, "where": "disk", "holder": "n2"}],
         });
-        let text = show("/mnt/a", &answer);
+        let text = info_text("/mnt/a", &answer);
         assert!(text.starts_with("/mnt/a\n") && text.contains("length      20 (20 B)"), "{text}");
         assert!(text.contains("  rule        pinned, by s3://b/x\n"), "{text}");
         assert!(text.contains("4, of them 3 cached: 1 in memory, 2 on disk") && !text.contains("etag  "), "{text}");

@@ -5,14 +5,14 @@ use spurline_observe::locate;
 use spurline_observe::log::{self, LogSettings};
 use std::path::PathBuf;
 
-/// Where a background process logs when nobody said where.
+/// The default log file of a background process.
 ///
 /// # Errors
 /// When this user has no directory of their own.
 pub fn default_log(host: &HostLimits) -> Result<PathBuf, Fault> {
     match (&host.home, host.root) {
         (Some(home), false) => Ok(home.join(".local/state/spurline/spurline.log")),
-        // Not in /tmp itself, where others can put something of that name first.
+        // Not in /tmp itself, where other users can create a file of that name first.
         (None, false) => {
             let dir = locate::make_runtime_dir();
             let dir = dir.map_err(|e| Fault { remedy: LOG_REMEDY.into(), ..Fault::from(e.context("the log")) })?;
@@ -24,7 +24,7 @@ pub fn default_log(host: &HostLimits) -> Result<PathBuf, Fault> {
 
 const LOG_REMEDY: &str = "name a writable file with --log";
 
-/// Starts logging: to the file named, in the background to the default file, else to standard error.
+/// Starts logging: to the configured file, in the background to the default file, else to standard error.
 ///
 /// # Errors
 /// When the filter is wrong or the file can't be opened.
@@ -36,7 +36,7 @@ pub fn start_logging(config: &LogConfig, background: bool, host: &HostLimits) ->
     if let Some(dir) = file.as_ref().and_then(|f| f.parent())
         && config.file.is_none()
     {
-        // What is wrong with it shows when the file is opened.
+        // Opening the file reports an error.
         let _ = std::fs::create_dir_all(dir);
     }
     let settings = LogSettings { file, filter: config.filter.clone(), json: config.format == LogFormat::Json };

@@ -1,4 +1,4 @@
-//! The command line: parses, wires the layers together, prints. Every rule of the file system lives below it.
+//! The command line: parses arguments, starts what they name, prints the outcome. Everything else lies in the crates //! below.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -11,6 +11,7 @@ mod demo;
 mod drain;
 mod fstab;
 mod generate;
+mod group_status;
 mod info;
 mod jobs;
 mod logging;
@@ -18,14 +19,13 @@ mod mount;
 mod net;
 mod node;
 mod report;
-mod roster;
 mod rules;
 mod signals;
 mod stats;
 mod status;
 mod umount;
 
-use cli::Command;
+use cli::CliCommand;
 use spurline_config::{Fault, HostLimits, LogConfig, RawCoordinator, RawMount, RawNode};
 use spurline_runtime::limits::raise_open_files;
 use std::process::ExitCode;
@@ -34,98 +34,104 @@ use std::time::Duration;
 fn main() -> ExitCode {
     spurline_mem::allocator::limit_heaps();
     let words: Vec<_> = std::env::args_os().collect();
-    if let Some(fault) = fstab::go_on(&cli::command(), &words) {
-        return report::fault(&fault);
+    if let Some(fault) = fstab::run_as_helper(&cli::cli_command(), &words) {
+        return report::print_fault(&fault);
     }
-    let cli = match config_file::parse_args(cli::command(), words).and_then(|matches| cli::from_matches(&matches)) {
+    let cli = match config_file::parse_args(cli::cli_command(), words).and_then(|matches| cli::from_matches(&matches)) {
         Ok(cli) => cli,
-        Err(config_file::ArgsRefusal::Fault(fault)) => return report::fault(&fault),
+        Err(config_file::ArgsRefusal::Fault(fault)) => return report::print_fault(&fault),
         Err(config_file::ArgsRefusal::Clap(error)) => {
-            // A closed pipe (`spurline --help | head -1`) is no error of ours.
+            // A closed pipe (`spurline --help | head -1`) is not an error.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
-    match dispatch(cli.command) {
+    match run_command(cli.command) {
         Ok(code) => code,
-        Err(fault) => report::fault(&fault),
+        Err(fault) => report::print_fault(&fault),
     }
 }
 
-fn dispatch(command: Command) -> Result<ExitCode, Fault> {
+fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
     let done = |()| ExitCode::SUCCESS;
     match command {
-        Command::Mount(args) => {
+        CliCommand::Mount(args) => {
             let host = HostLimits::detect();
             let config = RawMount::from(*args).check(&host)?;
-            match start(&config.log, config.background, &config.volume.warnings, config.volume.under.timeout, &host)? {
-                Start::Waited(code) => Ok(code),
-                Start::Run(ready) => mount::run(config, ready).map(done),
+            match start_service(
+                &config.log,
+                config.background,
+                &config.volume.warnings,
+                config.volume.under.timeout,
+                &host,
+            )? {
+                StartOutcome::Waited(code) => Ok(code),
+                StartOutcome::Run(ready) => mount::run(config, ready).map(done),
             }
         }
-        Command::Node(words) => {
+        CliCommand::Node(words) => {
             if let Some(cli::NodeAction::Drain(args)) = words.action {
                 return drain::run(args);
             }
             let host = HostLimits::detect();
             let config = RawNode::from(words.args).check(&host)?;
-            match start(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
-                Start::Waited(code) => Ok(code),
-                Start::Run(ready) => node::run(config, ready).map(done),
+            match start_service(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
+                StartOutcome::Waited(code) => Ok(code),
+                StartOutcome::Run(ready) => node::run(config, ready).map(done),
             }
         }
-        Command::Coordinator(args) => {
+        CliCommand::Coordinator(args) => {
             let host = HostLimits::detect();
             let config = RawCoordinator::from(*args).check(&host)?;
-            match start(&config.log, config.background, &[], Duration::ZERO, &host)? {
-                Start::Waited(code) => Ok(code),
-                Start::Run(ready) => coordinator::run(config, ready).map(done),
+            match start_service(&config.log, config.background, &[], Duration::ZERO, &host)? {
+                StartOutcome::Waited(code) => Ok(code),
+                StartOutcome::Run(ready) => coordinator::run(config, ready).map(done),
             }
         }
-        Command::Umount(args) => umount::run(args).map(done),
-        Command::Stats(args) => stats::run(args).map(done),
-        Command::Info(args) => info::run(args),
-        Command::Status(args) => status::run(args),
-        Command::Load(args) => jobs::load(args),
-        Command::Free(args) => jobs::free(args),
-        Command::Pin(args) => rules::pin(args),
-        Command::Unpin(args) => rules::unpin(args),
-        Command::Limit(args) => rules::limit(args),
-        Command::Rules(args) => rules::list(args),
-        Command::Bench(args) => match bench::run(&args)? {},
-        Command::Net(args) => net::run(args),
-        Command::Demo(args) => demo::run(args),
-        Command::Completions(args) => generate::completions(args).map(done),
-        Command::Man(args) => generate::man(args).map(done),
-        Command::ConfigReference => generate::config_reference().map(done),
+        CliCommand::Umount(args) => umount::run(args).map(done),
+        CliCommand::Stats(args) => stats::run(args).map(done),
+        CliCommand::Info(args) => info::run(args),
+        CliCommand::Status(args) => status::run(args),
+        CliCommand::Load(args) => jobs::load_files(args),
+        CliCommand::Free(args) => jobs::free_files(args),
+        CliCommand::Pin(args) => rules::pin_folders(args),
+        CliCommand::Unpin(args) => rules::unpin_folders(args),
+        CliCommand::Limit(args) => rules::limit_folders(args),
+        CliCommand::Rules(args) => rules::list_rules(args),
+        CliCommand::Bench(args) => match bench::run(&args)? {},
+        CliCommand::Net(args) => net::run(args),
+        CliCommand::Demo(args) => demo::run(args),
+        CliCommand::Completions(args) => generate::print_completions(args).map(done),
+        CliCommand::Man(args) => generate::write_man_pages(args).map(done),
+        CliCommand::ConfigReference => generate::config_reference().map(done),
     }
 }
 
-/// Whether this process is the one that does the work.
-enum Start {
-    /// It is; to be told when the work has begun.
-    Run(background::Ready),
-    /// Another one does, in the background; this one has waited for it and ends.
+/// The process that does the work.
+enum StartOutcome {
+    /// This one; it signals when the service is ready.
+    Run(background::ReadySignal),
+    /// A background process; this one waited until it was ready, and exits.
     Waited(ExitCode),
 }
 
-fn start(
+fn start_service(
     log: &LogConfig,
     in_background: bool,
     warnings: &[String],
     limit: Duration,
     host: &HostLimits,
-) -> Result<Start, Fault> {
+) -> Result<StartOutcome, Fault> {
     raise_open_files()?;
     if in_background && !background::is_child() {
-        report::warnings(warnings);
+        report::print_warnings(warnings);
         let log = log.file.clone().map_or_else(|| logging::default_log(host), Ok)?;
-        return background::launch(limit, &log).map(Start::Waited);
+        return background::launch_background(limit, &log).map(StartOutcome::Waited);
     }
-    let ready = background::Ready::new()?;
+    let ready = background::ReadySignal::new()?;
     logging::start_logging(log, background::is_child(), host)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    Ok(Start::Run(ready))
+    Ok(StartOutcome::Run(ready))
 }

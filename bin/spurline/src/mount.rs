@@ -1,6 +1,6 @@
 //! `spurline mount`: a mount of the runtime, stopped by signals.
 
-use crate::background::Ready;
+use crate::background::ReadySignal;
 use crate::signals;
 use spurline_config::{Fault, MountConfig};
 use spurline_runtime::{MountStop, PreparedMount};
@@ -9,12 +9,12 @@ use spurline_runtime::{MountStop, PreparedMount};
 ///
 /// # Errors
 /// When it can't start, or does not end cleanly.
-pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
+pub fn run(config: MountConfig, ready: ReadySignal) -> Result<(), Fault> {
     let mount = PreparedMount::open(config)?;
     let stop = mount.stop();
     signals::on_stop(move |count| stop_by_signal(&stop, count))?;
     let Some(mut mount) = mount.start()? else { return Ok(()) };
-    ready.signal()?;
+    ready.signal_ready()?;
     mount.keep_directories();
     mount.join()
 }

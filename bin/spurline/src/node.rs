@@ -1,6 +1,6 @@
 //! `spurline node`: a node of the runtime, stopped by signals.
 
-use crate::background::Ready;
+use crate::background::ReadySignal;
 use crate::signals;
 use spurline_config::{Fault, NodeConfig};
 use spurline_runtime::start_node;
@@ -9,11 +9,11 @@ use spurline_runtime::start_node;
 ///
 /// # Errors
 /// When it can't start.
-pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
+pub fn run(config: NodeConfig, ready: ReadySignal) -> Result<(), Fault> {
     let mut node = start_node(config)?;
-    let stopped = signals::stops()?;
+    let stopped = signals::stop_channel()?;
     node.log_start();
-    ready.signal()?;
+    ready.signal_ready()?;
     node.keep_directories();
     let _ = stopped.recv();
     node.stop();

@@ -1,5 +1,5 @@
-//! How errors and warnings look: what is wrong, then what to do; coloured on a terminal only. And that nothing of what
-//! others say steers the terminal.
+//! Prints errors and warnings: the problem, then the remedy; in colour on a terminal. Text from other processes can't
+//! send control sequences to the terminal.
 
 use anstyle::{AnsiColor, Style};
 use serde_json::Value;
@@ -12,39 +12,39 @@ const YELLOW: Style = AnsiColor::Yellow.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default().bold();
 
 /// Prints an error and gives its exit code.
-pub fn fault(fault: &Fault) -> ExitCode {
-    anstream::eprintln!("{RED}error{RED:#}: {}", lines(&fault.what));
+pub fn print_fault(fault: &Fault) -> ExitCode {
+    anstream::eprintln!("{RED}error{RED:#}: {}", printable_lines(&fault.what));
     if !fault.remedy.is_empty() {
-        anstream::eprintln!("  {GREEN}fix{GREEN:#}: {}", lines(&fault.remedy));
+        anstream::eprintln!("  {GREEN}fix{GREEN:#}: {}", printable_lines(&fault.remedy));
     }
     ExitCode::from(fault.code as u8)
 }
 
 /// Prints warnings.
-pub fn warnings(warnings: &[String]) {
+pub fn print_warnings(warnings: &[String]) {
     for warning in warnings {
-        anstream::eprintln!("{YELLOW}warning{YELLOW:#}: {}", lines(warning));
+        anstream::eprintln!("{YELLOW}warning{YELLOW:#}: {}", printable_lines(warning));
     }
 }
 
-/// Words of our own, which may have several lines, with others' in them.
-fn lines(words: &str) -> String {
+/// Our own text of one or more lines, which may contain foreign text.
+fn printable_lines(words: &str) -> String {
     words.split('\n').map(|line| printable(line.as_bytes())).collect::<Vec<_>>().join("\n")
 }
 
-/// An answer as a terminal may show it.
-pub fn plain(answer: Value) -> Value {
+/// An answer without control characters.
+pub fn printable_json(answer: Value) -> Value {
     match answer {
         Value::String(text) => printable(text.as_bytes()).into(),
-        Value::Array(many) => many.into_iter().map(plain).collect(),
+        Value::Array(many) => many.into_iter().map(printable_json).collect(),
         Value::Object(named) => {
-            named.into_iter().map(|(name, value)| (printable(name.as_bytes()), plain(value))).collect()
+            named.into_iter().map(|(name, value)| (printable(name.as_bytes()), printable_json(value))).collect()
         }
         other => other,
     }
 }
 
-/// A name as a terminal may show it: what is no text or would steer the terminal is escaped.
+/// A name as text: invalid UTF-8 and control characters are escaped.
 pub fn printable(name: &[u8]) -> String {
     let mut out = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -64,8 +64,8 @@ mod tests {
     #[test]
     fn names_do_not_steer_the_terminal() {
         assert_eq!(printable(b"plain \xc3\xa9"), "plain \u{e9}");
-        assert_eq!(plain(json!([{"a\u{9b}": "\u{1b}c", "b": 1}])), json!([{"a\\u{9b}": "\\u{1b}c", "b": 1}]));
-        assert_eq!(lines("wrong\n\u{7}x"), "wrong\n\\u{7}x");
+        assert_eq!(printable_json(json!([{"a\u{9b}": "\u{1b}c", "b": 1}])), json!([{"a\\u{9b}": "\\u{1b}c", "b": 1}]));
+        assert_eq!(printable_lines("wrong\n\u{7}x"), "wrong\n\\u{7}x");
         assert_eq!(printable(b"\x1b[2J\n\xff"), "\\u{1b}[2J\\n\\xff");
     }
 }

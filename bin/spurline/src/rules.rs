@@ -1,5 +1,5 @@
-//! Rules for folders of a group: `spurline pin`, `unpin` and `limit` change them in the registry and tell the nodes at
-//! once, `spurline rules` lists them.
+//! `spurline pin`, `unpin` and `limit`: change the rules of a group in its registry, then on its nodes. `spurline
+//! rules` lists them.
 
 use crate::cli::{LimitArgs, RuleArgs, RulesArgs};
 use crate::signals;
@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, SourceUrl, TrustConfig};
 use spurline_rules::{FolderRule, RuleSet};
-use spurline_runtime::locator::locate;
-use spurline_runtime::rules::nodes::{self, Nodes, Told};
+use spurline_runtime::locator::locate_path;
+use spurline_runtime::rules::nodes::{self, NodeAnswer, RuleNodes};
 use spurline_runtime::rules::{describe_rule, rule_in};
 use spurline_types::units::human_bytes;
 use spurline_types::{ErrorKind, url};
@@ -17,14 +17,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What becomes of a node that could not be told.
+/// The consequence for a node that could not be reached.
 const LATER: &str = "; it goes by the rules when it is back; run this again then for what it holds already";
 
-/// What a change is made by.
-struct Change<'a> {
-    /// That the folders fit is looked at first.
+/// A change of rules.
+struct RuleChange<'a> {
+    /// The change requires that the folders fit on the cache disks.
     pins: bool,
-    /// What has to hold of the rules of now.
+    /// A condition on the current rules.
     needs: &'a dyn Fn(&RuleSet) -> Result<(), Fault>,
     make: &'a dyn Fn(&mut FolderRule),
 }
@@ -33,15 +33,15 @@ struct Change<'a> {
 ///
 /// # Errors
 /// When the folders do not fit, or the registry or all nodes can't be reached.
-pub fn pin(args: RuleArgs) -> Result<ExitCode, Fault> {
-    run(&args, &Change { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true })
+pub fn pin_folders(args: RuleArgs) -> Result<ExitCode, Fault> {
+    run_change(&args, &RuleChange { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true })
 }
 
 /// Runs `spurline unpin`.
 ///
 /// # Errors
 /// When one of the folders is not pinned, or the registry can't be reached.
-pub fn unpin(args: RuleArgs) -> Result<ExitCode, Fault> {
+pub fn unpin_folders(args: RuleArgs) -> Result<ExitCode, Fault> {
     let urls = urls_of(&args.path)?;
     let pinned = |set: &RuleSet| {
         let Some(other) = urls.iter().find(|url| !set.rules.iter().any(|rule| rule.pin && rule.url == **url)) else {
@@ -54,14 +54,14 @@ pub fn unpin(args: RuleArgs) -> Result<ExitCode, Fault> {
             some => Fault::failed(what, format!("these are: {}", some.join(", "))),
         })
     };
-    run(&args, &Change { pins: false, needs: &pinned, make: &|rule| rule.pin = false })
+    run_change(&args, &RuleChange { pins: false, needs: &pinned, make: &|rule| rule.pin = false })
 }
 
 /// Runs `spurline limit`.
 ///
 /// # Errors
 /// When nothing is to be changed, or the registry can't be reached.
-pub fn limit(args: LimitArgs) -> Result<ExitCode, Fault> {
+pub fn limit_folders(args: LimitArgs) -> Result<ExitCode, Fault> {
     let LimitArgs { ttl, quota, rule } = &args;
     if ttl.is_none() && quota.is_none() {
         return Err(Fault::usage(
@@ -74,25 +74,26 @@ pub fn limit(args: LimitArgs) -> Result<ExitCode, Fault> {
     }
     let make = |rule: &mut FolderRule| {
         if let Some(ttl) = ttl {
-            // Part of a second is kept for a whole one.
+            // Rounded up to whole seconds.
             rule.ttl_seconds = ttl.0.map(|ttl| ttl.as_millis().div_ceil(1000) as u64);
         }
         if let Some(quota) = quota {
             rule.quota_bytes = quota.0.map(|quota| quota.0);
         }
     };
-    run(rule, &Change { pins: false, needs: &|_| Ok(()), make: &make })
+    run_change(rule, &RuleChange { pins: false, needs: &|_| Ok(()), make: &make })
 }
 
-/// Runs `spurline rules`; exit code 1 when a node did not say what it holds.
+/// Runs `spurline rules`; exit code 1 when a node did not answer.
 ///
 /// # Errors
 /// When the registry can't be reached.
-pub fn list(args: RulesArgs) -> Result<ExitCode, Fault> {
-    let (nodes, set) = Nodes::open(registry(args.registry.as_ref())?, &args.cache_group, &args.trust.check()?)?;
-    let told = nodes.ask(None);
-    let silent = unreached(&told);
-    let sum = |of: &dyn Fn(&Value) -> Option<u64>| -> u64 { answers(&told).filter_map(of).sum() };
+pub fn list_rules(args: RulesArgs) -> Result<ExitCode, Fault> {
+    let (nodes, set) =
+        RuleNodes::open(required_registry(args.registry.as_ref())?, &args.cache_group, &args.trust.check()?)?;
+    let told = nodes.query_nodes(None);
+    let silent = unreached_nodes(&told);
+    let sum = |of: &dyn Fn(&Value) -> Option<u64>| -> u64 { node_answers(&told).filter_map(of).sum() };
     let held = |url: &str| sum(&|now| rule_in(now, url)["held_bytes"].as_u64());
     let rules: Vec<Value> = set
         .rules
@@ -129,8 +130,8 @@ pub fn list(args: RulesArgs) -> Result<ExitCode, Fault> {
     Ok(ExitCode::from(u8::from(!silent.is_empty())))
 }
 
-/// The registry that was given.
-fn registry(given: Option<&Registry>) -> Result<&Registry, Fault> {
+/// The registry, or an error that names the flag.
+fn required_registry(given: Option<&Registry>) -> Result<&Registry, Fault> {
     given.ok_or_else(|| {
         Fault::usage(
             "rules are kept by the registry of a group, and none is named",
@@ -140,25 +141,25 @@ fn registry(given: Option<&Registry>) -> Result<&Registry, Fault> {
     })
 }
 
-fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
+fn run_change(args: &RuleArgs, change: &RuleChange<'_>) -> Result<ExitCode, Fault> {
     let urls = urls_of(&args.path)?;
-    let stop = signals::raised(1)?;
+    let stop = signals::stop_flag(1)?;
     let RulesArgs { registry: given, cache_group, trust, json: as_json } = &args.group;
-    let (nodes, set) = Nodes::open(registry(given.as_ref())?, cache_group, &trust.check()?)?;
-    let bar = bar(*as_json);
-    let (set, told) = make(&nodes, set, &urls, change, &bar, &stop)?;
-    // What is held already comes under the rule as well. Where none is left there is nothing to come under.
+    let (nodes, set) = RuleNodes::open(required_registry(given.as_ref())?, cache_group, &trust.check()?)?;
+    let bar = progress_bar(*as_json);
+    let (set, told) = apply_change(&nodes, set, &urls, change, &bar, &stop)?;
+    // Blocks that are cached already come under the rule too. A folder whose last rule was removed has none to come // under.
     let mut failed = Vec::new();
     let mut held = None;
     for url in urls.iter().filter(|url| set.rules.iter().any(|rule| is_within(url, &rule.url))) {
-        match nodes.classify(url, &told, &shown_in(&bar), &stop) {
+        match nodes.classify_held(url, &told, &shown_in(&bar), &stop) {
             Ok(bytes) => *held.get_or_insert(0) += bytes,
             Err(error) => failed.push(format!("{url}: {error}")),
         }
     }
     bar.finish_and_clear();
-    let silent = unreached(&told);
-    let rules: Vec<Value> = urls.iter().map(|url| shown(&set, url)).collect();
+    let silent = unreached_nodes(&told);
+    let rules: Vec<Value> = urls.iter().map(|url| rule_json(&set, url)).collect();
     if *as_json {
         let out = json!({
             "revision": set.revision, "rules": rules, "held_bytes": held, "failed": failed,
@@ -184,7 +185,7 @@ fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
 /// Pins `urls` for a job that loads them next.
 ///
 /// # Errors
-/// As [`pin`].
+/// As [`pin_folders`].
 pub fn pin_before_load(
     registry: &Registry,
     group: &str,
@@ -192,59 +193,59 @@ pub fn pin_before_load(
     (source, paths): (&str, &[String]),
     quiet: bool,
 ) -> Result<(), Fault> {
-    let urls: Vec<String> = paths.iter().map(|path| joined(source, path.as_bytes())).collect::<Result<_, _>>()?;
-    let (nodes, set) = Nodes::open(registry, group, trust)?;
-    let (bar, stop) = (bar(quiet), Arc::new(AtomicBool::new(false)));
-    let change = Change { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true };
-    let (set, told) = make(&nodes, set, &urls, &change, &bar, &stop)?;
+    let urls: Vec<String> = paths.iter().map(|path| url_below(source, path.as_bytes())).collect::<Result<_, _>>()?;
+    let (nodes, set) = RuleNodes::open(registry, group, trust)?;
+    let (bar, stop) = (progress_bar(quiet), Arc::new(AtomicBool::new(false)));
+    let change = RuleChange { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true };
+    let (set, told) = apply_change(&nodes, set, &urls, &change, &bar, &stop)?;
     bar.finish_and_clear();
     if !quiet {
         for url in &urls {
-            anstream::println!("{url}: {}", describe_rule(&shown(&set, url)));
+            anstream::println!("{url}: {}", describe_rule(&rule_json(&set, url)));
         }
     }
-    say_unreached(&unreached(&told), LATER);
+    say_unreached(&unreached_nodes(&told), LATER);
     Ok(())
 }
 
-/// Changes the rules for `urls` in the registry, then on all nodes: the rules that hold now, and what the nodes said.
-fn make(
-    nodes: &Nodes,
+/// Changes the rules for `urls` in the registry, then on all nodes; returns the current rules and the nodes' answers.
+fn apply_change(
+    nodes: &RuleNodes,
     kept: RuleSet,
     urls: &[String],
-    change: &Change<'_>,
+    change: &RuleChange<'_>,
     bar: &ProgressBar,
     stop: &AtomicBool,
-) -> Result<(RuleSet, Vec<Told>), Fault> {
-    let before = nodes.ask(None);
+) -> Result<(RuleSet, Vec<NodeAnswer>), Fault> {
+    let before = nodes.query_nodes(None);
     // A registry that lost the rules gets them back with the change.
-    let known = answers(&before).filter_map(|now| RuleSet::from_json(now).ok());
+    let known = node_answers(&before).filter_map(|now| RuleSet::from_json(now).ok());
     let known = known.fold(kept, RuleSet::or_newer);
     if change.pins {
-        fits(nodes, &before, urls, bar, stop)?;
+        check_fits(nodes, &before, urls, bar, stop)?;
     } else {
-        is_served(&before, &known, urls)?;
+        check_served(&before, &known, urls)?;
     }
     let now = nodes.change(&known, |base| {
         (change.needs)(base)?;
         let set = base.with_changes(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
         quota_holds_a_block(&before, &set, urls)?;
-        if stop.load(Ordering::Acquire) { Err(interrupted()) } else { Ok(set) }
+        if stop.load(Ordering::Acquire) { Err(interrupted_fault()) } else { Ok(set) }
     })?;
-    let told = nodes.ask(Some(&now));
+    let told = nodes.query_nodes(Some(&now));
     Ok((now, told))
 }
 
-/// The URLs of the folders and files that a person means: URLs, or paths in a mount of this machine.
+/// The URLs of paths in a mount of this machine; URLs stay as they are.
 fn urls_of(paths: &[String]) -> Result<Vec<String>, Fault> {
     paths.iter().map(|path| url_of(path)).collect()
 }
 
 fn url_of(path: &str) -> Result<String, Fault> {
     if !path.contains("://")
-        && let Ok((located, _)) = locate(Path::new(path))
+        && let Ok((located, _)) = locate_path(Path::new(path))
     {
-        return joined(&located.mount.source, &located.below);
+        return url_below(&located.mount.source, &located.below);
     }
     let source: SourceUrl = path
         .parse()
@@ -253,21 +254,27 @@ fn url_of(path: &str) -> Result<String, Fault> {
 }
 
 /// The URL of a path in a source.
-fn joined(source: &str, path: &[u8]) -> Result<String, Fault> {
+fn url_below(source: &str, path: &[u8]) -> Result<String, Fault> {
     String::from_utf8(url::join_url(source, path)).map_err(|_| {
         Fault::usage(format!("{}: a name that is no UTF-8", path.escape_ascii()), "name the folder above it")
     })
 }
 
-/// Whether a URL is that of a folder, or below it.
+/// Whether a URL is the folder or below it.
 fn is_within(url: &str, folder: &str) -> bool {
     url::path_below(url, folder).is_some()
 }
 
-/// That the folders, and what is pinned besides, fit into what nodes may pin.
-fn fits(nodes: &Nodes, told: &[Told], urls: &[String], bar: &ProgressBar, stop: &AtomicBool) -> Result<(), Fault> {
-    let room: u64 = answers(told).filter_map(|now| now["most_pinned_bytes"].as_u64()).sum();
-    // What is below one of the folders already is counted with it.
+/// Checks that the folders, and all other pins, fit into the space for pins.
+fn check_fits(
+    nodes: &RuleNodes,
+    told: &[NodeAnswer],
+    urls: &[String],
+    bar: &ProgressBar,
+    stop: &AtomicBool,
+) -> Result<(), Fault> {
+    let room: u64 = node_answers(told).filter_map(|now| now["most_pinned_bytes"].as_u64()).sum();
+    // Pins below one of the folders are counted with it.
     let counted = |rule: &Value| {
         let url = rule["url"].as_str().unwrap_or_default();
         urls.iter().any(|new| is_within(url, new))
@@ -277,11 +284,11 @@ fn fits(nodes: &Nodes, told: &[Told], urls: &[String], bar: &ProgressBar, stop: 
         let pinned = rules.filter(|rule| rule["pin"] == true && !counted(rule));
         pinned.filter_map(|rule| rule["held_bytes"].as_u64()).sum()
     };
-    let taken: u64 = answers(told).map(others).sum();
+    let taken: u64 = node_answers(told).map(others).sum();
     let mut wanted = 0;
     for url in urls {
         wanted += nodes.size_of(url, told, &shown_in(bar), stop).map_err(|error| match error.kind() {
-            _ if stop.load(Ordering::Acquire) => interrupted(),
+            _ if stop.load(Ordering::Acquire) => interrupted_fault(),
             ErrorKind::NotFound => Fault::failed(format!("{url}: {error}"), "name a folder or file that is there"),
             _ => {
                 Fault::failed(format!("{url}: its files can't be counted: {error}"), "spurline status shows the nodes")
@@ -305,26 +312,27 @@ fn fits(nodes: &Nodes, told: &[Told], urls: &[String], bar: &ProgressBar, stop: 
     Ok(())
 }
 
-/// That nodes serve each of the folders, or something in it, unless there is a rule for it already.
-fn is_served(told: &[Told], rules: &RuleSet, urls: &[String]) -> Result<(), Fault> {
+/// Checks that nodes serve each of the folders or a part of it, or that there is a rule for it.
+fn check_served(told: &[NodeAnswer], rules: &RuleSet, urls: &[String]) -> Result<(), Fault> {
     let sources = nodes::sources_in(told, "sources");
     let known = |url: &String| rules.rules.iter().any(|rule| rule.url == *url);
-    match urls.iter().find(|url| !known(url) && nodes::places(url, &sources).is_empty()) {
+    match urls.iter().find(|url| !known(url) && nodes::places_in_sources(url, &sources).is_empty()) {
         Some(url) if !sources.is_empty() => Err(Fault::failed(
             format!("{url}: {}; nothing was changed", nodes::not_served(&sources)),
             "name a folder of one of them",
         )),
-        // Of nodes that come later nothing is known yet.
+        // Without an answer, the sources are unknown.
         _ => Ok(()),
     }
 }
 
-/// What is wrong with a quota of which a node's part is less than a block, and the least that it may be: less keeps nothing
-/// there, and does not look like it.
-fn less_than_a_block(told: &[Told], quota: u64) -> Option<(String, u64)> {
+/// Why a quota is too small, and the smallest that is not: a node's share below one block caches nothing.
+
+fn less_than_a_block(told: &[NodeAnswer], quota: u64) -> Option<(String, u64)> {
     let weights: u64 = told.iter().map(|one| u64::from(one.member.weight)).sum();
-    let block = answers(told).filter_map(|now| now["block_size"].as_u64()).max().unwrap_or(0);
-    let Told { member, .. } = told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight)?;
+    let block = node_answers(told).filter_map(|now| now["block_size"].as_u64()).max().unwrap_or(0);
+    let NodeAnswer { member, .. } =
+        told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight)?;
     let least = (u128::from(block) * u128::from(weights)).div_ceil(u128::from(member.weight)) as u64;
     let what = || {
         let (quota, block) = (human_bytes(quota), human_bytes(block));
@@ -337,8 +345,8 @@ fn less_than_a_block(told: &[Told], quota: u64) -> Option<(String, u64)> {
     (quota > 0 && quota < least).then(|| (what(), least))
 }
 
-/// That a node's part of a quota is a block at least.
-fn quota_holds_a_block(told: &[Told], set: &RuleSet, urls: &[String]) -> Result<(), Fault> {
+/// Checks that every node's share of a quota is at least one block.
+fn quota_holds_a_block(told: &[NodeAnswer], set: &RuleSet, urls: &[String]) -> Result<(), Fault> {
     let quotas = set.rules.iter().filter(|rule| urls.contains(&rule.url)).filter_map(|rule| rule.quota_bytes);
     match quotas.filter_map(|quota| less_than_a_block(told, quota)).next() {
         Some((what, least)) => {
@@ -348,11 +356,11 @@ fn quota_holds_a_block(told: &[Told], set: &RuleSet, urls: &[String]) -> Result<
     }
 }
 
-fn interrupted() -> Fault {
+fn interrupted_fault() -> Fault {
     Fault::failed("it was interrupted", "nothing was changed; run it again")
 }
 
-fn bar(quiet: bool) -> ProgressBar {
+fn progress_bar(quiet: bool) -> ProgressBar {
     let hidden = quiet || !crate::jobs::show::is_terminal();
     let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     ProgressBar::with_draw_target(None, target)
@@ -366,12 +374,12 @@ fn shown_in(bar: &ProgressBar) -> impl Fn(String) {
     }
 }
 
-fn answers(told: &[Told]) -> impl Iterator<Item = &Value> {
+fn node_answers(told: &[NodeAnswer]) -> impl Iterator<Item = &Value> {
     told.iter().filter_map(|one| one.answer.as_ref().ok())
 }
 
-/// The nodes that gave no answer, and why.
-fn unreached(told: &[Told]) -> Vec<(String, String)> {
+/// Nodes without an answer, and the reasons.
+fn unreached_nodes(told: &[NodeAnswer]) -> Vec<(String, String)> {
     told.iter().filter_map(|one| Some((one.member.name.clone(), one.answer.as_ref().err()?.to_string()))).collect()
 }
 
@@ -385,7 +393,7 @@ fn say_unreached(silent: &[(String, String)], then: &str) {
     }
 }
 
-fn shown(set: &RuleSet, url: &str) -> Value {
+fn rule_json(set: &RuleSet, url: &str) -> Value {
     let rule = set.rules.iter().find(|rule| rule.url == url);
     rule.map_or_else(|| json!({"url": url}), FolderRule::to_json)
 }
@@ -400,15 +408,15 @@ mod tests {
         assert_eq!(url_of("s3://b/train/").unwrap(), "s3://b/train");
         assert_eq!(url_of("/data/./train/").unwrap(), "file:///data/train");
         assert_eq!(url_of("/my data/100%/").unwrap(), "file:///my%20data/100%25");
-        assert_eq!(joined("file:///my%20data", "v \u{e9}".as_bytes()).unwrap(), "file:///my%20data/v%20%C3%A9");
-        assert_eq!(joined("s3://b/", b"v w").unwrap(), "s3://b/v w");
-        assert!(joined("s3://b", b"\xff").is_err());
+        assert_eq!(url_below("file:///my%20data", "v \u{e9}".as_bytes()).unwrap(), "file:///my%20data/v%20%C3%A9");
+        assert_eq!(url_below("s3://b/", b"v w").unwrap(), "s3://b/v w");
+        assert!(url_below("s3://b", b"\xff").is_err());
         assert!(url_of("s4://b").unwrap_err().to_string().contains("unknown scheme"));
     }
 
     #[test]
     fn a_quota_that_keeps_nothing_is_refused() {
-        let node = |weight| Told {
+        let node = |weight| NodeAnswer {
             member: Arc::new(Member::from_address("a:1", weight)),
             answer: Ok(json!({"block_size": 4 << 20})),
         };

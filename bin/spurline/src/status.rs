@@ -1,11 +1,11 @@
-//! `spurline status`: one line for each mount and node asked, and for each cache disk what it does.
+//! `spurline status`: one line for each mount and node, and for each cache disk.
 
 use crate::cli::StatusArgs;
-use crate::report::{plain, printable};
+use crate::report::{printable, printable_json};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::Fault;
-use spurline_runtime::locator::{ANSWER, Asked, everything, find};
+use spurline_runtime::locator::{ANSWER, NamedProcess, all_processes, find_process};
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 
@@ -13,11 +13,10 @@ const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
 
-/// Runs the command; exit code 1 when somebody does not answer, and that of what is missing when nobody who was named
-/// does, or nobody at all may be asked.
+/// Runs the command; exit code 1 when one target does not answer, 3 when no named target does, or none is accessible.
 ///
 /// # Errors
-/// When nothing can be asked at all.
+/// When no target can be queried.
 pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     let names = args.target;
     if args.said.registry && !names.is_empty() {
@@ -26,18 +25,18 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
             "--registry shows all nodes of a group; name targets without it",
         ));
     }
-    // A registry in the environment is not in the way of who names something else.
+    // A registry from the environment gives way to named targets.
     if let Some(registry) = args.registry.filter(|_| names.is_empty()) {
         let trust = args.trust.check()?;
-        return crate::roster::run(&registry, &args.cache_group, &trust, args.json);
+        return crate::group_status::run(&registry, &args.cache_group, &trust, args.json);
     }
     let all = names.is_empty();
-    let asked: Vec<Asked> = match all {
-        true => everything()?,
+    let asked: Vec<NamedProcess> = match all {
+        true => all_processes()?,
         false => names
             .into_iter()
             .map(|name| {
-                let peer = find(&name);
+                let peer = find_process(&name);
                 (name, peer)
             })
             .collect(),
@@ -50,8 +49,8 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     }
     let (mut all_well, mut any_well, mut all_theirs, mut first) = (true, false, true, None);
     for (name, peer) in asked {
-        // Somebody else's mount: how it is may not be asked. That is no failure where nobody named it and others answer.
-        let theirs = peer.as_ref().is_err_and(|absent| absent.theirs);
+        // Another user's mount may not be queried. Unless it was named, that is no failure as long as others answer.
+        let theirs = peer.as_ref().is_err_and(|absent| absent.may_run);
         let answer = peer.map_err(|absent| absent.fault).and_then(|peer| {
             let status = peer.fetch_status(ANSWER)?;
             let stats = peer.fetch_stats(ANSWER)?;
@@ -61,7 +60,7 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         any_well |= answer.is_ok();
         all_theirs &= theirs;
         first = first.or(answer.as_ref().err().map(|fault| fault.code));
-        show(&name, answer, if theirs { "unknown" } else { "down" }, args.json);
+        status_text(&name, answer, if theirs { "unknown" } else { "down" }, args.json);
     }
     Ok(match first {
         Some(code) if !any_well && (!all || all_theirs) => ExitCode::from(code as u8),
@@ -69,8 +68,8 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     })
 }
 
-/// One line of text or JSON; `unanswered` is the state of one that did not answer.
-fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_json: bool) {
+/// One line of text or JSON; `unanswered` is the state of a target that did not answer.
+fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_json: bool) {
     let shown = printable(name.as_bytes());
     match answer {
         Err(fault) if as_json => {
@@ -88,8 +87,8 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_
             anstream::println!("{status}");
         }
         Ok((status, stats)) => {
-            // Whose words these are is not always known.
-            let status = plain(status);
+            // The answer may come from another user's process.
+            let status = printable_json(status);
             let state = status["state"].as_str().unwrap_or("up");
             let kind = status["kind"].as_str().unwrap_or("process");
             let cache = &stats["blockcache"];
@@ -139,7 +138,7 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_
     }
 }
 
-/// How a mount's or a node's registry does.
+/// The state of the registry of a mount or a node.
 fn show_group(group: &Value) {
     let Some(registry) = group["registry"].as_str() else { return };
     let state = group["state"].as_str().unwrap_or("?");
@@ -149,7 +148,7 @@ fn show_group(group: &Value) {
     anstream::println!("  registry {registry}  {style}{state}{style:#}{time}{why}");
 }
 
-/// The paths to one peer, and why there is none where there could be.
+/// The paths to one peer, or why there is none.
 fn show_paths(peer: &Value) {
     for path in peer["paths"].as_array().into_iter().flatten() {
         let text = |k: &str| path[k].as_str().unwrap_or("?");
@@ -165,7 +164,7 @@ fn show_paths(peer: &Value) {
             }
             _ => String::new(),
         };
-        // A node that lost its power says no goodbye, and paths that nobody uses are not asked.
+        // A node that lost power sends no message, and idle paths are not probed.
         let heard = match path["silent_seconds"].as_u64() {
             Some(silent) if silent >= 60 => format!(", last heard of {silent} s ago"),
             _ => String::new(),

@@ -1,8 +1,8 @@
-//! `spurline umount`: takes a mount away, also one that hangs or whose process is gone. The mount itself is
-//! never touched before the unmount call.
+//! `spurline umount`: unmounts, also a mount that hangs or whose process is gone. It does not access the mount before
+//! the unmount call.
 
 use crate::cli::UmountArgs;
-use crate::report::warnings;
+use crate::report::print_warnings;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -11,7 +11,7 @@ use spurline_fuse::MountTable;
 use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
 use spurline_observe::locate::{self, SpurlineMount};
-use spurline_runtime::locator::of_mount;
+use spurline_runtime::locator::mount_process;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Runs the command.
 ///
 /// # Errors
-/// When it is no mount, is busy, or may not be unmounted by this user.
+/// When the path is no mountpoint, is busy, or may not be unmounted by this user.
 pub fn run(args: UmountArgs) -> Result<(), Fault> {
     let mounts = locate::list_mounts()?;
     let found = locate::locate_mount(&args.mountpoint, &mounts).filter(|l| l.below.is_empty());
@@ -40,21 +40,21 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
             "unmount it as that user or as root",
         ));
     }
-    uncovered(&mount)?;
-    let process = Running::of(&mount);
+    check_uncovered(&mount)?;
+    let process = MountProcess::of_mount(&mount);
     if args.force {
-        abort(&mount)?;
+        abort_requests(&mount)?;
     }
-    detach(&mount, args.lazy || args.force, args.force)?;
+    unmount_now(&mount, args.lazy || args.force, args.force)?;
     match process {
-        // With --lazy somebody may keep it for days.
-        Some(process) if !args.lazy => process.wait(args.timeout, &mount),
+        // With --lazy, an open file may keep it for days.
+        Some(process) if !args.lazy => process.wait_for_exit(args.timeout, &mount),
         _ => Ok(()),
     }
 }
 
-/// The system unmounts what is seen at a path, whatever was meant: that has to be this mount.
-fn uncovered(mount: &SpurlineMount) -> Result<(), Fault> {
+/// Checks that no other mount covers this one: the kernel unmounts the topmost mount of a path.
+fn check_uncovered(mount: &SpurlineMount) -> Result<(), Fault> {
     let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), ""))?;
     let at = &mount.mountpoint;
     match table.seen_at(at) {
@@ -66,15 +66,15 @@ fn uncovered(mount: &SpurlineMount) -> Result<(), Fault> {
     }
 }
 
-/// Ends every request under way with an error, so that nobody waits in the mount any more.
-fn abort(mount: &SpurlineMount) -> Result<(), Fault> {
+/// Ends every pending request with an error, so that no process waits in the mount any more.
+fn abort_requests(mount: &SpurlineMount) -> Result<(), Fault> {
     let file = format!("/sys/fs/fuse/connections/{}/abort", mount.minor);
     match std::fs::write(&file, "1") {
         Ok(()) => Ok(()),
         // The control file system is not mounted everywhere. Root's unmount does the same.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             if !rustix::process::geteuid().is_root() {
-                warnings(&[format!(
+                print_warnings(&[format!(
                     "{file} is not there, so what is under way goes on; unmount as root, or mount -t fusectl none /sys/fs/fuse/connections"
                 )]);
             }
@@ -84,7 +84,7 @@ fn abort(mount: &SpurlineMount) -> Result<(), Fault> {
     }
 }
 
-fn detach(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fault> {
+fn unmount_now(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fault> {
     let at = &mount.mountpoint;
     if rustix::process::geteuid().is_root() {
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
@@ -99,7 +99,7 @@ fn detach(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fault> {
             done => done,
         };
         return done.map_err(|e| match e {
-            rustix::io::Errno::BUSY => busy(at),
+            rustix::io::Errno::BUSY => busy_fault(at),
             other => Fault::failed(format!("unmounting {}: {other}", at.display()), ""),
         });
     }
@@ -112,10 +112,10 @@ fn detach(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fault> {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&out.stderr).trim().to_owned();
-    if text.contains("busy") { Err(busy(at)) } else { Err(Fault::failed(text, "")) }
+    if text.contains("busy") { Err(busy_fault(at)) } else { Err(Fault::failed(text, "")) }
 }
 
-fn busy(at: &Path) -> Fault {
+fn busy_fault(at: &Path) -> Fault {
     let users = users_of(at);
     let evidence = if users.is_empty() { String::new() } else { format!(": in use by {}", users.join(", ")) };
     Fault::failed(
@@ -124,7 +124,7 @@ fn busy(at: &Path) -> Fault {
     )
 }
 
-/// Processes with a file or their working directory below the mountpoint, a few of them; by the links in /proc.
+/// Up to five processes with an open file or their working directory below the mountpoint, by the links in /proc.
 fn users_of(at: &Path) -> Vec<String> {
     let below = |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(at));
     let mut found = Vec::new();
@@ -132,7 +132,7 @@ fn users_of(at: &Path) -> Vec<String> {
         let path = process.path();
         let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
         if pid == std::process::id() {
-            // Inherited from the shell that may be meant.
+            // Its descriptors are those of the shell, which is listed itself.
             continue;
         }
         let uses = below(&path.join("cwd"))
@@ -149,21 +149,21 @@ fn users_of(at: &Path) -> Vec<String> {
 }
 
 /// The process of a mount.
-struct Running {
+struct MountProcess {
     socket: PathBuf,
-    /// Not where it is in another process namespace, or the kernel is older than Linux 5.3.
+    /// `None` in another PID namespace, or before Linux 5.3.
     process: Option<OwnedFd>,
 }
 
-impl Running {
-    fn of(mount: &SpurlineMount) -> Option<Running> {
-        let Ok(AdminPeer::Socket(socket, _)) = of_mount(mount) else { return None };
+impl MountProcess {
+    fn of_mount(mount: &SpurlineMount) -> Option<MountProcess> {
+        let Ok(AdminPeer::Socket(socket, _)) = mount_process(mount) else { return None };
         let process = dial::listener_process(&socket).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Some(Running { socket, process })
+        Some(MountProcess { socket, process })
     }
 
-    /// Waits until it has ended, so that the next mount finds its cache free.
-    fn wait(&self, limit: Duration, mount: &SpurlineMount) -> Result<(), Fault> {
+    /// Waits until it has ended, so that the next mount can use its cache.
+    fn wait_for_exit(&self, limit: Duration, mount: &SpurlineMount) -> Result<(), Fault> {
         let start = Instant::now();
         while start.elapsed() < limit {
             if self.ends_within(limit.saturating_sub(start.elapsed())) {
@@ -182,7 +182,7 @@ impl Running {
         match &self.process {
             Some(process) => {
                 let mut ended = [PollFd::new(process, PollFlags::IN)];
-                // Interrupted: the caller asks again.
+                // Interrupted: the caller tries again.
                 Timespec::try_from(limit).is_ok_and(|limit| poll(&mut ended, Some(&limit)).is_ok_and(|n| n > 0))
             }
             None => {

@@ -1,53 +1,53 @@
-//! The demo's data: copies of files that every machine has, with their checksums taken while they are copied.
+//! The demo's data: copies of files that every machine has, with their checksums.
 
-use super::Control;
+use super::DemoControl;
 use spurline_config::Fault;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Where files are taken from.
+/// The source of the files.
 const FROM: &str = "/usr";
-/// Small files at the most: enough to show metadata at work, few enough not to take over.
+/// The most small files: enough to exercise metadata, too few to dominate.
 const SMALL_FILES: usize = 500;
-/// What is small.
+/// The largest small file.
 const SMALL: u64 = 256 << 10;
-/// Files looked at before enough is enough.
+/// The most files to consider.
 const MOST_SEEN: usize = 200_000;
 
 /// One file of the data set.
 #[derive(Debug, Clone)]
-pub struct Sample {
+pub struct SampleFile {
     /// Its path below the source and below the mountpoint.
     pub path: PathBuf,
     /// Its length.
     pub bytes: u64,
-    /// What its bytes sum up to.
+    /// Its checksum.
     pub checksum: u64,
 }
 
 /// The files of the demo.
 #[derive(Debug)]
-pub struct Dataset {
-    /// All of them.
-    pub files: Vec<Sample>,
-    /// Their lengths together.
+pub struct DemoDataset {
+    /// The files.
+    pub files: Vec<SampleFile>,
+    /// Their total length.
     pub bytes: u64,
 }
 
 /// Copies up to `limit` bytes of files into `to`.
 ///
 /// # Errors
-/// When the copies can't be written, there is nothing to copy, or the person interrupts.
-pub fn make(to: &Path, limit: u64, control: &Control) -> Result<Dataset, Fault> {
-    let chosen = choose(Path::new(FROM), limit, control)?;
+/// When the copies can't be written, there is nothing to copy, or the user interrupts.
+pub fn make_dataset(to: &Path, limit: u64, control: &DemoControl) -> Result<DemoDataset, Fault> {
+    let chosen = choose_files(Path::new(FROM), limit, control)?;
     let total = chosen.iter().map(|(_, bytes)| bytes).sum();
-    let bar = control.bar("copying", total);
-    let mut files: Vec<Sample> = Vec::new();
+    let bar = control.progress_bar("copying", total);
+    let mut files: Vec<SampleFile> = Vec::new();
     for (number, (from, _)) in chosen.into_iter().enumerate() {
         control.go_on()?;
-        // Two folders deep, as data sets are, and names that stay recognisable.
+        // Folders two levels deep, as in data sets, with recognisable names.
         let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let path = PathBuf::from(format!("part-{:02}", number % 16)).join(format!("{number:05}-{name}"));
         let Ok(source) = File::open(&from) else { continue };
@@ -57,8 +57,8 @@ pub fn make(to: &Path, limit: u64, control: &Control) -> Result<Dataset, Fault> 
         };
         std::fs::create_dir_all(place.parent().unwrap_or(to)).map_err(wrong)?;
         let target = File::create(&place).map_err(wrong)?;
-        let (bytes, checksum) = copy(source, &target, |n| bar.inc(n)).map_err(wrong)?;
-        files.push(Sample { path, bytes, checksum });
+        let (bytes, checksum) = copy_file(source, &target, |n| bar.inc(n)).map_err(wrong)?;
+        files.push(SampleFile { path, bytes, checksum });
     }
     bar.finish_and_clear();
     let bytes = files.iter().map(|f| f.bytes).sum();
@@ -68,10 +68,10 @@ pub fn make(to: &Path, limit: u64, control: &Control) -> Result<Dataset, Fault> 
             "run the demo as a user who can read there",
         ));
     }
-    Ok(Dataset { files, bytes })
+    Ok(DemoDataset { files, bytes })
 }
 
-fn copy(mut from: File, mut to: &File, mut copied: impl FnMut(u64)) -> std::io::Result<(u64, u64)> {
+fn copy_file(mut from: File, mut to: &File, mut copied: impl FnMut(u64)) -> std::io::Result<(u64, u64)> {
     let mut buffer = vec![0; 1 << 20];
     let mut hash = Xxh3::new();
     let mut total = 0;
@@ -88,7 +88,7 @@ fn copy(mut from: File, mut to: &File, mut copied: impl FnMut(u64)) -> std::io::
 }
 
 /// Some small files, and the largest others that fit.
-fn choose(root: &Path, limit: u64, control: &Control) -> Result<Vec<(PathBuf, u64)>, Fault> {
+fn choose_files(root: &Path, limit: u64, control: &DemoControl) -> Result<Vec<(PathBuf, u64)>, Fault> {
     let mut seen: Vec<(PathBuf, u64)> = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -114,7 +114,7 @@ fn choose(root: &Path, limit: u64, control: &Control) -> Result<Vec<(PathBuf, u6
     large.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     let mut left = limit;
     let mut chosen = Vec::new();
-    // Small files may have a tenth, so that they are there however large the others are.
+    // A tenth of the space is for small files, however large the others are.
     let step = (small.len() / SMALL_FILES).max(1);
     for file in small.into_iter().step_by(step) {
         if file.1 <= left && limit - left + file.1 <= limit / 10 {

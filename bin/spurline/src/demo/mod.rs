@@ -1,6 +1,5 @@
-//! `spurline demo`: the main job end to end on this machine. A data set of files that are there, a node, a mount,
-//! a cold pass and a hot pass, checksums compared, figures shown, everything taken away again, also after Ctrl-C.
-//! It uses the command line as a person would and knows nothing of the inside.
+//! `spurline demo`: runs a node and a mount on this machine over a copied data set, reads it cold and hot, compares
+//! checksums, prints figures, and removes everything, also after Ctrl-C. It uses the command line only.
 
 mod dataset;
 mod passes;
@@ -9,13 +8,13 @@ mod stage;
 use crate::cli::DemoArgs;
 use crate::signals;
 use anstyle::{AnsiColor, Style};
-use dataset::Dataset;
+use dataset::DemoDataset;
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
-use passes::Pass;
+use passes::DemoPass;
 use serde_json::json;
 use spurline_config::Fault;
 use spurline_types::units::human_bytes;
-use stage::Stage;
+use stage::DemoStage;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,18 +25,18 @@ const GREEN: Style = AnsiColor::Green.on_default().bold();
 const CYAN: Style = AnsiColor::Cyan.on_default();
 const DIM: Style = Style::new().dimmed();
 
-/// Threads that read the mount: enough to show what parallel readers get, on any machine.
+/// Reader threads: enough to show parallel reads on any machine.
 const READERS: usize = 4;
 
-/// What every step of the demo needs: whether to stop, how long to wait, where to say what happens.
-pub struct Control {
+/// The controls of every step: the stop flag, the time limit, the output.
+pub struct DemoControl {
     stop: AtomicBool,
     limit: Duration,
     quiet: bool,
 }
 
-impl Control {
-    /// An error when the person has had enough.
+impl DemoControl {
+    /// An error after Ctrl-C.
     fn go_on(&self) -> Result<(), Fault> {
         if self.stop.load(Ordering::Acquire) {
             return Err(Fault::failed("interrupted; everything the demo made is removed", ""));
@@ -45,15 +44,15 @@ impl Control {
         Ok(())
     }
 
-    /// Says a line, unless figures only are wanted.
-    fn say(&self, text: std::fmt::Arguments<'_>) {
+    /// Prints a line, unless only figures are printed.
+    fn print_line(&self, text: std::fmt::Arguments<'_>) {
         if !self.quiet {
             anstream::eprintln!("{CYAN}::{CYAN:#} {text}");
         }
     }
 
-    /// A bar over `bytes`; it draws itself on terminals only.
-    fn bar(&self, what: &'static str, bytes: u64) -> ProgressBar {
+    /// A bar over `bytes`, drawn on terminals only.
+    fn progress_bar(&self, what: &'static str, bytes: u64) -> ProgressBar {
         if self.quiet {
             return ProgressBar::hidden();
         }
@@ -68,38 +67,42 @@ impl Control {
 /// # Errors
 /// When FUSE is missing (3), a step fails or takes too long, or a checksum differs (1).
 pub fn run(args: DemoArgs) -> Result<ExitCode, Fault> {
-    let control = Arc::new(Control { stop: AtomicBool::new(false), limit: args.timeout, quiet: args.json });
+    let control = Arc::new(DemoControl { stop: AtomicBool::new(false), limit: args.timeout, quiet: args.json });
     let stopped = Arc::clone(&control);
     signals::on_stop(move |_| stopped.stop.store(true, Ordering::Release))?;
     stage::require_fuse()?;
-    // Dropped last: the directory goes when nothing uses it any more.
-    let mut stage = Stage::new(args.dir.as_deref(), args.timeout)?;
-    control.say(format_args!("working in {}; it is removed at the end", stage.dir().display()));
+    // Dropped last, after all users of the directory.
+    let mut stage = DemoStage::new(args.dir.as_deref(), args.timeout)?;
+    control.print_line(format_args!("working in {}; it is removed at the end", stage.dir().display()));
 
-    let dataset = dataset::make(&stage.path("data"), stage.room(args.size.bytes())?, &control)?;
-    control.say(format_args!(
+    let dataset = dataset::make_dataset(&stage.path("data"), stage.available_bytes(args.size.bytes())?, &control)?;
+    control.print_line(format_args!(
         "a data set of {BOLD}{} files, {}{BOLD:#} copied from /usr",
         dataset.files.len(),
         human_bytes(dataset.bytes)
     ));
     let started = stage.start_node(dataset.bytes, &control)?;
-    control.say(format_args!("a cache node serves it on {} {DIM}(up after {}){DIM:#}", stage.address(), show(started)));
+    control.print_line(format_args!(
+        "a cache node serves it on {} {DIM}(up after {}){DIM:#}",
+        stage.address(),
+        time_text(started)
+    ));
 
     let first = stage.start_mount(&control)?;
-    control.say(format_args!(
+    control.print_line(format_args!(
         "mounted through the node at {} {DIM}(up after {}){DIM:#}",
         stage.mountpoint().display(),
-        show(first)
+        time_text(first)
     ));
-    let cold = pass("cold", &stage, &dataset, &control)?;
-    // A second pass over the same mount would be answered by the kernel's page cache and measure nothing of ours.
+    let cold = run_pass("cold", &stage, &dataset, &control)?;
+    // A second pass over the same mount would read the kernel's page cache.
     stage.stop_mount(&control)?;
     let second = stage.start_mount(&control)?;
-    control.say(format_args!(
+    control.print_line(format_args!(
         "mounted again: the kernel's cache is empty, the node's is warm {DIM}(up after {}){DIM:#}",
-        show(second)
+        time_text(second)
     ));
-    let hot = pass("hot", &stage, &dataset, &control)?;
+    let hot = run_pass("hot", &stage, &dataset, &control)?;
     stage.stop_mount(&control)?;
     stage.stop_node(&control)?;
 
@@ -111,19 +114,24 @@ pub fn run(args: DemoArgs) -> Result<ExitCode, Fault> {
         });
         anstream::println!("{report}");
     } else {
-        table(&dataset, &[cold, hot]);
+        results_table(&dataset, &[cold, hot]);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn pass(name: &'static str, stage: &Stage, dataset: &Dataset, control: &Arc<Control>) -> Result<Pass, Fault> {
+fn run_pass(
+    name: &'static str,
+    stage: &DemoStage,
+    dataset: &DemoDataset,
+    control: &Arc<DemoControl>,
+) -> Result<DemoPass, Fault> {
     let before = stage.counters()?;
     let read = passes::read_all(name, &stage.mountpoint(), dataset, READERS, control)?;
     let after = stage.counters()?;
-    Ok(Pass::new(name, read, &before, &after))
+    Ok(DemoPass::new(name, read, &before, &after))
 }
 
-fn table(dataset: &Dataset, passes: &[Pass]) {
+fn results_table(dataset: &DemoDataset, passes: &[DemoPass]) {
     let head = ["pass", "throughput", "files/s", "time", "under-store", "node to mount", "CPU node", "CPU mount"];
     anstream::println!();
     let cells: Vec<String> = head.iter().map(|h| format!("{h:>14}")).collect();
@@ -146,7 +154,7 @@ source is in its page cache, so cold is not as slow as a real under-store; BENCH
     );
 }
 
-fn show(time: Duration) -> String {
+fn time_text(time: Duration) -> String {
     if time < Duration::from_secs(10) {
         format!("{:.2} s", time.as_secs_f64())
     } else {

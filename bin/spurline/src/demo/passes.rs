@@ -1,8 +1,8 @@
-//! One pass of readers over the mounted data set, and the figures of it.
+//! One pass of readers over the mounted data set, and its figures.
 
-use super::Control;
-use super::dataset::{Dataset, Sample};
-use super::stage::Counters;
+use super::DemoControl;
+use super::dataset::{DemoDataset, SampleFile};
+use super::stage::StageCounters;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -16,17 +16,17 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
-/// How often a waiting pass looks whether it should stop.
+/// How often a waiting pass checks whether it should stop.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What the readers did.
+/// The readers' results.
 pub struct ReadAll {
     time: Duration,
     bytes: u64,
     files: usize,
 }
 
-enum Told {
+enum ReaderMessage {
     Bytes(u64),
     Done,
     Failed(Fault),
@@ -35,20 +35,20 @@ enum Told {
 /// Reads every file through the mount and compares its checksum.
 ///
 /// # Errors
-/// When a read fails, a checksum differs, nothing moves for too long, or the person interrupts.
+/// When a read fails, a checksum differs, reads stall for too long, or the user interrupts.
 pub fn read_all(
     what: &'static str,
     mountpoint: &Path,
-    dataset: &Dataset,
+    dataset: &DemoDataset,
     readers: usize,
-    control: &Arc<Control>,
+    control: &Arc<DemoControl>,
 ) -> Result<ReadAll, Fault> {
-    let bar = control.bar(what, dataset.bytes);
-    let files: Arc<Vec<Sample>> = Arc::new(dataset.files.clone());
+    let bar = control.progress_bar(what, dataset.bytes);
+    let files: Arc<Vec<SampleFile>> = Arc::new(dataset.files.clone());
     let next = Arc::new(AtomicUsize::new(0));
     let (sender, receiver) = channel();
     let start = Instant::now();
-    // Not joined: a reader that the mount keeps waiting ends when the mount is taken away.
+    // Not joined: a reader that blocks in the mount ends when the mount is removed.
     for _ in 0..readers {
         let (files, next, sender) = (Arc::clone(&files), Arc::clone(&next), sender.clone());
         let (root, control): (PathBuf, _) = (mountpoint.to_owned(), Arc::clone(control));
@@ -56,8 +56,8 @@ pub fn read_all(
             let mut buffer = vec![0; 1 << 20];
             while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let told = match read_one(&root, file, &mut buffer, &sender, &control) {
-                    Ok(()) => Told::Done,
-                    Err(fault) => Told::Failed(fault),
+                    Ok(()) => ReaderMessage::Done,
+                    Err(fault) => ReaderMessage::Failed(fault),
                 };
                 if sender.send(told).is_err() {
                     return;
@@ -66,16 +66,16 @@ pub fn read_all(
         });
     }
     drop(sender);
-    let result = wait(&receiver, &bar, control, files.len());
+    let result = wait_for_readers(&receiver, &bar, control, files.len());
     bar.finish_and_clear();
     result?;
     Ok(ReadAll { time: start.elapsed(), bytes: dataset.bytes, files: files.len() })
 }
 
-fn wait(
-    receiver: &std::sync::mpsc::Receiver<Told>,
+fn wait_for_readers(
+    receiver: &std::sync::mpsc::Receiver<ReaderMessage>,
     bar: &ProgressBar,
-    control: &Control,
+    control: &DemoControl,
     files: usize,
 ) -> Result<(), Fault> {
     let mut done = 0;
@@ -86,9 +86,9 @@ fn wait(
             Ok(told) => {
                 moved = Instant::now();
                 match told {
-                    Told::Bytes(n) => bar.inc(n),
-                    Told::Done => done += 1,
-                    Told::Failed(fault) => return Err(fault),
+                    ReaderMessage::Bytes(n) => bar.inc(n),
+                    ReaderMessage::Done => done += 1,
+                    ReaderMessage::Failed(fault) => return Err(fault),
                 }
             }
             Err(RecvTimeoutError::Timeout) if moved.elapsed() < control.limit => {}
@@ -104,10 +104,10 @@ fn wait(
 
 fn read_one(
     root: &Path,
-    sample: &Sample,
+    sample: &SampleFile,
     buffer: &mut [u8],
-    sender: &Sender<Told>,
-    control: &Control,
+    sender: &Sender<ReaderMessage>,
+    control: &DemoControl,
 ) -> Result<(), Fault> {
     let path = root.join(&sample.path);
     let wrong = |e: std::io::Error| Fault::failed(format!("reading {}: {e}", path.display()), "");
@@ -122,7 +122,7 @@ fn read_one(
         }
         hash.update(&buffer[..n]);
         total += n as u64;
-        let _ = sender.send(Told::Bytes(n as u64));
+        let _ = sender.send(ReaderMessage::Bytes(n as u64));
     }
     if (total, hash.digest()) != (sample.bytes, sample.checksum) {
         let text = format!(
@@ -136,7 +136,7 @@ fn read_one(
 }
 
 /// The figures of one pass.
-pub struct Pass {
+pub struct DemoPass {
     /// `cold` or `hot`.
     pub name: &'static str,
     read: ReadAll,
@@ -146,16 +146,16 @@ pub struct Pass {
     mount_cpu: Duration,
 }
 
-impl Pass {
-    /// Out of the counters of node and mount before and after.
-    pub fn new(name: &'static str, read: ReadAll, before: &Counters, after: &Counters) -> Self {
-        type Which = fn(&Counters) -> &Value;
+impl DemoPass {
+    /// From the counters of node and mount before and after.
+    pub fn new(name: &'static str, read: ReadAll, before: &StageCounters, after: &StageCounters) -> Self {
+        type Which = fn(&StageCounters) -> &Value;
         let grown = |which: Which, section: &str, counter: &str| {
-            let value = |c: &Counters| which(c)[section][counter].as_u64().unwrap_or(0);
+            let value = |c: &StageCounters| which(c)[section][counter].as_u64().unwrap_or(0);
             value(after).saturating_sub(value(before))
         };
         let (node, mount): (Which, Which) = (|c| &c.node, |c| &c.mount);
-        Pass {
+        DemoPass {
             name,
             read,
             under: grown(node, "object", "get_bytes"),

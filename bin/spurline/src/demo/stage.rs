@@ -1,7 +1,7 @@
-//! Where the demo plays: a private directory, a node and a mount as processes of this very program, and that
-//! all of it is gone afterwards, whatever happened.
+//! The demo's environment: a private directory, and a node and a mount as processes of this program. All of it is
+//! removed at the end, whatever happens.
 
-use super::Control;
+use super::DemoControl;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spurline_config::{Fault, values};
@@ -16,14 +16,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How often something that is awaited is looked at.
+/// Interval of checks while waiting.
 const TICK: Duration = Duration::from_millis(20);
-/// How long a process may take to end by itself.
+/// Longest wait for a process to end by itself.
 const END: Duration = Duration::from_secs(15);
 /// Lines of a log shown when its process fails.
 const LOG_LINES: usize = 12;
 
-/// Refuses early, in one sentence, where a mount can't work.
+/// Checks early that mounts can work here.
 ///
 /// # Errors
 /// When /dev/fuse or, for users other than root, fusermount3 is missing.
@@ -43,7 +43,7 @@ pub fn require_fuse() -> Result<(), Fault> {
 }
 
 /// The counters of both processes at one time.
-pub struct Counters {
+pub struct StageCounters {
     /// Of the node.
     pub node: Value,
     /// Of the mount.
@@ -51,18 +51,18 @@ pub struct Counters {
 }
 
 /// The directory and the processes of the demo; dropping it ends and removes all of them.
-pub struct Stage {
+pub struct DemoStage {
     node: Option<Child>,
     mount: Option<Child>,
     address: String,
     limit: Duration,
     exe: PathBuf,
-    // Last: removed when its users are gone.
+    // Last: removed after its users have ended.
     dir: TempDir,
 }
 
-impl Stage {
-    /// Makes the directory, for this user's eyes only.
+impl DemoStage {
+    /// Makes the directory, accessible to this user only.
     ///
     /// # Errors
     /// When it can't be made.
@@ -79,7 +79,7 @@ impl Stage {
         }
         let exe =
             std::env::current_exe().map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), ""))?;
-        Ok(Stage { node: None, mount: None, address: String::new(), limit, exe, dir })
+        Ok(DemoStage { node: None, mount: None, address: String::new(), limit, exe, dir })
     }
 
     /// The directory.
@@ -87,12 +87,12 @@ impl Stage {
         self.dir.path()
     }
 
-    /// Something in it.
+    /// A path in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Where the mount is.
+    /// The mountpoint.
     pub fn mountpoint(&self) -> PathBuf {
         self.path("mnt")
     }
@@ -102,11 +102,11 @@ impl Stage {
         &self.address
     }
 
-    /// How much data fits: the copies, the cache, and as much again left free.
+    /// The space for data: for the copies, the cache, and as much again left free.
     ///
     /// # Errors
-    /// When next to nothing does.
-    pub fn room(&self, wanted: u64) -> Result<u64, Fault> {
+    /// When there is almost none.
+    pub fn available_bytes(&self, wanted: u64) -> Result<u64, Fault> {
         let space = rustix::fs::statvfs(self.dir.path())
             .map_err(|e| Fault::failed(format!("{}: {e}", self.dir.path().display()), ""))?;
         let free = space.f_bavail * space.f_frsize;
@@ -128,8 +128,8 @@ impl Stage {
     ///
     /// # Errors
     /// When it fails or does not answer in time, with the end of its log.
-    pub fn start_node(&mut self, bytes: u64, control: &Control) -> Result<Duration, Fault> {
-        // A port that was free a moment ago; somebody could take it, and then the node says so.
+    pub fn start_node(&mut self, bytes: u64, control: &DemoControl) -> Result<Duration, Fault> {
+        // A port that was free a moment ago; if it is taken since, the node's error says so.
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|l| l.local_addr())
             .map_err(|e| Fault::failed(format!("a port on 127.0.0.1: {e}"), ""))?
@@ -141,20 +141,20 @@ impl Stage {
         command.args(["--free-space-ratio", "0", "--group-port"]).arg(port.to_string());
         self.node = Some(self.spawn(command, "node")?);
         let socket = self.path("run").join(SocketOwner::Node(&self.address).file_name());
-        self.await_answer(Role::Node, &socket, control)
+        self.await_answer(ServiceRole::Node, &socket, control)
     }
 
     /// Starts the mount and waits until it answers.
     ///
     /// # Errors
-    /// As [`Stage::start_node`].
-    pub fn start_mount(&mut self, control: &Control) -> Result<Duration, Fault> {
+    /// As [`DemoStage::start_node`].
+    pub fn start_mount(&mut self, control: &DemoControl) -> Result<Duration, Fault> {
         let mut command = self.command("mount");
         command.arg(self.path("data")).arg(self.mountpoint());
         command.arg("--registry").arg(format!("static:{}", self.address));
         self.mount = Some(self.spawn(command, "mount")?);
         let socket = self.path("run").join(SocketOwner::Mount(&self.mountpoint()).file_name());
-        self.await_answer(Role::Mount, &socket, control)
+        self.await_answer(ServiceRole::Mount, &socket, control)
     }
 
     fn command(&self, what: &str) -> Command {
@@ -165,7 +165,7 @@ impl Stage {
             }
         }
         command.env(RUNTIME_DIR_ENV, self.path("run")).arg(what).args(["--metrics", "none"]);
-        // Ctrl-C is for the demo alone: it ends the others in the right order.
+        // Ctrl-C reaches the demo only, which ends the others in order.
         command.process_group(0);
         command
     }
@@ -180,24 +180,25 @@ impl Stage {
         self.path(name).with_extension("log")
     }
 
-    fn child(&mut self, role: Role) -> &mut Option<Child> {
+    fn child_of(&mut self, role: ServiceRole) -> &mut Option<Child> {
         match role {
-            Role::Node => &mut self.node,
-            Role::Mount => &mut self.mount,
+            ServiceRole::Node => &mut self.node,
+            ServiceRole::Mount => &mut self.mount,
         }
     }
 
-    fn await_answer(&mut self, role: Role, socket: &Path, control: &Control) -> Result<Duration, Fault> {
+    fn await_answer(&mut self, role: ServiceRole, socket: &Path, control: &DemoControl) -> Result<Duration, Fault> {
         let start = Instant::now();
         let peer = AdminPeer::Socket(socket.to_owned(), None);
         let mountpoint = self.mountpoint();
         loop {
             control.go_on()?;
-            let mounted = role == Role::Node || locate::list_mounts()?.iter().any(|m| m.mountpoint == mountpoint);
+            let mounted =
+                role == ServiceRole::Node || locate::list_mounts()?.iter().any(|m| m.mountpoint == mountpoint);
             if mounted && peer.fetch_status(self.limit).is_ok() {
                 return Ok(start.elapsed());
             }
-            let ended = self.child(role).as_mut().and_then(|child| child.try_wait().ok().flatten());
+            let ended = self.child_of(role).as_mut().and_then(|child| child.try_wait().ok().flatten());
             if ended.is_some() || start.elapsed() > self.limit {
                 let how = match ended {
                     Some(status) => format!("ended early ({status})"),
@@ -212,7 +213,7 @@ impl Stage {
         }
     }
 
-    fn end_of_log(&self, role: Role) -> String {
+    fn end_of_log(&self, role: ServiceRole) -> String {
         let text = std::fs::read(self.log(role.name())).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().collect();
@@ -223,11 +224,11 @@ impl Stage {
     ///
     /// # Errors
     /// When one does not answer.
-    pub fn counters(&self) -> Result<Counters, Fault> {
+    pub fn counters(&self) -> Result<StageCounters, Fault> {
         let ask = |owner: SocketOwner<'_>| {
             AdminPeer::Socket(self.path("run").join(owner.file_name()), None).fetch_stats(self.limit)
         };
-        Ok(Counters {
+        Ok(StageCounters {
             node: ask(SocketOwner::Node(&self.address))?,
             mount: ask(SocketOwner::Mount(&self.mountpoint()))?,
         })
@@ -237,21 +238,21 @@ impl Stage {
     ///
     /// # Errors
     /// When it does not end, or ends badly.
-    pub fn stop_mount(&mut self, control: &Control) -> Result<(), Fault> {
-        self.stop(Role::Mount, control)
+    pub fn stop_mount(&mut self, control: &DemoControl) -> Result<(), Fault> {
+        self.stop(ServiceRole::Mount, control)
     }
 
     /// Ends the node.
     ///
     /// # Errors
-    /// As [`Stage::stop_mount`].
-    pub fn stop_node(&mut self, control: &Control) -> Result<(), Fault> {
-        self.stop(Role::Node, control)
+    /// As [`DemoStage::stop_mount`].
+    pub fn stop_node(&mut self, control: &DemoControl) -> Result<(), Fault> {
+        self.stop(ServiceRole::Node, control)
     }
 
-    fn stop(&mut self, role: Role, control: &Control) -> Result<(), Fault> {
-        let Some(mut child) = self.child(role).take() else { return Ok(()) };
-        terminate(&child);
+    fn stop(&mut self, role: ServiceRole, control: &DemoControl) -> Result<(), Fault> {
+        let Some(mut child) = self.child_of(role).take() else { return Ok(()) };
+        terminate_child(&child);
         let start = Instant::now();
         while start.elapsed() < END {
             match child.try_wait() {
@@ -267,18 +268,18 @@ impl Stage {
                 break;
             }
         }
-        *self.child(role) = Some(child);
+        *self.child_of(role) = Some(child);
         control.go_on()?;
         Err(Fault::failed(format!("the {} did not end within {} s of SIGTERM", role.name(), END.as_secs()), ""))
     }
 
-    /// Ends what still runs, by force where it must be. Never fails: it is the way out.
-    fn clear(&mut self) {
+    /// Ends what still runs, by force if needed. It never fails.
+    fn remove_all(&mut self) {
         let mountpoint = self.mountpoint();
         let mounted = || locate::list_mounts().is_ok_and(|all| all.iter().any(|m| m.mountpoint == mountpoint));
-        for role in [Role::Mount, Role::Node] {
-            let Some(mut child) = self.child(role).take() else { continue };
-            terminate(&child);
+        for role in [ServiceRole::Mount, ServiceRole::Node] {
+            let Some(mut child) = self.child_of(role).take() else { continue };
+            terminate_child(&child);
             let start = Instant::now();
             while start.elapsed() < END && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(TICK);
@@ -294,36 +295,36 @@ impl Stage {
             let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
         if mounted() {
-            // Removing the directory now would reach into the mount.
+            // Removing the directory now would delete through the mount.
             eprintln!("{} is still mounted and stays", mountpoint.display());
             self.dir.disable_cleanup(true);
         }
     }
 }
 
-impl Drop for Stage {
+impl Drop for DemoStage {
     fn drop(&mut self) {
-        self.clear();
+        self.remove_all();
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum ServiceRole {
     Node,
     Mount,
 }
 
-impl Role {
+impl ServiceRole {
     fn name(self) -> &'static str {
         match self {
-            Role::Node => "node",
-            Role::Mount => "mount",
+            ServiceRole::Node => "node",
+            ServiceRole::Mount => "mount",
         }
     }
 }
 
 /// Asks a process to end.
-fn terminate(child: &Child) {
+fn terminate_child(child: &Child) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::TERM);
     }

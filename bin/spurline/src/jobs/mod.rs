@@ -1,28 +1,27 @@
-//! `spurline load` and `spurline free`: work on many files, begun, looked at and stopped from here, done by a mount or by
-//! a coordinator.
+//! `spurline load` and `spurline free`: start, watch and stop jobs, which a mount or a coordinator runs.
 
-mod look;
 pub mod show;
+mod watch;
 
 use crate::cli::{FreeArgs, JobArgs, LoadArgs};
 use crate::{rules, signals};
-use look::Look;
 use serde_json::json;
 use spurline_config::Fault;
 use spurline_jobs::{JobAction, JobSpec};
-use spurline_runtime::jobs::place::Place;
+use spurline_runtime::jobs::worker::JobWorker;
 use spurline_runtime::{group, setup};
 use std::io::Read as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use watch::JobWatch;
 
 /// Runs `spurline load`.
 ///
 /// # Errors
 /// When the paths are in no mount, or its process refuses the job or does not answer.
-pub fn load(args: LoadArgs) -> Result<ExitCode, Fault> {
-    run(JobAction::Load, &args.path, &args.job, args.pin, |spec| JobSpec {
+pub fn load_files(args: LoadArgs) -> Result<ExitCode, Fault> {
+    run_job(JobAction::Load, &args.path, &args.job, args.pin, |spec| JobSpec {
         metadata_only: args.metadata_only,
         verify: args.verify,
         skip_if_exists: args.skip_if_exists,
@@ -34,12 +33,12 @@ pub fn load(args: LoadArgs) -> Result<ExitCode, Fault> {
 /// Runs `spurline free`.
 ///
 /// # Errors
-/// As [`load`].
-pub fn free(args: FreeArgs) -> Result<ExitCode, Fault> {
-    run(JobAction::Free, &args.path, &args.job, false, |spec| spec)
+/// As [`load_files`].
+pub fn free_files(args: FreeArgs) -> Result<ExitCode, Fault> {
+    run_job(JobAction::Free, &args.path, &args.job, false, |spec| spec)
 }
 
-fn run(
+fn run_job(
     action: JobAction,
     paths: &[String],
     args: &JobArgs,
@@ -54,7 +53,7 @@ fn run(
             format!("name files or folders: spurline {action} PATH, or a list of them with --files-from FILE"),
         ));
     }
-    let (place, below) = find(action, paths, args)?;
+    let (place, below) = find_worker(action, paths, args)?;
     let spec = more(JobSpec {
         action,
         source: place.source().to_owned(),
@@ -71,29 +70,29 @@ fn run(
     });
     spec.file_filter()
         .map_err(|why| Fault::usage(why, "* is any part of a name, ** any folders, [ab] one of these"))?;
-    let mut look = Look::new(&place, args.json, look::words(action, paths, args, &place));
+    let mut look = JobWatch::new(&place, args.json, watch::job_words(action, paths, args, &place));
     if args.progress || args.stop {
-        // Who gives no options means whatever is done with these paths.
+        // Without options, any job on these paths is meant.
         let id = if spec.is_plain() { spec.subject() } else { spec.id() };
         let todo = if args.stop { "stop" } else { "progress" };
-        let now = place.ask(&json!({"do": todo, "id": id}), 0).map_err(|error| place.fault(&error))?;
+        let now = place.send_request(&json!({"do": todo, "id": id}), 0).map_err(|error| place.fault_of(&error))?;
         if args.stop {
-            return look.ended(&now);
+            return look.print_end(&now);
         }
         if args.json || !show::is_terminal() {
-            look.others(&now);
-            return Ok(show::report(&now, args.json));
+            look.print_others(&now);
+            return Ok(show::print_report(&now, args.json));
         }
-        return look.watch(&now, &*signals::raised(1)?, false);
+        return look.watch_job(&now, &*signals::stop_flag(1)?, false);
     }
     if pin && let Some(registry) = &args.registry {
         let trust = args.trust.check()?;
         rules::pin_before_load(registry, &args.cache_group, &trust, (place.source(), &spec.paths), args.json)?;
     }
-    // From before the job: a signal in between must not leave it running.
-    let interrupted = if args.submit { Arc::default() } else { signals::raised(1)? };
+    // Installed before the job starts: a signal in between must not leave it running.
+    let interrupted = if args.submit { Arc::default() } else { signals::stop_flag(1)? };
     let submit = json!({"do": "submit", "spec": spec});
-    let begun = place.ask(&submit, 0).map_err(|error| place.fault(&error))?;
+    let begun = place.send_request(&submit, 0).map_err(|error| place.fault_of(&error))?;
     let joined = begun["joined"] == true;
     if args.submit {
         if args.json {
@@ -111,16 +110,16 @@ fn run(
     if joined && !args.json {
         anstream::eprintln!("{} was under way already; Ctrl-C ends this look at it, --stop ends the job", spec.id());
     }
-    look.watch(&begun, &interrupted, !joined)
+    look.watch_job(&begun, &interrupted, !joined)
 }
 
-/// Who does a job on `paths`, and what they are below its source.
-fn find(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(Place, Vec<String>), Fault> {
+/// The worker of a job on `paths`, and the paths below its source.
+fn find_worker(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(JobWorker, Vec<String>), Fault> {
     let url = paths.iter().find(|path| path.contains("://"));
     match (&args.registry, &args.source, url) {
         (Some(registry), Some(source), _) => {
             let trust = setup::open_trust(&args.trust.check()?, &group::hostname())?;
-            Place::group(registry, &args.cache_group, source, trust, paths)
+            JobWorker::of_group(registry, &args.cache_group, source, trust, paths)
         }
         (Some(registry), None, _) if args.said.registry || args.said.cache_group || url.is_some() => Err(Fault::usage(
             format!("of which source are these files? {registry} does not know it"),
@@ -139,14 +138,14 @@ fn find(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(Place, V
             "give --registry coordinator://HOST:PORT, or set SPURLINE_REGISTRY, and --source URL; or name a path in a \
              mount of this machine, whose process does it",
         )),
-        _ => Place::of(paths),
+        _ => JobWorker::of_paths(paths),
     }
 }
 
-/// The paths of a list, one a line; `-` is standard input.
+/// The paths of a list, one per line; `-` is standard input.
 ///
 /// # Errors
-/// When it can't be read, or has none.
+/// When it can't be read, or is empty.
 fn listed_paths(file: &Path) -> Result<Vec<String>, Fault> {
     let mut text = String::new();
     let read = if file == Path::new("-") {

@@ -1,6 +1,6 @@
-//! A job for a person: a bar while it works, a few lines at its end.
+//! Shows a job: a progress bar while it runs, a few lines when it has ended.
 
-use crate::report::{plain, printable};
+use crate::report::{printable, printable_json};
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
@@ -13,60 +13,60 @@ use std::process::ExitCode;
 const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default().bold();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
-/// Failed files that are named on a terminal; `--json` has more.
+/// Failed files listed on a terminal; `--json` lists more.
 const NAMED: usize = 10;
 const STEPS: u64 = 1000;
 
-/// Whether somebody looks.
+/// Whether standard error is a terminal.
 pub fn is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
 /// The bar, on a terminal only.
-pub struct Bar(ProgressBar);
+pub struct JobBar(ProgressBar);
 
-impl Bar {
-    /// A bar that is empty; none at all when `quiet`.
+impl JobBar {
+    /// An empty bar; none when `quiet`.
     pub fn new(quiet: bool) -> Self {
         let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let style = ProgressStyle::with_template("{spinner} {bar:28.cyan/dim} {msg}");
         let bar = ProgressBar::with_draw_target(Some(STEPS), target);
-        Bar(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+        JobBar(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
     }
 
-    /// Shows how far the job is.
+    /// Shows the progress.
     pub fn show(&self, job: &Value) {
-        let Some((progress, counts)) = progress(job) else { return };
+        let Some((progress, counts)) = progress_of(job) else { return };
         let share = progress.share(counts).unwrap_or(0.0);
         self.0.set_position((share * STEPS as f64) as u64);
-        self.0.set_message(line(&progress, counts));
+        self.0.set_message(progress_line(&progress, counts));
         self.0.tick();
     }
 
-    /// Says something beside it.
+    /// Prints a line above the bar.
     pub fn say(&self, words: &str) {
         self.0.suspend(|| anstream::eprintln!("{words}"));
     }
 
-    /// Takes it away.
+    /// Removes the bar.
     pub fn end(&self) {
         self.0.finish_and_clear();
     }
 }
 
-fn progress(job: &Value) -> Option<(JobProgress, CountOptions)> {
-    // With names of files, which may hold anything.
-    let job = plain(job.clone());
+fn progress_of(job: &Value) -> Option<(JobProgress, CountOptions)> {
+    // File names may contain control characters.
+    let job = printable_json(job.clone());
     let progress = serde_json::from_value(job.clone()).ok()?;
     Some((progress, serde_json::from_value(job).unwrap_or_default()))
 }
 
-/// Of how many files people are told: what could not be found is no file of the total, and failed.
-fn of(p: &JobProgress, done: u64) -> u64 {
+/// The number of files shown: paths that were not found are failures, but no part of the total.
+fn total_text(p: &JobProgress, done: u64) -> u64 {
     p.files_total.max(done + p.files_failed)
 }
 
-fn duration(seconds: f64) -> String {
+fn duration_text(seconds: f64) -> String {
     match seconds {
         s if s < 10.0 => format!("{s:.1} s"),
         s if s < 120.0 => format!("{s:.0} s"),
@@ -76,13 +76,13 @@ fn duration(seconds: f64) -> String {
 }
 
 /// The line beside the bar.
-fn line(p: &JobProgress, counts: CountOptions) -> String {
+fn progress_line(p: &JobProgress, counts: CountOptions) -> String {
     let at_least = if p.listed { "" } else { "+" };
     let (files, bytes) = match p.state {
         JobState::Verifying => (p.files_verified, p.bytes_verified),
         _ => (p.files_done, p.bytes_done),
     };
-    let mut line = format!("{} {files} of {}{at_least} files", p.state.word().to_lowercase(), of(p, files));
+    let mut line = format!("{} {files} of {}{at_least} files", p.state.word().to_lowercase(), total_text(p, files));
     if counts.metadata_only {
         let _ = write!(line, ", {:.0}/s", p.files_per_second);
     } else {
@@ -93,7 +93,7 @@ fn line(p: &JobProgress, counts: CountOptions) -> String {
         let _ = write!(line, ", {} failed", p.files_failed);
     }
     if let Some(left) = p.remaining(counts) {
-        let _ = write!(line, ", {} left", duration(left));
+        let _ = write!(line, ", {} left", duration_text(left));
     }
     if !p.why.is_empty() {
         let _ = write!(line, " ({})", p.why);
@@ -101,9 +101,9 @@ fn line(p: &JobProgress, counts: CountOptions) -> String {
     line
 }
 
-/// Prints what came of a job, or how far it is; the exit code is 1 when it failed or was stopped.
-pub fn report(job: &Value, as_json: bool) -> ExitCode {
-    let Some((p, counts)) = progress(job) else {
+/// Prints the outcome or the progress of a job; the exit code is 1 when it failed or was stopped.
+pub fn print_report(job: &Value, as_json: bool) -> ExitCode {
+    let Some((p, counts)) = progress_of(job) else {
         anstream::println!("{job}");
         return ExitCode::FAILURE;
     };
@@ -112,29 +112,29 @@ pub fn report(job: &Value, as_json: bool) -> ExitCode {
         anstream::println!("{job}");
     } else {
         let id = printable(job["id"].as_str().unwrap_or("job").as_bytes());
-        anstream::print!("{}", text(&id, job["action"] == "free", &p, counts));
+        anstream::print!("{}", report_text(&id, job["action"] == "free", &p, counts));
     }
     ExitCode::from(u8::from(bad))
 }
 
-fn text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> String {
+fn report_text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> String {
     let colour = match p.state {
         JobState::Succeeded => GREEN,
         JobState::Failed | JobState::Stopped => RED,
         JobState::Waiting | JobState::Running | JobState::Verifying => YELLOW,
     };
-    let mut out = format!("{id}  {colour}{}{colour:#}  {}", p.state, duration(p.seconds));
+    let mut out = format!("{id}  {colour}{}{colour:#}  {}", p.state, duration_text(p.seconds));
     if !p.why.is_empty() {
         let _ = write!(out, "  {}", p.why);
     }
     let at_least = if p.listed { "" } else { "+" };
-    // What is found wrong when it is read back was loaded, and is not done.
+    // A file that fails its check was loaded, but is not done.
     let (done, word) = match counts {
         CountOptions { verify: true, .. } => (p.files_verified, "verified"),
         CountOptions { metadata_only: true, .. } => (p.files_done, "looked up"),
         _ => (p.files_done, "done"),
     };
-    let _ = write!(out, "\n  files   {done} of {}{at_least} {word}", of(p, done));
+    let _ = write!(out, "\n  files   {done} of {}{at_least} {word}", total_text(p, done));
     if counts.verify {
         let _ = write!(out, ", {} loaded", p.files_done);
     }
@@ -144,9 +144,9 @@ fn text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> String {
     if p.files_failed > 0 {
         let _ = write!(out, ", {RED}{} failed{RED:#}", p.files_failed);
     }
-    bytes(&mut out, free, p, counts);
+    bytes_line(&mut out, free, p, counts);
     if let Some(left) = p.remaining(counts) {
-        let _ = write!(out, ", {} left", duration(left));
+        let _ = write!(out, ", {} left", duration_text(left));
     }
     out.push('\n');
     if !p.note.is_empty() {
@@ -161,15 +161,15 @@ fn text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> String {
     out
 }
 
-/// The line of bytes, where there are any to bring.
-fn bytes(out: &mut String, free: bool, p: &JobProgress, counts: CountOptions) {
+/// The line of bytes, for jobs that transfer any.
+fn bytes_line(out: &mut String, free: bool, p: &JobProgress, counts: CountOptions) {
     if counts.metadata_only {
         return;
     }
     let at_least = if p.listed { "" } else { "+" };
     let (done, total, moved) = (human_bytes(p.bytes_done), human_bytes(p.bytes_total), human_bytes(p.bytes_moved));
     if free {
-        // How long the files are says nothing of how much of them was held, nor of how fast that went.
+        // The size of the files says neither how much of them was cached nor how fast that was dropped.
         let _ = write!(out, "\n  bytes   {moved} freed, of files of {total}{at_least}");
         return;
     }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     fn told(p: &JobProgress, counts: CountOptions) -> String {
-        anstream::adapter::strip_str(&text("load-1", false, p, counts)).to_string()
+        anstream::adapter::strip_str(&report_text("load-1", false, p, counts)).to_string()
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
         };
         let said = told(&p, CountOptions { verify: true, metadata_only: false });
         assert!(said.contains("files   0 of 3 verified, 3 loaded, 3 failed"), "{said}");
-        // Three were found and done, three names were not found.
+        // Three files were done, three names were not found.
         let said = told(&p, CountOptions::default());
         assert!(said.contains("files   3 of 6 done, 3 failed"), "{said}");
         let p = JobProgress { files_failed: 0, note: "1 node is up: 1 copy at most".into(), ..p };

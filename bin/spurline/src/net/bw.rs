@@ -1,8 +1,9 @@
-//! `spurline net bw`: how much goes through, at what cost on both ends, and what to make of it.
+//! `spurline net bw`: measures throughput and its cost on both ends, and judges the result.
 
 use super::causes;
 use super::peer::{
-    Carrier, DIM, HEAD, PeerArgs, RailsArgs, conclude, end, gigabits, interrupt, judgement_json, line, peer_json,
+    CarrierKind, DIM, HEAD, PeerArgs, RailsArgs, end_text, gigabits_text, interrupt_flag, judgement_json, peer_json,
+    print_verdict, progress_line,
 };
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -18,71 +19,71 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const GIB: f64 = (1u32 << 30) as f64;
-/// How long it measures when nothing is said.
+/// Default length of a measurement.
 const TIME: Duration = Duration::from_secs(10);
-/// The end of a measurement by bytes: far away, as a stream that stands still fails by `--timeout`.
+/// Time limit of a measurement by bytes; a stream that stalls fails earlier, by `--timeout`.
 const LONG: Duration = Duration::from_secs(7 * 86_400);
 
-/// Which way the bytes go.
+/// Direction of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Direction {
+pub enum BwDirection {
     /// From the other end to this one
     Read,
     /// From this end to the other
     Write,
-    /// Both at once, with as many streams each
+    /// Both directions at once, with as many streams each
     Both,
 }
 
-impl Direction {
+impl BwDirection {
     fn name(self) -> &'static str {
         match self {
-            Direction::Read => "read",
-            Direction::Write => "write",
-            Direction::Both => "both",
+            BwDirection::Read => "read",
+            BwDirection::Write => "write",
+            BwDirection::Both => "both",
         }
     }
 }
 
-/// What moves the bytes over rdma.
+/// The RDMA operation that moves the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BwVerb {
-    /// WRITE into the reader's memory; reads are asked for by a small message, as a mount asks a node
+    /// WRITE into the reader's memory, requested by a small message, as between a mount and a node
     Write,
-    /// READ: this end takes the bytes out of the other end's memory, whose program has no part in it
+    /// READ from the other end's memory, without its processor
     Read,
-    /// SEND: messages, taken one after the other
+    /// SEND: messages, received one after another
     Send,
 }
 
-/// What `net bw` is told.
+/// The arguments of `net bw`.
 #[derive(Debug, Args)]
 pub struct BwArgs {
     /// The other end.
     #[command(flatten)]
     pub peer: PeerArgs,
-    /// Over which interfaces.
+    /// The interfaces.
     #[command(flatten)]
     pub over: RailsArgs,
-    /// Which way the bytes go
+    /// Direction of the data
     #[arg(short, long, value_name = "WAY", default_value = "read")]
-    pub direction: Direction,
-    /// Connections, a thread each on both ends
+    pub direction: BwDirection,
+    /// Connections, with one thread each on both ends
     #[arg(short = 'P', long, value_name = "N", default_value_t = 4)]
     pub streams: usize,
     /// Bytes of one operation
     #[arg(short = 'l', long, value_name = "SIZE", default_value = "1M")]
     pub size: Size,
-    /// Operations under way on each stream
+    /// Operations in flight on each stream
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     pub depth: u32,
-    /// What moves the bytes over rdma [default: write]
+    /// RDMA operation that moves the data [default: write]
     #[arg(long, value_name = "VERB")]
     pub verb: Option<BwVerb>,
-    /// How long [default: 10s, with --bytes until they are through]
+    /// Length of the measurement [default: 10s, with --bytes until all are transferred]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub time: Option<Duration>,
-    /// How much, rounded up to whole operations
+    /// Bytes to transfer, rounded up to whole operations
     #[arg(short = 'n', long, value_name = "SIZE")]
     pub bytes: Option<Size>,
     /// Drop received bytes in the kernel (MSG_TRUNC) instead of copying them to memory: measures the network without
@@ -94,15 +95,18 @@ pub struct BwArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When the words are wrong, or the other end can't be called.
+/// When an argument is wrong, or the other end can't be reached.
 pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
-    let mut plan = plan(&args, args.streams)?;
-    let raised = interrupt()?;
-    let mut session = args.peer.connect()?;
-    let paths = args.over.paths(&mut session, plan.transport)?;
+    let mut plan = bandwidth_plan(&args, args.streams)?;
+    let raised = interrupt_flag()?;
+    let mut session = args.peer.connect_probe()?;
+    let paths = args.over.plan_paths(&mut session, plan.transport)?;
     if !paths.is_empty() {
-        // As many streams over each.
-        plan = ProbePlan { paths: paths.clone(), ..self::plan(&args, args.streams.next_multiple_of(paths.len()))? };
+        // The same number of streams on each path.
+        plan = ProbePlan {
+            paths: paths.clone(),
+            ..self::bandwidth_plan(&args, args.streams.next_multiple_of(paths.len()))?
+        };
     }
     let limits = RunLimits {
         time: args.time.unwrap_or(if args.bytes.is_some() { LONG } else { TIME }),
@@ -110,7 +114,7 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
         patience: args.peer.timeout,
         pause: Duration::ZERO,
     };
-    let live = line(args.peer.json);
+    let live = progress_line(args.peer.json);
     let mut last = RunProgress::default();
     let outcome = measure::run_measurement(&mut session, &plan, &limits, &raised, &mut |now| {
         let since = now.elapsed.saturating_sub(last.elapsed).as_secs_f64();
@@ -132,27 +136,27 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
     live.finish_and_clear();
     let outcome = outcome?;
     let mut judgement = judge::judge_bandwidth(&outcome);
-    causes::name(&mut judgement, &mut session, &outcome);
+    causes::add_findings(&mut judgement, &mut session, &outcome);
     if args.peer.json {
         let mut all = to_json(&session, &outcome, "bw");
         all["direction"] = json!(args.direction.name());
         all["judgement"] = judgement_json(&judgement);
         anstream::println!("{all:#}");
     } else {
-        show(&session, &outcome, args.direction);
+        result_text(&session, &outcome, args.direction);
     }
-    Ok(conclude(&judgement, args.peer.json))
+    Ok(print_verdict(&judgement, args.peer.json))
 }
 
-fn plan(args: &BwArgs, streams: usize) -> Result<ProbePlan, Fault> {
+fn bandwidth_plan(args: &BwArgs, streams: usize) -> Result<ProbePlan, Fault> {
     let count = streams;
-    let rdma = args.peer.transport == Carrier::Rdma;
+    let rdma = args.peer.transport == CarrierKind::Rdma;
     if args.verb.is_some() && !rdma {
         return Err(Fault::usage("--verb: tcp has no verbs", "add --transport rdma, or leave --verb out"));
     }
     let (read, write) = match args.verb.unwrap_or(BwVerb::Write) {
         BwVerb::Write => (ProbeOp::Read, ProbeOp::Write),
-        BwVerb::Read if args.direction == Direction::Write => {
+        BwVerb::Read if args.direction == BwDirection::Write => {
             let remedy = "give --direction read, or both (READ one way, WRITE the other)";
             return Err(Fault::usage("--verb read moves bytes to this end", remedy));
         }
@@ -160,9 +164,9 @@ fn plan(args: &BwArgs, streams: usize) -> Result<ProbePlan, Fault> {
         BwVerb::Send => (ProbeOp::Receive, ProbeOp::Send),
     };
     let streams = match args.direction {
-        Direction::Read => vec![read; count],
-        Direction::Write => vec![write; count],
-        Direction::Both => [vec![read; count], vec![write; count]].concat(),
+        BwDirection::Read => vec![read; count],
+        BwDirection::Write => vec![write; count],
+        BwDirection::Both => [vec![read; count], vec![write; count]].concat(),
     };
     let plan = ProbePlan {
         transport: args.peer.transport.into(),
@@ -180,22 +184,22 @@ fn plan(args: &BwArgs, streams: usize) -> Result<ProbePlan, Fault> {
     Ok(plan)
 }
 
-/// Processor seconds per GiB that moved.
+/// Processor seconds per GiB transferred.
 fn per_gib(seconds: f64, bytes: u64) -> Option<f64> {
     (bytes > 0).then(|| seconds / (bytes as f64 / GIB))
 }
 
-fn show(session: &ProbeSession, outcome: &ProbeOutcome, direction: Direction) {
+fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, direction: BwDirection) {
     let (plan, measured) = (&outcome.plan, &outcome.measured);
     let there = outcome.report.as_ref().map_or(&session.welcome.link, |r| &r.link);
     if outcome.rails.is_empty() {
-        anstream::println!("from {}", end(&outcome.link));
-        anstream::println!("to   {}, {}", end(there), session.welcome.host);
+        anstream::println!("from {}", end_text(&outcome.link));
+        anstream::println!("to   {}, {}", end_text(there), session.welcome.host);
     }
     for rail in &outcome.rails {
-        let to = rail.peer.as_ref().map_or("the other end".to_owned(), end);
+        let to = rail.peer.as_ref().map_or("the other end".to_owned(), end_text);
         let rate = (rail.read_bytes + rail.write_bytes) as f64 / measured.elapsed.as_secs_f64().max(1e-9);
-        anstream::println!("{} to {to}: {:.3} GB/s", end(&rail.link), rate / 1e9);
+        anstream::println!("{} to {to}: {:.3} GB/s", end_text(&rail.link), rate / 1e9);
     }
     let streams = plan.streams.len();
     let word = if streams == 1 { "stream" } else { "streams" };
@@ -218,10 +222,10 @@ fn show(session: &ProbeSession, outcome: &ProbeOutcome, direction: Direction) {
             let share = match port {
                 Some((bits, _)) if !outcome.rails.is_empty() => {
                     let count = outcome.rails.len();
-                    format!("{:.0} % of {} of {count} interfaces", rate * 800.0 / bits as f64, gigabits(bits))
+                    format!("{:.0} % of {} of {count} interfaces", rate * 800.0 / bits as f64, gigabits_text(bits))
                 }
                 Some((bits, link)) => {
-                    format!("{:.0} % of {} of {}", rate * 800.0 / bits as f64, gigabits(bits), link.interface)
+                    format!("{:.0} % of {} of {}", rate * 800.0 / bits as f64, gigabits_text(bits), link.interface)
                 }
                 None => "port rate unknown".into(),
             };
@@ -255,7 +259,7 @@ fn show(session: &ProbeSession, outcome: &ProbeOutcome, direction: Direction) {
     }
 }
 
-/// An operation, for a person and in JSON.
+/// The name of an operation, in text and JSON.
 pub(super) fn op_word(op: ProbeOp) -> &'static str {
     match op {
         ProbeOp::Read => "read",
@@ -268,7 +272,7 @@ pub(super) fn op_word(op: ProbeOp) -> &'static str {
     }
 }
 
-/// Percentiles for a person.
+/// Percentiles as text.
 pub(super) fn times_line(times: &LatencyTimes) -> String {
     let at = |share: f64| judge::format_micros(times.quantile_us(share));
     format!(
@@ -297,7 +301,7 @@ fn plan_ops(plan: &ProbePlan) -> Vec<&'static str> {
     words
 }
 
-/// What a measurement came to, with names that stay.
+/// The outcome of a measurement as JSON; the names are stable.
 pub(super) fn to_json(session: &ProbeSession, outcome: &ProbeOutcome, command: &str) -> Value {
     let (plan, measured, report) = (&outcome.plan, &outcome.measured, outcome.report.as_ref());
     let rates = judge::byte_rates(outcome);

@@ -1,5 +1,5 @@
-//! Which findings of the doctor may be why a measurement came out poor, on both ends. What is a finding is the fabric
-//! crate's to know, and what is poor the probe's.
+//! Findings of the doctor that may explain a poor measurement, on both ends. The fabric crate makes findings, and the
+//! probe crate judges measurements.
 
 use spurline_fabric::finding::id;
 use spurline_fabric::{DoctorOptions, HostFacts, HostFinding, HostTree, Severity, archive, examine};
@@ -8,12 +8,12 @@ use spurline_probe::judge::{ProbeVerdict, RelatedFinding, VerdictLevel};
 use spurline_probe::measure::ProbeOutcome;
 use std::time::Duration;
 
-/// How long the other end may take to gather its facts.
+/// Longest wait for the other end's facts.
 const PEER: Duration = Duration::from_secs(10);
-/// The most that one sentence names.
+/// The most findings that one sentence names.
 const MOST: usize = 4;
 
-/// What makes a port or an interface slow.
+/// Findings that slow down a port or an interface.
 const OF_A_PORT: &[&str] = &[
     id::LINK_RATE,
     id::LINK_WIDTH,
@@ -33,11 +33,11 @@ const OF_A_PORT: &[&str] = &[
     id::RELAXED_ORDERING,
     id::NUMA_DISTANCE,
 ];
-/// What makes a host slow.
+/// Findings that slow down a host.
 const OF_A_HOST: &[&str] = &[id::CPU_GOVERNOR, id::IOMMU];
 
-/// Adds to a poor judgement the findings that bear on the interfaces that were measured, and names them in its sentence.
-pub fn name(judgement: &mut ProbeVerdict, session: &mut ProbeSession, outcome: &ProbeOutcome) {
+/// Adds to a poor verdict the findings about the measured interfaces, and names them in its sentence.
+pub fn add_findings(judgement: &mut ProbeVerdict, session: &mut ProbeSession, outcome: &ProbeOutcome) {
     if judgement.level != VerdictLevel::Poor || outcome.same_host {
         return;
     }
@@ -47,7 +47,7 @@ pub fn name(judgement: &mut ProbeVerdict, session: &mut ProbeSession, outcome: &
         rails.chain(first).map(|link| link.interface.clone()).collect()
     };
     judgement.causes.extend(of_end(&HostTree::live(), &links(true), true));
-    // A server that gives no facts leaves its half out.
+    // A server without facts contributes no findings.
     let facts = session.welcome.facts.then(|| session.fetch_facts(PEER).ok()).flatten();
     if let Some(entries) = facts.and_then(|bytes| archive::read_archive(bytes.as_slice()).ok()) {
         judgement.causes.extend(of_end(&HostTree::from_memory(entries), &links(false), false));
@@ -80,11 +80,11 @@ fn of_end(tree: &HostTree, interfaces: &[String], here: bool) -> Vec<RelatedFind
     }
     let cause = |f: &HostFinding| RelatedFinding { id: f.id, subject: f.subject.clone(), here };
     let found = examine(tree, &DoctorOptions::default());
-    found.iter().filter(|f| bears(f, &names)).map(cause).collect()
+    found.iter().filter(|f| bears_on(f, &names)).map(cause).collect()
 }
 
-/// Whether a finding may slow down traffic over what has these names.
-fn bears(finding: &HostFinding, names: &[&str]) -> bool {
+/// Whether a finding may slow down traffic over the interfaces and devices of these names.
+fn bears_on(finding: &HostFinding, names: &[&str]) -> bool {
     let weighs = finding.severity != Severity::Info || finding.id == id::IPOIB_MODE;
     let whole = |c: char| !(c.is_alphanumeric() || "_-.@".contains(c));
     let about = || finding.subject.split(whole).any(|word| names.contains(&word));
@@ -99,13 +99,13 @@ mod tests {
     fn findings_of_other_interfaces_are_left_out() {
         let finding = |id, severity, subject: &str| HostFinding::new(id, severity, subject, "", "");
         let names = ["ib0", "mlx5_0"];
-        assert!(bears(&finding(id::PCIE_WIDTH, Severity::Warning, "mlx5_0"), &names));
-        assert!(bears(&finding(id::LINK_RATE, Severity::Warning, "mlx5_0/1"), &names));
-        assert!(bears(&finding(id::IPOIB_MODE, Severity::Info, "ib0"), &names));
-        assert!(bears(&finding(id::SAME_SUBNET, Severity::Warning, "ib0, ib1"), &names));
-        assert!(bears(&finding(id::CPU_GOVERNOR, Severity::Warning, "processors"), &names));
-        assert!(!bears(&finding(id::MTU_LOW, Severity::Warning, "ib01"), &names));
-        assert!(!bears(&finding(id::MTU_LOW, Severity::Info, "ib0"), &names));
-        assert!(!bears(&finding(id::NOT_PERSISTED, Severity::Warning, "ib0"), &names));
+        assert!(bears_on(&finding(id::PCIE_WIDTH, Severity::Warning, "mlx5_0"), &names));
+        assert!(bears_on(&finding(id::LINK_RATE, Severity::Warning, "mlx5_0/1"), &names));
+        assert!(bears_on(&finding(id::IPOIB_MODE, Severity::Info, "ib0"), &names));
+        assert!(bears_on(&finding(id::SAME_SUBNET, Severity::Warning, "ib0, ib1"), &names));
+        assert!(bears_on(&finding(id::CPU_GOVERNOR, Severity::Warning, "processors"), &names));
+        assert!(!bears_on(&finding(id::MTU_LOW, Severity::Warning, "ib01"), &names));
+        assert!(!bears_on(&finding(id::MTU_LOW, Severity::Info, "ib0"), &names));
+        assert!(!bears_on(&finding(id::NOT_PERSISTED, Severity::Warning, "ib0"), &names));
     }
 }

@@ -1,4 +1,4 @@
-//! `spurline net collect`: what the reading commands read of this host, into one file.
+//! `spurline net collect`: packs the files that `net list` and `net doctor` read from this host.
 
 use super::facts::FromArgs;
 use clap::Args;
@@ -9,10 +9,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What `net collect` is told.
+/// The arguments of `net collect`.
 #[derive(Debug, Args)]
 pub struct CollectArgs {
-    /// The file to write; `-` for standard output
+    /// File to write; - is standard output
     #[arg(short, long, value_name = "FILE.tar.zst")]
     pub output: PathBuf,
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
     let failed = |e: std::io::Error| {
         Fault::failed(format!("{}: {e}", args.output.display()), "name a file in a directory that is writable")
     };
-    let (packed, files) = pack(&tree).map_err(failed)?;
+    let (packed, files) = pack_facts(&tree).map_err(failed)?;
     if args.output.as_os_str() == "-" {
         std::io::stdout().write_all(&packed).map_err(failed)?;
         return Ok(ExitCode::SUCCESS);
@@ -52,11 +52,11 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file's bytes, and how many files of the host are in them.
+/// The archive, and the number of files in it.
 ///
 /// # Errors
 /// When they can't be packed.
-pub(super) fn pack(tree: &HostTree) -> std::io::Result<(Vec<u8>, usize)> {
+pub(super) fn pack_facts(tree: &HostTree) -> std::io::Result<(Vec<u8>, usize)> {
     let entries = collect_facts(tree, |tree| drop(examine(tree, &DoctorOptions::default())));
     let mut packed = Vec::new();
     archive::write_archive(&entries, &mut packed)?;

@@ -1,4 +1,4 @@
-//! `spurline net doctor`: findings, the worst first. What is a finding is the fabric crate's to know.
+//! `spurline net doctor`: prints findings, the worst first. The fabric crate makes them.
 
 use super::facts::{self, FromArgs};
 use super::table::{BAD, DIM, GOOD, WARN};
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long the other end may take to answer, and to send its facts.
+/// Longest wait for the other end's answer, and for its facts.
 const PEER: Duration = Duration::from_secs(10);
 
 /// Examples of --help.
@@ -36,7 +36,7 @@ Examples:
   What a finding means:
     spurline net doctor --explain SAME-SUBNET";
 
-/// What `net doctor` is told.
+/// The arguments of `net doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
@@ -44,30 +44,30 @@ pub struct DoctorArgs {
     /// Print the page about a finding, and nothing else
     #[arg(long, value_name = "ID")]
     pub explain: Option<String>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// What an examination is told; `net fix` takes the same.
+/// The arguments of an examination, for `net doctor` and `net fix`.
 #[derive(Debug, Clone, Args)]
 pub struct AskArgs {
     #[command(flatten)]
     pub from: FromArgs,
-    /// Interfaces that have to carry RDMA: what is in their way is an error
+    /// Interfaces that must carry RDMA; obstacles on them are errors
     #[arg(long, value_name = "IF[:IF]")]
     pub for_rdma: Option<String>,
-    /// The other end to compare with: a host that runs `net serve`, a file of `net collect`, or a folder laid out like /
+    /// Other end to compare with: a host that runs `net serve`, a file of `net collect`, or a folder laid out like /
     #[arg(long, value_name = "HOST|FILE|DIR")]
     pub peer: Option<String>,
-    /// The link layer that every port is meant to have
+    /// Expected link layer of every port
     #[arg(long, value_name = "LAYER")]
-    pub expect: Option<Expect>,
+    pub expect: Option<ExpectedTransport>,
 }
 
 /// A link layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Expect {
+pub enum ExpectedTransport {
     /// InfiniBand.
     Infiniband,
     /// Ethernet: RoCE or iWARP.
@@ -75,11 +75,11 @@ pub enum Expect {
 }
 
 impl AskArgs {
-    /// The question, with the peer's facts read.
+    /// The options of the examination, with the peer's facts.
     ///
     /// # Errors
-    /// When the peer's facts can't be read, or a name is none.
-    pub fn ask(&self, tree: &HostTree) -> Result<DoctorOptions, Fault> {
+    /// When the peer's facts can't be read, or a name is not valid.
+    pub fn to_options(&self, tree: &HostTree) -> Result<DoctorOptions, Fault> {
         let for_rdma: Vec<String> = match &self.for_rdma {
             None => Vec::new(),
             Some(list) => list.split([':', ',']).map(|n| n.trim().to_owned()).collect(),
@@ -93,27 +93,34 @@ impl AskArgs {
         let mut trials = Vec::new();
         let peer = match &self.peer {
             None => None,
-            Some(peer) if Path::new(peer).exists() => Some(HostFacts::read_from(&facts::open(Path::new(peer))?)),
+            Some(peer) if Path::new(peer).exists() => Some(HostFacts::read_from(&facts::open_facts(Path::new(peer))?)),
             Some(peer) => {
-                let (there, port) = called(peer)?;
+                let (there, port) = fetch_host(peer)?;
                 let there = HostFacts::read_from(&there);
                 if tree.is_live() {
-                    trials = trials::run(&HostFacts::read_from(tree), &there, &for_rdma, port);
+                    trials = trials::run_trials(&HostFacts::read_from(tree), &there, &for_rdma, port);
                 }
                 Some(there)
             }
         };
         let expect = self.expect.map(|e| match e {
-            Expect::Infiniband => LinkLayer::InfiniBand,
-            Expect::Ethernet => LinkLayer::Ethernet,
+            ExpectedTransport::Infiniband => LinkLayer::InfiniBand,
+            ExpectedTransport::Ethernet => LinkLayer::Ethernet,
         });
-        let obstacles = obstacles(tree, &for_rdma)?;
-        Ok(DoctorOptions { for_rdma, expect, peer, trials, subnet_manager: subnet::ask(tree), obstacles })
+        let obstacles = rail_obstacles(tree, &for_rdma)?;
+        Ok(DoctorOptions {
+            for_rdma,
+            expect,
+            peer,
+            trials,
+            subnet_manager: subnet::query_subnet_manager(tree),
+            obstacles,
+        })
     }
 }
 
-/// Why a node or a mount on this host would refuse these interfaces as rails: by the function that they use.
-fn obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>, Fault> {
+/// Why a node or a mount on this host would refuse these interfaces as rails, by the function that they use.
+fn rail_obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>, Fault> {
     if !tree.is_live() {
         return Ok(Vec::new());
     }
@@ -136,7 +143,7 @@ fn obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>, Fau
 }
 
 /// The facts of a host that runs `net serve`, and its port.
-fn called(host: &str) -> Result<(HostTree, u16), Fault> {
+fn fetch_host(host: &str) -> Result<(HostTree, u16), Fault> {
     let call = ConnectConfig { peer: client::parse_peer(host)?, from: Vec::new(), timeout: PEER };
     let asked = |mut session: ProbeSession| Ok((session.fetch_facts(PEER)?, session.remote().port()));
     let (facts, port) = ProbeSession::connect(&call).and_then(asked).map_err(|fault| {
@@ -165,18 +172,18 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Fault> {
         return Ok(ExitCode::SUCCESS);
     }
     let tree = args.ask.from.tree()?;
-    let found = examine(&tree, &args.ask.ask(&tree)?);
+    let found = examine(&tree, &args.ask.to_options(&tree)?);
     if args.json {
         anstream::println!("{}", json!({ "findings": found }));
     } else {
-        anstream::print!("{}", show(&found));
+        anstream::print!("{}", findings_text(&found));
     }
     let failed = found.iter().any(|f| f.severity == Severity::Error);
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// The findings for a person.
-pub fn show(found: &[HostFinding]) -> String {
+/// The findings as text.
+pub fn findings_text(found: &[HostFinding]) -> String {
     let mut out = String::new();
     for f in found {
         let (word, style) = match f.severity {

@@ -1,4 +1,4 @@
-//! `--from`: whose facts a reading command looks at, this host's or collected ones.
+//! `--from`: the facts of this host, or of another one from a file.
 
 use clap::Args;
 use spurline_config::Fault;
@@ -17,9 +17,9 @@ impl FromArgs {
     /// The files to read.
     ///
     /// # Errors
-    /// When the file or folder named is none.
+    /// When the file or folder does not exist or holds no facts.
     pub fn tree(&self) -> Result<HostTree, Fault> {
-        self.from.as_deref().map_or_else(|| Ok(HostTree::live()), open)
+        self.from.as_deref().map_or_else(|| Ok(HostTree::live()), open_facts)
     }
 }
 
@@ -27,7 +27,7 @@ impl FromArgs {
 ///
 /// # Errors
 /// When it is neither a folder nor a file of `net collect`.
-pub fn open(path: &Path) -> Result<HostTree, Fault> {
+pub fn open_facts(path: &Path) -> Result<HostTree, Fault> {
     HostTree::open(path).map_err(|e| {
         Fault::missing(
             format!("facts in {}: {e}", path.display()),

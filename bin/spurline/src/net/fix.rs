@@ -1,5 +1,5 @@
-//! `spurline net fix`: the changes that findings ask for, printed, made, written into configuration, or taken back.
-//! What a change is and how it is made is the fabric crate's to know.
+//! `spurline net fix`: prints the changes for findings, makes them, persists them, or reverts them. The fabric crate
+//! knows the changes.
 
 use super::doctor::AskArgs;
 use super::table::{BAD, DIM, GOOD, WARN};
@@ -29,36 +29,36 @@ Examples:
   Take back all that was changed:
     spurline net fix --revert";
 
-/// What `net fix` is told.
+/// The arguments of `net fix`.
 #[derive(Debug, Args)]
 pub struct FixArgs {
-    /// Findings to put right, by id [default: all that have a change; larger Ethernet MTUs only by name]
+    /// Findings to fix, by id [default: all that have a fix; larger Ethernet MTUs only by name]
     pub id: Vec<String>,
-    /// Make the changes on the running host
+    /// Make the changes on the running system
     #[arg(long)]
     pub apply: bool,
-    /// Write the changes into the system's configuration, so that they outlive a restart
+    /// Write the changes to the system's configuration, so that they survive a reboot
     #[arg(long, value_name = "SYSTEM")]
-    pub persist: Option<Persist>,
-    /// Take back all that --apply and --persist did, the last first
+    pub persist: Option<PersistMode>,
+    /// Revert all changes of --apply and --persist, the last first
     #[arg(long, conflicts_with_all = ["apply", "persist", "id", "from", "peer", "for_rdma", "expect"])]
     pub revert: bool,
-    /// Also change the interface that this session's own packets take, without asking
+    /// Also change the interface that carries this session, without confirmation
     #[arg(long, short)]
     pub yes: bool,
-    /// Where configuration and the note of what was changed are written, instead of /: an image, say
+    /// Root of the files that are written (configuration and journal) instead of /, such as an image
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
     #[command(flatten)]
     pub ask: AskArgs,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// The system that sets interfaces up at start.
+/// The system that configures interfaces at boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Persist {
+pub enum PersistMode {
     /// /etc/network/interfaces (Debian).
     Ifupdown,
     /// /etc/systemd/network.
@@ -70,9 +70,9 @@ pub enum Persist {
     ModulesLoad,
 }
 
-/// What became of each step.
+/// The outcome of each step.
 #[derive(Default)]
-struct Report {
+struct FixReport {
     changes: Vec<Value>,
     files: Vec<Value>,
     failed: bool,
@@ -81,10 +81,10 @@ struct Report {
 /// Runs the command.
 ///
 /// # Errors
-/// When the facts can't be read, or a change would cut this session off and nobody agreed to it.
+/// When the facts can't be read, or a change that would cut off this session is not confirmed.
 pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
     if args.revert {
-        return revert(&args);
+        return revert_fixes(&args);
     }
     if args.apply && args.ask.from.from.is_some() {
         return Err(Fault::usage(
@@ -96,7 +96,7 @@ pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
         return Err(Fault::usage(format!("no finding is called {id}"), "`spurline net doctor` prints the ids"));
     }
     let tree = args.ask.from.tree()?;
-    let found: Vec<HostFinding> = examine(&tree, &args.ask.ask(&tree)?)
+    let found: Vec<HostFinding> = examine(&tree, &args.ask.to_options(&tree)?)
         .into_iter()
         .filter(|f| args.id.is_empty() || args.id.iter().any(|id| id.eq_ignore_ascii_case(f.id)))
         .collect();
@@ -104,20 +104,20 @@ pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
     let all = plan_steps(&found, &host);
     let (by_name, steps): (Vec<FixStep>, Vec<FixStep>) =
         all.into_iter().partition(|step| args.id.is_empty() && needs_naming(&host, &step.change));
-    let mut report = Report::default();
+    let mut report = FixReport::default();
     if args.apply {
-        consent(&args, &host, &steps)?;
-        apply(&args, &steps, &mut report)?;
+        ask_consent(&args, &host, &steps)?;
+        apply_steps(&args, &steps, &mut report)?;
     } else {
         for step in &steps {
-            note(&args, &mut report, step, "would", None);
+            note_result(&args, &mut report, step, "would", None);
         }
     }
     for step in &by_name {
-        note(&args, &mut report, step, "by-name", None);
+        note_result(&args, &mut report, step, "by-name", None);
     }
     if let Some(persist) = args.persist {
-        write(&args, persist, &host, &steps, &mut report)?;
+        write_script(&args, persist, &host, &steps, &mut report)?;
     }
     if args.json {
         anstream::println!("{}", json!({ "changes": report.changes, "files": report.files }));
@@ -131,8 +131,8 @@ pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
     Ok(ExitCode::from(u8::from(report.failed)))
 }
 
-/// Prints or keeps what became of a step.
-fn note(args: &FixArgs, report: &mut Report, step: &FixStep, done: &str, error: Option<&FixError>) {
+/// Prints or records the outcome of a step.
+fn note_result(args: &FixArgs, report: &mut FixReport, step: &FixStep, done: &str, error: Option<&FixError>) {
     let command = step.change.shell_command();
     report.failed |= error.is_some();
     if args.json {
@@ -145,7 +145,7 @@ fn note(args: &FixArgs, report: &mut Report, step: &FixStep, done: &str, error: 
         ("made", None) => ("made", GOOD),
         ("there", None) => ("there already", DIM),
         ("by-name", None) => ("left out", DIM),
-        // What stands already and is only to be written down.
+        // A setting that is right already, and is only persisted.
         ("would", None) if step.change.is_done() => ("keep", DIM),
         _ => ("would", WARN),
     };
@@ -162,8 +162,8 @@ fn note(args: &FixArgs, report: &mut Report, step: &FixStep, done: &str, error: 
     }
 }
 
-/// Asks before a change touches the interface that this session's packets take.
-fn consent(args: &FixArgs, host: &HostFacts, steps: &[FixStep]) -> Result<(), Fault> {
+/// Asks for confirmation before a change affects the interface that carries this session.
+fn ask_consent(args: &FixArgs, host: &HostFacts, steps: &[FixStep]) -> Result<(), Fault> {
     let client: Option<IpAddr> =
         std::env::var("SSH_CONNECTION").ok().and_then(|c| c.split_whitespace().next()?.parse().ok());
     let Some(session) = session_interface(host, client).filter(|_| !args.yes) else { return Ok(()) };
@@ -187,37 +187,37 @@ fn consent(args: &FixArgs, host: &HostFacts, steps: &[FixStep]) -> Result<(), Fa
     }
 }
 
-fn opened(root: &Path) -> Result<FixJournal, Fault> {
+fn open_journal(root: &Path) -> Result<FixJournal, Fault> {
     FixJournal::open(root).map_err(|e| Fault::failed(e.to_string(), "run it as root"))
 }
 
-fn apply(args: &FixArgs, steps: &[FixStep], report: &mut Report) -> Result<(), Fault> {
-    let mut journal = opened(&args.root)?;
+fn apply_steps(args: &FixArgs, steps: &[FixStep], report: &mut FixReport) -> Result<(), Fault> {
+    let mut journal = open_journal(&args.root)?;
     for step in steps {
         match journal.apply_change(&step.change, &args.root) {
-            Ok(true) => note(args, report, step, "made", None),
-            Ok(false) => note(args, report, step, "there", None),
-            Err(e) => note(args, report, step, "failed", Some(&e)),
+            Ok(true) => note_result(args, report, step, "made", None),
+            Ok(false) => note_result(args, report, step, "there", None),
+            Err(e) => note_result(args, report, step, "failed", Some(&e)),
         }
     }
     Ok(())
 }
 
-fn write(
+fn write_script(
     args: &FixArgs,
-    persist: Persist,
+    persist: PersistMode,
     host: &HostFacts,
     steps: &[FixStep],
-    report: &mut Report,
+    report: &mut FixReport,
 ) -> Result<(), Fault> {
     let system = match persist {
-        Persist::Ifupdown => NetworkSystem::Ifupdown,
-        Persist::Networkd => NetworkSystem::Networkd,
-        Persist::NetworkManager => NetworkSystem::NetworkManager,
-        Persist::ModulesLoad => NetworkSystem::ModulesLoad,
+        PersistMode::Ifupdown => NetworkSystem::Ifupdown,
+        PersistMode::Networkd => NetworkSystem::Networkd,
+        PersistMode::NetworkManager => NetworkSystem::NetworkManager,
+        PersistMode::ModulesLoad => NetworkSystem::ModulesLoad,
     };
     let failed = |e: FixError| Fault::failed(e.to_string(), "run it as root, or name another --root");
-    let mut journal = opened(&args.root)?;
+    let mut journal = open_journal(&args.root)?;
     let changes: Vec<HostChange> =
         journal.changes.iter().cloned().chain(steps.iter().map(|s| s.change.clone())).collect();
     for wanted in files::wanted_files(&changes, host, system, &args.root).map_err(failed)? {
@@ -233,8 +233,8 @@ fn write(
     Ok(())
 }
 
-fn revert(args: &FixArgs) -> Result<ExitCode, Fault> {
-    let mut journal = opened(&args.root)?;
+fn revert_fixes(args: &FixArgs) -> Result<ExitCode, Fault> {
+    let mut journal = open_journal(&args.root)?;
     let done = journal.revert_all(&args.root).map_err(|e| Fault::failed(e.to_string(), "run it as root"))?;
     let failed = done.iter().any(|(_, result)| result.is_err());
     if args.json {

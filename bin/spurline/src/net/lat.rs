@@ -1,8 +1,10 @@
-//! `spurline net lat`: how long one message takes there and back.
+//! `spurline net lat`: measures the round-trip time of one message.
 
 use super::bw::{op_word, times_line, to_json};
 use super::causes;
-use super::peer::{Carrier, DIM, HEAD, PeerArgs, RailsArgs, conclude, end, interrupt, judgement_json, line};
+use super::peer::{
+    CarrierKind, DIM, HEAD, PeerArgs, RailsArgs, end_text, interrupt_flag, judgement_json, print_verdict, progress_line,
+};
 use clap::{Args, ValueEnum};
 use spurline_config::Fault;
 use spurline_probe::client::ProbeSession;
@@ -16,36 +18,36 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// What carries the bytes over rdma.
+/// The RDMA operation that moves the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LatVerb {
-    /// WRITE into the other end's memory and back into this one's, both ends looking at it all the time
+    /// WRITE into the other end's memory and back, with both ends polling
     Write,
-    /// READ of the other end's memory, whose program has no part in it
+    /// READ from the other end's memory, without its processor
     Read,
-    /// SEND: a message there and one back, both ends asleep where waiting is long
+    /// SEND: a message each way; both ends sleep during long waits
     Send,
 }
 
-/// What `net lat` is told.
+/// The arguments of `net lat`.
 #[derive(Debug, Args)]
 pub struct LatArgs {
     /// The other end.
     #[command(flatten)]
     pub peer: PeerArgs,
-    /// Over which interfaces, one after the other.
+    /// The interfaces, measured one after another.
     #[command(flatten)]
     pub over: RailsArgs,
-    /// What carries the bytes over rdma [default: write]
+    /// RDMA operation that moves the data [default: write]
     #[arg(long, value_name = "VERB")]
     pub verb: Option<LatVerb>,
-    /// Bytes there and as many back
+    /// Bytes sent each way
     #[arg(short = 'l', long, value_name = "SIZE", default_value = "64")]
     pub size: Size,
-    /// How long
+    /// Length of the measurement
     #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub time: Duration,
-    /// Or how many
+    /// Number of round trips, instead of a time
     #[arg(short = 'n', long, value_name = "N")]
     pub count: Option<u64>,
 }
@@ -53,15 +55,15 @@ pub struct LatArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When the words are wrong, or the other end can't be called.
+/// When an argument is wrong, or the other end can't be reached.
 pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
     let op = match (args.peer.transport, args.verb) {
-        (Carrier::Tcp, Some(_)) => {
+        (CarrierKind::Tcp, Some(_)) => {
             return Err(Fault::usage("--verb: tcp has no verbs", "add --transport rdma, or leave --verb out"));
         }
-        (Carrier::Tcp, None) | (Carrier::Rdma, Some(LatVerb::Send)) => ProbeOp::Echo,
-        (Carrier::Rdma, Some(LatVerb::Read)) => ProbeOp::Fetch,
-        (Carrier::Rdma, Some(LatVerb::Write) | None) => ProbeOp::PingPong,
+        (CarrierKind::Tcp, None) | (CarrierKind::Rdma, Some(LatVerb::Send)) => ProbeOp::Echo,
+        (CarrierKind::Rdma, Some(LatVerb::Read)) => ProbeOp::Fetch,
+        (CarrierKind::Rdma, Some(LatVerb::Write) | None) => ProbeOp::PingPong,
     };
     let plan = ProbePlan {
         size: args.size.bytes(),
@@ -72,28 +74,28 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
         ..ProbePlan::default()
     };
     plan.check_bounds().map_err(|e| Fault::usage(e.message(), "see --size"))?;
-    let raised = interrupt()?;
-    let mut session = args.peer.connect()?;
-    let paths = args.over.paths(&mut session, plan.transport)?;
+    let raised = interrupt_flag()?;
+    let mut session = args.peer.connect_probe()?;
+    let paths = args.over.plan_paths(&mut session, plan.transport)?;
     let plans: Vec<ProbePlan> = match paths.is_empty() {
         true => vec![plan],
         false => paths.into_iter().map(|path| ProbePlan { paths: vec![path], ..plan.clone() }).collect(),
     };
     let mut done = Vec::new();
     for plan in &plans {
-        let outcome = one(&args, &mut session, plan, &raised)?;
+        let outcome = measure_one(&args, &mut session, plan, &raised)?;
         let mut judgement = judge::judge_latency(&outcome);
-        causes::name(&mut judgement, &mut session, &outcome);
+        causes::add_findings(&mut judgement, &mut session, &outcome);
         let over = outcome.measured.interrupted || outcome.error.is_some();
         if !args.peer.json {
-            show(&session, &outcome, op_word(op));
+            result_text(&session, &outcome, op_word(op));
         }
         done.push((outcome, judgement));
         if over {
             break;
         }
     }
-    // The worst speaks for all; of equals the slowest.
+    // The worst verdict; of equal ones that of the slowest path.
     let slow =
         |outcome: &ProbeOutcome| outcome.measured.times.iter().map(|(_, t)| t.quantile_us(0.5)).fold(0.0, f64::max);
     let worst = done
@@ -112,18 +114,18 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
         }
         anstream::println!("{all:#}");
     }
-    Ok(conclude(judgement, args.peer.json))
+    Ok(print_verdict(judgement, args.peer.json))
 }
 
 /// Measures over one path.
-fn one(
+fn measure_one(
     args: &LatArgs,
     session: &mut ProbeSession,
     plan: &ProbePlan,
     raised: &AtomicBool,
 ) -> Result<ProbeOutcome, Fault> {
     let limits = RunLimits { time: args.time, ops: args.count, patience: args.peer.timeout, pause: Duration::ZERO };
-    let live = line(args.peer.json);
+    let live = progress_line(args.peer.json);
     let outcome = measure::run_measurement(session, plan, &limits, raised, &mut |now| {
         live.set_message(format!("{:.1} s   {} round trips", now.elapsed.as_secs_f64(), now.ops));
         live.tick();
@@ -132,12 +134,12 @@ fn one(
     outcome
 }
 
-/// What one path came to, for a person.
-fn show(session: &ProbeSession, outcome: &ProbeOutcome, op: &str) {
+/// The result of one path as text.
+fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, op: &str) {
     let plan = &outcome.plan;
     let there = outcome.report.as_ref().map_or(&session.welcome.link, |r| &r.link);
-    anstream::println!("from {}", end(&outcome.link));
-    anstream::println!("to   {}, {}", end(there), session.welcome.host);
+    anstream::println!("from {}", end_text(&outcome.link));
+    anstream::println!("to   {}, {}", end_text(there), session.welcome.host);
     anstream::println!(
         "{HEAD}{} there and back over {}{HEAD:#} ({}), {} times in {:.1} s",
         human_bytes(plan.size),

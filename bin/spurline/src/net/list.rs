@@ -1,7 +1,7 @@
-//! `spurline net list`: devices, ports and interfaces as a table. What they are is the fabric crate's to know.
+//! `spurline net list`: prints devices, ports and interfaces as a table, from the facts of the fabric crate.
 
 use super::facts::FromArgs;
-use super::table::{BAD, Cell, DIM, GOOD, HEAD, WARN, cell, table};
+use super::table::{BAD, DIM, GOOD, HEAD, StyledCell, WARN, append_table, styled_cell};
 use clap::Args;
 use serde_json::json;
 use spurline_config::Fault;
@@ -9,23 +9,23 @@ use spurline_fabric::{DevicePort, GidType, HostFacts, IpoibMode, LinkLayer, NetI
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// What `net list` is told.
+/// The arguments of `net list`.
 #[derive(Debug, Args)]
 pub struct ListArgs {
     #[command(flatten)]
     pub from: FromArgs,
-    /// Every address of every port, with index, type and interface
+    /// Show every GID of every port, with index, type and interface
     #[arg(long)]
     pub gids: bool,
-    /// Every counter that is not zero, and not only those that tell of trouble
+    /// Show every counter that is not zero, not only those that indicate errors
     #[arg(long)]
     pub counters: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Counters that tell of trouble on the link or in the fabric, in the words of all drivers.
+/// Counters that indicate errors on the link or in the fabric, under the names of all drivers.
 const TROUBLE: &[&str] = &[
     "symbol_error",
     "link_error_recovery",
@@ -76,26 +76,26 @@ pub fn run(args: ListArgs) -> Result<ExitCode, Fault> {
         anstream::println!("{}", json!(host));
         return Ok(ExitCode::SUCCESS);
     }
-    anstream::print!("{}", show(&host, &args));
+    anstream::print!("{}", host_text(&host, &args));
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(host: &HostFacts, args: &ListArgs) -> String {
+fn host_text(host: &HostFacts, args: &ListArgs) -> String {
     let mut out = String::new();
     if host.devices.is_empty() {
         let _ = writeln!(out, "{DIM}no RDMA device{DIM:#}");
     } else {
-        ports(&mut out, host);
+        ports_table(&mut out, host);
         out.push('\n');
-        devices(&mut out, host);
+        devices_table(&mut out, host);
     }
     out.push('\n');
-    interfaces(&mut out, host);
+    interfaces_table(&mut out, host);
     let all = || host.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)));
     if args.gids {
-        gids(&mut out, all());
+        gid_table(&mut out, all());
     }
-    counters(&mut out, all(), args.counters);
+    counters_table(&mut out, all(), args.counters);
     if !host.left_out.is_empty() {
         let first = &host.left_out[0];
         let _ = writeln!(
@@ -109,27 +109,27 @@ fn show(host: &HostFacts, args: &ListArgs) -> String {
     out
 }
 
-fn dash(text: Option<impl ToString>) -> String {
+fn text_or_dash(text: Option<impl ToString>) -> String {
     text.map_or_else(|| "-".to_owned(), |t| t.to_string())
 }
 
-fn row(words: &[&str]) -> Vec<Cell> {
-    words.iter().map(|w| cell(*w, HEAD)).collect()
+fn table_row(words: &[&str]) -> Vec<StyledCell> {
+    words.iter().map(|w| styled_cell(*w, HEAD)).collect()
 }
 
-fn ports(out: &mut String, host: &HostFacts) {
+fn ports_table(out: &mut String, host: &HostFacts) {
     let heads =
         ["DEVICE", "PORT", "NETDEV", "LINK", "STATE", "PHYSICAL", "RATE", "MTU", "IPOIB", "LID", "SM LID", "GIDS"];
-    let mut rows = vec![row(&heads)];
+    let mut rows = vec![table_row(&heads)];
     for device in &host.devices {
         for port in &device.ports {
             rows.push(port_row(host, device, port));
         }
     }
-    table(out, &rows);
+    append_table(out, &rows);
 }
 
-fn port_row(host: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec<Cell> {
+fn port_row(host: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec<StyledCell> {
     let netdev = port.netdevs.first();
     let interface = netdev.and_then(|n| host.interface(n));
     let state = match port.state {
@@ -138,8 +138,8 @@ fn port_row(host: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec<Cel
         _ => BAD,
     };
     let is_ib = port.link_layer == LinkLayer::InfiniBand;
-    // On Ethernet there is no subnet manager, and no LID.
-    let lid = |lid: Option<u32>| if is_ib { dash(lid) } else { "-".to_owned() };
+    // Ethernet has neither subnet manager nor LID.
+    let lid = |lid: Option<u32>| if is_ib { text_or_dash(lid) } else { "-".to_owned() };
     let sm = if is_ib && port.sm_lid == Some(0) { BAD } else { Default::default() };
     let v2 = port.gids.iter().filter(|g| g.kind == GidType::RoceV2).map(|g| g.index).collect::<Vec<_>>();
     let gids = match v2.as_slice() {
@@ -159,18 +159,18 @@ fn port_row(host: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec<Cel
         (None, _) => "-".to_owned(),
     };
     vec![
-        cell(&device.name, Default::default()),
-        cell(port.number.to_string(), Default::default()),
-        cell(named, Default::default()),
-        cell(link_word(device, port), Default::default()),
-        cell(port.state.as_str(), state),
-        cell(port.phys_state.as_str(), Default::default()),
-        cell(dash(port.rate.as_ref().map(|r| r.describe())), Default::default()),
-        cell(dash(interface.and_then(|i| i.mtu)), Default::default()),
-        cell(dash(interface.and_then(|i| i.ipoib_mode).map(IpoibMode::as_str)), Default::default()),
-        cell(lid(port.lid), Default::default()),
-        cell(lid(port.sm_lid), sm),
-        cell(gids, Default::default()),
+        styled_cell(&device.name, Default::default()),
+        styled_cell(port.number.to_string(), Default::default()),
+        styled_cell(named, Default::default()),
+        styled_cell(link_word(device, port), Default::default()),
+        styled_cell(port.state.as_str(), state),
+        styled_cell(port.phys_state.as_str(), Default::default()),
+        styled_cell(text_or_dash(port.rate.as_ref().map(|r| r.describe())), Default::default()),
+        styled_cell(text_or_dash(interface.and_then(|i| i.mtu)), Default::default()),
+        styled_cell(text_or_dash(interface.and_then(|i| i.ipoib_mode).map(IpoibMode::as_str)), Default::default()),
+        styled_cell(lid(port.lid), Default::default()),
+        styled_cell(lid(port.sm_lid), sm),
+        styled_cell(gids, Default::default()),
     ]
 }
 
@@ -184,8 +184,9 @@ fn link_word(device: &RdmaDevice, port: &DevicePort) -> &'static str {
     }
 }
 
-fn devices(out: &mut String, host: &HostFacts) {
-    let mut rows = vec![row(&["DEVICE", "PCI", "ID", "MODEL", "DRIVER", "FIRMWARE", "NUMA", "PCIE", "FUNCTIONS"])];
+fn devices_table(out: &mut String, host: &HostFacts) {
+    let mut rows =
+        vec![table_row(&["DEVICE", "PCI", "ID", "MODEL", "DRIVER", "FIRMWARE", "NUMA", "PCIE", "FUNCTIONS"])];
     for device in &host.devices {
         let pci = device.pci.clone().unwrap_or_default();
         let gts = |s: u32| (f64::from(s) / 10.0).to_string();
@@ -198,22 +199,25 @@ fn devices(out: &mut String, host: &HostFacts) {
         };
         let software = device.parent.as_ref().map(|p| format!("software on {p}"));
         rows.push(vec![
-            cell(&device.name, Default::default()),
-            cell(dash(pci.address.as_ref()), Default::default()),
-            cell(dash(pci.id_text()), Default::default()),
-            cell(dash(pci.known_model.map(str::to_owned).or(software).or(device.hca_type.clone())), Default::default()),
-            cell(dash(pci.driver.as_ref()), Default::default()),
-            cell(dash(device.firmware.as_ref()), Default::default()),
-            cell(dash(pci.numa_node), Default::default()),
-            cell(dash(pcie), if slow { WARN } else { Default::default() }),
-            cell(functions, Default::default()),
+            styled_cell(&device.name, Default::default()),
+            styled_cell(text_or_dash(pci.address.as_ref()), Default::default()),
+            styled_cell(text_or_dash(pci.id_text()), Default::default()),
+            styled_cell(
+                text_or_dash(pci.known_model.map(str::to_owned).or(software).or(device.hca_type.clone())),
+                Default::default(),
+            ),
+            styled_cell(text_or_dash(pci.driver.as_ref()), Default::default()),
+            styled_cell(text_or_dash(device.firmware.as_ref()), Default::default()),
+            styled_cell(text_or_dash(pci.numa_node), Default::default()),
+            styled_cell(text_or_dash(pcie), if slow { WARN } else { Default::default() }),
+            styled_cell(functions, Default::default()),
         ]);
     }
-    table(out, &rows);
+    append_table(out, &rows);
 }
 
-fn interfaces(out: &mut String, host: &HostFacts) {
-    let mut rows = vec![row(&["INTERFACE", "KIND", "ON", "STATE", "MTU", "MOST", "SPEED", "RDMA", "ADDRESSES"])];
+fn interfaces_table(out: &mut String, host: &HostFacts) {
+    let mut rows = vec![table_row(&["INTERFACE", "KIND", "ON", "STATE", "MTU", "MOST", "SPEED", "RDMA", "ADDRESSES"])];
     for i in &host.interfaces {
         let up = match i.operstate.as_deref() {
             Some("up") => GOOD,
@@ -222,24 +226,27 @@ fn interfaces(out: &mut String, host: &HostFacts) {
         };
         let addresses: Vec<String> = i.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
         rows.push(vec![
-            cell(&i.name, Default::default()),
-            cell(kind(i), Default::default()),
-            cell(stands_on(i), Default::default()),
-            cell(dash(i.operstate.as_ref()), up),
-            cell(dash(i.mtu), Default::default()),
-            cell(dash(i.max_mtu), DIM),
-            cell(dash(i.speed_mbps.map(|s| format!("{} Gb/s", f64::from(s) / 1000.0))), Default::default()),
-            cell(dash(i.rdma.as_ref().map(|(d, p)| format!("{d}/{p}"))), Default::default()),
-            cell(if addresses.is_empty() { "-".to_owned() } else { addresses.join(" ") }, Default::default()),
+            styled_cell(&i.name, Default::default()),
+            styled_cell(interface_kind(i), Default::default()),
+            styled_cell(stands_on(i), Default::default()),
+            styled_cell(text_or_dash(i.operstate.as_ref()), up),
+            styled_cell(text_or_dash(i.mtu), Default::default()),
+            styled_cell(text_or_dash(i.max_mtu), DIM),
+            styled_cell(
+                text_or_dash(i.speed_mbps.map(|s| format!("{} Gb/s", f64::from(s) / 1000.0))),
+                Default::default(),
+            ),
+            styled_cell(text_or_dash(i.rdma.as_ref().map(|(d, p)| format!("{d}/{p}"))), Default::default()),
+            styled_cell(if addresses.is_empty() { "-".to_owned() } else { addresses.join(" ") }, Default::default()),
         ]);
     }
-    table(out, &rows);
+    append_table(out, &rows);
 }
 
-fn kind(i: &NetInterface) -> String {
+fn interface_kind(i: &NetInterface) -> String {
     match (i.kind.as_deref(), i.vlan) {
         (_, Some(vlan)) => format!("vlan {vlan}"),
-        (Some("bond"), _) => format!("bond {}", dash(i.bond_mode.as_ref())),
+        (Some("bond"), _) => format!("bond {}", text_or_dash(i.bond_mode.as_ref())),
         _ if i.is_ipoib() => match i.ipoib_mode {
             Some(mode) => format!("ipoib {}", mode.as_str()),
             None => "ipoib".to_owned(),
@@ -247,7 +254,7 @@ fn kind(i: &NetInterface) -> String {
         (Some(kind), _) => kind.to_owned(),
         _ if i.is_loopback() => "loopback".to_owned(),
         _ if i.hardware == Some(1) => "ethernet".to_owned(),
-        _ => dash(i.hardware),
+        _ => text_or_dash(i.hardware),
     }
 }
 
@@ -259,44 +266,45 @@ fn stands_on(i: &NetInterface) -> String {
     match (&i.master, below.is_empty()) {
         (Some(master), _) => format!("in {master}"),
         (None, false) => below.join(" "),
-        (None, true) => dash(i.pci.as_ref().and_then(|p| p.address.as_ref())),
+        (None, true) => text_or_dash(i.pci.as_ref().and_then(|p| p.address.as_ref())),
     }
 }
 
-fn gids<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)>) {
-    let mut rows = vec![row(&["DEVICE", "PORT", "INDEX", "GID", "IP", "TYPE", "NETDEV"])];
+fn gid_table<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)>) {
+    let mut rows = vec![table_row(&["DEVICE", "PORT", "INDEX", "GID", "IP", "TYPE", "NETDEV"])];
     for (device, port) in all {
         for gid in &port.gids {
             let ip = gid.address.to_ipv4_mapped();
-            let words = [device.name.clone(), port.number.to_string(), gid.index.to_string(), long(gid.address)];
-            let more = [dash(ip), gid.kind.to_string(), dash(gid.netdev.as_ref())];
-            rows.push(words.into_iter().chain(more).map(|w| cell(w, Default::default())).collect());
+            let words =
+                [device.name.clone(), port.number.to_string(), gid.index.to_string(), full_address(gid.address)];
+            let more = [text_or_dash(ip), gid.kind.to_string(), text_or_dash(gid.netdev.as_ref())];
+            rows.push(words.into_iter().chain(more).map(|w| styled_cell(w, Default::default())).collect());
         }
     }
     out.push('\n');
-    table(out, &rows);
+    append_table(out, &rows);
 }
 
-/// As the kernel writes it, so that it can be searched for.
-fn long(address: std::net::Ipv6Addr) -> String {
+/// The kernel's notation, so that it can be searched for.
+fn full_address(address: std::net::Ipv6Addr) -> String {
     address.segments().map(|s| format!("{s:04x}")).join(":")
 }
 
-fn counters<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)>, every: bool) {
-    let mut rows = vec![row(&["DEVICE", "PORT", "COUNTER", "VALUE"])];
+fn counters_table<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)>, every: bool) {
+    let mut rows = vec![table_row(&["DEVICE", "PORT", "COUNTER", "VALUE"])];
     for (device, port) in all {
         for (name, value) in port.counters.iter().filter(|(name, _)| every || TROUBLE.contains(&name.as_str())) {
             let style = if TROUBLE.contains(&name.as_str()) { WARN } else { Default::default() };
             rows.push(vec![
-                cell(&device.name, Default::default()),
-                cell(port.number.to_string(), Default::default()),
-                cell(name, style),
-                cell(value.to_string(), style),
+                styled_cell(&device.name, Default::default()),
+                styled_cell(port.number.to_string(), Default::default()),
+                styled_cell(name, style),
+                styled_cell(value.to_string(), style),
             ]);
         }
     }
     if rows.len() > 1 {
         out.push('\n');
-        table(out, &rows);
+        append_table(out, &rows);
     }
 }

@@ -1,5 +1,5 @@
-//! `spurline net`: the fabric, its state, its faults and its speed. Each subcommand owns its flags and its output;
-//! this file only tells them apart.
+//! `spurline net`: the state, the faults and the speed of the fabric. Each subcommand owns its flags and its output;
+//! this file only dispatches.
 
 mod bw;
 mod causes;
@@ -20,35 +20,35 @@ use clap::{Args, Subcommand};
 use spurline_config::Fault;
 use std::process::ExitCode;
 
-/// What `net` is told.
+/// The arguments of `net`.
 #[derive(Debug, Args)]
-pub struct NetArgs {
-    /// What to do.
+pub struct NetCommandArgs {
+    /// The subcommand.
     #[command(subcommand)]
     pub command: NetCommand,
 }
 
-/// What to do with the fabric. One line each.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum NetCommand {
-    /// Every RDMA device, port and network interface in one table
+    /// List all RDMA devices, ports and network interfaces
     List(list::ListArgs),
-    /// Gather what the reading commands read of this host into one file
+    /// Collect the facts about this host in one file, for examination elsewhere
     Collect(collect::CollectArgs),
-    /// Answer `net ping`, `bw` and `lat` from another host
+    /// Serve `net ping`, `bw` and `lat` for another host
     #[command(after_long_help = SERVE_EXAMPLES)]
     Serve(serve::ServeArgs),
-    /// Whether the other end answers, over which interfaces, also to large packets
+    /// Test whether another host answers, over which interfaces, and with large packets
     Ping(ping::PingArgs),
-    /// How much goes through to HOST and back, at what cost, and whether that is what the link can do
+    /// Measure throughput and its cost, and compare it with the speed of the link
     #[command(after_long_help = BW_EXAMPLES)]
     Bw(bw::BwArgs),
-    /// How long a message takes there and back
+    /// Measure the round-trip time of a message
     Lat(lat::LatArgs),
-    /// What is wrong with the fabric as this host sees it, and what to do
+    /// Find faults of the fabric and the host, with their remedies
     #[command(after_long_help = doctor::EXAMPLES)]
     Doctor(doctor::DoctorArgs),
-    /// Print, make, write down or take back the changes that findings ask for
+    /// Print, make, persist or revert the changes that remedy findings
     #[command(after_long_help = fix::EXAMPLES)]
     Fix(fix::FixArgs),
 }
@@ -75,8 +75,8 @@ Examples (with `spurline net serve` on node2):
 /// Runs the subcommand.
 ///
 /// # Errors
-/// As the subcommand says.
-pub fn run(args: NetArgs) -> Result<ExitCode, Fault> {
+/// Those of the subcommand.
+pub fn run(args: NetCommandArgs) -> Result<ExitCode, Fault> {
     match args.command {
         NetCommand::List(args) => list::run(args),
         NetCommand::Collect(args) => collect::run(args),

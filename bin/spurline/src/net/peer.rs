@@ -1,5 +1,5 @@
-//! What `net ping`, `bw` and `lat` share: the flags that name the other end, the call, Ctrl-C, and how both ends look in
-//! reports. It measures nothing.
+//! Common parts of `net ping`, `bw` and `lat`: the flags of the other end, the connection, Ctrl-C, and the
+//! description of both ends. It measures nothing.
 
 use anstyle::{AnsiColor, Style};
 use clap::{Args, ValueEnum};
@@ -21,20 +21,20 @@ use std::time::Duration;
 pub(super) const HEAD: Style = AnsiColor::Yellow.on_default().bold();
 pub(super) const DIM: Style = Style::new().dimmed();
 
-/// What carries the bytes.
+/// The transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Carrier {
+pub enum CarrierKind {
     /// TCP connections
     Tcp,
     /// Verbs: InfiniBand, RoCE, iWARP
     Rdma,
 }
 
-impl From<Carrier> for ProbeTransport {
-    fn from(carrier: Carrier) -> Self {
+impl From<CarrierKind> for ProbeTransport {
+    fn from(carrier: CarrierKind) -> Self {
         match carrier {
-            Carrier::Tcp => ProbeTransport::Tcp,
-            Carrier::Rdma => ProbeTransport::Rdma,
+            CarrierKind::Tcp => ProbeTransport::Tcp,
+            CarrierKind::Rdma => ProbeTransport::Rdma,
         }
     }
 }
@@ -42,33 +42,33 @@ impl From<Carrier> for ProbeTransport {
 /// The other end.
 #[derive(Debug, Args)]
 pub struct PeerArgs {
-    /// Where `spurline net serve` runs: HOST or HOST:PORT (18600 when not given); IPv6 as 2001:db8::1, fe80::1%eth0 or
+    /// Host that runs `spurline net serve`: HOST or HOST:PORT (default 18600); IPv6 as 2001:db8::1, fe80::1%eth0 or
     /// [2001:db8::1]:PORT
     pub host: String,
-    /// Call from this interface or address of this host [default: the kernel's choice]
+    /// Interface or address of this host to connect from [default: the kernel's choice]
     #[arg(short = 'I', long, value_name = "IF")]
     pub interface: Option<String>,
-    /// Longest wait for an answer, and longest time in which nothing moves
+    /// Longest wait for an answer, and longest stall of a transfer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub timeout: Duration,
-    /// What carries the bytes: tcp, or rdma from and to the addresses of RDMA devices
+    /// Transport: tcp, or rdma between the addresses of RDMA devices
     #[arg(long, value_name = "KIND", default_value = "tcp")]
-    pub transport: Carrier,
-    /// Congestion control of TCP on both ends: auto (the host's own, and cubic where that is BBR), system, cubic, reno or
-    /// dctcp
+    pub transport: CarrierKind,
+    /// TCP congestion control on both ends: auto (the host's default, or cubic where that is BBR), system, cubic,
+    /// reno or dctcp
     #[arg(long, value_name = "NAME", default_value_t)]
     pub tcp_congestion: Congestion,
-    /// The result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 impl PeerArgs {
-    /// Calls.
+    /// Connects.
     ///
     /// # Errors
-    /// As [`Session::connect`], or for an interface this host does not have.
-    pub(super) fn connect(&self) -> Result<ProbeSession, Fault> {
+    /// As [`ProbeSession::connect`], or for an interface this host does not have.
+    pub(super) fn connect_probe(&self) -> Result<ProbeSession, Fault> {
         if self.timeout.is_zero() {
             return Err(Fault::usage("--timeout 0s: nothing answers at once", "give it a second or more"));
         }
@@ -80,20 +80,24 @@ impl PeerArgs {
     }
 }
 
-/// Interfaces to measure over at once.
+/// The interfaces to measure over.
 #[derive(Debug, Args)]
 pub struct RailsArgs {
-    /// Measure over these interfaces of this host, each to one it reaches there: names with ':' between, or all
+    /// Interfaces of this host to measure over, each to one that it reaches: names with ':' between them, or all
     #[arg(long, value_name = "IF[:IF]|all", conflicts_with = "interface")]
     pub rails: Option<String>,
 }
 
 impl RailsArgs {
-    /// The paths; none where nothing was asked for.
+    /// The paths; none without `--rails`.
     ///
     /// # Errors
-    /// When an interface can't be used for it, or reaches nothing there.
-    pub(super) fn paths(&self, session: &mut ProbeSession, transport: ProbeTransport) -> Result<Vec<PathPlan>, Fault> {
+    /// When an interface can't be used, or reaches no interface of the other end.
+    pub(super) fn plan_paths(
+        &self,
+        session: &mut ProbeSession,
+        transport: ProbeTransport,
+    ) -> Result<Vec<PathPlan>, Fault> {
         let Some(spec) = &self.rails else { return Ok(Vec::new()) };
         let names: Vec<String> = spec.split([':', ',']).map(|name| name.trim().to_owned()).collect();
         if names.iter().any(String::is_empty) {
@@ -109,16 +113,16 @@ impl RailsArgs {
     }
 }
 
-/// A flag that Ctrl-C raises; the second Ctrl-C ends the program.
+/// A flag that Ctrl-C sets; the second Ctrl-C ends the program.
 ///
 /// # Errors
-/// When signals can't be caught.
-pub(super) fn interrupt() -> Result<Arc<AtomicBool>, Fault> {
-    crate::signals::raised(130)
+/// When signals can't be handled.
+pub(super) fn interrupt_flag() -> Result<Arc<AtomicBool>, Fault> {
+    crate::signals::stop_flag(130)
 }
 
-/// A line that moves on a terminal, and nothing elsewhere.
-pub(super) fn line(json: bool) -> ProgressBar {
+/// A progress line, on a terminal only.
+pub(super) fn progress_line(json: bool) -> ProgressBar {
     if json {
         return ProgressBar::hidden();
     }
@@ -126,17 +130,17 @@ pub(super) fn line(json: bool) -> ProgressBar {
     ProgressBar::new_spinner().with_style(style)
 }
 
-/// Bits per second of a port, for a person.
-pub(super) fn gigabits(bits: u64) -> String {
+/// Bits per second of a port as text.
+pub(super) fn gigabits_text(bits: u64) -> String {
     let value = bits as f64 / 1e9;
     if value >= 1.0 { format!("{value} Gb/s") } else { format!("{} Mb/s", value * 1e3) }
 }
 
-/// An end, for a person: `10.0.0.1 on ib0 (400 Gb/s, MTU 2044, datagram)`.
-pub(super) fn end(link: &InterfaceLink) -> String {
+/// An end as text: `10.0.0.1 on ib0 (400 Gb/s, MTU 2044, datagram)`.
+pub(super) fn end_text(link: &InterfaceLink) -> String {
     let mut known = Vec::new();
     match (link.rate_bits, link.medium) {
-        (Some(bits), _) => known.push(gigabits(bits)),
+        (Some(bits), _) => known.push(gigabits_text(bits)),
         (None, LinkMedium::Loopback) => known.push("loopback".into()),
         (None, LinkMedium::Virtual) => known.push("virtual".into()),
         (None, _) => known.push("rate unknown".into()),
@@ -157,7 +161,7 @@ pub(super) fn peer_json(session: &ProbeSession) -> Value {
     })
 }
 
-/// The judgement in JSON.
+/// The verdict as JSON.
 pub(super) fn judgement_json(judgement: &ProbeVerdict) -> Value {
     let findings: Vec<Value> = judgement
         .causes
@@ -170,8 +174,8 @@ pub(super) fn judgement_json(judgement: &ProbeVerdict) -> Value {
     })
 }
 
-/// Prints the judgement, last and in colour, and gives the exit code.
-pub(super) fn conclude(judgement: &ProbeVerdict, json: bool) -> ExitCode {
+/// Prints the verdict, last and in colour, and returns the exit code.
+pub(super) fn print_verdict(judgement: &ProbeVerdict, json: bool) -> ExitCode {
     if !json {
         let style = match judgement.level {
             VerdictLevel::Healthy => AnsiColor::Green.on_default().bold(),

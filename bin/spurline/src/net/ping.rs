@@ -1,6 +1,6 @@
-//! `spurline net ping`: whether the other end is there, over which interfaces, and whether large packets get through.
+//! `spurline net ping`: tests whether the other end answers, over which interfaces, and with large packets.
 
-use super::peer::{DIM, PeerArgs, conclude, end, interrupt, judgement_json, peer_json};
+use super::peer::{DIM, PeerArgs, end_text, interrupt_flag, judgement_json, peer_json, print_verdict};
 use clap::Args;
 use serde_json::json;
 use spurline_config::Fault;
@@ -11,19 +11,19 @@ use spurline_types::{Size, parse_duration};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// What `net ping` is told.
+/// The arguments of `net ping`.
 #[derive(Debug, Args)]
 pub struct PingArgs {
     /// The other end.
     #[command(flatten)]
     pub peer: PeerArgs,
-    /// How many; 0 until Ctrl-C
+    /// Number of pings; 0 for no end until Ctrl-C
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub count: u64,
-    /// Time from one to the next
+    /// Time between pings
     #[arg(short, long, value_name = "TIME", default_value = "500ms", value_parser = parse_duration)]
     pub interval: Duration,
-    /// Bytes of each
+    /// Bytes per ping
     #[arg(short, long, value_name = "SIZE", default_value = "64")]
     pub size: Size,
 }
@@ -31,17 +31,17 @@ pub struct PingArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When the other end can't be called.
+/// When the other end can't be reached.
 pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
-    let raised = interrupt()?;
-    let mut session = args.peer.connect()?;
+    let raised = interrupt_flag()?;
+    let mut session = args.peer.connect_probe()?;
     let mut here = KernelFiles::default().link_of(session.local());
     let there = session.welcome.link.clone();
     let json = args.peer.json;
     if !json {
         let welcome = &session.welcome;
-        anstream::println!("from {}", end(&here));
-        anstream::println!("to   {}, {} with spurline {}", end(&there), welcome.host, welcome.program);
+        anstream::println!("from {}", end_text(&here));
+        anstream::println!("to   {}, {} with spurline {}", end_text(&there), welcome.host, welcome.program);
         anstream::println!("connected in {}", judge::format_micros(session.connect_time.as_secs_f64() * 1e6));
     }
     let pings = PingConfig {
@@ -82,5 +82,5 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
         let [min, middle, max] = [min, middle, max].map(judge::format_micros);
         anstream::println!("shortest {min}, median {middle}, longest {max}{large}");
     }
-    Ok(conclude(&judgement, json))
+    Ok(print_verdict(&judgement, json))
 }

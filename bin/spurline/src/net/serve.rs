@@ -1,7 +1,7 @@
-//! `spurline net serve`: the other end of `net ping`, `bw` and `lat`. It prints where it listens, how to call it, and
-//! what happens; the answering is the probe crate's.
+//! `spurline net serve`: the other end of `net ping`, `bw` and `lat`. It prints its addresses, the commands that use
+//! them, and its events; the probe crate serves.
 
-use super::peer::{DIM, HEAD, gigabits};
+use super::peer::{DIM, HEAD, gigabits_text};
 use clap::Args;
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -18,31 +18,31 @@ use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// The widest measurement and its control connection, several times over.
+/// Several times the largest measurement with its control connection.
 const MAX_CONNECTIONS: usize = 512;
 
-/// What `net serve` is told.
+/// The arguments of `net serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Where to listen: interfaces, addresses or CIDRs with ':' between them [default: everywhere]
+    /// Interfaces, addresses or CIDRs to listen on, with ':' between them [default: all]
     #[arg(long, value_name = "IF[:IF]")]
     pub bind: Option<String>,
-    /// The port; 0 for any
+    /// Port; 0 chooses a free one
     #[arg(long, value_name = "PORT", default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// End after the first measurement
+    /// Exit after the first measurement
     #[arg(long)]
     pub once: bool,
-    /// A client that says nothing for this long is given up
+    /// Disconnect a client that sends nothing for this long
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = parse_duration)]
     pub timeout: Duration,
-    /// What happens as JSON, one object a line
+    /// Print events as JSON, one object per line
     #[arg(long)]
     pub json: bool,
 }
 
-/// What the command waits for.
-enum News {
+/// What ends or reports.
+enum ServeMessage {
     Event(ServerEvent),
     Stop,
 }
@@ -50,7 +50,7 @@ enum News {
 /// Runs the command.
 ///
 /// # Errors
-/// When it can't listen there (3 for an address or a port this host can't give).
+/// When it can't listen there (exit code 3 for an address or a port that is not available).
 pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
     if args.timeout < Duration::from_secs(2) {
         let remedy = "clients speak up every second: give it 2s or more";
@@ -64,7 +64,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
     let stop = tx.clone();
     crate::signals::on_stop(move |count| {
         // The receiver may have ended.
-        let _ = stop.send(News::Stop);
+        let _ = stop.send(ServeMessage::Stop);
         if count > 1 {
             std::process::exit(130);
         }
@@ -74,21 +74,21 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
         port: args.port,
         patience: args.timeout,
         max_connections: MAX_CONNECTIONS,
-        facts: Some(Box::new(facts)),
+        facts: Some(Box::new(host_facts)),
         // As above.
-        on_event: Box::new(move |event| drop(tx.send(News::Event(event)))),
+        on_event: Box::new(move |event| drop(tx.send(ServeMessage::Event(event)))),
     };
-    let mut server = ProbeServer::start(config).map_err(|e| refused(&e, args.port))?;
-    announce(&args, &server)?;
+    let mut server = ProbeServer::start(config).map_err(|e| bind_fault(&e, args.port))?;
+    print_addresses(&args, &server)?;
     for news in rx {
-        let News::Event(event) = news else { break };
+        let ServeMessage::Event(event) = news else { break };
         if args.json {
             anstream::println!("{}", event_json(&event));
         } else if let Some(line) = event_line(&event) {
             anstream::println!("{line}");
         }
         if args.once && matches!(event, ServerEvent::Ended { .. }) {
-            // The client gets its report on the connection that is still open.
+            // The client receives its report on the connection that is still open.
             std::thread::sleep(Duration::from_millis(200));
             break;
         }
@@ -97,13 +97,13 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What `net collect` gathers, for `net doctor --peer`.
-fn facts() -> Result<Vec<u8>, Error> {
-    let packed = super::collect::pack(&HostTree::live().with_recording());
+/// The archive of `net collect`, for `net doctor --peer`.
+fn host_facts() -> Result<Vec<u8>, Error> {
+    let packed = super::collect::pack_facts(&HostTree::live().with_recording());
     packed.map(|(bytes, _)| bytes).map_err(|e| Error::io("gathering this host's facts", &e))
 }
 
-fn refused(e: &Error, port: u16) -> Fault {
+fn bind_fault(e: &Error, port: u16) -> Fault {
     let taken = e.message().contains("in use");
     let remedy = match e.kind() {
         _ if taken => {
@@ -115,11 +115,11 @@ fn refused(e: &Error, port: u16) -> Fault {
     Fault::missing(e.message(), remedy)
 }
 
-/// An address people can call, with its interface.
-type Reachable = (SocketAddr, InterfaceLink);
+/// An address for clients, with its interface.
+type ReachableAddress = (SocketAddr, InterfaceLink);
 
-/// The addresses that can be called from elsewhere first, the fastest ports before the others.
-fn reachable(server: &ProbeServer) -> Result<Vec<Reachable>, Fault> {
+/// Addresses that other hosts reach come first, the fastest ports before others.
+fn reachable_addresses(server: &ProbeServer) -> Result<Vec<ReachableAddress>, Fault> {
     let files = KernelFiles::default();
     let mut found = Vec::new();
     for bound in server.addresses() {
@@ -145,8 +145,8 @@ fn reachable(server: &ProbeServer) -> Result<Vec<Reachable>, Fault> {
     Ok(found)
 }
 
-fn announce(args: &ServeArgs, server: &ProbeServer) -> Result<(), Fault> {
-    let found = reachable(server)?;
+fn print_addresses(args: &ServeArgs, server: &ProbeServer) -> Result<(), Fault> {
+    let found = reachable_addresses(server)?;
     if args.json {
         let all: Vec<Value> = found
             .iter()
@@ -156,7 +156,7 @@ fn announce(args: &ServeArgs, server: &ProbeServer) -> Result<(), Fault> {
         return Ok(());
     }
     for (at, link) in &found {
-        let rate = link.rate_bits.map_or_else(String::new, |bits| format!(", {}", gigabits(bits)));
+        let rate = link.rate_bits.map_or_else(String::new, |bits| format!(", {}", gigabits_text(bits)));
         let mode = link.mode.as_ref().map_or_else(String::new, |mode| format!(", {mode} mode"));
         anstream::println!("listening on {at}  {DIM}{}{rate}{mode}{DIM:#}", link.interface);
     }
@@ -171,8 +171,8 @@ fn announce(args: &ServeArgs, server: &ProbeServer) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What a plan does, in few words.
-fn words(plan: &ProbePlan) -> String {
+/// A plan in a few words.
+fn plan_text(plan: &ProbePlan) -> String {
     let count = |op: ProbeOp| plan.streams.iter().filter(|one| **one == op).count();
     let mut parts = Vec::new();
     for (op, word) in [
@@ -198,7 +198,7 @@ fn event_line(event: &ServerEvent) -> Option<String> {
         ServerEvent::Ended { from, plan, elapsed, report } => {
             let seconds = elapsed.as_secs_f64();
             let bytes = report.received_bytes + report.sent_bytes;
-            let mut line = format!("{from}: {}: {} in {seconds:.1} s", words(plan), human_bytes(bytes));
+            let mut line = format!("{from}: {}: {} in {seconds:.1} s", plan_text(plan), human_bytes(bytes));
             if plan.streams.iter().any(|op| !op.is_round_trip()) {
                 let per_gib = report.cpu_seconds / (bytes.max(1) as f64 / f64::from(1u32 << 30));
                 line.push_str(&format!(", {per_gib:.2} CPU-s/GiB here"));

@@ -1,5 +1,4 @@
-//! Asks the subnet manager of each InfiniBand port of this host whether it is still there. What follows from the answer
-//! is the doctor's.
+//! Queries the subnet manager of each InfiniBand port of this host. The doctor draws the conclusions.
 
 use spurline_fabric::{HostFacts, HostTree, LinkLayer, PortState, SmAnswer};
 use spurline_umad::{SmResponse, Umad};
@@ -7,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The answers, by device and port; empty for facts of another host.
-pub fn ask(tree: &HostTree) -> BTreeMap<(String, u32), SmAnswer> {
-    // Nothing is loaded and nobody asked on a host without an InfiniBand port.
+pub fn query_subnet_manager(tree: &HostTree) -> BTreeMap<(String, u32), SmAnswer> {
+    // A host without an InfiniBand port loads no library and sends no query.
     if !tree.is_live() || !tree.exists("sys/class/infiniband") {
         return BTreeMap::new();
     }
@@ -28,7 +27,7 @@ pub fn ask(tree: &HostTree) -> BTreeMap<(String, u32), SmAnswer> {
     let mut silent: Vec<(u32, Vec<u16>)> = Vec::new();
     let mut answers = BTreeMap::new();
     for (device, port, sm_lid) in ports {
-        // Ports of one subnet have one manager; a silent one is waited for once.
+        // Ports of one subnet have one manager; one that does not answer is queried once.
         let subnet = port.gids.first().map(|g| g.address.segments()[..4].to_vec()).unwrap_or_default();
         let fabric = (sm_lid, subnet);
         let answer = match &umad {

@@ -9,19 +9,19 @@ pub const WARN: Style = AnsiColor::Yellow.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 pub const DIM: Style = Style::new().dimmed();
 
-/// A text and how it looks.
-pub struct Cell {
+/// A text and its style.
+pub struct StyledCell {
     text: String,
     style: Style,
 }
 
 /// A cell.
-pub fn cell(text: impl Into<String>, style: Style) -> Cell {
-    Cell { text: text.into(), style }
+pub fn styled_cell(text: impl Into<String>, style: Style) -> StyledCell {
+    StyledCell { text: text.into(), style }
 }
 
-/// Appends the rows to `out`; a column in which no row says anything but `-` is left out.
-pub fn table(out: &mut String, rows: &[Vec<Cell>]) {
+/// Appends the rows to `out`; a column that has only `-` is left out.
+pub fn append_table(out: &mut String, rows: &[Vec<StyledCell>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let texts = |c: usize| rows.iter().skip(1).filter_map(move |r| r.get(c)).map(|c| c.text.as_str());
     let kept: Vec<(usize, usize)> = (0..columns)
@@ -31,8 +31,8 @@ pub fn table(out: &mut String, rows: &[Vec<Cell>]) {
     for row in rows {
         let mut line = String::new();
         for (i, (column, width)) in kept.iter().enumerate() {
-            let Some(Cell { text, style }) = row.get(*column) else { continue };
-            // Nothing is padded at the end of a line.
+            let Some(StyledCell { text, style }) = row.get(*column) else { continue };
+            // No padding at the end of a line.
             let pad = if i + 1 == kept.len() { 0 } else { width + 2 - text.chars().count() };
             let _ = write!(line, "{style}{text}{style:#}{}", " ".repeat(pad));
         }

@@ -1,5 +1,5 @@
-//! Sends some bytes to each address of the other end that this host shares a subnet with, to see which interfaces carry
-//! them. What follows from it is the doctor's.
+//! Sends some bytes to each address of the other end in a subnet of this host, to see which interfaces carry them.
+//! The doctor draws the conclusions.
 
 use spurline_fabric::{HostFacts, RouteTrial, interface_pairs};
 use spurline_probe::client::{ConnectConfig, ProbeSession};
@@ -10,32 +10,32 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Enough that the counters of an interface tell it from what else goes on.
+/// Enough for the counters of an interface to stand out from other traffic.
 const BYTES: u64 = 4 << 20;
 /// Bytes of one operation.
 const SIZE: u64 = 1 << 20;
-/// How long one trial may take.
+/// Time limit of one trial.
 const ONE: Duration = Duration::from_secs(3);
-/// How long all of them may.
+/// Time limit of all trials.
 const ALL: Duration = Duration::from_secs(15);
 
-/// A trial for each interface of this host with each of the peer's that is in its subnet; `port` is that of its `net
-/// serve`, `wanted` the interfaces that matter, all when empty.
-pub fn run(host: &HostFacts, peer: &HostFacts, wanted: &[String], port: u16) -> Vec<RouteTrial> {
+/// A trial for each pair of interfaces of this host and the peer in one subnet; `port` is that of the peer's `net
+/// serve`, `wanted` the interfaces to test, all when empty.
+pub fn run_trials(host: &HostFacts, peer: &HostFacts, wanted: &[String], port: u16) -> Vec<RouteTrial> {
     let end = Instant::now() + ALL;
     let meant = |name: &String| wanted.is_empty() || wanted.contains(name);
     let all = interface_pairs(host, peer).into_iter().filter(|pair| meant(&pair.own.name));
     all.map(|pair| {
         let carried = match end.saturating_duration_since(Instant::now()) {
             left if left.is_zero() => Err(format!("the {} s for all of them were over", ALL.as_secs())),
-            left => one(pair.from, pair.to, port, ONE.min(left)),
+            left => try_route(pair.from, pair.to, port, ONE.min(left)),
         };
         RouteTrial { interface: pair.own.name.clone(), to: pair.to, bytes: BYTES, carried }
     })
     .collect()
 }
 
-fn one(from: IpAddr, to: IpAddr, port: u16, timeout: Duration) -> Result<[Option<String>; 2], String> {
+fn try_route(from: IpAddr, to: IpAddr, port: u16, timeout: Duration) -> Result<[Option<String>; 2], String> {
     let call = ConnectConfig { peer: SocketAddr::new(to, port).to_string(), from: vec![from], timeout };
     let mut session = ProbeSession::connect(&call).map_err(|fault| fault.what)?;
     let plan = ProbePlan { size: SIZE, depth: 4, streams: vec![ProbeOp::Write], ..ProbePlan::default() };

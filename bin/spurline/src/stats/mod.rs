@@ -1,11 +1,11 @@
-//! `spurline stats`: asks a mount or a node for its counters again and again and shows what changed.
+//! `spurline stats`: polls the counters of a mount or a node and prints the differences.
 
 mod render;
 
 use crate::cli::StatsArgs;
-use render::Table;
+use render::StatsTable;
 use spurline_config::Fault;
-use spurline_runtime::locator::{ANSWER, resolve};
+use spurline_runtime::locator::{ANSWER, resolve_target};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,9 @@ const HEADER_EVERY: u64 = 20;
 /// Runs the command.
 ///
 /// # Errors
-/// Wrong words, a target that is not there or stops answering.
+/// When an argument is wrong, or the target is missing or stops answering.
 pub fn run(args: StatsArgs) -> Result<(), Fault> {
-    let table = Table::new(&args.schema)?;
+    let table = StatsTable::new(&args.schema)?;
     if args.interval < Duration::from_millis(10) {
         return Err(Fault::usage("--interval below 10ms would measure itself", "give 1 (second) or more"));
     }
@@ -27,7 +27,7 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
             "give 1 or more, or leave it out to go on until Ctrl-C",
         ));
     }
-    let peer = resolve(&args.target)?;
+    let peer = resolve_target(&args.target)?;
     let mut out = anstream::stdout();
     let colour = std::io::stdout().is_terminal();
     let lines = args.count.unwrap_or(u64::MAX);
@@ -39,7 +39,7 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
                 std::thread::sleep(args.interval);
                 before = peer.fetch_stats(ANSWER)?;
             }
-            if !print(&mut out, &before.to_string())? {
+            if !print_line(&mut out, &before.to_string())? {
                 return Ok(());
             }
         }
@@ -47,8 +47,8 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
     }
     for line in 0..lines {
         if line % HEADER_EVERY == 0 {
-            let [titles, heads] = table.header(colour);
-            if !print(&mut out, &titles)? || !print(&mut out, &heads)? {
+            let [titles, heads] = table.header_lines(colour);
+            if !print_line(&mut out, &titles)? || !print_line(&mut out, &heads)? {
                 return Ok(());
             }
         }
@@ -56,7 +56,7 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
         let now = peer.fetch_stats(ANSWER)?;
         let seconds = at.elapsed().as_secs_f64();
         at = Instant::now();
-        if !print(&mut out, &table.line(&before, &now, seconds, colour))? {
+        if !print_line(&mut out, &table.table_line(&before, &now, seconds, colour))? {
             return Ok(());
         }
         before = now;
@@ -64,8 +64,8 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Prints a line; `false` when nobody reads any more (`| head`).
-fn print(out: &mut impl Write, line: &str) -> Result<bool, Fault> {
+/// Prints a line; `false` when the reader has closed the pipe (`| head`).
+fn print_line(out: &mut impl Write, line: &str) -> Result<bool, Fault> {
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),

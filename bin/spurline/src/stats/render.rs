@@ -1,5 +1,5 @@
-//! Counters as a dstat-like table: which columns a section has, and how a number looks in five characters.
-//! It knows no socket and no clock.
+//! Counters as a dstat-like table: the columns of each section, and numbers in five characters. It knows no socket
+//! and no clock.
 
 use anstyle::{AnsiColor, Style};
 use serde_json::Value;
@@ -8,14 +8,14 @@ use spurline_config::Fault;
 /// Width of a column.
 const WIDTH: usize = 6;
 
-/// How a column is made from the counters, named `section.counter`.
+/// How a column follows from the counters, named `section.counter`.
 #[derive(Debug, Clone, Copy)]
-enum Cell {
+enum ColumnKind {
     /// Microseconds of processor time, as percent of one processor.
     Percent(&'static str),
-    /// A gauge of bytes as it is.
+    /// A gauge of bytes.
     Bytes(&'static str),
-    /// A gauge as it is.
+    /// A gauge.
     Count(&'static str),
     /// Operations per second.
     Rate(&'static str),
@@ -27,101 +27,101 @@ enum Cell {
     Share(&'static str, &'static str),
 }
 
-struct Section {
+struct StatsSection {
     letter: char,
     title: &'static str,
-    columns: &'static [(&'static str, Cell)],
+    columns: &'static [(&'static str, ColumnKind)],
 }
 
-const SECTIONS: [Section; 7] = [
-    Section {
+const SECTIONS: [StatsSection; 7] = [
+    StatsSection {
         letter: 'u',
         title: "usage",
         columns: &[
-            ("cpu", Cell::Percent("usage.cpu_us")),
-            ("mem", Cell::Bytes("usage.rss_bytes")),
-            ("buf", Cell::Bytes("usage.buffer_bytes")),
+            ("cpu", ColumnKind::Percent("usage.cpu_us")),
+            ("mem", ColumnKind::Bytes("usage.rss_bytes")),
+            ("buf", ColumnKind::Bytes("usage.buffer_bytes")),
         ],
     },
-    Section {
+    StatsSection {
         letter: 'f',
         title: "fuse",
         columns: &[
-            ("ops", Cell::Rate("fuse.ops")),
-            ("lat", Cell::Latency("fuse.busy_us", "fuse.ops")),
-            ("read", Cell::Flow("fuse.read_bytes")),
-            ("err", Cell::Rate("fuse.errors")),
+            ("ops", ColumnKind::Rate("fuse.ops")),
+            ("lat", ColumnKind::Latency("fuse.busy_us", "fuse.ops")),
+            ("read", ColumnKind::Flow("fuse.read_bytes")),
+            ("err", ColumnKind::Rate("fuse.errors")),
         ],
     },
-    Section {
+    StatsSection {
         letter: 'm',
         title: "metadata",
         columns: &[
-            ("ops", Cell::Rate("metadata.ops")),
-            ("lat", Cell::Latency("metadata.lat_us", "metadata.ops")),
-            ("hits", Cell::Rate("metadata.cache_hits")),
-            ("stale", Cell::Rate("metadata.stale_answers")),
+            ("ops", ColumnKind::Rate("metadata.ops")),
+            ("lat", ColumnKind::Latency("metadata.lat_us", "metadata.ops")),
+            ("hits", ColumnKind::Rate("metadata.cache_hits")),
+            ("stale", ColumnKind::Rate("metadata.stale_answers")),
         ],
     },
-    Section {
+    StatsSection {
         letter: 'c',
         title: "blockcache",
         columns: &[
-            ("hit%", Cell::Share("blockcache.hit_bytes", "blockcache.miss_bytes")),
-            ("mem", Cell::Flow("blockcache.mem_hit_bytes")),
-            ("disk", Cell::Flow("blockcache.disk_hit_bytes")),
-            ("lat", Cell::Latency("blockcache.read_us", "blockcache.read_ops")),
-            ("fill", Cell::Flow("blockcache.write_bytes")),
-            ("used", Cell::Bytes("blockcache.used_bytes")),
+            ("hit%", ColumnKind::Share("blockcache.hit_bytes", "blockcache.miss_bytes")),
+            ("mem", ColumnKind::Flow("blockcache.mem_hit_bytes")),
+            ("disk", ColumnKind::Flow("blockcache.disk_hit_bytes")),
+            ("lat", ColumnKind::Latency("blockcache.read_us", "blockcache.read_ops")),
+            ("fill", ColumnKind::Flow("blockcache.write_bytes")),
+            ("used", ColumnKind::Bytes("blockcache.used_bytes")),
         ],
     },
-    Section {
+    StatsSection {
         letter: 'r',
         title: "remotecache",
         columns: &[
-            ("recv", Cell::Flow("remotecache.recv_bytes")),
-            ("send", Cell::Flow("remotecache.send_bytes")),
-            ("ops", Cell::Rate("remotecache.ops")),
-            ("lat", Cell::Latency("remotecache.lat_us", "remotecache.ops")),
-            ("up", Cell::Count("remotecache.peers_up")),
-            ("retry", Cell::Rate("remotecache.retries")),
+            ("recv", ColumnKind::Flow("remotecache.recv_bytes")),
+            ("send", ColumnKind::Flow("remotecache.send_bytes")),
+            ("ops", ColumnKind::Rate("remotecache.ops")),
+            ("lat", ColumnKind::Latency("remotecache.lat_us", "remotecache.ops")),
+            ("up", ColumnKind::Count("remotecache.peers_up")),
+            ("retry", ColumnKind::Rate("remotecache.retries")),
         ],
     },
-    Section {
+    StatsSection {
         letter: 'e',
         title: "rdma",
         columns: &[
-            ("write", Cell::Flow("rdma.write_bytes")),
-            ("recv", Cell::Flow("rdma.recv_bytes")),
-            ("w_ops", Cell::Rate("rdma.w_ops")),
-            ("lat", Cell::Latency("rdma.w_us", "rdma.w_ops")),
-            ("up", Cell::Count("rdma.paths_up")),
-            ("down", Cell::Count("rdma.paths_down")),
+            ("write", ColumnKind::Flow("rdma.write_bytes")),
+            ("recv", ColumnKind::Flow("rdma.recv_bytes")),
+            ("w_ops", ColumnKind::Rate("rdma.w_ops")),
+            ("lat", ColumnKind::Latency("rdma.w_us", "rdma.w_ops")),
+            ("up", ColumnKind::Count("rdma.paths_up")),
+            ("down", ColumnKind::Count("rdma.paths_down")),
         ],
     },
-    Section {
+    StatsSection {
         letter: 'o',
         title: "object",
         columns: &[
-            ("get", Cell::Flow("object.get_bytes")),
-            ("ops", Cell::Rate("object.get_ops")),
-            ("lat", Cell::Latency("object.get_us", "object.get_ops")),
-            ("put", Cell::Flow("object.put_bytes")),
-            ("err", Cell::Rate("object.errors")),
+            ("get", ColumnKind::Flow("object.get_bytes")),
+            ("ops", ColumnKind::Rate("object.get_ops")),
+            ("lat", ColumnKind::Latency("object.get_us", "object.get_ops")),
+            ("put", ColumnKind::Flow("object.put_bytes")),
+            ("err", ColumnKind::Rate("object.errors")),
         ],
     },
 ];
 
-/// The sections a person chose, in the order chosen.
-pub struct Table {
-    sections: Vec<&'static Section>,
+/// The chosen sections, in the order chosen.
+pub struct StatsTable {
+    sections: Vec<&'static StatsSection>,
 }
 
 const TITLE: Style = AnsiColor::Blue.on_default().bold();
 const HEAD: Style = Style::new().bold().underline();
 const DIM: Style = Style::new().dimmed();
 
-impl Table {
+impl StatsTable {
     /// Takes the letters of `--schema`.
     ///
     /// # Errors
@@ -140,101 +140,101 @@ impl Table {
         if sections.is_empty() {
             return Err(Fault::usage("--schema is empty", format!("there are {}", known.join(", "))));
         }
-        Ok(Table { sections })
+        Ok(StatsTable { sections })
     }
 
     /// The two lines above the numbers.
-    pub fn header(&self, colour: bool) -> [String; 2] {
+    pub fn header_lines(&self, colour: bool) -> [String; 2] {
         let mut titles = Vec::new();
         let mut heads = Vec::new();
         for section in &self.sections {
             let width = section.columns.len() * WIDTH - 1;
             let dashes = width.saturating_sub(section.title.len());
             let title = format!(" {}{}{}", "-".repeat(dashes / 2), section.title, "-".repeat(dashes - dashes / 2));
-            titles.push(paint(TITLE, &title, colour));
+            titles.push(painted(TITLE, &title, colour));
             let cells: Vec<String> = section
                 .columns
                 .iter()
-                .map(|(head, _)| format!(" {}", paint(HEAD, &format!("{head:>w$}", w = WIDTH - 1), colour)))
+                .map(|(head, _)| format!(" {}", painted(HEAD, &format!("{head:>w$}", w = WIDTH - 1), colour)))
                 .collect();
             heads.push(cells.concat());
         }
-        [titles.join(" "), heads.join(&paint(DIM, "|", colour))]
+        [titles.join(" "), heads.join(&painted(DIM, "|", colour))]
     }
 
-    /// The numbers of `seconds` between two answers.
-    pub fn line(&self, before: &Value, now: &Value, seconds: f64, colour: bool) -> String {
+    /// The numbers of the `seconds` between two answers.
+    pub fn table_line(&self, before: &Value, now: &Value, seconds: f64, colour: bool) -> String {
         let sections: Vec<String> = self
             .sections
             .iter()
             .map(|section| {
                 let cells = section.columns.iter().map(|(_, cell)| {
-                    let (text, style) = cell.show(before, now, seconds);
-                    paint(style, &format!("{text:>WIDTH$}"), colour)
+                    let (text, style) = cell.cell_text(before, now, seconds);
+                    painted(style, &format!("{text:>WIDTH$}"), colour)
                 });
                 cells.collect::<String>()
             })
             .collect();
-        sections.join(&paint(DIM, "|", colour))
+        sections.join(&painted(DIM, "|", colour))
     }
 }
 
-fn paint(style: Style, text: &str, colour: bool) -> String {
+fn painted(style: Style, text: &str, colour: bool) -> String {
     if colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }
 
-/// A counter of an answer; 0 where an older process does not have it.
-fn read(answer: &Value, name: &str) -> u64 {
+/// A counter of an answer; 0 where an older process has none.
+fn read_counter(answer: &Value, name: &str) -> u64 {
     let (section, counter) = name.split_once('.').unwrap_or((name, ""));
     answer[section][counter].as_u64().unwrap_or(0)
 }
 
-impl Cell {
-    fn show(self, before: &Value, now: &Value, seconds: f64) -> (String, Style) {
-        // A restarted process counts from 0 again: nothing is known of this line then.
-        let grown = |name: &str| read(now, name).saturating_sub(read(before, name)) as f64;
+impl ColumnKind {
+    fn cell_text(self, before: &Value, now: &Value, seconds: f64) -> (String, Style) {
+        // A restarted process counts from 0 again; its first line shows zeros.
+        let grown = |name: &str| read_counter(now, name).saturating_sub(read_counter(before, name)) as f64;
         match self {
-            Cell::Percent(name) => {
+            ColumnKind::Percent(name) => {
                 let percent = grown(name) / seconds.max(1e-9) / 10_000.0;
-                let style = if percent >= 90.0 { AnsiColor::Red.on_default() } else { heat(percent > 0.0) };
-                (fixed(percent) + "%", style)
+                let style = if percent >= 90.0 { AnsiColor::Red.on_default() } else { heat_style(percent > 0.0) };
+                (fixed_digits(percent) + "%", style)
             }
-            Cell::Bytes(name) => scaled(read(now, name) as f64, 1024.0),
-            Cell::Count(name) => scaled(read(now, name) as f64, 1000.0),
-            Cell::Rate(name) => {
-                let shown = scaled(grown(name) / seconds.max(1e-9), 1000.0);
+            ColumnKind::Bytes(name) => scaled_number(read_counter(now, name) as f64, 1024.0),
+            ColumnKind::Count(name) => scaled_number(read_counter(now, name) as f64, 1000.0),
+            ColumnKind::Rate(name) => {
+                let shown = scaled_number(grown(name) / seconds.max(1e-9), 1000.0);
                 let trouble = name.ends_with("errors") && grown(name) > 0.0;
                 if trouble { (shown.0, AnsiColor::Red.on_default().bold()) } else { shown }
             }
-            Cell::Flow(name) => scaled(grown(name) / seconds.max(1e-9), 1024.0),
-            Cell::Latency(time, operations) => {
+            ColumnKind::Flow(name) => scaled_number(grown(name) / seconds.max(1e-9), 1024.0),
+            ColumnKind::Latency(time, operations) => {
                 let operations = grown(operations);
                 if operations == 0.0 {
                     return ("-".into(), DIM);
                 }
                 let ms = grown(time) / operations / 1000.0;
-                let style = if ms >= 100.0 { AnsiColor::Red.on_default() } else { heat(true) };
-                (fixed(ms), style)
+                let style = if ms >= 100.0 { AnsiColor::Red.on_default() } else { heat_style(true) };
+                (fixed_digits(ms), style)
             }
-            Cell::Share(part, other) => {
+            ColumnKind::Share(part, other) => {
                 let (part, other) = (grown(part), grown(other));
                 if part + other == 0.0 {
                     return ("-".into(), DIM);
                 }
                 let percent = part / (part + other) * 100.0;
                 let style = if percent >= 90.0 { AnsiColor::Green } else { AnsiColor::Yellow }.on_default();
-                (fixed(percent), style)
+                (fixed_digits(percent), style)
             }
         }
     }
 }
 
-fn heat(lively: bool) -> Style {
+fn heat_style(lively: bool) -> Style {
     if lively { Style::new() } else { DIM }
 }
 
 /// A number in at most four characters and a dot.
-fn fixed(n: f64) -> String {
+fn fixed_digits(n: f64) -> String {
     match n {
         n if n >= 99.95 => format!("{n:.0}"),
         n if n >= 9.995 => format!("{n:.1}"),
@@ -244,7 +244,7 @@ fn fixed(n: f64) -> String {
 }
 
 /// A number with its unit, coloured by its size as dstat does.
-fn scaled(n: f64, base: f64) -> (String, Style) {
+fn scaled_number(n: f64, base: f64) -> (String, Style) {
     let units = [
         ("", None),
         ("K", Some(AnsiColor::Cyan)),
@@ -260,9 +260,9 @@ fn scaled(n: f64, base: f64) -> (String, Style) {
     }
     let text = match unit {
         0 if value.fract() == 0.0 || value >= 10.0 => format!("{value:.0}"),
-        _ => fixed(value),
+        _ => fixed_digits(value),
     };
-    let style = units[unit].1.map_or(heat(n > 0.0), |c| c.on_default());
+    let style = units[unit].1.map_or(heat_style(n > 0.0), |c| c.on_default());
     (text + units[unit].0, style)
 }
 
@@ -289,10 +289,10 @@ mod tests {
     #[test]
     fn a_recorded_pair_of_answers() {
         let [before, now] = recorded();
-        let table = Table::new("ufmco").unwrap();
-        let [titles, heads] = table.header(false);
+        let table = StatsTable::new("ufmco").unwrap();
+        let [titles, heads] = table.header_lines(false);
         assert_eq!(
-            [titles.as_str(), heads.as_str(), &table.line(&before, &now, 2.0, false)],
+            [titles.as_str(), heads.as_str(), &table.table_line(&before, &now, 2.0, false)],
             [
                 " ------usage------  ---------fuse----------  -------metadata--------  ------------blockcache-------------  -----------object------------",
                 "   cpu   mem   buf|   ops   lat  read   err|   ops   lat  hits stale|  hit%   mem  disk   lat  fill  used|   get   ops   lat   put   err",
@@ -304,21 +304,21 @@ mod tests {
     #[test]
     fn colours_only_when_asked() {
         let [before, now] = recorded();
-        let table = Table::new("fo").unwrap();
-        assert!(!table.line(&before, &now, 1.0, false).contains('\u{1b}'));
-        let painted = table.line(&before, &now, 1.0, true);
+        let table = StatsTable::new("fo").unwrap();
+        assert!(!table.table_line(&before, &now, 1.0, false).contains('\u{1b}'));
+        let painted = table.table_line(&before, &now, 1.0, true);
         assert!(painted.contains("\u{1b}[33m"), "gigabytes are yellow: {painted:?}");
         assert!(painted.contains("\u{1b}[1m\u{1b}[31m"), "errors are red: {painted:?}");
-        assert_eq!(anstream::adapter::strip_str(&painted).to_string(), table.line(&before, &now, 1.0, false));
+        assert_eq!(anstream::adapter::strip_str(&painted).to_string(), table.table_line(&before, &now, 1.0, false));
     }
 
     #[test]
     fn a_restarted_or_older_process_gives_no_nonsense() {
         let [before, now] = recorded();
-        let table = Table::new("ufmcreo").unwrap();
-        let line = table.line(&now, &before, 1.0, false);
+        let table = StatsTable::new("ufmcreo").unwrap();
+        let line = table.table_line(&now, &before, 1.0, false);
         assert!(!line.contains('T') || line.contains("5.00T"), "{line}");
-        let empty = table.line(&json!({}), &json!({}), 0.0, false);
+        let empty = table.table_line(&json!({}), &json!({}), 0.0, false);
         assert!(!empty.contains("NaN") && !empty.contains("inf"), "{empty}");
     }
 
@@ -327,8 +327,12 @@ mod tests {
         let all = spurline_types::Stats::default().to_json();
         for (_, cell) in SECTIONS.iter().flat_map(|s| s.columns) {
             let names: Vec<&str> = match *cell {
-                Cell::Percent(a) | Cell::Bytes(a) | Cell::Count(a) | Cell::Rate(a) | Cell::Flow(a) => vec![a],
-                Cell::Latency(a, b) | Cell::Share(a, b) => vec![a, b],
+                ColumnKind::Percent(a)
+                | ColumnKind::Bytes(a)
+                | ColumnKind::Count(a)
+                | ColumnKind::Rate(a)
+                | ColumnKind::Flow(a) => vec![a],
+                ColumnKind::Latency(a, b) | ColumnKind::Share(a, b) => vec![a, b],
             };
             for name in names {
                 let (section, counter) = name.split_once('.').unwrap();
@@ -341,10 +345,10 @@ mod tests {
     fn numbers_fit_their_column() {
         for n in [0.0, 0.004, 1.0, 9.996, 99.96, 999.4, 999.6, 1023.0, 1_048_575.0, 1e9, 123_456_789_012.0, 1e15] {
             for base in [1000.0, 1024.0] {
-                let (text, _) = scaled(n, base);
+                let (text, _) = scaled_number(n, base);
                 assert!(text.len() < WIDTH, "{n}: {text}");
             }
         }
-        assert!(Table::new("ux").is_err() && Table::new("").is_err());
+        assert!(StatsTable::new("ux").is_err() && StatsTable::new("").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The admin socket and the metrics page of a mount, a node or a coordinator, and what they answer. It knows no work.
+//! The admin socket and the metrics page of a mount, a node or a coordinator, and their answers. It knows no service.
 
 use serde_json::Value;
 use spurline_config::{Fault, MetricsConfig, checked};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The admin socket and the metrics page of this process, as long as it is kept.
+/// The admin socket and the metrics page of this process; dropping it closes both.
 #[derive(Debug)]
 pub struct AdminServices {
     _admin: Option<AdminServer>,
@@ -20,10 +20,10 @@ pub struct AdminServices {
 }
 
 impl AdminServices {
-    /// Opens both. Without a place for the admin socket the service runs, and says that `stats` can't find it.
+    /// Opens both. Without an admin socket the service runs, and logs that `stats` can't find it.
     ///
     /// # Errors
-    /// When another process answers at the admin socket, or the metrics address asked for can't be had.
+    /// When another process answers at the admin socket, or the metrics address is not available.
     pub fn open(
         owner: SocketOwner<'_>,
         metrics: &MetricsConfig,
@@ -77,24 +77,24 @@ impl AdminServices {
     }
 }
 
-/// What [`Target`] asks about a path.
-type Info = Box<dyn Fn(&[u8]) -> Result<Value> + Send + Sync>;
+/// Answers a [`ProcessTarget`]'s query about a path.
+type PathInfo = Box<dyn Fn(&[u8]) -> Result<Value> + Send + Sync>;
 
-/// An [`AdminTarget`] out of the counters and three questions.
+/// An [`AdminTarget`] made of counters and closures.
 pub struct ProcessTarget {
     /// The counters of this process.
     pub stats: Arc<Stats>,
     /// When it started.
     pub started: Instant,
-    /// Brings gauges up to date before they are shown.
+    /// Updates gauges before they are shown.
     pub gauges: Box<dyn Fn(&Stats) + Send + Sync>,
-    /// About one path.
-    pub info: Info,
-    /// About the process.
+    /// Describes a path.
+    pub info: PathInfo,
+    /// Describes the process.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
-    /// The jobs it does.
+    /// The jobs of this process.
     pub jobs: Option<Arc<JobManager>>,
-    /// Whether it can work.
+    /// Whether the service works.
     pub health: Box<dyn Fn() -> Result<()> + Send + Sync>,
 }
 

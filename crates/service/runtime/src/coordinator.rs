@@ -2,8 +2,8 @@
 //! line.
 
 use crate::admin::{AdminServices, ProcessTarget};
-use crate::jobs::group::{GroupJobs, Registries};
-use crate::setup::NewFolder;
+use crate::jobs::group::{GroupJobs, OpenRegistry};
+use crate::setup::CreatedFolder;
 use crate::{group, setup};
 use serde_json::json;
 use spurline_config::{CoordinatorConfig, Fault};
@@ -29,7 +29,7 @@ pub struct RunningCoordinator {
     scratch: Option<tempfile::TempDir>,
     _coordinator: Arc<CoordinatorServer>,
     /// The directory of the state file, where this start made it.
-    fresh: Option<NewFolder>,
+    fresh: Option<CreatedFolder>,
 }
 
 /// Starts the coordinator; it serves when this returns.
@@ -53,17 +53,17 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
         trust: Arc::clone(&trust),
         ..Default::default()
     };
-    let fresh = NewFolder::make(config.state_file.as_deref().and_then(std::path::Path::parent));
+    let fresh = CreatedFolder::create_missing(config.state_file.as_deref().and_then(std::path::Path::parent));
     let coordinator = Arc::new(CoordinatorServer::start(settings, Arc::clone(&stats))?);
     let (jobs_dir, scratch) = match &config.state_file {
         Some(file) => (file.with_extension("jobs"), None),
         None => {
-            // Of this process alone, and gone with it: nobody else can have put jobs there.
+            // A directory of this process, which is removed with it.
             let own = private_dir()?;
             (own.path().to_owned(), Some(own))
         }
     };
-    let registry: Arc<Registries> = match &config.job_store {
+    let registry: Arc<OpenRegistry> = match &config.job_store {
         // Coordinators that share jobs find the nodes where they find the jobs.
         Some(url) => {
             let (url, trust) = (RegistryUrl::Etcd(url.clone()), Arc::clone(&trust));
@@ -78,7 +78,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
     let store = match &config.job_store {
         None => None,
         Some(url) => {
-            // Of this process and of no other, also when its port and number come again.
+            // Unique to this process, also when its port and number are reused.
             let at = coordinator.addresses().first().map_or_else(String::new, ToString::to_string);
             let began = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
             let owner = format!("{}/{at}/{}/{began:x}", group::hostname(), std::process::id());
@@ -93,7 +93,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
         started,
         gauges: {
             let jobs = Arc::clone(&jobs);
-            Box::new(move |stats| jobs.gauges(stats))
+            Box::new(move |stats| jobs.set_gauges(stats))
         },
         info: Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "a coordinator holds no files"))),
         status: {
@@ -157,7 +157,7 @@ impl RunningCoordinator {
     /// Suspends the jobs, which a later start or another coordinator continues, and ends.
     pub fn stop(self) {
         tracing::info!("stopping");
-        self.jobs.suspend();
+        self.jobs.suspend_jobs();
         drop(self.scratch);
         drop(self.admin);
     }

@@ -1,7 +1,7 @@
-//! Drains a node: has the nodes that will own a node's hot blocks fetch them from it, and takes the node's share
-//! away. Nothing is lost when it is broken off: what was handed on stays, and is not sent a second time.
+//! Drains a node: the nodes that will own its hot blocks fetch them, then its weight becomes 0. An interrupted drain
+//! loses nothing: blocks that were moved stay, and are not sent again.
 
-use crate::peers::Reach;
+use crate::peers::PeerConnector;
 use crate::{group, setup};
 use serde_json::Value;
 use spurline_client::placement::{CopyCounts, RUN_BLOCKS, ReaderLocation};
@@ -18,29 +18,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the registry may take to name the nodes.
+/// Longest wait for the registry's node list.
 const FIRST: Duration = Duration::from_secs(10);
-/// How long one request may take: so many blocks are fetched by it.
+/// Time limit of one request, which fetches up to [`AT_ONCE`] blocks.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_secs(10);
-/// Blocks handed on before it is looked at whether to stop.
+/// Blocks per request; the stop flag is checked between requests.
 const AT_ONCE: u64 = 128;
-/// How long after the registry has it mounts may not know yet that a node has no share any more.
+/// How long mounts may use an old weight after the registry has the new one.
 const SPREADS: Duration = Duration::from_secs(2);
-/// What is to be handed on of one source, hottest objects first.
-struct Held {
+/// Objects of one source to hand over, the hottest first.
+struct HeldObjects {
     source: String,
     extents: Vec<ObjectExtent>,
 }
 
-/// Which node is drained, and by which registry it is found.
+/// The node to drain.
 #[derive(Debug, Clone)]
 pub struct DrainRequest {
     /// The registry of its group.
     pub registry: Registry,
     /// The group's name.
     pub cache_group: String,
-    /// What is proved to the registry and to nodes.
+    /// Authentication at the registry and at nodes.
     pub trust: TrustConfig,
     /// The node's name or HOST:PORT.
     pub node: String,
@@ -49,32 +49,32 @@ pub struct DrainRequest {
 /// Progress of a drain.
 #[derive(Debug, Default)]
 pub struct DrainProgress {
-    /// Bytes to hand on.
+    /// Bytes to hand over.
     pub total: u64,
-    /// Bytes that were handed on.
+    /// Bytes handed over.
     pub handed: u64,
-    /// Files of which not all was handed on, and why.
+    /// Files that were not handed over completely, and the reasons.
     pub failed: Vec<(String, Error)>,
 }
 
-/// How a drain ended.
+/// The outcome of a drain.
 #[derive(Debug)]
 pub struct DrainOutcome {
     /// The node's name.
     pub node: String,
     /// It was stopped before its end.
     pub interrupted: bool,
-    /// The node had no share before.
+    /// The node's weight was 0 before.
     pub was_drained: bool,
-    /// What was handed on.
+    /// Bytes handed over, and failures.
     pub progress: DrainProgress,
-    /// Bytes that were sent for that: others were held already.
+    /// Bytes sent; the other nodes held the rest already.
     pub moved: u64,
-    /// The node's new weight; `None` where it keeps its share.
+    /// The node's new weight; `None` if it keeps its share.
     pub weight: Option<u32>,
 }
 
-/// Drains a node until all is handed on, or `stop` is raised; reports progress after each batch.
+/// Drains a node until all blocks are handed over, or `stop` is set; reports progress after each request.
 ///
 /// # Errors
 /// With exit code 3 when the registry, the group or the node can't be reached.
@@ -95,15 +95,15 @@ pub fn drain_node(
         };
         Fault::missing(format!("group {}: {error}", request.cache_group), remedy)
     })?;
-    let node = find(&members, &request.node)?.clone();
+    let node = find_member(&members, &request.node)?.clone();
     let after: Vec<Arc<Member>> = members.into_iter().filter(|member| member.name != node.name).collect();
     if !after.iter().any(|member| member.weight > 0) {
         let what = format!("node {} is the only one of group {} with a share", node.name, request.cache_group);
         return Err(Fault::failed(what, "start another node first, or stop this one: what it holds is fetched again"));
     }
-    // Another registry lists nodes without being told of weights.
+    // Other registries do not store weights.
     let told = matches!(request.registry, Registry::Coordinator(_) | Registry::Etcd(_));
-    let reach = Reach {
+    let reach = PeerConnector {
         trust,
         name: format!("{host}:drain"),
         source: String::new(),
@@ -113,17 +113,18 @@ pub fn drain_node(
         stats: Arc::clone(&stats),
     };
     let (mut sums, mut moved, mut weight) = (DrainProgress::default(), 0, None);
-    // Twice where it has an end: what readers had the node fetch meanwhile goes on when it has no share any more.
+    // Twice, where the weight can be cleared: the second pass moves what the node fetched for readers during the
+    // first.
     for pass in 0..1 + u32::from(told) {
-        let (held, block_size) = ask_held(&reach, &node).map_err(|error| unanswered(&node, &error))?;
+        let (held, block_size) = list_held(&reach, &node).map_err(|error| unreachable_node(&node, &error))?;
         sums = DrainProgress {
             total: held.iter().flat_map(|held| &held.extents).map(bytes_of).sum(),
             ..DrainProgress::default()
         };
-        for Held { source, extents } in &held {
+        for HeldObjects { source, extents } in &held {
             let mut remote = None;
             let warm = |some: &[ObjectExtent]| -> Vec<RangeDone> {
-                match remote.get_or_insert_with(|| open(&reach, source, &after, &stats)) {
+                match remote.get_or_insert_with(|| open_remaining_nodes(&reach, source, &after, &stats)) {
                     Ok(remote) => remote.warm(some, Some(1), false),
                     Err(error) => {
                         let failed = RangeDone { error: Some(error.clone()), ..RangeDone::default() };
@@ -132,20 +133,21 @@ pub fn drain_node(
                 }
             };
             let ended = || stop.load(Ordering::Acquire);
-            moved += hand_on(extents, block_size, &mut sums, ended, warm, progress);
+            moved += hand_over(extents, block_size, &mut sums, ended, warm, progress);
         }
         if stop.load(Ordering::Acquire) {
             break;
         }
         if told && pass == 0 {
-            weigh(&reach, &node).map_err(|error| {
+            clear_weight(&reach, &node).map_err(|error| {
                 Fault::failed(
                     format!("node {} keeps its share: {error}; {} handed on", node.name, human_bytes(sums.handed)),
                     "run it again; what was handed on is not sent again",
                 )
             })?;
             weight = Some(0);
-            // What readers ask before they know of it is fetched by this node, and is to be handed on, too.
+            // Until readers know the new weight, this node still fetches blocks for them, which the second pass
+            // moves.
             let known = Instant::now() + SPREADS;
             while Instant::now() < known && !stop.load(Ordering::Acquire) {
                 std::thread::sleep(Duration::from_millis(100));
@@ -162,7 +164,7 @@ pub fn drain_node(
     })
 }
 
-fn unanswered(node: &Member, error: &Error) -> Fault {
+fn unreachable_node(node: &Member, error: &Error) -> Fault {
     Fault::missing(
         format!("node {} does not answer, so nothing can be handed on: {error}", node.name),
         "when it is gone for good the others take its share by themselves, and fetch what it held",
@@ -173,8 +175,8 @@ fn bytes_of(extent: &ObjectExtent) -> u64 {
     extent.bytes.end.min(extent.object.size).saturating_sub(extent.bytes.start)
 }
 
-/// Hands extents on, so many blocks at a time, until all are or it is to end; how many bytes were sent for that.
-fn hand_on(
+/// Hands extents over in batches until all are done or `ended`; returns the bytes sent.
+fn hand_over(
     extents: &[ObjectExtent],
     block_size: u64,
     sums: &mut DrainProgress,
@@ -203,7 +205,7 @@ fn hand_on(
 }
 
 /// The member of this name or address.
-fn find<'a>(members: &'a [Arc<Member>], wanted: &str) -> std::result::Result<&'a Arc<Member>, Fault> {
+fn find_member<'a>(members: &'a [Arc<Member>], wanted: &str) -> std::result::Result<&'a Arc<Member>, Fault> {
     let is = |member: &&Arc<Member>| member.name == wanted || member.addresses.iter().any(|at| at == wanted);
     members.iter().find(is).ok_or_else(|| {
         let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
@@ -214,8 +216,8 @@ fn find<'a>(members: &'a [Arc<Member>], wanted: &str) -> std::result::Result<&'a
     })
 }
 
-/// What the node says it holds, by source, and its block size.
-fn ask_held(reach: &Reach, node: &Member) -> Result<(Vec<Held>, u64)> {
+/// The extents that the node holds, by source, and its block size.
+fn list_held(reach: &PeerConnector, node: &Member) -> Result<(Vec<HeldObjects>, u64)> {
     let pool = reach.pool(node);
     let mut lease = pool.checkout(Instant::now() + FIRST)?;
     let block_size = lease.welcome().block_size;
@@ -238,20 +240,20 @@ fn ask_held(reach: &Reach, node: &Member) -> Result<(Vec<Held>, u64)> {
     }
     objects.sort_by_key(|one| std::cmp::Reverse(one["times"].as_u64()));
     // Sources in the order of their hottest object.
-    let (mut held, mut places): (Vec<Held>, BTreeMap<String, usize>) = Default::default();
+    let (mut held, mut places): (Vec<HeldObjects>, BTreeMap<String, usize>) = Default::default();
     for one in &objects {
         let text = |key: &str| one[key].as_str().ok_or_else(|| senseless(key));
-        let (source, path) = (text("source")?, unhex(text("path")?).ok_or_else(|| senseless("path"))?);
+        let (source, path) = (text("source")?, hex_decoded(text("path")?).ok_or_else(|| senseless("path"))?);
         let size = one["size"].as_u64().ok_or_else(|| senseless("size"))?;
         let object = ObjectRef::new(source, &path, Version::new(text("version")?), size);
         let at = *places.entry(source.to_owned()).or_insert_with(|| {
-            held.push(Held { source: source.to_owned(), extents: Vec::new() });
+            held.push(HeldObjects { source: source.to_owned(), extents: Vec::new() });
             held.len() - 1
         });
         for run in one["runs"].as_array().into_iter().flatten() {
             let (Some(from), Some(to)) = (run[0].as_u64(), run[1].as_u64()) else { continue };
             let to = to.min(object.block_count(block_size));
-            // Pieces that are soon done, so that it can be interrupted in the middle of a large file.
+            // Short pieces, so that a drain can be interrupted within a large file.
             for from in (from..to).step_by(RUN_BLOCKS as usize) {
                 let to = to.min(from + u64::from(RUN_BLOCKS));
                 held[at]
@@ -263,15 +265,20 @@ fn ask_held(reach: &Reach, node: &Member) -> Result<(Vec<Held>, u64)> {
     Ok((held, block_size))
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+fn hex_decoded(text: &str) -> Option<Vec<u8>> {
     let (digits, rest) = text.as_bytes().as_chunks::<2>();
     let byte = |two: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok();
     rest.is_empty().then(|| digits.iter().map(byte).collect())?
 }
 
-/// The group as it will be, to be asked for `source`.
-fn open(reach: &Reach, source: &str, after: &[Arc<Member>], stats: &Arc<Stats>) -> Result<Arc<GroupVolume>> {
-    let reach = Reach { source: source.to_owned(), ..reach.clone() };
+/// The remaining nodes of the group, as a volume of `source`.
+fn open_remaining_nodes(
+    reach: &PeerConnector,
+    source: &str,
+    after: &[Arc<Member>],
+    stats: &Arc<Stats>,
+) -> Result<Arc<GroupVolume>> {
+    let reach = PeerConnector { source: source.to_owned(), ..reach.clone() };
     let roster = GroupMembers::new(after, move |member| reach.peer(member));
     let config = GroupVolumeConfig {
         patience: RequestPatience::new(PATIENCE),
@@ -282,12 +289,12 @@ fn open(reach: &Reach, source: &str, after: &[Arc<Member>], stats: &Arc<Stats>) 
         silence: SILENCE,
         hedge_after: Duration::ZERO,
     };
-    // No data comes here: this is what a volume has to have.
+    // No data arrives here; a volume requires some memory.
     let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
     GroupVolume::connect(source, roster, config, Arc::clone(stats), memory)
 }
 
-fn weigh(reach: &Reach, node: &Member) -> Result<()> {
+fn clear_weight(reach: &PeerConnector, node: &Member) -> Result<()> {
     let pool = reach.pool(node);
     let deadline = Instant::now() + FIRST;
     let mut lease = pool.checkout(deadline)?;
@@ -302,8 +309,8 @@ mod tests {
 
     #[test]
     fn paths_of_any_bytes_come_back() {
-        assert_eq!(unhex("00ff612f"), Some(vec![0, 255, b'a', b'/']));
-        assert_eq!((unhex("0"), unhex("zz"), unhex("")), (None, None, Some(Vec::new())));
+        assert_eq!(hex_decoded("00ff612f"), Some(vec![0, 255, b'a', b'/']));
+        assert_eq!((hex_decoded("0"), hex_decoded("zz"), hex_decoded("")), (None, None, Some(Vec::new())));
     }
 
     #[test]
@@ -323,7 +330,7 @@ mod tests {
             };
             (0..some.len()).map(|n| done(rounds.get() == 2 && n == 0)).collect()
         };
-        let moved = hand_on(&extents, 1 << 20, &mut sums, || rounds.get() == 2, warm, |_| {});
+        let moved = hand_over(&extents, 1 << 20, &mut sums, || rounds.get() == 2, warm, |_| {});
         assert_eq!((rounds.get(), most.get()), (2, 8), "128 blocks at a time");
         assert_eq!((sums.handed, moved), (15 << 24, 15 << 24));
         assert_eq!(sums.failed.iter().map(|(path, _)| path.as_str()).collect::<Vec<_>>(), ["8"]);
@@ -333,9 +340,9 @@ mod tests {
     fn a_node_is_found_by_name_or_address() {
         let member = |name: &str, at: &str| Arc::new(Member { name: name.into(), ..Member::from_address(at, 100) });
         let members = [member("a", "h:1"), member("b", "h:2")];
-        assert_eq!(find(&members, "b").unwrap().name, "b");
-        assert_eq!(find(&members, "h:1").unwrap().name, "a");
-        let said = find(&members, "c").unwrap_err().to_string();
+        assert_eq!(find_member(&members, "b").unwrap().name, "b");
+        assert_eq!(find_member(&members, "h:1").unwrap().name, "a");
+        let said = find_member(&members, "c").unwrap_err().to_string();
         assert!(said.contains("no node c") && said.contains("a, b"), "{said}");
     }
 }

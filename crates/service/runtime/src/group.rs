@@ -1,6 +1,6 @@
-//! How a node enters its group and a mount follows it, wired to what `status` shows of that.
+//! How a node joins its group and a mount follows it, and their group's state for `status`.
 
-use crate::peers::Reach;
+use crate::peers::PeerConnector;
 use crate::{rules, settings};
 use serde_json::{Value, json};
 use spurline_cache::CacheContext;
@@ -15,9 +15,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a mount waits for its registry to name the first node.
+/// Longest wait for the first node of a registry.
 const FIRST: Duration = Duration::from_secs(10);
-/// Nodes that left together keep their places for so many times the hold of one.
+/// Nodes that left together keep their shares for so many times the hold of one.
 const MANY: u32 = 5;
 
 /// The name of this machine.
@@ -25,21 +25,25 @@ pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn start(registry: &Arc<dyn Registry>, hold: Duration, stats: &Arc<Stats>) -> spurline_types::Result<RegistryFollower> {
+fn start_follower(
+    registry: &Arc<dyn Registry>,
+    hold: Duration,
+    stats: &Arc<Stats>,
+) -> spurline_types::Result<RegistryFollower> {
     RegistryFollower::start(registry, HoldTimes { single: hold, joint: hold * MANY }, Arc::clone(stats))
 }
 
-/// Begins to follow the group by its registry, and gives its first members.
+/// Follows the group by its registry, and returns its first members.
 ///
 /// # Errors
-/// With exit code 3 when the registry can't be reached or knows no node, saying what was tried.
-pub fn follow(
+/// With exit code 3 when the registry can't be reached or lists no node.
+pub fn follow_group(
     registry: &Arc<dyn Registry>,
     group: &str,
     hold: Duration,
     stats: &Arc<Stats>,
 ) -> Result<(RegistryFollower, Vec<Arc<Member>>), Fault> {
-    let follower = start(registry, hold, stats)?;
+    let follower = start_follower(registry, hold, stats)?;
     match follower.first_members(Instant::now() + FIRST) {
         Ok(members) => {
             tracing::info!("group {group} by {}: {} known", registry.description(), members.len());
@@ -59,10 +63,10 @@ pub fn follow(
     }
 }
 
-/// A mount's nodes, as the members of the group change.
-struct Nodes(Arc<GroupMembers>);
+/// Updates a mount's nodes when the members of the group change.
+struct GroupListener(Arc<GroupMembers>);
 
-impl MemberListener for Nodes {
+impl MemberListener for GroupListener {
     fn set_members(&self, members: &[Arc<Member>]) {
         self.0.set_members(members);
     }
@@ -71,49 +75,48 @@ impl MemberListener for Nodes {
         let view = self.0.snapshot();
         let index = view.members().iter().position(|member| member.name == name);
         let peer = index.and_then(|index| view.existing_peer(index as u32));
-        // Over TCP, or over rails: where these carry the data, nobody keeps TCP connected.
+        // Over TCP or over rails: where rails carry the data, TCP connections may be closed.
         let over_tcp = |peer: &GroupPeer| matches!(peer.pool_state(), (PoolState::Up, open) if open > 0);
         peer.is_some_and(|peer| over_tcp(peer) || peer.paths().is_some_and(|paths| paths.up_count() > 0))
     }
 }
 
 /// From now on the nodes of `roster` are the members of the group.
-pub fn keep_up(follower: &RegistryFollower, roster: &Arc<GroupMembers>) {
-    follower.set_listener(Arc::new(Nodes(Arc::clone(roster))));
+pub fn update_members_from(follower: &RegistryFollower, roster: &Arc<GroupMembers>) {
+    follower.set_listener(Arc::new(GroupListener(Arc::clone(roster))));
 }
 
-/// What a node is called in its group.
+/// The name of a node in its group.
 pub fn name_in_group(config: &NodeConfig, host: &str, listening: &[String]) -> String {
     let port = listening.first().and_then(|at| at.rsplit(':').next()).unwrap_or_default();
     config.name.clone().unwrap_or_else(|| format!("{host}:{port}"))
 }
 
-/// Of the addresses at which a node listens those that others are told: at a loopback one each machine finds itself. They are
-/// told where there are no others.
-fn for_others(listening: &[String]) -> Vec<String> {
+/// The addresses at which other machines reach the node: loopback addresses only if there are no others.
+fn public_addresses(listening: &[String]) -> Vec<String> {
     let loopback = |at: &&String| at.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_loopback());
     let far: Vec<String> = listening.iter().filter(|at| !loopback(at)).cloned().collect();
     if far.is_empty() { listening.to_vec() } else { far }
 }
 
-/// Enters a node into its group, whose others it knows; `None` when it has none. One that was in it `before` is in it also
-/// while the registry can't be reached.
+/// Registers a node with its group; `None` when it has none. A node that was a member `before` starts also while the
+/// registry is unreachable.
 ///
 /// # Errors
-/// With exit code 3 when the registry can't be reached or refuses it, with 2 when the name is another process's.
-pub fn announce(
+/// With exit code 3 when the registry can't be reached or refuses the node, with 2 when another process has the name.
+pub fn announce_node(
     config: &NodeConfig,
     host: &str,
     listening: &[String],
     instance: u64,
-    (others, before): (Option<&Others>, bool),
+    (others, before): (Option<&NodeGroup>, bool),
     stats: &Arc<Stats>,
 ) -> Result<Option<NodeAnnouncer>, Fault> {
-    let (Some(group), Some(Others { registry, .. })) = (&config.group, others) else { return Ok(None) };
+    let (Some(group), Some(NodeGroup { registry, .. })) = (&config.group, others) else { return Ok(None) };
     let member = Member {
         name: name_in_group(config, host, listening),
         instance,
-        addresses: for_others(listening),
+        addresses: public_addresses(listening),
         weight: config.weight,
         zone: group.zone.clone(),
     };
@@ -124,7 +127,7 @@ pub fn announce(
         );
     }
     let name = member.name.clone();
-    // By the same connection as all else: what the registry answers to it saves other questions.
+    // On the follower's connection: the registry's answer contains the member list too.
     let enter = if before { NodeAnnouncer::rejoin } else { NodeAnnouncer::start };
     let announcer = enter(registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
         ErrorKind::Invalid => Fault::usage(error.message(), ""),
@@ -135,31 +138,32 @@ pub fn announce(
     Ok(announcer)
 }
 
-/// For so long after a change of the group, nodes ask each other for blocks that moved.
+/// How long after a change of the group nodes fetch moved blocks from each other.
 const SETTLES: Duration = Duration::from_secs(3600);
-/// Connections of a node to each other node, for each source: they carry what moves between nodes and no reader's load.
+/// Connections to each other node, per source: they carry moved blocks only, no reader's load.
 const BETWEEN_NODES: usize = 4;
 
-/// Has a node ask the others of its group for what they hold before it asks the under-store, for as long as the answer
-/// is kept, and go by the rules of the group. `name` is its own in the group.
+/// Lets a node fetch blocks from the other nodes of its group before it uses the origin, and follow the group's
+/// rules, while the result is kept. `name` is its own name in the group.
 ///
 /// # Errors
 /// When its networks can't be used.
-pub fn ask_others(
+pub fn join_group(
     config: &NodeConfig,
     name: &str,
     node: &Arc<CacheNode>,
     shared: &Arc<CacheContext>,
     trust: &Arc<Trust>,
     stats: &Arc<Stats>,
-) -> Result<Option<Others>, Fault> {
+) -> Result<Option<NodeGroup>, Fault> {
     let Some(group) = &config.group else { return Ok(None) };
-    let reach = Reach { nconnect: BETWEEN_NODES, ..Reach::by(&config.net, name, "", trust, stats)? };
+    let reach =
+        PeerConnector { nconnect: BETWEEN_NODES, ..PeerConnector::from_config(&config.net, name, "", trust, stats)? };
     let registry = spurline_membership::open_registry(&group.registry, &group.name, trust)?;
-    let follower = start(&registry, group.hold, stats)?;
+    let follower = start_follower(&registry, group.hold, stats)?;
     settings::compare_with_others(config, name, &follower.known_members(Instant::now() + FIRST), &reach)?;
     let open = move |source: &str, members: &[Arc<Member>]| {
-        let reach = Reach { source: source.to_owned(), ..reach.clone() };
+        let reach = PeerConnector { source: source.to_owned(), ..reach.clone() };
         GroupMembers::new(members, move |member| reach.peer(member))
     };
     let siblings = GroupPeerFetch::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
@@ -167,31 +171,32 @@ pub fn ask_others(
     let (share, own) = (Arc::clone(shared), name.to_owned());
     follower.set_listener(Arc::new(move |members: &[Arc<Member>]| {
         siblings.set_members(members);
-        if let Some(part) = share_of(&own, members) {
+        if let Some(part) = group_share(&own, members) {
             share.set_group_share(part);
         }
     }));
     let dirs: &[_] = if shared.capacity_bytes().is_some() { &config.cache.dirs } else { &[] };
-    let rules = rules::follow::start(node, &registry, rules::state_file::Kept::open(dirs, group))?;
-    Ok(Some(Others { registry, _follower: follower, _rules: rules }))
+    let rules = rules::follow::start_following(node, &registry, rules::state_file::RuleFiles::open(dirs, group))?;
+    Ok(Some(NodeGroup { registry, _follower: follower, _rules: rules }))
 }
 
-/// What of the group's blocks is a node's; `None` for one that is not listed yet or drained: it keeps the share it had.
-fn share_of(name: &str, members: &[Arc<Member>]) -> Option<f64> {
+/// A node's share of the group's blocks; `None` for one that is not listed yet or is drained, which keeps its last
+/// share.
+fn group_share(name: &str, members: &[Arc<Member>]) -> Option<f64> {
     let own = members.iter().find(|member| member.name == name && member.weight > 0)?;
     let all: u64 = members.iter().map(|member| u64::from(member.weight)).sum();
     Some(f64::from(own.weight) / all as f64)
 }
 
-/// What a node does about its group while this is kept.
-pub struct Others {
+/// A node's membership: its registry, and the tasks that follow the group and its rules.
+pub struct NodeGroup {
     registry: Arc<dyn Registry>,
     _follower: RegistryFollower,
-    _rules: Option<rules::follow::Following>,
+    _rules: Option<rules::follow::RuleFollower>,
 }
 
-/// What a mount's status says of its group.
-pub fn seen(follower: &RegistryFollower) -> Value {
+/// A mount's view of its group, for `status`.
+pub fn group_status(follower: &RegistryFollower) -> Value {
     let seen = follower.group_status();
     let (state, reason) = match &seen.state {
         RegistryState::Up => ("up", None),
@@ -213,8 +218,8 @@ pub fn seen(follower: &RegistryFollower) -> Value {
     })
 }
 
-/// What a node's status says of its group.
-pub fn announced(group: Option<&GroupConfig>, announcer: Option<&NodeAnnouncer>) -> Value {
+/// A node's registration, for `status`.
+pub fn registration_status(group: Option<&GroupConfig>, announcer: Option<&NodeAnnouncer>) -> Value {
     let (Some(group), Some(announcer)) = (group, announcer) else { return Value::Null };
     let trouble = announcer.registration_failure();
     json!({
@@ -232,7 +237,8 @@ mod tests {
 
     #[test]
     fn others_are_told_no_loopback_address_beside_better_ones() {
-        let told = |listening: &[&str]| for_others(&listening.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let told =
+            |listening: &[&str]| public_addresses(&listening.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert_eq!(told(&["127.0.0.1:7000", "10.1.2.3:7000", "[::1]:7000"]), ["10.1.2.3:7000"]);
         assert_eq!(told(&["127.0.0.1:7000", "[::1]:7000"]), ["127.0.0.1:7000", "[::1]:7000"]);
     }

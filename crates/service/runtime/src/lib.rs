@@ -1,6 +1,6 @@
-//! Opens volumes and starts mounts, nodes and coordinators from a checked configuration, and finds and drains those that
-//! run. It composes the layers below for any front end; it knows no command line, no screen, no signal, and ends no
-//! process.
+//! Opens volumes and starts mounts, nodes and coordinators from a checked configuration, and finds and drains running
+//! ones. It composes the layers below for any front end. It knows no command line, screen or signal, and never ends
+//! the process.
 #![forbid(unsafe_code)]
 
 pub mod admin;
@@ -11,11 +11,11 @@ pub mod jobs;
 pub mod limits;
 pub mod locator;
 pub mod mount;
+mod mount_server;
 pub mod node;
 pub mod peers;
 mod rails;
 pub mod rules;
-mod serving;
 mod settings;
 pub mod setup;
 pub mod volume;

@@ -41,11 +41,11 @@ fn check_open_files(limit: u64) -> Result<(), Fault> {
     ))
 }
 
-/// The most connections of a node over TCP, where it may have files enough open.
+/// The most TCP connections of a node, if it may open enough files.
 const CONNECTIONS: usize = 65_536;
 
-/// How many connections a node takes over TCP and over RDMA, as far as open files go: half of those it may have and an
-/// eighth, as cached files take a quarter; and how there would be more over TCP.
+/// A node's limits of TCP and RDMA connections, and the remedy for more over TCP. TCP has half of the open files and
+/// RDMA an eighth, as cached files take a quarter.
 pub(crate) fn connection_limits() -> (usize, usize, String) {
     use rustix::process::{Resource, getrlimit};
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long a question about health tries to reach a node.
+/// How long a health check tries to reach a node.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 
 /// A mount whose volume is open and whose admin services answer, but which is not mounted yet.
@@ -29,23 +29,23 @@ pub struct PreparedMount {
     config: MountConfig,
     handler: Arc<FsHandler>,
     session: SessionConfig,
-    parts: MountParts,
+    parts: MountServices,
     stop: Arc<MountStop>,
     chosen: Arc<OnceLock<String>>,
 }
 
-/// Everything of a mount beside its session, in the order in which it ends.
-struct MountParts {
+/// The services of a mount besides its session, in the order in which they end.
+struct MountServices {
     admin: AdminServices,
     jobs: Arc<JobManager>,
-    access_log: Option<Arc<AccessLog>>,
+    access_log: Option<Arc<FuseAccessLog>>,
     volume: OpenVolume,
 }
 
 /// A mount that answers. Dropping it unmounts.
 pub struct RunningMount {
     session: FuseSession,
-    parts: MountParts,
+    parts: MountServices,
 }
 
 /// Prepares and starts a mount.
@@ -63,19 +63,19 @@ impl PreparedMount {
     /// When the mountpoint, the volume or an address can't be used.
     pub fn open(config: MountConfig) -> std::result::Result<Self, Fault> {
         let started = Instant::now();
-        let options = options(&config)?;
+        let options = mount_options(&config)?;
         // Errors about the mountpoint come before waiting for a server that may be far away.
         let mountpoint = spurline_fuse::check_mountpoint(&config.mountpoint, &options).map_err(mount_fault)?;
         let stats = Arc::new(Stats::default());
         let volume = open_volume(&config.volume, &stats)?;
         if config.volume.group.is_none() {
             // Only now: opening the volume reports a source that hangs.
-            apart(&config, &mountpoint)?;
+            check_outside_source(&config, &mountpoint)?;
         }
         let fs =
             Arc::new(FileSystem::new(Arc::clone(&volume.volume), fs_config(&config, &options), Arc::clone(&stats)));
         let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
-        let access_log = access_log.map(|log| Arc::new(AccessLog(log)));
+        let access_log = access_log.map(|log| Arc::new(FuseAccessLog(log)));
         let session = session_config(&config, options, &volume, access_log.clone(), &stats);
         let handler = Arc::new(FsHandler::new(fs));
         // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
@@ -84,9 +84,10 @@ impl PreparedMount {
         let works_on = Arc::clone(&volume.jobs);
         let jobs = JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
         let stop = Arc::new(MountStop::default());
-        let target = look(&config, &volume, stats, started, Arc::clone(&chosen), Arc::clone(&jobs), Arc::clone(&stop));
+        let target =
+            admin_target(&config, &volume, stats, started, Arc::clone(&chosen), Arc::clone(&jobs), Arc::clone(&stop));
         let admin = AdminServices::open(SocketOwner::Mount(&mountpoint), &config.metrics, &target)?;
-        let parts = MountParts { admin, jobs, access_log, volume };
+        let parts = MountServices { admin, jobs, access_log, volume };
         Ok(PreparedMount { config, handler, session, parts, stop, chosen })
     }
 
@@ -103,7 +104,7 @@ impl PreparedMount {
     pub fn start(self) -> std::result::Result<Option<RunningMount>, Fault> {
         let PreparedMount { config, handler, session, parts, stop, chosen } = self;
         let session = FuseSession::mount(handler, &config.mountpoint, session).map_err(mount_fault)?;
-        stop.mounted(session.unmounter());
+        stop.set_mounted(session.unmounter());
         match session.wait_ready(Duration::from_secs(30)) {
             Err(_) if stop.asked.load(Ordering::Acquire) => {
                 tracing::info!("unmounted");
@@ -129,7 +130,7 @@ impl RunningMount {
     /// # Errors
     /// When it does not end cleanly.
     pub fn join(self) -> std::result::Result<(), Fault> {
-        let RunningMount { session, parts: MountParts { admin, jobs, access_log, volume } } = self;
+        let RunningMount { session, parts: MountServices { admin, jobs, access_log, volume } } = self;
         let ended = session.join().map_err(mount_fault);
         if let Some(log) = access_log {
             log.0.finish_log();
@@ -150,7 +151,7 @@ pub struct MountStop {
 }
 
 impl MountStop {
-    /// Unmounts: at once, or as soon as the mount is there. Returns when it is unmounted, or detached after a grace.
+    /// Unmounts: at once, or as soon as the mount exists. Returns when it is unmounted, or detached after a grace.
     pub fn unmount(&self) {
         self.asked.store(true, Ordering::SeqCst);
         // Each side stores and then loads: at least one of them has to see the other's store.
@@ -160,7 +161,7 @@ impl MountStop {
         }
     }
 
-    /// Breaks the connection to the kernel: requests under way fail.
+    /// Aborts the connection to the kernel: pending requests fail.
     ///
     /// # Errors
     /// When there is no mount yet, or the kernel refuses.
@@ -172,8 +173,8 @@ impl MountStop {
         unmounter.abort().map_err(|error| Error::io("the connection could not be broken", &error))
     }
 
-    /// Whether the mount is there and stays.
-    fn serves(&self) -> Result<()> {
+    /// Checks that the mount exists and stays.
+    fn check_serves(&self) -> Result<()> {
         let serves = match self.unmounter.get() {
             _ if self.asked.load(Ordering::Acquire) => Err("it is being unmounted"),
             None => Err("the mount is being made"),
@@ -182,8 +183,8 @@ impl MountStop {
         serves.map_err(|why| Error::new(ErrorKind::Unavailable, why))
     }
 
-    /// The mount is there.
-    fn mounted(&self, unmounter: SessionUnmounter) {
+    /// Called when the mount exists.
+    fn set_mounted(&self, unmounter: SessionUnmounter) {
         let unmounter = self.unmounter.get_or_init(|| unmounter);
         fence(Ordering::SeqCst);
         if self.asked.load(Ordering::SeqCst) {
@@ -208,10 +209,10 @@ fn mount_fault(error: spurline_fuse::MountError) -> Fault {
     }
 }
 
-fn options(config: &MountConfig) -> Result<MountOptions, Fault> {
+fn mount_options(config: &MountConfig) -> Result<MountOptions, Fault> {
     let mut options = MountOptions {
         fsname: config.volume.source.to_string(),
-        // Writes come in a later version; with this flag the kernel itself answers EROFS.
+        // With this flag the kernel answers writes with EROFS.
         read_only: true,
         ..MountOptions::default()
     };
@@ -222,13 +223,13 @@ fn options(config: &MountConfig) -> Result<MountOptions, Fault> {
     Ok(options)
 }
 
-/// A mount in its own source would read itself without end.
-fn apart(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
+/// Checks that the mountpoint lies outside the source: the mount would read itself without end.
+fn check_outside_source(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
     let source = spurline_origin::SourceLocation::parse(config.volume.source.as_str())?;
     if source.scheme() != SourceScheme::Directory {
         return Ok(());
     }
-    // One that is not there is told by who opens it.
+    // Opening the volume reports a missing folder.
     let inside = source.path().canonicalize().is_ok_and(|folder| mountpoint.starts_with(folder));
     match inside {
         false => Ok(()),
@@ -265,7 +266,7 @@ fn session_config(
     config: &MountConfig,
     options: MountOptions,
     reads: &OpenVolume,
-    access_log: Option<Arc<AccessLog>>,
+    access_log: Option<Arc<FuseAccessLog>>,
     stats: &Arc<Stats>,
 ) -> SessionConfig {
     let defaults = SessionConfig::default();
@@ -290,15 +291,15 @@ fn session_config(
     }
 }
 
-struct AccessLog(AccessLogWriter);
+struct FuseAccessLog(AccessLogWriter);
 
-impl spurline_fuse::RequestRecorder for AccessLog {
+impl spurline_fuse::RequestRecorder for FuseAccessLog {
     fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
         self.0.record_request(op, ino, offset, len, errno, took);
     }
 }
 
-fn look(
+fn admin_target(
     config: &MountConfig,
     reads: &OpenVolume,
     stats: Arc<Stats>,
@@ -319,9 +320,9 @@ fn look(
             "source": source,
             "mountpoint": mountpoint,
             "fuse": fuse.get().map_or("starting", String::as_str),
-            "disks": setup::disks(store.as_deref()),
-            "peers": remote.as_deref().map(peers).unwrap_or_default(),
-            "group": follower.as_deref().map(group::seen),
+            "disks": setup::disk_status(store.as_deref()),
+            "peers": remote.as_deref().map(peer_status).unwrap_or_default(),
+            "group": follower.as_deref().map(group::group_status),
         })
     };
     Arc::new(ProcessTarget {
@@ -330,7 +331,7 @@ fn look(
         gauges: {
             let board = Arc::clone(&board);
             Box::new(move |stats| {
-                setup::gauges(&pool, &tier, stats);
+                setup::set_memory_gauges(&pool, &tier, stats);
                 let mut totals = JobTotals::default();
                 board.add_totals(&mut totals);
                 totals.set_gauges(&stats.jobs);
@@ -340,19 +341,19 @@ fn look(
         status: Box::new(status),
         jobs: Some(board),
         health: Box::new(move || {
-            stop.serves()?;
+            stop.check_serves()?;
             asked.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))
         }),
     })
 }
 
-fn peers(remote: &GroupVolume) -> Vec<Value> {
+fn peer_status(remote: &GroupVolume) -> Vec<Value> {
     let view = remote.members().snapshot();
     (0..view.members().len() as u32)
         .map(|index| {
             let member = &view.members()[index as usize];
             let Some(peer) = view.existing_peer(index) else {
-                // In a large group a node that was not needed yet is not known.
+                // In a large group, a node that was not needed yet has no connections.
                 return json!({ "address": member.name, "state": "unknown", "connections": 0, "slow": false, "paths": [] });
             };
             let (state, connections) = peer.pool_state();
@@ -368,23 +369,23 @@ fn peers(remote: &GroupVolume) -> Vec<Value> {
                 "address": peer.name(),
                 "state": if rdma { "up" } else { word },
                 "reason": reason,
-                // What carries data now.
+                // The transport that carries data now.
                 "transport": match (rdma, forced) {
                     (true, _) => "rdma",
                     (false, true) => "none",
                     (false, false) => "tcp",
                 },
                 "connections": connections,
-                // Others are asked before it.
+                // Deprioritised: other nodes come first.
                 "slow": peer.latency().is_deprioritised(),
-                "paths": paths.iter().map(path).collect::<Vec<_>>(),
+                "paths": paths.iter().map(path_status).collect::<Vec<_>>(),
                 "no_paths": why_none,
             })
         })
         .collect()
 }
 
-fn path(path: &PathView) -> Value {
+fn path_status(path: &PathView) -> Value {
     json!({
         "path": path.spec.name,
         "transport": path.spec.kind.to_string(),
@@ -393,12 +394,12 @@ fn path(path: &PathView) -> Value {
         "for_seconds": path.for_time.as_secs(),
         "channels": path.channels,
         "in_flight": path.in_flight,
-        // Null while it carries no data.
+        // Null without data in flight.
         "silent_seconds": path.silent.map(|silent| silent.as_secs()),
         "failovers": path.failovers,
         "failbacks": path.failbacks,
         "last_failure": path.reason,
-        // Against what it was before it last failed; null when that is not known yet.
+        // Compared with the speed before its last failure; null when that is not known yet.
         "speed_check": path.speed.map(|check| json!({
             "before_bytes_per_s": check.before,
             "after_bytes_per_s": check.after,

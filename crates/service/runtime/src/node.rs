@@ -2,7 +2,7 @@
 //! signal and no command line.
 
 use crate::admin::{AdminServices, ProcessTarget};
-use crate::group::Others;
+use crate::group::NodeGroup;
 use crate::{group, limits, rails, settings, setup};
 use serde_json::{Value, json};
 use spurline_cache::CacheContext;
@@ -24,7 +24,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the registry may take to be told of another weight; who asked for it waits a little longer.
+/// Time limit for storing another weight in the registry; the client waits a little longer.
 const TOLD: Duration = Duration::from_secs(8);
 
 /// A node that serves.
@@ -36,11 +36,11 @@ pub struct RunningNode {
     /// Addresses and rails that other machines reach.
     reached: Vec<String>,
     announcer: Arc<Option<NodeAnnouncer>>,
-    others: Option<Others>,
+    others: Option<NodeGroup>,
     tcp: TcpServer,
     rdma: Option<RdmaServer>,
     admin: AdminServices,
-    /// The node's description of itself for others refers to it weakly.
+    /// Kept alive here: the node refers to it weakly.
     _target: Arc<dyn AdminTarget>,
     _node: Arc<CacheNode>,
     /// Cache directories that this start made; last, because dropping them removes them.
@@ -55,19 +55,19 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
     let block_size = config.cache.block_size;
-    // Cache disks have the same memory registered with io_uring first.
+    // Cache disks register the same memory with io_uring first.
     let before = usize::from(setup::has_disks(&config.cache));
-    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, &config.budget, before)).transpose()?;
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find_rails(rdma, &config.budget, before)).transpose()?;
     config.cache.iorpc_mode = disk_mode(config.cache.iorpc_mode, found.as_ref().is_some_and(|rails| !rails.is_empty()));
     let addresses = listen_addresses(&config)?;
-    let (far, rails) = reached(&addresses, found.as_deref());
+    let (far, rails) = reachable_at(&addresses, found.as_deref());
     config.trust.check_reach(&far, &rails, "read all this node may fetch")?;
     let host = group::hostname();
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = setup::open_trust(&config.trust, &name)?;
     let pool = BufferPool::new(config.budget.total, block_size as usize)?;
-    rails::place(found.as_deref().unwrap_or_default(), &pool);
-    // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
+    rails::place_memory(found.as_deref().unwrap_or_default(), &pool);
+    // A source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
         let under = setup::open_under(
             source.as_str(),
@@ -82,7 +82,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     }
     let (fresh, store) = setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
     for source in &config.sources {
-        setup::warn_of_caches_in(source.as_str(), &config.cache);
+        setup::warn_of_cache_in_source(source.as_str(), &config.cache);
     }
     let marks = settings::compare_with_before(&config, store.is_some())?;
     let tier = MemTier::new(Arc::clone(&pool));
@@ -104,11 +104,12 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let node = CacheNode::new(&name, Arc::clone(&shared), sources.clone(), open);
     node.set_placement_rule(PLACEMENT_RULE);
     let workers = (config.budget.serve_slots as usize).max(16);
-    // Rails first: whoever greets over TCP is told of them.
+    // Rails come first: the handshake over TCP lists them.
     let (rdma, rails) = match (&config.net.rdma, &found) {
         (Some(rdma), Some(found)) => {
             let budget = (&config.budget, before);
-            let (server, rails) = rails::serve(rdma, found, &pool, budget, Arc::clone(&node) as _, &trust, &stats)?;
+            let (server, rails) =
+                rails::start_rdma_server(rdma, found, &pool, budget, Arc::clone(&node) as _, &trust, &stats)?;
             node.announce_rails(rails.clone());
             (Some(server), rails)
         }
@@ -129,15 +130,15 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     stats.group.weight.set(u64::from(config.weight));
     let own_name = group::name_in_group(&config, &host, &listening);
     node.set_name(own_name.clone());
-    let others = group::ask_others(&config, &own_name, &node, &shared, &trust, &stats)?;
-    // Nobody is told of this node before it serves.
+    let others = group::join_group(&config, &own_name, &node, &shared, &trust, &stats)?;
+    // The node registers after it serves.
     let known = (others.as_ref(), marks.before());
-    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), known, &stats)?);
-    marks.keep();
+    let announcer = Arc::new(group::announce_node(&config, &host, &listening, node.instance(), known, &stats)?);
+    marks.write_marks();
     let look: Arc<dyn AdminTarget> = Arc::new(ProcessTarget {
         stats: Arc::clone(&stats),
         started,
-        gauges: Box::new(move |stats| setup::gauges(&pool, &tier, stats)),
+        gauges: Box::new(move |stats| setup::set_memory_gauges(&pool, &tier, stats)),
         info: {
             let node = Arc::clone(&node);
             Box::new(move |path| {
@@ -152,7 +153,8 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
             let stats = Arc::clone(&stats);
             let transports: &[&str] = if rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
             let found = found.iter().flatten();
-            let rails: Vec<Value> = rails.iter().zip(found).map(|(rail, found)| rails::shown(rail, found)).collect();
+            let rails: Vec<Value> =
+                rails.iter().zip(found).map(|(rail, found)| rails::rail_status(rail, found)).collect();
             Box::new(move || {
                 json!({
                     "kind": "node",
@@ -162,16 +164,16 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
                     "transports": transports,
                     "rails": rails,
                     "weight": stats.group.weight.get(),
-                    "group": group::announced(group.as_ref(), announcer.as_ref().as_ref()),
+                    "group": group::registration_status(group.as_ref(), announcer.as_ref().as_ref()),
                     "sources": sources,
                     "volumes": node.volumes().iter().map(|v| v.source().to_owned()).collect::<Vec<_>>(),
                     "block_size": block_size,
-                    "disks": setup::disks(store.as_deref()),
+                    "disks": setup::disk_status(store.as_deref()),
                 })
             })
         },
         jobs: None,
-        health: Box::new(move || setup::disks_work(&store.as_deref().map(|store| store.disks()).unwrap_or_default())),
+        health: Box::new(move || setup::check_disks(&store.as_deref().map(|store| store.disks()).unwrap_or_default())),
     });
     let asked = Arc::downgrade(&look);
     node.set_describe(Box::new(move || match asked.upgrade() {
@@ -185,7 +187,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
                 let why = "its registry is not told of weights: take it out of the list";
                 return Err(Error::new(ErrorKind::Unsupported, why));
             };
-            // Whoever asks goes on as soon as that is answered.
+            // The client continues when the registry has stored the weight.
             announcer.update_member_by(Instant::now() + TOLD, |member| member.weight = weight)?;
             stats.group.weight.set(u64::from(weight));
             tracing::info!("this node's weight is {weight} from now on, until it is started again");
@@ -195,7 +197,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let owner = listening.first().cloned().unwrap_or_default();
     let admin = AdminServices::open(SocketOwner::Node(&owner), &config.metrics, &look)?;
     let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
-    let (mut reached, rails) = reached(tcp.local_addrs(), found.as_deref());
+    let (mut reached, rails) = reachable_at(tcp.local_addrs(), found.as_deref());
     reached.extend(rails);
     Ok(RunningNode {
         config,
@@ -258,8 +260,8 @@ impl RunningNode {
     }
 }
 
-/// How the cache disks are read. What goes out over rails leaves from registered memory and never from a file: splice would
-/// only bring it there through the page cache.
+/// How cache disks are read. Data sent over rails leaves from registered memory, never from a file: splice would only
+/// add a copy in the page cache.
 fn disk_mode(asked: IorpcMode, rails: bool) -> IorpcMode {
     match asked {
         IorpcMode::Splice if rails => {
@@ -279,8 +281,8 @@ fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
     Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect())
 }
 
-/// Where others than this machine's own users reach the node, over TCP and over RDMA.
-fn reached(addresses: &[SocketAddr], rails: Option<&[LocalRail]>) -> (Vec<String>, Vec<String>) {
+/// The TCP addresses and the rails at which other machines reach the node.
+fn reachable_at(addresses: &[SocketAddr], rails: Option<&[LocalRail]>) -> (Vec<String>, Vec<String>) {
     let far = addresses.iter().filter(|at| !at.ip().is_loopback()).map(ToString::to_string);
     (far.collect(), rails.into_iter().flatten().map(|found| format!("rail {}", found.rail.name)).collect())
 }

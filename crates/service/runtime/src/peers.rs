@@ -1,5 +1,4 @@
-//! What the nodes of a group are asked through: connections over TCP, to the first of a node's addresses at which it
-//! answers itself.
+//! Connections to the nodes of a group over TCP, to the first of a node's addresses at which the node itself answers.
 
 use spurline_client::GroupPeer;
 use spurline_config::NetConfig;
@@ -13,36 +12,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A node whose host does not answer a connection attempt for this long is tried again later.
+/// Time limit of a connection attempt.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// How nodes are reached over TCP.
+/// Makes connections to nodes over TCP.
 #[derive(Clone)]
-pub struct Reach {
-    /// This side's name in greetings.
+pub struct PeerConnector {
+    /// This side's name in handshakes.
     pub name: String,
-    /// The source asked for.
+    /// The source to read.
     pub source: String,
     /// Addresses of this machine to connect from; empty for the route's own.
     pub locals: Vec<IpAddr>,
     /// Socket options.
     pub socket: SocketOptions,
-    /// What is proved to nodes and asked of them.
+    /// Authentication, in both directions.
     pub trust: Arc<Trust>,
-    /// Connections per node at most: a request holds its own until it is answered.
+    /// The most connections per node; a request occupies one until it is answered.
     pub nconnect: usize,
     /// Counters of this process.
     pub stats: Arc<Stats>,
 }
 
-impl Reach {
-    /// As the flags of the network say, for questions about `source`.
+impl PeerConnector {
+    /// Connections by the network's settings, to read `source`.
     ///
     /// # Errors
-    /// When the networks named can't be used.
-    pub fn by(net: &NetConfig, name: &str, source: &str, trust: &Arc<Trust>, stats: &Arc<Stats>) -> Result<Self> {
+    /// When the configured networks can't be used.
+    pub fn from_config(
+        net: &NetConfig,
+        name: &str,
+        source: &str,
+        trust: &Arc<Trust>,
+        stats: &Arc<Stats>,
+    ) -> Result<Self> {
         let networks = &net.group_network;
-        Ok(Reach {
+        Ok(PeerConnector {
             name: name.to_owned(),
             source: source.to_owned(),
             locals: if networks.is_empty() { Vec::new() } else { group_addresses(&networks.join(","))? },
@@ -65,12 +70,12 @@ impl Reach {
             .iter()
             .map(|address| TcpConnector::new(address, self.locals.clone(), self.socket, Arc::clone(&self.stats)))
             .map(|connector| connector.with_trust(Arc::clone(&self.trust)));
-        let ways = connectors.map(|connector| Way {
+        let ways = connectors.map(|connector| NodeAddress {
             connector,
             answered: AtomicBool::new(false),
             stranger: AtomicU64::new(0),
         });
-        let connector = Addresses { ways: ways.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
+        let connector = AddressConnector { ways: ways.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
         let config =
             PoolConfig { nconnect: self.nconnect.max(1), seed: u64::from(std::process::id()), ..PoolConfig::default() };
         let pool = PathPool::on_demand(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats));
@@ -79,31 +84,35 @@ impl Reach {
     }
 }
 
-/// A node with several addresses: the one that answered last is tried first.
-struct Addresses {
-    ways: Vec<Way>,
+/// Connects to a node with several addresses: the last one that answered is tried first.
+struct AddressConnector {
+    ways: Vec<NodeAddress>,
     last: AtomicUsize,
     name: String,
 }
 
 /// One address of a node.
-struct Way {
+struct NodeAddress {
     connector: TcpConnector,
     /// Whether the node itself has answered here.
     answered: AtomicBool,
-    /// The process of another node that answered there, when that was last said; 0 for none.
+    /// The process of another node that answered there, when that was last logged; 0 for none.
     stranger: AtomicU64,
 }
 
-impl Addresses {
-    /// What `take` makes of the first address that is not another node's.
-    fn first<T>(&self, deadline: Instant, mut take: impl FnMut(&Way, Instant) -> Result<Option<T>>) -> Result<T> {
+impl AddressConnector {
+    /// The result of `take` for the first address that is not another node's.
+    fn connect_first<T>(
+        &self,
+        deadline: Instant,
+        mut take: impl FnMut(&NodeAddress, Instant) -> Result<Option<T>>,
+    ) -> Result<T> {
         let (first, count) = (self.last.load(Ordering::Relaxed), self.ways.len());
         let mut failed: Option<Error> = None;
         for tried in 0..count {
             let at = (first + tried) % count;
-            // Each gets its share of the time that is left, so that a silent address leaves some for the others.
-            // No attempt waits as long as a request may: others can be asked, or the same again.
+            // Each address has its share of the remaining time, so that a silent one leaves some for the others. An
+            // attempt is shorter than a request: other nodes can be tried, or the same again.
             let share = (deadline.saturating_duration_since(Instant::now()) / (count - tried) as u32).min(ATTEMPT);
             match take(&self.ways[at], Instant::now() + share) {
                 Ok(Some(made)) => {
@@ -130,9 +139,9 @@ impl Addresses {
     }
 }
 
-impl Way {
-    /// Says, once, that the process behind `welcome` is not node `name`.
-    fn belongs_to_another(&self, name: &str, welcome: &WelcomeAnswer) {
+impl NodeAddress {
+    /// Logs, once, that the process behind `welcome` is not node `name`.
+    fn report_stranger(&self, name: &str, welcome: &WelcomeAnswer) {
         let (at, other) = (self.connector.peer(), &welcome.node);
         if self.stranger.swap(welcome.instance, Ordering::Relaxed) != welcome.instance {
             tracing::warn!(
@@ -143,34 +152,34 @@ impl Way {
     }
 }
 
-/// Whether a node that says it is `said` may be the one known as `name` in its group: there a node without a name of its own
-/// has its port behind its host's.
-fn may_be(said: &str, name: &str) -> bool {
+/// Whether a node that calls itself `said` may be the one known as `name` in its group: a node without a configured
+/// name has its port after its host's name there.
+fn may_be_node(said: &str, name: &str) -> bool {
     let Some(rest) = name.strip_prefix(said) else { return false };
     said.is_empty() || rest.is_empty() || rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok())
 }
 
-impl Connector for Addresses {
+impl Connector for AddressConnector {
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
-        self.first(deadline, |way, until| way.connector.connect(until).map(Some))
+        self.connect_first(deadline, |way, until| way.connector.connect(until).map(Some))
     }
 
-    /// Several hosts may have the same address: a loopback one, a bridge of containers. Another process than the one that is
-    /// known is the node all the same where it has its name: it was started again, and the registry is not as quick.
+    /// Several hosts may have the same address: loopback, a container bridge. A process that is not the registered
+    /// one, but has the node's name, is the node after a restart, which the registry does not know yet.
     fn connect_and_handshake(
         &self,
         hello: &HelloRequest<'_>,
         process: u64,
         deadline: Instant,
     ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
-        self.first(deadline, |way, until| {
+        self.connect_first(deadline, |way, until| {
             let mut channel = way.connector.connect(until)?;
-            // The node may take its time for the greeting, another who listens there may not.
+            // A known node may take its time for the handshake, a stranger may not.
             let until = if way.answered.load(Ordering::Relaxed) { deadline } else { until };
             let welcome = first_handshake(&mut *channel, hello, until)?;
             let another = process != 0 && welcome.instance != 0 && welcome.instance != process;
-            if another && !may_be(&welcome.node, &self.name) {
-                way.belongs_to_another(&self.name, &welcome);
+            if another && !may_be_node(&welcome.node, &self.name) {
+                way.report_stranger(&self.name, &welcome);
                 return Ok(None);
             }
             way.answered.store(true, Ordering::Relaxed);
@@ -194,7 +203,7 @@ mod tests {
     use spurline_proto::NodeRequest;
     use spurline_transport::{ConnState, Responder, Service};
 
-    /// Greets as this node, or refuses to.
+    /// Welcomes clients as this node, or refuses them.
     struct Says(&'static str, u64);
 
     impl Service for Says {
@@ -216,9 +225,9 @@ mod tests {
         (server, at)
     }
 
-    /// Who is greeted as node `name`, process 7, at these addresses.
+    /// The node that answers as node `name`, process 7, at these addresses.
     fn reached(name: &str, instance: u64, addresses: &[&str]) -> Result<(String, u64)> {
-        let reach = Reach {
+        let reach = PeerConnector {
             name: "me".to_owned(),
             source: String::new(),
             locals: Vec::new(),
@@ -243,11 +252,11 @@ mod tests {
         for addresses in [[&*theirs, &*ours], [&*ours, &*theirs]] {
             assert_eq!(reached("a", 7, &addresses), a(7));
         }
-        // Started again, which the registry does not know yet: by its own name, or by its host's.
+        // Restarted, which the registry does not know yet: with its own name, or its host's.
         for name in ["a", "a:7000"] {
             assert_eq!(reached(name, 7, &[&theirs, &again]), a(8), "{name}");
         }
-        // Nobody knows which process it is.
+        // The registered process is unknown.
         assert_eq!(reached("a", 0, &[&theirs, &again]), Ok(("b".to_owned(), 9)));
         assert_eq!(reached("b", 9, &[&theirs]), Ok(("b".to_owned(), 9)));
         let error = reached("a", 7, &[&theirs]).unwrap_err();
@@ -265,7 +274,7 @@ mod tests {
             ("a:7000", "a", false),
             ("b", "a:7000", false),
         ] {
-            assert_eq!(may_be(said, name), so, "{said} {name}");
+            assert_eq!(may_be_node(said, name), so, "{said} {name}");
         }
     }
 

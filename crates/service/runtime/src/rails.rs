@@ -1,5 +1,5 @@
-//! The rails of a mount or a node: interfaces of --rdma-network made into RDMA devices at start, or a refusal that
-//! names the interface; connections over them for a mount, a server on them for a node.
+//! The rails of a mount or a node: resolves the interfaces of --rdma-network to RDMA devices, makes a mount's
+//! connections over them, and starts a node's server on them.
 
 use serde_json::{Value, json};
 use spurline_client::{GroupMembers, NodePaths, PathMonitor, PathsConfig, RailDialer};
@@ -17,25 +17,25 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest a connection attempt over a rail may take: as long as one over TCP.
+/// Time limit of a connection attempt over a rail, as over TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Requests in work at once; no more of them are answered than there are processors, the others wait.
+/// Concurrent requests; as many are processed as there are processors, the others wait.
 const MAX_WORKERS: usize = 1024;
 
-/// The memory that will be locked, in bytes: what is registered, `before` times by then and once for each rail, as the
-/// kernel counts it anew each time. What drivers lock for the queues of connections is less than those take of the budget.
-fn locked(budget: &MemoryBudget, before: usize, rails: usize) -> u64 {
+/// Locked memory in bytes: the pool is registered `before` times already and once per rail, and the kernel counts
+/// each. Drivers lock less for queues than connections take of the budget.
+fn locked_bytes(budget: &MemoryBudget, before: usize, rails: usize) -> u64 {
     budget.total.saturating_mul((before + rails) as u64).saturating_add(budget.rdma_bytes)
 }
 
-/// Resolves the interfaces and logs what each is; the memory of `budget` is locked `before` times by then.
+/// Resolves the interfaces and logs the result; the memory of `budget` is locked `before` times already.
 ///
 /// # Errors
-/// The first interface that can't be used, with what is wrong and what to do (exit 3).
-pub fn find(config: &RdmaConfig, budget: &MemoryBudget, before: usize) -> Result<Vec<LocalRail>, Fault> {
+/// For the first interface that can't be used, with the remedy (exit code 3).
+pub fn find_rails(config: &RdmaConfig, budget: &MemoryBudget, before: usize) -> Result<Vec<LocalRail>, Fault> {
     let missing = |e: UnusableRail| Fault::missing(e.to_string(), e.remedy());
     let rails = resolve_rails(&config.interfaces, &HostTree::live(), &host_addresses()?).map_err(missing)?;
-    let needed = locked(budget, before, rails.len());
+    let needed = locked_bytes(budget, before, rails.len());
     for rail in &rails {
         check_memlock(&rail.rail.name, needed, MemlockLimit::of_process()).map_err(missing)?;
         tracing::info!("rail {}", rail.why);
@@ -43,9 +43,9 @@ pub fn find(config: &RdmaConfig, budget: &MemoryBudget, before: usize) -> Result
     Ok(rails)
 }
 
-/// Has the memory of `pool` come from the NUMA nodes of the rails. To be called before anything registers the pool, which
-/// touches its pages: io_uring does, too.
-pub fn place(found: &[LocalRail], pool: &BufferPool) {
+/// Places the memory of `pool` on the NUMA nodes of the rails. It comes before any registration, also with io_uring,
+/// as registering touches the pages.
+pub fn place_memory(found: &[LocalRail], pool: &BufferPool) {
     let nodes = found.iter().filter_map(|f| f.numa_node).filter(|node| *node < 64).fold(0u64, |all, n| all | 1 << n);
     if nodes != 0
         && let Err(e) = pool.place_on_nodes(nodes)
@@ -55,7 +55,7 @@ pub fn place(found: &[LocalRail], pool: &BufferPool) {
 }
 
 /// Opens the devices of `found` and registers `pool` with each.
-fn open(
+fn open_rails(
     found: &[LocalRail],
     pool: &Arc<BufferPool>,
     access: MemoryAccess,
@@ -70,7 +70,7 @@ fn open(
         let name = &f.rail.name;
         spurline_net_rdma::RdmaRail::open_on(&verbs, name, f.rail.address, f.numa_node, pool, access).map_err(|e| {
             match e.kind() {
-                // Others of this user may have locked their share of what is allowed.
+                // Other processes of this user may have locked part of the limit.
                 ErrorKind::NoMemory => named(name, &e, UnusableRail::memlock_remedy(locked)),
                 _ => match f.device_node_error() {
                     Some((node, why)) => named(
@@ -84,7 +84,7 @@ fn open(
         })
     };
     let rails = found.iter().map(open).collect::<Result<_, Fault>>()?;
-    // Registering has touched every page.
+    // Registration has touched every page.
     match pool.numa_placement() {
         None => {}
         Some(Ok(placed)) => tracing::info!(
@@ -102,11 +102,11 @@ fn open(
     Ok(rails)
 }
 
-/// A node's side: serves on every rail of `found`, within `budget`, and tells where.
+/// Serves a node on every rail of `found`, within `budget`; returns the rails with their ports.
 ///
 /// # Errors
 /// When a device can't be used or the port is taken.
-pub fn serve(
+pub fn start_rdma_server(
     config: &RdmaConfig,
     found: &[LocalRail],
     pool: &Arc<BufferPool>,
@@ -115,7 +115,7 @@ pub fn serve(
     trust: &Arc<Trust>,
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<RailInfo>), Fault> {
-    let rails = open(found, pool, MemoryAccess::Local, locked(budget, before, found.len()))?;
+    let rails = open_rails(found, pool, MemoryAccess::Local, locked_bytes(budget, before, found.len()))?;
     let (_, files, _) = crate::limits::connection_limits();
     let max_connections = ((budget.rdma_bytes / connection_bytes() as u64).max(16) as usize).min(files);
     let server_config = RdmaServerConfig {
@@ -136,8 +136,8 @@ pub fn serve(
     Ok((server, told))
 }
 
-/// A rail as `status` shows it.
-pub fn shown(rail: &RailInfo, found: &LocalRail) -> Value {
+/// A rail, for `status`.
+pub fn rail_status(rail: &RailInfo, found: &LocalRail) -> Value {
     json!({
         "device": found.device,
         // Null where the kernel knows none.
@@ -179,8 +179,8 @@ impl RailDialer for RdmaDialer {
 
     fn link_up(&self, local: usize) -> bool {
         let found = &self.found[local];
-        // A device that was taken away may come back under another name; its interface keeps its own.
-        // A tree of its own each time: what once did not answer in time is asked again.
+        // A removed device may come back under another name, while its interface keeps its own. A new tree each time:
+        // it retries files that did not answer in time.
         let tree = HostTree::live();
         found.is_link_up(&tree) || {
             let name = std::slice::from_ref(&found.rail.name);
@@ -190,12 +190,11 @@ impl RailDialer for RdmaDialer {
     }
 }
 
-/// A mount's side: gives every node paths over the rails of `found`, connects them, and keeps them while the answer
-/// is kept.
+/// Gives every node paths over the rails of a mount, connects them, and monitors them while the result is kept.
 ///
 /// # Errors
 /// When a device can't be used.
-pub fn keep(
+pub fn start_path_monitor(
     config: &VolumeConfig,
     rdma: &RdmaConfig,
     found: Vec<LocalRail>,
@@ -204,8 +203,8 @@ pub fn keep(
     roster: &Arc<GroupMembers>,
     stats: &Arc<Stats>,
 ) -> Result<PathMonitor, Fault> {
-    place(&found, pool);
-    let rails = open(&found, pool, MemoryAccess::PeerWrites, locked(&config.budget, 0, found.len()))?;
+    place_memory(&found, pool);
+    let rails = open_rails(&found, pool, MemoryAccess::PeerWrites, locked_bytes(&config.budget, 0, found.len()))?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
     let patience = RdmaTimeouts { silence: rdma.silence };
     let (trust_too, stats_too, pool) = (Arc::clone(trust), Arc::clone(stats), Arc::clone(pool));
@@ -228,7 +227,7 @@ pub fn keep(
         NodePaths::new(&member.name, dialer, paths_config.clone(), stats, wake)
     });
     let keeper = PathMonitor::start(roster)?;
-    // So the first reads find their paths; a node that hangs holds the start up no longer than this.
+    // The first reads find their paths; a node that hangs delays the start no longer than this.
     keeper.wait_first(Instant::now() + 2 * CONNECT_TIMEOUT);
     Ok(keeper)
 }

@@ -1,4 +1,4 @@
-//! The parts a mount and a node have in common, made from their configuration: under-store and cache disks.
+//! Common setup of mounts and nodes from their configuration: trust, origin and cache disks.
 
 use serde_json::{Value, json};
 use spurline_config as config;
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a node holds metadata at most; each mount says how old an answer to it may be.
+/// The maximum age of metadata in a node; each mount requests its own maximum.
 pub const NODE_METADATA_TTL: Duration = Duration::from_secs(60);
-/// Names a process holds metadata of at most, of all its sources and what is below them: 30 MiB.
+/// The most names with cached metadata in a process, over all sources: 30 MiB.
 const METADATA_ENTRIES: usize = 100_000;
 
-/// What peers prove to each other, under the name of this process; what is not right with a secret's file is said.
+/// The authentication of this process, under its name; warnings about a token's file are logged.
 ///
 /// # Errors
 /// When a file can't be read, or holds no secret.
@@ -34,12 +34,12 @@ pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>
     Ok(trust)
 }
 
-/// Opens the under-store of `source`, its metadata held for `ttl`, without asking it anything yet. Where somebody else
-/// chose it, `within` are the sources it may be below. All that is opened with one `in_common` shares the connections to a
-/// bucket, and the memory for names.
+/// Opens the origin of `source`, with metadata valid for `ttl`; it sends no request yet. If a client chose the
+/// source, it has to lie in one of `within`. Origins with the same `in_common` share connections to a bucket and
+/// memory for names.
 ///
 /// # Errors
-/// When the URL or the configuration can't be right.
+/// When the URL or the configuration is invalid.
 pub fn open_under(
     source: &str,
     within: &[String],
@@ -79,9 +79,9 @@ pub fn has_disks(config: &config::CacheConfig) -> bool {
         && !config.dirs.is_empty()
 }
 
-/// Says so where a cache directory lies in a directory source: whoever reads all of that reads the cache as well, and has
-/// it cached in turn.
-pub fn warn_of_caches_in(source: &str, config: &config::CacheConfig) {
+/// Warns of a cache directory that lies in a directory source: reading all of the source would read the cache, and
+/// cache it again.
+pub fn warn_of_cache_in_source(source: &str, config: &config::CacheConfig) {
     let Ok(source) = spurline_origin::SourceLocation::parse(source) else { return };
     if source.scheme() != SourceScheme::Directory || !has_disks(config) {
         return;
@@ -97,7 +97,8 @@ pub fn warn_of_caches_in(source: &str, config: &config::CacheConfig) {
     }
 }
 
-/// Opens the cache disks, whose index may take `index_bytes` of memory; `None` when there are to be none. What is beside them has to be dropped after them.
+/// Opens the cache disks, with at most `index_bytes` of memory for their index; `None` without any. The new directories
+/// have to be dropped after the store.
 ///
 /// # Errors
 /// When a directory can't be used.
@@ -125,37 +126,36 @@ pub fn open_store(
         max_blocks: index_bytes / spurline_store::index_bytes_per_block(config.block_size as u32),
         io,
         read_timeout: config.disk_timeout,
-        // Disks make room for what is written as they take it, which reads do not wait for.
+        // Disks free space while they write, which may be slow; reads do not.
         write_timeout: 2 * config.disk_timeout,
         pool: Some(Arc::clone(pool)),
         ..StoreConfig::new(config.dirs.clone(), capacity)
     };
-    let store = Store::open(config, Arc::clone(stats)).map_err(unusable)?;
+    let store = Store::open(config, Arc::clone(stats)).map_err(store_fault)?;
     Ok((fresh, Some(store)))
 }
 
-/// Why there is no cache disk. One that can't be used is missing, whatever the system's word for it; what is in one that
-/// can be used has to fit the flags.
-fn unusable(error: Error) -> Fault {
+/// The error of a cache disk: one that can't be used is a missing prerequisite; a wrong setting is a usage error.
+fn store_fault(error: Error) -> Fault {
     match error.kind() {
         ErrorKind::Invalid | ErrorKind::Corrupt => error.into(),
         _ => Fault::missing(error.message(), ""),
     }
 }
 
-/// A folder that a start made: one that fails takes it away again, unless something is in it, which may be another's.
-pub struct NewFolder(Option<PathBuf>);
+/// A folder that this start created; dropping it removes the folder, if it is empty.
+pub struct CreatedFolder(Option<PathBuf>);
 
-impl NewFolder {
-    /// Makes the folder if it is not there; why it can't be made is left to whoever writes to it.
-    pub fn make(folder: Option<&Path>) -> Self {
+impl CreatedFolder {
+    /// Creates the folder if it is missing; errors are reported by the later write.
+    pub fn create_missing(folder: Option<&Path>) -> Self {
         let made = |folder: &&Path| {
             if let Some(parent) = folder.parent() {
                 let _ = std::fs::create_dir_all(parent);
             }
             std::fs::create_dir(folder).is_ok()
         };
-        NewFolder(folder.filter(made).map(Path::to_owned))
+        CreatedFolder(folder.filter(made).map(Path::to_owned))
     }
 
     /// The start succeeded: it stays.
@@ -164,7 +164,7 @@ impl NewFolder {
     }
 }
 
-impl Drop for NewFolder {
+impl Drop for CreatedFolder {
     fn drop(&mut self) {
         if let Some(folder) = &self.0 {
             let _ = std::fs::remove_dir(folder);
@@ -172,8 +172,8 @@ impl Drop for NewFolder {
     }
 }
 
-/// The cache disks as `status` shows them.
-pub fn disks(store: Option<&Store>) -> Value {
+/// The cache disks, for `status`.
+pub fn disk_status(store: Option<&Store>) -> Value {
     let disks = store.map(|store| store.disks()).unwrap_or_default();
     disks
         .iter()
@@ -192,11 +192,11 @@ pub fn disks(store: Option<&Store>) -> Value {
         .collect()
 }
 
-/// Whether there is a disk to cache on, where there should be one.
+/// Checks that at least one cache disk works, if there are any.
 ///
 /// # Errors
 /// When all are down, with the reason of the first.
-pub fn disks_work(disks: &[DiskStatus]) -> Result<()> {
+pub fn check_disks(disks: &[DiskStatus]) -> Result<()> {
     match disks.first() {
         Some(first) if disks.iter().all(|disk| disk.state == DiskState::Down) => {
             let why = format!("all cache disks are down; {}: {}", first.path.display(), first.reason);
@@ -206,14 +206,14 @@ pub fn disks_work(disks: &[DiskStatus]) -> Result<()> {
     }
 }
 
-/// Brings the gauges of memory up to date.
-pub fn gauges(pool: &BufferPool, tier: &MemTier, stats: &Stats) {
+/// Updates the gauges of memory.
+pub fn set_memory_gauges(pool: &BufferPool, tier: &MemTier, stats: &Stats) {
     stats.usage.buffer_bytes.set(pool.used_bytes());
     stats.usage.buffer_limit_bytes.set(pool.limit_bytes());
     stats.blockcache.mem_bytes.set(tier.held_bytes());
 }
 
-/// How long a mount or a node that is told to stop may take before it stops by force.
+/// The grace of a mount or a node that is stopped, before it stops by force.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_cache_directory_that_can_not_be_used_is_missing_for_whatever_reason() {
-        let code = |kind| unusable(Error::new(kind, "cache directory /d: why")).code as u8;
+        let code = |kind| store_fault(Error::new(kind, "cache directory /d: why")).code as u8;
         let rofs = ErrorKind::Io(30);
         for kind in [ErrorKind::NotADirectory, ErrorKind::NoSpace, ErrorKind::PermissionDenied, rofs] {
             assert_eq!(code(kind), 3, "{kind:?}");
@@ -242,8 +242,8 @@ mod tests {
             free: 0,
             blocks: 0,
         };
-        assert!(disks_work(&[]).is_ok() && disks_work(&[disk(DiskState::Down), disk(DiskState::Unstable)]).is_ok());
-        let error = disks_work(&[disk(DiskState::Down), disk(DiskState::Down)]).unwrap_err();
+        assert!(check_disks(&[]).is_ok() && check_disks(&[disk(DiskState::Down), disk(DiskState::Unstable)]).is_ok());
+        let error = check_disks(&[disk(DiskState::Down), disk(DiskState::Down)]).unwrap_err();
         assert!(error.message().contains("all cache disks are down; /d: EIO"), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 //! nodes of a group. It knows neither FUSE nor mountpoints.
 
 use crate::jobs::target;
-use crate::peers::Reach;
+use crate::peers::PeerConnector;
 use crate::{group, rails, setup};
 use spurline_cache::{Cache, CacheContext};
 use spurline_client::placement::{CopyCounts, ReaderLocation};
@@ -55,15 +55,15 @@ impl OpenVolume {
 /// When an interface, a cache directory, the origin or the group can't be used.
 pub fn open_volume(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault> {
     // Before anything is waited for: rails that were configured have to be usable, even if none is needed.
-    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, &config.budget, 0)).transpose()?;
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find_rails(rdma, &config.budget, 0)).transpose()?;
     match &config.group {
-        None => alone(config, stats),
-        Some(group) => consumer(config, group, found, stats),
+        None => open_alone(config, stats),
+        Some(group) => open_from_group(config, group, found, stats),
     }
 }
 
 /// The folder and the name of the object that the source names, if it names one.
-fn object_itself(config: &VolumeConfig, stats: &Arc<Stats>) -> Option<(String, String)> {
+fn named_object(config: &VolumeConfig, stats: &Arc<Stats>) -> Option<(String, String)> {
     let (parent, name) = config.source.as_str().trim_end_matches('/').rsplit_once('/')?;
     if parent.ends_with('/') {
         return None;
@@ -74,7 +74,7 @@ fn object_itself(config: &VolumeConfig, stats: &Arc<Stats>) -> Option<(String, S
     (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
 }
 
-fn alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault> {
+fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault> {
     let under = setup::open_under(
         config.source.as_str(),
         &[],
@@ -89,7 +89,7 @@ fn alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault>
     let until = Instant::now() + config.under.timeout;
     let empty = || under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty());
     if config.source.scheme() != "file" && empty() {
-        if let Some((parent, name)) = object_itself(config, stats) {
+        if let Some((parent, name)) = named_object(config, stats) {
             return Err(Fault::usage(
                 format!("{} is an object, and a folder is mounted", config.source),
                 format!("mount {parent}, where it is the file {name}"),
@@ -99,7 +99,7 @@ fn alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault>
     }
     let pool = BufferPool::new(pool_bytes(config), config.cache.block_size as usize)?;
     let (fresh, store) = setup::open_store(&config.cache, config.budget.index_bytes, &pool, stats)?;
-    setup::warn_of_caches_in(config.source.as_str(), &config.cache);
+    setup::warn_of_cache_in_source(config.source.as_str(), &config.cache);
     let tier = MemTier::new(Arc::clone(&pool));
     let shared = CacheContext::new(
         Arc::clone(&tier),
@@ -112,7 +112,7 @@ fn alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault>
         Arc::clone(stats),
     );
     let cache = Cache::new(shared, under);
-    let jobs = Arc::new(target::Own(Arc::clone(&cache)));
+    let jobs = Arc::new(target::LocalCacheTarget(Arc::clone(&cache)));
     Ok(OpenVolume { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None, fresh })
 }
 
@@ -121,7 +121,7 @@ fn pool_bytes(config: &VolumeConfig) -> u64 {
     config.budget.total - config.budget.fuse_slots * config.budget.fuse_slot_bytes
 }
 
-fn consumer(
+fn open_from_group(
     config: &VolumeConfig,
     group: &GroupConfig,
     found: Option<Vec<LocalRail>>,
@@ -130,10 +130,10 @@ fn consumer(
     let name = format!("{}:{}", group::hostname(), config.reader);
     let trust = setup::open_trust(&config.trust, &name)?;
     let registry = spurline_membership::open_registry(&group.registry, &group.name, &trust)?;
-    let (follower, members) = group::follow(&registry, &group.name, group.hold, stats)?;
-    let reach = Reach::by(&config.net, &name, config.source.as_str(), &trust, stats)?;
+    let (follower, members) = group::follow_group(&registry, &group.name, group.hold, stats)?;
+    let reach = PeerConnector::from_config(&config.net, &name, config.source.as_str(), &trust, stats)?;
     let roster = GroupMembers::new(&members, move |member| reach.peer(member));
-    group::keep_up(&follower, &roster);
+    group::update_members_from(&follower, &roster);
     let remote_config = GroupVolumeConfig {
         patience: RequestPatience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
@@ -157,7 +157,7 @@ fn consumer(
             let pool = BufferPool::with_annex(pool_bytes(config), block_size as usize, slots)?;
             let tier = MemTier::new(Arc::clone(&pool));
             if let (Some(rdma), Some(found)) = (&config.net.rdma, found) {
-                keeper = rails::keep(config, rdma, found, &pool, &trust, &roster, stats).map(Some);
+                keeper = rails::start_path_monitor(config, rdma, found, &pool, &trust, &roster, stats).map(Some);
             }
             memory = Some((pool, Arc::clone(&tier)));
             Ok(tier)
@@ -171,7 +171,7 @@ fn consumer(
         }
         looked_up => drop(looked_up?),
     }
-    let jobs = Arc::new(target::Group::of(Arc::clone(&remote)));
+    let jobs = Arc::new(target::GroupTarget::from_volume(Arc::clone(&remote)));
     Ok(OpenVolume {
         volume: Arc::clone(&remote) as _,
         pool,

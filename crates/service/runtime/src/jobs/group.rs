@@ -2,10 +2,10 @@
 //! list of nodes, so that a restart goes on with them, or in a store that several coordinators share, where each takes
 //! over what nobody works on.
 
-use super::shared::{Shared, from_stored};
+use super::shared_records::{SharedJobRecords, from_stored};
 use super::target;
 use crate::group;
-use crate::peers::Reach;
+use crate::peers::PeerConnector;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::Value;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
@@ -36,12 +36,12 @@ const LOOK: Duration = Duration::from_secs(1);
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
 /// Opens the list of a group's nodes.
-pub type Registries = dyn Fn(&str) -> Option<Arc<dyn Registry>> + Send + Sync;
+pub type OpenRegistry = dyn Fn(&str) -> Option<Arc<dyn Registry>> + Send + Sync;
 
 /// How jobs reach the nodes of any group of this coordinator.
 #[derive(Clone)]
-struct Way {
-    registry: Arc<Registries>,
+struct NodeAccess {
+    registry: Arc<OpenRegistry>,
     trust: Arc<Trust>,
     stats: Arc<Stats>,
 }
@@ -49,11 +49,11 @@ struct Way {
 /// The jobs of all groups.
 pub struct GroupJobs {
     dir: PathBuf,
-    way: Way,
+    way: NodeAccess,
     boards: Mutex<BTreeMap<String, Arc<JobManager>>>,
     store: Option<Arc<JobStore>>,
     /// Jobs in the store that this release can't read: group and name.
-    strange: Mutex<BTreeSet<(String, String)>>,
+    unreadable_jobs: Mutex<BTreeSet<(String, String)>>,
     looking: Mutex<Option<JoinHandle<()>>>,
     stop: Mutex<bool>,
     wake: Condvar,
@@ -67,26 +67,26 @@ impl GroupJobs {
     pub fn start(
         dir: &Path,
         store: Option<Arc<JobStore>>,
-        registry: Arc<Registries>,
+        registry: Arc<OpenRegistry>,
         trust: Arc<Trust>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
         let io = |e: std::io::Error| Error::io(format_args!("{}", dir.display()), &e);
         std::fs::create_dir_all(dir).map_err(io)?;
-        let way = Way { registry, trust, stats };
+        let way = NodeAccess { registry, trust, stats };
         let jobs = Arc::new(GroupJobs {
             dir: dir.to_owned(),
             way,
             boards: Mutex::default(),
             store: store.clone(),
-            strange: Mutex::default(),
+            unreadable_jobs: Mutex::default(),
             looking: Mutex::default(),
             stop: Mutex::default(),
             wake: Condvar::new(),
         });
         if let Some(store) = store {
             let looker = Arc::clone(&jobs);
-            let look = move || looker.keep_looking(&store);
+            let look = move || looker.watch_store(&store);
             let thread = std::thread::Builder::new().name("jobs-look".into()).spawn(look);
             let thread = thread.map_err(|e| Error::io("a thread for the jobs' store", &e))?;
             *jobs.looking.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -98,13 +98,13 @@ impl GroupJobs {
             if let Some(name) = name.to_str().and_then(|name| percent_decode_str(name).decode_utf8().ok())
                 && entry.path().is_dir()
             {
-                jobs.board(&name)?;
+                jobs.job_manager(&name)?;
             }
         }
         Ok(jobs)
     }
 
-    fn board(&self, group: &str) -> Result<Arc<JobManager>> {
+    fn job_manager(&self, group: &str) -> Result<Arc<JobManager>> {
         let mut boards = self.boards.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(board) = boards.get(group) {
             return Ok(Arc::clone(board));
@@ -115,9 +115,9 @@ impl GroupJobs {
         let plain = utf8_percent_encode(group, PLAIN).to_string();
         let dir = self.dir.join(&plain);
         let (way, name) = (self.way.clone(), group.to_owned());
-        let open = move |source: &str| way.target(&name, source);
+        let open = move |source: &str| way.open_target(&name, source);
         let keep: Arc<dyn JobRecords> = match &self.store {
-            Some(store) => Arc::new(Shared { store: Arc::clone(store), group: plain }),
+            Some(store) => Arc::new(SharedJobRecords { store: Arc::clone(store), group: plain }),
             None => Arc::new(DirJobRecords::open(&dir)?),
         };
         let board = JobManager::start(keep, Some(&dir.join("files")), Arc::new(open))?;
@@ -126,10 +126,10 @@ impl GroupJobs {
     }
 
     /// Looks for jobs that nobody works on, until the end.
-    fn keep_looking(&self, store: &JobStore) {
+    fn watch_store(&self, store: &JobStore) {
         let mut lost = false;
         loop {
-            match self.look(store) {
+            match self.take_over_jobs(store) {
                 Ok(()) => lost = false,
                 Err(error) if !lost => {
                     lost = true;
@@ -145,7 +145,7 @@ impl GroupJobs {
         }
     }
 
-    fn look(&self, store: &JobStore) -> Result<()> {
+    fn take_over_jobs(&self, store: &JobStore) -> Result<()> {
         if !store.holds_lease() {
             return Ok(());
         }
@@ -155,7 +155,7 @@ impl GroupJobs {
         for (of, now) in &all {
             let (plain, id) = of;
             let Ok(group) = percent_decode_str(plain).decode_utf8() else { continue };
-            let board = self.board(&group)?;
+            let board = self.job_manager(&group)?;
             if board.works_on(id) {
                 if now.stop {
                     board.stop_job(id)?;
@@ -164,19 +164,19 @@ impl GroupJobs {
                 // It ended here in a moment in which that could not be kept.
                 store.release_job(plain, id)?;
             } else if now.open && !now.owned && (now.stop || !strange(of)) {
-                self.take(store, &board, of, now.stop)?;
+                self.take_over(store, &board, of, now.stop)?;
             }
         }
         Ok(())
     }
 
     fn strange(&self) -> MutexGuard<'_, BTreeSet<(String, String)>> {
-        self.strange.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unreadable_jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a job that nobody works on, if no other coordinator is faster. One of another release that makes no sense here
     /// is left to those that know it, until somebody wants its end.
-    fn take(&self, store: &JobStore, board: &JobManager, of: &(String, String), stop: bool) -> Result<()> {
+    fn take_over(&self, store: &JobStore, board: &JobManager, of: &(String, String), stop: bool) -> Result<()> {
         let (plain, id) = of;
         let Some(stored) = store.claim_job(plain, id)? else { return Ok(()) };
         match from_stored(&stored) {
@@ -197,7 +197,7 @@ impl GroupJobs {
     }
 
     /// Brings the gauges of jobs up to date.
-    pub fn gauges(&self, stats: &Stats) {
+    pub fn set_gauges(&self, stats: &Stats) {
         let mut totals = JobTotals::default();
         let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         boards.iter().for_each(|board| board.add_totals(&mut totals));
@@ -205,7 +205,7 @@ impl GroupJobs {
     }
 
     /// Ends the work; a later start goes on with it, or another coordinator at once.
-    pub fn suspend(&self) {
+    pub fn suspend_jobs(&self) {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.wake.notify_all();
         if let Some(looking) = self.looking.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -224,18 +224,18 @@ impl GroupJobs {
 
 impl JobHandler for GroupJobs {
     fn handle_request(&self, group: &str, request: &Value) -> Result<Value> {
-        self.board(group)?.answer_request(request)
+        self.job_manager(group)?.answer_request(request)
     }
 }
 
-impl Way {
-    fn target(&self, group: &str, source: &str) -> Result<Arc<dyn JobTarget>> {
+impl NodeAccess {
+    fn open_target(&self, group: &str, source: &str) -> Result<Arc<dyn JobTarget>> {
         let unreached = |fault: spurline_config::Fault| Error::new(ErrorKind::Unavailable, fault.what);
         let ends = || Error::new(ErrorKind::Unavailable, "the coordinator ends");
         let registry = (self.registry)(group).ok_or_else(ends)?;
         // The gauges of members are the coordinator's own, of all its groups.
-        let (follower, members) = group::follow(&registry, group, HOLD, &Arc::default()).map_err(unreached)?;
-        let reach = Reach {
+        let (follower, members) = group::follow_group(&registry, group, HOLD, &Arc::default()).map_err(unreached)?;
+        let reach = PeerConnector {
             name: format!("{}:coordinator", group::hostname()),
             source: source.to_owned(),
             locals: Vec::new(),
@@ -245,7 +245,7 @@ impl Way {
             stats: Arc::clone(&self.stats),
         };
         let roster = GroupMembers::new(&members, move |member| reach.peer(member));
-        group::keep_up(&follower, &roster);
+        group::update_members_from(&follower, &roster);
         let config = GroupVolumeConfig {
             patience: RequestPatience::new(PATIENCE),
             fetchers: 2,
@@ -258,6 +258,6 @@ impl Way {
         // No data comes here: this is what a volume has to have.
         let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
         let remote = GroupVolume::connect(source, roster, config, Arc::clone(&self.stats), memory)?;
-        Ok(Arc::new(target::Group::following(remote, follower)))
+        Ok(Arc::new(target::GroupTarget::with_follower(remote, follower)))
     }
 }

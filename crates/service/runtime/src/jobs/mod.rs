@@ -2,7 +2,7 @@
 //! planned and resumed is known to the jobs crate alone.
 
 pub mod group;
-pub mod place;
 mod remark;
-mod shared;
+mod shared_records;
 pub mod target;
+pub mod worker;

@@ -8,54 +8,54 @@ use spurline_rules::RuleSet;
 use spurline_types::units::human_bytes;
 use std::collections::BTreeMap;
 
-/// What a block takes on disk is so many bytes, or a multiple.
+/// Blocks take multiples of this on disk.
 const PAGE: u64 = 4096;
-/// Folders that are named.
+/// The most folders in a remark.
 const NAMED: usize = 3;
 
-/// What nodes told of their rules and their room, together.
-pub struct Group<'a> {
+/// The rules and the space of the nodes, from their answers.
+pub struct GroupCapacity<'a> {
     told: &'a [Value],
     set: RuleSet,
     folders: FolderRules,
 }
 
-impl Group<'_> {
+impl GroupCapacity<'_> {
     /// Puts together what they told.
-    pub fn of(told: &[Value]) -> Group<'_> {
+    pub fn from_answers(told: &[Value]) -> GroupCapacity<'_> {
         let sets = told.iter().filter_map(|node| RuleSet::from_json(node).ok());
         let set = sets.fold(RuleSet::default(), RuleSet::or_newer);
         let folders = FolderRules::new(set.rules.iter().cloned());
-        Group { told, set, folders }
+        GroupCapacity { told, set, folders }
     }
 
-    fn sum(&self, of: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
+    fn sum_over_nodes(&self, of: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
         self.told.iter().map(of).sum()
     }
 
-    /// Bytes of the cache disks beside what is pinned; `None` where not all nodes have disks, or say how large they are.
-    fn room(&self) -> Option<u64> {
-        let capacity = self.sum(|node| node["capacity_bytes"].as_u64())?;
-        Some(capacity.saturating_sub(self.sum(|node| node["pinned_bytes"].as_u64())?))
+    /// Space of the cache disks without pins; `None` where a node has no disk or does not report its size.
+    fn unpinned_bytes(&self) -> Option<u64> {
+        let capacity = self.sum_over_nodes(|node| node["capacity_bytes"].as_u64())?;
+        Some(capacity.saturating_sub(self.sum_over_nodes(|node| node["pinned_bytes"].as_u64())?))
     }
 
-    /// Whether `bytes` more could not be pinned: there is no room for them, or none for a block on one of the nodes.
+    /// Whether `bytes` more can't be pinned: no space in all, or less than a block on one node.
     fn refuses_pins(&self, bytes: u64) -> bool {
         let left =
             |node: &Value| Some(node["most_pinned_bytes"].as_u64()?.saturating_sub(node["pinned_bytes"].as_u64()?));
         let is_full = |node: &Value| left(node).zip(node["block_size"].as_u64()).is_some_and(|(left, one)| left < one);
-        self.sum(left).is_some_and(|left| left < bytes) || self.told.iter().any(is_full)
+        self.sum_over_nodes(left).is_some_and(|left| left < bytes) || self.told.iter().any(is_full)
     }
 
-    /// Whether all of `bytes` is held for sure, whatever files they are.
-    pub fn holds(&self, bytes: u64) -> bool {
-        self.set.rules.is_empty() && self.room().is_none_or(|room| bytes <= room)
+    /// Whether `bytes` fit for certain, whatever files they are.
+    pub fn surely_holds(&self, bytes: u64) -> bool {
+        self.set.rules.is_empty() && self.unpinned_bytes().is_none_or(|room| bytes <= room)
     }
 
-    /// What is to be said of these files of `source`: paths, lengths and numbers of copies.
-    pub fn remark(&self, source: &str, files: impl Iterator<Item = (Vec<u8>, u64, u64)>) -> Option<String> {
-        // What is in memory alone is under no rule.
-        let room = self.room()?;
+    /// The remark on these files of `source`: paths, sizes and numbers of copies.
+    pub fn load_remark(&self, source: &str, files: impl Iterator<Item = (Vec<u8>, u64, u64)>) -> Option<String> {
+        // Rules do not apply to memory.
+        let room = self.unpinned_bytes()?;
         let (mut by_rule, mut rest) = (BTreeMap::new(), 0u64);
         for (path, size, copies) in files {
             let bytes = size.next_multiple_of(PAGE).saturating_mul(copies);
@@ -67,14 +67,14 @@ impl Group<'_> {
         }
         let mut said = Vec::new();
         for (url, loaded) in by_rule {
-            let held = self.sum(|node| rules::rule_in(node, url)["held_bytes"].as_u64().or(Some(0)))?;
+            let held = self.sum_over_nodes(|node| rules::rule_in(node, url)["held_bytes"].as_u64().or(Some(0)))?;
             let rule = self.set.rule_of(url)?;
             if loaded <= held || said.len() == NAMED {
                 continue;
             }
             let why = match (rule.ttl_seconds, rule.quota_bytes) {
                 (None, None) if self.refuses_pins(loaded - held) => "not all of it could be pinned".to_owned(),
-                // A pin alone takes nothing away.
+                // A pin alone evicts nothing.
                 (None, None) => continue,
                 _ => rules::describe_rule(&rule.to_json()),
             };
@@ -116,10 +116,10 @@ mod tests {
         let timed = FolderRule { ttl_seconds: Some(5), ..rule("s3://b/t") };
         let rules = |x, t| [(quota.clone(), x), (timed.clone(), t)];
         let told = [node(&rules(10 << 20, 0), 64 << 20, 8 << 20), node(&rules(14 << 20, 1 << 20), 64 << 20, 0)];
-        let group = Group::of(&told);
-        let remark = |list: &[(&str, u64)]| group.remark("s3://b", files(list));
+        let group = GroupCapacity::from_answers(&told);
+        let remark = |list: &[(&str, u64)]| group.load_remark("s3://b", files(list));
         assert_eq!(remark(&[("x/1", 12), ("x/2", 12), ("t/1", 1), ("y", 120)]), None);
-        assert!(!group.holds(1), "there are rules");
+        assert!(!group.surely_holds(1), "there are rules");
         assert_eq!(
             remark(&[("x/1", 20), ("x/2", 40), ("t/1", 1)]).unwrap(),
             "of s3://b/x 60.0 MiB were loaded and 24.0 MiB are held: at most 30.0 MiB"
@@ -137,7 +137,7 @@ mod tests {
             let mut told = [64 << 20, 64 << 20].map(|room| node(&[(pinned.clone(), 10 << 20)], room, 10 << 20));
             told.iter_mut()
                 .for_each(|node| (node["most_pinned_bytes"], node["block_size"]) = (most.into(), 4096.into()));
-            Group::of(&told).remark("s3://b", files(&[("p/1", 30)]))
+            GroupCapacity::from_answers(&told).load_remark("s3://b", files(&[("p/1", 30)]))
         };
         assert_eq!(pins(50 << 20), None, "there is room for its pins");
         for most in [14 << 20, 10 << 20] {
@@ -145,9 +145,15 @@ mod tests {
             assert_eq!(said, "of s3://b/p 30.0 MiB were loaded and 20.0 MiB are held: not all of it could be pinned");
         }
         let plain = [node(&[], 64 << 20, 0)];
-        assert!(Group::of(&plain).holds(64 << 20) && !Group::of(&plain).holds(65 << 20));
+        assert!(
+            GroupCapacity::from_answers(&plain).surely_holds(64 << 20)
+                && !GroupCapacity::from_answers(&plain).surely_holds(65 << 20)
+        );
         // One of an older release, or without disks.
         let silent = [json!({"revision": 0, "rules": [], "pinned_bytes": 0}), node(&[], 1, 0)];
-        assert!(Group::of(&silent).holds(9) && Group::of(&silent).remark("s3://b", files(&[("y", 9)])).is_none());
+        assert!(
+            GroupCapacity::from_answers(&silent).surely_holds(9)
+                && GroupCapacity::from_answers(&silent).load_remark("s3://b", files(&[("y", 9)])).is_none()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What jobs work on: the cache of this very process, or the nodes of a group.
+//! The targets of jobs: the cache of this process, or the nodes of a group.
 
 use super::remark;
 use spurline_cache::Cache;
@@ -10,29 +10,29 @@ use spurline_volume::Volume;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Names of one page.
+/// Names per page.
 const PAGE: usize = 1000;
-/// Requests that one thread has under way for short files: most of what such a request costs is the waking of a thread
-/// by its answer, and a thread that waits for several is woken for several.
+/// Concurrent requests of one thread for short files. Most of the cost of such a request is the wake-up by its
+/// answer, which a thread that waits for several shares among them.
 const AT_ONCE: usize = 8;
 
-/// How long a node may take to say what it holds: a job ends without it.
+/// Time limit of the query for a node's rules; a job ends without its answer.
 const TOLD: Duration = Duration::from_secs(5);
-/// The most copies that a block is loaded in.
+/// The most copies of a block.
 const COPIES: u32 = 8;
 
 /// The cache of this process.
-pub struct Own(pub Arc<Cache>);
+pub struct LocalCacheTarget(pub Arc<Cache>);
 
 /// The nodes of a group.
-pub struct Group {
+pub struct GroupTarget {
     remote: Arc<GroupVolume>,
-    /// Keeps the nodes up to date, where nobody else does.
+    /// Updates the nodes, where the volume does not.
     _follower: Option<RegistryFollower>,
 }
 
-/// What a check found: all that was asked for was held and right, or it was not.
-fn checked(worked: WorkDone) -> Result<WorkDone> {
+/// The result of a check: an error if data had to be fetched again.
+fn check_result(worked: WorkDone) -> Result<WorkDone> {
     if worked.moved == 0 {
         return Ok(worked);
     }
@@ -43,15 +43,16 @@ fn checked(worked: WorkDone) -> Result<WorkDone> {
     Err(Error::new(ErrorKind::NotFound, why))
 }
 
-impl Own {
-    /// One block after another on the job's own thread: it has as many of them as requests are to be under way.
-    fn fetch(&self, parts: &[FilePart], verify: bool) -> Vec<Result<WorkDone>> {
-        let one = |part: &FilePart| self.sum(part, |index| self.0.bring_block(&part.object, index, verify));
+impl LocalCacheTarget {
+    /// Block by block on the job's own thread; the job has a thread per concurrent request.
+    fn fetch_parts(&self, parts: &[FilePart], verify: bool) -> Vec<Result<WorkDone>> {
+        let one = |part: &FilePart| self.sum_blocks(part, |index| self.0.bring_block(&part.object, index, verify));
         parts.iter().map(one).collect()
     }
 
-    /// What came of a part of whose blocks `fetched` says one by one whether they had to be; ends with the first error.
-    fn sum(&self, part: &FilePart, mut fetched: impl FnMut(u32) -> Result<bool>) -> Result<WorkDone> {
+    /// The result for a part, of which `fetched` says for each block whether it was fetched; ends with the first
+    /// error.
+    fn sum_blocks(&self, part: &FilePart, mut fetched: impl FnMut(u32) -> Result<bool>) -> Result<WorkDone> {
         let mut worked = WorkDone::default();
         for index in part.blocks.clone() {
             let bytes = part.object.block_len(index, self.0.block_size()) as u64;
@@ -61,7 +62,7 @@ impl Own {
     }
 }
 
-impl JobTarget for Own {
+impl JobTarget for LocalCacheTarget {
     fn source(&self) -> &str {
         self.0.source()
     }
@@ -78,7 +79,7 @@ impl JobTarget for Own {
         if !self.0.fetches_together() {
             return 1;
         }
-        // Threads enough for all processors come first.
+        // Threads for all processors come first.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         (requests / (2 * processors)).clamp(1, AT_ONCE)
     }
@@ -87,7 +88,7 @@ impl JobTarget for Own {
     }
     fn warm_parts(&self, parts: &[FilePart], _replicas: Option<u32>, at_once: usize) -> Vec<Result<WorkDone>> {
         if at_once < 2 {
-            return self.fetch(parts, false);
+            return self.fetch_parts(parts, false);
         }
         let all: Vec<_> =
             parts.iter().flat_map(|part| part.blocks.clone().map(|index| (&part.object, index))).collect();
@@ -96,12 +97,12 @@ impl JobTarget for Own {
         let one = |part: &FilePart| {
             let (of_part, after) = rest.split_at(part.blocks.len());
             rest = after;
-            self.sum(part, |index| of_part[(index - part.blocks.start) as usize].clone())
+            self.sum_blocks(part, |index| of_part[(index - part.blocks.start) as usize].clone())
         };
         parts.iter().map(one).collect()
     }
     fn check_parts(&self, parts: &[FilePart], _replicas: Option<u32>) -> Vec<Result<WorkDone>> {
-        self.fetch(parts, true).into_iter().map(|result| result.and_then(checked)).collect()
+        self.fetch_parts(parts, true).into_iter().map(|result| result.and_then(check_result)).collect()
     }
     fn load_remark(
         &self,
@@ -109,9 +110,9 @@ impl JobTarget for Own {
         _bytes: u64,
         files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
     ) -> Option<String> {
-        // There are no rules here.
+        // A lone mount has no rules.
         let told = [serde_json::json!({"capacity_bytes": self.0.capacity_bytes()?, "pinned_bytes": 0})];
-        remark::Group::of(&told).remark(self.source(), files.map(|(path, size)| (path, size, 1)))
+        remark::GroupCapacity::from_answers(&told).load_remark(self.source(), files.map(|(path, size)| (path, size, 1)))
     }
     fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
         let one =
@@ -120,15 +121,15 @@ impl JobTarget for Own {
     }
 }
 
-impl Group {
-    /// The nodes behind a mount, which follows them.
-    pub fn of(remote: Arc<GroupVolume>) -> Self {
-        Group { remote, _follower: None }
+impl GroupTarget {
+    /// The nodes of a mount, which follows them itself.
+    pub fn from_volume(remote: Arc<GroupVolume>) -> Self {
+        GroupTarget { remote, _follower: None }
     }
 
     /// The nodes that `follower` follows.
-    pub fn following(remote: Arc<GroupVolume>, follower: RegistryFollower) -> Self {
-        Group { remote, _follower: Some(follower) }
+    pub fn with_follower(remote: Arc<GroupVolume>, follower: RegistryFollower) -> Self {
+        GroupTarget { remote, _follower: Some(follower) }
     }
 
     fn extents(&self, parts: &[FilePart]) -> Vec<ObjectExtent> {
@@ -140,12 +141,12 @@ impl Group {
         parts.iter().map(one).collect()
     }
 
-    fn fetch(&self, parts: &[FilePart], replicas: Option<u32>, verify: bool) -> Vec<Result<WorkDone>> {
-        worked(self.remote.warm(&self.extents(parts), replicas, verify))
+    fn fetch_parts(&self, parts: &[FilePart], replicas: Option<u32>, verify: bool) -> Vec<Result<WorkDone>> {
+        work_done(self.remote.warm(&self.extents(parts), replicas, verify))
     }
 }
 
-/// What there is instead of `copies` with so many nodes.
+/// A message if so many nodes can't hold `copies`.
 fn short_of(copies: u32, up: usize) -> Option<String> {
     let most = up.min(spurline_client::placement::FIRST_HOLDERS);
     let many = |n: usize, one: &str, more: &str| if n == 1 { format!("1 {one}") } else { format!("{n} {more}") };
@@ -153,12 +154,12 @@ fn short_of(copies: u32, up: usize) -> Option<String> {
     short.then(|| format!("{} up: {} at most", many(up, "node is", "nodes are"), many(most, "copy", "copies")))
 }
 
-/// In how many of the copies asked for a block can be held, by so many nodes that have a share of the blocks.
+/// The copies of a block that so many nodes with a share can hold.
 fn copies_held(asked: u32, holders: usize) -> u64 {
     u64::from(asked.clamp(1, COPIES)).min(holders as u64)
 }
 
-fn worked(done: Vec<spurline_proto::RangeDone>) -> Vec<Result<WorkDone>> {
+fn work_done(done: Vec<spurline_proto::RangeDone>) -> Vec<Result<WorkDone>> {
     let one = |done: spurline_proto::RangeDone| match done.error {
         Some(error) => Err(error),
         None => Ok(WorkDone { held: done.held_bytes, moved: done.moved_bytes }),
@@ -166,7 +167,7 @@ fn worked(done: Vec<spurline_proto::RangeDone>) -> Vec<Result<WorkDone>> {
     done.into_iter().map(one).collect()
 }
 
-impl JobTarget for Group {
+impl JobTarget for GroupTarget {
     fn source(&self) -> &str {
         self.remote.source()
     }
@@ -183,10 +184,10 @@ impl JobTarget for Group {
         short_of(copies, self.remote.holders_up())
     }
     fn warm_parts(&self, parts: &[FilePart], replicas: Option<u32>, _at_once: usize) -> Vec<Result<WorkDone>> {
-        self.fetch(parts, replicas, false)
+        self.fetch_parts(parts, replicas, false)
     }
     fn check_parts(&self, parts: &[FilePart], replicas: Option<u32>) -> Vec<Result<WorkDone>> {
-        self.fetch(parts, replicas, true).into_iter().map(|result| result.and_then(checked)).collect()
+        self.fetch_parts(parts, replicas, true).into_iter().map(|result| result.and_then(check_result)).collect()
     }
     fn load_remark(
         &self,
@@ -194,9 +195,11 @@ impl JobTarget for Group {
         bytes: u64,
         files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
     ) -> Option<String> {
-        // Most jobs are so small that one node could hold them whole; a larger one is worth a question to each.
+        // Most jobs fit on one node; only a larger one is worth a query to every node.
         let first = self.remote.node_rules(1, TOLD).ok()?;
-        if remark::Group::of(&first).holds(bytes.saturating_mul(replicas.unwrap_or(COPIES).into())) {
+        if remark::GroupCapacity::from_answers(&first)
+            .surely_holds(bytes.saturating_mul(replicas.unwrap_or(COPIES).into()))
+        {
             return None;
         }
         let told = self.remote.node_rules(usize::MAX, TOLD).ok()?;
@@ -209,10 +212,10 @@ impl JobTarget for Group {
             let copies = copies(&path);
             (path, size, copies)
         });
-        remark::Group::of(&told).remark(self.source(), files)
+        remark::GroupCapacity::from_answers(&told).load_remark(self.source(), files)
     }
     fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
-        worked(self.remote.drop_cached(&self.extents(parts)))
+        work_done(self.remote.drop_cached(&self.extents(parts)))
     }
 }
 

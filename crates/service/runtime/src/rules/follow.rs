@@ -1,7 +1,7 @@
 //! Keeps a node's folder rules equal to those in the registry: reads them every few seconds, at the cost of a request only
 //! when they changed, and stores them beside the node's blocks.
 
-use super::state_file::Kept;
+use super::state_file::RuleFiles;
 use spurline_config::Fault;
 use spurline_membership::Registry;
 use spurline_node::CacheNode;
@@ -17,7 +17,7 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The registry is read until this is dropped; a request under way ends by its own deadline.
-pub struct Following {
+pub struct RuleFollower {
     _open: mpsc::Sender<()>,
 }
 
@@ -26,34 +26,38 @@ pub struct Following {
 ///
 /// # Errors
 /// When no thread can be started.
-pub fn start(node: &Arc<CacheNode>, registry: &Arc<dyn Registry>, mut kept: Kept) -> Result<Option<Following>, Fault> {
+pub fn start_following(
+    node: &Arc<CacheNode>,
+    registry: &Arc<dyn Registry>,
+    mut kept: RuleFiles,
+) -> Result<Option<RuleFollower>, Fault> {
     let Some(store) = RuleStore::open(registry.as_ref()) else { return Ok(None) };
-    let mut said = say(exchange(node, &store, &kept.rules()), false);
-    kept.keep(&node.rules());
+    let mut said = report_failure(exchange_rules(node, &store, &kept.merged_rules()), false);
+    kept.store_rules(&node.rules());
     let (open, ended) = mpsc::channel();
     let node = Arc::downgrade(node);
     let run = move || {
         let draw = RandomState::new();
         for look in 0u64.. {
-            if ended.recv_timeout(jittered(draw.hash_one(look))) != Err(RecvTimeoutError::Timeout) {
+            if ended.recv_timeout(jittered_pause(draw.hash_one(look))) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
             let Some(node) = node.upgrade() else { return };
-            said = say(exchange(&node, &store, &node.rules()), said);
-            kept.keep(&node.rules());
+            said = report_failure(exchange_rules(&node, &store, &node.rules()), said);
+            kept.store_rules(&node.rules());
         }
     };
     let thread = std::thread::Builder::new().name("rules".into()).spawn(run);
     thread.map_err(|e| Error::io("a thread for the rules of the group", &e))?;
-    Ok(Some(Following { _open: open }))
+    Ok(Some(RuleFollower { _open: open }))
 }
 
 /// [`LOOK`], shorter or longer by a drawn number.
-fn jittered(drawn: u64) -> Duration {
+fn jittered_pause(drawn: u64) -> Duration {
     LOOK / 2 + LOOK.mul_f64((drawn >> 11) as f64 / (1u64 << 53) as f64)
 }
 
-fn exchange(node: &CacheNode, store: &RuleStore, own: &RuleSet) -> Result<(), Error> {
+fn exchange_rules(node: &CacheNode, store: &RuleStore, own: &RuleSet) -> Result<(), Error> {
     let stored = store.read_or_restore(own);
     // Only after the registry was read: a block of an unknown class would lose its class.
     node.take_rules(stored.as_ref().unwrap_or(own));
@@ -61,7 +65,7 @@ fn exchange(node: &CacheNode, store: &RuleStore, own: &RuleSet) -> Result<(), Er
 }
 
 /// Logs once why the rules can't be read. The follower of the registry logs its loss.
-fn say(asked: Result<(), Error>, said: bool) -> bool {
+fn report_failure(asked: Result<(), Error>, said: bool) -> bool {
     match asked {
         Ok(()) => false,
         Err(error) if error.kind() == ErrorKind::Unavailable => said,
@@ -80,7 +84,7 @@ mod tests {
 
     #[test]
     fn nodes_look_at_different_times_and_about_as_often() {
-        assert!(jittered(0) == LOOK / 2 && jittered(u64::MAX) <= LOOK * 3 / 2);
-        assert_eq!(jittered(1 << 63), LOOK);
+        assert!(jittered_pause(0) == LOOK / 2 && jittered_pause(u64::MAX) <= LOOK * 3 / 2);
+        assert_eq!(jittered_pause(1 << 63), LOOK);
     }
 }

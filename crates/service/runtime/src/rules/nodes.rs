@@ -1,7 +1,7 @@
 //! The registry and the nodes of a group as `pin` and the like see them: what rules they have, how much a folder is, and
 //! that what they hold of it comes under its rule.
 
-use crate::peers::Reach;
+use crate::peers::PeerConnector;
 use crate::{group, setup};
 use serde_json::Value;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
@@ -30,7 +30,7 @@ const AT_ONCE: usize = 512;
 const SIDE_BY_SIDE: usize = 64;
 
 /// One node and what it said.
-pub struct Told {
+pub struct NodeAnswer {
     /// The node.
     pub member: Arc<Member>,
     /// Its rules, what it holds by each, what it may pin, its sources.
@@ -38,19 +38,23 @@ pub struct Told {
 }
 
 /// The registry and the nodes.
-pub struct Nodes {
+pub struct RuleNodes {
     name: String,
     rules: RuleStore,
-    reach: Reach,
+    reach: PeerConnector,
     members: Vec<Arc<Member>>,
 }
 
-impl Nodes {
+impl RuleNodes {
     /// The registry, its nodes, and the rules that it keeps.
     ///
     /// # Errors
     /// When it keeps none by its kind, refuses, or can't be reached.
-    pub fn open(registry: &Registry, name: &str, trust: &TrustConfig) -> std::result::Result<(Nodes, RuleSet), Fault> {
+    pub fn open(
+        registry: &Registry,
+        name: &str,
+        trust: &TrustConfig,
+    ) -> std::result::Result<(RuleNodes, RuleSet), Fault> {
         let host = group::hostname();
         let stats = Arc::new(Stats::default());
         let trust = setup::open_trust(trust, &host)?;
@@ -79,7 +83,7 @@ impl Nodes {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(unreached(&error, "start the registry, or correct --registry")),
         };
-        let reach = Reach {
+        let reach = PeerConnector {
             trust,
             name: format!("{host}:rules"),
             source: String::new(),
@@ -88,7 +92,7 @@ impl Nodes {
             nconnect: 1,
             stats,
         };
-        Ok((Nodes { name: name.to_owned(), rules, reach, members }, set))
+        Ok((RuleNodes { name: name.to_owned(), rules, reach, members }, set))
     }
 
     /// Changes the rules in the registry and returns the result. `change` gets the stored rules, or `known` where these
@@ -108,10 +112,12 @@ impl Nodes {
     }
 
     /// Asks every node for its rules, or gives it `set`.
-    pub fn ask(&self, set: Option<&RuleSet>) -> Vec<Told> {
+    pub fn query_nodes(&self, set: Option<&RuleSet>) -> Vec<NodeAnswer> {
         let text = set.map_or_else(String::new, |set| set.to_json().to_string());
-        let one =
-            |member: &Arc<Member>| Told { member: Arc::clone(member), answer: exchange(&self.reach, member, &text) };
+        let one = |member: &Arc<Member>| NodeAnswer {
+            member: Arc::clone(member),
+            answer: exchange_with_node(&self.reach, member, &text),
+        };
         let mut told = Vec::with_capacity(self.members.len());
         for some in self.members.chunks(SIDE_BY_SIDE) {
             std::thread::scope(|scope| {
@@ -126,9 +132,9 @@ impl Nodes {
     ///
     /// # Errors
     /// `NotFound` when there is nothing or no node serves it, else when nodes do not answer.
-    pub fn size_of(&self, url: &str, told: &[Told], progress: &dyn Fn(String), stop: &AtomicBool) -> Result<u64> {
+    pub fn size_of(&self, url: &str, told: &[NodeAnswer], progress: &dyn Fn(String), stop: &AtomicBool) -> Result<u64> {
         let sources = sources_in(told, "sources");
-        let mut places = places(url, &sources);
+        let mut places = places_in_sources(url, &sources);
         // One source is enough where the URL is below several.
         let below = places
             .iter()
@@ -146,8 +152,8 @@ impl Nodes {
         }
         let (mut sum, mut files) = (0, 0u64);
         for (source, below) in places {
-            let remote = self.remote(&source, told)?;
-            walk(&remote, &below, stop, &mut |_, attr| {
+            let remote = self.open_volume(&source, told)?;
+            walk_files(&remote, &below, stop, &mut |_, attr| {
                 sum += attr.size;
                 files += 1;
                 progress(format!("{url}: {files} files, {} so far", human_bytes(sum)));
@@ -161,11 +167,17 @@ impl Nodes {
     ///
     /// # Errors
     /// When nodes do not answer, or it was interrupted.
-    pub fn classify(&self, url: &str, told: &[Told], progress: &dyn Fn(String), stop: &AtomicBool) -> Result<u64> {
+    pub fn classify_held(
+        &self,
+        url: &str,
+        told: &[NodeAnswer],
+        progress: &dyn Fn(String),
+        stop: &AtomicBool,
+    ) -> Result<u64> {
         // Blocks are named by the sources that mounts mount.
         let mut held = 0;
-        for (source, below) in places(url, &sources_in(told, "volumes")) {
-            let remote = self.remote(&source, told)?;
+        for (source, below) in places_in_sources(url, &sources_in(told, "volumes")) {
+            let remote = self.open_volume(&source, told)?;
             let mut some = Vec::with_capacity(AT_ONCE);
             let mut tell = |some: &mut Vec<ObjectExtent>| -> Result<()> {
                 for done in remote.classify(some) {
@@ -178,7 +190,7 @@ impl Nodes {
                 some.clear();
                 Ok(())
             };
-            let walked = walk(&remote, &below, stop, &mut |path, attr| {
+            let walked = walk_files(&remote, &below, stop, &mut |path, attr| {
                 // What is held of a file that is open for writing is from before.
                 let object = ObjectRef::new(&source, path, Version::new(attr.version.settled_text()), attr.size);
                 some.push(ObjectExtent { bytes: 0..object.size, object });
@@ -194,10 +206,10 @@ impl Nodes {
     }
 
     /// The nodes that answered as a volume of `source`.
-    fn remote(&self, source: &str, told: &[Told]) -> Result<Arc<GroupVolume>> {
+    fn open_volume(&self, source: &str, told: &[NodeAnswer]) -> Result<Arc<GroupVolume>> {
         let up = told.iter().filter(|one| one.answer.is_ok());
         let members: Vec<Arc<Member>> = up.map(|one| one.member.clone()).collect();
-        let reach = Reach { source: source.to_owned(), ..self.reach.clone() };
+        let reach = PeerConnector { source: source.to_owned(), ..self.reach.clone() };
         let roster = GroupMembers::new(&members, move |member| reach.peer(member));
         let config = GroupVolumeConfig {
             patience: RequestPatience::new(ANSWER),
@@ -215,7 +227,7 @@ impl Nodes {
 }
 
 /// Gives a node a text of rules, or none, and takes what it says.
-fn exchange(reach: &Reach, member: &Member, text: &str) -> Result<Value> {
+fn exchange_with_node(reach: &PeerConnector, member: &Member, text: &str) -> Result<Value> {
     let deadline = Instant::now() + ANSWER;
     let pool = reach.pool(member);
     let mut lease = pool.checkout(deadline)?;
@@ -233,13 +245,13 @@ pub fn not_served(sources: &BTreeSet<String>) -> String {
 }
 
 /// The sources of all nodes that answered; `key` is "sources" for those they serve, "volumes" for those that are mounted.
-pub fn sources_in(told: &[Told], key: &str) -> BTreeSet<String> {
+pub fn sources_in(told: &[NodeAnswer], key: &str) -> BTreeSet<String> {
     let lists = told.iter().filter_map(|one| one.answer.as_ref().ok()?[key].as_array());
     lists.flatten().filter_map(|source| Some(source.as_str()?.trim_end_matches('/').to_owned())).collect()
 }
 
 /// Where a URL is in the sources: each that it is in, with the path there; each that is below it, whole.
-pub fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
+pub fn places_in_sources(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
     let place = |source: &String| match url::path_below(url, source) {
         Some(path) => Some((source.clone(), path.into_owned())),
         None => url::path_below(source, url).map(|_| (source.clone(), Vec::new())),
@@ -248,7 +260,7 @@ pub fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
 }
 
 /// Calls `each` with every file at or below a path.
-fn walk(
+fn walk_files(
     remote: &GroupVolume,
     path: &[u8],
     stop: &AtomicBool,
@@ -292,14 +304,17 @@ mod tests {
         let sources: BTreeSet<String> =
             ["s3://b", "s3://b/train", "s3://c", "s3://b/trainer"].map(str::to_owned).into_iter().collect();
         let places = |url: &str| {
-            let found = places(url, &sources);
+            let found = places_in_sources(url, &sources);
             found.into_iter().map(|(source, path)| format!("{source} {}", path.escape_ascii())).collect::<Vec<_>>()
         };
         assert_eq!(places("s3://b/train/a"), ["s3://b train/a", "s3://b/train a"]);
         assert_eq!(places("s3://b/val"), ["s3://b val"]);
         assert_eq!(places("s3://b"), ["s3://b ", "s3://b/train ", "s3://b/trainer "]);
         let odd = BTreeSet::from(["file:///my%20data".to_owned()]);
-        assert_eq!(super::places("file:///my%20data/100%25", &odd), [("file:///my%20data".into(), b"100%".to_vec())]);
+        assert_eq!(
+            super::places_in_sources("file:///my%20data/100%25", &odd),
+            [("file:///my%20data".into(), b"100%".to_vec())]
+        );
         assert!(places("s3://d").is_empty() && places("s3://bb").is_empty());
     }
 }

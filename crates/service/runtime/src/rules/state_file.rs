@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const FILE: &str = "rules.json";
 
 /// One directory.
-struct Place {
+struct RuleFile {
     file: PathBuf,
     /// What the file says.
     has: RuleSet,
@@ -23,28 +23,29 @@ struct Place {
 }
 
 /// The files, of one group by one registry: the rules of another mean nothing here.
-pub struct Kept {
+pub struct RuleFiles {
     group: String,
     registry: String,
-    places: Vec<Place>,
+    places: Vec<RuleFile>,
 }
 
-impl Kept {
+impl RuleFiles {
     /// Reads what the directories keep.
-    pub fn open(dirs: &[PathBuf], group: &GroupConfig) -> Kept {
-        let mut kept = Kept { group: group.name.clone(), registry: group.registry.to_string(), places: Vec::new() };
+    pub fn open(dirs: &[PathBuf], group: &GroupConfig) -> RuleFiles {
+        let mut kept =
+            RuleFiles { group: group.name.clone(), registry: group.registry.to_string(), places: Vec::new() };
         for dir in dirs {
             let file = dir.join(FILE);
-            let has = kept.read(&file).unwrap_or_else(|error| {
+            let has = kept.read_file(&file).unwrap_or_else(|error| {
                 tracing::warn!("{}: {error}; the rules of the group are not known from there", file.display());
                 RuleSet::default()
             });
-            kept.places.push(Place { file, has, said: false });
+            kept.places.push(RuleFile { file, has, said: false });
         }
         kept
     }
 
-    fn read(&self, file: &Path) -> Result<RuleSet, Error> {
+    fn read_file(&self, file: &Path) -> Result<RuleSet, Error> {
         let text = match fs::read(file) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RuleSet::default()),
@@ -60,15 +61,15 @@ impl Kept {
     }
 
     /// The rules that are kept, of all directories together.
-    pub fn rules(&self) -> RuleSet {
+    pub fn merged_rules(&self) -> RuleSet {
         self.places.iter().fold(RuleSet::default(), |all, place| all.or_newer(place.has.clone()))
     }
 
     /// Keeps these, where others are kept.
-    pub fn keep(&mut self, set: &RuleSet) {
+    pub fn store_rules(&mut self, set: &RuleSet) {
         let text = || json!({"group": self.group, "registry": self.registry, "rules": set.to_json()}).to_string();
         for place in self.places.iter_mut().filter(|place| place.has != *set) {
-            match write(&place.file, text().as_bytes()) {
+            match replace_file(&place.file, text().as_bytes()) {
                 Ok(()) => (place.has, place.said) = (set.clone(), false),
                 Err(error) => {
                     if !place.said {
@@ -83,7 +84,7 @@ impl Kept {
 }
 
 /// Replaces the file; after a loss of power it is the one or the other.
-fn write(file: &Path, text: &[u8]) -> io::Result<()> {
+fn replace_file(file: &Path, text: &[u8]) -> io::Result<()> {
     let new = file.with_extension("json.new");
     let mut out: File = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     out.write_all(text)?;
@@ -110,27 +111,27 @@ mod tests {
             hold: Duration::ZERO,
         };
         let own = group("g", "coordinator:a:1");
-        let mut kept = Kept::open(&dirs, &own);
-        assert_eq!(kept.rules(), RuleSet::default());
-        kept.keep(&RuleSet::default());
+        let mut kept = RuleFiles::open(&dirs, &own);
+        assert_eq!(kept.merged_rules(), RuleSet::default());
+        kept.store_rules(&RuleSet::default());
         assert!(!dirs[0].join(FILE).exists(), "nobody gave a rule");
         let rule = FolderRule { url: "s3://b/x".into(), pin: true, ..FolderRule::default() };
         let set = RuleSet { revision: 3, rules: vec![rule] };
-        kept.keep(&set);
-        assert_eq!((kept.rules(), Kept::open(&dirs, &own).rules()), (set.clone(), set.clone()));
+        kept.store_rules(&set);
+        assert_eq!((kept.merged_rules(), RuleFiles::open(&dirs, &own).merged_rules()), (set.clone(), set.clone()));
         for dir in &dirs {
             assert_eq!(fs::metadata(dir.join(FILE)).unwrap().permissions().mode() & 0o777, 0o600);
             assert_eq!(fs::read_dir(dir).unwrap().count(), 1);
         }
         for other in [group("h", "coordinator:a:1"), group("g", "coordinator:b:1")] {
-            assert_eq!(Kept::open(&dirs, &other).rules(), RuleSet::default());
+            assert_eq!(RuleFiles::open(&dirs, &other).merged_rules(), RuleSet::default());
         }
         // One that was spoilt is none, and is made good.
         fs::write(dirs[0].join(FILE), "{\"group\":\"g").unwrap();
-        assert_eq!(Kept::open(&dirs[..1], &own).rules(), RuleSet::default());
-        let mut kept = Kept::open(&dirs, &own);
-        assert_eq!(kept.rules(), set);
-        kept.keep(&set);
-        assert_eq!(Kept::open(&dirs[..1], &own).rules(), set);
+        assert_eq!(RuleFiles::open(&dirs[..1], &own).merged_rules(), RuleSet::default());
+        let mut kept = RuleFiles::open(&dirs, &own);
+        assert_eq!(kept.merged_rules(), set);
+        kept.store_rules(&set);
+        assert_eq!(RuleFiles::open(&dirs[..1], &own).merged_rules(), set);
     }
 }

@@ -1,5 +1,5 @@
-//! `spurline status --registry`: every node of a group, asked by itself over the connection its readers use. What a
-//! registry does not know (used, rates, rails) nobody but the node can say.
+//! `spurline status --registry`: queries every node of a group over the connection that its readers use. A registry
+//! does not know used space, rates and rails, so each node reports its own.
 
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::NodeRequest;
-use spurline_runtime::peers::Reach;
+use spurline_runtime::peers::PeerConnector;
 use spurline_runtime::rules::human_time as time;
 use spurline_runtime::{group, setup};
 use spurline_transport::{CallError, PathPool};
@@ -23,25 +23,25 @@ const YELLOW: Style = AnsiColor::Yellow.on_default();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
 
-/// How long the registry may take to name the nodes.
+/// Longest wait for the registry's node list.
 const FIRST: Duration = Duration::from_secs(10);
-/// How long a node may take to answer.
+/// Longest wait for a node's answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Between two looks at the counters, out of which the rates are made.
+/// Between two readings of the counters, from which the rates are computed.
 const BETWEEN: Duration = Duration::from_secs(1);
-/// Nodes asked at one time.
+/// Nodes queried concurrently.
 const AT_ONCE: usize = 64;
 
-/// What one node said.
-struct Line {
+/// A node and its answer.
+struct NodeLine {
     member: Arc<Member>,
-    answer: Result<Answer>,
+    answer: Result<NodeState>,
 }
 
-struct Answer {
+struct NodeState {
     status: Value,
     stats: Value,
-    /// Bytes a second given to readers, and taken from the under-store.
+    /// Bytes per second sent to readers, and fetched from the origin.
     sent: f64,
     fetched: f64,
 }
@@ -68,7 +68,7 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
         Fault::missing(format!("group {name}: {error}"), remedy)
     })?;
     members.sort_by(|a, b| (&a.zone, &a.name).cmp(&(&b.zone, &b.name)));
-    let reach = Reach {
+    let reach = PeerConnector {
         trust,
         name: host,
         source: String::new(),
@@ -77,7 +77,7 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
         nconnect: 1,
         stats,
     };
-    let lines = ask_all(&reach, members);
+    let lines = query_all(&reach, members);
     let all_well = lines.iter().all(|line| line.answer.is_ok());
     for line in &lines {
         if as_json {
@@ -85,21 +85,21 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
         }
     }
     if !as_json {
-        table(name, &lines);
+        print_table(name, &lines);
     }
     Ok(ExitCode::from(u8::from(!all_well)))
 }
 
-fn ask_all(reach: &Reach, members: Vec<Arc<Member>>) -> Vec<Line> {
+fn query_all(reach: &PeerConnector, members: Vec<Arc<Member>>) -> Vec<NodeLine> {
     let next = AtomicUsize::new(0);
     let (next, members) = (&next, &members);
-    let mut lines: Vec<(usize, Line)> = std::thread::scope(|scope| {
+    let mut lines: Vec<(usize, NodeLine)> = std::thread::scope(|scope| {
         let worker = || {
             let mut done = Vec::new();
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(member) = members.get(index) else { return done };
-                done.push((index, Line { member: Arc::clone(member), answer: ask(reach, member) }));
+                done.push((index, NodeLine { member: Arc::clone(member), answer: query_node(reach, member) }));
             }
         };
         let threads: Vec<_> = (0..AT_ONCE.min(members.len())).map(|_| scope.spawn(worker)).collect();
@@ -109,22 +109,22 @@ fn ask_all(reach: &Reach, members: Vec<Arc<Member>>) -> Vec<Line> {
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-fn ask(reach: &Reach, member: &Member) -> Result<Answer> {
+fn query_node(reach: &PeerConnector, member: &Member) -> Result<NodeState> {
     let pool = reach.pool(member);
-    let (first, at) = (look(&pool)?, Instant::now());
+    let (first, at) = (fetch_counters(&pool)?, Instant::now());
     std::thread::sleep(BETWEEN);
-    let second = look(&pool)?;
+    let second = fetch_counters(&pool)?;
     let seconds = at.elapsed().as_secs_f64();
     let rate = |section: &str, counter: &str| {
         let count = |value: &Value| value["stats"][section][counter].as_u64().unwrap_or(0);
         count(&second).saturating_sub(count(&first)) as f64 / seconds
     };
     let (sent, fetched) = (rate("remotecache", "send_bytes"), rate("object", "get_bytes"));
-    Ok(Answer { status: second["status"].clone(), stats: second["stats"].clone(), sent, fetched })
+    Ok(NodeState { status: second["status"].clone(), stats: second["stats"].clone(), sent, fetched })
 }
 
-/// What a node says of itself now.
-fn look(pool: &PathPool) -> Result<Value> {
+/// A node's current status and counters.
+fn fetch_counters(pool: &PathPool) -> Result<Value> {
     let deadline = Instant::now() + ANSWER;
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();
@@ -140,15 +140,15 @@ fn look(pool: &PathPool) -> Result<Value> {
     Ok(value)
 }
 
-/// Part of what was read that was held already; `None` while nothing was read.
+/// Part of the bytes read that came from the cache; `None` before the first read.
 fn hit_rate(stats: &Value) -> Option<f64> {
     let count = |name: &str| stats["blockcache"][name].as_u64().unwrap_or(0) as f64;
     let (hit, miss) = (count("hit_bytes"), count("miss_bytes"));
     (hit + miss > 0.0).then(|| hit / (hit + miss))
 }
 
-fn as_object(line: &Line) -> Value {
-    let Line { member, answer } = line;
+fn as_object(line: &NodeLine) -> Value {
+    let NodeLine { member, answer } = line;
     let mut out = json!({
         "name": member.name,
         "addresses": member.addresses,
@@ -158,8 +158,8 @@ fn as_object(line: &Line) -> Value {
     });
     match answer {
         Err(error) => out["error"] = error.to_string().into(),
-        Ok(Answer { status, stats, sent, fetched }) => {
-            // A node that was listed by its address alone says the rest itself.
+        Ok(NodeState { status, stats, sent, fetched }) => {
+            // The registry knows only the address of some nodes.
             for key in ["weight", "rails", "transports", "disks", "sources", "version"] {
                 if !status[key].is_null() {
                     out[key] = status[key].clone();
@@ -181,8 +181,8 @@ fn as_object(line: &Line) -> Value {
 const HEAD: [&str; 11] =
     ["NODE", "ZONE", "ADDRESS", "RAILS", "STATE", "SINCE", "WEIGHT", "USED", "HIT", "SENDS", "FETCHES"];
 
-fn table(group: &str, lines: &[Line]) {
-    let rows: Vec<[String; 11]> = lines.iter().map(row).collect();
+fn print_table(group: &str, lines: &[NodeLine]) {
+    let rows: Vec<[String; 11]> = lines.iter().map(table_row).collect();
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(HEAD[column].len());
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
@@ -204,7 +204,7 @@ fn table(group: &str, lines: &[Line]) {
             anstream::println!("  {RED}{error}{RED:#}");
         }
     }
-    let up: Vec<&Answer> = lines.iter().filter_map(|line| line.answer.as_ref().ok()).collect();
+    let up: Vec<&NodeState> = lines.iter().filter_map(|line| line.answer.as_ref().ok()).collect();
     let sum = |name: &str| -> u64 { up.iter().filter_map(|a| a.stats["blockcache"][name].as_u64()).sum() };
     let pinned = match sum("pinned_bytes") {
         0 => String::new(),
@@ -221,12 +221,12 @@ fn table(group: &str, lines: &[Line]) {
     );
 }
 
-fn row(line: &Line) -> [String; 11] {
-    let Line { member, answer } = line;
+fn table_row(line: &NodeLine) -> [String; 11] {
+    let NodeLine { member, answer } = line;
     let dash = || "-".to_owned();
     let address = member.addresses.first().cloned().unwrap_or_else(dash);
     let zone = if member.zone.is_empty() { dash() } else { member.zone.clone() };
-    let Ok(Answer { status, stats, sent, fetched }) = answer else {
+    let Ok(NodeState { status, stats, sent, fetched }) = answer else {
         let mut row = [const { String::new() }; 11].map(|_| dash());
         (row[0], row[1], row[2], row[4]) = (member.name.clone(), zone, address, "down".to_owned());
         row[6] = member.weight.to_string();

@@ -1,6 +1,6 @@
-//! Where a job is done: by the process of the mount that its paths lie in, or by a coordinator.
+//! The worker of a job: the process of the mount that contains its paths, or a coordinator.
 
-use crate::locator::{ANSWER, locate};
+use crate::locator::{ANSWER, locate_path};
 use serde_json::Value;
 use spurline_config::{Fault, HostPort, Registry, SourceUrl};
 use spurline_jobs::JobState;
@@ -11,31 +11,31 @@ use spurline_types::{Error, ErrorKind, Result, url};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Who does a job, and what it is about.
-pub struct Place {
-    who: Who,
-    source: String,
+/// The worker of a job, and the source of its paths.
+pub struct JobWorker {
+    description: WorkerKind,
+    source_url: String,
 }
 
-enum Who {
+enum WorkerKind {
     /// The process of a mount.
     Mount { peer: AdminPeer, mountpoint: PathBuf },
     /// The coordinator of a group.
     Coordinator { at: HostPort, group: String, trust: Arc<Trust> },
 }
 
-impl Place {
+impl JobWorker {
     /// The coordinator of a group, and `paths` below `source`, as URLs or relative paths.
     ///
     /// # Errors
     /// When the registry is no coordinator, or a path is not below the source.
-    pub fn group(
+    pub fn of_group(
         registry: &Registry,
         group: &str,
         source: &SourceUrl,
         trust: Arc<Trust>,
         paths: &[String],
-    ) -> Result<(Place, Vec<String>), Fault> {
+    ) -> Result<(JobWorker, Vec<String>), Fault> {
         let Registry::Coordinator(at) = registry else {
             return Err(Fault::usage(
                 format!("{registry} runs no jobs: a coordinator does"),
@@ -44,7 +44,7 @@ impl Place {
         };
         let source = source.as_str().trim_end_matches('/').to_owned();
         let below = |path: &String| {
-            // What could be a source of its own is written as one; the rest is below the one that was given.
+            // Absolute paths and URLs are compared with the source; other paths are relative to it.
             let whole = path.contains("://") || path.starts_with('/');
             let url = if whole { path.parse::<SourceUrl>().ok() } else { None };
             let text = url.as_ref().map_or(path.as_str(), SourceUrl::as_str).trim_end_matches('/');
@@ -59,27 +59,27 @@ impl Place {
             }
         };
         let below = paths.iter().map(below).collect::<Result<_, _>>()?;
-        let who = Who::Coordinator { at: at.clone(), group: group.to_owned(), trust };
-        Ok((Place { who, source }, below))
+        let who = WorkerKind::Coordinator { at: at.clone(), group: group.to_owned(), trust };
+        Ok((JobWorker { description: who, source_url: source }, below))
     }
 
     /// The mount of `paths`, and the paths below its source.
     ///
     /// # Errors
-    /// When a path is in no mount, or they are not all in one.
-    pub fn of(paths: &[String]) -> Result<(Place, Vec<String>), Fault> {
+    /// When a path is in no mount, or they are in different mounts.
+    pub fn of_paths(paths: &[String]) -> Result<(JobWorker, Vec<String>), Fault> {
         let mut place: Option<(AdminPeer, PathBuf, String)> = None;
         let mut all = Vec::with_capacity(paths.len());
         for path in paths {
             let (mountpoint, source, below) = match &place {
-                // One look at the mount table serves all paths of a long list that lie below the same mountpoint.
-                Some((_, mountpoint, source)) if Path::new(path).is_absolute() && simple(path) => {
+                // One reading of the mount table serves all paths of a long list below the same mountpoint.
+                Some((_, mountpoint, source)) if Path::new(path).is_absolute() && is_normalised(path) => {
                     match Path::new(path).strip_prefix(mountpoint) {
                         Ok(below) => (mountpoint.clone(), source.clone(), below.to_owned()),
-                        Err(_) => Self::find(path, &mut place)?,
+                        Err(_) => Self::find_mount(path, &mut place)?,
                     }
                 }
-                _ => Self::find(path, &mut place)?,
+                _ => Self::find_mount(path, &mut place)?,
             };
             if place.as_ref().is_none_or(|known| known.1 != mountpoint || known.2 != source) {
                 return Err(Fault::usage(
@@ -93,12 +93,15 @@ impl Place {
             all.push(below);
         }
         let (peer, mountpoint, source) = place.ok_or_else(|| Fault::usage("no path was named", ""))?;
-        Ok((Place { who: Who::Mount { peer, mountpoint }, source }, all))
+        Ok((JobWorker { description: WorkerKind::Mount { peer, mountpoint }, source_url: source }, all))
     }
 
-    fn find(path: &str, place: &mut Option<(AdminPeer, PathBuf, String)>) -> Result<(PathBuf, String, PathBuf), Fault> {
+    fn find_mount(
+        path: &str,
+        place: &mut Option<(AdminPeer, PathBuf, String)>,
+    ) -> Result<(PathBuf, String, PathBuf), Fault> {
         use std::os::unix::ffi::OsStringExt as _;
-        let (located, peer) = locate(Path::new(path))?;
+        let (located, peer) = locate_path(Path::new(path))?;
         let below = PathBuf::from(std::ffi::OsString::from_vec(located.below));
         let (mountpoint, source) = (located.mount.mountpoint, located.mount.source);
         place.get_or_insert_with(|| (peer, mountpoint.clone(), source.clone()));
@@ -107,20 +110,20 @@ impl Place {
 
     /// The source that the paths are below.
     pub fn source(&self) -> &str {
-        &self.source
+        &self.source_url
     }
 
-    /// Who does the job, for people.
+    /// The worker as text.
     pub fn who(&self) -> String {
-        match &self.who {
-            Who::Mount { mountpoint, .. } => format!("the mount at {}", mountpoint.display()),
-            Who::Coordinator { group, .. } => format!("the coordinator of group {group}"),
+        match &self.description {
+            WorkerKind::Mount { mountpoint, .. } => format!("the mount at {}", mountpoint.display()),
+            WorkerKind::Coordinator { group, .. } => format!("the coordinator of group {group}"),
         }
     }
 
     /// Whether a coordinator runs the job.
     pub fn is_group(&self) -> bool {
-        matches!(self.who, Who::Coordinator { .. })
+        matches!(self.description, WorkerKind::Coordinator { .. })
     }
 
     /// Sends a request about a job. `since` is the submission that was seen, 0 for none: the end of an earlier job of the
@@ -128,10 +131,10 @@ impl Place {
     ///
     /// # Errors
     /// The error of the answer; `Unavailable` when there is none.
-    pub fn ask(&self, request: &Value, since: u64) -> Result<Value> {
-        match &self.who {
-            Who::Mount { peer, .. } => peer.send_job_request(request, ANSWER),
-            Who::Coordinator { at, group, trust } => {
+    pub fn send_request(&self, request: &Value, since: u64) -> Result<Value> {
+        match &self.description {
+            WorkerKind::Mount { peer, .. } => peer.send_job_request(request, ANSWER),
+            WorkerKind::Coordinator { at, group, trust } => {
                 let job = spurline_membership::request_jobs(at, group, trust, request, ANSWER)?;
                 if is_earlier_end(&job, since) {
                     return Err(Error::new(ErrorKind::Unavailable, "the coordinator does not know the job"));
@@ -142,15 +145,15 @@ impl Place {
     }
 
     /// Whether a job continues although there was no answer: after a restart, or on another coordinator with the same store.
-    pub fn goes_on(&self, error: &Error) -> bool {
+    pub fn continues_after(&self, error: &Error) -> bool {
         is_silence(error) && self.is_group()
     }
 
-    /// An error of [`Place::ask`] for people: what is not there to be asked is missing, a job that is not known is a failure.
-    pub fn fault(&self, error: &Error) -> Fault {
-        match &self.who {
-            // It was unmounted, or killed.
-            Who::Mount { peer: AdminPeer::Socket(socket, _), mountpoint }
+    /// The error of [`JobWorker::send_request`] for the user: a worker that is gone is a missing prerequisite, an /// unknown job a failure.
+    pub fn fault_of(&self, error: &Error) -> Fault {
+        match &self.description {
+            // Unmounted or killed.
+            WorkerKind::Mount { peer: AdminPeer::Socket(socket, _), mountpoint }
                 if dial::probe_socket(socket, None).is_err() =>
             {
                 Fault::missing(
@@ -166,23 +169,23 @@ impl Place {
     }
 }
 
-/// Whether nobody answered, in contrast to an answer that is an error.
+/// Whether there was no answer at all.
 fn is_silence(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
 }
 
-/// Which of the jobs of its paths a job is; a later one has more.
-pub fn submission(job: &Value) -> u64 {
+/// The number of a job among those on its paths; later jobs have larger ones.
+pub fn submission_number(job: &Value) -> u64 {
     job["submission"].as_u64().unwrap_or(0)
 }
 
 /// Whether this is the end of a job before the submission `since`.
 fn is_earlier_end(job: &Value, since: u64) -> bool {
-    has_ended(job) && submission(job) < since
+    has_ended(job) && submission_number(job) < since
 }
 
-/// Whether a path has no part that means another one.
-fn simple(path: &str) -> bool {
+/// Whether a path has no empty part, `.` or `..`.
+fn is_normalised(path: &str) -> bool {
     !path.split('/').skip(1).any(|part| matches!(part, "" | "." | ".."))
 }
 

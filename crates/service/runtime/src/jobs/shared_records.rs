@@ -1,33 +1,33 @@
-//! Jobs of one group in the store that several coordinators share, as the board wants them kept.
+//! Records of one group's jobs in the store that several coordinators share.
 
 use spurline_jobs::{JobRecord, JobRecords};
 use spurline_membership::{BeginResult, JobStore, StoredJob};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// The jobs of one group, under its name in keys.
-pub struct Shared {
+/// The records of one group.
+pub struct SharedJobRecords {
     /// The store.
     pub store: Arc<JobStore>,
-    /// The group, as it stands in keys.
+    /// The group, as part of a key.
     pub group: String,
 }
 
-/// In two parts: what it is to do is written once, how far it is every two seconds.
+/// In two parts: the specification is written once, the progress every two seconds.
 fn to_stored(kept: &JobRecord) -> Result<StoredJob> {
     let (spec, state) = kept.to_parts(JobStore::MAX_JOB_BYTES)?;
     Ok(StoredJob { spec, state })
 }
 
-/// The two parts as one again.
+/// Joins the two parts.
 ///
 /// # Errors
-/// When they make no sense.
+/// When they are invalid.
 pub fn from_stored(stored: &StoredJob) -> Result<JobRecord> {
     JobRecord::from_parts(&stored.spec, &stored.state)
 }
 
-impl JobRecords for Shared {
+impl JobRecords for SharedJobRecords {
     fn begin_job(&self, id: &str, job: &JobRecord) -> Result<Option<JobRecord>> {
         match self.store.begin_job(&self.group, id, &to_stored(job)?)? {
             BeginResult::Mine => Ok(None),
@@ -43,12 +43,12 @@ impl JobRecords for Shared {
     }
 
     fn load_jobs(&self) -> Result<Vec<(String, JobRecord)>> {
-        // Who looks for jobs that nobody works on finds those of before, too.
+        // The search for jobs without a worker also finds those of an earlier start.
         Ok(Vec::new())
     }
 
     fn remove_job(&self, _id: &str) -> Result<()> {
-        // They go by themselves.
+        // The store removes them itself.
         Ok(())
     }
 

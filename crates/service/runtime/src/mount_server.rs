@@ -1,52 +1,52 @@
-//! Which process serves a mount whose admin socket is not to be found, as far as this user may see. The mount itself is not
-//! touched: /proc tells who has FUSE devices open.
+//! Finds the process that serves a mount without a known admin socket, as far as this user may see. It does not
+//! access the mount: /proc lists the processes with FUSE devices open.
 
 use spurline_observe::locate::SpurlineMount;
 use std::fs;
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// The PID namespace of a machine's first process has this number on every kernel.
+/// The initial PID namespace has this number on every kernel.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// What is known of the process behind a mount.
+/// The process behind a mount.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Serving {
-    /// It runs, under this number.
+pub enum MountServer {
+    /// It runs, with this PID.
     Process(u32),
     /// No process of this machine serves it.
-    Nobody,
-    /// There are processes that this user, or this container, can't look at.
+    None,
+    /// Unknown: some processes are hidden from this user or container.
     Unseen,
 }
 
-/// Who serves `mount`, one of `mounts`.
-pub fn serving(mount: &SpurlineMount, mounts: &[SpurlineMount]) -> Serving {
-    let Ok(processes) = fs::read_dir("/proc") else { return Serving::Unseen };
-    // Of a container's processes those outside are not seen, and a mount can come from there.
+/// The process of `mount`, one of `mounts`.
+pub fn find_server(mount: &SpurlineMount, mounts: &[SpurlineMount]) -> MountServer {
+    let Ok(processes) = fs::read_dir("/proc") else { return MountServer::Unseen };
+    // A container does not see the processes outside, which may have mounted it.
     let mut unseen = fs::read_link("/proc/self/ns/pid").map_or(true, |link| link != Path::new(FIRST_NAMESPACE));
     for process in processes.flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let process = process.path();
-        match connections(&process) {
-            Ok(held) if held.contains(&Some(mount.minor)) => return Serving::Process(pid),
-            // Not every kernel says which connection: then its words tell which mount it is.
+        match fuse_connections(&process) {
+            Ok(held) if held.contains(&Some(mount.minor)) => return MountServer::Process(pid),
+            // Some kernels do not show the connection; then the arguments of the process show the mount.
             Ok(held) if held.contains(&None) && is_ours(&process) => {
-                if names(&process, &mount.mountpoint) {
-                    return Serving::Process(pid);
+                if names_path(&process, &mount.mountpoint) {
+                    return MountServer::Process(pid);
                 }
-                unseen |= !mounts.iter().any(|other| names(&process, &other.mountpoint));
+                unseen |= !mounts.iter().any(|other| names_path(&process, &other.mountpoint));
             }
             Err(error) if error.kind() == ErrorKind::PermissionDenied => unseen |= is_ours(&process),
-            // It has none of this mount, or has ended meanwhile.
+            // It serves another mount, or has ended meanwhile.
             _ => {}
         }
     }
-    if unseen { Serving::Unseen } else { Serving::Nobody }
+    if unseen { MountServer::Unseen } else { MountServer::None }
 }
 
-/// The FUSE connections a process has open; `None` for one whose number the kernel does not say.
-fn connections(process: &Path) -> Result<Vec<Option<u32>>, Error> {
+/// The FUSE connections that a process has open; `None` for one without a number in /proc.
+fn fuse_connections(process: &Path) -> Result<Vec<Option<u32>>, Error> {
     let mut held = Vec::new();
     for descriptor in fs::read_dir(process.join("fd"))?.flatten() {
         if fs::read_link(descriptor.path()).is_ok_and(|to| to == Path::new("/dev/fuse")) {
@@ -61,15 +61,15 @@ fn connection_of(info: &str) -> Option<u32> {
     info.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok())
 }
 
-/// Whether it is a process of this program, by its name.
+/// Whether the process runs this program, by its name.
 fn is_ours(process: &Path) -> bool {
     let name = |process: &Path| fs::read_to_string(process.join("comm")).unwrap_or_default();
     let of = name(process);
     of.starts_with("spurline") || (!of.is_empty() && of == name(Path::new("/proc/self")))
 }
 
-/// Whether one of its words is this place, as seen from where it runs.
-fn names(process: &Path, place: &Path) -> bool {
+/// Whether one of its arguments is this path, relative to its working directory.
+fn names_path(process: &Path, place: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt as _;
     let from = fs::read_link(process.join("cwd")).unwrap_or_else(|_| PathBuf::from("/"));
     let words = fs::read(process.join("cmdline")).unwrap_or_default();
@@ -90,6 +90,6 @@ mod tests {
     #[test]
     fn a_mount_that_nobody_has_open_is_served_by_nobody_or_that_can_not_be_seen() {
         let mount = SpurlineMount { mountpoint: "/no/such/mount".into(), source: "s".into(), uid: 0, minor: u32::MAX };
-        assert!(!matches!(serving(&mount, &[]), Serving::Process(_)));
+        assert!(!matches!(find_server(&mount, &[]), MountServer::Process(_)));
     }
 }
