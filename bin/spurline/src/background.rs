@@ -102,6 +102,7 @@ impl ReadySignal {
     /// # Errors
     /// When the waiting command has ended (interrupted): the service should end too.
     pub fn signal_ready(self) -> Result<(), Fault> {
+        spurline_observe::log::end_start();
         let Some(null) = self.null else { return Ok(()) };
         let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
         // A working directory would keep its file system from being unmounted.

@@ -146,7 +146,11 @@ Examples:
   Watch its counters:
     spurline stats /mnt/data
   Unmount it:
-    spurline umount /mnt/data";
+    spurline umount /mnt/data
+
+Signals: SIGTERM, SIGINT, SIGHUP and SIGQUIT unmount. While files are open, the unmount is retried for 5 s; then the mount
+is detached (as by umount --lazy): it leaves the tree, and the process ends when the last file is closed. A second signal
+ends it at once: pending requests and open files fail, and the exit code is 1.";
 
 const NODE_EXAMPLES: &str = "\
 Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key of the TOML file given by

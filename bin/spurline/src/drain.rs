@@ -107,7 +107,7 @@ fn print_outcome(outcome: &Value) {
         anstream::println!("  and {} more, which --json names", failed.len() - NAMED);
     }
     if outcome["weight"].is_null() {
-        anstream::println!("its registry is not told of weights: take it out of the list, or stop it");
+        anstream::println!("its registry stores no weights: remove the node from the list, or stop it");
     } else {
         anstream::println!("it has no share until it is started again; what others miss they still take from it");
     }

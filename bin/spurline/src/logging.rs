@@ -1,5 +1,6 @@
 //! Where this process logs to, in the foreground and in the background.
 
+use crate::report;
 use spurline_config::{Fault, HostLimits, LogConfig, LogFormat};
 use spurline_observe::locate;
 use spurline_observe::log::{self, LogSettings};
@@ -39,7 +40,12 @@ pub fn start_logging(config: &LogConfig, background: bool, host: &HostLimits) ->
         // Opening the file reports an error.
         let _ = std::fs::create_dir_all(dir);
     }
-    let settings = LogSettings { file, filter: config.filter.clone(), json: config.format == LogFormat::Json };
+    let settings = LogSettings {
+        file,
+        filter: config.filter.clone(),
+        json: config.format == LogFormat::Json,
+        during_start: Some(|text| report::print_warnings(&[text.to_owned()])),
+    };
     log::init_logging(&settings).map_err(|e| {
         let remedy = if background { LOG_REMEDY } else { "" };
         Fault { remedy: remedy.into(), ..Fault::from(e) }

@@ -124,7 +124,6 @@ fn start_service(
 ) -> Result<StartOutcome, Fault> {
     raise_open_files()?;
     if in_background && !background::is_child() {
-        report::print_warnings(warnings);
         let log = log.file.clone().map_or_else(|| logging::default_log(host), Ok)?;
         return background::launch_background(limit, &log).map(StartOutcome::Waited);
     }

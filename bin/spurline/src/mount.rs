@@ -4,6 +4,7 @@ use crate::background::ReadySignal;
 use crate::signals;
 use spurline_config::{Fault, MountConfig};
 use spurline_runtime::{MountStop, PreparedMount};
+use std::sync::Arc;
 
 /// Runs the mount; returns when it has ended.
 ///
@@ -19,10 +20,14 @@ pub fn run(config: MountConfig, ready: ReadySignal) -> Result<(), Fault> {
     mount.join()
 }
 
-/// The first signal unmounts, the second breaks the connection.
-fn stop_by_signal(stop: &MountStop, count: u32) {
+/// The first signal unmounts, the second ends the mount by force.
+fn stop_by_signal(stop: &Arc<MountStop>, count: u32) {
     if count == 1 {
-        stop.unmount();
+        let own = Arc::clone(stop);
+        // On its own thread: an unmount takes a grace, within which a second signal counts.
+        if std::thread::Builder::new().name("unmount".into()).spawn(move || own.unmount()).is_err() {
+            stop.unmount();
+        }
     } else if let Err(error) = stop.abort() {
         tracing::error!("{error}");
         std::process::exit(1);

@@ -5,6 +5,7 @@ use anstyle::{AnsiColor, Style};
 use serde_json::Value;
 use spurline_config::Fault;
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 const RED: Style = AnsiColor::Red.on_default().bold();
@@ -23,7 +24,8 @@ pub fn print_fault(fault: &Fault) -> ExitCode {
 /// Prints warnings.
 pub fn print_warnings(warnings: &[String]) {
     for warning in warnings {
-        anstream::eprintln!("{YELLOW}warning{YELLOW:#}: {}", printable_lines(warning));
+        // Also called while logging: a terminal that is gone must not end the thread.
+        let _ = writeln!(anstream::stderr(), "{YELLOW}warning{YELLOW:#}: {}", printable_lines(warning));
     }
 }
 

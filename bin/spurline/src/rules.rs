@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The consequence for a node that could not be reached.
-const LATER: &str = "; it goes by the rules when it is back; run this again then for what it holds already";
+const LATER: &str =
+    "; it follows the rules when it is back; run this again then, so that they apply to its cached blocks";
 
 /// A change of rules.
 struct RuleChange<'a> {

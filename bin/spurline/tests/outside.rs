@@ -113,7 +113,7 @@ fn what_is_no_target_is_told_apart() {
     // A socket whose process is gone, by its path and as a mount that is gone.
     let socket = dir.path().join(locate::SocketOwner::Mount(Path::new("/nowhere/mnt")).file_name());
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    refused(&run(&["stats", socket.to_str().unwrap()]), 3, &["nobody answers", "refused"]);
+    refused(&run(&["stats", socket.to_str().unwrap()]), 3, &["no process answers", "refused"]);
     refused(&run(&["stats", "/nowhere/mnt"]), 3, &["mount at /nowhere/mnt is gone"]);
     if locate::list_mounts().unwrap().is_empty() {
         let status = run(&["status"]);

@@ -219,6 +219,25 @@ fn a_background_mount_that_fails_says_why_and_with_which_code() {
 }
 
 #[test]
+fn the_warnings_of_a_start_reach_the_terminal_and_the_log_once() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    // The first is found by the arguments alone, the second while the mount starts in the background.
+    let inside = rig.path("src/sub/cache");
+    let out = rig.mount(&["--rdma-network", "lo", "--cache-dir", inside.to_str().unwrap()]);
+    assert!(out.status.success(), "{}", text(&out));
+    let shown = String::from_utf8_lossy(&out.stderr).into_owned();
+    let log = std::fs::read_to_string(rig.path("log")).unwrap();
+    for part in ["--rdma-network has no effect", "lies in the source"] {
+        assert_eq!(shown.matches(part).count(), 1, "{part}: {shown}");
+        assert_eq!(log.matches(part).count(), 1, "{part}: {log}");
+    }
+    assert_eq!(shown.matches("warning:").count(), 2, "{shown}");
+}
+
+#[test]
 fn the_mount_of_a_killed_process_is_told_and_taken_away() {
     if !common::fuse() {
         return;

@@ -132,7 +132,7 @@ fn run_pass(
 }
 
 fn results_table(dataset: &DemoDataset, passes: &[DemoPass]) {
-    let head = ["pass", "throughput", "files/s", "time", "under-store", "node to mount", "CPU node", "CPU mount"];
+    let head = ["pass", "throughput", "files/s", "time", "origin", "node to mount", "CPU node", "CPU mount"];
     anstream::println!();
     let cells: Vec<String> = head.iter().map(|h| format!("{h:>14}")).collect();
     anstream::println!("{BOLD}{}{BOLD:#}", cells.join(""));

@@ -1,6 +1,8 @@
 //! A mount alone: of a directory and of a bucket, every byte compared.
 
 use crate::common::*;
+use rustix::process::Signal;
+use spurline_runtime::mount::UNMOUNT_GRACE;
 use spurline_testkit::S3Server;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -10,6 +12,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 /// Names that break careless quoting, splitting or decoding.
 pub const ODD_NAMES: [&str; 10] = [
@@ -333,4 +336,42 @@ fn two_processes_read_one_file_and_each_block_is_fetched_once() {
     assert_eq!(mount.count("object", "get_ops"), 25);
     assert_eq!(mount.count("object", "get_bytes"), text.len() as u64);
     mount.unmount();
+}
+
+#[test]
+fn a_second_signal_ends_a_mount_in_use_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let source = world.file("source/file", &bytes(1, 1000));
+    let mut mount = world.mount(source.parent().unwrap().to_str().unwrap(), &[]);
+    let held = File::open(mount.path("file")).unwrap();
+    mount.process().signal(Signal::TERM);
+    mount.process().wait_for("unmounting");
+    let start = Instant::now();
+    mount.process().signal(Signal::TERM);
+    let status = mount.process_mut().wait();
+    assert!(start.elapsed() < UNMOUNT_GRACE, "it waited for the open file");
+    let log = mount.process().log();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("was unmounted by force"), "{log}");
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!table.contains(mount.at.to_str().unwrap()), "the mount is left: {table}");
+    drop(held);
+}
+
+#[test]
+fn a_second_signal_after_a_clean_unmount_changes_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let source = world.file("source/file", &bytes(1, 1000));
+    let mut mount = world.mount(source.parent().unwrap().to_str().unwrap(), &[]);
+    // Two of one kind could arrive as one.
+    mount.process().signal(Signal::TERM);
+    mount.process().signal(Signal::INT);
+    let status = mount.process_mut().wait();
+    assert_eq!(status.code(), Some(0), "{}", mount.process().log());
 }

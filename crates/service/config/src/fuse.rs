@@ -150,7 +150,7 @@ const IGNORED: [&str; 13] = [
     "dirsync",
 ];
 /// Options of other FUSE file systems, with the remedy.
-const NOT_HERE: [(&str, &str); 3] = [
+const NOT_HERE: [(&str, &str); 4] = [
     ("rw", "this version mounts read-only: leave it out, or give -o ro"),
     (
         "allow_root",
@@ -160,7 +160,21 @@ const NOT_HERE: [(&str, &str); 3] = [
         "auto_unmount",
         "leave it out: SIGTERM and SIGINT unmount, and spurline umount removes the mount of a killed process",
     ),
+    ("remount", "the settings of a mount can't be changed: unmount it (spurline umount MOUNTPOINT) and mount it again"),
 ];
+
+/// Whether [`FuseConfig`] has a meaning, or a remedy of its own, for a mount option.
+pub fn is_known_option(word: &str) -> bool {
+    is_kept(word) || is_ignored(word) || NOT_HERE.iter().any(|(not, _)| *not == word)
+}
+
+fn is_kept(word: &str) -> bool {
+    MOUNT_OPTIONS.contains(&word) || word.strip_prefix("fsname=").is_some_and(|name| !name.is_empty())
+}
+
+fn is_ignored(word: &str) -> bool {
+    word.starts_with("x-") || word.starts_with("X-") || IGNORED.contains(&word)
+}
 
 fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
     let mut kept = Vec::new();
@@ -168,10 +182,10 @@ fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
         if let Some((_, remedy)) = NOT_HERE.iter().find(|(not, _)| *not == word) {
             return Err(Fault::usage(format!("-o {word} is not supported"), *remedy));
         }
-        if word.starts_with("x-") || word.starts_with("X-") || IGNORED.contains(&word) {
+        if is_ignored(word) {
             continue;
         }
-        if MOUNT_OPTIONS.contains(&word) || word.strip_prefix("fsname=").is_some_and(|name| !name.is_empty()) {
+        if is_kept(word) {
             if !kept.iter().any(|k| k == word) {
                 kept.push(word.to_owned());
             }
@@ -240,6 +254,7 @@ mod tests {
             ("allow_root", "allow_other"),
             ("auto_unmount", "spurline umount"),
             ("rw", "read-only"),
+            ("remount", "mount it again"),
             ("alow_other", "did you mean allow_other?"),
             ("fsname=", "fsname=NAME"),
         ] {

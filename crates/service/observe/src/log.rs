@@ -8,14 +8,18 @@ use std::fs::OpenOptions;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer};
 
 mod lossy_writer;
 
@@ -33,6 +37,43 @@ pub struct LogSettings {
     pub filter: Option<String>,
     /// One JSON object per line.
     pub json: bool,
+    /// Also shows warnings and errors to the user, until [`end_start`]: of what goes to a file only.
+    pub during_start: Option<fn(&str)>,
+}
+
+/// Whether the service has started.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// The start has ended: from now on warnings and errors go to the log only.
+pub fn end_start() {
+    STARTED.store(true, Ordering::Relaxed);
+}
+
+/// Shows the warnings and errors of a start to the user.
+struct StartWarnings(fn(&str));
+
+impl<S: Subscriber> Layer<S> for StartWarnings {
+    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+        if *event.metadata().level() > Level::WARN || STARTED.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut text = EventText::default();
+        event.record(&mut text);
+        (self.0)(&text.0);
+    }
+}
+
+/// The message of an event, and its other fields behind it.
+#[derive(Default)]
+struct EventText(String);
+
+impl Visit for EventText {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "message" => self.0.insert_str(0, &format!("{value:?}")),
+            name => self.0.push_str(&format!(" {name}={value:?}")),
+        }
+    }
 }
 
 /// Starts logging for the whole process, once.
@@ -59,13 +100,18 @@ pub fn init_logging(settings: &LogSettings) -> Result<()> {
     // A line that cannot be written (terminal closed, disk full) is lost. A report of that on standard error could
     // panic in the thread that logs, because standard error may be what failed.
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).log_internal_errors(false);
-    let again = |_| Error::new(ErrorKind::Invalid, "logging was started before");
+    let again = || Error::new(ErrorKind::Invalid, "logging was started before");
     macro_rules! finish {
         ($builder:expr, $format:expr) => {{
             let builder = $builder.event_format(LimitedFormat::new($format));
             match file {
-                Some(file) => builder.with_writer(Mutex::new(file)).try_init().map_err(again),
-                None => builder.with_writer(Mutex::new(LossyWriter::new(std::io::stderr()))).try_init().map_err(again),
+                Some(file) => {
+                    let start = settings.during_start.map(StartWarnings);
+                    builder.with_writer(Mutex::new(file)).finish().with(start).try_init().map_err(|_| again())
+                }
+                None => {
+                    builder.with_writer(Mutex::new(LossyWriter::new(std::io::stderr()))).try_init().map_err(|_| again())
+                }
             }
         }};
     }

@@ -122,7 +122,7 @@ pub fn announce_node(
     };
     if config.net.group_network.is_empty() {
         tracing::warn!(
-            "the group is told that this node is at {}, which other machines can't reach; give --group-network",
+            "this node registers as {}, which other machines can't reach; give --group-network",
             listening.join(",")
         );
     }

@@ -59,7 +59,7 @@ fn process_by_name(target: &str, path: &Path, mounts: &[SpurlineMount]) -> Resul
                 Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(not_permitted(&socket, &e)),
                 Err(_) => {
                     let what =
-                        format!("the mount at {} is gone: nobody answers at {}", full.display(), socket.display());
+                        format!("the mount at {} is gone: no process answers at {}", full.display(), socket.display());
                     Err(Fault::missing(what, "mount it again").into())
                 }
             };
@@ -142,7 +142,7 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
         )),
         Some((socket, e)) => {
             let what = format!(
-                "the process of the mount at {at} is gone, it was killed or crashed; nobody answers at {}: {e}",
+                "the process of the mount at {at} is gone, it was killed or crashed; no process answers at {}: {e}",
                 socket.display()
             );
             let remedy = format!("spurline umount {at}, then mount it again; its log may say why");
@@ -182,7 +182,7 @@ fn process_at_socket(path: &Path, user: Option<u32>) -> Result<AdminPeer, Unreac
         Ok(()) => Ok(AdminPeer::Socket(path.to_owned(), user)),
         Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(not_permitted(path, &e)),
         Err(e) => {
-            let what = format!("nobody answers at the admin socket {}: {e}", path.display());
+            let what = format!("no process answers at the admin socket {}: {e}", path.display());
             Err(Fault::missing(what, "start it again").into())
         }
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use spurline_client::GroupVolume;
 use spurline_config::{Fault, FuseIo, MountConfig};
 use spurline_fs::FileSystem;
-use spurline_fuse::{FsHandler, FuseSession, MountOptions, SessionConfig, SessionUnmounter};
+use spurline_fuse::{FsHandler, FuseSession, MountOptions, SessionConfig, SessionUnmounter, UnmountOutcome};
 use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
@@ -20,6 +20,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+
+/// How long an unmount waits for open files before it detaches the mount.
+pub const UNMOUNT_GRACE: Duration = Duration::from_secs(5);
+
+/// The same for [`MountStop::abort`]: enough for an unmount that runs at the same time.
+const ABORT_GRACE: Duration = Duration::from_millis(100);
 
 /// How long a health check tries to reach a node.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
@@ -46,6 +52,7 @@ struct MountServices {
 pub struct RunningMount {
     session: FuseSession,
     parts: MountServices,
+    stop: Arc<MountStop>,
 }
 
 /// Prepares and starts a mount.
@@ -115,7 +122,7 @@ impl PreparedMount {
         let fuse = chosen.get_or_init(|| session.transport().map_or_else(String::new, |chosen| chosen.to_string()));
         tracing::info!("memory: {}", config.volume.budget);
         tracing::info!("{} is mounted on {}; {fuse}", config.volume.source, session.mountpoint().display());
-        Ok(Some(RunningMount { session, parts }))
+        Ok(Some(RunningMount { session, parts, stop }))
     }
 }
 
@@ -130,8 +137,13 @@ impl RunningMount {
     /// # Errors
     /// When it does not end cleanly.
     pub fn join(self) -> std::result::Result<(), Fault> {
-        let RunningMount { session, parts: MountServices { admin, jobs, access_log, volume } } = self;
-        let ended = session.join().map_err(mount_fault);
+        let RunningMount { session, parts: MountServices { admin, jobs, access_log, volume }, stop } = self;
+        let at = session.mountpoint().display().to_string();
+        let joined = session.join().map_err(mount_fault);
+        let ended = match stop.aborted.load(Ordering::SeqCst) {
+            true => Err(Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), "")),
+            false => joined,
+        };
         if let Some(log) = access_log {
             log.0.finish_log();
         }
@@ -147,6 +159,10 @@ impl RunningMount {
 #[derive(Default)]
 pub struct MountStop {
     asked: AtomicBool,
+    /// It was unmounted while files were open, which keep its session alive.
+    detached: AtomicBool,
+    /// [`MountStop::abort`] broke its connection.
+    aborted: AtomicBool,
     unmounter: OnceLock<SessionUnmounter>,
 }
 
@@ -157,20 +173,28 @@ impl MountStop {
         // Each side stores and then loads: at least one of them has to see the other's store.
         fence(Ordering::SeqCst);
         if let Some(unmounter) = self.unmounter.get() {
-            Self::unmount_by(unmounter);
+            self.unmount_by(unmounter);
         }
     }
 
-    /// Aborts the connection to the kernel: pending requests fail.
+    /// Ends the mount by force, within the grace of [`MountStop::unmount`] or after it: detaches the mount and aborts its
+    /// connection to the kernel, so that pending requests and open files fail. A mount that was unmounted cleanly
+    /// meanwhile is left alone.
     ///
     /// # Errors
-    /// When there is no mount yet, or the kernel refuses.
+    /// When there is no mount yet, or the kernel refuses to abort the connection.
     pub fn abort(&self) -> Result<()> {
         self.asked.store(true, Ordering::SeqCst);
         let Some(unmounter) = self.unmounter.get() else {
             return Err(Error::new(ErrorKind::Unavailable, "the mount is being made"));
         };
-        unmounter.abort().map_err(|error| Error::io("the connection could not be broken", &error))
+        // Detached first: the process may end without being able to abort the connection.
+        let outcome = unmounter.unmount(ABORT_GRACE);
+        if matches!(outcome, Ok(UnmountOutcome::Clean)) && !self.detached.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.aborted.store(true, Ordering::SeqCst);
+        unmounter.abort().map_err(|error| Error::io("the connection to the kernel can't be aborted", &error))
     }
 
     /// Checks that the mount exists and stays.
@@ -188,14 +212,16 @@ impl MountStop {
         let unmounter = self.unmounter.get_or_init(|| unmounter);
         fence(Ordering::SeqCst);
         if self.asked.load(Ordering::SeqCst) {
-            Self::unmount_by(unmounter);
+            self.unmount_by(unmounter);
         }
     }
 
-    fn unmount_by(unmounter: &SessionUnmounter) {
+    fn unmount_by(&self, unmounter: &SessionUnmounter) {
         tracing::info!("unmounting");
-        if let Err(error) = unmounter.unmount(setup::STOP_PATIENCE / 2) {
-            tracing::error!("{error}");
+        match unmounter.unmount(UNMOUNT_GRACE) {
+            Ok(UnmountOutcome::Clean) => {}
+            Ok(UnmountOutcome::Detached) => self.detached.store(true, Ordering::SeqCst),
+            Err(error) => tracing::error!("{error}"),
         }
     }
 }

@@ -184,7 +184,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         let (announcer, stats) = (Arc::clone(&announcer), Arc::clone(&stats));
         Box::new(move |weight| {
             let Some(announcer) = announcer.as_ref() else {
-                let why = "its registry is not told of weights: take it out of the list";
+                let why = "its registry stores no weights: remove the node from the list";
                 return Err(Error::new(ErrorKind::Unsupported, why));
             };
             // The client continues when the registry has stored the weight.

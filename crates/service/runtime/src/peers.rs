@@ -145,7 +145,7 @@ impl NodeAddress {
         let (at, other) = (self.connector.peer(), &welcome.node);
         if self.stranger.swap(welcome.instance, Ordering::Relaxed) != welcome.instance {
             tracing::warn!(
-                "{at}, an address of node {name}, leads to node {other} from here: it is gone round; leave addresses that \
+                "{at}, an address of node {name}, leads to node {other} from here, so it is not used; leave addresses that \
                  several hosts have out of that node's --group-network"
             );
         }

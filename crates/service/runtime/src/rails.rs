@@ -96,7 +96,9 @@ fn open_rails(
             placed.elsewhere,
         ),
         Some(Err(e)) => {
-            tracing::info!("the rails' memory is on their NUMA nodes in turn; where its pages are can't be told: {e}")
+            tracing::info!(
+                "the rails' memory is on their NUMA nodes in turn; the placement of its pages is unknown: {e}"
+            )
         }
     }
     Ok(rails)

@@ -54,7 +54,7 @@ impl OpenVolume {
 /// # Errors
 /// When an interface, a cache directory, the origin or the group can't be used.
 pub fn open_volume(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault> {
-    // Before anything is waited for: rails that were configured have to be usable, even if none is needed.
+    // Configured rails have to be usable, even if none will be needed; this comes before any wait.
     let found = config.net.rdma.as_ref().map(|rdma| rails::find_rails(rdma, &config.budget, 0)).transpose()?;
     match &config.group {
         None => open_alone(config, stats),
@@ -62,7 +62,7 @@ pub fn open_volume(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolu
     }
 }
 
-/// The folder and the name of the object that the source names, if it names one.
+/// The folder and the name of the object, if the source is an object.
 fn named_object(config: &VolumeConfig, stats: &Arc<Stats>) -> Option<(String, String)> {
     let (parent, name) = config.source.as_str().trim_end_matches('/').rsplit_once('/')?;
     if parent.ends_with('/') {
@@ -85,7 +85,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
     )?;
     under.check(Instant::now() + config.under.timeout)?;
     tracing::info!("source {}", under.describe());
-    // A bucket has no folder that could be missing: a misspelt prefix is an empty one.
+    // A bucket has no folders that could be missing: a misspelt prefix is empty.
     let until = Instant::now() + config.under.timeout;
     let empty = || under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty());
     if config.source.scheme() != "file" && empty() {
@@ -107,7 +107,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         config.cache.block_size,
         config.under.max_downloads as usize,
         config.under.timeout,
-        // A mount sends to nobody.
+        // A mount serves no other process.
         false,
         Arc::clone(stats),
     );
@@ -116,7 +116,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
     Ok(OpenVolume { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None, fresh })
 }
 
-/// What is left of the budget beside the slots of the FUSE session.
+/// The budget without the slots of the FUSE session.
 fn pool_bytes(config: &VolumeConfig) -> u64 {
     config.budget.total - config.budget.fuse_slots * config.budget.fuse_slot_bytes
 }
@@ -139,7 +139,7 @@ fn open_from_group(
         fetchers: (config.net.nconnect / 2).max(2),
         metadata_age: config.metadata_ttl,
         copies: CopyCounts::new(config.replicas.all, config.replicas.below.clone()),
-        // Drawn, as all processes of containers may have the same number: readers are to share copies evenly.
+        // A random seed, as processes in containers may have the same PID: readers share copies evenly.
         standpoint: ReaderLocation { zone: group.zone.clone(), seed: RandomState::new().build_hasher().finish() },
         silence: config.net.peer_silence,
         hedge_after: config.hedge_after,
@@ -152,7 +152,7 @@ fn open_from_group(
         remote_config,
         Arc::clone(stats),
         |block_size| {
-            // With rails the slots are part of the registered arena, so that answers land in them without a copy.
+            // With rails, the slots are part of the registered arena, so that answers arrive in them without a copy.
             let slots = if found.is_some() { config.budget.fuse_bytes() } else { 0 };
             let pool = BufferPool::with_annex(pool_bytes(config), block_size as usize, slots)?;
             let tier = MemTier::new(Arc::clone(&pool));
@@ -164,7 +164,7 @@ fn open_from_group(
         },
     )?;
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
-    // What the nodes say of the source now they would say to every reader, unless it passes by itself.
+    // An error of the source now is the error of every read, unless it is transient.
     match remote.lookup(b"") {
         Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Throttled | ErrorKind::Io(_)) => {
             tracing::warn!("{}: {e}", config.source);

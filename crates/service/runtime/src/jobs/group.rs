@@ -1,6 +1,6 @@
-//! The jobs that a coordinator does for its groups: each group has a board of its own, kept beside the coordinator's
-//! list of nodes, so that a restart goes on with them, or in a store that several coordinators share, where each takes
-//! over what nobody works on.
+//! The jobs of a coordinator's groups. Each group has a job manager. Its records lie beside the coordinator's node
+//! list, so that a restart resumes them, or in a store shared by several coordinators, where each takes over jobs
+//! without a worker.
 
 use super::shared_records::{SharedJobRecords, from_stored};
 use super::target;
@@ -22,23 +22,23 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A node answers a request to fetch when all of it is there.
+/// Time limit of a fetch request, which a node answers when it has all of the data.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Connections to each node: as many requests are under way.
+/// Connections to each node, and so the most concurrent requests.
 const CONNECTIONS: usize = 64;
-/// A node that owes an answer and gives no sign of life for this long is given up.
+/// A node that owes an answer and sends no heartbeat for this long is abandoned.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long a node that left keeps its place.
+/// How long a node that left keeps its share.
 const HOLD: Duration = Duration::from_secs(60);
-/// How often the shared store is looked at for jobs that nobody works on.
+/// Interval of the search for jobs without a worker.
 const LOOK: Duration = Duration::from_secs(1);
-/// What a name of a group is in a file system.
+/// Characters of a group's name that stay as they are in a file name.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
-/// Opens the list of a group's nodes.
+/// Opens the registry of a group.
 pub type OpenRegistry = dyn Fn(&str) -> Option<Arc<dyn Registry>> + Send + Sync;
 
-/// How jobs reach the nodes of any group of this coordinator.
+/// Access of jobs to the nodes of this coordinator's groups.
 #[derive(Clone)]
 struct NodeAccess {
     registry: Arc<OpenRegistry>,
@@ -60,7 +60,8 @@ pub struct GroupJobs {
 }
 
 impl GroupJobs {
-    /// Goes on with the jobs kept in `dir`, or in `store`, which other coordinators have too; nodes are found by what `registry` opens.
+    /// Resumes the jobs kept in `dir`, or in the `store` that several coordinators share; `registry` opens the node
+    /// lists.
     ///
     /// # Errors
     /// When the directory can't be used.
@@ -125,7 +126,7 @@ impl GroupJobs {
         Ok(board)
     }
 
-    /// Looks for jobs that nobody works on, until the end.
+    /// Takes over jobs without a worker, until the end.
     fn watch_store(&self, store: &JobStore) {
         let mut lost = false;
         loop {
@@ -161,7 +162,7 @@ impl GroupJobs {
                     board.stop_job(id)?;
                 }
             } else if now.mine {
-                // It ended here in a moment in which that could not be kept.
+                // It ended here while the store could not record that.
                 store.release_job(plain, id)?;
             } else if now.open && !now.owned && (now.stop || !strange(of)) {
                 self.take_over(store, &board, of, now.stop)?;
@@ -174,8 +175,8 @@ impl GroupJobs {
         self.unreadable_jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a job that nobody works on, if no other coordinator is faster. One of another release that makes no sense here
-    /// is left to those that know it, until somebody wants its end.
+    /// Takes over a job without a worker, unless another coordinator is faster. A job that this release can't read is
+    /// left to those that can, until a stop is requested.
     fn take_over(&self, store: &JobStore, board: &JobManager, of: &(String, String), stop: bool) -> Result<()> {
         let (plain, id) = of;
         let Some(stored) = store.claim_job(plain, id)? else { return Ok(()) };
@@ -196,7 +197,7 @@ impl GroupJobs {
         }
     }
 
-    /// Brings the gauges of jobs up to date.
+    /// Updates the gauges of jobs.
     pub fn set_gauges(&self, stats: &Stats) {
         let mut totals = JobTotals::default();
         let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
@@ -204,12 +205,12 @@ impl GroupJobs {
         totals.set_gauges(&stats.jobs);
     }
 
-    /// Ends the work; a later start goes on with it, or another coordinator at once.
+    /// Suspends the jobs; a later start resumes them, or another coordinator at once.
     pub fn suspend_jobs(&self) {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.wake.notify_all();
         if let Some(looking) = self.looking.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // It ends with the look under way, which has a deadline.
+            // It ends after the current search, which has a deadline.
             let _ = looking.join();
         }
         let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
@@ -233,7 +234,7 @@ impl NodeAccess {
         let unreached = |fault: spurline_config::Fault| Error::new(ErrorKind::Unavailable, fault.what);
         let ends = || Error::new(ErrorKind::Unavailable, "the coordinator ends");
         let registry = (self.registry)(group).ok_or_else(ends)?;
-        // The gauges of members are the coordinator's own, of all its groups.
+        // The gauges of members count all groups of the coordinator.
         let (follower, members) = group::follow_group(&registry, group, HOLD, &Arc::default()).map_err(unreached)?;
         let reach = PeerConnector {
             name: format!("{}:coordinator", group::hostname()),
@@ -255,7 +256,7 @@ impl NodeAccess {
             silence: SILENCE,
             hedge_after: Duration::ZERO,
         };
-        // No data comes here: this is what a volume has to have.
+        // No data arrives here; a volume requires some memory.
         let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
         let remote = GroupVolume::connect(source, roster, config, Arc::clone(&self.stats), memory)?;
         Ok(Arc::new(target::GroupTarget::with_follower(remote, follower)))

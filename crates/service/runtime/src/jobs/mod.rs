@@ -1,4 +1,4 @@
-//! Jobs on many files: who does them (a mount, or a coordinator for its groups) and what they work on. How a job is
+//! Jobs on many files: their workers (a mount, or a coordinator for its groups) and their targets. How a job is
 //! planned and resumed is known to the jobs crate alone.
 
 pub mod group;

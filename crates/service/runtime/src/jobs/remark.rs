@@ -1,5 +1,5 @@
-//! What a person should know of a load that went well: that more was loaded than rules for folders, or the cache disks,
-//! keep. It reads what nodes told and asks nobody.
+//! The remark on a load that succeeded: more was loaded than the rules for folders, or the cache disks, keep. It
+//! reads the nodes' answers and sends no request.
 
 use crate::rules;
 use serde_json::Value;
@@ -21,7 +21,7 @@ pub struct GroupCapacity<'a> {
 }
 
 impl GroupCapacity<'_> {
-    /// Puts together what they told.
+    /// Combines the answers of the nodes.
     pub fn from_answers(told: &[Value]) -> GroupCapacity<'_> {
         let sets = told.iter().filter_map(|node| RuleSet::from_json(node).ok());
         let set = sets.fold(RuleSet::default(), RuleSet::or_newer);
@@ -149,7 +149,7 @@ mod tests {
             GroupCapacity::from_answers(&plain).surely_holds(64 << 20)
                 && !GroupCapacity::from_answers(&plain).surely_holds(65 << 20)
         );
-        // One of an older release, or without disks.
+        // A node of an older release, or without disks.
         let silent = [json!({"revision": 0, "rules": [], "pinned_bytes": 0}), node(&[], 1, 0)];
         assert!(
             GroupCapacity::from_answers(&silent).surely_holds(9)

@@ -27,7 +27,7 @@ pub fn describe_rule(rule: &Value) -> String {
     if words.is_empty() { "no rule".to_owned() } else { words.join(", ") }
 }
 
-/// Seconds in the largest unit that still tells them apart.
+/// Seconds in a unit that keeps two or three digits.
 pub fn human_time(seconds: u64) -> String {
     match seconds {
         s if s < 120 => format!("{s} s"),
