@@ -26,7 +26,7 @@ pub fn is_child() -> bool {
 ///
 /// # Errors
 /// When it can't be started, or neither becomes ready nor ends in time.
-pub fn launch_background(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
+pub fn launch_background(origin_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
     let exe = std::env::current_exe()
         .map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), "mount /proc, or leave out -d"))?;
     // Under a fixed name: the file may be a link at mount(8)'s place for helpers.
@@ -46,7 +46,7 @@ pub fn launch_background(under_timeout: Duration, log: &Path) -> Result<ExitCode
             let _ = sender.send(ready);
         });
     }
-    let limit = under_timeout + START_ALLOWANCE;
+    let limit = origin_timeout + START_ALLOWANCE;
     match receiver.recv_timeout(limit) {
         Ok(true) => {
             anstream::println!(
