@@ -276,7 +276,12 @@ struct Served(
 
 /// Starts it; its first line reports that it listens.
 fn serve(host: &Host) -> Served {
-    let mut child = host.command(&["serve", "--json"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = host
+        .command(&["serve", "--json", "--bind", "all"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();

@@ -1,6 +1,7 @@
 //! `spurline net doctor`: prints findings, the worst first. The fabric crate makes them.
 
 use super::facts::{self, FromArgs};
+use super::peer::TokenArgs;
 use super::table::{BAD, DIM, GOOD, WARN};
 use super::{subnet, trials};
 use anstyle::Style;
@@ -13,9 +14,11 @@ use spurline_fabric::{
 };
 use spurline_probe::client::{self, ConnectConfig, ProbeSession};
 use spurline_rails::{UnusableRail, host_addresses, resolve_rails};
+use spurline_trust::Trust;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest wait for the other end's answer, and for its facts.
@@ -60,6 +63,8 @@ pub struct AskArgs {
     /// Other end to compare with: a host that runs `net serve`, a file of `net collect`, or a folder laid out like /
     #[arg(long, value_name = "HOST|FILE|DIR")]
     pub peer: Option<String>,
+    #[command(flatten)]
+    pub token: TokenArgs,
     /// Expected link layer of every port
     #[arg(long, value_name = "LAYER")]
     pub expect: Option<ExpectedTransport>,
@@ -95,10 +100,11 @@ impl AskArgs {
             None => None,
             Some(peer) if Path::new(peer).exists() => Some(HostFacts::read_from(&facts::open_facts(Path::new(peer))?)),
             Some(peer) => {
-                let (there, port) = fetch_host(peer)?;
+                let trust = self.token.open()?;
+                let (there, port) = fetch_host(peer, &trust)?;
                 let there = HostFacts::read_from(&there);
                 if tree.is_live() {
-                    trials = trials::run_trials(&HostFacts::read_from(tree), &there, &for_rdma, port);
+                    trials = trials::run_trials(&HostFacts::read_from(tree), &there, &for_rdma, port, &trust);
                 }
                 Some(there)
             }
@@ -143,12 +149,13 @@ fn rail_obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>
 }
 
 /// The facts of a host that runs `net serve`, and its port.
-fn fetch_host(host: &str) -> Result<(HostTree, u16), Fault> {
-    let call = ConnectConfig { peer: client::parse_peer(host)?, from: Vec::new(), timeout: PEER };
+fn fetch_host(host: &str, trust: &Arc<Trust>) -> Result<(HostTree, u16), Fault> {
+    let (peer, trust) = (client::parse_peer(host)?, Arc::clone(trust));
+    let call = ConnectConfig { peer, from: Vec::new(), timeout: PEER, trust };
     let asked = |mut session: ProbeSession| Ok((session.fetch_facts(PEER)?, session.remote().port()));
     let (facts, port) = ProbeSession::connect(&call).and_then(asked).map_err(|fault| {
         let remedy = format!(
-            "there: spurline net serve; or collect the facts: ssh {host} spurline net collect -o - > peer.tar.zst, then \
+            "there: spurline net serve --bind all; or collect the facts: ssh {host} spurline net collect -o - > peer.tar.zst, then \
              --peer peer.tar.zst"
         );
         Fault { remedy, ..fault }

@@ -55,8 +55,9 @@ pub enum NetCommand {
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
-  On one host, for all its interfaces, or for one:
-    spurline net serve
+  On one host, for members of the group, for all hosts, or at one interface:
+    spurline net serve --group-token-file /etc/spurline/token
+    spurline net serve --bind all
     spurline net serve --bind ib0
   And on the other:
     spurline net bw HOST";

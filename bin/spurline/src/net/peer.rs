@@ -12,7 +12,10 @@ use spurline_probe::judge::{ProbeVerdict, VerdictLevel};
 use spurline_probe::link::{InterfaceLink, LinkMedium};
 use spurline_probe::message::ProbeTransport;
 use spurline_probe::paths::{self, PathPlan};
+use spurline_runtime::group;
+use spurline_trust::Trust;
 use spurline_types::{Congestion, parse_duration};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -61,6 +64,26 @@ pub struct PeerArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub token: TokenArgs,
+}
+
+/// The group token of a measurement.
+#[derive(Debug, Clone, Args)]
+pub struct TokenArgs {
+    /// File with the secret of the group, the same on both ends [default: none, `net serve` listens on loopback only]
+    #[arg(long, value_name = "FILE", env = "SPURLINE_GROUP_TOKEN_FILE")]
+    pub group_token_file: Option<PathBuf>,
+}
+
+impl TokenArgs {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// When it can't be read, or contains no usable secret.
+    pub(super) fn open(&self) -> Result<Arc<Trust>, Fault> {
+        Ok(Trust::new(&group::hostname(), self.group_token_file.as_deref())?)
+    }
 }
 
 impl PeerArgs {
@@ -76,7 +99,8 @@ impl PeerArgs {
             Some(spec) => flag_addresses("--interface", spec)?,
             None => Vec::new(),
         };
-        ProbeSession::connect(&ConnectConfig { peer: client::parse_peer(&self.host)?, from, timeout: self.timeout })
+        let (peer, trust) = (client::parse_peer(&self.host)?, self.token.open()?);
+        ProbeSession::connect(&ConnectConfig { peer, from, timeout: self.timeout, trust })
     }
 }
 

@@ -1,7 +1,7 @@
 //! `spurline net serve`: the other end of `net ping`, `bw` and `lat`. It prints its addresses, the commands that use
 //! them, and its events; the probe crate serves.
 
-use super::peer::{DIM, HEAD, gigabits_text};
+use super::peer::{DIM, HEAD, TokenArgs, gigabits_text};
 use clap::Args;
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -13,7 +13,7 @@ use spurline_probe::message::{ProbeOp, ProbePlan};
 use spurline_probe::server::{ProbeServer, ServeConfig, ServerEvent};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, parse_duration};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -24,7 +24,7 @@ const MAX_CONNECTIONS: usize = 512;
 /// The arguments of `net serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Interfaces, addresses or CIDRs to listen on, with ':' between them [default: all]
+    /// Interfaces, addresses or CIDRs to listen on, with ':' between them, or all [default: loopback; all with a token]
     #[arg(long, value_name = "IF[:IF]")]
     pub bind: Option<String>,
     /// Port; 0 chooses a free one
@@ -39,6 +39,8 @@ pub struct ServeArgs {
     /// Print events as JSON, one object per line
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub token: TokenArgs,
 }
 
 /// What ends or reports.
@@ -57,9 +59,12 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
         return Err(Fault::usage(format!("--timeout {}s is too short", args.timeout.as_secs_f64()), remedy));
     }
     let addresses = match &args.bind {
+        Some(all) if all == "all" => Vec::new(),
         Some(spec) => flag_addresses("--bind", spec)?,
-        None => Vec::new(),
+        None if args.token.group_token_file.is_some() => Vec::new(),
+        None => vec![Ipv4Addr::LOCALHOST.into()],
     };
+    let trust = args.token.open()?;
     let (tx, rx) = channel();
     let stop = tx.clone();
     crate::signals::on_stop(move |count| {
@@ -74,6 +79,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
         port: args.port,
         patience: args.timeout,
         max_connections: MAX_CONNECTIONS,
+        trust,
         facts: Some(Box::new(host_facts)),
         // As above.
         on_event: Box::new(move |event| drop(tx.send(ServeMessage::Event(event)))),
@@ -164,10 +170,12 @@ fn print_addresses(args: &ServeArgs, server: &ProbeServer) -> Result<(), Fault> 
         let host = if at.port() == DEFAULT_PORT { at.ip().to_string() } else { at.to_string() };
         anstream::println!("from the other host:  {HEAD}spurline net bw {host}{HEAD:#}   (or ping, lat)");
     }
-    let all = if args.bind.is_none() { "; --bind narrows that" } else { "" };
-    anstream::println!(
-        "{DIM}Whoever reaches the port can measure, and read what `net collect` gathers{all}. Ctrl-C ends it.{DIM:#}"
-    );
+    let clients = match (&args.token.group_token_file, &args.bind) {
+        (Some(_), _) => "Holders of the group token can measure, and read what `net collect` gathers",
+        (None, None) => "Only this host can connect: --bind all (or an interface), or --group-token-file, admit others",
+        (None, Some(_)) => "All hosts that reach the port can measure, and read what `net collect` gathers",
+    };
+    anstream::println!("{DIM}{clients}. Ctrl-C ends it.{DIM:#}");
     Ok(())
 }
 

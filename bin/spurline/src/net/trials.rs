@@ -6,7 +6,9 @@ use spurline_probe::client::{ConnectConfig, ProbeSession};
 use spurline_probe::drive::RunLimits;
 use spurline_probe::measure;
 use spurline_probe::message::{ProbeOp, ProbePlan};
+use spurline_trust::Trust;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
@@ -21,22 +23,35 @@ const ALL: Duration = Duration::from_secs(15);
 
 /// A trial for each pair of interfaces of this host and the peer in one subnet; `port` is that of the peer's `net
 /// serve`, `wanted` the interfaces to test, all when empty.
-pub fn run_trials(host: &HostFacts, peer: &HostFacts, wanted: &[String], port: u16) -> Vec<RouteTrial> {
+pub fn run_trials(
+    host: &HostFacts,
+    peer: &HostFacts,
+    wanted: &[String],
+    port: u16,
+    trust: &Arc<Trust>,
+) -> Vec<RouteTrial> {
     let end = Instant::now() + ALL;
     let meant = |name: &String| wanted.is_empty() || wanted.contains(name);
     let all = interface_pairs(host, peer).into_iter().filter(|pair| meant(&pair.own.name));
     all.map(|pair| {
         let carried = match end.saturating_duration_since(Instant::now()) {
             left if left.is_zero() => Err(format!("the {} s for all of them were over", ALL.as_secs())),
-            left => try_route(pair.from, pair.to, port, ONE.min(left)),
+            left => try_route(pair.from, pair.to, port, ONE.min(left), trust),
         };
         RouteTrial { interface: pair.own.name.clone(), to: pair.to, bytes: BYTES, carried }
     })
     .collect()
 }
 
-fn try_route(from: IpAddr, to: IpAddr, port: u16, timeout: Duration) -> Result<[Option<String>; 2], String> {
-    let call = ConnectConfig { peer: SocketAddr::new(to, port).to_string(), from: vec![from], timeout };
+fn try_route(
+    from: IpAddr,
+    to: IpAddr,
+    port: u16,
+    timeout: Duration,
+    trust: &Arc<Trust>,
+) -> Result<[Option<String>; 2], String> {
+    let (peer, trust) = (SocketAddr::new(to, port).to_string(), Arc::clone(trust));
+    let call = ConnectConfig { peer, from: vec![from], timeout, trust };
     let mut session = ProbeSession::connect(&call).map_err(|fault| fault.what)?;
     let plan = ProbePlan { size: SIZE, depth: 4, streams: vec![ProbeOp::Write], ..ProbePlan::default() };
     let limits = RunLimits { time: timeout, ops: Some(BYTES / SIZE), patience: timeout, pause: Duration::ZERO };

@@ -67,7 +67,8 @@ fn parsed(out: &Output) -> Value {
 fn two_hosts_measure_what_is_between_them() {
     let Some(hosts) = Hosts::new() else { return };
     let world = World::new();
-    let served = Served::start(&world, &net(&world, Some(&hosts.0), &["serve", "--json", "--port", "0"]));
+    let served =
+        Served::start(&world, &net(&world, Some(&hosts.0), &["serve", "--json", "--port", "0", "--bind", "all"]));
     let client = Some(hosts.1.as_str());
     let (four, six) = (format!("10.213.0.1:{}", served.port), format!("[fd13::1]:{}", served.port));
     for (peer, direction) in [(&four, "read"), (&four, "write"), (&six, "both"), (&six, "read")] {
@@ -161,7 +162,7 @@ fn large_packets_that_get_lost_are_told() {
             return skip("netns", &why);
         }
     }
-    let served = Served::start(&world, &net(&world, Some(a), &["serve", "--json", "--port", "0"]));
+    let served = Served::start(&world, &net(&world, Some(a), &["serve", "--json", "--port", "0", "--bind", "all"]));
     let peer = format!("10.215.0.1:{}", served.port);
     let out = json(&world, Some(b), &["ping", &peer, "-c", "2", "-i", "1ms", "--timeout", "3s"]);
     assert_eq!((&out["answers"], &out["large_us"]), (&2.into(), &Value::Null), "{out}");
@@ -195,7 +196,7 @@ fn loss_shows_as_retransmits() {
     if !netem && !on(a, &["nft", rules]) {
         return skip("loss", "neither tc with netem nor nft is to be had here");
     }
-    let served = Served::start(&world, &net(&world, Some(a), &["serve", "--json", "--port", "0"]));
+    let served = Served::start(&world, &net(&world, Some(a), &["serve", "--json", "--port", "0", "--bind", "all"]));
     let peer = format!("10.213.0.1:{}", served.port);
     let out = json(&world, Some(b), &["bw", &peer, "-d", "write", "-n", "64M", "-l", "64K", "--timeout", "30s"]);
     assert_eq!((&out["error"], &out["write_bytes"]), (&Value::Null, &(64 << 20).into()), "{out}");
@@ -298,7 +299,8 @@ fn a_client_that_hangs_is_given_up() {
 fn a_link_that_goes_down_midway() {
     let Some(hosts) = Hosts::new() else { return };
     let world = World::new();
-    let served = Served::start(&world, &net(&world, Some(&hosts.0), &["serve", "--json", "--port", "0"]));
+    let served =
+        Served::start(&world, &net(&world, Some(&hosts.0), &["serve", "--json", "--port", "0", "--bind", "all"]));
     let peer = format!("10.213.0.1:{}", served.port);
     let words = ["bw", &peer, "-t", "1h", "--json", "--timeout", "2s"];
     let mut bw = Process::start_telling(&mut net(&world, Some(&hosts.1), &words), &world.log_path("bw"));
@@ -317,7 +319,12 @@ fn the_facts_of_the_other_end_are_those_of_net_collect() {
     let world = World::new();
     let served = Served::start(&world, &net(&world, None, &["serve", "--json", "--port", "0", "--bind", "127.0.0.1"]));
     let peer = format!("127.0.0.1:{}", served.port);
-    let call = spurline_probe::client::ConnectConfig { peer, from: vec![], timeout: crate::common::PATIENCE };
+    let call = spurline_probe::client::ConnectConfig {
+        peer,
+        from: vec![],
+        timeout: crate::common::PATIENCE,
+        trust: spurline_trust::Trust::without_checks(),
+    };
     let mut session = spurline_probe::client::ProbeSession::connect(&call).unwrap();
     let packed = world.file("facts.tar.zst", &session.fetch_facts(crate::common::PATIENCE).unwrap());
     let out = finish(&mut net(&world, None, &["list", "--json", "--from", packed.to_str().unwrap()]));
@@ -351,4 +358,26 @@ fn words_that_are_wrong_and_ports_that_are_taken() {
     served.still_serves(&world, None);
     assert!(served.process.wait().success(), "{}", served.process.log());
     served.process.wait_for("\"ended\"");
+}
+
+#[test]
+fn a_server_without_a_token_listens_on_loopback_unless_told_where() {
+    let world = World::new();
+    let token = world.file("token", b"a secret of thirty-two characters\n");
+    let token = token.to_str().unwrap();
+    let addresses = |words: &[&str]| {
+        let words = [&["serve", "--json", "--port", "0"], words].concat();
+        let served = Served::start(&world, &net(&world, None, &words));
+        let line = served.process.log().lines().next().unwrap_or_default().to_owned();
+        let first: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        let all = first["addresses"].as_array().unwrap().clone();
+        (served, all.iter().map(|one| one["address"].as_str().unwrap().to_owned()).collect::<Vec<_>>())
+    };
+    assert_eq!(addresses(&[]).1, ["127.0.0.1"]);
+    let (served, _) = addresses(&["--group-token-file", token, "--bind", "127.0.0.1"]);
+    let peer = format!("127.0.0.1:{}", served.port);
+    let ping = |words: &[&str]| net(&world, None, &[&["ping", &peer, "-c", "1"], words].concat()).output().unwrap();
+    refused(&ping(&[]), 3, &["--group-token-file"]);
+    let out = ping(&["--group-token-file", token]);
+    assert!(out.status.success(), "{out:?}");
 }

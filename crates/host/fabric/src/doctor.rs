@@ -163,7 +163,7 @@ fn report_unread_files(tree: &HostTree, case: &CheckInput<'_>, found: &mut Vec<H
             silent(
                 &trial.interface,
                 format!("which interface carries packets to {} is unknown, as the trial failed: {why}", trial.to),
-                "on that host: spurline net serve, without --bind; until then the routing table is assumed to be right",
+                "on that host: spurline net serve --bind all; until then the routing table is assumed to be right",
             );
         }
     }

@@ -9,17 +9,19 @@ use crate::message::{
 use crate::rdma::RdmaProbeStream;
 use crate::stream::ProbeStream;
 use crate::tcp::TcpProbeStream;
-use crate::{DEFAULT_PORT, host_name};
+use crate::{DEFAULT_PORT, host_name, proof};
 use spurline_net_tcp::{SocketOptions, connect_socket, resolve_peer};
+use spurline_trust::Trust;
 use spurline_types::Fault;
 use spurline_types::{Error, ErrorKind, Result};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The server's command.
 const SERVER: &str = "`spurline net serve`";
 /// The remedy when no server listens.
-const START: &str = "start it on the other host: spurline net serve";
+const START: &str = "start it on the other host: spurline net serve --bind INTERFACE (or with --group-token-file)";
 
 /// The server to connect to, and how.
 #[derive(Debug, Clone)]
@@ -30,6 +32,8 @@ pub struct ConnectConfig {
     pub from: Vec<IpAddr>,
     /// Upper limit of every step.
     pub timeout: Duration,
+    /// The group token to prove, if any.
+    pub trust: Arc<Trust>,
 }
 
 /// `HOST` or `HOST:PORT` as `host:port`: a name, an IPv4 address, an IPv6 address with or without brackets and scope.
@@ -279,6 +283,10 @@ fn exchange_hello(
     let failed = |e: std::io::Error| Fault::failed(format!("{peer}: {e}"), "");
     let (local, remote) = (control.local_addr().map_err(failed)?, control.peer_addr().map_err(failed)?);
     let deadline = Instant::now() + call.timeout;
+    if let Err(e) = proof::prove(&control, &call.trust, deadline) {
+        let remedy = "give both sides the same --group-token-file, or neither";
+        return Err(Fault::missing(format!("{peer}: {e}"), remedy));
+    }
     let hello = ClientHello { program: env!("CARGO_PKG_VERSION").into(), host: host_name() };
     let answer = frame::send_frame(&control, kind::HELLO, &message::encode_message(&hello), deadline)
         .and_then(|()| frame::receive_frame(&control, MAX_BODY, deadline));

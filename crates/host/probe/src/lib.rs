@@ -10,6 +10,7 @@ pub mod link;
 pub mod measure;
 pub mod message;
 pub mod paths;
+mod proof;
 mod rdma;
 pub mod server;
 pub mod stream;

@@ -45,6 +45,14 @@ pub mod kind {
     pub const INTERFACES: u16 = 12;
     /// A list of [`super::InterfaceRecord`].
     pub const INTERFACES_ARE: u16 = 13;
+    /// [`super::ProofChallenge`], before the hello of a client with a group token.
+    pub const CHALLENGE: u16 = 14;
+    /// [`super::ProofNonce`], the answer.
+    pub const CHALLENGED: u16 = 15;
+    /// [`super::ProofTag`] of the client.
+    pub const PROVE: u16 = 16;
+    /// [`super::ProofTag`] of the server, the answer.
+    pub const PROVED: u16 = 17;
 }
 
 /// The client.
@@ -75,6 +83,33 @@ pub struct ServerWelcome {
     pub without_rdma: String,
     /// Whether it answers [`kind::FACTS`].
     pub facts: bool,
+}
+
+/// Starts the proof of the group token.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ProofChallenge {
+    /// Scheme of the proof.
+    pub scheme: u16,
+    /// The client's nonce.
+    pub nonce: Vec<u8>,
+    /// The client's name.
+    pub peer: String,
+}
+
+/// The server's side of the proof.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ProofNonce {
+    /// The server's nonce.
+    pub nonce: Vec<u8>,
+    /// The server's name.
+    pub node: String,
+}
+
+/// A proof of the group token.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ProofTag {
+    /// Its bytes.
+    pub proof: Vec<u8>,
 }
 
 /// An interface that can carry part of a measurement.

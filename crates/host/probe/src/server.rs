@@ -9,10 +9,11 @@ use crate::message::{
     TcpView, kind,
 };
 use crate::stream::StopSignal;
-use crate::{host_name, paths, rdma, tcp, tcp_info};
+use crate::{host_name, paths, proof, rdma, tcp, tcp_info};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spurline_net_tcp::SocketOptions;
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::QueuePairBreaker;
 use std::collections::HashMap;
@@ -44,6 +45,8 @@ pub struct ServeConfig {
     pub patience: Duration,
     /// Most connections at a time.
     pub max_connections: usize,
+    /// The group token that clients must prove, if any.
+    pub trust: Arc<Trust>,
     /// Answers [`kind::FACTS`], if set.
     pub facts: Option<FactsProvider>,
     /// Called for every event, from many threads.
@@ -293,6 +296,11 @@ fn serve_connection(shared: &Arc<ServerShared>, socket: TcpStream, from: IpAddr)
         );
         return refuse_connection(&socket, why);
     }
+    let first = match proof::check(&socket, &shared.config.trust, first, Instant::now() + HELLO_TIMEOUT) {
+        Ok(Some(first)) => first,
+        Ok(None) => return Err(Error::new(ErrorKind::Protocol, "it closed the connection without a request")),
+        Err(e) => return refuse_connection(&socket, e.message().to_owned()),
+    };
     match first.head.kind {
         kind::HELLO => serve_control(shared, &socket, from, &message::decode_message(&first.body)?),
         kind::ATTACH => serve_data(shared, socket, from, &message::decode_message(&first.body)?),

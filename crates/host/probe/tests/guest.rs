@@ -8,6 +8,7 @@ use spurline_probe::message::{ProbeOp, ProbePlan, ProbeTransport};
 use spurline_probe::paths;
 use spurline_probe::server::{ProbeServer, ServeConfig};
 use spurline_testkit::{GuestNet, run_in_guest};
+use spurline_trust::Trust;
 use spurline_types::Congestion;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,6 +29,7 @@ fn server() -> ProbeServer {
         patience: PATIENCE,
         max_connections: 100,
         facts: None,
+        trust: Trust::without_checks(),
         on_event: Box::new(drop),
     };
     ProbeServer::start(config).unwrap()
@@ -36,7 +38,8 @@ fn server() -> ProbeServer {
 fn dial(server: &ProbeServer, ip: &str) -> ProbeSession {
     let ip: IpAddr = ip.parse().unwrap();
     let peer = std::net::SocketAddr::new(ip, server.addresses()[0].port()).to_string();
-    ProbeSession::connect(&ConnectConfig { peer, from: vec![ip], timeout: PATIENCE }).unwrap()
+    ProbeSession::connect(&ConnectConfig { peer, from: vec![ip], timeout: PATIENCE, trust: Trust::without_checks() })
+        .unwrap()
 }
 
 fn plan(op: ProbeOp, size: u64, depth: u32, streams: usize) -> ProbePlan {

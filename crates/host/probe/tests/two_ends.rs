@@ -9,6 +9,7 @@ use spurline_probe::message::{
     self, AttachRequest, ClientHello, OpenReply, OpenRequest, ProbeOp, ProbePlan, ServerWelcome, kind,
 };
 use spurline_probe::server::{ProbeServer, ServeConfig, ServerEvent};
+use spurline_trust::Trust;
 use spurline_types::Congestion;
 use spurline_types::Fault;
 use std::io::{Read as _, Write as _};
@@ -30,6 +31,7 @@ fn config(events: &Events) -> ServeConfig {
         patience: PATIENCE,
         max_connections: 100,
         facts: None,
+        trust: Trust::without_checks(),
         on_event: Box::new(move |event| events.lock().unwrap().push(event)),
     }
 }
@@ -40,7 +42,7 @@ fn server() -> (ProbeServer, Events) {
 }
 
 fn call(peer: impl ToString) -> ConnectConfig {
-    ConnectConfig { peer: peer.to_string(), from: Vec::new(), timeout: PATIENCE }
+    ConnectConfig { peer: peer.to_string(), from: Vec::new(), timeout: PATIENCE, trust: Trust::without_checks() }
 }
 
 fn dial(server: &ProbeServer) -> ProbeSession {
@@ -182,6 +184,33 @@ fn ipv6_and_everywhere() {
     assert!(wrong.err().unwrap().message().contains("192.0.2.1"));
     let taken = ProbeServer::start(ServeConfig { port, addresses: vec![], ..config(&events) });
     assert!(taken.err().unwrap().message().contains(&port.to_string()));
+}
+
+#[test]
+fn a_server_with_a_group_token_serves_clients_that_hold_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let trust = |name: &str, secret: &str| {
+        let file = dir.path().join(name);
+        std::fs::write(&file, secret).unwrap();
+        Trust::new(name, Some(&file)).unwrap()
+    };
+    let right = trust("right", "an unguessable secret 0123456789\n");
+    let wrong = trust("wrong", "another unguessable secret 98765\n");
+    let events = Events::default();
+    let server = ProbeServer::start(ServeConfig { trust: Arc::clone(&right), ..config(&events) }).unwrap();
+    let connect = |trust: &Arc<Trust>| {
+        ProbeSession::connect(&ConnectConfig { trust: Arc::clone(trust), ..call(server.addresses()[0]) })
+    };
+    let done = run(&mut connect(&right).unwrap(), &ProbePlan::default(), &limits(Some(5)));
+    assert!(done.error.is_none(), "{done:?}");
+    for (trust, says) in [(&Trust::without_checks(), "--group-token-file"), (&wrong, "token")] {
+        let fault = connect(trust).unwrap_err();
+        assert!(fault.what.contains(says), "{fault:?}");
+    }
+    // A client with a token does not measure with a server that can't prove it.
+    let (open, _events) = self::server();
+    let fault = ProbeSession::connect(&ConnectConfig { trust: right, ..call(open.addresses()[0]) }).unwrap_err();
+    assert!(fault.what.contains("no group token") && fault.remedy.contains("both sides"), "{fault:?}");
 }
 
 #[test]
