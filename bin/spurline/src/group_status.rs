@@ -160,7 +160,7 @@ fn as_object(line: &NodeLine) -> Value {
         Err(error) => out["error"] = error.to_string().into(),
         Ok(NodeState { status, stats, sent, fetched }) => {
             // The registry knows only the address of some nodes.
-            for key in ["weight", "rails", "transports", "disks", "sources", "version"] {
+            for key in ["weight", "rails", "transports", "disks", "sources", "version", "origin_errors"] {
                 if !status[key].is_null() {
                     out[key] = status[key].clone();
                 }
@@ -203,6 +203,9 @@ fn print_table(group: &str, lines: &[NodeLine]) {
         if let Err(error) = &line.answer {
             anstream::println!("  {RED}{error}{RED:#}");
         }
+        for (source, error) in origin_errors(line) {
+            anstream::println!("  {YELLOW}{source}: {error}{YELLOW:#}");
+        }
     }
     let up: Vec<&NodeState> = lines.iter().filter_map(|line| line.answer.as_ref().ok()).collect();
     let sum = |name: &str| -> u64 { up.iter().filter_map(|a| a.stats["blockcache"][name].as_u64()).sum() };
@@ -219,6 +222,13 @@ fn print_table(group: &str, lines: &[NodeLine]) {
         human_bytes(sum("capacity_bytes")),
         human_bytes(sent as u64),
     );
+}
+
+/// Sources that the node cannot fetch now, with the reasons.
+fn origin_errors(line: &NodeLine) -> impl Iterator<Item = (&str, &str)> {
+    let status = line.answer.as_ref().ok().map(|answer| &answer.status);
+    let errors = status.and_then(|status| status["origin_errors"].as_object());
+    errors.into_iter().flatten().filter_map(|(source, error)| Some((source.as_str(), error.as_str()?)))
 }
 
 fn table_row(line: &NodeLine) -> [String; 11] {
@@ -255,4 +265,18 @@ fn table_row(line: &NodeLine) -> [String; 11] {
         format!("{}/s", human_bytes(*sent as u64)),
         format!("{}/s", human_bytes(*fetched as u64)),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_cannot_reach_its_origin_says_so() {
+        let status = json!({ "origin_errors": { "s3://b": "no route" } });
+        let answer = Ok(Answer { status, stats: Value::Null, sent: 0.0, fetched: 0.0 });
+        let line = Line { member: Arc::new(Member::from_address("10.0.0.1:7000", 100)), answer };
+        assert_eq!(origin_errors(&line).collect::<Vec<_>>(), [("s3://b", "no route")]);
+        assert_eq!(as_object(&line)["origin_errors"]["s3://b"], "no route");
+    }
 }

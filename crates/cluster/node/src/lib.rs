@@ -132,13 +132,14 @@ impl CacheNode {
 
     /// The description of the node, with the sources that it cannot fetch now.
     fn status_json(&self) -> serde_json::Value {
-        let mut status = self.describe.get().map_or(serde_json::Value::Null, |describe| describe());
+        let Some(describe) = self.describe.get() else { return serde_json::Value::Null };
+        let mut status = describe();
         let down = |cache: &Arc<Cache>| Some((cache.source().to_owned(), cache.origin_error()?.message().into()));
         let errors: serde_json::Map<_, _> = self.volumes.read().iter().filter_map(down).collect();
-        if let serde_json::Value::Object(status) = &mut status
-            && !errors.is_empty()
+        if !errors.is_empty()
+            && let Some(known) = status.get_mut("status").and_then(serde_json::Value::as_object_mut)
         {
-            status.insert("origin_errors".into(), errors.into());
+            known.insert("origin_errors".into(), errors.into());
         }
         status
     }
