@@ -274,8 +274,8 @@ mod tests {
     #[test]
     fn a_node_that_cannot_reach_its_origin_says_so() {
         let status = json!({ "origin_errors": { "s3://b": "no route" } });
-        let answer = Ok(Answer { status, stats: Value::Null, sent: 0.0, fetched: 0.0 });
-        let line = Line { member: Arc::new(Member::from_address("10.0.0.1:7000", 100)), answer };
+        let answer = Ok(NodeState { status, stats: Value::Null, sent: 0.0, fetched: 0.0 });
+        let line = NodeLine { member: Arc::new(Member::from_address("10.0.0.1:7000", 100)), answer };
         assert_eq!(origin_errors(&line).collect::<Vec<_>>(), [("s3://b", "no route")]);
         assert_eq!(as_object(&line)["origin_errors"]["s3://b"], "no route");
     }

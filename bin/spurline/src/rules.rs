@@ -328,7 +328,6 @@ fn check_served(told: &[NodeAnswer], rules: &RuleSet, urls: &[String]) -> Result
 }
 
 /// Why a quota is too small, and the smallest that is not: a node's share below one block caches nothing.
-
 fn less_than_a_block(told: &[NodeAnswer], quota: u64) -> Option<(String, u64)> {
     let weights: u64 = told.iter().map(|one| u64::from(one.member.weight)).sum();
     let block = node_answers(told).filter_map(|now| now["block_size"].as_u64()).max().unwrap_or(0);
