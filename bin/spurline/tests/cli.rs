@@ -96,7 +96,7 @@ fn what_is_missing_exits_3() {
     refused(&run(&[&mount[..], &network].concat()), 3, &says);
     // Warnings before a refusal are printed all the same: a consumer ignores one of these flags.
     let consumer = ["--registry", "static:127.0.0.1:1", "--block-size", "1M"];
-    let unused = ["--block-size 1M", "is not used: with --registry blocks are as long as the nodes have them"];
+    let unused = ["--block-size 1M", "is not used: with --registry the nodes decide the block size"];
     refused(&run(&[&mount[..], &network, &consumer].concat()), 3, &unused);
     let node = ["node", "--source", "/tmp", "--cache-dir", cache.to_str().unwrap(), "--metrics", "none"];
     refused(&run(&[&node[..], &network, &["--transport", "rdma"]].concat()), 3, &says);
@@ -118,13 +118,13 @@ fn what_is_named_and_not_there_exits_3() {
     refused(&mount(&["--config", missing]), 3, &[missing, "fix"]);
     refused(&mount(&["--log", missing]), 3, &[missing]);
     refused(&mount(&["--registry", "static:127.0.0.1:1", "--group-token-file", missing]), 3, &[missing]);
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    refused(&run(&["stats", &nobody]), 3, &[&nobody]);
-    assert_eq!(run(&["status", &nobody]).status.code(), Some(3));
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    refused(&run(&["stats", &silent]), 3, &[&silent]);
+    assert_eq!(run(&["status", &silent]).status.code(), Some(3));
     // An unreachable registry is reported at once, and not taken for a group without nodes.
-    let registry = format!("coordinator://{nobody}");
+    let registry = format!("coordinator://{silent}");
     let status = run(&["status", "--registry", &registry]);
-    refused(&status, 3, &[&nobody, "can't be reached", "start the registry"]);
+    refused(&status, 3, &[&silent, "can't be reached", "start the registry"]);
     assert!(!stderr(&status).contains("--cache-group right"), "{}", stderr(&status));
     // And a directory that was misspelt is not made.
     let coordinator = run(&["coordinator", "--metrics", "none", "--state-file", missing]);
@@ -134,10 +134,10 @@ fn what_is_named_and_not_there_exits_3() {
 
 #[test]
 fn commands_about_a_group_take_its_name_from_one_environment() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let with = |words: &[&str]| {
         let mut command = spurline();
-        let registry = format!("coordinator://{nobody}");
+        let registry = format!("coordinator://{silent}");
         command.args(words).env("SPURLINE_REGISTRY", registry).env("SPURLINE_CACHE_GROUP", "train");
         command.env("SPURLINE_GROUP_TOKEN_FILE", "/nowhere/token").output().unwrap()
     };
@@ -176,7 +176,7 @@ fn a_job_without_a_place_says_which_words_are_missing() {
     refused(&run(&["load", "x", "--cache-group", "g"]), 2, &names);
     refused(&run(&["load", "x", "--registry", "coordinator://h:1"]), 2, &["of which source", "--source"]);
     let etcd = ["load", "s3://b/x", "--source", "s3://b", "--registry", "etcd://h:1"];
-    refused(&run(&etcd), 2, &["does no jobs", "coordinator://"]);
+    refused(&run(&etcd), 2, &["runs no jobs", "coordinator://"]);
 }
 
 /// `status` without the right to query a service reports that, and not that all is well.

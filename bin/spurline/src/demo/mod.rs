@@ -150,7 +150,7 @@ fn results_table(dataset: &DemoDataset, passes: &[DemoPass]) {
     );
     anstream::println!(
         "{DIM}CPU is seconds of processor time. Node, mount and source share this machine, and the
-source is in its page cache, so cold is not as slow as a real under-store; BENCHMARKS.md measures properly.{DIM:#}"
+source is in its page cache, so cold is not as slow as a real origin; BENCHMARKS.md measures properly.{DIM:#}"
     );
 }
 

@@ -89,7 +89,7 @@ pub fn warn_of_cache_in_source(source: &str, config: &config::CacheConfig) {
     let Ok(folder) = source.path().canonicalize() else { return };
     for dir in config.dirs.iter().filter(|dir| dir.canonicalize().is_ok_and(|dir| dir.starts_with(&folder))) {
         tracing::warn!(
-            "cache directory {} lies in the source {}: who reads all of the source reads the cache too, and caches that; \
+            "cache directory {} lies in the source {}: reading all of the source reads the cache too, and caches it again; \
              give --cache-dir a place outside of it",
             dir.display(),
             folder.display()

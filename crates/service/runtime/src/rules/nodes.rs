@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const ANSWER: Duration = Duration::from_secs(10);
 /// Names of one page of a folder.
 const PAGE: usize = 1000;
-/// Files that nodes are told of together.
+/// Files per request to a node.
 const AT_ONCE: usize = 512;
 /// Nodes asked at one time.
 const SIDE_BY_SIDE: usize = 64;

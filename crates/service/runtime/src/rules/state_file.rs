@@ -114,7 +114,7 @@ mod tests {
         let mut kept = RuleFiles::open(&dirs, &own);
         assert_eq!(kept.merged_rules(), RuleSet::default());
         kept.store_rules(&RuleSet::default());
-        assert!(!dirs[0].join(FILE).exists(), "nobody gave a rule");
+        assert!(!dirs[0].join(FILE).exists(), "there is no rule");
         let rule = FolderRule { url: "s3://b/x".into(), pin: true, ..FolderRule::default() };
         let set = RuleSet { revision: 3, rules: vec![rule] };
         kept.store_rules(&set);
