@@ -476,6 +476,9 @@ fn what_fails_beside_a_request_without_an_answer_is_made_again() {
     assert!(told, "the errors of the others are lost");
 }
 
+/// A request to the store with a deadline.
+type TimedCall<'a> = &'a dyn Fn(Instant) -> spurline_types::Result<()>;
+
 #[test]
 fn throttling_backs_off_and_is_counted() {
     let rig = rig();
@@ -513,7 +516,7 @@ fn every_transient_failure_is_retried_until_the_deadline() {
         (ProxyFault::Stall, ErrorKind::Timeout),
     ] {
         let time = Duration::from_secs(3);
-        let calls: [(&str, &dyn Fn(Instant) -> spurline_types::Result<()>); 3] = [
+        let calls: [(&str, TimedCall); 3] = [
             ("read", &|deadline| read_until(&*rig.store, &f, 5, deadline).0),
             ("lookup", &|deadline| rig.store.lookup(b"d/f", deadline).map(drop)),
             ("listing", &|deadline| rig.store.list(b"d", None, 10, deadline).map(drop)),
