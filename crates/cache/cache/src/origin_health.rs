@@ -76,9 +76,12 @@ impl OriginHealth {
             // It answers, and another node would only add to its load.
             Err(error) if error.kind() == ErrorKind::Throttled => self.probe_passed(),
             Err(error) => {
-                // Refused credentials are final when a second node reports them too; anything else is waited for.
+                // Refused credentials are final when a second node reports them too, and so is what a directory
+                // answers about itself (it is missing, or not a directory); anything else is waited for.
+                let is_directory = source.starts_with("file:");
                 let kind = match error.kind() {
                     ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+                    kind if is_directory && kind != ErrorKind::Timeout => kind,
                     _ => ErrorKind::OriginDown,
                 };
                 let why = format!("the origin does not serve this node, others may: {}", error.message());

@@ -317,7 +317,7 @@ fn exchange_hello(
         return Err(Fault::failed(what, "install the same version of spurline on both hosts"));
     }
     let welcome = expect_frame(Some(frame), kind::WELCOME).and_then(|frame| message::decode_message(&frame.body));
-    let welcome = welcome.map_err(|e| Fault::failed(format!("{peer}: {e}"), ""))?;
+    let welcome = welcome.map_err(|e| Fault { what: format!("{peer}: {e}"), ..Fault::from(e) })?;
     Ok(ProbeSession { control, peer, local, remote, timeout: call.timeout, welcome, connect_time })
 }
 
