@@ -53,6 +53,8 @@ struct ProxyState {
     refusing: bool,
     closed: bool,
     hook: Option<RequestHook>,
+    /// How far the server's clock is ahead, in seconds, for requests that state their time.
+    clock_ahead_s: Option<i64>,
     connections: Vec<TcpStream>,
 }
 
@@ -83,6 +85,7 @@ impl ChaosProxy {
             refusing: false,
             closed: false,
             hook: None,
+            clock_ahead_s: None,
             connections: Vec::new(),
         };
         let shared = Arc::new(ProxyShared { state: Mutex::new(state), closing: Condvar::new() });
@@ -136,6 +139,11 @@ impl ChaosProxy {
                 let _ = connection.shutdown(Shutdown::Both);
             }
         }
+    }
+
+    /// Behaves as a server with a clock that is this many seconds ahead: refuses requests with another `x-amz-date`.
+    pub fn set_clock_ahead(&self, seconds: i64) {
+        self.shared.state.lock().clock_ahead_s = Some(seconds);
     }
 
     /// Calls `hook(method, path)` before each request is forwarded, on that request's own thread.
@@ -231,15 +239,17 @@ fn serve_client(client: &TcpStream, shared: &ProxyShared) -> io::Result<()> {
     while let Some(request) = HttpHead::read(&mut from_client)? {
         let (method, path) = (request.word(0).to_owned(), request.word(1).to_owned());
         let fault = shared.take_fault(&method, &path);
-        let (latency, target, hook) = {
+        let (latency, target, hook, clock) = {
             let state = shared.state.lock();
-            (state.latency, state.target, state.hook.clone())
+            (state.latency, state.target, state.hook.clone(), state.clock_ahead_s)
         };
         std::thread::sleep(latency);
         if let Some(hook) = hook {
             hook(&method, &path);
         }
+        let skewed = clock.and_then(|ahead| skew_refusal(&request, ahead));
         let answer = match &fault {
+            _ if skewed.is_some() => skewed,
             Some(ProxyFault::SlowDown) => Some(error_page(503, "SlowDown", "Please reduce your request rate.")),
             Some(ProxyFault::Error(status, code, message)) => Some(error_page(*status, code, message)),
             Some(ProxyFault::Html) => Some(http_page(200, "text/html", "<html><body>It works!</body></html>")),
@@ -319,6 +329,20 @@ fn relay_request_body(request: &HttpHead, from: &mut impl io::BufRead, to: &mut 
         relay_body(request, from, to, |n| n)?;
     }
     Ok(())
+}
+
+/// The refusal of a server with a clock that is `ahead` seconds ahead, if the request's time differs by over 15 minutes.
+fn skew_refusal(request: &HttpHead, ahead: i64) -> Option<(String, String)> {
+    let head = String::from_utf8_lossy(&request.raw).to_ascii_lowercase();
+    let date = head.lines().find_map(|line| line.strip_prefix("x-amz-date:"))?.trim().to_ascii_uppercase();
+    let stated = chrono::NaiveDateTime::parse_from_str(&date, "%Y%m%dT%H%M%SZ").ok()?.and_utc();
+    let now = chrono::DateTime::<chrono::Utc>::from(std::time::SystemTime::now()) + chrono::TimeDelta::seconds(ahead);
+    if (now - stated).num_seconds().abs() <= 900 {
+        return None;
+    }
+    let (head, body) = error_page(403, "RequestTimeTooSkewed", "The difference between the times is too large.");
+    let date = now.format("%a, %d %b %Y %H:%M:%S GMT");
+    Some((head.replacen("\r\n", &format!("\r\nDate: {date}\r\n"), 1), body))
 }
 
 fn http_page(status: u16, kind: &str, body: &str) -> (String, String) {

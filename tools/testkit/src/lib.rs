@@ -2,6 +2,7 @@
 //! faults, real etcd servers, and a virtual machine with RDMA devices. It deliberately knows nothing of Spurline.
 #![forbid(unsafe_code)]
 
+mod aws_identity;
 mod chaos_proxy;
 mod dir_s3;
 mod etcd;
@@ -11,6 +12,7 @@ mod memory_s3;
 mod server;
 mod vm;
 
+pub use aws_identity::{AwsIdentityServer, SSO_TOKEN};
 pub use chaos_proxy::{ChaosProxy, ProxyFault};
 pub use etcd::EtcdServer;
 pub use server::S3Server;
@@ -20,6 +22,10 @@ pub use vm::{GuestNet, in_guest, run_in_guest};
 pub const ACCESS_KEY: &str = "SPURLINETESTKEY";
 /// The secret of [`ACCESS_KEY`].
 pub const SECRET_KEY: &str = "spurline-test-secret";
+/// The access key of the roles of [`AwsIdentityServer`], which every embedded S3 server accepts too.
+pub const ROLE_KEY: &str = "SPURLINETESTROLE";
+/// The secret of [`ROLE_KEY`].
+pub const ROLE_SECRET: &str = "spurline-test-role-secret";
 
 /// Prints why a test can't run; fails the test instead when `SPURLINE_REQUIRE` lists `thing`.
 ///

@@ -3,22 +3,46 @@
 
 use crate::dir_s3::DirS3;
 use crate::memory_s3::MemoryS3;
-use crate::{ACCESS_KEY, SECRET_KEY};
+use crate::{ACCESS_KEY, ROLE_KEY, ROLE_SECRET, SECRET_KEY};
 use hyper_util::rt::TokioIo;
-use s3s::auth::SimpleAuth;
+use parking_lot::RwLock;
+use s3s::auth::{S3Auth, SecretKey};
+use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{S3Result, s3_error};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 /// Any free port of 127.0.0.1.
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
+/// The access keys that a server accepts, with their secrets.
+#[derive(Clone)]
+struct AccessKeys(Arc<RwLock<HashMap<String, SecretKey>>>);
+
+impl Default for AccessKeys {
+    fn default() -> Self {
+        let keys = [(ACCESS_KEY, SECRET_KEY), (ROLE_KEY, ROLE_SECRET)];
+        AccessKeys(Arc::new(RwLock::new(keys.map(|(id, secret)| (id.to_owned(), SecretKey::from(secret))).into())))
+    }
+}
+
+#[async_trait::async_trait]
+impl S3Auth for AccessKeys {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        self.0.read().get(access_key).cloned().ok_or_else(|| s3_error!(InvalidAccessKeyId))
+    }
+}
+
 /// An S3 server that ends when it is dropped.
 pub struct S3Server {
     address: SocketAddr,
+    keys: AccessKeys,
     memory: Option<MemoryS3>,
     /// Taken only by drop.
     runtime: Option<Runtime>,
@@ -40,8 +64,9 @@ impl S3Server {
     /// As [`S3Server::start`].
     pub fn start_on(dir: &Path, at: SocketAddr) -> io::Result<Self> {
         let mut builder = S3ServiceBuilder::new(DirS3::new(dir)?);
-        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
-        Self::serve(builder, at, None)
+        let keys = AccessKeys::default();
+        builder.set_auth(keys.clone());
+        Self::serve(builder, at, keys, None)
     }
 
     /// Serves buckets in memory, where every valid key may exist.
@@ -59,8 +84,13 @@ impl S3Server {
     pub fn in_memory_on(at: SocketAddr) -> io::Result<Self> {
         let memory = MemoryS3::default();
         let mut builder = S3ServiceBuilder::new(memory.clone());
-        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
-        Self::serve(builder, at, Some(memory))
+        let keys = AccessKeys::default();
+        builder.set_auth(keys.clone());
+        // Wide enough for requests to a proxy with another clock.
+        let mut config = S3Config::default();
+        config.presigned_url_max_skew_time_secs = 7200;
+        builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
+        Self::serve(builder, at, keys, Some(memory))
     }
 
     /// Serves buckets in memory without authentication.
@@ -69,10 +99,15 @@ impl S3Server {
     /// As [`S3Server::in_memory`].
     pub fn in_memory_open() -> io::Result<Self> {
         let memory = MemoryS3::default();
-        Self::serve(S3ServiceBuilder::new(memory.clone()), ANY, Some(memory))
+        Self::serve(S3ServiceBuilder::new(memory.clone()), ANY, AccessKeys::default(), Some(memory))
     }
 
-    fn serve(builder: S3ServiceBuilder, at: SocketAddr, memory: Option<MemoryS3>) -> io::Result<Self> {
+    fn serve(
+        builder: S3ServiceBuilder,
+        at: SocketAddr,
+        keys: AccessKeys,
+        memory: Option<MemoryS3>,
+    ) -> io::Result<Self> {
         let service = builder.build();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -82,7 +117,7 @@ impl S3Server {
         let listener = runtime.block_on(TcpListener::bind(at))?;
         let address = listener.local_addr()?;
         runtime.spawn(accept_clients(listener, service));
-        Ok(S3Server { address, memory, runtime: Some(runtime) })
+        Ok(S3Server { address, keys, memory, runtime: Some(runtime) })
     }
 
     /// Its listening address.
@@ -93,6 +128,16 @@ impl S3Server {
     /// Its endpoint URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Accepts another access key from now on.
+    pub fn allow_key(&self, id: &str, secret: &str) {
+        self.keys.0.write().insert(id.to_owned(), SecretKey::from(secret));
+    }
+
+    /// Refuses an access key from now on.
+    pub fn revoke_key(&self, id: &str) {
+        self.keys.0.write().remove(id);
     }
 
     /// Creates a bucket of a server in memory.

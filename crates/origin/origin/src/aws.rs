@@ -1,14 +1,12 @@
-//! The sources of S3's credentials, region and endpoint: configuration, AWS variables, AWS files, roles. It
+//! The settings of S3: endpoint, region, authorities and signer, from the configuration, AWS variables and AWS files. It
 //! deliberately sends no request to S3 and never shows a secret.
 
+use crate::aws_sources::{AwsFiles, FirstSource, ProfileSource, library_context};
 use crate::ca_store::CaStore;
-use crate::role::RoleCredentials;
+use crate::credential_store::{CredentialSource, CredentialStore, shown_key};
 use crate::{EnvironmentSource, OriginOptions};
-use object_store::aws::{AmazonS3Builder, AwsCredential};
-use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use reqsign_aws_v4::Credential;
 use spurline_types::{Error, ErrorKind, Result};
-use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,20 +26,18 @@ pub(crate) struct AwsSettings {
 pub(crate) enum RequestSigner {
     /// Requests are not signed.
     Anonymous,
-    Key(Arc<AwsCredential>),
-    Role(RoleCredentials),
+    /// With a key of the configuration or the environment, which does not change.
+    Key(Arc<Credential>),
+    Store(CredentialStore),
 }
 
-/// Least time for attempts and connections of a role's requests, whatever the limits of other connections.
-const ROLE_TIME: Duration = Duration::from_secs(2);
+/// Least time for requests for credentials, whatever the limits of other connections.
+const CREDENTIAL_TIME: Duration = Duration::from_secs(2);
 
-/// The variables that are checked, for messages.
+/// The sources that are checked, for messages.
 pub(crate) const LOOKED_AT: &str = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), AWS_PROFILE in \
-     ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE), AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, \
-     AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance's role";
-
-/// Sections of an AWS file with their keys.
-type IniSections = HashMap<String, HashMap<String, String>>;
+     ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE) and ~/.aws/config (AWS_CONFIG_FILE), AWS_WEB_IDENTITY_TOKEN_FILE \
+     with AWS_ROLE_ARN, AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance's role";
 
 impl AwsSettings {
     /// Gathers the settings without any network request.
@@ -53,23 +49,8 @@ impl AwsSettings {
         let env = &config.env;
         let named = env.get("AWS_PROFILE").or_else(|| env.get("AWS_DEFAULT_PROFILE"));
         let profile = named.clone().unwrap_or_else(|| "default".into());
-        let read = |variable: &str, file: &str| {
-            let path = env.get(variable).map(PathBuf::from).or_else(|| {
-                let home = env.get("HOME")?;
-                Some(PathBuf::from(home).join(".aws").join(file))
-            });
-            path.and_then(|p| Some((std::fs::read_to_string(&p).ok()?, p)))
-        };
-        let (secrets, secrets_path) = match read("AWS_SHARED_CREDENTIALS_FILE", "credentials") {
-            Some((text, path)) => (parse_ini(&text), path.display().to_string()),
-            None => (IniSections::new(), "~/.aws/credentials".into()),
-        };
-        let settings = read("AWS_CONFIG_FILE", "config").map(|(text, _)| parse_ini(&text)).unwrap_or_default();
-        let section = settings.get(&format!("profile {profile}")).or_else(|| settings.get(&profile));
-        let of_profile = |key: &str| {
-            let secret = secrets.get(&profile).and_then(|s| s.get(key));
-            secret.or_else(|| section.and_then(|s| s.get(key))).filter(|v| !v.is_empty()).cloned()
-        };
+        let files = AwsFiles::of(env);
+        let profiles = files.read();
 
         let endpoint = config
             .endpoint
@@ -77,14 +58,14 @@ impl AwsSettings {
             .or_else(|| env.get("AWS_ENDPOINT_URL_S3"))
             .or_else(|| env.get("AWS_ENDPOINT_URL"))
             .or_else(|| env.get("AWS_ENDPOINT"))
-            .or_else(|| of_profile("endpoint_url"));
+            .or_else(|| profiles.get(&profile, "endpoint_url"));
         let endpoint = endpoint.map(|e| check_endpoint(&e)).transpose()?;
         let region = config
             .region
             .clone()
             .or_else(|| env.get("AWS_REGION"))
             .or_else(|| env.get("AWS_DEFAULT_REGION"))
-            .or_else(|| of_profile("region"))
+            .or_else(|| profiles.get(&profile, "region"))
             .unwrap_or_else(|| "us-east-1".into());
         let region = require_graphic("the region (AWS_REGION)", &region)?;
         let roots = CaStore::of_aws(env)?;
@@ -96,91 +77,103 @@ impl AwsSettings {
             let origin = "anonymous access".into();
             return Ok(AwsSettings { endpoint, region, roots, signer: RequestSigner::Anonymous, origin });
         }
-        // Each with its name, for messages.
-        type Named<'a> = (&'a str, String);
-        let key = |id: Named<'_>, secret: Named<'_>, token: Option<Named<'_>>, origin: &str| {
-            let shown: String = id.1.trim().chars().take(4).collect();
-            let key_id = require_graphic(id.0, &id.1)?;
-            let secret_key = require_graphic(secret.0, &secret.1)?;
-            let token = token.map(|(name, token)| require_graphic(name, &token)).transpose()?;
-            let credential = AwsCredential { key_id, secret_key, token };
-            Ok::<_, Error>((RequestSigner::Key(Arc::new(credential)), format!("access key {shown}… from {origin}")))
-        };
-        let set = |name: &str| env.get(name).filter(|value| !value.trim().is_empty());
         let (signer, origin) = if let Some(c) = &config.credentials {
-            let token = c.session_token.clone().map(|t| ("the session token", t));
-            let (id, secret) = (c.access_key_id.clone(), c.secret_access_key.clone());
-            key(("the access key's id", id), ("the secret", secret), token, "the configuration")?
+            let token = c.session_token.as_deref().map(|token| ("the session token", token));
+            let id = ("the access key's id", c.access_key_id.as_str());
+            fixed_key(id, ("the secret", &c.secret_access_key), token, "the configuration")?
+        } else if let Some(fixed) = environment_key(env)? {
+            fixed
         } else {
-            const ID: &str = "AWS_ACCESS_KEY_ID";
-            const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
-            const TOKEN: &str = "AWS_SESSION_TOKEN";
-            match (set(ID), set(SECRET)) {
-                (Some(id), Some(secret)) => key((ID, id), (SECRET, secret), set(TOKEN).map(|t| (TOKEN, t)), ID)?,
-                (Some(_), None) => return Err(half_pair_error(ID, SECRET)),
-                (None, Some(_)) => return Err(half_pair_error(SECRET, ID)),
-                (None, None) => match (of_profile("aws_access_key_id"), of_profile("aws_secret_access_key")) {
-                    (Some(id), Some(secret)) => {
-                        let name = |key: &str| format!("{key} of the profile '{profile}' in {secrets_path}");
-                        let token = name("aws_session_token");
-                        key(
-                            (&name("aws_access_key_id"), id),
-                            (&name("aws_secret_access_key"), secret),
-                            of_profile("aws_session_token").map(|t| (token.as_str(), t)),
-                            &format!("profile '{profile}' in {secrets_path}"),
-                        )?
-                    }
-                    _ if named.is_some() => {
-                        return Err(Error::new(
-                            ErrorKind::Invalid,
-                            format!(
-                                "AWS_PROFILE names the profile '{profile}', but {secrets_path} has no access key for \
-                                 it; add aws_access_key_id and aws_secret_access_key there, or set \
-                                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-                            ),
-                        ));
-                    }
-                    _ => (
-                        RequestSigner::Role(library_role(env, &region, &roots, config.connect_timeout)?),
-                        "a role".into(),
-                    ),
-                },
+            let kind = profiles.kind(&profile);
+            if named.is_some() && kind.is_none() {
+                let message = format!(
+                    "AWS_PROFILE names the profile '{profile}', but neither {} nor the config file has credentials for it: \
+                     aws_access_key_id and aws_secret_access_key, role_arn, sso_account_id or credential_process; add one, \
+                     or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                    files.shown()
+                );
+                return Err(Error::new(ErrorKind::Invalid, message));
             }
+            let origin = match kind {
+                Some(kind) => format!("{kind} of profile '{profile}' in {}", files.shown()),
+                None => "a role".into(),
+            };
+            let client = credential_client(&roots, config.connect_timeout.max(CREDENTIAL_TIME))?;
+            let context = library_context(env, client);
+            let paths = files.paths();
+            let of_profile = ProfileSource { profile, files, region: region.clone() };
+            let source: CredentialSource =
+                if kind.is_some() { Arc::new(of_profile) } else { Arc::new(FirstSource::new(of_profile)) };
+            (RequestSigner::Store(CredentialStore::new(source, context, paths)), origin)
         };
         Ok(AwsSettings { endpoint, region, roots, signer, origin })
     }
 
-    /// The current credentials; a role's are requested when they have expired.
-    pub(crate) async fn credential(&self) -> Result<Option<Arc<AwsCredential>>> {
+    /// The credentials to sign with now.
+    ///
+    /// # Errors
+    /// When there are none: `PermissionDenied`, or `Unavailable` where their source did not answer.
+    pub(crate) async fn credential(&self) -> Result<Option<Arc<Credential>>> {
         match &self.signer {
             RequestSigner::Anonymous => Ok(None),
             RequestSigner::Key(credential) => Ok(Some(Arc::clone(credential))),
-            RequestSigner::Role(role) => role.credential().await.map(Some),
+            RequestSigner::Store(store) => store.current().await.map(Some),
+        }
+    }
+
+    /// Whether the source has other credentials than the `refused` ones; they are used from now on.
+    pub(crate) async fn replaced(&self, refused: &Arc<Credential>) -> bool {
+        match &self.signer {
+            RequestSigner::Anonymous | RequestSigner::Key(_) => false,
+            RequestSigner::Store(store) => store.replace(refused).await.is_some(),
         }
     }
 }
 
-/// The object-store library obtains web identity, container and instance roles.
-fn library_role(
-    env: &EnvironmentSource,
-    region: &str,
-    roots: &CaStore,
-    connect_timeout: Duration,
-) -> Result<RoleCredentials> {
-    let time = connect_timeout.max(ROLE_TIME);
-    let options = ClientOptions::new().with_connect_timeout(time).with_timeout(time);
-    let mut builder = AmazonS3Builder::new().with_client_options(roots.apply_to(options));
-    for (name, value) in env.starting_with("AWS_") {
-        if let (Ok(key), false) = (name.to_ascii_lowercase().parse(), value.trim().is_empty()) {
-            builder = builder.with_config(key, value.trim());
+/// A value with its name for messages.
+type Named<'a> = (&'a str, &'a str);
+
+fn fixed_key(
+    id: Named<'_>,
+    secret: Named<'_>,
+    token: Option<Named<'_>>,
+    source: &str,
+) -> Result<(RequestSigner, String)> {
+    let access_key_id = require_graphic(id.0, id.1)?;
+    let secret_access_key = require_graphic(secret.0, secret.1)?;
+    let session_token = token.map(|(name, token)| require_graphic(name, token)).transpose()?;
+    let shown = format!("access key {} from {source}", shown_key(&access_key_id));
+    let credential = Credential { access_key_id, secret_access_key, session_token, expires_in: None };
+    Ok((RequestSigner::Key(Arc::new(credential)), shown))
+}
+
+/// The key of the AWS variables, if they are set.
+fn environment_key(env: &EnvironmentSource) -> Result<Option<(RequestSigner, String)>> {
+    const ID: &str = "AWS_ACCESS_KEY_ID";
+    const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
+    const TOKEN: &str = "AWS_SESSION_TOKEN";
+    let set = |name: &str| env.get(name).filter(|value| !value.trim().is_empty());
+    match (set(ID), set(SECRET)) {
+        (Some(id), Some(secret)) => {
+            let token = set(TOKEN);
+            let token = token.as_deref().map(|token| (TOKEN, token));
+            fixed_key((ID, &id), (SECRET, &secret), token, ID).map(Some)
         }
+        (Some(_), None) => Err(half_pair_error(ID, SECRET)),
+        (None, Some(_)) => Err(half_pair_error(SECRET, ID)),
+        (None, None) => Ok(None),
     }
-    let retry = RetryConfig { backoff: BackoffConfig::default(), max_retries: 1, retry_timeout: time };
-    let store =
-        builder.with_bucket_name("unused").with_region(region).with_retry(retry).build().map_err(|e| {
-            Error::new(ErrorKind::Invalid, format!("the AWS variables can't be used: {}", root_cause(&e)))
-        })?;
-    Ok(RoleCredentials::new(Arc::clone(store.credentials())))
+}
+
+/// The client for requests for credentials: to AWS over TLS, to this host's services without.
+fn credential_client(roots: &CaStore, time: Duration) -> Result<reqwest::Client> {
+    let client = reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .tls_certs_only(roots.for_client())
+        .connect_timeout(time)
+        .timeout(2 * time)
+        .build();
+    client.map_err(|e| Error::new(ErrorKind::Invalid, format!("the HTTP client can't be set up: {}", root_cause(&e))))
 }
 
 /// The message of the innermost error, which names the cause.
@@ -232,27 +225,6 @@ fn check_endpoint(endpoint: &str) -> Result<String> {
     ))
 }
 
-fn parse_ini(text: &str) -> IniSections {
-    let mut all = IniSections::new();
-    let mut section = String::new();
-    for line in text.lines() {
-        let trimmed = line.trim();
-        if trimmed.is_empty() || trimmed.starts_with(['#', ';']) {
-            continue;
-        }
-        if let Some(name) = trimmed.strip_prefix('[').and_then(|t| t.split_once(']')).map(|(n, _)| n) {
-            section = name.split_whitespace().collect::<Vec<_>>().join(" ");
-            all.entry(section.clone()).or_default();
-        } else if let Some((key, value)) = trimmed.split_once('=') {
-            // An indented line belongs to a nested table, which is ignored.
-            if !line.starts_with([' ', '\t']) {
-                all.entry(section.clone()).or_default().insert(key.trim().to_ascii_lowercase(), value.trim().into());
-            }
-        }
-    }
-    all
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,7 +233,7 @@ mod tests {
         OriginOptions { env, ..OriginOptions::default() }
     }
 
-    fn credential(settings: &AwsSettings) -> Arc<AwsCredential> {
+    fn credential(settings: &AwsSettings) -> Arc<Credential> {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(settings.credential()).unwrap().unwrap()
     }
 
@@ -279,11 +251,11 @@ mod tests {
         let file = file.to_str().unwrap();
         let from_file =
             AwsSettings::gather(&config(EnvironmentSource::fixed([("AWS_SHARED_CREDENTIALS_FILE", file)]))).unwrap();
-        assert_eq!(credential(&from_file).key_id, "FILEKEY");
+        assert_eq!(credential(&from_file).access_key_id, "FILEKEY");
         assert_eq!(from_file.region, "us-east-1");
         let other = EnvironmentSource::fixed([("AWS_SHARED_CREDENTIALS_FILE", file), ("AWS_PROFILE", "other")]);
         let other = AwsSettings::gather(&config(other)).unwrap();
-        assert_eq!(credential(&other).token.as_deref(), Some("tok"));
+        assert_eq!(credential(&other).session_token.as_deref(), Some("tok"));
         assert_eq!((other.endpoint.as_deref(), other.region.as_str()), (Some("http://o:1"), "eu-1"));
         assert!(other.origin.contains("profile 'other'") && !other.origin.contains("othersecret"));
         let both = EnvironmentSource::fixed([
@@ -294,7 +266,7 @@ mod tests {
             ("AWS_ENDPOINT_URL_S3", "http://special:1"),
         ]);
         let both = AwsSettings::gather(&config(both)).unwrap();
-        assert_eq!(credential(&both).key_id, "ENVKEY");
+        assert_eq!(credential(&both).access_key_id, "ENVKEY");
         assert_eq!(both.endpoint.as_deref(), Some("http://special:1"));
     }
 
@@ -313,10 +285,10 @@ mod tests {
         let settings = AwsSettings::gather(&config).unwrap();
         assert_eq!((settings.endpoint.as_deref(), settings.region.as_str()), (Some("http://h:1"), "eu-1"));
         let credential = credential(&settings);
-        assert_eq!((credential.key_id.as_str(), credential.secret_key.as_str()), ("ID", "secret"));
-        assert_eq!(credential.token.as_deref(), Some("token"));
+        assert_eq!((credential.access_key_id.as_str(), credential.secret_access_key.as_str()), ("ID", "secret"));
+        assert_eq!(credential.session_token.as_deref(), Some("token"));
         let blank = AwsSettings::gather(&self::config(of("ID", "secret", "\n"))).unwrap();
-        assert_eq!(self::credential(&blank).token, None);
+        assert_eq!(self::credential(&blank).session_token, None);
     }
 
     #[test]

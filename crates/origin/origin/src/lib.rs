@@ -28,11 +28,13 @@
 #![deny(unsafe_code)]
 
 mod aws;
+mod aws_sources;
 mod backend;
 mod ca_store;
 mod cached;
 mod client;
 mod config;
+mod credential_store;
 mod directory;
 pub mod faulty;
 mod file_stat;
@@ -40,10 +42,10 @@ mod object_origin;
 mod object_store_backend;
 mod open_writers;
 mod retry;
-mod role;
 mod s3;
 mod s3_wire;
 mod shared_buckets;
+mod sigv4;
 mod snapshots;
 mod source;
 mod thread_pool;

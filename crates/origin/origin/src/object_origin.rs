@@ -14,6 +14,7 @@ use spurline_types::{
     ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Version,
 };
 use std::collections::HashSet;
+use std::fmt::Write as _;
 use std::future::Future;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -262,7 +263,15 @@ impl ObjectOrigin {
     async fn list_page(&self, path: &[u8], cursor: Option<&str>, max: usize, deadline: Instant) -> Result<ListPage> {
         let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
         let prefix = if path.is_empty() { key } else { format!("{key}/") };
-        let raw = self.list_raw(&prefix, cursor, max.clamp(1, PAGE), deadline).await?;
+        let ListCursor { token, held_back } = match cursor {
+            Some(cursor) => ListCursor::parse(cursor).ok_or_else(invalid_cursor)?,
+            None => ListCursor::default(),
+        };
+        let raw = match (cursor, &token) {
+            // Only objects held back are left.
+            (Some(_), None) => RawPage::default(),
+            _ => self.list_raw(&prefix, token.as_deref(), max.clamp(1, PAGE), deadline).await?,
+        };
         if cursor.is_none()
             && !path.is_empty()
             && raw.next.is_none()
@@ -289,23 +298,28 @@ impl ObjectOrigin {
                 None => skipped += 1,
             }
         }
-        let last_object = raw.objects.iter().map(|o| o.key.as_str()).max();
+        let objects: Vec<RawObject> = held_back.into_iter().chain(raw.objects).collect();
+        let last_object = objects.iter().map(|o| o.key.as_str()).max();
         let last = last_object.max(raw.prefixes.iter().map(String::as_str).max()).unwrap_or_default();
-        let mut files = Vec::with_capacity(raw.objects.len());
-        for object in &raw.objects {
+        let room = max.max(1).saturating_sub(page.entries.len());
+        let mut next = ListCursor { token: raw.next, held_back: Vec::new() };
+        let mut files = Vec::with_capacity(objects.len());
+        for object in &objects {
             // The folder's own marker is not an entry of it.
             let Some(name) = object.key.strip_prefix(prefix.as_str()).filter(|n| !n.is_empty()) else { continue };
             if !is_name(name) || folders.contains(name) {
                 skipped += 1;
                 continue;
             }
-            // Keys such as `a-b` sort between `a` and `a/`, so the folder may come on a later page.
-            let undecided = raw.next.is_some() && last.starts_with(&object.key) && *last < *format!("{}/", object.key);
-            if undecided && self.any_below(&format!("{}/", object.key), deadline).await? {
-                skipped += 1;
-                continue;
+            // Keys such as `a-b` sort between `a` and `a/`, so the folder may come on a later page. The object waits for it,
+            // which costs no request.
+            let undecided =
+                next.token.is_some() && last.starts_with(&object.key) && *last < *format!("{}/", object.key);
+            if undecided || files.len() >= room {
+                next.held_back.push(object.clone());
+            } else {
+                files.push((name, object));
             }
-            files.push((name, object));
         }
         let attrs: Vec<Option<ObjectAttr>> = futures::stream::iter(files.iter().map(|(_, object)| async move {
             // The version must be the same from a listing and from a head.
@@ -326,7 +340,7 @@ impl ObjectOrigin {
             .zip(attrs)
             .filter_map(|((name, _), attr)| Some(DirEntry { name: name.as_bytes().to_vec(), attr: attr? }));
         page.entries.extend(named);
-        page.next = raw.next.map(String::into_bytes);
+        page.next = next.to_text().map(String::into_bytes);
         self.stats.metadata.skipped_names.add(skipped);
         Ok(page)
     }
@@ -441,7 +455,7 @@ impl OriginStore for ObjectOrigin {
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
         validate_path(path)?;
         let cursor = cursor.map(std::str::from_utf8).transpose();
-        let cursor = cursor.map_err(|_| Error::new(ErrorKind::Invalid, "the listing cursor is not valid"))?;
+        let cursor = cursor.map_err(|_| invalid_cursor())?;
         self.counted_query(deadline, self.list_page(path, cursor, max, deadline))
     }
 
@@ -483,6 +497,49 @@ impl OriginStore for ObjectOrigin {
     fn statfs(&self, _deadline: Instant) -> Result<Option<OriginCapacity>> {
         Ok(None)
     }
+}
+
+/// Where a listing continues: the store's token, and objects of earlier pages that the next page decides on.
+#[derive(Default)]
+struct ListCursor {
+    token: Option<String>,
+    held_back: Vec<RawObject>,
+}
+
+impl ListCursor {
+    /// The token, then key, length, time and etag of each object, separated by NUL, which no name contains. `None` at the end.
+    fn to_text(&self) -> Option<String> {
+        if self.token.is_none() && self.held_back.is_empty() {
+            return None;
+        }
+        let mut text = self.token.clone().unwrap_or_default();
+        for object in &self.held_back {
+            let seconds = object.mtime.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+            let etag = object.etag.as_deref().unwrap_or_default();
+            let _ = write!(text, "\0{}\0{}\0{seconds}\0{etag}", object.key, object.size);
+        }
+        Some(text)
+    }
+
+    fn parse(text: &str) -> Option<ListCursor> {
+        let mut fields = text.split('\0');
+        let token = fields.next().filter(|token| !token.is_empty()).map(str::to_owned);
+        let mut held_back = Vec::new();
+        while let Some(key) = fields.next() {
+            let (size, seconds, etag) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?, fields.next()?);
+            held_back.push(RawObject {
+                key: key.to_owned(),
+                size,
+                mtime: SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?,
+                etag: Some(etag).filter(|etag| !etag.is_empty()).map(str::to_owned),
+            });
+        }
+        Some(ListCursor { token, held_back })
+    }
+}
+
+fn invalid_cursor() -> Error {
+    Error::new(ErrorKind::Invalid, "the listing cursor is not valid")
 }
 
 fn closed_error() -> Error {

@@ -8,23 +8,28 @@ use crate::aws::{AwsSettings, RequestSigner, root_cause};
 use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
 use crate::client::build_client;
 use crate::s3_wire::{self, PageError, WireError, encode_path, encode_query};
+use crate::sigv4::sign_request;
 use crate::{OriginOptions, SourceLocation};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use http::header::{ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use object_store::aws::AwsAuthorizer;
 use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
 use parking_lot::RwLock;
+use reqsign_aws_v4::Credential;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// The largest answer other than object data: a listing of 1000 keys of 1 KiB, each escaped to three times its
 /// length.
 const MAX_DOCUMENT: usize = 8 << 20;
+
+/// A clock difference below this is no reason for a refusal. S3 accepts 15 minutes; AWS's SDKs correct from 4 on.
+const CLOCK_TOLERANCE_S: i64 = 240;
 
 /// A bucket accessed over HTTP.
 pub(crate) struct S3Backend {
@@ -39,6 +44,12 @@ struct RequestContext<'a> {
     redirected_to: Option<&'a str>,
 }
 
+/// The credentials and the clock offset that a request was signed with.
+struct SignedWith {
+    credential: Arc<Credential>,
+    clock_offset_s: i64,
+}
+
 /// The state that a backend shares with its duplicates: all but the connections.
 pub(crate) struct BucketEndpoint {
     bucket: String,
@@ -48,6 +59,8 @@ pub(crate) struct BucketEndpoint {
     region: RwLock<String>,
     connect_timeout: Duration,
     idle_timeout: Duration,
+    /// How far the server's clock is ahead of ours, in seconds, as far as it matters.
+    clock_offset_s: AtomicI64,
     stats: Arc<Stats>,
 }
 
@@ -73,6 +86,7 @@ impl S3Backend {
             settings,
             connect_timeout: config.connect_timeout,
             idle_timeout: config.idle_timeout(),
+            clock_offset_s: AtomicI64::new(0),
             stats,
         };
         let backend = S3Backend { shared: Arc::new(place), client };
@@ -115,30 +129,33 @@ impl S3Backend {
         self.region.read().clone()
     }
 
+    /// The answer to a request, and what it was signed with.
     async fn send_signed(
         &self,
         method: Method,
         region: &str,
         url: String,
         headers: HeaderMap,
-    ) -> Result<HttpResponse, RequestFailure> {
+    ) -> Result<(HttpResponse, Option<SignedWith>), RequestFailure> {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method;
         *request.headers_mut() = headers;
         *request.uri_mut() = url.parse().map_err(|e| {
             RequestFailure::fatal(ErrorKind::Invalid, format!("a request to {} can't be made: {e}", self.server_name()))
         })?;
-        let credential = self
-            .settings
-            .credential()
-            .await
-            .map_err(|error| RequestFailure { error, advice: RetryHint::AfterPause })?;
-        if let Some(credential) = credential {
-            AwsAuthorizer::new(&credential, "s3", region).try_authorize(&mut request, None).map_err(|e| {
-                RequestFailure::fatal(ErrorKind::Invalid, format!("a request can't be signed: {}", root_cause(&e)))
-            })?;
+        let credential = self.settings.credential().await.map_err(|error| match error.kind() {
+            ErrorKind::Unavailable => RequestFailure { error, advice: RetryHint::AfterPause },
+            _ => RequestFailure { error, advice: RetryHint::Never },
+        })?;
+        let clock_offset_s = self.clock_offset_s.load(Ordering::Relaxed);
+        if let Some(credential) = &credential {
+            let (method, uri) = (request.method().clone(), request.uri().clone());
+            let at = shifted(SystemTime::now(), clock_offset_s);
+            sign_request(&method, &uri, request.headers_mut(), credential, region, at)
+                .map_err(|error| RequestFailure { error, advice: RetryHint::Never })?;
         }
-        self.client.execute(request).await.map_err(|e| self.connection_failure(&e))
+        let response = self.client.execute(request).await.map_err(|e| self.connection_failure(&e))?;
+        Ok((response, credential.map(|credential| SignedWith { credential, clock_offset_s })))
     }
 
     /// The server's name for messages.
@@ -173,7 +190,14 @@ impl S3Backend {
     }
 
     /// Turns an error answer into a failure with the reason; `asked` is the region that the request was signed for.
-    async fn read_refusal(&self, what: &str, method: &Method, asked: &str, response: HttpResponse) -> RequestFailure {
+    async fn read_refusal(
+        &self,
+        what: &str,
+        method: &Method,
+        asked: &str,
+        signed_by: Option<&SignedWith>,
+        response: HttpResponse,
+    ) -> RequestFailure {
         let status = response.status();
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let retry_after = header(RETRY_AFTER.as_str()).and_then(|v| v.parse().ok()).map(Duration::from_secs);
@@ -190,7 +214,64 @@ impl S3Backend {
         let sent_on = location.as_ref().map(|to| to.origin().ascii_serialization());
         wire.server_time = wire.server_time.or(date);
         let asked = RequestContext { what, region: asked, redirected_to: sent_on.as_deref() };
-        self.classify_refusal(&asked, status, &wire, told, retry_after, server.as_deref())
+        let failure = self.classify_refusal(&asked, status, &wire, told, retry_after, server.as_deref());
+        let corrected = match signed_by {
+            Some(signed) if failure.error.kind() == ErrorKind::PermissionDenied => {
+                self.follow_clock(&wire, signed.clock_offset_s)
+                    || self.has_new_credentials(&wire, &signed.credential).await
+            }
+            _ => false,
+        };
+        if corrected { RequestFailure { advice: RetryHint::AtOnce, ..failure } } else { failure }
+    }
+
+    /// Takes over the server's time when the refusal may come from a clock difference; `used` is the offset of the refused
+    /// request. Whether it did, or another request has.
+    fn follow_clock(&self, wire: &WireError, used: i64) -> bool {
+        // An answer to HEAD has no code.
+        if !matches!(wire.code.as_str(), "RequestTimeTooSkewed" | "RequestExpired" | "") {
+            return false;
+        }
+        let Some(server) = wire.server_time.as_deref().and_then(s3_wire::parse_time) else { return false };
+        let offset = seconds_ahead(server, SystemTime::now());
+        if (offset - used).abs() <= CLOCK_TOLERANCE_S {
+            return false;
+        }
+        let offset = if offset.abs() <= CLOCK_TOLERANCE_S { 0 } else { offset };
+        // Of several requests that were refused together one reports it.
+        let before = self.clock_offset_s.swap(offset, Ordering::Relaxed);
+        if (before - offset).abs() > CLOCK_TOLERANCE_S {
+            let server = self.server_name();
+            let seconds = offset.abs();
+            match offset {
+                0 => tracing::info!("the clock of this host agrees with that of {server} again"),
+                ..0 => tracing::warn!(
+                    "the clock of this host is {seconds} s ahead of that of {server}, which refuses its requests; they are \
+                     now signed with the server's time; set this host's clock"
+                ),
+                _ => tracing::warn!(
+                    "the clock of this host is {seconds} s behind that of {server}, which refuses its requests; they are \
+                     now signed with the server's time; set this host's clock"
+                ),
+            }
+        }
+        true
+    }
+
+    /// Whether the credentials have been replaced at their source since `refused` were loaded.
+    async fn has_new_credentials(&self, wire: &WireError, refused: &Arc<Credential>) -> bool {
+        let of_credentials = matches!(
+            wire.code.as_str(),
+            "InvalidAccessKeyId"
+                | "SignatureDoesNotMatch"
+                | "InvalidToken"
+                | "ExpiredToken"
+                | "TokenRefreshRequired"
+                | "InvalidSecurity"
+                | "NotSignedUp"
+                | ""
+        );
+        of_credentials && self.settings.replaced(refused).await
     }
 
     fn classify_refusal(
@@ -363,6 +444,17 @@ impl S3Backend {
     }
 }
 
+fn shifted(time: SystemTime, seconds: i64) -> SystemTime {
+    let by = Duration::from_secs(seconds.unsigned_abs());
+    (if seconds < 0 { time.checked_sub(by) } else { time.checked_add(by) }).unwrap_or(time)
+}
+
+/// How far `a` is after `b`, in whole seconds.
+fn seconds_ahead(a: SystemTime, b: SystemTime) -> i64 {
+    let seconds = |d: Duration| i64::try_from(d.as_secs()).unwrap_or(i64::MAX);
+    a.duration_since(b).map_or_else(|e| -seconds(e.duration()), seconds)
+}
+
 /// Reads an answer's document; `None` when the connection breaks or the answer is too long.
 async fn read_document(response: HttpResponse) -> Option<Vec<u8>> {
     let mut stream = response.into_body().bytes_stream();
@@ -393,8 +485,8 @@ impl ObjectBackend for S3Backend {
     }
 
     fn attach_runtime(&self, shared: &tokio::runtime::Handle) {
-        if let RequestSigner::Role(role) = &self.settings.signer {
-            role.attach(shared);
+        if let RequestSigner::Store(store) = &self.settings.signer {
+            store.attach_runtime(shared);
         }
     }
 
@@ -419,9 +511,9 @@ impl ObjectBackend for S3Backend {
             }
             let _ = write!(url, "delimiter=%2F&encoding-type=url&list-type=2&max-keys={max}&prefix={}", encode_query(prefix));
             let what = format!("the listing of '{prefix}'");
-            let response = self.send_signed(Method::GET, &region, url, HeaderMap::new()).await?;
+            let (response, signed_by) = self.send_signed(Method::GET, &region, url, HeaderMap::new()).await?;
             if response.status() != StatusCode::OK {
-                return Err(self.read_refusal(&what, &Method::GET, &region, response).await);
+                return Err(self.read_refusal(&what, &Method::GET, &region, signed_by.as_ref(), response).await);
             }
             let Some(body) = read_document(response).await else {
                 let message = format!("{} ended the connection in the middle of {what}", self.server_name());
@@ -451,10 +543,12 @@ impl ObjectBackend for S3Backend {
     fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, RequestFailure>> {
         async move {
             let region = self.region();
-            let response =
+            let (response, signed_by) =
                 self.send_signed(Method::HEAD, &region, self.object_url(&region, key), HeaderMap::new()).await?;
             if response.status() != StatusCode::OK {
-                return Err(self.read_refusal(&format!("the head of '{key}'"), &Method::HEAD, &region, response).await);
+                return Err(self
+                    .read_refusal(&format!("the head of '{key}'"), &Method::HEAD, &region, signed_by.as_ref(), response)
+                    .await);
             }
             let headers = response.headers();
             let size = header_text(headers, http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok());
@@ -492,13 +586,14 @@ impl ObjectBackend for S3Backend {
                 headers.insert(IF_MATCH, header(format!("\"{etag}\""))?);
             }
             let region = self.region();
-            let response = self.send_signed(Method::GET, &region, self.object_url(&region, key), headers).await?;
+            let (response, signed_by) =
+                self.send_signed(Method::GET, &region, self.object_url(&region, key), headers).await?;
             let range = header_text(response.headers(), http::header::CONTENT_RANGE);
             let got = etag_of(response.headers());
             let mtime = header_text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
             let partial = response.status() == StatusCode::PARTIAL_CONTENT;
             if !partial && response.status() != StatusCode::OK {
-                return Err(self.read_refusal(&what(), &Method::GET, &region, response).await);
+                return Err(self.read_refusal(&what(), &Method::GET, &region, signed_by.as_ref(), response).await);
             }
             let len = header_text(response.headers(), http::header::CONTENT_LENGTH).and_then(|v| v.parse::<u64>().ok());
             let (range, total) = if partial {

@@ -786,3 +786,31 @@ fn a_hundred_thousand_names_in_one_folder() {
     assert_eq!(all.len(), 100_000);
     assert!(all.is_sorted_by(|a, b| a.name < b.name));
 }
+
+/// A page tells whether the name of the last object of the one before is a folder's.
+#[test]
+fn a_listing_costs_one_request_a_page() {
+    let rig = rig();
+    for i in 0..3000 {
+        rig.server.put("bucket", &format!("d/{i:05}"), b"");
+    }
+    rig.proxy.forget_requests();
+    assert_eq!(list_all(&*rig.store, b"d", 1000).len(), 3000);
+    assert_eq!(rig.proxy.count_requests("", ""), 3, "{:?}", rig.proxy.requests());
+    // A file and a folder of one name, with keys between the two that fill pages.
+    for i in 0..25 {
+        rig.server.put("bucket", &format!("e/a-{i:02}"), b"");
+    }
+    rig.server.put("bucket", "e/a", b"");
+    for max in [1, 2, 10, 1000] {
+        let entries = list_all(&*rig.store, b"e", max);
+        let files = entries.iter().filter(|entry| entry.attr.kind == FileKind::File).count();
+        assert_eq!((entries.len(), files), (26, 26), "{max}");
+    }
+    rig.server.put("bucket", "e/a/x", b"");
+    for max in [1, 2, 10, 1000] {
+        let entries = list_all(&*rig.store, b"e", max);
+        let folders: Vec<_> = entries.iter().filter(|entry| entry.attr.kind == FileKind::Directory).collect();
+        assert_eq!((entries.len(), folders.len(), folders[0].name.as_slice()), (26, 1, &b"a"[..]), "{max}");
+    }
+}

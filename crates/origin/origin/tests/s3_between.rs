@@ -4,7 +4,9 @@ mod common;
 
 use common::{object, pattern, read, soon};
 use spurline_origin::{AwsCredentials, EnvironmentSource, OriginOptions, OriginStore, open};
-use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
+use spurline_testkit::{
+    ACCESS_KEY, AwsIdentityServer, ChaosProxy, ProxyFault, ROLE_KEY, S3Server, SECRET_KEY, SSO_TOKEN,
+};
 use spurline_types::{ErrorKind, ObjectRef, SliceSink, Stats, Version};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -291,5 +293,157 @@ fn credentials_of_a_role_that_are_still_good_serve_while_nobody_gives_others() {
             assert!(read(&*store, &f, 0, 1000).unwrap() == bytes, "{silence:?}");
         }
         store.lookup(b"f", soon()).unwrap();
+    }
+}
+
+/// Reads an object of `server` with the credentials that `variables` and the two AWS files in `home` name.
+fn read_as(server: &S3Server, home: &std::path::Path, variables: &[(&str, &str)]) -> spurline_types::Result<Vec<u8>> {
+    server.put("bucket", "f", b"ten bytes.");
+    let env = [&[("HOME", home.to_str().unwrap())][..], variables].concat();
+    let env = EnvironmentSource::Fixed(Arc::new(env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect()));
+    let store = open_with(&OriginOptions { credentials: None, env, ..config(&server.endpoint()) });
+    store.check(soon())?;
+    let (f, _) = object(&*store, b"f");
+    read(&*store, &f, 0, 10)
+}
+
+/// Each kind of profile, and each role of a host, gets its credentials from a local server of AWS's services.
+#[test]
+fn roles_sso_processes_and_the_host_give_credentials() {
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    let aws = AwsIdentityServer::start().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let at = |file: &str| home.path().join(file);
+    std::fs::create_dir_all(at(".aws/sso/cache")).unwrap();
+    let keys = format!("[base]\naws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}\n");
+    std::fs::write(at(".aws/credentials"), keys).unwrap();
+    std::fs::write(at("token"), "web-identity").unwrap();
+    let process = format!(
+        r#"echo '{{"Version":1,"AccessKeyId":"{ROLE_KEY}","SecretAccessKey":"{}"}}'"#,
+        spurline_testkit::ROLE_SECRET
+    );
+    std::fs::write(at("process"), process).unwrap();
+    let arn = "arn:aws:iam::123456789012:role/reader";
+    let (token, script) = (at("token").display().to_string(), at("process").display().to_string());
+    let profiles = format!(
+        "[profile role]\nrole_arn={arn}\nsource_profile=base\nexternal_id=x1\n\
+         [profile chain]\nrole_arn={arn}-2\nsource_profile=role\n\
+         [profile web]\nrole_arn={arn}\nweb_identity_token_file={token}\n\
+         [profile sso]\nsso_start_url=https://start\nsso_region=eu-west-1\nsso_account_id=1\nsso_role_name=r\n\
+         [profile session]\nsso_session=corp\nsso_account_id=1\nsso_role_name=r\n\
+         [sso-session corp]\nsso_start_url=https://start\nsso_region=eu-west-1\n\
+         [profile process]\ncredential_process=sh \"{script}\"\n\
+         [profile loop]\nrole_arn={arn}\nsource_profile=loop2\n[profile loop2]\nrole_arn={arn}\nsource_profile=loop\n"
+    );
+    std::fs::write(at(".aws/config"), profiles).unwrap();
+    // The library names the token's file by the hash of the start URL, or of the session.
+    for name in [sha1_hex("https://start"), sha1_hex("corp")] {
+        let token = format!(r#"{{"accessToken":"{SSO_TOKEN}","expiresAt":"2099-01-01T00:00:00Z"}}"#);
+        std::fs::write(at(&format!(".aws/sso/cache/{name}.json")), token).unwrap();
+    }
+    let endpoint = aws.endpoint();
+    let services = [
+        ("AWS_ENDPOINT_URL_STS", endpoint.as_str()),
+        ("AWS_ENDPOINT_URL_SSO", &endpoint),
+        ("AWS_EC2_METADATA_SERVICE_ENDPOINT", &endpoint),
+    ];
+    let read = |more: &[(&str, &str)]| read_as(&server, home.path(), &[&services[..], more].concat());
+    for (profile, request) in [
+        ("base", ""),
+        ("role", "AssumeRole arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader"),
+        ("chain", "AssumeRole arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader-2"),
+        ("web", "AssumeRoleWithWebIdentity"),
+        ("sso", "/federation/credentials"),
+        ("session", "/federation/credentials"),
+        ("process", ""),
+    ] {
+        let before = aws.requests().len();
+        assert_eq!(read(&[("AWS_PROFILE", profile)]).unwrap(), b"ten bytes.", "{profile}");
+        let sent = aws.requests()[before..].join("\n");
+        assert!(sent.contains(request) && sent.is_empty() == request.is_empty(), "{profile}: {sent}");
+    }
+    let container = format!("{endpoint}/container");
+    for (variables, request) in [
+        (vec![("AWS_ROLE_ARN", arn), ("AWS_WEB_IDENTITY_TOKEN_FILE", token.as_str())], "AssumeRoleWithWebIdentity"),
+        (
+            vec![
+                ("AWS_CONTAINER_CREDENTIALS_FULL_URI", container.as_str()),
+                ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.as_str()),
+            ],
+            "/container",
+        ),
+        (vec![], "/security-credentials/test-role"),
+    ] {
+        let before = aws.requests().len();
+        assert_eq!(read(&variables).unwrap(), b"ten bytes.", "{request}");
+        assert!(aws.requests()[before..].join("\n").contains(request), "{request}: {:?}", aws.requests());
+    }
+    let error = read(&[("AWS_PROFILE", "loop")]).unwrap_err();
+    assert!(error.kind() == ErrorKind::PermissionDenied && error.message().contains("loop"), "{error}");
+}
+
+fn sha1_hex(text: &str) -> String {
+    reqsign_core::hash::hex_sha1(text.as_bytes())
+}
+
+/// The key is replaced at the server first, or in the file first.
+#[test]
+fn a_replaced_key_in_the_credentials_file_is_used_without_a_restart() {
+    let (server, proxy) = server();
+    server.put("bucket", "f", b"ten bytes.");
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("credentials");
+    let write = |id: &str| {
+        let text = format!("[default]\naws_access_key_id={id}\naws_secret_access_key=secret-of-{id}\n");
+        std::fs::write(&file, text).unwrap();
+    };
+    let allow = |id: &str| server.allow_key(id, &format!("secret-of-{id}"));
+    allow("KEY1");
+    write("KEY1");
+    let env = EnvironmentSource::fixed([("AWS_SHARED_CREDENTIALS_FILE", file.to_str().unwrap())]);
+    let store = open_with(&OriginOptions { credentials: None, env, ..config(&proxy.endpoint()) });
+    let (f, _) = object(&*store, b"f");
+    // The file first: its change is noticed within a second, before anything is refused.
+    allow("KEY2");
+    write("KEY2");
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(read(&*store, &f, 0, 10).unwrap(), b"ten bytes.");
+    server.revoke_key("KEY1");
+    assert_eq!(read(&*store, &f, 0, 10).unwrap(), b"ten bytes.");
+    // The file and the server together: the refusal loads the file at once.
+    allow("KEY3");
+    write("KEY3");
+    server.revoke_key("KEY2");
+    assert_eq!(read(&*store, &f, 0, 10).unwrap(), b"ten bytes.");
+    assert_eq!(store.lookup(b"f", soon()).unwrap().size, 10);
+    // The server first: refused until the file follows.
+    server.revoke_key("KEY3");
+    assert_eq!(read(&*store, &f, 0, 10).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    allow("KEY4");
+    write("KEY4");
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(read(&*store, &f, 0, 10).unwrap(), b"ten bytes.");
+}
+
+/// The server's time is taken from its refusal, and given up when it agrees again.
+#[test]
+fn requests_are_signed_with_the_time_of_the_server() {
+    for ahead in [3600, -3600] {
+        let (server, proxy) = server();
+        server.put("bucket", "f", b"ten bytes.");
+        proxy.set_clock_ahead(ahead);
+        let store = open_with(&config(&proxy.endpoint()));
+        store.check(soon()).unwrap();
+        let (f, _) = object(&*store, b"f");
+        proxy.forget_requests();
+        assert_eq!(read(&*store, &f, 0, 10).unwrap(), b"ten bytes.");
+        assert_eq!(proxy.count_requests("GET", "/bucket/f"), 1, "the difference is remembered");
+        proxy.set_clock_ahead(0);
+        assert_eq!(read(&*store, &f, 0, 10).unwrap(), b"ten bytes.");
+        // An answer to HEAD has no error document.
+        proxy.set_clock_ahead(ahead);
+        let store = open_with(&config(&proxy.endpoint()));
+        assert_eq!(store.lookup(b"f", soon()).unwrap().size, 10);
     }
 }
