@@ -306,7 +306,7 @@ fn a_source_that_vanishes_is_logged_once_and_once_when_it_is_back() {
     assert!(out.status.success(), "{}", text(&out));
     let lines = |words: &str| {
         let log = std::fs::read_to_string(rig.path("log")).unwrap();
-        log.lines().filter(|line| line.contains("spurline_origin") && line.contains(words)).count()
+        log.lines().filter(|line| line.contains("spurline_origin::directory") && line.contains(words)).count()
     };
     std::fs::rename(rig.path("src"), rig.path("away")).unwrap();
     // Names not yet looked up: each needs a request to the source.
