@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     const HOLDS: HoldTimes = HoldTimes { single: Duration::from_secs(60), joint: Duration::from_secs(300) };
-    const NOBODY: &dyn Fn(&str) -> bool = &|_| false;
+    const NONE_ANSWERS: &dyn Fn(&str) -> bool = &|_| false;
 
     fn nodes(names: &[&str]) -> Vec<Arc<Member>> {
         names
@@ -198,8 +198,8 @@ mod tests {
         assert!(!view.apply_members(start, &nodes(&["c", "b", "a"])), "order means nothing");
         assert!(!view.apply_members(at(start, 10), &nodes(&["a", "b"])), "c keeps its blocks for now");
         assert_eq!((names(&view).as_str(), view.count_members()), ("abc", (3, 1)));
-        assert!(!view.expire_absent(at(start, 69), NOBODY));
-        assert!(view.expire_absent(at(start, 70), NOBODY));
+        assert!(!view.expire_absent(at(start, 69), NONE_ANSWERS));
+        assert!(view.expire_absent(at(start, 70), NONE_ANSWERS));
         assert_eq!(names(&view), "ab");
     }
 
@@ -219,14 +219,14 @@ mod tests {
         let mut view = MemberView::new(HOLDS);
         view.apply_members(start, &nodes(&["a", "b", "c"]));
         assert!(!view.apply_members(start, &[]));
-        assert!(!view.expire_absent(at(start, 299), NOBODY));
+        assert!(!view.expire_absent(at(start, 299), NONE_ANSWERS));
         // They return one after the other, as their leases are renewed.
         assert!(!view.apply_members(at(start, 299), &nodes(&["b"])));
-        assert!(view.expire_absent(at(start, 300), NOBODY), "two have not come back");
+        assert!(view.expire_absent(at(start, 300), NONE_ANSWERS), "two have not come back");
         assert_eq!(names(&view), "b");
         // The last one stays, whatever the registry lists.
         assert!(!view.apply_members(at(start, 301), &[]));
-        assert!(!view.expire_absent(at(start, 9999), NOBODY));
+        assert!(!view.expire_absent(at(start, 9999), NONE_ANSWERS));
         assert_eq!(names(&view), "b");
     }
 
@@ -240,7 +240,7 @@ mod tests {
             let now = at(start, second);
             let there: &[&str] = if second % 90 < 15 { &["a", "b", "c"] } else { &["a", "b"] };
             changes += u32::from(view.apply_members(now, &nodes(there)));
-            changes += u32::from(view.expire_absent(now, NOBODY));
+            changes += u32::from(view.expire_absent(now, NONE_ANSWERS));
         }
         // Each absence lasts 75 s: the first hold is too short, later ones are long enough.
         assert!(changes <= 4, "{changes} changes of the members in 20 minutes");
@@ -270,7 +270,7 @@ mod tests {
                 now += Duration::from_secs(seconds);
                 let there: Vec<&str> = (0..5).filter(|i| mask & (1 << i) != 0).map(|i| all[i]).collect();
                 view.apply_members(now, &nodes(&there));
-                view.expire_absent(now, NOBODY);
+                view.expire_absent(now, NONE_ANSWERS);
                 let members = names(&view);
                 proptest::prop_assert!(!members.is_empty());
                 proptest::prop_assert!(there.iter().all(|name| members.contains(name)));

@@ -634,7 +634,7 @@ fn what_is_wrong_is_said_with_evidence_and_remedy() {
         assert!(error.message().contains(part), "{error}");
     }
     assert!(!error.message().contains("hush-hush"), "{error}");
-    let error = check("s3://bucket", &with_key("NOBODYKNOWSME", "hush-hush"));
+    let error = check("s3://bucket", &with_key("UNKNOWNACCESSKEY", "hush-hush"));
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert!(!error.message().contains("hush-hush") && !error.message().contains("KNOWSME"), "{error}");
     let error = check("s3://bucket", &OriginOptions { anonymous: true, ..good.clone() });
