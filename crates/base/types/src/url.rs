@@ -8,8 +8,8 @@ use std::borrow::Cow;
 /// Escaped in addition to everything that is not ASCII.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#');
 
-/// Whether URLs below a source, or a part of its URL, are those of directories.
-fn is_directory(source: &str) -> bool {
+/// Whether a source is a directory, by its URL or a part of it.
+pub fn is_directory(source: &str) -> bool {
     source.starts_with("file:")
 }
 

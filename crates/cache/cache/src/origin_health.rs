@@ -4,7 +4,7 @@
 
 use parking_lot::Mutex;
 use spurline_origin::OriginStore;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, url};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -78,10 +78,9 @@ impl OriginHealth {
             Err(error) => {
                 // Refused credentials are final when a second node reports them too, and so is what a directory
                 // answers about itself (it is missing, or not a directory); anything else is waited for.
-                let is_directory = source.starts_with("file:");
                 let kind = match error.kind() {
                     ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
-                    kind if is_directory && kind != ErrorKind::Timeout => kind,
+                    kind if url::is_directory(source) && kind != ErrorKind::Timeout => kind,
                     _ => ErrorKind::OriginDown,
                 };
                 let why = format!("the origin does not serve this node, others may: {}", error.message());

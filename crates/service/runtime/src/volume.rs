@@ -166,7 +166,16 @@ fn open_from_group(
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
     // An error of the source now is the error of every read, unless it is transient.
     match remote.lookup(b"") {
-        Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Throttled | ErrorKind::Io(_)) => {
+        Err(e)
+            if matches!(
+                e.kind(),
+                ErrorKind::Timeout
+                    | ErrorKind::Throttled
+                    | ErrorKind::OriginFailed
+                    | ErrorKind::OriginDown
+                    | ErrorKind::Io(_)
+            ) =>
+        {
             tracing::warn!("{}: {e}", config.source);
         }
         looked_up => drop(looked_up?),
