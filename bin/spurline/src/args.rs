@@ -3,7 +3,7 @@
 
 use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
-use spurline_config::values::{parse_mode, parse_weight};
+use spurline_config::values::{parse_buffer_size, parse_mode, parse_weight};
 use spurline_config::{
     CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount,
     RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl, TransportMode,
@@ -151,7 +151,7 @@ pub struct CommonArgs {
     ///
     /// FUSE requests, fills in flight and read-ahead are part of it; the rest holds hot blocks. The start fails if
     /// the machine or the control group has too little memory.
-    #[arg(long, value_name = "SIZE", default_value = "300M", help_heading = "General")]
+    #[arg(long, value_name = "SIZE", default_value = "300M", value_parser = parse_buffer_size, help_heading = "General")]
     pub buffer_size: Size,
 }
 
@@ -176,6 +176,9 @@ pub struct CacheArgs {
     /// How to read cache disks; a node with RDMA rails uses dio instead of splice
     #[arg(long, value_name = "MODE", default_value = "dio", value_parser = choice_parser(&IORPC_MODES))]
     pub iorpc_mode: IorpcMode,
+    /// Accepted for compatibility; dio, the default of --iorpc-mode, does the same
+    #[arg(long)]
+    pub cache_try_dio: bool,
     /// Stop using a cache disk when a read takes longer than this (a write: twice as long)
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub disk_timeout: Duration,
@@ -296,7 +299,7 @@ pub struct NetArgs {
     ///
     /// A node listens on loopback only, unless this is given; other networks require --group-token-file. A mount uses
     /// the interface of the route, unless this is given.
-    #[arg(long, value_name = "IF[:IF]")]
+    #[arg(long, visible_alias = "group-ip", value_name = "IF[:IF]")]
     pub group_network: Option<String>,
     /// RDMA rails: interface names, IF[:IF] [default: none, data uses TCP]
     ///
@@ -329,6 +332,9 @@ pub struct NetArgs {
     /// auto uses the host's default, unless that is BBR: its pacing leaves a fast network idle between short answers.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: Congestion,
+    /// Accepted for compatibility; mounts and nodes have one protocol, over TCP and RDMA
+    #[arg(long)]
+    pub use_iorpc: bool,
     /// Connections per path; 0 derives the number from the processors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub nconnect: u16,

@@ -2,6 +2,7 @@
 //! holds. It knows names and types of keys from the flags alone.
 
 use crate::args::is_switch;
+use crate::habits;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgMatches, Command};
 use spurline_config::values::nearest_word;
@@ -38,9 +39,11 @@ pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, 
         command = with_file(command, &service, &path, &text).map_err(ArgsRefusal::Fault)?;
     }
     let copy = command.clone();
-    command.try_get_matches_from(words).map_err(|error| match environment_fault(&copy, &error) {
-        Some(fault) => ArgsRefusal::Fault(fault),
-        None => ArgsRefusal::Clap(Box::new(error)),
+    command.try_get_matches_from(words).map_err(|error| {
+        match environment_fault(&copy, &error).or_else(|| habits::explain_foreign_flag(&error)) {
+            Some(fault) => ArgsRefusal::Fault(fault),
+            None => ArgsRefusal::Clap(Box::new(error)),
+        }
     })
 }
 

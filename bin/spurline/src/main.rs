@@ -12,6 +12,7 @@ mod drain;
 mod fstab;
 mod generate;
 mod group_status;
+mod habits;
 mod info;
 mod jobs;
 mod logging;

@@ -129,13 +129,24 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
                     let text = |k: &str| one[k].as_str().unwrap_or("?").to_owned();
                     let (who, state) = (if list == "disks" { text("path") } else { text("address") }, text("state"));
                     let style = if matches!(state.as_str(), "normal" | "up") { GREEN } else { RED };
-                    let over = one["transport"].as_str().map_or(String::new(), |t| format!("  data over {t}"));
+                    let from = local_ends(&one["local"]);
+                    let over = one["transport"].as_str().map_or(String::new(), |t| format!("  data over {t}{from}"));
                     anstream::println!("  {} {who}  {style}{state}{style:#}{over}", list.trim_end_matches('s'));
                     show_paths(one);
                 }
             }
         }
     }
+}
+
+/// The local addresses of a peer's connections: ` from 10.0.0.1 on ib0, 10.0.1.1 on ib1`.
+fn local_ends(local: &Value) -> String {
+    let one = |end: &Value| {
+        let on = end["interface"].as_str().map_or(String::new(), |name| format!(" on {name}"));
+        Some(format!("{}{on}", end["address"].as_str()?))
+    };
+    let all: Vec<String> = local.as_array().into_iter().flatten().filter_map(one).collect();
+    if all.is_empty() { String::new() } else { format!(" from {}", all.join(", ")) }
 }
 
 /// The state of the registry of a mount or a node.

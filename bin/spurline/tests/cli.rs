@@ -84,6 +84,52 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&run(&["stats", "/mnt/x", "-c", "0"]), 2, &["--count 0 would show nothing", "1 or more"]);
 }
 
+/// What users of JuiceFS paste works, or one sentence says what does the same.
+#[test]
+fn words_of_other_systems_work_or_are_explained() {
+    let m = |more: &[&str]| run(&[&["mount", "/tmp", "/mnt/x"][..], more].concat());
+    refused(&m(&["--buffer-size=8192"]), 2, &["--buffer-size", "did you mean 8192M?", "no unit", "JuiceFS counts"]);
+    refused(&m(&["--cache-size=102400"]), 2, &["--cache-size", "did you mean 102400M?", "no unit"]);
+    let node = run(&["node", "--source", "/tmp", "--buffer-size=8192"]);
+    refused(&node, 2, &["did you mean 8192M?"]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    std::fs::write(&file, "buffer-size = 8192\n").unwrap();
+    refused(&m(&["--config", file.to_str().unwrap()]), 2, &["key 'buffer-size'", "did you mean 8192M?"]);
+    let mut variable = spurline();
+    variable.args(["mount", "/tmp", "/mnt/x"]).env("SPURLINE_CACHE_SIZE", "102400");
+    refused(&variable.output().unwrap(), 2, &["variable SPURLINE_CACHE_SIZE", "did you mean 102400M?"]);
+    // Accepted: the wrong block size is found only after all words were parsed.
+    let pasted = ["--use-iorpc", "--cache-try-dio", "--no-sharing", "--group-ip=127.0.0.1", "--block-size", "3M"];
+    refused(&m(&pasted), 2, &["--block-size 3M"]);
+    let node =
+        ["node", "--source", "/tmp", "--use-iorpc", "--cache-try-dio", "--group-ip=127.0.0.1", "--block-size=3M"];
+    refused(&run(&node), 2, &["--block-size 3M"]);
+    // --group-ip is --group-network.
+    let alias = ["node", "--source", "/tmp", "--cache-size", "0", "--metrics", "none", "--group-ip=192.0.2.77"];
+    refused(&run(&alias), 2, &["--group-network '192.0.2.77'", "no address of this host matches"]);
+    let mut variable = spurline();
+    variable.args(&alias[..7]).env("SPURLINE_GROUP_IP", "192.0.2.77");
+    refused(&variable.output().unwrap(), 2, &["--group-network '192.0.2.77'"]);
+    for (flag, says) in [
+        ("--group-weight=200", "--weight N of 'spurline node'"),
+        ("--fill-group-cache", "spurline load PATH"),
+        ("--attrcacheto=5", "--attr-cache TIME"),
+        ("--verify-cache-checksum=full", "every block is verified"),
+        ("--prefetch=3", "--max-readahead"),
+    ] {
+        let name = flag.split('=').next().unwrap();
+        refused(&m(&[flag]), 2, &[name, "a flag of another file system", says]);
+    }
+    // splice looks at the kernel's limit of pipes.
+    let limit = std::fs::read_to_string("/proc/sys/fs/pipe-max-size").unwrap();
+    let words = ["--iorpc-mode=splice", "--rdma-network", "no-such0", "--cache-dir", dir.path().to_str().unwrap()];
+    let splice = run(&[&["node", "--source", "/tmp", "--metrics", "none"][..], &words].concat());
+    let small = limit.trim().parse::<u64>().unwrap() < 8 << 20;
+    let says = format!("fs.pipe-max-size is {}", limit.trim());
+    assert_eq!(stderr(&splice).contains(&says), small, "{}", stderr(&splice));
+}
+
 #[test]
 fn what_is_missing_exits_3() {
     let dir = tempfile::tempdir().unwrap();

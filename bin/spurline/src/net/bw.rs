@@ -290,7 +290,7 @@ pub(super) fn times_json(times: &LatencyTimes) -> Value {
     json!({
         "count": times.count(), "min": times.min_us(), "mean": times.mean_us(), "p50": times.quantile_us(0.5),
         "p90": times.quantile_us(0.9), "p99": times.quantile_us(0.99), "p999": times.quantile_us(0.999),
-        "max": times.max_us(),
+        "max": times.max_us(), "stdev": times.deviation_us(),
     })
 }
 

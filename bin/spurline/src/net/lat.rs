@@ -150,6 +150,8 @@ fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, op: &str) {
     );
     for (_, times) in outcome.measured.times.iter().filter(|(_, times)| times.count() > 0) {
         anstream::println!("shortest {}, {}", judge::format_micros(times.min_us()), times_line(times));
+        let [mean, deviation] = [times.mean_us(), times.deviation_us()].map(judge::format_micros);
+        anstream::println!("mean {mean}, standard deviation {deviation}");
     }
     let cpu = |seconds: f64| judge::format_micros(seconds * 1e6 / outcome.measured.total.ops.max(1) as f64);
     let theirs = outcome.report.as_ref().map_or("unknown".into(), |r| cpu(r.cpu_seconds));

@@ -6,7 +6,8 @@ use serde_json::json;
 use spurline_config::Fault;
 use spurline_probe::judge;
 use spurline_probe::link::KernelFiles;
-use spurline_probe::measure::{self, PingConfig};
+use spurline_probe::measure::{self, PingConfig, PingOutcome, RpingStep};
+use spurline_probe::message::ProbeTransport;
 use spurline_types::{Size, parse_duration};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -52,12 +53,22 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
         congestion: args.peer.tcp_congestion,
         transport: args.peer.transport.into(),
     };
-    let pinged = measure::run_pings(&mut session, &pings, &raised, &mut |pong| {
-        if !json {
-            let time = judge::format_micros(pong.time.as_secs_f64() * 1e6);
-            anstream::println!("{} bytes {DIM}#{}{DIM:#} {time}", pong.size, pong.number);
-        }
-    })?;
+    let steps = match pings.transport {
+        ProbeTransport::Rdma => measure::run_rping_steps(&mut session, pings.size, pings.timeout)?,
+        ProbeTransport::Tcp => Vec::new(),
+    };
+    if !json {
+        steps.iter().for_each(print_step);
+    }
+    let pinged = match steps.iter().find_map(|step| Some(format!("{}: {}", step.name, step.error.as_ref()?))) {
+        Some(why) => PingOutcome { error: Some(why), ..PingOutcome::default() },
+        None => measure::run_pings(&mut session, &pings, &raised, &mut |pong| {
+            if !json {
+                let time = judge::format_micros(pong.time.as_secs_f64() * 1e6);
+                anstream::println!("{} bytes {DIM}#{}{DIM:#} {time}", pong.size, pong.number);
+            }
+        })?,
+    };
     if here.address == there.address {
         here.carried_by = Some("lo".into());
     }
@@ -72,6 +83,10 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
             "size_bytes": pings.size, "answers": sorted.len(),
             "round_trip_us": { "min": at(0.0), "p50": at(0.5), "max": at(1.0) },
             "large_bytes": pinged.large_size, "large_us": large_us,
+            "steps": steps.iter().map(|step| json!({
+                "name": step.name, "what": step.what, "us": step.time.map(|time| time.as_secs_f64() * 1e6),
+                "error": step.error,
+            })).collect::<Vec<_>>(),
             "error": pinged.error, "judgement": judgement_json(&judgement),
         });
         anstream::println!("{all:#}");
@@ -83,4 +98,14 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
         anstream::println!("shortest {min}, median {middle}, longest {max}{large}");
     }
     Ok(print_verdict(&judgement, json))
+}
+
+/// One of the four steps that rping also goes through, by its name there.
+fn print_step(step: &RpingStep) {
+    let result = match (&step.error, step.time) {
+        (Some(why), _) => format!("failed: {why}"),
+        (None, Some(time)) => judge::format_micros(time.as_secs_f64() * 1e6),
+        (None, None) => "done".to_owned(),
+    };
+    anstream::println!("{:<19} {result} {DIM}({}){DIM:#}", step.name, step.what);
 }

@@ -25,6 +25,8 @@ enum ColumnKind {
     Latency(&'static str, &'static str),
     /// Percent of the first in both together.
     Share(&'static str, &'static str),
+    /// Percent of the bytes of the first two counters in those of all four.
+    PairShare([&'static str; 2], [&'static str; 2]),
 }
 
 struct StatsSection {
@@ -83,6 +85,10 @@ const SECTIONS: [StatsSection; 7] = [
             ("send", ColumnKind::Flow("remotecache.send_bytes")),
             ("ops", ColumnKind::Rate("remotecache.ops")),
             ("lat", ColumnKind::Latency("remotecache.lat_us", "remotecache.ops")),
+            (
+                "rdma%",
+                ColumnKind::PairShare(["rdma.recv_bytes", "rdma.write_bytes"], ["tcp.recv_bytes", "tcp.send_bytes"]),
+            ),
             ("up", ColumnKind::Count("remotecache.peers_up")),
             ("retry", ColumnKind::Rate("remotecache.retries")),
         ],
@@ -216,17 +222,20 @@ impl ColumnKind {
                 let style = if ms >= 100.0 { AnsiColor::Red.on_default() } else { heat_style(true) };
                 (fixed_digits(ms), style)
             }
-            ColumnKind::Share(part, other) => {
-                let (part, other) = (grown(part), grown(other));
-                if part + other == 0.0 {
-                    return ("-".into(), DIM);
-                }
-                let percent = part / (part + other) * 100.0;
-                let style = if percent >= 90.0 { AnsiColor::Green } else { AnsiColor::Yellow }.on_default();
-                (fixed_digits(percent), style)
-            }
+            ColumnKind::Share(part, other) => percent_of(grown(part), grown(other)),
+            ColumnKind::PairShare([a, b], [c, d]) => percent_of(grown(a) + grown(b), grown(c) + grown(d)),
         }
     }
+}
+
+/// `part` as percent of both.
+fn percent_of(part: f64, other: f64) -> (String, Style) {
+    if part + other == 0.0 {
+        return ("-".into(), DIM);
+    }
+    let percent = part / (part + other) * 100.0;
+    let style = if percent >= 90.0 { AnsiColor::Green } else { AnsiColor::Yellow }.on_default();
+    (fixed_digits(percent), style)
 }
 
 fn heat_style(lively: bool) -> Style {
@@ -302,6 +311,22 @@ mod tests {
     }
 
     #[test]
+    fn the_share_of_rdma_in_the_remote_bytes() {
+        let at = |rdma: u64, tcp: u64| json!({"rdma": {"recv_bytes": rdma, "write_bytes": rdma}, "tcp": {"recv_bytes": tcp, "send_bytes": tcp}});
+        let table = StatsTable::new("r").unwrap();
+        let [_, heads] = table.header_lines(false);
+        let share = |now: &Value| {
+            let line = table.table_line(&at(10, 10), now, 1.0, false);
+            let cells: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            let column = heads.split_whitespace().position(|head| head == "rdma%").unwrap();
+            cells[column].clone()
+        };
+        assert_eq!(share(&at(40, 20)), "75.0");
+        assert_eq!(share(&at(20, 10)), "100");
+        assert_eq!(share(&at(10, 10)), "-", "nothing came");
+    }
+
+    #[test]
     fn colours_only_when_asked() {
         let [before, now] = recorded();
         let table = StatsTable::new("fo").unwrap();
@@ -333,6 +358,7 @@ mod tests {
                 | ColumnKind::Rate(a)
                 | ColumnKind::Flow(a) => vec![a],
                 ColumnKind::Latency(a, b) | ColumnKind::Share(a, b) => vec![a, b],
+                ColumnKind::PairShare([a, b], [c, d]) => vec![a, b, c, d],
             };
             for name in names {
                 let (section, counter) = name.split_once('.').unwrap();

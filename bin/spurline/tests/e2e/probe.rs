@@ -94,6 +94,10 @@ fn two_hosts_measure_what_is_between_them() {
     let out = json(&world, client, &["lat", &four, "-n", "200"]);
     assert_eq!(out["operations"], 200);
     assert!(out["echo_us"]["p50"].as_f64().unwrap() > 0.0, "{out}");
+    assert!(out["echo_us"]["stdev"].is_number() && out["echo_us"]["mean"].is_number(), "{out}");
+    let out = finish(&mut net(&world, client, &["lat", &four, "-n", "20"]));
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(text.contains("standard deviation "), "{text}");
     let out = json(&world, client, &["ping", &six, "-c", "2", "-i", "1ms"]);
     assert_eq!((&out["answers"], &out["judgement"]["level"]), (&2.into(), &"healthy".into()), "{out}");
     assert!(out["large_us"].is_number() && out["peer_link"]["interface"] == "spl0", "{out}");

@@ -34,6 +34,13 @@ fn a_directory_from_a_node_is_there_byte_for_byte() {
     assert!(count(&there, "tcp", "send_bytes") >= all, "{there}");
     assert_eq!(count(&here, "rdma", "recv_bytes"), 0);
     assert_eq!(count(&here, "object", "get_ops"), 0, "a consumer sends no request to the origin");
+    // The address and the interface that carry them.
+    let at = mount.at.to_str().unwrap();
+    let status: serde_json::Value = serde_json::from_slice(&world.run(&["status", at, "--json"]).stdout).unwrap();
+    let carries = serde_json::json!([{"address": "127.0.0.1", "interface": "lo"}]);
+    assert_eq!(status["peers"][0]["local"], carries, "{status}");
+    let text = String::from_utf8(world.run(&["status", at]).stdout).unwrap();
+    assert!(text.contains("data over tcp from 127.0.0.1 on lo"), "{text}");
     // The node's block size holds, whatever the mount's setting: its 9.4 MB are 19 blocks of 512 KiB.
     let out = world.run(&["info", mount.path("big").to_str().unwrap(), "--json"]);
     let info: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON of info");

@@ -20,6 +20,9 @@ fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
     let all = mount.count("remotecache", "recv_bytes");
     assert!(all >= rig.data.len() as u64 && rdma * 100 >= all * 99, "{rdma} of {all} bytes over RDMA, {tcp} over TCP");
     assert_eq!(mount.carries(), "rdma");
+    // Both rails carry data: their own addresses, which lead back to this host.
+    let local = ask(&mount.log, "status")["peers"][0]["local"].to_string();
+    assert!(local.contains("\"10.77.0.1\"") && local.contains("\"10.77.1.1\""), "{local}");
     let paths = ask(&mount.log, "stats")["paths"].as_array().unwrap().clone();
     let each = |name: &str| paths.iter().find(|p| p["path"] == name).and_then(|p| p["recv_bytes"].as_u64()).unwrap();
     assert!(each("rail0-rail0") > 0 && each("rail1-rail1") > 0, "{paths:?}");

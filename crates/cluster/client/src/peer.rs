@@ -8,7 +8,7 @@ use crate::placement::{FIRST_HOLDERS, PLACEMENT_RULE};
 use crate::read_plan::CallPlan;
 use parking_lot::Mutex;
 use spurline_proto::WelcomeAnswer;
-use spurline_transport::{CallError, ChannelLease, PathPool, PoolState};
+use spurline_transport::{CallError, ChannelLease, PathEnds, PathPool, PoolState};
 use spurline_types::{Error, ErrorKind, Member, Result, RetryAdvice, Size};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -126,6 +126,11 @@ impl GroupPeer {
     /// Its connection state, and the number of TCP connections.
     pub fn pool_state(&self) -> (PoolState, usize) {
         (self.pool.state(), self.pool.open_count())
+    }
+
+    /// The addresses of its TCP connections, each pair once.
+    pub fn on_demand_ends(&self) -> Vec<PathEnds> {
+        self.pool.on_demand_ends()
     }
 
     /// Whether any path to it is connected.

@@ -56,6 +56,8 @@ pub struct MachineFacts {
     pub denied: Vec<String>,
     /// Number of reserved huge pages, and their size in bytes.
     pub huge_pages: Option<(u64, u64)>,
+    /// `fs.pipe-max-size` in bytes.
+    pub pipe_max_size: Option<u64>,
     /// Frequency governors, with the number of processors.
     pub governors: BTreeMap<String, usize>,
     /// The frequency driver.
@@ -95,6 +97,7 @@ impl MachineFacts {
             capabilities: effective_capabilities(tree),
             container: container_evidence(tree),
             huge_pages: huge_pages(tree),
+            pipe_max_size: tree.read_number("proc/sys/fs/pipe-max-size").and_then(|n| u64::try_from(n).ok()),
             disks: nvme_disks(tree),
             parameters: kernel_parameters(tree),
             saved: persist::read_saved(tree),

@@ -337,6 +337,22 @@ fn two_ends_compared() {
 }
 
 #[test]
+fn pipes_for_splice() {
+    let with = |limit: &str| {
+        let mut made = hosts::roce_jumbo();
+        made.put("proc/sys/fs/pipe-max-size", limit);
+        found(&made)
+    };
+    assert!(!with("8388608").iter().any(|f| f.id == "PIPE-MAX-SIZE"));
+    let usual = with("1048576");
+    let usual = one(&usual, "PIPE-MAX-SIZE", "this host");
+    assert!(usual.severity == Severity::Info && usual.evidence.contains("JuiceFS needs 8388608"), "{usual:?}");
+    let tiny = with("4096");
+    let tiny = one(&tiny, "PIPE-MAX-SIZE", "this host");
+    assert!(tiny.severity == Severity::Warning && tiny.remedy.contains("fs.pipe-max-size=8388608"), "{tiny:?}");
+}
+
+#[test]
 fn pages_and_json() {
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/findings");
     let files: BTreeSet<String> =

@@ -74,6 +74,10 @@ impl LatencyTimes {
     pub fn mean_us(&self) -> f64 {
         self.0.mean() / 1e3
     }
+    /// Standard deviation, in microseconds.
+    pub fn deviation_us(&self) -> f64 {
+        self.0.stdev() / 1e3
+    }
     fn record_time(&mut self, time: Duration) {
         self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1));
     }

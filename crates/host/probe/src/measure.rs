@@ -152,7 +152,7 @@ pub struct PingConfig {
 }
 
 /// Result of a series of pings.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PingOutcome {
     /// Round-trip times, in order.
     pub times: Vec<Duration>,
@@ -240,6 +240,68 @@ pub fn run_pings(
         }
     }
     Ok(pinged)
+}
+
+/// One step of the loop of `rping`, by its name there.
+#[derive(Debug, Clone)]
+pub struct RpingStep {
+    /// The name in rping.
+    pub name: &'static str,
+    /// What it does here.
+    pub what: &'static str,
+    /// How long it took.
+    pub time: Option<Duration>,
+    /// Why it failed; later steps are then not tried.
+    pub error: Option<String>,
+}
+
+/// The steps, in pairs: connection and exchange of a memory region, then the operation on it.
+const RPING_STEPS: [(ProbeOp, [(&str, &str); 2]); 2] = [
+    (
+        ProbeOp::Fetch,
+        [
+            ("RDMA_READ_ADV", "connect; SEND with address and key of the other end's memory"),
+            ("RDMA_READ_COMPLETE", "RDMA READ of that memory"),
+        ],
+    ),
+    (
+        ProbeOp::Read,
+        [
+            ("RDMA_WRITE_ADV", "connect; memory of this end for the other end's writes"),
+            ("RDMA_WRITE_COMPLETE", "SEND with its address and key; RDMA WRITE by the other end"),
+        ],
+    ),
+];
+
+/// Runs the four steps of rping's loop over verbs, once, with `size` bytes each; ends at the first failure.
+///
+/// # Errors
+/// When a connection is not made; the fault begins with the step's name.
+pub fn run_rping_steps(session: &mut ProbeSession, size: u64, timeout: Duration) -> Result<Vec<RpingStep>, Fault> {
+    let mut steps = Vec::new();
+    for (op, [(adv, adv_what), (complete, complete_what)]) in RPING_STEPS {
+        let transport = ProbeTransport::Rdma;
+        let plan = ProbePlan { size, depth: 1, streams: vec![op], transport, ..ProbePlan::default() };
+        let start = Instant::now();
+        let mut lane = match session.open_streams(&plan).and_then(single_stream) {
+            Ok(lane) => lane,
+            Err(fault) => return Err(Fault { what: format!("{adv}: {}", fault.what), ..fault }),
+        };
+        steps.push(RpingStep { name: adv, what: adv_what, time: Some(start.elapsed()), error: None });
+        let mut time = None;
+        let stop = StopSignal::new(timeout);
+        let result = drive::run_single(lane.as_mut(), 1, Duration::ZERO, &stop, &mut |took| time = Some(took));
+        drop(lane);
+        let error = result.err().map(|e| explain_failure(session, &e));
+        let failed = error.is_some();
+        steps.push(RpingStep { name: complete, what: complete_what, time, error });
+        if failed {
+            break;
+        }
+        // A courtesy: the server then logs no early end.
+        let _ = session.finish_measurement();
+    }
+    Ok(steps)
 }
 
 fn single_stream(mut lanes: Vec<Box<dyn ProbeStream>>) -> Result<Box<dyn ProbeStream>, Fault> {

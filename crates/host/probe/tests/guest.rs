@@ -122,6 +122,16 @@ fn guest_for_a_time_both_ways_and_pings() {
     };
     let done = measure::run_pings(&mut session, &pings, &AtomicBool::new(false), &mut |_| {}).unwrap();
     assert!(done.error.is_none() && done.times.len() == 3 && done.large.is_some(), "{done:?}");
+    // The four steps of rping, and the same session afterwards.
+    let steps = measure::run_rping_steps(&mut session, 64, PATIENCE).unwrap();
+    let names: Vec<&str> = steps.iter().map(|step| step.name).collect();
+    assert_eq!(names, ["RDMA_READ_ADV", "RDMA_READ_COMPLETE", "RDMA_WRITE_ADV", "RDMA_WRITE_COMPLETE"], "{steps:?}");
+    assert!(steps.iter().all(|step| step.error.is_none() && step.time.is_some()), "{steps:?}");
+    let done = measure::run_pings(&mut session, &pings, &AtomicBool::new(false), &mut |_| {}).unwrap();
+    assert!(done.error.is_none() && done.times.len() == 3, "{done:?}");
+    // Without a device at the address the first step fails.
+    let fault = measure::run_rping_steps(&mut dial(&server, "127.0.0.1"), 64, PATIENCE).unwrap_err();
+    assert!(fault.what.starts_with("RDMA_READ_ADV: ") && fault.what.contains("belongs to no RDMA device"), "{fault:?}");
 }
 
 /// Packets that an RDMA device has received, by its own counter.

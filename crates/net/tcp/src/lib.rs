@@ -11,7 +11,7 @@ mod socket;
 mod source_address;
 mod worker;
 
-pub use addr::{flag_addresses, group_addresses, local_addresses, resolve_peer};
+pub use addr::{LocalAddress, flag_addresses, group_addresses, local_addresses, resolve_peer};
 pub use client::{TcpChannel, TcpConnector, connect_socket};
 pub use server::{ServerConfig, TcpServer};
 pub use socket::SocketOptions;

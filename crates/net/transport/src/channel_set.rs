@@ -1,7 +1,7 @@
 //! The channels of one path: idle ones, the number of open ones, and the handles that interrupt their calls. It knows
 //! neither the state of the path nor how channels are made.
 
-use crate::{Channel, ChannelBreaker};
+use crate::{Channel, ChannelBreaker, ConnectionEndpoints};
 use spurline_proto::WelcomeAnswer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,6 +56,8 @@ pub(crate) struct ChannelSet {
     breaks: u64,
     /// By channel number.
     breakers: Vec<(u64, Arc<dyn ChannelBreaker>)>,
+    /// The ends of open channels, by channel number.
+    ends: Vec<(u64, ConnectionEndpoints)>,
 }
 
 /// The channels of a failed path, to be interrupted and dropped after the pool's lock is released: both may take a
@@ -85,7 +87,13 @@ impl ChannelSet {
             generation: 0,
             breaks: 0,
             breakers: Vec::with_capacity(channels),
+            ends: Vec::with_capacity(channels),
         }
+    }
+
+    /// The ends of the open channels.
+    pub fn ends(&self) -> impl Iterator<Item = &ConnectionEndpoints> {
+        self.ends.iter().map(|(_, ends)| ends)
     }
 
     /// Idle and leased channels.
@@ -106,6 +114,7 @@ impl ChannelSet {
         let number = NEXT_CHANNEL_NUMBER.fetch_add(1, Ordering::Relaxed);
         let breaker = channel.breaker();
         self.breakers.extend(breaker.iter().map(|breaker| (number, Arc::clone(breaker))));
+        self.ends.push((number, channel.endpoints().clone()));
         self.open += 1;
         let (idle_since, user) = (Instant::now(), ChannelUser::current());
         let (generation, breaks) = (self.generation, self.breaks);
@@ -163,6 +172,7 @@ impl ChannelSet {
         if counted {
             self.open -= 1;
             self.breakers.retain(|(number, _)| *number != channel.number);
+            self.ends.retain(|(number, _)| *number != channel.number);
         }
         counted
     }
@@ -199,6 +209,7 @@ impl ChannelSet {
         let taken: Vec<_> = self.idle.extract_if(.., gone).collect();
         self.open -= taken.len();
         self.breakers.retain(|(number, _)| taken.iter().all(|channel| channel.number != *number));
+        self.ends.retain(|(number, _)| taken.iter().all(|channel| channel.number != *number));
         taken
     }
 
@@ -206,6 +217,7 @@ impl ChannelSet {
     pub fn clear(&mut self) -> ChannelRemains {
         self.generation += 1;
         self.open = 0;
+        self.ends.clear();
         ChannelRemains {
             breakers: std::mem::take(&mut self.breakers),
             _idle: std::mem::take(&mut self.idle),

@@ -28,7 +28,9 @@ pub use channel::{
 pub use channel_lease::{BegunCall, ChannelLease};
 pub use connection_slots::{AdmissionGate, ConnectionSlots, SlotHolder, SlotOffer};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
-pub use path_pool::{OverduePeer, PathPool, PathSpec, PathView, PathWake, PoolConfig, PoolState, QuietPath, RailLoads};
+pub use path_pool::{
+    OverduePeer, PathEnds, PathPool, PathSpec, PathView, PathWake, PoolConfig, PoolState, QuietPath, RailLoads,
+};
 pub use path_speed::SpeedCheck;
 pub use path_state::{PathPhase, PathState, PathTiming};
 pub use proof_gate::prove_token;

@@ -21,6 +21,7 @@ use on_demand::{DemandState, OnDemand};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
 use std::cmp::Ordering as Order;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -68,6 +69,17 @@ pub struct PathView {
     pub failbacks: u64,
     /// Whether its reads are slower than before its last failure; `None` while unknown.
     pub speed: Option<SpeedCheck>,
+    /// The ends of its channels, without ports, each pair once.
+    pub ends: Vec<PathEnds>,
+}
+
+/// The addresses of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathEnds {
+    /// This host's; `None` where it is unknown.
+    pub local: Option<IpAddr>,
+    /// The peer's.
+    pub peer: Option<IpAddr>,
 }
 
 /// Wakes the path monitor.

@@ -345,6 +345,7 @@ mod tests {
             cgroup: cgroup.map(|c| (c * MIB, "/sys/fs/cgroup/memory.max".into())),
             root: true,
             home: None,
+            pipe_max_size: None,
         };
         assert_eq!(budget.check_host(&host(1024, None)), Ok(None));
         assert_eq!(budget.index_bytes, (1024 - 300 - 64) / 2 * MIB);

@@ -474,6 +474,9 @@ fn check_cache(
         warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
     }
     check_positive("--disk-timeout", args.disk_timeout)?;
+    if alone && args.iorpc_mode == IorpcMode::Splice {
+        warnings.extend(check_pipes(host));
+    }
     Ok(CacheConfig {
         dirs,
         size: if used { args.cache_size } else { CacheSize::None },
@@ -481,6 +484,27 @@ fn check_cache(
         block_size: block,
         iorpc_mode: args.iorpc_mode,
         disk_timeout: args.disk_timeout,
+    })
+}
+
+/// The pipe of one `sendfile`, in the kernel; larger ones are not used.
+const SENDFILE_PIPE: u64 = 64 << 10;
+/// What other systems' splice modes need: they keep a whole block in a pipe.
+const SPLICE_PIPE: u64 = 8 << 20;
+
+/// What `fs.pipe-max-size` means for `--iorpc-mode splice`, where that may be in question.
+fn check_pipes(host: &HostLimits) -> Option<String> {
+    let limit = host.pipe_max_size.filter(|limit| *limit < SPLICE_PIPE)?;
+    Some(if limit < SENDFILE_PIPE && !host.root {
+        format!(
+            "--iorpc-mode splice: fs.pipe-max-size is {limit}, so sendfile moves less than {SENDFILE_PIPE} bytes at a \
+             time: sysctl -w fs.pipe-max-size={SPLICE_PIPE}"
+        )
+    } else {
+        format!(
+            "--iorpc-mode splice: fs.pipe-max-size is {limit}; that is enough for sendfile, which is used here (splice \
+             in JuiceFS needs {SPLICE_PIPE})"
+        )
     })
 }
 

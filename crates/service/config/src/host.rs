@@ -15,6 +15,8 @@ pub struct HostLimits {
     pub root: bool,
     /// The home directory.
     pub home: Option<PathBuf>,
+    /// `fs.pipe-max-size` in bytes, if known.
+    pub pipe_max_size: Option<u64>,
 }
 
 impl HostLimits {
@@ -26,6 +28,9 @@ impl HostLimits {
             cgroup: cgroup_limit(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")),
             root: rustix::process::geteuid().is_root(),
             home: std::env::var_os("HOME").map(PathBuf::from).filter(|h| h.is_absolute()),
+            pipe_max_size: std::fs::read_to_string("/proc/sys/fs/pipe-max-size")
+                .ok()
+                .and_then(|n| n.trim().parse().ok()),
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod locator;
 pub mod mount;
 mod mount_server;
 pub mod node;
+mod peer_status;
 pub mod peers;
 mod rails;
 pub mod rules;

@@ -3,9 +3,8 @@
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::volume::{OpenVolume, open_volume};
-use crate::{group, setup};
-use serde_json::{Value, json};
-use spurline_client::GroupVolume;
+use crate::{group, peer_status, setup};
+use serde_json::json;
 use spurline_config::{Fault, FuseIo, MountConfig};
 use spurline_fs::FileSystem;
 use spurline_fuse::{FsHandler, FuseSession, MountOptions, SessionConfig, SessionUnmounter, UnmountOutcome};
@@ -14,7 +13,6 @@ use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::SourceScheme;
-use spurline_transport::{PathPhase, PathView, PoolState};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -347,7 +345,7 @@ fn admin_target(
             "mountpoint": mountpoint,
             "fuse": fuse.get().map_or("starting", String::as_str),
             "disks": setup::disk_status(store.as_deref()),
-            "peers": remote.as_deref().map(peer_status).unwrap_or_default(),
+            "peers": remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
             "group": follower.as_deref().map(group::group_status),
         })
     };
@@ -370,67 +368,6 @@ fn admin_target(
             stop.check_serves()?;
             asked.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))
         }),
-    })
-}
-
-fn peer_status(remote: &GroupVolume) -> Vec<Value> {
-    let view = remote.members().snapshot();
-    (0..view.members().len() as u32)
-        .map(|index| {
-            let member = &view.members()[index as usize];
-            let Some(peer) = view.existing_peer(index) else {
-                // In a large group, a node that was not needed yet has no connections.
-                return json!({ "address": member.name, "state": "unknown", "connections": 0, "slow": false, "paths": [] });
-            };
-            let (state, connections) = peer.pool_state();
-            let (word, reason) = match state {
-                PoolState::Unknown => ("unknown", String::new()),
-                PoolState::Up => ("up", String::new()),
-                PoolState::Down { error, .. } => ("down", error.to_string()),
-            };
-            let (paths, why_none) = peer.paths().map(|paths| paths.path_views()).unwrap_or_default();
-            let rdma = paths.iter().any(|path| path.phase == PathPhase::Up);
-            let forced = peer.paths().is_some_and(|paths| paths.is_forced());
-            json!({
-                "address": peer.name(),
-                "state": if rdma { "up" } else { word },
-                "reason": reason,
-                // The transport that carries data now.
-                "transport": match (rdma, forced) {
-                    (true, _) => "rdma",
-                    (false, true) => "none",
-                    (false, false) => "tcp",
-                },
-                "connections": connections,
-                // Deprioritised: other nodes come first.
-                "slow": peer.latency().is_deprioritised(),
-                "paths": paths.iter().map(path_status).collect::<Vec<_>>(),
-                "no_paths": why_none,
-            })
-        })
-        .collect()
-}
-
-fn path_status(path: &PathView) -> Value {
-    json!({
-        "path": path.spec.name,
-        "transport": path.spec.kind.to_string(),
-        "speed_mbit": path.spec.speed_mbit,
-        "state": path.phase.name(),
-        "for_seconds": path.for_time.as_secs(),
-        "channels": path.channels,
-        "in_flight": path.in_flight,
-        // Null without data in flight.
-        "silent_seconds": path.silent.map(|silent| silent.as_secs()),
-        "failovers": path.failovers,
-        "failbacks": path.failbacks,
-        "last_failure": path.reason,
-        // Compared with the speed before its last failure; null when that is not known yet.
-        "speed_check": path.speed.map(|check| json!({
-            "before_bytes_per_s": check.before,
-            "after_bytes_per_s": check.after,
-            "slower": check.slower,
-        })),
     })
 }
 

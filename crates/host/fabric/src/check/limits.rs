@@ -1,4 +1,4 @@
-//! Checks of limits: locked memory, open files, huge pages, processor frequency.
+//! Checks of limits: locked memory, open files, pipes, huge pages, processor frequency.
 
 use crate::doctor::CheckInput;
 use crate::finding::{HostFinding, Severity, id};
@@ -6,8 +6,28 @@ use crate::finding::{HostFinding, Severity, id};
 /// Recommended minimum of open files: one connection per peer and path, one file per block being written.
 const FILES: u64 = 65_536;
 
+/// Pipes that JuiceFS's splice mode needs.
+const SPLICE_PIPE: u64 = 8 << 20;
+/// The pipe of one `sendfile`, which a node's splice mode uses.
+const SENDFILE_PIPE: u64 = 64 << 10;
+
 /// Runs the checks.
 pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
+    if let Some(limit) = case.machine.pipe_max_size.filter(|limit| *limit < SPLICE_PIPE) {
+        let small = limit < SENDFILE_PIPE;
+        let why = if small {
+            "sendfile, which --iorpc-mode splice of a node uses, moves less than 65536 bytes at a time"
+        } else {
+            "enough for --iorpc-mode splice of a node, which uses sendfile; splice in JuiceFS needs 8388608"
+        };
+        found.push(HostFinding::new(
+            id::PIPE_MAX_SIZE,
+            if small { Severity::Warning } else { Severity::Info },
+            "this host",
+            format!("/proc/sys/fs/pipe-max-size is {limit}: {why}"),
+            "sysctl -w fs.pipe-max-size=8388608, for good in /etc/sysctl.d/90-pipes.conf",
+        ));
+    }
     if !case.wants_rdma() {
         return;
     }

@@ -1,12 +1,13 @@
 //! What the path monitor does: it connects paths in the background, adds channels, and detects links that are down,
 //! connections that ended, and silence.
 
-use super::{IDLE_ENDED, PathEntry, PathPool, PathPoolState, PathSlot, PathView, next_random};
-use crate::channel_set::ChannelRemains;
+use super::{IDLE_ENDED, PathEnds, PathEntry, PathPool, PathPoolState, PathSlot, PathView, next_random};
+use crate::channel_set::{ChannelRemains, ChannelSet};
 use crate::path_liveness::LastHeard;
 use crate::{Channel, PathPhase};
 use spurline_proto::WelcomeAnswer;
 use spurline_types::{Error, Result};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -306,9 +307,28 @@ impl PathPool {
             failovers: slot.state.failovers(),
             failbacks: slot.state.failbacks(),
             speed: path.speed.lock().last(),
+            ends: distinct_ends(&slot.channels),
         };
         self.paths[..self.background()].iter().zip(&inner.slots).map(view).collect()
     }
+
+    /// The addresses of the channels that are connected on demand, each pair once.
+    pub fn on_demand_ends(&self) -> Vec<PathEnds> {
+        let inner = self.inner.lock();
+        inner.slots[self.background()..].iter().flat_map(|slot| distinct_ends(&slot.channels)).collect()
+    }
+}
+
+fn distinct_ends(channels: &ChannelSet) -> Vec<PathEnds> {
+    let address = |text: &str| text.parse::<SocketAddr>().ok().map(|at| at.ip().to_canonical());
+    let mut all: Vec<PathEnds> = Vec::new();
+    for ends in channels.ends() {
+        let ends = PathEnds { local: address(&ends.local), peer: address(&ends.peer) };
+        if !all.contains(&ends) {
+            all.push(ends);
+        }
+    }
+    all
 }
 
 impl PathSlot {
