@@ -7,6 +7,9 @@ pub enum BenchError {
     /// A tool, device or permission is missing; what needs it is skipped.
     #[error("{0}")]
     Missing(String),
+    /// The command line is wrong.
+    #[error("{0}")]
+    Usage(String),
     /// It ran and failed.
     #[error("{0}")]
     Failed(String),

@@ -6,6 +6,7 @@ mod child;
 mod cpu;
 mod error;
 mod fio;
+mod fleet;
 mod iperf;
 mod machine;
 mod measure;
@@ -13,17 +14,21 @@ mod mount;
 mod netns;
 mod numbers;
 mod part;
+mod plot;
 mod scratch;
 mod stop;
 mod suite;
 mod table;
+mod train;
 
 use clap::Parser as _;
 use error::BenchError;
+use fleet::FleetArgs;
 use part::SuitePart;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use suite::SuiteArgs;
+use train::TrainArgs;
 
 /// Measure spurline: throughput, operations, latency, processor time
 #[derive(Debug, clap::Parser)]
@@ -41,6 +46,12 @@ enum BenchCommand {
     /// Measure everything beside its ceilings, in one run
     #[command(after_long_help = SUITE_EXAMPLES)]
     Suite(SuiteArgs),
+    /// Run one fio job file on many hosts at once, over several mounts in turn
+    #[command(after_long_help = FLEET_EXAMPLES)]
+    Fio(FleetArgs),
+    /// Replay the reading of MLPerf Storage's training, and find how many accelerators are fed
+    #[command(after_long_help = TRAIN_EXAMPLES)]
+    Train(TrainArgs),
     /// Be one ceiling or one load of the suite
     #[command(hide = true)]
     Part {
@@ -67,13 +78,44 @@ Examples:
   With the disk that is to hold the cache:
     spurline bench suite --only disk --disk-dir /nvme0";
 
+const FLEET_EXAMPLES: &str = "\
+Each host needs fio: start 'fio --server' there, or give --ssh. The job file may use ${DIR}, ${JOBS}, ${DEPTH}, ${TIME} and
+${SIZE}; fio's own sums over hosts are reported.
+
+Examples:
+  The files, once, in the source of the mounts; then TCP beside RDMA on four hosts, from one host to all:
+    spurline bench fio --job prepare --hosts node1 --dir /nfs/datasets/fio --jobs 4 --rounds 1
+    spurline bench fio --job rand-read-1m --hosts c1,c2,c3,c4 --clients 1,2,4 --jobs 4 --depth 1,4,16 \\
+        --dir tcp=/mnt/tcp/fio --dir rdma=/mnt/rdma/fio --nodes node1:9567 --html fio.html
+  A job file of your own, with the fio servers started over ssh:
+    spurline bench fio --job my.fio --hosts c1,c2 --dir /mnt/data --set BS=1m --ssh
+  The shipped job files:
+    spurline bench fio --list-jobs";
+
+const TRAIN_EXAMPLES: &str = "\
+Reader threads fetch whole batches, as MLPerf Storage's client does; computing is a sleep. Utilisation is the share of the
+time that the accelerators compute. Pages of earlier epochs are dropped from the page cache before a file is read again.
+
+Examples:
+  Own files in memory, read from the folder, through a mount, and through a mount with a node:
+    spurline bench train --model unet3d --accelerator h100 --html train.html
+  A mount of your own; write the files into its source first:
+    spurline bench train --model retinanet --accelerator b200 --make /nfs/datasets/retinanet --data 500G
+    spurline bench train --model retinanet --accelerator b200 --dir /mnt/data/retinanet
+  Two mounts beside each other, one over TCP and one over RDMA, with sixteen accelerators:
+    spurline bench train --model retinanet --accelerator b200 --accelerators 16 --dir /mnt/tcp/d --dir /mnt/rdma/d --plot";
+
 fn main() -> ExitCode {
     match run(BenchCli::parse().command) {
         Ok(code) => code,
         Err(error) => {
             let red = anstyle::AnsiColor::Red.on_default().bold();
             anstream::eprintln!("{red}error{red:#}: bench: {error}");
-            ExitCode::from(if matches!(error, BenchError::Missing(_)) { 3 } else { 1 })
+            ExitCode::from(match error {
+                BenchError::Usage(_) => 2,
+                BenchError::Missing(_) => 3,
+                _ => 1,
+            })
         }
     }
 }
@@ -86,6 +128,8 @@ fn run(command: BenchCommand) -> Result<ExitCode, BenchError> {
             let failed = outcome.broken > 0 || (outcome.strict && outcome.below > 0);
             Ok(ExitCode::from(u8::from(failed)))
         }
+        BenchCommand::Fio(args) => fleet::run(&args).map(|()| ExitCode::SUCCESS),
+        BenchCommand::Train(args) => train::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Part { part } => part::run(&part).map(|()| ExitCode::SUCCESS),
         BenchCommand::Man { dir } => clap_mangen::generate_to(<BenchCli as clap::CommandFactory>::command(), &dir)
             .map(|()| ExitCode::SUCCESS)

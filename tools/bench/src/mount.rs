@@ -165,7 +165,11 @@ pub fn query_counters(spurline: &Path, target: &str, net: Option<&str>) -> Resul
     parse_counters(&done.out)
 }
 
-fn parse_counters(text: &str) -> Result<CounterValues> {
+/// Reads what `stats --json` printed.
+///
+/// # Errors
+/// When it is no JSON.
+pub fn parse_counters(text: &str) -> Result<CounterValues> {
     let line = text.lines().find(|l| l.starts_with('{')).unwrap_or_default();
     let json: Value =
         serde_json::from_str(line).map_err(|e| BenchError::Failed(format!("stats: no JSON ({e}): {text}")))?;

@@ -116,7 +116,10 @@ pub struct BenchSuite {
 }
 
 /// The program under test: the one given, the one beside this program, or the first in PATH.
-fn program(given: Option<&Path>, me: &Path) -> Result<PathBuf> {
+///
+/// # Errors
+/// `Missing` when there is none.
+pub fn program(given: Option<&Path>, me: &Path) -> Result<PathBuf> {
     let beside = || Some(me.with_file_name("spurline")).filter(|file| file.is_file());
     given.map(Path::to_owned).or_else(beside).or_else(|| child::find_program("spurline")).ok_or_else(|| {
         BenchError::Missing("spurline is neither beside this program nor in PATH: name it with --spurline".to_owned())
@@ -216,7 +219,8 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
     Ok(outcome)
 }
 
-fn one_line(about: &Value) -> String {
+/// A machine in one line.
+pub fn one_line(about: &Value) -> String {
     let text = |key: &str| about[key].as_str().unwrap_or("?").to_owned();
     format!(
         "{}, Linux {}, {} × {}{}, {:.0} GiB of memory; memory dir: {}; disk dir: {}",
@@ -238,7 +242,11 @@ fn section_json(section: &SuiteSection) -> Value {
     })
 }
 
-fn write_report(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
+/// Writes a report, where its path is given.
+///
+/// # Errors
+/// When it can't be written.
+pub fn write_report(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(|e| BenchError::io(dir.display(), &e))?;

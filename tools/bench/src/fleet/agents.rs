@@ -1,0 +1,119 @@
+//! fio servers on hosts: started over ssh for one run, or found running. It knows no job.
+
+use crate::child::{self, ServerProcess};
+use crate::error::{BenchError, Result};
+use crate::stop;
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// The port of a fio server, unless another is given.
+pub const AGENT_PORT: u16 = 8765;
+/// Longest wait for a server over ssh.
+const START: Duration = Duration::from_secs(30);
+/// Longest wait for a connection to a running one.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A host with a fio server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentHost {
+    /// Name or address, as the user gave it.
+    pub host: String,
+    /// The server's port.
+    pub port: u16,
+}
+
+impl AgentHost {
+    /// Parses `HOST` or `HOST:PORT`.
+    ///
+    /// # Errors
+    /// `Usage` for any other text.
+    pub fn parse(text: &str) -> Result<AgentHost> {
+        let wrong =
+            || BenchError::Usage(format!("--hosts: '{text}' is no host: give HOST or HOST:PORT, with commas between"));
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
+            None => (text, AGENT_PORT),
+        };
+        // A name that begins with a dash would be an option of ssh.
+        let odd = |c: char| c.is_whitespace() || matches!(c, ',' | '/' | ':');
+        if host.is_empty() || host.starts_with('-') || host.contains(odd) {
+            return Err(wrong());
+        }
+        Ok(AgentHost { host: host.to_owned(), port })
+    }
+
+    /// As fio's `--client` takes it.
+    pub fn client_word(&self) -> String {
+        format!("--client={},{}", self.host, self.port)
+    }
+
+    /// Checks that something listens.
+    ///
+    /// # Errors
+    /// `Missing`, with the ways to start a server.
+    pub fn check_listens(&self) -> Result<()> {
+        let missing = |why: String| {
+            BenchError::Missing(format!(
+                "no fio server answers at {}:{}: {why}; start one there (fio --server), or give --ssh",
+                self.host, self.port
+            ))
+        };
+        let addresses = (self.host.as_str(), self.port).to_socket_addrs().map_err(|e| missing(e.to_string()))?;
+        let mut last = "the name has no address".to_owned();
+        for address in addresses {
+            match TcpStream::connect_timeout(&address, CONNECT) {
+                Ok(_) => return Ok(()),
+                Err(e) => last = e.to_string(),
+            }
+        }
+        Err(missing(last))
+    }
+
+    /// A command on this host over ssh. `-tt`: when the connection ends, the remote process is hung up too.
+    pub fn ssh_command(&self, words: &[&str]) -> Result<Command> {
+        let ssh = child::require_program("ssh", "openssh-client")?;
+        let mut command = Command::new(ssh);
+        command.args(["-tt", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", &self.host]).args(words);
+        Ok(command)
+    }
+
+    /// Starts a server over ssh, and waits until it listens.
+    ///
+    /// # Errors
+    /// `Missing` without ssh or fio, with what ssh said.
+    pub fn start_over_ssh(&self, logs: &Path) -> Result<ServerProcess> {
+        let log = logs.join(format!("agent-{}-{}.log", self.host, self.port));
+        let server = format!("--server=,{}", self.port);
+        let command = self.ssh_command(&["exec", "fio", &server])?;
+        let mut process = ServerProcess::start(command, &format!("fio on {}", self.host), &log)?;
+        stop::wait_until(&format!("fio on {} to listen", self.host), START, Duration::from_millis(50), || {
+            process.check_alive().map_err(|e| BenchError::Missing(format!("{e}; is fio installed there?")))?;
+            Ok(self.check_listens().ok())
+        })?;
+        Ok(process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_read() {
+        let host = |text| AgentHost::parse(text).map(|agent| (agent.host, agent.port));
+        assert_eq!(host("node1").unwrap(), ("node1".into(), AGENT_PORT));
+        assert_eq!(host("10.0.0.1:99").unwrap(), ("10.0.0.1".into(), 99));
+        for wrong in ["", "a:b", ":1", "-oProxyCommand=x", "a b", "a/b", "a:1:2"] {
+            assert!(host(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_a_server_says_how_to_start_one() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let error = AgentHost { host: "127.0.0.1".into(), port }.check_listens().unwrap_err();
+        assert!(matches!(&error, BenchError::Missing(why) if why.contains("fio --server") && why.contains("--ssh")));
+    }
+}

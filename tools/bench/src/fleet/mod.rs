@@ -1,0 +1,558 @@
+//! `bench fio`: one job file on many hosts at once, each with a fio server, in turn over several mounts (such as TCP
+//! and RDMA). This module runs the matrix and reports it.
+
+mod agents;
+mod job_file;
+mod outcome;
+
+use crate::child::{self, ServerProcess};
+use crate::error::{BenchError, Result};
+use crate::machine;
+use crate::mount::{CounterValues, counter_growth, parse_counters, query_counters};
+use crate::numbers::{median, three_digits};
+use crate::plot::{self, BenchChart, ChartSeries};
+use crate::scratch::{self, ScratchDir};
+use crate::suite;
+use agents::AgentHost;
+use outcome::FleetFigures;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// The arguments of `bench fio`.
+#[derive(Debug, clap::Args)]
+pub struct FleetArgs {
+    /// Hosts that run the job at once, HOST or HOST:PORT (default 8765), with commas between
+    #[arg(long, value_name = "HOST[,HOST]", value_delimiter = ',', required_unless_present_any = ["list_jobs", "print_job"])]
+    pub hosts: Vec<String>,
+    /// Job file of fio, or the name of a shipped one
+    #[arg(long, value_name = "FILE", default_value = "seq-read-1m")]
+    pub job: String,
+    /// Folder on every host that the job reads or writes, with a name for reports; repeat for more, which run in turn
+    #[arg(long, value_name = "[NAME=]DIR", required_unless_present_any = ["list_jobs", "print_job"])]
+    pub dir: Vec<String>,
+    /// Start the fio servers over ssh for this run [default: they run already, by fio --server]
+    ///
+    /// Then the counters of the mounts are read over ssh too.
+    #[arg(long)]
+    pub ssh: bool,
+    /// Numbers of hosts to use, one after the other [default: all]
+    #[arg(long, value_name = "N[,N]", value_delimiter = ',')]
+    pub clients: Vec<usize>,
+    /// Processes on each host, one number after the other: JOBS in the job file
+    #[arg(long, value_name = "N[,N]", value_delimiter = ',', default_value = "1")]
+    pub jobs: Vec<u32>,
+    /// Requests of each process at once, one number after the other: DEPTH in the job file
+    #[arg(long, value_name = "N[,N]", value_delimiter = ',', default_value = "1")]
+    pub depth: Vec<u32>,
+    /// Length of one run: TIME in the job file
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = spurline_types::parse_duration)]
+    pub time: Duration,
+    /// Size of each file: SIZE in the job file
+    #[arg(long, value_name = "SIZE", default_value = "1g")]
+    pub size: String,
+    /// Value of another ${NAME} in the job file; repeat for more
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    /// Rounds, all folders in turn; medians are reported
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub rounds: u32,
+    /// Metrics pages of the mounts, HOST:PORT, for their processor time and bytes [default: none, with --ssh over ssh]
+    #[arg(long, value_name = "ADDR[,ADDR]", value_delimiter = ',')]
+    pub mounts: Vec<String>,
+    /// Metrics pages of the nodes, HOST:PORT, for their processor time
+    #[arg(long, value_name = "ADDR[,ADDR]", value_delimiter = ',')]
+    pub nodes: Vec<String>,
+    /// Write all figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a page with plots, which needs no network
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Plot on the terminal
+    #[arg(long)]
+    pub plot: bool,
+    /// List the shipped job files
+    #[arg(long)]
+    pub list_jobs: bool,
+    /// Print a job file
+    #[arg(long, value_name = "NAME", conflicts_with = "list_jobs")]
+    pub print_job: Option<String>,
+    /// Folder for fio's logs
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    pub work_dir: PathBuf,
+    /// The spurline that reads counters [default: the one beside this program, or in PATH]
+    #[arg(long, value_name = "FILE")]
+    pub spurline: Option<PathBuf>,
+}
+
+/// A folder under its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FleetVariant {
+    name: String,
+    dir: String,
+}
+
+/// One point of the matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FleetPoint {
+    clients: usize,
+    jobs: u32,
+    depth: u32,
+}
+
+/// One run of one variant.
+#[derive(Debug, Clone)]
+struct FleetRun {
+    figures: FleetFigures,
+    /// Processor seconds by role.
+    cpu: Vec<(&'static str, f64)>,
+    /// Counters of mounts and nodes that grew.
+    grown: CounterValues,
+}
+
+/// All runs of one variant at one point.
+struct FleetRow {
+    variant: FleetVariant,
+    point: FleetPoint,
+    runs: Vec<FleetRun>,
+}
+
+impl FleetRow {
+    fn median_of(&self, of: impl Fn(&FleetRun) -> f64) -> f64 {
+        median(&self.runs.iter().map(of).collect::<Vec<_>>())
+    }
+
+    fn bandwidth(&self) -> f64 {
+        self.median_of(|run| run.figures.all.bandwidth)
+    }
+
+    /// Processor seconds of a role for each GiB; `None` where it is unknown.
+    fn cpu_per_gib(&self, role: &str) -> Option<f64> {
+        let one = |run: &FleetRun| {
+            let used = run.cpu.iter().find(|(name, _)| *name == role)?.1;
+            Some(used / (run.figures.all.bytes as f64 / f64::from(1u32 << 30)))
+        };
+        let all: Vec<f64> = self.runs.iter().filter_map(one).collect();
+        (!all.is_empty()).then(|| median(&all))
+    }
+}
+
+const ROLES: [&str; 3] = ["fio", "mounts", "nodes"];
+
+/// A run of the command.
+struct FleetBench<'a> {
+    args: &'a FleetArgs,
+    hosts: Vec<AgentHost>,
+    job: String,
+    values: Vec<(String, String)>,
+    spurline: Option<PathBuf>,
+    scratch: ScratchDir,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// `Usage` and `Missing` for wrong arguments and missing prerequisites; `Failed` when a host's job fails.
+pub fn run(args: &FleetArgs) -> Result<()> {
+    if args.list_jobs {
+        anstream::print!("{}", job_file::list_jobs());
+        return Ok(());
+    }
+    if let Some(name) = &args.print_job {
+        anstream::print!("{}", job_file::load_job(name)?);
+        return Ok(());
+    }
+    crate::stop::catch_signals()?;
+    child::require_program("fio", "fio")?;
+    let variants = args.dir.iter().map(|text| parse_variant(text)).collect::<Result<Vec<_>>>()?;
+    let hosts = args.hosts.iter().map(|text| AgentHost::parse(text)).collect::<Result<Vec<_>>>()?;
+    let points = matrix_points(args, hosts.len())?;
+    let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
+    let wanted = args.spurline.is_some() || !args.mounts.is_empty() || !args.nodes.is_empty();
+    let spurline = wanted.then(|| suite::program(args.spurline.as_deref(), &me)).transpose()?;
+    scratch::sweep_stale(&args.work_dir);
+    let scratch = ScratchDir::new(&args.work_dir, "fio")?;
+    let (job, values) = (job_file::load_job(&args.job)?, given_values(args)?);
+    let bench = FleetBench { args, hosts, job, values, spurline, scratch };
+    // All variables have values before anything is started.
+    for variant in &variants {
+        bench.job_text(variant, points[0])?;
+    }
+    let agents = bench.open_agents()?;
+    let mut rows = Vec::new();
+    for point in &points {
+        rows.extend(bench.run_point(&variants, *point)?);
+    }
+    drop(agents);
+    report(args, &bench, &rows)
+}
+
+fn parse_variant(text: &str) -> Result<FleetVariant> {
+    let (name, dir) = match text.split_once('=') {
+        Some((name, dir)) if !name.contains('/') => (name, dir),
+        _ => (text, text),
+    };
+    if !dir.starts_with('/') || name.is_empty() || dir.contains(['\n', '\r']) {
+        return Err(BenchError::Usage(format!("--dir '{text}': give DIR or NAME=DIR with an absolute folder")));
+    }
+    Ok(FleetVariant { name: name.to_owned(), dir: dir.to_owned() })
+}
+
+fn given_values(args: &FleetArgs) -> Result<Vec<(String, String)>> {
+    let mut values =
+        vec![("TIME".to_owned(), format!("{}ms", args.time.as_millis())), ("SIZE".to_owned(), args.size.clone())];
+    for text in &args.set {
+        let Some((name, value)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
+            return Err(BenchError::Usage(format!("--set '{text}': give NAME=VALUE")));
+        };
+        values.push((name.to_owned(), value.to_owned()));
+    }
+    Ok(values)
+}
+
+/// All combinations of clients, processes and depths.
+fn matrix_points(args: &FleetArgs, hosts: usize) -> Result<Vec<FleetPoint>> {
+    let all = if args.clients.is_empty() { vec![hosts] } else { args.clients.clone() };
+    if let Some(wrong) = all.iter().find(|n| **n == 0 || **n > hosts) {
+        return Err(BenchError::Usage(format!("--clients {wrong}: --hosts names {hosts}")));
+    }
+    if args.jobs.contains(&0) || args.depth.contains(&0) {
+        return Err(BenchError::Usage("--jobs and --depth begin at 1".to_owned()));
+    }
+    let mut points = Vec::new();
+    for &clients in &all {
+        for &jobs in &args.jobs {
+            points.extend(args.depth.iter().map(|&depth| FleetPoint { clients, jobs, depth }));
+        }
+    }
+    Ok(points)
+}
+
+impl FleetBench<'_> {
+    fn job_text(&self, variant: &FleetVariant, point: FleetPoint) -> Result<String> {
+        let mut values = vec![
+            ("DIR".to_owned(), variant.dir.clone()),
+            ("JOBS".to_owned(), point.jobs.to_string()),
+            ("DEPTH".to_owned(), point.depth.to_string()),
+        ];
+        values.extend(self.values.iter().cloned());
+        job_file::fill_job(&self.job, &values)
+    }
+
+    /// Servers on all hosts: started, or found.
+    fn open_agents(&self) -> Result<Vec<ServerProcess>> {
+        if !self.args.ssh {
+            self.hosts.iter().try_for_each(AgentHost::check_listens)?;
+            return Ok(Vec::new());
+        }
+        let logs = self.scratch.subdir("logs")?;
+        self.hosts.iter().map(|host| host.start_over_ssh(&logs)).collect()
+    }
+
+    /// All rounds of a point, the variants in turn.
+    fn run_point(&self, variants: &[FleetVariant], point: FleetPoint) -> Result<Vec<FleetRow>> {
+        let mut rows: Vec<FleetRow> =
+            variants.iter().map(|variant| FleetRow { variant: variant.clone(), point, runs: Vec::new() }).collect();
+        for _ in 0..self.args.rounds {
+            for row in &mut rows {
+                let run = self.run_once(&row.variant, point)?;
+                anstream::eprintln!(
+                    "{}: {} hosts, {} jobs, depth {}: {} GB/s",
+                    row.variant.name,
+                    point.clients,
+                    point.jobs,
+                    point.depth,
+                    three_digits(run.figures.all.bandwidth / 1e9)
+                );
+                row.runs.push(run);
+            }
+        }
+        Ok(rows)
+    }
+
+    fn run_once(&self, variant: &FleetVariant, point: FleetPoint) -> Result<FleetRun> {
+        // Logs of servers arrive in the working directory.
+        let dir = self.scratch.empty_subdir("run")?;
+        let job = dir.join("job.fio");
+        std::fs::write(&job, self.job_text(variant, point)?).map_err(|e| BenchError::io(job.display(), &e))?;
+        let hosts = &self.hosts[..point.clients];
+        let before = self.read_counters(variant, hosts)?;
+        let mut command = Command::new("fio");
+        command.arg("--output-format=json").current_dir(&dir);
+        for host in hosts {
+            command.arg(host.client_word()).arg("job.fio");
+        }
+        let done = child::run_to_end(command, self.args.time * 3 + Duration::from_secs(120));
+        let figures = match done {
+            Ok(done) => outcome::parse_fleet(&done.out)?,
+            Err(BenchError::Failed(why)) => return Err(BenchError::Failed(short_reason(&why))),
+            Err(error) => return Err(error),
+        };
+        let after = self.read_counters(variant, hosts)?;
+        let figures = FleetFigures { over_time: outcome::read_over_time(&dir), ..figures };
+        let (mut cpu, mut grown) = (vec![("fio", figures.all.cpu)], CounterValues::new());
+        for ((role, before), (_, after)) in before.iter().zip(&after) {
+            let growth = counter_growth(before, after);
+            cpu.push((role, growth.get("usage.cpu_us").copied().unwrap_or(0) as f64 / 1e6));
+            grown.extend(growth.into_iter().map(|(name, n)| (format!("{role}.{name}"), n)));
+        }
+        Ok(FleetRun { figures, cpu, grown })
+    }
+
+    /// The summed counters of mounts and nodes, as far as they can be read.
+    fn read_counters(&self, variant: &FleetVariant, hosts: &[AgentHost]) -> Result<Vec<(&'static str, CounterValues)>> {
+        let mut all = Vec::new();
+        if self.args.ssh && self.args.mounts.is_empty() {
+            let of = |host: &AgentHost| {
+                let command = host.ssh_command(&["spurline", "stats", &variant.dir, "--json", "-c", "1"])?;
+                child::run_to_end(command, Duration::from_secs(30)).and_then(|done| parse_counters(&done.out))
+            };
+            // A folder that is no mount of Spurline has no counters.
+            let known: Vec<CounterValues> = hosts.iter().filter_map(|host| of(host).ok()).collect();
+            if known.len() == hosts.len() {
+                all.push(("mounts", sum_counters(&known)));
+            }
+        }
+        let Some(spurline) = &self.spurline else { return Ok(all) };
+        for (role, pages) in [("mounts", &self.args.mounts), ("nodes", &self.args.nodes)] {
+            if !pages.is_empty() {
+                let known =
+                    pages.iter().map(|page| query_counters(spurline, page, None)).collect::<Result<Vec<_>>>()?;
+                all.push((role, sum_counters(&known)));
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn sum_counters(all: &[CounterValues]) -> CounterValues {
+    let mut sum = CounterValues::new();
+    for (name, n) in all.iter().flatten() {
+        *sum.entry(name.clone()).or_default() += n;
+    }
+    sum
+}
+
+/// fio's own lines out of a failed run, without its JSON.
+fn short_reason(why: &str) -> String {
+    why.split(" | {").next().unwrap_or(why).to_owned()
+}
+
+/// The transport that carried the bytes of a run, by the counters of the mounts.
+fn carried_by(run: &FleetRun) -> Option<String> {
+    let mb = |name: &str| run.grown.get(&format!("mounts.{name}.recv_bytes")).copied().unwrap_or(0) / 1_000_000;
+    let parts = [("rdma", mb("rdma")), ("tcp", mb("tcp"))];
+    let parts: Vec<String> =
+        parts.iter().filter(|(_, mb)| *mb > 0).map(|(word, mb)| format!("{mb} MB over {word}")).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow]) -> Result<()> {
+    let about = machine::describe_machine(bench.scratch.path(), bench.scratch.path());
+    let names: Vec<&str> = bench.hosts.iter().map(|host| host.host.as_str()).collect();
+    let summary = format!("{} on {}; medians of {} rounds in turn", args.job, names.join(", "), args.rounds);
+    let table = result_table(rows);
+    let mut notes: Vec<String> = Vec::new();
+    for row in rows {
+        if let Some(carried) = row.runs.last().and_then(carried_by) {
+            let FleetPoint { clients, jobs, depth } = row.point;
+            notes.push(format!("{} ({clients} hosts, {jobs} jobs, depth {depth}): {carried}", row.variant.name));
+        }
+    }
+    notes.push(format!(
+        "Controlled from {}; load average {:.1} on {} processors at the end.",
+        suite::one_line(&about),
+        machine::load_average(),
+        machine::cpu_count()
+    ));
+    let charts = charts_of(rows);
+    anstream::println!("{summary}\n\n{}", plot::text_table(&table).trim_end());
+    if args.plot {
+        charts.iter().for_each(|chart| anstream::print!("{}", chart.to_text(100)));
+    }
+    notes.iter().for_each(|note| anstream::println!("{note}"));
+    let result = json!({
+        "schema": "spurline-bench-fio/1", "spurline": env!("CARGO_PKG_VERSION"), "job": args.job, "job_text": bench.job,
+        "hosts": names, "rounds": args.rounds, "machine": about, "notes": notes,
+        "rows": rows.iter().map(row_json).collect::<Vec<_>>(),
+    });
+    suite::write_report(args.json.as_deref(), || format!("{result:#}\n"))?;
+    suite::write_report(args.html.as_deref(), || {
+        plot::page("Spurline bench fio", &[summary], &[table], &charts, &notes)
+    })?;
+    for path in [&args.json, &args.html].into_iter().flatten() {
+        anstream::println!("written: {}", path.display());
+    }
+    Ok(())
+}
+
+/// The row of the first folder at the same point, which the others are compared with.
+fn first_row<'a>(rows: &'a [FleetRow], row: &FleetRow) -> Option<&'a FleetRow> {
+    rows.iter().find(|first| first.point == row.point).filter(|first| first.variant != row.variant)
+}
+
+fn result_table(rows: &[FleetRow]) -> Vec<Vec<String>> {
+    let heads = [
+        "folder",
+        "hosts",
+        "jobs",
+        "depth",
+        "GB/s",
+        "IOPS",
+        "p50 µs",
+        "p99 µs",
+        "CPU-s/GiB fio",
+        "mounts",
+        "nodes",
+        "ratio",
+    ];
+    let mut table = vec![heads.map(str::to_owned).to_vec()];
+    for row in rows {
+        let latency = |pick: fn((f64, f64)) -> f64| {
+            let all: Vec<f64> = row.runs.iter().filter_map(|run| run.figures.all.latency_us).map(pick).collect();
+            if all.is_empty() { "-".to_owned() } else { three_digits(median(&all)) }
+        };
+        let mut line = vec![
+            row.variant.name.clone(),
+            row.point.clients.to_string(),
+            row.point.jobs.to_string(),
+            row.point.depth.to_string(),
+            three_digits(row.bandwidth() / 1e9),
+            three_digits(row.median_of(|run| run.figures.all.iops)),
+            latency(|times| times.0),
+            latency(|times| times.1),
+        ];
+        line.extend(ROLES.map(|role| row.cpu_per_gib(role).map_or("-".to_owned(), three_digits)));
+        line.push(first_row(rows, row).map_or("-".to_owned(), |first| {
+            format!("{:.2} of {}", row.bandwidth() / first.bandwidth().max(1e-9), first.variant.name)
+        }));
+        table.push(line);
+    }
+    table
+}
+
+fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows {
+        if !names.contains(&row.variant.name.as_str()) {
+            names.push(&row.variant.name);
+        }
+    }
+    let chart = |title: &str, x: &str, y: &str, series| BenchChart {
+        title: title.to_owned(),
+        x: x.to_owned(),
+        y: y.to_owned(),
+        mark: None,
+        series,
+    };
+    let mut charts = Vec::new();
+    type PointValue = fn(&FleetPoint) -> u32;
+    let axes: [(&str, PointValue); 3] =
+        [("hosts", |point| point.clients as u32), ("jobs", |point| point.jobs), ("depth", |point| point.depth)];
+    for (axis, of) in axes {
+        // One axis, with the others at their greatest value.
+        let same = |row: &&FleetRow| {
+            axes.iter()
+                .filter(|(other, _)| *other != axis)
+                .all(|(_, of)| of(&row.point) == rows.iter().map(|row| of(&row.point)).max().unwrap_or(0))
+        };
+        let line = |name: &&str| ChartSeries {
+            name: (*name).to_owned(),
+            points: rows
+                .iter()
+                .filter(same)
+                .filter(|row| row.variant.name == **name)
+                .map(|row| (f64::from(of(&row.point)), row.bandwidth() / 1e9))
+                .collect(),
+        };
+        let series: Vec<ChartSeries> = names.iter().map(line).collect();
+        if series.iter().any(|series| series.points.len() > 1) {
+            charts.push(chart(&format!("Throughput over {axis}"), axis, "GB/s", series));
+        }
+    }
+    let Some(last) = rows.last().map(|row| row.point) else { return charts };
+    let at_last = || rows.iter().filter(|row| row.point == last);
+    let bar = |name: String, value: f64| ChartSeries { name, points: vec![(0.0, value)] };
+    let beside = at_last().map(|row| bar(row.variant.name.clone(), row.bandwidth() / 1e9)).collect();
+    charts.push(chart("Folders beside each other", "", "GB/s", beside));
+    let over_time = at_last().filter_map(|row| {
+        let points = row.runs.last()?.figures.over_time.iter().map(|(at, rate)| (*at, rate / 1e9)).collect();
+        Some(ChartSeries { name: row.variant.name.clone(), points })
+    });
+    charts.push(chart("Throughput over time", "seconds", "GB/s", over_time.collect()));
+    let cpu = at_last().flat_map(|row| {
+        ROLES
+            .into_iter()
+            .filter_map(move |role| Some(bar(format!("{}: {role}", row.variant.name), row.cpu_per_gib(role)?)))
+    });
+    charts.push(chart("Processor time", "", "CPU-s/GiB", cpu.collect()));
+    charts
+}
+
+fn row_json(row: &FleetRow) -> Value {
+    let host = |figures: &outcome::HostFigures| {
+        json!({
+            "host": figures.host, "bytes_per_second": figures.bandwidth, "iops": figures.iops, "bytes": figures.bytes,
+            "cpu_seconds": figures.cpu, "p50_us": figures.latency_us.map(|t| t.0), "p99_us": figures.latency_us.map(|t| t.1),
+        })
+    };
+    let run = |run: &FleetRun| {
+        let cpu: serde_json::Map<String, Value> =
+            run.cpu.iter().map(|(role, used)| ((*role).to_owned(), json!({ "seconds": used }))).collect();
+        json!({
+            "all": host(&run.figures.all), "hosts": run.figures.hosts.iter().map(host).collect::<Vec<_>>(),
+            "cpu": cpu, "counters": run.grown,
+            "over_time": run.figures.over_time.iter()
+                .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
+        })
+    };
+    let cpu: serde_json::Map<String, Value> =
+        ROLES.iter().filter_map(|role| Some(((*role).to_owned(), row.cpu_per_gib(role)?.into()))).collect();
+    json!({
+        "folder": row.variant.name, "dir": row.variant.dir, "hosts": row.point.clients, "jobs": row.point.jobs,
+        "depth": row.point.depth, "bytes_per_second": row.bandwidth(),
+        "iops": row.median_of(|run| run.figures.all.iops), "cpu_seconds_per_gib": cpu,
+        "runs": row.runs.iter().map(run).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, clients: usize, bandwidth: f64) -> FleetRow {
+        let all = outcome::HostFigures { bandwidth, bytes: 1 << 30, cpu: 0.2, ..Default::default() };
+        let figures = FleetFigures { all, over_time: vec![(0.5, bandwidth), (1.0, bandwidth)], ..Default::default() };
+        let grown = [(format!("mounts.{name}.recv_bytes"), 5_000_000)].into();
+        let runs = vec![FleetRun { figures, cpu: vec![("fio", 0.2), ("mounts", 0.4)], grown }];
+        let variant = FleetVariant { name: name.into(), dir: format!("/mnt/{name}") };
+        FleetRow { variant, point: FleetPoint { clients, jobs: 1, depth: 1 }, runs }
+    }
+
+    #[test]
+    fn folders_have_names() {
+        let variant = |text| parse_variant(text).map(|variant| (variant.name, variant.dir));
+        assert_eq!(variant("tcp=/mnt/a").unwrap(), ("tcp".into(), "/mnt/a".into()));
+        assert_eq!(variant("/mnt/a=b").unwrap(), ("/mnt/a=b".into(), "/mnt/a=b".into()));
+        assert!(variant("mnt").is_err() && variant("=/mnt").is_err());
+    }
+
+    #[test]
+    fn rows_stand_beside_each_other() {
+        let rows = [row("tcp", 1, 1e9), row("rdma", 1, 2e9), row("tcp", 2, 1.5e9), row("rdma", 2, 3e9)];
+        let table = result_table(&rows);
+        assert_eq!((table.len(), table[4].last().unwrap().as_str()), (5, "2.00 of tcp"));
+        assert_eq!(table[1][8..11], ["0.200", "0.400", "-"].map(str::to_owned));
+        let charts = charts_of(&rows);
+        let titles: Vec<&str> = charts.iter().map(|chart| chart.title.as_str()).collect();
+        assert_eq!(
+            titles,
+            ["Throughput over hosts", "Folders beside each other", "Throughput over time", "Processor time"]
+        );
+        assert_eq!(charts[0].series[1].points, [(1.0, 2.0), (2.0, 3.0)]);
+        assert_eq!(carried_by(&rows[1].runs[0]).unwrap(), "5 MB over rdma");
+        assert_eq!(row_json(&rows[0])["cpu_seconds_per_gib"], json!({ "fio": 0.2, "mounts": 0.4 }));
+    }
+}

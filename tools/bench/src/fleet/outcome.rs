@@ -1,0 +1,177 @@
+//! What fio's client reports of several servers: figures of each host and of all, and the throughput over time. It
+//! starts nothing.
+
+use crate::error::{BenchError, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The figures of one host, or of all.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HostFigures {
+    /// The host as it was named; empty for all.
+    pub host: String,
+    /// Bytes per second, read and written.
+    pub bandwidth: f64,
+    /// Operations per second.
+    pub iops: f64,
+    /// Bytes read and written.
+    pub bytes: u64,
+    /// Processor seconds of fio's own processes.
+    pub cpu: f64,
+    /// Median and 99th percentile of an operation's time in microseconds; the slower direction.
+    pub latency_us: Option<(f64, f64)>,
+}
+
+/// The figures of one run.
+#[derive(Debug, Clone, Default)]
+pub struct FleetFigures {
+    /// All hosts together.
+    pub all: HostFigures,
+    /// Each host.
+    pub hosts: Vec<HostFigures>,
+    /// Seconds since the start, and bytes per second of all hosts.
+    pub over_time: Vec<(f64, f64)>,
+}
+
+/// Parses what `fio --client … --output-format=json` wrote.
+///
+/// # Errors
+/// `Failed` when it is no such report, or a host failed; the message has fio's own lines.
+pub fn parse_fleet(text: &str) -> Result<FleetFigures> {
+    let start = text.find("\n{\n").map(|at| at + 1).or_else(|| text.find('{')).unwrap_or(text.len());
+    let said: Vec<&str> = text[..start].lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let bad = |why: &str| {
+        let tail = said[said.len().saturating_sub(4)..].join(" | ");
+        BenchError::Failed(format!("fio: {why}; it printed: {tail}"))
+    };
+    let mut parser = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
+    let json = parser.next().and_then(std::result::Result::ok).ok_or_else(|| bad("no JSON"))?;
+    let entries = json["client_stats"].as_array().ok_or_else(|| bad("no client_stats"))?;
+    let mut figures = FleetFigures::default();
+    for entry in entries {
+        let host = entry["hostname"].as_str().unwrap_or_default().to_owned();
+        if let Some(error) = entry["error"].as_i64().filter(|error| *error != 0) {
+            let error = std::io::Error::from_raw_os_error(error as i32);
+            return Err(bad(&format!("{host}: job {}: {error}", entry["jobname"].as_str().unwrap_or("?"))));
+        }
+        if entry["jobname"] == "All clients" {
+            continue;
+        }
+        let got = entry_figures(host, entry);
+        match figures.hosts.iter_mut().find(|known| known.host == got.host) {
+            Some(known) => add_figures(known, &got),
+            None => figures.hosts.push(got),
+        }
+    }
+    if figures.hosts.is_empty() {
+        return Err(bad("no host reported"));
+    }
+    // fio's own sum ("All clients") is missing with one host, and has no percentiles.
+    figures.hosts.iter().for_each(|host| add_figures(&mut figures.all, host));
+    if figures.all.bytes == 0 {
+        return Err(bad("nothing was read or written"));
+    }
+    Ok(figures)
+}
+
+fn entry_figures(host: String, entry: &Value) -> HostFigures {
+    let number = |value: &Value| value.as_f64().unwrap_or_default();
+    let ways = [&entry["read"], &entry["write"]];
+    let sum = |name: &str| ways.iter().map(|way| number(&way[name])).sum::<f64>();
+    let latency_us = ways
+        .iter()
+        .filter_map(|way| {
+            let at = |share: &str| Some(way["clat_ns"]["percentile"][share].as_f64()? / 1e3);
+            Some((at("50.000000")?, at("99.000000")?)).filter(|times| times.1 > 0.0)
+        })
+        .max_by(|a, b| a.1.total_cmp(&b.1));
+    HostFigures {
+        host,
+        bandwidth: sum("bw_bytes"),
+        iops: sum("iops"),
+        bytes: sum("io_bytes") as u64,
+        // Percent of the summed time of its processes, in milliseconds.
+        cpu: (number(&entry["usr_cpu"]) + number(&entry["sys_cpu"])) / 100.0 * number(&entry["job_runtime"]) / 1e3,
+        latency_us,
+    }
+}
+
+fn add_figures(sum: &mut HostFigures, one: &HostFigures) {
+    sum.bandwidth += one.bandwidth;
+    sum.iops += one.iops;
+    sum.bytes += one.bytes;
+    sum.cpu += one.cpu;
+    // The slowest host counts.
+    if one.latency_us.is_some_and(|(_, p99)| sum.latency_us.is_none_or(|(_, known)| p99 > known)) {
+        sum.latency_us = one.latency_us;
+    }
+}
+
+/// Reads the bandwidth logs that servers sent into `dir`, and sums them: half seconds since the start.
+pub fn read_over_time(dir: &Path) -> Vec<(f64, f64)> {
+    let mut sums: BTreeMap<u64, f64> = BTreeMap::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if !entry.file_name().to_string_lossy().starts_with("over_bw") {
+            continue;
+        }
+        // Each line: milliseconds, KiB per second, direction, block size, offset.
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        for line in text.lines() {
+            let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());
+            if let (Some(Ok(at)), Some(Ok(rate))) = (fields.next(), fields.next()) {
+                *sums.entry(at.saturating_add(250) / 500).or_default() += rate as f64 * 1024.0;
+            }
+        }
+    }
+    sums.into_iter().map(|(half, rate)| (half as f64 / 2.0, rate)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn entry(name: &str, host: &str, bytes: u64) -> Value {
+        json!({
+            "jobname": name, "hostname": host, "port": 8765, "error": 0, "usr_cpu": 2.5, "sys_cpu": 7.5, "job_runtime": 4000,
+            "read": { "bw_bytes": bytes / 2, "io_bytes": bytes, "iops": 100.0,
+                "clat_ns": { "percentile": { "50.000000": 1000, "99.000000": bytes } } },
+            "write": { "bw_bytes": 0, "io_bytes": 0, "iops": 0.0, "clat_ns": {} },
+        })
+    }
+
+    #[test]
+    fn hosts_are_summed_as_fio_does() {
+        let all = entry("All clients", "a", 9_000_000);
+        let json =
+            json!({ "fio version": "fio-3.33", "client_stats": [entry("j", "a", 2000), entry("j", "b", 6000), all] });
+        let got = parse_fleet(&format!("<a> j: (g=0): rw=read {{}}\n<b> Starting\n{json:#}\nmore")).unwrap();
+        assert_eq!(got.hosts.len(), 2);
+        assert_eq!((got.all.bytes, got.all.bandwidth, got.all.iops), (8000, 4000.0, 200.0));
+        assert!((got.all.cpu - 0.8).abs() < 1e-9, "{got:?}");
+        assert_eq!((got.hosts[0].latency_us, got.all.latency_us), (Some((1.0, 2.0)), Some((1.0, 6.0))));
+        let one = parse_fleet(&json!({ "client_stats": [entry("j", "a", 2000)] }).to_string()).unwrap();
+        assert_eq!(one.all.latency_us, Some((1.0, 2.0)));
+    }
+
+    #[test]
+    fn failures_have_the_lines_of_fio() {
+        let mut broken = entry("j", "b", 5);
+        broken["error"] = json!(22);
+        let json = json!({ "client_stats": [entry("j", "a", 5), broken] });
+        let error = parse_fleet(&format!("<b> j: you need to specify size=\n{json:#}")).unwrap_err().to_string();
+        assert!(error.contains("b: job j: Invalid argument") && error.contains("you need to specify size"), "{error}");
+        assert!(parse_fleet("fio: connect: refused\n").unwrap_err().to_string().contains("connect: refused"));
+        assert!(parse_fleet("{\"client_stats\": []}").is_err() && parse_fleet("").is_err());
+    }
+
+    #[test]
+    fn logs_of_hosts_are_summed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("over_bw.log.a"), "500, 10, 0, 0, 0\n1008, 20, 0, 0, 0\n").unwrap();
+        std::fs::write(dir.path().join("over_bw.log.b"), "501, 1, 0, 0, 0\njunk\n").unwrap();
+        std::fs::write(dir.path().join("other"), "500, 99\n").unwrap();
+        assert_eq!(read_over_time(dir.path()), [(0.5, 11.0 * 1024.0), (1.0, 20.0 * 1024.0)]);
+    }
+}

@@ -1,0 +1,347 @@
+//! Charts of a report: lines over time or over a count, and bars, as SVG without scripts for a page, and as text for a
+//! terminal. It knows no measurement.
+
+use crate::numbers::three_digits;
+use std::fmt::Write as _;
+
+/// A named line or a named bar.
+#[derive(Debug, Clone)]
+pub struct ChartSeries {
+    /// Its name.
+    pub name: String,
+    /// Its points, by growing x; a bar has one.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A chart.
+#[derive(Debug, Clone)]
+pub struct BenchChart {
+    /// Its title.
+    pub title: String,
+    /// The name and the unit of the horizontal axis; empty for bars.
+    pub x: String,
+    /// The name and the unit of the vertical axis.
+    pub y: String,
+    /// A value to compare with: its name and y.
+    pub mark: Option<(String, f64)>,
+    /// Its lines or bars.
+    pub series: Vec<ChartSeries>,
+}
+
+const COLOURS: [&str; 6] = ["#3b76c4", "#d9822b", "#3f9d63", "#8e5bb5", "#cf4b40", "#6b7280"];
+/// Marks of lines on a terminal.
+const MARKS: [char; 6] = ['*', 'o', '+', 'x', '#', '@'];
+
+impl BenchChart {
+    fn is_bars(&self) -> bool {
+        self.x.is_empty()
+    }
+
+    /// Greatest x and y, and the smallest x.
+    fn bounds(&self) -> (f64, f64, f64) {
+        let all = || self.series.iter().flat_map(|series| &series.points);
+        let most = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0_f64, f64::max);
+        let high = most(&mut all().map(|point| point.1).chain(self.mark.iter().map(|mark| mark.1)));
+        let least = all().map(|point| point.0).fold(f64::INFINITY, f64::min);
+        (least.min(1e300), most(&mut all().map(|point| point.0)), if high > 0.0 { high * 1.05 } else { 1.0 })
+    }
+
+    /// As SVG, to be placed in a page.
+    pub fn to_svg(&self) -> String {
+        if self.is_bars() { self.bars_svg() } else { self.lines_svg() }
+    }
+
+    fn bars_svg(&self) -> String {
+        const LABEL: f64 = 240.0;
+        const BAR: f64 = 400.0;
+        const LINE: f64 = 22.0;
+        let (_, _, high) = self.bounds();
+        let mut out = svg_head(&self.title, 800.0, LINE * (self.series.len() as f64 + 1.5));
+        let _ =
+            writeln!(out, "<text class=\"g\" x=\"0\" y=\"14\">{} ({})</text>", escape(&self.title), escape(&self.y));
+        for (index, series) in self.series.iter().enumerate() {
+            let value = series.points.first().map_or(0.0, |point| point.1);
+            let y = LINE * (index as f64 + 1.0);
+            let _ = writeln!(
+                out,
+                "<text x=\"12\" y=\"{:.0}\">{}</text><rect x=\"{LABEL}\" y=\"{:.0}\" width=\"{:.1}\" height=\"15\" \
+                 fill=\"{}\"/><text x=\"{:.0}\" y=\"{:.0}\">{}</text>",
+                y + 14.0,
+                escape(&series.name),
+                y + 2.0,
+                value / high * BAR,
+                COLOURS[index % COLOURS.len()],
+                LABEL + value / high * BAR + 8.0,
+                y + 14.0,
+                three_digits(value),
+            );
+        }
+        out + "</svg>\n"
+    }
+
+    fn lines_svg(&self) -> String {
+        const LEFT: f64 = 64.0;
+        const TOP: f64 = 28.0;
+        const WIDTH: f64 = 640.0;
+        const HEIGHT: f64 = 220.0;
+        let (least, most, high) = self.bounds();
+        let span = if most > least { most - least } else { 1.0 };
+        let at = |point: &(f64, f64)| {
+            (LEFT + (point.0 - least) / span * WIDTH, TOP + HEIGHT - (point.1 / high).clamp(0.0, 1.0) * HEIGHT)
+        };
+        let legend = 18.0 * self.series.len() as f64;
+        let mut out = svg_head(&self.title, 960.0, (TOP + HEIGHT + 44.0).max(TOP + legend + 20.0));
+        let _ =
+            writeln!(out, "<text class=\"g\" x=\"0\" y=\"14\">{} ({})</text>", escape(&self.title), escape(&self.y));
+        for part in 0..=4 {
+            let value = high * f64::from(part) / 4.0;
+            let (_, y) = at(&(least, value));
+            let _ = writeln!(
+                out,
+                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
+                 <text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                LEFT + WIDTH,
+                LEFT - 6.0,
+                y + 4.0,
+                three_digits(value),
+            );
+            let x = least + span * f64::from(part) / 4.0;
+            let _ = writeln!(
+                out,
+                "<text x=\"{:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
+                at(&(x, 0.0)).0,
+                TOP + HEIGHT + 16.0,
+                three_digits(x),
+            );
+        }
+        let (middle, below) = (LEFT + WIDTH / 2.0, TOP + HEIGHT + 34.0);
+        let _ =
+            writeln!(out, "<text x=\"{middle:.0}\" y=\"{below:.0}\" text-anchor=\"middle\">{}</text>", escape(&self.x));
+        if let Some((name, value)) = &self.mark {
+            let (_, y) = at(&(least, *value));
+            let _ = writeln!(
+                out,
+                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#222\" stroke-dasharray=\"5 4\"/>\
+                 <text x=\"{:.0}\" y=\"{:.1}\">{}</text>",
+                LEFT + WIDTH,
+                LEFT + WIDTH + 8.0,
+                y + 4.0,
+                escape(name),
+            );
+        }
+        for (index, series) in self.series.iter().enumerate() {
+            let colour = COLOURS[index % COLOURS.len()];
+            let points: Vec<String> = series.points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+            let _ = writeln!(
+                out,
+                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+                points.join(" ")
+            );
+            for (x, y) in series.points.iter().map(at).take(if series.points.len() > 40 { 0 } else { 40 }) {
+                let _ = write!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
+            }
+            let y = TOP + 18.0 * index as f64 + 10.0;
+            let _ = writeln!(
+                out,
+                "<rect x=\"{:.0}\" y=\"{:.0}\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\
+                 <text x=\"{:.0}\" y=\"{y:.0}\">{}</text>",
+                LEFT + WIDTH + 110.0,
+                y - 10.0,
+                LEFT + WIDTH + 128.0,
+                escape(&series.name),
+            );
+        }
+        out + "</svg>\n"
+    }
+
+    /// As text, `width` columns wide at most.
+    pub fn to_text(&self, width: usize) -> String {
+        if self.is_bars() { self.bars_text(width) } else { self.lines_text(width) }
+    }
+
+    fn bars_text(&self, width: usize) -> String {
+        let (_, _, high) = self.bounds();
+        let names = self.series.iter().map(|series| series.name.chars().count()).max().unwrap_or(0);
+        let room = width.saturating_sub(names + 12).max(10);
+        let mut out = format!("\n  {} ({})\n", self.title, self.y);
+        for series in &self.series {
+            let value = series.points.first().map_or(0.0, |point| point.1);
+            let bar = "█".repeat((value / high * room as f64).round() as usize);
+            let _ = writeln!(out, "  {:<names$}  {bar} {}", series.name, three_digits(value));
+        }
+        out
+    }
+
+    fn lines_text(&self, width: usize) -> String {
+        const HEIGHT: usize = 12;
+        let (least, most, high) = self.bounds();
+        let span = if most > least { most - least } else { 1.0 };
+        let columns = width.saturating_sub(12).max(20);
+        let mut grid = vec![vec![' '; columns]; HEIGHT];
+        let row = |value: f64| ((1.0 - (value / high).clamp(0.0, 1.0)) * (HEIGHT - 1) as f64).round() as usize;
+        if let Some((_, value)) = &self.mark {
+            grid[row(*value)].fill('-');
+        }
+        for (index, series) in self.series.iter().enumerate() {
+            let column = |x: f64| ((x - least) / span * (columns - 1) as f64).round() as usize;
+            let mut last: Option<(usize, f64)> = None;
+            for (x, y) in &series.points {
+                let here = column(*x).min(columns - 1);
+                let (from, before) = last.unwrap_or((here, *y));
+                for step in 0..=here - from {
+                    let part = step as f64 / (here - from).max(1) as f64;
+                    grid[row(before + (y - before) * part)][from + step] = MARKS[index % MARKS.len()];
+                }
+                last = Some((here, *y));
+            }
+        }
+        let mut out = format!("\n  {} ({})\n", self.title, self.y);
+        for (index, line) in grid.iter().enumerate() {
+            let label = match index {
+                0 | 6 | 11 => three_digits(high * (1.0 - index as f64 / (HEIGHT - 1) as f64)),
+                _ => String::new(),
+            };
+            let _ = writeln!(out, "  {label:>7} |{}", line.iter().collect::<String>().trim_end());
+        }
+        let _ = writeln!(out, "  {:>7} +{}", "", "-".repeat(columns));
+        let end = three_digits(most);
+        let gap = columns.saturating_sub(end.len() + 6);
+        let _ = writeln!(out, "  {:>7}  {:<6}{:^gap$}{end}", "", three_digits(least), self.x);
+        let mut legend: Vec<String> =
+            self.series.iter().enumerate().map(|(i, s)| format!("{} {}", MARKS[i % MARKS.len()], s.name)).collect();
+        legend.extend(self.mark.iter().map(|(name, _)| format!("- {name}")));
+        let _ = writeln!(out, "  {:>7}  {}", "", legend.join("   "));
+        out
+    }
+}
+
+fn svg_head(title: &str, width: f64, height: f64) -> String {
+    let title = escape(title);
+    format!(
+        "<svg width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" \
+         aria-label=\"{title}\">\n"
+    )
+}
+
+/// Text for HTML and SVG.
+pub fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// A page that needs no network: a heading, lines about the run, tables (each with its head in the first row), charts
+/// and notes.
+pub fn page(
+    title: &str,
+    about: &[String],
+    tables: &[Vec<Vec<String>>],
+    charts: &[BenchChart],
+    notes: &[String],
+) -> String {
+    let mut out = format!(
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{0}</title>\n<style>\n\
+body{{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;color:#222;background:#fff}}\n\
+svg{{display:block;margin:1.2em 0}}text{{font:12px system-ui,sans-serif}}.g{{font-weight:600}}p{{margin:.2em 0;color:#555}}\n\
+table{{border-collapse:collapse;margin:1em 0}}td,th{{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right}}\n\
+td:first-child,th:first-child{{text-align:left}}\n</style>\n<h1>{0}</h1>\n",
+        escape(title)
+    );
+    for line in about {
+        let _ = writeln!(out, "<p>{}</p>", escape(line));
+    }
+    for table in tables {
+        out.push_str("<table>\n");
+        for (index, row) in table.iter().enumerate() {
+            let tag = if index == 0 { "th" } else { "td" };
+            let cells: String = row.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect();
+            let _ = writeln!(out, "<tr>{cells}</tr>");
+        }
+        out.push_str("</table>\n");
+    }
+    charts.iter().for_each(|chart| out.push_str(&chart.to_svg()));
+    for note in notes {
+        let _ = writeln!(out, "<p>{}</p>", escape(note));
+    }
+    out + "</html>\n"
+}
+
+/// The same table for a terminal: columns as wide as their widest cell.
+pub fn text_table(table: &[Vec<String>]) -> String {
+    let columns = table.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| table.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
+    let mut out = String::new();
+    for row in table {
+        let cells: Vec<String> = (0..columns)
+            .map(|column| {
+                let (cell, width) = (row.get(column).map_or("", String::as_str), width(column));
+                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            })
+            .collect();
+        let _ = writeln!(out, "  {}", cells.join("  ").trim_end());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines() -> BenchChart {
+        let series = |name: &str, by: f64| ChartSeries {
+            name: name.into(),
+            points: (0..10).map(|i| (f64::from(i), f64::from(i) * by)).collect(),
+        };
+        BenchChart {
+            title: "Throughput <over> time".into(),
+            x: "seconds".into(),
+            y: "GB/s".into(),
+            mark: Some(("needed".into(), 5.0)),
+            series: vec![series("tcp", 1.0), series("rdma", 2.0)],
+        }
+    }
+
+    fn bars() -> BenchChart {
+        let series = |name: &str, value: f64| ChartSeries { name: name.into(), points: vec![(0.0, value)] };
+        let series = vec![series("mount", 0.25), series("node", 0.5)];
+        BenchChart { title: "CPU".into(), x: String::new(), y: "s/GiB".into(), mark: None, series }
+    }
+
+    #[test]
+    fn a_page_needs_no_network_and_escapes_its_words() {
+        let table = vec![vec!["a".to_owned(), "b".into()], vec!["1 < 2".into(), "3".into()]];
+        let text = page("A & B", &["about".into()], &[table], &[lines(), bars()], &["note".into()]);
+        assert!(text.contains("A &amp; B") && text.contains("1 &lt; 2") && text.contains("&lt;over&gt;"), "{text}");
+        assert_eq!((text.matches("<polyline").count(), text.matches("<rect").count()), (2, 4));
+        assert!(!text.contains("http") && !text.contains("<script") && text.ends_with("</html>\n"), "{text}");
+        let open = text.matches("<svg").count();
+        assert_eq!((open, text.matches("</svg>").count()), (2, 2));
+    }
+
+    #[test]
+    fn a_terminal_shows_lines_and_bars() {
+        let text = lines().to_text(80);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("* tcp   o rdma   - needed") && text.contains("seconds"), "{text}");
+        assert!(text.contains("o\n") || text.contains('o'), "{text}");
+        // The line of the greater values ends in the first row, that of the smaller ones in the middle.
+        let rows: Vec<&str> = text.lines().filter(|line| line.contains('|')).collect();
+        assert!(rows[1].contains('o') || rows[0].contains('o'), "{text}");
+        assert!(rows[5].contains('*') || rows[6].contains('*'), "{text}");
+        let text = bars().to_text(60);
+        let long = |name: &str| text.lines().find(|l| l.contains(name)).unwrap().matches('█').count();
+        assert!(long("node") >= 2 * long("mount") - 1 && text.contains("0.500"), "{text}");
+    }
+
+    #[test]
+    fn nothing_measured_is_no_panic() {
+        let empty = BenchChart { series: vec![ChartSeries { name: "x".into(), points: vec![] }], ..lines() };
+        assert!(!empty.to_text(10).is_empty() && !empty.to_svg().contains("NaN"));
+        let flat = ChartSeries { name: "one".into(), points: vec![(3.0, 0.0)] };
+        let flat = BenchChart { mark: None, series: vec![flat], ..lines() };
+        assert!(!flat.to_svg().contains("NaN") && !flat.to_text(40).contains("NaN"));
+        assert_eq!(
+            text_table(&[vec!["a".into(), "bb".into()], vec!["ccc".into(), "d".into()]]),
+            "  a    bb\n  ccc   d\n"
+        );
+    }
+}

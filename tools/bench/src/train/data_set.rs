@@ -1,0 +1,131 @@
+//! The files of a load: made scaled to the room there is, listed, and compared byte by byte. It knows no reader.
+
+use super::model::TrainLoad;
+use crate::error::{BenchError, Result};
+use crate::scratch;
+use std::path::{Path, PathBuf};
+
+/// A file and its length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataFile {
+    /// Its path below the folder that is read.
+    pub name: PathBuf,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// Names and lengths of files with about `bytes` in all, always the same for a load.
+pub fn plan_files(load: &TrainLoad, bytes: u64) -> Vec<DataFile> {
+    let count = ((bytes as f64 / load.file_bytes()).round() as usize).max(2);
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    (0..count)
+        .map(|index| {
+            // A sum of twelve uniform numbers is nearly normal, with a deviation of one.
+            let normal: f64 = (0..12).map(|_| next_uniform(&mut state)).sum::<f64>() - 6.0;
+            let deviation = load.deviation_bytes * (load.samples_per_file as f64).sqrt();
+            // A file of MLPerf is never empty, however wide the distribution.
+            let len = (load.file_bytes() + normal * deviation).max(load.file_bytes() / 100.0);
+            DataFile { name: PathBuf::from(format!("{index:06}.{}", load.model_word())), len: len as u64 }
+        })
+        .collect()
+}
+
+/// Writes the files into `dir`, or keeps those that are there with the right length.
+///
+/// # Errors
+/// When there is too little room, or a file can't be written.
+pub fn make_files(dir: &Path, files: &[DataFile]) -> Result<()> {
+    std::fs::create_dir_all(dir).map_err(|e| BenchError::io(dir.display(), &e))?;
+    let missing = |file: &&(usize, &DataFile)| {
+        std::fs::metadata(dir.join(&file.1.name)).map_or(true, |known| known.len() != file.1.len)
+    };
+    let all: Vec<(usize, &DataFile)> = files.iter().enumerate().collect();
+    let wanted: Vec<&(usize, &DataFile)> = all.iter().filter(missing).collect();
+    let bytes: u64 = wanted.iter().map(|(_, file)| file.len).sum();
+    let room = scratch::free_bytes(dir);
+    if bytes > room {
+        let (at, need, have) = (dir.display(), bytes >> 20, room >> 20);
+        return Err(BenchError::Missing(format!("{at} has {have} MiB free, {need} are needed: see --data")));
+    }
+    wanted.into_iter().try_for_each(|(index, file)| scratch::write_file(&dir.join(&file.name), *index as u64, file.len))
+}
+
+/// Compares every byte of the files below `dir` with what was written.
+///
+/// # Errors
+/// When one differs, with the position.
+pub fn check_files(dir: &Path, files: &[DataFile]) -> Result<()> {
+    files.iter().enumerate().try_for_each(|(i, file)| scratch::check_file(&dir.join(&file.name), i as u64, file.len))
+}
+
+/// The regular files of a folder, by name.
+///
+/// # Errors
+/// When the folder can't be listed, or has fewer than two.
+pub fn list_files(dir: &Path) -> Result<Vec<DataFile>> {
+    let wrong = |e: &std::io::Error| BenchError::Missing(format!("{}: {e}", dir.display()));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(|e| wrong(&e))? {
+        let entry = entry.map_err(|e| wrong(&e))?;
+        let known = entry.metadata().map_err(|e| wrong(&e))?;
+        if known.is_file() && known.len() > 0 {
+            files.push(DataFile { name: entry.file_name().into(), len: known.len() });
+        }
+    }
+    if files.len() < 2 {
+        let at = dir.display();
+        return Err(BenchError::Missing(format!(
+            "{at} has {} files: make some with 'spurline bench train --make' in the source of the mount",
+            files.len()
+        )));
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
+}
+
+/// xorshift64, as a number from 0 to 1.
+pub fn next_uniform(state: &mut u64) -> f64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::{AcceleratorName, ModelName};
+    use super::*;
+
+    #[test]
+    fn files_have_the_lengths_of_the_model_and_stay_the_same() {
+        let load = TrainLoad::find(ModelName::Unet3d, AcceleratorName::H100).unwrap();
+        let files = plan_files(&load, 400 * 146_600_628);
+        assert_eq!((files.len(), &files), (400, &plan_files(&load, 400 * 146_600_628)));
+        let mean = files.iter().map(|file| file.len as f64).sum::<f64>() / 400.0;
+        assert!((mean / load.sample_bytes - 1.0).abs() < 0.1, "{mean}");
+        let spread = files.iter().map(|file| (file.len as f64 - mean).powi(2)).sum::<f64>() / 400.0;
+        assert!((spread.sqrt() / load.deviation_bytes - 1.0).abs() < 0.2, "{}", spread.sqrt());
+        assert!(files.iter().all(|file| file.len > 1_000_000));
+        let resnet = TrainLoad::find(ModelName::Resnet50, AcceleratorName::H100).unwrap();
+        let files = plan_files(&resnet, 1 << 30);
+        assert!(files.iter().all(|file| file.len == (114_660.07_f64 * 1251.0) as u64), "{files:?}");
+        assert_eq!(plan_files(&load, 1).len(), 2);
+    }
+
+    #[test]
+    fn files_are_made_once_and_compared() {
+        let dir = tempfile::tempdir().unwrap();
+        let load = TrainLoad::find(ModelName::Retinanet, AcceleratorName::B200).unwrap();
+        let files = plan_files(&load, 1_300_000);
+        make_files(dir.path(), &files).unwrap();
+        check_files(dir.path(), &files).unwrap();
+        assert_eq!(list_files(dir.path()).unwrap(), files);
+        let first = dir.path().join(&files[0].name);
+        let made = std::fs::metadata(&first).unwrap().modified().unwrap();
+        make_files(dir.path(), &files).unwrap();
+        assert_eq!(std::fs::metadata(&first).unwrap().modified().unwrap(), made);
+        std::fs::write(&first, b"x").unwrap();
+        assert!(check_files(dir.path(), &files).is_err());
+        assert!(list_files(&dir.path().join("none")).is_err());
+    }
+}
