@@ -1,83 +1,24 @@
-//! `spurline status --registry`: queries every node of a group over the connection that its readers use. A registry
-//! does not know used space, rates and rails, so each node reports its own.
+//! `spurline status --registry`: a table of the nodes of a group.
 
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, TrustConfig};
-use spurline_membership::{HoldTimes, RegistryFollower};
-use spurline_net_tcp::SocketOptions;
-use spurline_proto::NodeRequest;
-use spurline_runtime::peers::PeerConnector;
+use spurline_runtime::group_nodes::{NodeFigures, NodeReport, query_group};
 use spurline_runtime::rules::human_time as time;
-use spurline_runtime::{group, setup};
-use spurline_transport::{CallError, PathPool};
 use spurline_types::units::human_bytes;
-use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 const RED: Style = AnsiColor::Red.on_default().bold();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
 
-/// Longest wait for the registry's node list.
-const FIRST: Duration = Duration::from_secs(10);
-/// Longest wait for a node's answer.
-const ANSWER: Duration = Duration::from_secs(5);
-/// Between two readings of the counters, from which the rates are computed.
-const BETWEEN: Duration = Duration::from_secs(1);
-/// Nodes queried concurrently.
-const AT_ONCE: usize = 64;
-
-/// A node and its answer.
-struct NodeLine {
-    member: Arc<Member>,
-    answer: Result<NodeState>,
-}
-
-struct NodeState {
-    status: Value,
-    stats: Value,
-    /// Bytes per second sent to readers, and fetched from the origin.
-    sent: f64,
-    fetched: f64,
-}
-
 /// Prints all nodes; exit code 1 when one does not answer.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached or knows no node.
 pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) -> Result<ExitCode, Fault> {
-    let stats = Arc::new(Stats::default());
-    let host = group::hostname();
-    let trust = setup::open_trust(trust, &host)?;
-    let opened = spurline_membership::open_registry(registry, name, &trust)?;
-    let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
-    let mut members = follower.first_members_once(Instant::now() + FIRST).map_err(|error| {
-        let remedy = match error.kind() {
-            ErrorKind::PermissionDenied => "",
-            ErrorKind::NotFound => {
-                "is --cache-group right? else start a node with the same --registry and --cache-group; nodes that can't \
-                 reach the registry go on serving, and 'spurline status MOUNTPOINT' of a mount says which"
-            }
-            _ => "start the registry, or correct --registry",
-        };
-        Fault::missing(format!("group {name}: {error}"), remedy)
-    })?;
-    members.sort_by(|a, b| (&a.zone, &a.name).cmp(&(&b.zone, &b.name)));
-    let reach = PeerConnector {
-        trust,
-        name: host,
-        source: String::new(),
-        locals: Vec::new(),
-        socket: SocketOptions::default(),
-        nconnect: 1,
-        stats,
-    };
-    let lines = query_all(&reach, members);
+    let lines = query_group(registry, name, trust)?;
     let all_well = lines.iter().all(|line| line.answer.is_ok());
     for line in &lines {
         if as_json {
@@ -90,56 +31,6 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
     Ok(ExitCode::from(u8::from(!all_well)))
 }
 
-fn query_all(reach: &PeerConnector, members: Vec<Arc<Member>>) -> Vec<NodeLine> {
-    let next = AtomicUsize::new(0);
-    let (next, members) = (&next, &members);
-    let mut lines: Vec<(usize, NodeLine)> = std::thread::scope(|scope| {
-        let worker = || {
-            let mut done = Vec::new();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(member) = members.get(index) else { return done };
-                done.push((index, NodeLine { member: Arc::clone(member), answer: query_node(reach, member) }));
-            }
-        };
-        let threads: Vec<_> = (0..AT_ONCE.min(members.len())).map(|_| scope.spawn(worker)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
-    });
-    lines.sort_by_key(|(index, _)| *index);
-    lines.into_iter().map(|(_, line)| line).collect()
-}
-
-fn query_node(reach: &PeerConnector, member: &Member) -> Result<NodeState> {
-    let pool = reach.pool(member);
-    let (first, at) = (fetch_counters(&pool)?, Instant::now());
-    std::thread::sleep(BETWEEN);
-    let second = fetch_counters(&pool)?;
-    let seconds = at.elapsed().as_secs_f64();
-    let rate = |section: &str, counter: &str| {
-        let count = |value: &Value| value["stats"][section][counter].as_u64().unwrap_or(0);
-        count(&second).saturating_sub(count(&first)) as f64 / seconds
-    };
-    let (sent, fetched) = (rate("remotecache", "send_bytes"), rate("object", "get_bytes"));
-    Ok(NodeState { status: second["status"].clone(), stats: second["stats"].clone(), sent, fetched })
-}
-
-/// A node's current status and counters.
-fn fetch_counters(pool: &PathPool) -> Result<Value> {
-    let deadline = Instant::now() + ANSWER;
-    let mut lease = pool.checkout(deadline)?;
-    let mut body = Vec::new();
-    let request = NodeRequest::Describe;
-    lease.call(&request, &mut body, &mut [], &mut |_| {}, deadline).map_err(|error| match error {
-        CallError::Answered(error) | CallError::Broken(error) => error,
-    })?;
-    let value: Value = serde_json::from_slice(&body)
-        .map_err(|error| Error::new(ErrorKind::Protocol, format!("what the node says makes no sense: {error}")))?;
-    if value["status"].is_null() {
-        return Err(Error::new(ErrorKind::Unsupported, "the node is starting, or of a version that says nothing"));
-    }
-    Ok(value)
-}
-
 /// Part of the bytes read that came from the cache; `None` before the first read.
 fn hit_rate(stats: &Value) -> Option<f64> {
     let count = |name: &str| stats["blockcache"][name].as_u64().unwrap_or(0) as f64;
@@ -147,8 +38,8 @@ fn hit_rate(stats: &Value) -> Option<f64> {
     (hit + miss > 0.0).then(|| hit / (hit + miss))
 }
 
-fn as_object(line: &NodeLine) -> Value {
-    let NodeLine { member, answer } = line;
+fn as_object(line: &NodeReport) -> Value {
+    let NodeReport { member, answer } = line;
     let mut out = json!({
         "name": member.name,
         "addresses": member.addresses,
@@ -158,7 +49,7 @@ fn as_object(line: &NodeLine) -> Value {
     });
     match answer {
         Err(error) => out["error"] = error.to_string().into(),
-        Ok(NodeState { status, stats, sent, fetched }) => {
+        Ok(NodeFigures { status, stats, sent, fetched }) => {
             // The registry knows only the address of some nodes.
             for key in ["weight", "rails", "transports", "disks", "sources", "version", "origin_errors"] {
                 if !status[key].is_null() {
@@ -181,7 +72,7 @@ fn as_object(line: &NodeLine) -> Value {
 const HEAD: [&str; 11] =
     ["NODE", "ZONE", "ADDRESS", "RAILS", "STATE", "SINCE", "WEIGHT", "USED", "HIT", "SENDS", "FETCHES"];
 
-fn print_table(group: &str, lines: &[NodeLine]) {
+fn print_table(group: &str, lines: &[NodeReport]) {
     let rows: Vec<[String; 11]> = lines.iter().map(table_row).collect();
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(HEAD[column].len());
@@ -207,7 +98,7 @@ fn print_table(group: &str, lines: &[NodeLine]) {
             anstream::println!("  {YELLOW}{source}: {error}{YELLOW:#}");
         }
     }
-    let up: Vec<&NodeState> = lines.iter().filter_map(|line| line.answer.as_ref().ok()).collect();
+    let up: Vec<&NodeFigures> = lines.iter().filter_map(|line| line.answer.as_ref().ok()).collect();
     let sum = |name: &str| -> u64 { up.iter().filter_map(|a| a.stats["blockcache"][name].as_u64()).sum() };
     let pinned = match sum("pinned_bytes") {
         0 => String::new(),
@@ -225,18 +116,18 @@ fn print_table(group: &str, lines: &[NodeLine]) {
 }
 
 /// Sources that the node cannot fetch now, with the reasons.
-fn origin_errors(line: &NodeLine) -> impl Iterator<Item = (&str, &str)> {
+fn origin_errors(line: &NodeReport) -> impl Iterator<Item = (&str, &str)> {
     let status = line.answer.as_ref().ok().map(|answer| &answer.status);
     let errors = status.and_then(|status| status["origin_errors"].as_object());
     errors.into_iter().flatten().filter_map(|(source, error)| Some((source.as_str(), error.as_str()?)))
 }
 
-fn table_row(line: &NodeLine) -> [String; 11] {
-    let NodeLine { member, answer } = line;
+fn table_row(line: &NodeReport) -> [String; 11] {
+    let NodeReport { member, answer } = line;
     let dash = || "-".to_owned();
     let address = member.addresses.first().cloned().unwrap_or_else(dash);
     let zone = if member.zone.is_empty() { dash() } else { member.zone.clone() };
-    let Ok(NodeState { status, stats, sent, fetched }) = answer else {
+    let Ok(NodeFigures { status, stats, sent, fetched }) = answer else {
         let mut row = [const { String::new() }; 11].map(|_| dash());
         (row[0], row[1], row[2], row[4]) = (member.name.clone(), zone, address, "down".to_owned());
         row[6] = member.weight.to_string();
@@ -270,12 +161,14 @@ fn table_row(line: &NodeLine) -> [String; 11] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spurline_types::Member;
+    use std::sync::Arc;
 
     #[test]
     fn a_node_that_cannot_reach_its_origin_says_so() {
         let status = json!({ "origin_errors": { "s3://b": "no route" } });
-        let answer = Ok(NodeState { status, stats: Value::Null, sent: 0.0, fetched: 0.0 });
-        let line = NodeLine { member: Arc::new(Member::from_address("10.0.0.1:7000", 100)), answer };
+        let answer = Ok(NodeFigures { status, stats: Value::Null, sent: 0.0, fetched: 0.0 });
+        let line = NodeReport { member: Arc::new(Member::from_address("10.0.0.1:7000", 100)), answer };
         assert_eq!(origin_errors(&line).collect::<Vec<_>>(), [("s3://b", "no route")]);
         assert_eq!(as_object(&line)["origin_errors"]["s3://b"], "no route");
     }

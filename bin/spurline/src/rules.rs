@@ -8,27 +8,19 @@ use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, SourceUrl, TrustConfig};
 use spurline_rules::{FolderRule, RuleSet};
 use spurline_runtime::locator::locate_path;
-use spurline_runtime::rules::nodes::{self, NodeAnswer, RuleNodes};
+use spurline_runtime::rules::change::{RuleChange, apply_change, is_within, less_than_a_block, node_answers};
+use spurline_runtime::rules::nodes::{NodeAnswer, RuleNodes};
 use spurline_runtime::rules::{describe_rule, rule_in};
 use spurline_types::units::human_bytes;
-use spurline_types::{ErrorKind, url};
+use spurline_types::url;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// The consequence for a node that could not be reached.
 const LATER: &str =
     "; it follows the rules when it is back; run this again then, so that they apply to its cached blocks";
-
-/// A change of rules.
-struct RuleChange<'a> {
-    /// The change requires that the folders fit on the cache disks.
-    pins: bool,
-    /// A condition on the current rules.
-    needs: &'a dyn Fn(&RuleSet) -> Result<(), Fault>,
-    make: &'a dyn Fn(&mut FolderRule),
-}
 
 /// Runs `spurline pin`.
 ///
@@ -148,8 +140,9 @@ fn run_change(args: &RuleArgs, change: &RuleChange<'_>) -> Result<ExitCode, Faul
     let RulesArgs { registry: given, cache_group, trust, json: as_json } = &args.group;
     let (nodes, set) = RuleNodes::open(required_registry(given.as_ref())?, cache_group, &trust.check()?)?;
     let bar = progress_bar(*as_json);
-    let (set, told) = apply_change(&nodes, set, &urls, change, &bar, &stop)?;
-    // Blocks that are cached already come under the rule too. A folder whose last rule was removed has none to come // under.
+    let (set, told) = apply_change(&nodes, set, &urls, change, &shown_in(&bar), &stop)?;
+    // Blocks that are cached already come under the rule too. A folder whose last rule was removed has none to
+    // come under.
     let mut failed = Vec::new();
     let mut held = None;
     for url in urls.iter().filter(|url| set.rules.iter().any(|rule| is_within(url, &rule.url))) {
@@ -176,7 +169,7 @@ fn run_change(args: &RuleArgs, change: &RuleChange<'_>) -> Result<ExitCode, Faul
             anstream::println!("{} of it held now, all copies together{rest}", human_bytes(held));
         }
         for why in &failed {
-            anstream::eprintln!("what is held already is not all under the rule: {why}; run it again");
+            anstream::eprintln!("not all cached blocks are under the rule: {why}; run this again");
         }
         say_unreached(&silent, LATER);
     }
@@ -198,7 +191,7 @@ pub fn pin_before_load(
     let (nodes, set) = RuleNodes::open(registry, group, trust)?;
     let (bar, stop) = (progress_bar(quiet), Arc::new(AtomicBool::new(false)));
     let change = RuleChange { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true };
-    let (set, told) = apply_change(&nodes, set, &urls, &change, &bar, &stop)?;
+    let (set, told) = apply_change(&nodes, set, &urls, &change, &shown_in(&bar), &stop)?;
     bar.finish_and_clear();
     if !quiet {
         for url in &urls {
@@ -207,34 +200,6 @@ pub fn pin_before_load(
     }
     say_unreached(&unreached_nodes(&told), LATER);
     Ok(())
-}
-
-/// Changes the rules for `urls` in the registry, then on all nodes; returns the current rules and the nodes' answers.
-fn apply_change(
-    nodes: &RuleNodes,
-    kept: RuleSet,
-    urls: &[String],
-    change: &RuleChange<'_>,
-    bar: &ProgressBar,
-    stop: &AtomicBool,
-) -> Result<(RuleSet, Vec<NodeAnswer>), Fault> {
-    let before = nodes.query_nodes(None);
-    // A registry that lost the rules gets them back with the change.
-    let known = node_answers(&before).filter_map(|now| RuleSet::from_json(now).ok());
-    let known = known.fold(kept, RuleSet::or_newer);
-    if change.pins {
-        check_fits(nodes, &before, urls, bar, stop)?;
-    } else {
-        check_served(&before, &known, urls)?;
-    }
-    let now = nodes.change(&known, |base| {
-        (change.needs)(base)?;
-        let set = base.with_changes(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
-        quota_holds_a_block(&before, &set, urls)?;
-        if stop.load(Ordering::Acquire) { Err(interrupted_fault()) } else { Ok(set) }
-    })?;
-    let told = nodes.query_nodes(Some(&now));
-    Ok((now, told))
 }
 
 /// The URLs of paths in a mount of this machine; URLs stay as they are.
@@ -261,105 +226,6 @@ fn url_below(source: &str, path: &[u8]) -> Result<String, Fault> {
     })
 }
 
-/// Whether a URL is the folder or below it.
-fn is_within(url: &str, folder: &str) -> bool {
-    url::path_below(url, folder).is_some()
-}
-
-/// Checks that the folders, and all other pins, fit into the space for pins.
-fn check_fits(
-    nodes: &RuleNodes,
-    told: &[NodeAnswer],
-    urls: &[String],
-    bar: &ProgressBar,
-    stop: &AtomicBool,
-) -> Result<(), Fault> {
-    let room: u64 = node_answers(told).filter_map(|now| now["most_pinned_bytes"].as_u64()).sum();
-    // Pins below one of the folders are counted with it.
-    let counted = |rule: &Value| {
-        let url = rule["url"].as_str().unwrap_or_default();
-        urls.iter().any(|new| is_within(url, new))
-    };
-    let others = |now: &Value| -> u64 {
-        let rules = now["rules"].as_array().into_iter().flatten();
-        let pinned = rules.filter(|rule| rule["pin"] == true && !counted(rule));
-        pinned.filter_map(|rule| rule["held_bytes"].as_u64()).sum()
-    };
-    let taken: u64 = node_answers(told).map(others).sum();
-    let mut wanted = 0;
-    for url in urls {
-        wanted += nodes.size_of(url, told, &shown_in(bar), stop).map_err(|error| match error.kind() {
-            _ if stop.load(Ordering::Acquire) => interrupted_fault(),
-            ErrorKind::NotFound => Fault::failed(format!("{url}: {error}"), "name a folder or file that is there"),
-            _ => {
-                Fault::failed(format!("{url}: its files can't be counted: {error}"), "spurline status shows the nodes")
-            }
-        })?;
-    }
-    if wanted + taken > room {
-        let most = spurline_store::PINNED_PERCENT;
-        return Err(Fault::failed(
-            format!(
-                "{} has {}, {} is pinned besides, and the group can pin {} ({most} % of its cache disks); nothing was \
-                 changed",
-                urls.join(", "),
-                human_bytes(wanted),
-                human_bytes(taken),
-                human_bytes(room)
-            ),
-            "pin a smaller folder, unpin another one, or give the nodes a larger --cache-size",
-        ));
-    }
-    Ok(())
-}
-
-/// Checks that nodes serve each of the folders or a part of it, or that there is a rule for it.
-fn check_served(told: &[NodeAnswer], rules: &RuleSet, urls: &[String]) -> Result<(), Fault> {
-    let sources = nodes::sources_in(told, "sources");
-    let known = |url: &String| rules.rules.iter().any(|rule| rule.url == *url);
-    match urls.iter().find(|url| !known(url) && nodes::places_in_sources(url, &sources).is_empty()) {
-        Some(url) if !sources.is_empty() => Err(Fault::failed(
-            format!("{url}: {}; nothing was changed", nodes::not_served(&sources)),
-            "name a folder of one of them",
-        )),
-        // Without an answer, the sources are unknown.
-        _ => Ok(()),
-    }
-}
-
-/// Why a quota is too small, and the smallest that is not: a node's share below one block caches nothing.
-fn less_than_a_block(told: &[NodeAnswer], quota: u64) -> Option<(String, u64)> {
-    let weights: u64 = told.iter().map(|one| u64::from(one.member.weight)).sum();
-    let block = node_answers(told).filter_map(|now| now["block_size"].as_u64()).max().unwrap_or(0);
-    let NodeAnswer { member, .. } =
-        told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight)?;
-    let least = (u128::from(block) * u128::from(weights)).div_ceil(u128::from(member.weight)) as u64;
-    let what = || {
-        let (quota, block) = (human_bytes(quota), human_bytes(block));
-        let nodes = told.len();
-        format!(
-            "a quota of {quota} is shared by {nodes} nodes, and the share of {} would be less than a block of {block}",
-            member.name
-        )
-    };
-    (quota > 0 && quota < least).then(|| (what(), least))
-}
-
-/// Checks that every node's share of a quota is at least one block.
-fn quota_holds_a_block(told: &[NodeAnswer], set: &RuleSet, urls: &[String]) -> Result<(), Fault> {
-    let quotas = set.rules.iter().filter(|rule| urls.contains(&rule.url)).filter_map(|rule| rule.quota_bytes);
-    match quotas.filter_map(|quota| less_than_a_block(told, quota)).next() {
-        Some((what, least)) => {
-            Err(Fault::failed(what, format!("give at least {}, or 0 to keep nothing of it", human_bytes(least))))
-        }
-        None => Ok(()),
-    }
-}
-
-fn interrupted_fault() -> Fault {
-    Fault::failed("it was interrupted", "nothing was changed; run it again")
-}
-
 fn progress_bar(quiet: bool) -> ProgressBar {
     let hidden = quiet || !crate::jobs::show::is_terminal();
     let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
@@ -372,10 +238,6 @@ fn shown_in(bar: &ProgressBar) -> impl Fn(String) {
         bar.set_message(text);
         bar.tick();
     }
-}
-
-fn node_answers(told: &[NodeAnswer]) -> impl Iterator<Item = &Value> {
-    told.iter().filter_map(|one| one.answer.as_ref().ok())
 }
 
 /// Nodes without an answer, and the reasons.
@@ -401,7 +263,6 @@ fn rule_json(set: &RuleSet, url: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spurline_types::Member;
 
     #[test]
     fn a_url_is_taken_as_the_nodes_name_it() {
@@ -412,27 +273,5 @@ mod tests {
         assert_eq!(url_below("s3://b/", b"v w").unwrap(), "s3://b/v w");
         assert!(url_below("s3://b", b"\xff").is_err());
         assert!(url_of("s4://b").unwrap_err().to_string().contains("unknown scheme"));
-    }
-
-    #[test]
-    fn a_quota_that_keeps_nothing_is_refused() {
-        let node = |weight| NodeAnswer {
-            member: Arc::new(Member::from_address("a:1", weight)),
-            answer: Ok(json!({"block_size": 4 << 20})),
-        };
-        let told = [node(100), node(50), node(0)];
-        let set = |quota| {
-            let rule = FolderRule { url: "s3://b".into(), quota_bytes: Some(quota), ..FolderRule::default() };
-            RuleSet { revision: 1, rules: vec![rule] }
-        };
-        let holds = |quota| quota_holds_a_block(&told, &set(quota), &["s3://b".to_owned()]);
-        assert!(holds(12 << 20).is_ok() && holds(0).is_ok());
-        let refused = holds((12 << 20) - 1).unwrap_err().to_string();
-        assert!(refused.contains("a block of 4.00 MiB") && refused.contains("at least 12.0 MiB"), "{refused}");
-        assert!(
-            quota_holds_a_block(&told, &set(1), &["s3://c".to_owned()]).is_ok(),
-            "another folder's is no matter here"
-        );
-        assert!(quota_holds_a_block(&[], &set(1), &["s3://b".to_owned()]).is_ok());
     }
 }

@@ -42,7 +42,7 @@ struct WorkerPermitState {
 
 /// The right to wait for events; returned when dropped.
 pub struct WorkerPermit<'a> {
-    turns: &'a WorkerPermits,
+    permits: &'a WorkerPermits,
     slot: usize,
 }
 
@@ -79,7 +79,7 @@ impl WorkerPermits {
     pub fn release_current(&self) {
         let (slot, begun) = ON.take();
         if begun != 0 && self.since[slot].compare_exchange(begun, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            drop(WorkerPermit { turns: self, slot });
+            drop(WorkerPermit { permits: self, slot });
         }
     }
 
@@ -108,7 +108,7 @@ impl WorkerPermits {
             return None;
         }
         if let Some(slot) = inner.free.pop() {
-            return Some(WorkerPermit { turns: self, slot });
+            return Some(WorkerPermit { permits: self, slot });
         }
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let came = Instant::now();
@@ -157,7 +157,7 @@ impl WorkerPermits {
         if !inner.watched {
             self.reserve.notify_one();
         }
-        slot.map(|slot| WorkerPermit { turns: self, slot })
+        slot.map(|slot| WorkerPermit { permits: self, slot })
     }
 
     fn nothing_begun(&self) -> bool {
@@ -190,13 +190,13 @@ impl WorkerPermits {
 impl<'a> WorkerPermit<'a> {
     /// Marks the start of a request on this thread.
     pub fn begin_request(&self) {
-        let now = self.turns.now_us();
-        self.turns.since[self.slot].store(now, Ordering::SeqCst);
+        let now = self.permits.now_us();
+        self.permits.since[self.slot].store(now, Ordering::SeqCst);
         ON.set((self.slot, now));
-        self.turns.begun.fetch_add(1, Ordering::SeqCst);
-        if self.turns.asleep.load(Ordering::SeqCst) {
-            let _inner = self.turns.inner.lock();
-            self.turns.watcher.notify_one();
+        self.permits.begun.fetch_add(1, Ordering::SeqCst);
+        if self.permits.asleep.load(Ordering::SeqCst) {
+            let _inner = self.permits.inner.lock();
+            self.permits.watcher.notify_one();
         }
     }
 
@@ -204,7 +204,7 @@ impl<'a> WorkerPermit<'a> {
     pub fn end_request(self) -> Option<WorkerPermit<'a>> {
         let (_, begun) = ON.take();
         // Two requests of one permit never begin at the same time: there was a long request in between.
-        let since = &self.turns.since[self.slot];
+        let since = &self.permits.since[self.slot];
         if begun != 0 && since.compare_exchange(begun, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return Some(self);
         }
@@ -215,14 +215,14 @@ impl<'a> WorkerPermit<'a> {
 
 impl Drop for WorkerPermit<'_> {
     fn drop(&mut self) {
-        let mut inner = self.turns.inner.lock();
+        let mut inner = self.permits.inner.lock();
         inner.free.push(self.slot);
         let watched = inner.watched;
         drop(inner);
         if watched {
-            self.turns.watcher.notify_one()
+            self.permits.watcher.notify_one()
         } else {
-            self.turns.reserve.notify_one()
+            self.permits.reserve.notify_one()
         };
     }
 }
@@ -240,60 +240,60 @@ mod tests {
 
     #[test]
     fn a_turn_that_takes_long_is_another_workers() {
-        let turns = WorkerPermits::new(1, LONG);
-        let first = turns.acquire_permit().unwrap();
+        let permits = WorkerPermits::new(1, LONG);
+        let first = permits.acquire_permit().unwrap();
         first.begin_request();
         std::thread::scope(|scope| {
             let (has, had) = channel();
             let (go, gone) = channel::<()>();
-            let turns = &turns;
+            let permits = &permits;
             scope.spawn(move || {
-                let second = turns.acquire_permit().unwrap();
+                let second = permits.acquire_permit().unwrap();
                 has.send(()).unwrap();
                 gone.recv_timeout(soon()).unwrap();
                 drop(second);
             });
             // It gets the permit although the first worker never returns it.
             had.recv_timeout(soon()).unwrap();
-            assert!(first.end_request().is_none() && turns.waiting() == 0);
+            assert!(first.end_request().is_none() && permits.waiting() == 0);
             go.send(()).unwrap();
             // The worker that lost the permit gets it once it is returned.
-            let again = turns.acquire_permit().unwrap();
+            let again = permits.acquire_permit().unwrap();
             again.begin_request();
             drop(again.end_request());
         });
-        assert_eq!(turns.inner.lock().free.len(), 1);
+        assert_eq!(permits.inner.lock().free.len(), 1);
     }
 
     #[test]
     fn a_worker_that_is_about_to_wait_gives_its_turn_away() {
-        let turns = WorkerPermits::new(1, LONG);
-        let first = turns.acquire_permit().unwrap();
-        turns.release_current();
+        let permits = WorkerPermits::new(1, LONG);
+        let first = permits.acquire_permit().unwrap();
+        permits.release_current();
         first.begin_request();
-        turns.release_current();
+        permits.release_current();
         // Without waiting: it is there.
-        let second = turns.acquire_permit().unwrap();
-        assert!(first.end_request().is_none() && turns.inner.lock().free.is_empty());
+        let second = permits.acquire_permit().unwrap();
+        assert!(first.end_request().is_none() && permits.inner.lock().free.is_empty());
         drop(second);
-        assert_eq!(turns.inner.lock().free.len(), 1);
+        assert_eq!(permits.inner.lock().free.len(), 1);
     }
 
     #[test]
     fn turns_are_given_on_among_many_and_end() {
-        let turns = WorkerPermits::new(2, LONG);
+        let permits = WorkerPermits::new(2, LONG);
         let served = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for worker in 0..6u64 {
-                let (turns, served) = (&turns, &served);
+                let (permits, served) = (&permits, &served);
                 scope.spawn(move || {
                     let mut held = None;
-                    while let Some(turn) = held.take().or_else(|| turns.acquire_permit()) {
-                        turn.begin_request();
+                    while let Some(permit) = held.take().or_else(|| permits.acquire_permit()) {
+                        permit.begin_request();
                         if (served.fetch_add(1, Ordering::SeqCst) as u64 + worker).is_multiple_of(50) {
                             std::thread::sleep(2 * LONG);
                         }
-                        held = turn.end_request();
+                        held = permit.end_request();
                         if served.load(Ordering::SeqCst).is_multiple_of(7) {
                             held = None;
                         }
@@ -305,9 +305,9 @@ mod tests {
                 assert!(Instant::now() < until, "no worker has a permit");
                 std::thread::yield_now();
             }
-            turns.shut_down();
+            permits.shut_down();
         });
-        assert!(turns.acquire_permit().is_none() && turns.waiting() == 0);
-        assert_eq!(turns.inner.lock().free.len(), 2, "a turn was lost or made");
+        assert!(permits.acquire_permit().is_none() && permits.waiting() == 0);
+        assert_eq!(permits.inner.lock().free.len(), 2, "a permit was lost or made");
     }
 }

@@ -27,7 +27,7 @@ pub struct WritePermits {
 
 /// A permit to write, returned on drop.
 pub struct WritePermit<'a> {
-    turns: &'a WritePermits,
+    permits: &'a WritePermits,
     bytes: u64,
 }
 
@@ -58,18 +58,18 @@ impl WritePermits {
         }
         inner.writers += 1;
         inner.bytes += bytes;
-        Some(WritePermit { turns: self, bytes })
+        Some(WritePermit { permits: self, bytes })
     }
 }
 
 impl Drop for WritePermit<'_> {
     fn drop(&mut self) {
-        let mut inner = self.turns.inner.lock();
+        let mut inner = self.permits.inner.lock();
         inner.writers -= 1;
         inner.bytes -= self.bytes;
         inner.since = Instant::now();
         drop(inner);
-        self.turns.ended.notify_all();
+        self.permits.ended.notify_all();
     }
 }
 
@@ -81,26 +81,26 @@ mod tests {
 
     #[test]
     fn so_many_bytes_at_a_time_and_one_of_any_length() {
-        let turns = WritePermits::new(10);
-        let first = turns.acquire(100, LONG).unwrap();
+        let permits = WritePermits::new(10);
+        let first = permits.acquire(100, LONG).unwrap();
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| turns.acquire(8, LONG).map(drop).is_some());
+            let second = scope.spawn(|| permits.acquire(8, LONG).map(drop).is_some());
             drop(first);
             assert!(second.join().unwrap());
         });
-        let both = (turns.acquire(4, LONG).unwrap(), turns.acquire(6, LONG).unwrap());
-        assert!(turns.stalled_for() < LONG);
+        let both = (permits.acquire(4, LONG).unwrap(), permits.acquire(6, LONG).unwrap());
+        assert!(permits.stalled_for() < LONG);
         drop(both);
-        assert_eq!(turns.stalled_for(), Duration::ZERO);
+        assert_eq!(permits.stalled_for(), Duration::ZERO);
     }
 
     #[test]
     fn nobody_goes_where_nothing_ends() {
-        let turns = WritePermits::new(10);
-        let stuck = turns.acquire(1, Duration::ZERO).unwrap();
-        assert!(turns.acquire(1, Duration::ZERO).is_none(), "though there is room");
-        assert!(turns.acquire(10, Duration::from_millis(1)).is_none());
+        let permits = WritePermits::new(10);
+        let stuck = permits.acquire(1, Duration::ZERO).unwrap();
+        assert!(permits.acquire(1, Duration::ZERO).is_none(), "though there is room");
+        assert!(permits.acquire(10, Duration::from_millis(1)).is_none());
         drop(stuck);
-        assert!(turns.acquire(1, Duration::ZERO).is_some());
+        assert!(permits.acquire(1, Duration::ZERO).is_some());
     }
 }

@@ -54,12 +54,12 @@ fn follower(url: &str, nodes: usize) -> ExitCode {
     let stats = Arc::new(Stats::default());
     let follower = RegistryFollower::start(&open(url), HoldTimes::default(), Arc::clone(&stats)).expect("a thread");
     // No request is made, so no peer is created.
-    let roster = GroupMembers::new(&[], |_: &Member| -> Arc<GroupPeer> { unreachable!("no request is made") });
-    let told = Arc::clone(&roster);
+    let members = GroupMembers::new(&[], |_: &Member| -> Arc<GroupPeer> { unreachable!("no request is made") });
+    let told = Arc::clone(&members);
     follower.set_listener(Arc::new(move |members: &[Arc<Member>]| told.set_members(members)));
-    while roster.snapshot().members().len() < nodes {
+    while members.snapshot().members().len() < nodes {
         std::thread::sleep(Duration::from_millis(100));
-        assert!(begun.elapsed() < Duration::from_secs(300), "only {} nodes", roster.snapshot().members().len());
+        assert!(begun.elapsed() < Duration::from_secs(300), "only {} nodes", members.snapshot().members().len());
     }
     let (memory, cpu) = usage();
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -80,7 +80,7 @@ fn follower(url: &str, nodes: usize) -> ExitCode {
         println!("{what}: {share:.2} % of a processor, {:.1} MiB resident, {changes} views", mib(memory));
     }
     let mut found = Vec::new();
-    roster.snapshot().rank_holders(WantedRun::of_block(ObjectId(7), 0, 1), &ReaderLocation::default(), 8, &mut found);
+    members.snapshot().rank_holders(WantedRun::of_block(ObjectId(7), 0, 1), &ReaderLocation::default(), 8, &mut found);
     assert_eq!(found.len(), 8, "the list is the placement's");
     ExitCode::SUCCESS
 }

@@ -15,10 +15,10 @@ pub(crate) struct NodeWatch {
 }
 
 /// Sends heartbeats where they are due. Called eight times in each silence.
-pub(crate) fn check_nodes(roster: &GroupMembers, watch: &NodeWatch) {
+pub(crate) fn check_nodes(members: &GroupMembers, watch: &NodeWatch) {
     let (silence, stats) = (watch.silence, &watch.stats);
-    let view = roster.snapshot();
-    for peer in &roster.peers_in_use() {
+    let view = members.snapshot();
+    for peer in &members.peers_in_use() {
         // A lone node keeps its requests until their own deadline: there is no alternative.
         let others = match view.members() {
             [] => false,

@@ -456,7 +456,7 @@ impl<'a> LateReadWatcher<'a> {
     fn update_thresholds(&mut self, now: Instant) {
         self.settled = now;
         let hedge = &self.inner.hedge;
-        let view = self.inner.roster.snapshot();
+        let view = self.inner.members.snapshot();
         let fades = now.saturating_duration_since(self.faded) >= FADE;
         if fades {
             self.faded = now;

@@ -171,14 +171,14 @@ impl GroupMembers {
             placement: NodePlacement::new::<Member>(&[]),
             workshop: Arc::clone(&workshop),
         };
-        let roster = GroupMembers {
+        let group = GroupMembers {
             current: ArcSwap::from_pointee(empty),
             workshop,
             changing: Mutex::new(()),
             monitor: Mutex::default(),
         };
-        roster.set_members(members);
-        Arc::new(roster)
+        group.set_members(members);
+        Arc::new(group)
     }
 
     /// Replaces the list. Nodes with unchanged name and addresses keep their connections; requests on removed nodes

@@ -180,7 +180,9 @@ impl GroupPeer {
         plan: &CallPlan,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        self.attempt_call(plan.lands, plan.deadline, true, false, ask).map_err(|failure| match failure {
+        let CallPlan { lands, deadline, .. } = *plan;
+        let terms = AttemptTerms { lands, deadline, late_is_away: true, may_repeat: false };
+        self.attempt_call(terms, ask).map_err(|failure| match failure {
             PeerFailure::Answered(error) | PeerFailure::Broken(error) | PeerFailure::Refused(error) => error,
         })
     }
@@ -224,14 +226,11 @@ impl GroupPeer {
         paths.is_forced().then(|| Err(PeerFailure::Broken(paths.unavailable_error())))
     }
 
-    /// One attempt on this node. With `in_time` set, a missing answer marks the node as away. A node closes idle
-    /// connections when it needs their slots; a request on such a connection is repeated once (`again`) on another.
+    /// One attempt on this node. A node closes idle connections when it needs their slots; a request on such a
+    /// connection may be repeated once on another.
     fn attempt_call<T>(
         &self,
-        lands: Option<usize>,
-        deadline: Instant,
-        in_time: bool,
-        mut again: bool,
+        AttemptTerms { lands, deadline, late_is_away, mut may_repeat }: AttemptTerms,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, PeerFailure> {
         let beside = self.paths().and_then(|paths| self.attempt_paths(paths, lands, deadline, ask));
@@ -258,7 +257,7 @@ impl GroupPeer {
                     Err(CallError::Answered(error)) => break Err(PeerFailure::Answered(error)),
                     Err(CallError::Broken(error)) => {
                         let ended = error.kind() == ErrorKind::Unavailable && lease.was_idle();
-                        if !ended || !std::mem::take(&mut again) || Instant::now() >= deadline {
+                        if !ended || !std::mem::take(&mut may_repeat) || Instant::now() >= deadline {
                             break Err(PeerFailure::Broken(error));
                         }
                     }
@@ -267,7 +266,7 @@ impl GroupPeer {
         };
         let mut away = self.away_since.lock();
         match &result {
-            Err(PeerFailure::Broken(error)) if error.kind() == ErrorKind::Timeout && !in_time => {}
+            Err(PeerFailure::Broken(error)) if error.kind() == ErrorKind::Timeout && !late_is_away => {}
             Err(PeerFailure::Broken(error)) => {
                 if away.is_none() {
                     tracing::warn!(peer = %self.name, %error, "a node does not answer");
@@ -293,6 +292,18 @@ fn is_final(kind: ErrorKind, node: u32, unwell: &mut Option<u32>) -> bool {
     }
 }
 
+/// The terms of one attempt on one node.
+#[derive(Clone, Copy)]
+struct AttemptTerms {
+    /// The NUMA node of the destination.
+    lands: Option<usize>,
+    deadline: Instant,
+    /// A missing answer marks the node as away.
+    late_is_away: bool,
+    /// A request on an idle connection that the node has closed is repeated once on another.
+    may_repeat: bool,
+}
+
 /// One attempt on one node.
 #[derive(Clone, Copy)]
 pub(crate) struct PeerAttempt<'a> {
@@ -305,7 +316,7 @@ pub(crate) struct PeerAttempt<'a> {
 /// again with a pause, until the deadline. A node's error is final unless another node may succeed. `ranked` is scratch
 /// memory.
 pub(crate) fn call_ranked<T>(
-    roster: &GroupMembers,
+    members: &GroupMembers,
     plan: &CallPlan,
     rank: impl Fn(&MembersSnapshot, usize, &mut Vec<u32>),
     ranked: &mut Vec<u32>,
@@ -328,19 +339,20 @@ pub(crate) fn call_ranked<T>(
         let mut all_away = true;
         // Whether an unreachable node may be back soon.
         let mut soon_back = false;
-        let view = roster.snapshot();
+        let view = members.snapshot();
         rank(&view, most, ranked);
         let more = ranked.len() >= most && ranked.len() < view.members().len();
         most = most.saturating_mul(FIRST_HOLDERS);
         for (place, index) in ranked.iter().enumerate() {
             // After its deadline the request still tries one more node, which may have the answer ready.
-            let in_time = Instant::now() + least < deadline;
+            let late_is_away = Instant::now() + least < deadline;
             let peer = view.peer(*index);
+            let terms = AttemptTerms { lands, deadline, late_is_away, may_repeat: true };
             let mut send = |lease: &mut ChannelLease<'_>, deadline| {
                 retries.add(u64::from(std::mem::replace(&mut sent, true)));
                 request(PeerAttempt { peer, rank: place }, lease, deadline)
             };
-            match peer.attempt_call(lands, deadline, in_time, true, &mut send) {
+            match peer.attempt_call(terms, &mut send) {
                 Ok(value) => return Ok(value),
                 Err(PeerFailure::Answered(error)) if is_final(error.kind(), *index, &mut unwell) => return Err(error),
                 Err(PeerFailure::Answered(error) | PeerFailure::Refused(error)) => {
@@ -351,7 +363,7 @@ pub(crate) fn call_ranked<T>(
                     let away = peer.away_for() >= patience.absence;
                     all_away &= away;
                     soon_back |= !away;
-                    if in_time || broken.is_none() {
+                    if late_is_away || broken.is_none() {
                         broken = Some(error);
                     }
                 }

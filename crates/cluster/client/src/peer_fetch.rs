@@ -39,7 +39,7 @@ struct KnownMembers {
 pub struct GroupPeerFetch {
     open: Box<OpenGroup>,
     /// By source, because a handshake names one.
-    rosters: RwLock<HashMap<String, Arc<GroupMembers>>>,
+    groups: RwLock<HashMap<String, Arc<GroupMembers>>>,
     members: Mutex<KnownMembers>,
     own_name: String,
     block_size: u64,
@@ -60,7 +60,7 @@ impl GroupPeerFetch {
     ) -> Arc<Self> {
         Arc::new(GroupPeerFetch {
             open: Box::new(open),
-            rosters: RwLock::default(),
+            groups: RwLock::default(),
             members: Mutex::new(KnownMembers { members: Vec::new(), changed: Instant::now(), came: HashMap::new() }),
             own_name: own_name.to_owned(),
             block_size,
@@ -83,17 +83,17 @@ impl GroupPeerFetch {
                 known.came.extend(has.difference(&had).map(|name| (name.clone(), now)));
             }
             // Under the lock, so that the later of two lists wins.
-            self.rosters.read().values().for_each(|roster| roster.set_members(members));
+            self.groups.read().values().for_each(|group| group.set_members(members));
         }
     }
 
     fn members_for(&self, source: &str) -> Arc<GroupMembers> {
-        if let Some(known) = self.rosters.read().get(source) {
+        if let Some(known) = self.groups.read().get(source) {
             return Arc::clone(known);
         }
         let members = self.members.lock();
-        let mut rosters = self.rosters.write();
-        let made = rosters.entry(source.to_owned()).or_insert_with(|| (self.open)(source, &members.members));
+        let mut groups = self.groups.write();
+        let made = groups.entry(source.to_owned()).or_insert_with(|| (self.open)(source, &members.members));
         Arc::clone(made)
     }
 
@@ -121,8 +121,8 @@ impl GroupPeerFetch {
 
 impl PeerFetch for GroupPeerFetch {
     fn fetch_block(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn ByteSink) -> PeerFetched {
-        let roster = self.members_for(source);
-        let view = roster.snapshot();
+        let members = self.members_for(source);
+        let view = members.snapshot();
         if view.members().len() < 2 {
             return PeerFetched::Missing;
         }
@@ -147,14 +147,14 @@ impl PeerFetch for GroupPeerFetch {
     }
 
     fn has_other_owner(&self, source: &str, object: &ObjectRef, index: u32) -> bool {
-        let roster = self.members_for(source);
+        let members = self.members_for(source);
         // Readers detect a failed owner themselves. They all use one order, so one node replaces it, not all.
-        self.other_owner(&roster.snapshot(), object, index).is_some()
+        self.other_owner(&members.snapshot(), object, index).is_some()
     }
 
     fn fetch_from_owner(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn ByteSink) -> PeerFetched {
-        let roster = self.members_for(source);
-        let view = roster.snapshot();
+        let members = self.members_for(source);
+        let view = members.snapshot();
         let owner = self.other_owner(&view, object, index);
         owner.map_or(PeerFetched::Missing, |at| self.pull_block(&view, at, object, index, true, sink))
     }

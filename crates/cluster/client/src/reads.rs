@@ -124,7 +124,7 @@ impl GroupClient {
             copies.set(self.rank_holders(view, wanted, order, most, ranked, may_ask));
         };
         let retries = &self.stats.remotecache.retries;
-        let result = call_ranked(&self.roster, plan, rank, &mut ranked, retries, |attempt, lease, deadline| {
+        let result = call_ranked(&self.members, plan, rank, &mut ranked, retries, |attempt, lease, deadline| {
             let holder = HolderChoice { peer: attempt.peer, may_redirect: attempt.rank < copies.get() };
             call(holder, lease, &mut body, deadline)
         });
@@ -139,7 +139,7 @@ impl GroupClient {
     /// [`LatencyTracker::return_trial`], or the trial of a late node is lost.
     fn first_holder(&self, wanted: WantedRun) -> Option<OwnedChoice> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
-        let view = self.roster.snapshot();
+        let view = self.members.snapshot();
         let would_ask = |tracker: &LatencyTracker| tracker.would_admit(Instant::now);
         let copies = self.rank_holders(&view, wanted, HolderOrder::NearFirst, FIRST_HOLDERS, &mut ranked, would_ask);
         let first = ranked.first().map(|index| {
@@ -160,7 +160,7 @@ impl GroupClient {
         first: &Arc<GroupPeer>,
     ) -> Option<Arc<GroupPeer>> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
-        let view = self.roster.snapshot();
+        let view = self.members.snapshot();
         let wanted = self.wanted_run(object, offset);
         view.rank_holders(wanted, &self.config.standpoint, FIRST_HOLDERS, &mut ranked);
         let holders = ranked.len().min(wanted.holder_count());
@@ -266,7 +266,7 @@ impl GroupClient {
         take: impl FnOnce(&mut ChannelLease<'_>, &mut [u8], Option<&AtomicBool>) -> Result<CallAnswer, CallError>,
     ) -> Result<CallAnswer, CallError> {
         // A lone node has no alternative.
-        let others = self.roster.snapshot().members().len() > 1;
+        let others = self.members.snapshot().members().len() > 1;
         let watched = others.then(|| self.hedge.watch_read(plan.object, plan.offset, plan.len, peer, lease.breaker()));
         match watched.flatten() {
             None => take(lease, dst, None),

@@ -63,7 +63,7 @@ pub struct GroupVolume {
 pub(crate) struct GroupClient {
     source: String,
     pub(crate) block_size: u64,
-    pub(crate) roster: Arc<GroupMembers>,
+    pub(crate) members: Arc<GroupMembers>,
     pub(crate) tier: Arc<MemTier>,
     pub(crate) config: GroupVolumeConfig,
     pub(crate) stats: Arc<Stats>,
@@ -77,14 +77,14 @@ pub(crate) struct GroupClient {
 }
 
 impl GroupVolume {
-    /// Connects to the nodes of `roster` until one answers, and takes the block size from it. `make_tier` creates the
+    /// Connects to the nodes of `members` until one answers, and takes the block size from it. `make_tier` creates the
     /// read-ahead memory for that size.
     ///
     /// # Errors
     /// The answers of the nodes, or why none answered.
     pub fn connect(
         source: &str,
-        roster: Arc<GroupMembers>,
+        members: Arc<GroupMembers>,
         config: GroupVolumeConfig,
         stats: Arc<Stats>,
         make_tier: impl FnOnce(u64) -> Result<Arc<MemTier>>,
@@ -96,7 +96,7 @@ impl GroupVolume {
         };
         let retries = &stats.remotecache.retries;
         let plan = CallPlan::without_payload(config.patience);
-        call_ranked(&roster, &plan, everyone, &mut Vec::new(), retries, |_, lease, deadline| {
+        call_ranked(&members, &plan, everyone, &mut Vec::new(), retries, |_, lease, deadline| {
             block_size = lease.welcome().block_size;
             lease.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline).map(drop)
         })?;
@@ -114,15 +114,15 @@ impl GroupVolume {
             .name("pipelined-reads".into())
             .spawn(move || sweeper.sweep_stale())
             .map_err(|e| Error::io("can't start a thread", &e))?;
-        let monitor = PathMonitor::start(&roster)?;
+        let monitor = PathMonitor::start(&members)?;
         monitor.watch_nodes(config.silence, &stats);
         let hedge = HedgedReads::new(config.hedge_after);
         let fetchers = config.fetchers;
         let inner = Arc::new(GroupClient {
             source: source.to_owned(),
             block_size,
-            rails: roster.has_path_factory(),
-            roster,
+            rails: members.has_path_factory(),
+            members,
             tier,
             config,
             stats,
@@ -142,7 +142,7 @@ impl GroupVolume {
 
     /// Replaces the list of the group's nodes; see [`GroupMembers::set_members`].
     pub fn set_members(&self, members: &[Arc<Member>]) {
-        self.client.roster.set_members(members);
+        self.client.members.set_members(members);
     }
 
     pub(crate) fn inner(&self) -> &GroupClient {
@@ -155,7 +155,7 @@ impl GroupVolume {
     /// # Errors
     /// Why the last node tried is not reachable.
     pub fn check_reachable(&self, deadline: Instant) -> Result<()> {
-        let view = self.client.roster.snapshot();
+        let view = self.client.members.snapshot();
         if view.existing_peers().any(|peer| peer.is_up()) {
             return Ok(());
         }
@@ -177,13 +177,13 @@ impl GroupVolume {
 
     /// The nodes.
     pub fn members(&self) -> &Arc<GroupMembers> {
-        &self.client.roster
+        &self.client.members
     }
 }
 
 impl GroupClient {
-    pub(crate) fn roster(&self) -> &GroupMembers {
-        &self.roster
+    pub(crate) fn members(&self) -> &GroupMembers {
+        &self.members
     }
 
     /// Number of holders for the object at `path`.
@@ -379,7 +379,7 @@ impl Volume for GroupVolume {
         // Each node knows its own blocks only. Nodes that do not answer are listed as such.
         let mut whole: Option<serde_json::Value> = None;
         let (mut held, mut silent, mut last) = (Vec::new(), Vec::new(), None);
-        let names: Vec<String> = self.client.roster.snapshot().members().iter().map(|m| m.name.clone()).collect();
+        let names: Vec<String> = self.client.members.snapshot().members().iter().map(|m| m.name.clone()).collect();
         let until = Instant::now() + INFO * 2;
         let ask = |name: &str| self.client.node_info(name, path, until);
         // In parallel: the timeouts of several dead nodes would add up.

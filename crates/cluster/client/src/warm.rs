@@ -102,7 +102,7 @@ impl GroupVolume {
 
     /// Number of nodes with weight above 0 that are not known to be down.
     pub fn holders_up(&self) -> usize {
-        let view = self.inner().roster().snapshot();
+        let view = self.inner().members().snapshot();
         let down = |index: usize| {
             let down = |peer: &Arc<GroupPeer>| matches!(peer.pool_state().0, PoolState::Down { .. }) && !peer.is_up();
             view.existing_peer(index as u32).is_some_and(down)
@@ -134,7 +134,7 @@ impl GroupVolume {
     /// The error of the first node that does not answer.
     pub fn node_rules(&self, most: usize, time: Duration) -> Result<Vec<serde_json::Value>> {
         let (inner, patience) = (self.inner(), RequestPatience { answer: time, absence: Duration::ZERO });
-        let view = inner.roster().snapshot();
+        let view = inner.members().snapshot();
         let one = |name: &str| {
             let text: Vec<u8> = inner.call_named(name, patience, |lease, body, deadline| {
                 lease.call(&NodeRequest::Rules { text: "" }, body, &mut [], &mut |_| {}, deadline)?;
@@ -163,7 +163,7 @@ impl GroupVolume {
         let inner = self.inner();
         let mut sums = vec![RangeDone::default(); extents.len()];
         let mut by_node: BTreeMap<String, Vec<WarmPiece>> = BTreeMap::new();
-        for member in inner.roster().snapshot().members() {
+        for member in inner.members().snapshot().members() {
             let mut pieces = Vec::new();
             for (number, extent) in extents.iter().enumerate() {
                 let end = extent.bytes.end.min(extent.object.size);
@@ -265,7 +265,7 @@ impl GroupClient {
     /// Name of the node to call for a piece: its holder, or a later one in rank. When all were tried, the holder
     /// again, which may be back.
     fn holder_name(&self, object: &ObjectRef, piece: &WarmPiece, copies: u32) -> Option<String> {
-        let view = self.roster().snapshot();
+        let view = self.members().snapshot();
         let mut ranked = Vec::new();
         let index = (piece.bytes.start / self.block_size()) as u32;
         view.find_holders(WantedRun::of_block(object.id, index, copies), FIRST_HOLDERS, &mut ranked);
@@ -407,7 +407,7 @@ impl GroupClient {
         };
         let mut body = Vec::new();
         let plan = CallPlan::without_payload(patience);
-        call_ranked(self.roster(), &plan, only, &mut Vec::new(), self.retries(), |_, lease, deadline| {
+        call_ranked(self.members(), &plan, only, &mut Vec::new(), self.retries(), |_, lease, deadline| {
             call(lease, &mut body, deadline)
         })
     }

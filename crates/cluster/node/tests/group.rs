@@ -55,7 +55,7 @@ fn consumer_of(source: &str, nodes: &[SocketAddr], patience: Duration) -> Result
     let stats = Arc::new(Stats::default());
     let (of, counted) = (source.to_owned(), Arc::clone(&stats));
     let members: Vec<_> = nodes.iter().map(|at| Arc::new(Member::from_address(&at.to_string(), 100))).collect();
-    let roster = GroupMembers::new(&members, move |member| {
+    let members = GroupMembers::new(&members, move |member| {
         let connector = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
         let pool = PathPool::on_demand(Arc::new(connector), "test", &of, PoolConfig::default(), Arc::clone(&counted));
         GroupPeer::new(pool, member)
@@ -69,7 +69,7 @@ fn consumer_of(source: &str, nodes: &[SocketAddr], patience: Duration) -> Result
         silence: Duration::from_secs(2),
         hedge_after: Duration::ZERO,
     };
-    let remote = GroupVolume::connect(source, roster, config, Arc::clone(&stats), |block| {
+    let remote = GroupVolume::connect(source, members, config, Arc::clone(&stats), |block| {
         Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
     })?;
     Ok((remote, stats))

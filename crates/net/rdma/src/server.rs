@@ -145,7 +145,7 @@ pub(crate) struct RdmaServerState {
     /// Number of connection events taken by workers.
     pub events: AtomicU64,
     refusals: RefusalLog,
-    crew: WorkerPool,
+    workers: WorkerPool,
     places: ConnectionSlots<RdmaConn>,
 }
 
@@ -156,13 +156,13 @@ impl PooledServer for RdmaServerState {
     type Conn = RdmaConn;
 
     fn worker_pool(&self) -> &WorkerPool {
-        &self.crew
+        &self.workers
     }
     fn connection_slots(&self) -> &ConnectionSlots<RdmaConn> {
         &self.places
     }
-    fn serve_connection(&self, conn: &Arc<RdmaConn>, _inbox: &mut [u8], life_only: bool) -> ServeOutcome {
-        serve_conn(self, conn, life_only)
+    fn serve_connection(&self, conn: &Arc<RdmaConn>, _inbox: &mut [u8], control_only: bool) -> ServeOutcome {
+        serve_conn(self, conn, control_only)
     }
     fn refusals(&self) -> &RefusalLog {
         &self.refusals
@@ -202,14 +202,14 @@ impl RdmaServer {
         let os = |e: rustix::io::Errno| Error::io("can't set up the RDMA server", &e.into());
         // At least two, so that one may wait on its connection while the other takes further events.
         let at_once = std::thread::available_parallelism().map_or(1, usize::from).max(2);
-        let crew = WorkerPool::new("rdma", config.max_workers, at_once, LONG_REQUEST).map_err(os)?;
+        let workers = WorkerPool::new("rdma", config.max_workers, at_once, LONG_REQUEST).map_err(os)?;
         let refusals = RefusalLog::new(Arc::clone(&stats));
         let gauges: [fn(&Stats) -> &Metric; 2] =
             [|stats| &stats.rdma.connections, |stats| &stats.rdma.connections_limit];
         let (most, ungreeted) = (config.max_connections, config.max_pending_handshakes);
         let places = ConnectionSlots::new(most, ungreeted, &config.more_connections, Arc::clone(&stats), gauges);
         let shared =
-            Arc::new(RdmaServerState { config, service, stats, events: AtomicU64::new(0), refusals, crew, places });
+            Arc::new(RdmaServerState { config, service, stats, events: AtomicU64::new(0), refusals, workers, places });
         let mut acceptor = RdmaAcceptor {
             shared: Arc::clone(&shared),
             listeners: Vec::new(),
@@ -247,7 +247,7 @@ impl RdmaServer {
 
     /// Current number of worker threads.
     pub fn workers(&self) -> usize {
-        self.shared.crew.workers()
+        self.shared.workers.workers()
     }
 
     /// Stops, waits until `deadline` for requests in progress, and ends all connections. Returns whether all threads
@@ -257,12 +257,12 @@ impl RdmaServer {
     }
 
     fn stop(&mut self, deadline: Instant) -> bool {
-        self.shared.crew.stop();
+        self.shared.workers.stop();
         if let Some(acceptor) = self.acceptor.take() {
             // It wakes up several times a second by itself.
             let _ = acceptor.join();
         }
-        let ended = self.shared.crew.join(deadline);
+        let ended = self.shared.workers.join(deadline);
         for conn in &self.shared.places.drain() {
             match conn.session.try_lock() {
                 Some(mut session) => session.pair.disconnect(),
@@ -395,7 +395,7 @@ impl RdmaAcceptor {
         let sweep =
             (self.shared.config.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_millis(250));
         let mut swept = Instant::now();
-        while !self.shared.crew.stopping() {
+        while !self.shared.workers.stopping() {
             match self.channel.next_event(swept + sweep) {
                 Ok(Some(event)) => self.handle_event(event),
                 Ok(None) => {}
@@ -504,7 +504,7 @@ impl RdmaAcceptor {
         let mut session = conn.session.lock();
         session.pair.arm_receive()?;
         let os = |e: rustix::io::Errno| Error::io("can't wait for events of a connection", &e.into());
-        self.shared.crew.watch_control(session.pair.fd(), number, PARKED).map_err(os)?;
+        self.shared.workers.watch_control(session.pair.fd(), number, PARKED).map_err(os)?;
         self.by_key.insert(key, number);
         let stranger = self.shared.places.add_connection(Arc::clone(&conn));
         let accepted = session.pair.accept(config.patience.connect_options(), &own_terms(NODE).encode());

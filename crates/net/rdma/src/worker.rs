@@ -16,13 +16,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Answers requests of one connection, and of others that arrive meanwhile, until none arrive for a while. With
-/// `life_only`, only this connection's, and no data requests.
-pub(crate) fn serve_conn(shared: &RdmaServerState, conn: &Arc<RdmaConn>, life_only: bool) -> ServeOutcome {
+/// `control_only`, only this connection's, and no data requests.
+pub(crate) fn serve_conn(shared: &RdmaServerState, conn: &Arc<RdmaConn>, control_only: bool) -> ServeOutcome {
     let hand = PolledSet::new(shared);
-    if !life_only {
+    if !control_only {
         conn.note_event(shared);
     }
-    let end = serve_until_idle(shared, conn, life_only, &hand);
+    let end = serve_until_idle(shared, conn, control_only, &hand);
     hand.poll_rounds(|conn| serve_until_idle(shared, conn, false, &hand));
     end
 }
@@ -30,7 +30,7 @@ pub(crate) fn serve_conn(shared: &RdmaServerState, conn: &Arc<RdmaConn>, life_on
 fn serve_until_idle(
     shared: &RdmaServerState,
     conn: &Arc<RdmaConn>,
-    life_only: bool,
+    control_only: bool,
     hand: &PolledSet<'_>,
 ) -> ServeOutcome {
     let mut session = conn.session.lock();
@@ -43,7 +43,7 @@ fn serve_until_idle(
             shared.refusals().record_refusal(&conn.state.endpoints().peer, RefusalReason::Silent, &why);
             return ServeOutcome::Closed;
         }
-        if life_only && conn.state.for_data() {
+        if control_only && conn.state.for_data() {
             return ring_bell(shared, conn);
         }
         match session.take_arrived(|| Instant::now() + shared.config.send_timeout) {
@@ -76,14 +76,14 @@ fn serve_until_idle(
         if shared.worker_pool().stopping() {
             return ServeOutcome::Closed;
         }
-        if quick && !life_only && hand.try_add(conn) {
+        if quick && !control_only && hand.try_add(conn) {
             return ServeOutcome::Parked;
         }
         // While another worker waits for events, this one can wait for the next request here. Not when many
         // connections are busy: the next event then has a request without sleeping.
         let events = shared.events.load(Ordering::Relaxed);
         let lonely = events.saturating_sub(conn.events_seen.swap(events, Ordering::Relaxed)) <= 1;
-        let lingers = served && lonely && !life_only && hand.is_empty() && shared.worker_pool().others_idle();
+        let lingers = served && lonely && !control_only && hand.is_empty() && shared.worker_pool().others_idle();
         if lingers && matches!(session.pair.wait_arrival(Instant::now() + shared.config.linger), Ok(true)) {
             continue;
         }

@@ -107,7 +107,7 @@ pub(crate) struct TcpServerState {
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
     pub refusals: RefusalLog,
-    crew: WorkerPool,
+    workers: WorkerPool,
     places: ConnectionSlots<TcpConnection>,
 }
 
@@ -118,7 +118,7 @@ impl PooledServer for TcpServerState {
     type Conn = TcpConnection;
 
     fn worker_pool(&self) -> &WorkerPool {
-        &self.crew
+        &self.workers
     }
     fn connection_slots(&self) -> &ConnectionSlots<TcpConnection> {
         &self.places
@@ -126,8 +126,8 @@ impl PooledServer for TcpServerState {
     fn inbox_len(&self) -> usize {
         HEADER_LEN + MAX_REQUEST_BODY + FRAME_ALIGN
     }
-    fn serve_connection(&self, conn: &Arc<TcpConnection>, inbox: &mut [u8], life_only: bool) -> ServeOutcome {
-        serve_connection(self, conn, inbox, life_only)
+    fn serve_connection(&self, conn: &Arc<TcpConnection>, inbox: &mut [u8], control_only: bool) -> ServeOutcome {
+        serve_connection(self, conn, inbox, control_only)
     }
     fn refusals(&self) -> &RefusalLog {
         &self.refusals
@@ -196,12 +196,12 @@ impl TcpServer {
         }
         let os = |e: rustix::io::Errno| Error::io("can't set up the server", &e.into());
         let most = config.max_workers.max(1) + config.max_waiting;
-        let crew = WorkerPool::new("tcp", most, config.max_workers, LONG_REQUEST).map_err(os)?;
+        let workers = WorkerPool::new("tcp", most, config.max_workers, LONG_REQUEST).map_err(os)?;
         let refusals = RefusalLog::new(Arc::clone(&stats));
         let gauges: [fn(&Stats) -> &Metric; 2] = [|stats| &stats.tcp.connections, |stats| &stats.tcp.connections_limit];
         let (most, ungreeted) = (config.max_connections, config.max_pending_handshakes);
         let places = ConnectionSlots::new(most, ungreeted, &config.more_connections, Arc::clone(&stats), gauges);
-        let shared = Arc::new(TcpServerState { config, service, stats, refusals, crew, places });
+        let shared = Arc::new(TcpServerState { config, service, stats, refusals, workers, places });
         WorkerPool::spawn_worker(&shared)
             .and_then(|()| WorkerPool::spawn_control(&shared))
             .map_err(|e| Error::io("can't start a worker thread", &e))?;
@@ -226,12 +226,12 @@ impl TcpServer {
 
     /// Current number of worker threads.
     pub fn worker_count(&self) -> usize {
-        self.shared.crew.workers()
+        self.shared.workers.workers()
     }
 
     /// Stops accepting; workers end after their current requests.
     pub fn shutdown(&self) {
-        self.shared.crew.stop();
+        self.shared.workers.stop();
     }
 
     /// Stops, waits until `deadline` for requests in progress, and closes all connections. Returns whether all
@@ -247,7 +247,7 @@ impl TcpServer {
             let _ = acceptor.join();
         }
         // Idle readers see the end at once; answers in progress are completed.
-        let ended = self.shared.crew.join(deadline);
+        let ended = self.shared.workers.join(deadline);
         for conn in &self.shared.places.drain() {
             let _ = conn.socket.shutdown(std::net::Shutdown::Both);
             if conn.state.peer_name().is_some() {
@@ -269,11 +269,11 @@ fn accept_all(shared: &Arc<TcpServerState>, listeners: &[TcpListener]) {
     let sweep = (shared.config.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
     let timeout = Timespec::try_from(sweep).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
     let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)).collect();
-    fds.push(PollFd::from_borrowed_fd(shared.crew.wake(), PollFlags::IN));
+    fds.push(PollFd::from_borrowed_fd(shared.workers.wake(), PollFlags::IN));
     let mut next_id = WorkerPool::FIRST_ID;
     let mut swept = Instant::now();
     let mut warned = None;
-    while !shared.crew.stopping() {
+    while !shared.workers.stopping() {
         if let Err(e) = poll(&mut fds, Some(&timeout)) {
             if e != rustix::io::Errno::INTR {
                 tracing::error!("no more connections are accepted: waiting for them failed: {e}");
@@ -357,7 +357,7 @@ fn adopt_socket(shared: &TcpServerState, socket: TcpStream, peer: SocketAddr, id
     if let Some(oldest) = shared.places.add_connection(Arc::clone(&conn)) {
         evict_connection(shared, &oldest);
     }
-    shared.crew.watch_control(&conn.socket, id, PARKED).map_err(|e| {
+    shared.workers.watch_control(&conn.socket, id, PARKED).map_err(|e| {
         shared.remove_connection(&conn);
         e.into()
     })

@@ -30,12 +30,12 @@ const FILE_PIECE: usize = 256 << 10;
 /// Slices passed to one `sendmsg`.
 const MAX_SLICES: usize = 34;
 
-/// Answers requests of one connection until it is idle; with `life_only` handshakes and heartbeats only.
+/// Answers requests of one connection until it is idle; with `control_only` handshakes and heartbeats only.
 pub(crate) fn serve_connection(
     shared: &TcpServerState,
     conn: &TcpConnection,
     inbox: &mut [u8],
-    life_only: bool,
+    control_only: bool,
 ) -> ServeOutcome {
     let mut filled = 0;
     let (mut begun, mut here) = (None, 0);
@@ -101,7 +101,9 @@ pub(crate) fn serve_connection(
                 HEADER_LEN
             };
             let Some(frame) = inbox[at..filled].get(..whole) else { break };
-            if life_only && !matches!(header.op, FrameOp::Hello | FrameOp::Challenge | FrameOp::Prove | FrameOp::Ping) {
+            if control_only
+                && !matches!(header.op, FrameOp::Hello | FrameOp::Challenge | FrameOp::Prove | FrameOp::Ping)
+            {
                 *conn.partial.lock() = Some((inbox[at..filled].to_vec(), None));
                 return ServeOutcome::Deferred;
             }
@@ -135,12 +137,12 @@ pub(crate) fn serve_connection(
         let others_idle = shared.worker_pool().others_idle();
         // Received ciphertext that is not decrypted yet raises no epoll event.
         let nothing_left = conn.tls.as_ref().is_none_or(|tls| tls.lock().is_empty());
-        let turn_is_over = !others_idle && turn >= REQUESTS_PER_TURN || life_only && conn.state.for_data();
+        let turn_is_over = !others_idle && turn >= REQUESTS_PER_TURN || control_only && conn.state.for_data();
         if turn_is_over && filled == 0 && nothing_left {
             return park_connection(shared, conn);
         }
         // While another worker waits for events, this one can wait for the next request here.
-        wait = others_idle && !life_only;
+        wait = others_idle && !control_only;
     }
 }
 

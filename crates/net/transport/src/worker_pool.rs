@@ -59,9 +59,9 @@ pub trait PooledServer: Send + Sync + 'static {
     fn inbox_len(&self) -> usize {
         0
     }
-    /// Answers requests of one connection until it has been idle for a short while. With `life_only` it answers
+    /// Answers requests of one connection until it has been idle for a short while. With `control_only` it answers
     /// handshakes and heartbeats only, and returns as soon as a request for data arrives.
-    fn serve_connection(&self, conn: &Arc<Self::Conn>, inbox: &mut [u8], life_only: bool) -> ServeOutcome;
+    fn serve_connection(&self, conn: &Arc<Self::Conn>, inbox: &mut [u8], control_only: bool) -> ServeOutcome;
     /// The log and counters of refused connections.
     fn refusals(&self) -> &RefusalLog;
     /// Removes a connection that is over, and closes it.
@@ -216,14 +216,14 @@ impl WorkerPool {
 
     /// The number of the next readable connection, or of a special event; `None` when nothing happened within
     /// `limit`.
-    fn next_event(&self, life_only: bool, limit: &Timespec) -> rustix::io::Result<Option<u64>> {
+    fn next_event(&self, control_only: bool, limit: &Timespec) -> rustix::io::Result<Option<u64>> {
         let mut events = [MaybeUninit::<Event>::uninit(); 1];
         let mut take = |set: &OwnedFd, limit| {
             let (came, _) = epoll::wait(set, &mut events, Some(limit))?;
             Ok(came.first().map(|event| event.data.u64()))
         };
         loop {
-            let came = match take(if life_only { &self.control_epoll } else { &self.epoll }, limit)? {
+            let came = match take(if control_only { &self.control_epoll } else { &self.epoll }, limit)? {
                 Some(CONTROL) => take(&self.control_epoll, &NOW)?,
                 came => return Ok(came),
             };
@@ -273,9 +273,9 @@ impl WorkerPool {
         let name = format!("{}-life", shared.worker_pool().kind);
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             run_worker(&work, true);
-            let crew = work.worker_pool();
-            *crew.control_running.lock() = false;
-            crew.control_ended.notify_all();
+            let pool = work.worker_pool();
+            *pool.control_running.lock() = false;
+            pool.control_ended.notify_all();
         });
         spawned.map(drop).inspect_err(|_| *shared.worker_pool().control_running.lock() = false)
     }
@@ -285,19 +285,19 @@ impl WorkerPool {
     /// # Errors
     /// When no thread can be started.
     pub fn spawn_worker<S: PooledServer>(shared: &Arc<S>) -> std::io::Result<()> {
-        let crew = shared.worker_pool();
+        let pool = shared.worker_pool();
         // Threads for deferred requests do not count towards the limit of workers.
-        let aside = crew.deferred.lock().1;
-        let mut workers = crew.workers.lock();
-        if *workers >= crew.max_workers + aside || crew.stopping() {
+        let aside = pool.deferred.lock().1;
+        let mut workers = pool.workers.lock();
+        if *workers >= pool.max_workers + aside || pool.stopping() {
             return Ok(());
         }
         let work = Arc::clone(shared);
-        std::thread::Builder::new().name(format!("{}-{workers}", crew.kind)).spawn(move || {
+        std::thread::Builder::new().name(format!("{}-{workers}", pool.kind)).spawn(move || {
             run_worker(&work, false);
-            let crew = work.worker_pool();
-            *crew.workers.lock() -= 1;
-            crew.ended.notify_all();
+            let pool = work.worker_pool();
+            *pool.workers.lock() -= 1;
+            pool.ended.notify_all();
         })?;
         *workers += 1;
         Ok(())
@@ -307,8 +307,8 @@ impl WorkerPool {
 /// Serves a connection on a thread other than the control thread, so that a blocked request does not delay `status`
 /// either.
 fn serve_deferred<S: PooledServer>(shared: &Arc<S>, id: u64) {
-    let crew = shared.worker_pool();
-    let mut aside = crew.deferred.lock();
+    let pool = shared.worker_pool();
+    let mut aside = pool.deferred.lock();
     aside.0.push_back(id);
     if aside.1 == MAX_DEFERRED_THREADS {
         return;
@@ -316,7 +316,7 @@ fn serve_deferred<S: PooledServer>(shared: &Arc<S>, id: u64) {
     aside.1 += 1;
     drop(aside);
     // Counted as a worker, so that [`WorkerPool::join`] waits for it.
-    *crew.workers.lock() += 1;
+    *pool.workers.lock() += 1;
     let work = Arc::clone(shared);
     let serve = move || {
         let mut inbox = vec![0u8; work.inbox_len()].into_boxed_slice();
@@ -328,47 +328,47 @@ fn serve_deferred<S: PooledServer>(shared: &Arc<S>, id: u64) {
         *work.worker_pool().workers.lock() -= 1;
         work.worker_pool().ended.notify_all();
     };
-    if let Err(e) = std::thread::Builder::new().name(format!("{}-aside", crew.kind)).spawn(serve) {
+    if let Err(e) = std::thread::Builder::new().name(format!("{}-aside", pool.kind)).spawn(serve) {
         tracing::warn!("can't start a thread for requests that may block: {e}; their connections are closed");
-        *crew.workers.lock() -= 1;
-        while let Some(id) = next_deferred(crew) {
+        *pool.workers.lock() -= 1;
+        while let Some(id) = next_deferred(pool) {
             shared.connection_slots().get(id).iter().for_each(|conn| shared.remove_connection(conn));
         }
     }
 }
 
 /// The next connection for a deferred-request thread; `None` when there is none and the thread ends.
-fn next_deferred(crew: &WorkerPool) -> Option<u64> {
-    let mut aside = crew.deferred.lock();
-    let id = if crew.stopping() { None } else { aside.0.pop_front() };
+fn next_deferred(pool: &WorkerPool) -> Option<u64> {
+    let mut aside = pool.deferred.lock();
+    let id = if pool.stopping() { None } else { aside.0.pop_front() };
     aside.1 -= usize::from(id.is_none());
     id
 }
 
 /// Receives events until the server stops or, except on the control thread, there has been no work for [`IDLE`].
-fn run_worker<S: PooledServer>(shared: &Arc<S>, life_only: bool) {
-    let crew = shared.worker_pool();
+fn run_worker<S: PooledServer>(shared: &Arc<S>, control_only: bool) {
+    let pool = shared.worker_pool();
     let mut inbox = vec![0u8; shared.inbox_len()].into_boxed_slice();
     let mut held: Option<WorkerPermit<'_>> = None;
-    while !crew.stopping() {
+    while !pool.stopping() {
         // The control thread needs no permit.
-        let turn = held.take().or_else(|| if life_only { None } else { crew.permits.acquire_permit() });
-        if turn.is_none() && !life_only {
+        let permit = held.take().or_else(|| if control_only { None } else { pool.permits.acquire_permit() });
+        if permit.is_none() && !control_only {
             return;
         }
-        let counts = usize::from(!life_only);
-        crew.idle_workers.fetch_add(counts, Ordering::AcqRel);
-        let came = crew.next_event(life_only, &IDLE);
-        let others_idle = crew.idle_workers.fetch_sub(counts, Ordering::AcqRel) - counts;
+        let counts = usize::from(!control_only);
+        pool.idle_workers.fetch_add(counts, Ordering::AcqRel);
+        let came = pool.next_event(control_only, &IDLE);
+        let others_idle = pool.idle_workers.fetch_sub(counts, Ordering::AcqRel) - counts;
         let id = match came {
             Ok(Some(id)) => id,
-            Ok(None) if others_idle > 0 && !life_only => return,
+            Ok(None) if others_idle > 0 && !control_only => return,
             Ok(None) | Err(Errno::INTR) => {
-                held = turn;
+                held = permit;
                 continue;
             }
             Err(e) => {
-                tracing::error!("a worker thread of the {} server ends: waiting for events failed: {e}", crew.kind);
+                tracing::error!("a worker thread of the {} server ends: waiting for events failed: {e}", pool.kind);
                 return;
             }
         };
@@ -376,24 +376,24 @@ fn run_worker<S: PooledServer>(shared: &Arc<S>, life_only: bool) {
             return;
         }
         let Some(conn) = shared.connection_slots().get(id).filter(|conn| conn.conn_state().mark_taken()) else {
-            held = turn;
+            held = permit;
             continue;
         };
-        turn.iter().for_each(WorkerPermit::begin_request);
+        permit.iter().for_each(WorkerPermit::begin_request);
         // One worker must remain to receive events in case this request takes long.
         if others_idle == 0
-            && !life_only
-            && crew.permits.waiting() == 0
+            && !control_only
+            && pool.permits.waiting() == 0
             && let Err(e) = WorkerPool::spawn_worker(shared)
         {
             tracing::warn!(
                 "no further worker thread for the {} server: {e}; requests wait for the existing ones",
-                crew.kind
+                pool.kind
             );
         }
-        if WorkerPool::run_service(&**shared, &conn, |conn| shared.serve_connection(conn, &mut inbox, life_only)) {
+        if WorkerPool::run_service(&**shared, &conn, |conn| shared.serve_connection(conn, &mut inbox, control_only)) {
             serve_deferred(shared, id);
         }
-        held = turn.and_then(WorkerPermit::end_request);
+        held = permit.and_then(WorkerPermit::end_request);
     }
 }

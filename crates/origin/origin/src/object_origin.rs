@@ -88,12 +88,12 @@ impl ObjectOrigin {
         work: impl AsyncFnOnce(&dyn ObjectBackend) -> T,
         went: impl FnOnce(&T) -> bool,
     ) -> Option<T> {
-        let Some(lane) = self.transfer_runtimes.take_runtime(&*self.backend) else {
+        let Some(runtime) = self.transfer_runtimes.take_runtime(&*self.backend) else {
             return self.runtime.as_ref().map(|runtime| runtime.block_on(work(&*self.backend)));
         };
-        let answer = lane.run_transfer(work)?;
+        let answer = runtime.run_transfer(work)?;
         if went(&answer) {
-            lane.put_back();
+            runtime.put_back();
         }
         Some(answer)
     }

@@ -37,8 +37,8 @@ pub(crate) struct TransferRuntimes {
 /// A runtime taken out of the set. It returns there only after a successful transfer, so that broken connections are
 /// closed.
 pub(crate) struct BorrowedRuntime<'a> {
-    lanes: &'a TransferRuntimes,
-    lane: Option<TransferRuntime>,
+    runtimes: &'a TransferRuntimes,
+    runtime: Option<TransferRuntime>,
 }
 
 impl TransferRuntimes {
@@ -46,19 +46,19 @@ impl TransferRuntimes {
     pub(crate) fn take_runtime(&self, origin: &dyn ObjectBackend) -> Option<BorrowedRuntime<'_>> {
         {
             let mut state = self.state.lock();
-            if let Some((_, lane)) = state.idle.pop() {
-                return Some(BorrowedRuntime { lanes: self, lane: Some(lane) });
+            if let Some((_, runtime)) = state.idle.pop() {
+                return Some(BorrowedRuntime { runtimes: self, runtime: Some(runtime) });
             }
             if state.made >= MAX_RUNTIMES {
                 return None;
             }
             state.made += 1;
         }
-        let mut taken = BorrowedRuntime { lanes: self, lane: None };
+        let mut taken = BorrowedRuntime { runtimes: self, runtime: None };
         let backend = origin.try_clone()?;
         // The driver is polled at every turn, so that a connection closed by its server is noticed before it is used.
         let runtime = Builder::new_current_thread().enable_all().event_interval(1).build().ok()?;
-        taken.lane = Some(TransferRuntime { runtime, backend });
+        taken.runtime = Some(TransferRuntime { runtime, backend });
         Some(taken)
     }
 
@@ -69,26 +69,26 @@ impl TransferRuntimes {
         state.made -= old;
         let old: Vec<_> = state.idle.drain(..old).collect();
         drop(state);
-        old.into_iter().for_each(|(_, lane)| lane.runtime.shutdown_background());
+        old.into_iter().for_each(|(_, runtime)| runtime.runtime.shutdown_background());
     }
 }
 
 impl BorrowedRuntime<'_> {
     /// Runs `work` with the runtime's backend on this thread.
     pub(crate) fn run_transfer<T>(&self, work: impl AsyncFnOnce(&dyn ObjectBackend) -> T) -> Option<T> {
-        let lane = self.lane.as_ref()?;
-        Some(lane.runtime.block_on(async {
+        let runtime = self.runtime.as_ref()?;
+        Some(runtime.runtime.block_on(async {
             // The connections were not driven since the last use: let them process pending events.
             tokio::task::yield_now().await;
             tokio::task::yield_now().await;
-            work(&*lane.backend).await
+            work(&*runtime.backend).await
         }))
     }
 
     /// Returns the runtime to the set.
     pub(crate) fn put_back(mut self) {
-        if let Some(lane) = self.lane.take() {
-            self.lanes.state.lock().idle.push((Instant::now(), lane));
+        if let Some(runtime) = self.runtime.take() {
+            self.runtimes.state.lock().idle.push((Instant::now(), runtime));
         }
         std::mem::forget(self);
     }
@@ -96,9 +96,9 @@ impl BorrowedRuntime<'_> {
 
 impl Drop for BorrowedRuntime<'_> {
     fn drop(&mut self) {
-        self.lanes.state.lock().made -= 1;
-        if let Some(lane) = self.lane.take() {
-            lane.runtime.shutdown_background();
+        self.runtimes.state.lock().made -= 1;
+        if let Some(runtime) = self.runtime.take() {
+            runtime.runtime.shutdown_background();
         }
     }
 }
@@ -143,19 +143,19 @@ mod tests {
 
     #[test]
     fn lanes_that_nobody_uses_are_dropped_and_others_made_when_there_are_readers_again() {
-        let lanes = TransferRuntimes::default();
+        let runtimes = TransferRuntimes::default();
         let counts = || {
-            let state = lanes.state.lock();
+            let state = runtimes.state.lock();
             (state.idle.len(), state.made)
         };
         for _ in 0..2 {
-            let all: Vec<_> = (0..MAX_RUNTIMES).map(|_| lanes.take_runtime(&Mute).unwrap()).collect();
-            assert!(lanes.take_runtime(&Mute).is_none());
+            let all: Vec<_> = (0..MAX_RUNTIMES).map(|_| runtimes.take_runtime(&Mute).unwrap()).collect();
+            assert!(runtimes.take_runtime(&Mute).is_none());
             all.into_iter().for_each(BorrowedRuntime::put_back);
-            let used = lanes.take_runtime(&Mute).unwrap();
-            lanes.drop_idle(IDLE);
+            let used = runtimes.take_runtime(&Mute).unwrap();
+            runtimes.drop_idle(IDLE);
             assert_eq!(counts(), (MAX_RUNTIMES - 1, MAX_RUNTIMES));
-            lanes.drop_idle(Duration::ZERO);
+            runtimes.drop_idle(Duration::ZERO);
             assert_eq!(counts(), (0, 1), "the one in use is kept");
             used.put_back();
             assert_eq!(counts(), (1, 1));

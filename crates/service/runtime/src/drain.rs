@@ -222,7 +222,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<(Vec<HeldObjects>, 
     let mut lease = pool.checkout(Instant::now() + FIRST)?;
     let block_size = lease.welcome().block_size;
     let senseless =
-        |what: &str| Error::new(ErrorKind::Protocol, format!("what it says it holds makes no sense: {what}"));
+        |what: &str| Error::new(ErrorKind::Protocol, format!("its list of cached blocks is malformed: {what}"));
     let (mut objects, mut after, mut body) = (Vec::new(), None, Vec::new());
     loop {
         let request = NodeRequest::HeldObjects { after };
@@ -279,7 +279,7 @@ fn open_remaining_nodes(
     stats: &Arc<Stats>,
 ) -> Result<Arc<GroupVolume>> {
     let reach = PeerConnector { source: source.to_owned(), ..reach.clone() };
-    let roster = GroupMembers::new(after, move |member| reach.peer(member));
+    let members = GroupMembers::new(after, move |member| reach.peer(member));
     let config = GroupVolumeConfig {
         patience: RequestPatience::new(PATIENCE),
         fetchers: 2,
@@ -291,7 +291,7 @@ fn open_remaining_nodes(
     };
     // No data arrives here; a volume requires some memory.
     let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
-    GroupVolume::connect(source, roster, config, Arc::clone(stats), memory)
+    GroupVolume::connect(source, members, config, Arc::clone(stats), memory)
 }
 
 fn clear_weight(reach: &PeerConnector, node: &Member) -> Result<()> {

@@ -81,9 +81,9 @@ impl MemberListener for GroupListener {
     }
 }
 
-/// From now on the nodes of `roster` are the members of the group.
-pub fn update_members_from(follower: &RegistryFollower, roster: &Arc<GroupMembers>) {
-    follower.set_listener(Arc::new(GroupListener(Arc::clone(roster))));
+/// From now on the nodes of `members` are the members of the group.
+pub fn update_members_from(follower: &RegistryFollower, members: &Arc<GroupMembers>) {
+    follower.set_listener(Arc::new(GroupListener(Arc::clone(members))));
 }
 
 /// The name of a node in its group.

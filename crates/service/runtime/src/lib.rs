@@ -7,6 +7,7 @@ pub mod admin;
 pub mod coordinator;
 pub mod drain;
 pub mod group;
+pub mod group_nodes;
 pub mod jobs;
 pub mod limits;
 pub mod locator;
@@ -19,6 +20,7 @@ mod rails;
 pub mod rules;
 mod settings;
 pub mod setup;
+pub mod unmount;
 pub mod volume;
 
 pub use coordinator::{RunningCoordinator, start_coordinator};

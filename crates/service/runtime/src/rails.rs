@@ -202,7 +202,7 @@ pub fn start_path_monitor(
     found: Vec<LocalRail>,
     pool: &Arc<BufferPool>,
     trust: &Arc<Trust>,
-    roster: &Arc<GroupMembers>,
+    members: &Arc<GroupMembers>,
     stats: &Arc<Stats>,
 ) -> Result<PathMonitor, Fault> {
     place_memory(&found, pool);
@@ -223,13 +223,13 @@ pub fn start_path_monitor(
         seed: u64::from(std::process::id()),
         loads: Arc::default(),
     };
-    let (wake, stats) = (Arc::clone(roster.path_wake()), Arc::clone(stats));
-    roster.set_path_factory(move |member| {
+    let (wake, stats) = (Arc::clone(members.path_wake()), Arc::clone(stats));
+    members.set_path_factory(move |member| {
         let (dialer, stats, wake) = (Arc::clone(&dialer), Arc::clone(&stats), Arc::clone(&wake));
         NodePaths::new(&member.name, dialer, paths_config.clone(), stats, wake)
     });
-    let keeper = PathMonitor::start(roster)?;
+    let monitor = PathMonitor::start(members)?;
     // The first reads find their paths; a node that hangs delays the start no longer than this.
-    keeper.wait_first(Instant::now() + 2 * CONNECT_TIMEOUT);
-    Ok(keeper)
+    monitor.wait_first(Instant::now() + 2 * CONNECT_TIMEOUT);
+    Ok(monitor)
 }

@@ -132,8 +132,8 @@ fn open_from_group(
     let registry = spurline_membership::open_registry(&group.registry, &group.name, &trust)?;
     let (follower, members) = group::follow_group(&registry, &group.name, group.hold, stats)?;
     let reach = PeerConnector::from_config(&config.net, &name, config.source.as_str(), &trust, stats)?;
-    let roster = GroupMembers::new(&members, move |member| reach.peer(member));
-    group::update_members_from(&follower, &roster);
+    let members = GroupMembers::new(&members, move |member| reach.peer(member));
+    group::update_members_from(&follower, &members);
     let remote_config = GroupVolumeConfig {
         patience: RequestPatience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
@@ -145,10 +145,10 @@ fn open_from_group(
         hedge_after: config.hedge_after,
     };
     let mut memory = None;
-    let mut keeper = Ok(None);
+    let mut monitor = Ok(None);
     let remote = GroupVolume::connect(
         config.source.as_str(),
-        Arc::clone(&roster),
+        Arc::clone(&members),
         remote_config,
         Arc::clone(stats),
         |block_size| {
@@ -157,7 +157,7 @@ fn open_from_group(
             let pool = BufferPool::with_annex(pool_bytes(config), block_size as usize, slots)?;
             let tier = MemTier::new(Arc::clone(&pool));
             if let (Some(rdma), Some(found)) = (&config.net.rdma, found) {
-                keeper = rails::start_path_monitor(config, rdma, found, &pool, &trust, &roster, stats).map(Some);
+                monitor = rails::start_path_monitor(config, rdma, found, &pool, &trust, &members, stats).map(Some);
             }
             memory = Some((pool, Arc::clone(&tier)));
             Ok(tier)
@@ -189,7 +189,7 @@ fn open_from_group(
         remote: Some(remote),
         jobs,
         follower: Some(Arc::new(follower)),
-        _keeper: keeper?,
+        _keeper: monitor?,
         fresh: FreshDirs::default(),
     })
 }

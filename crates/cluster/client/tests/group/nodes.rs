@@ -111,7 +111,7 @@ impl Nodes {
     pub fn mount_waiting(&self, which: &[usize], absence: Duration) -> Arc<GroupVolume> {
         let stats = Arc::new(Stats::default());
         let (nodes, counted) = (self.nodes.clone(), Arc::clone(&stats));
-        let roster = GroupMembers::new(&self.members(which), move |member| {
+        let members = GroupMembers::new(&self.members(which), move |member| {
             let node = &nodes[member.name[1..].parse::<usize>().unwrap()];
             let config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
             GroupPeer::new(PathPool::on_demand(node.connector(), "mount", "src", config, Arc::clone(&counted)), member)
@@ -126,7 +126,7 @@ impl Nodes {
             silence: Duration::from_secs(2),
             hedge_after: Duration::ZERO,
         };
-        let remote = GroupVolume::connect("src", roster, config, stats, |block| {
+        let remote = GroupVolume::connect("src", members, config, stats, |block| {
             Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
         });
         remote.expect("the mount starts")

@@ -178,12 +178,12 @@ impl Cluster {
         let member = Member::from_address("node:7000", 100);
         let peer = GroupPeer::new(pool, &member);
         let the_peer = Arc::clone(&peer);
-        let roster = GroupMembers::new(&[Arc::new(member)], move |_| Arc::clone(&the_peer));
-        let wake = Arc::clone(roster.path_wake());
+        let members = GroupMembers::new(&[Arc::new(member)], move |_| Arc::clone(&the_peer));
+        let wake = Arc::clone(members.path_wake());
         let paths = Mutex::new(Some(NodePaths::new("node:7000", dialer, config, Arc::clone(&stats), wake)));
-        roster.set_path_factory(move |_| paths.lock().take().expect("one node has paths"));
-        let keeper = PathMonitor::start(&roster).unwrap();
-        keeper.wait_first(Instant::now() + Duration::from_secs(10));
+        members.set_path_factory(move |_| paths.lock().take().expect("one node has paths"));
+        let monitor = PathMonitor::start(&members).unwrap();
+        monitor.wait_first(Instant::now() + Duration::from_secs(10));
         let patience = RequestPatience { answer: options.answer, absence: Duration::from_millis(200) };
         let remote_config = GroupVolumeConfig {
             patience,
@@ -194,11 +194,11 @@ impl Cluster {
             silence: Duration::from_secs(2),
             hedge_after: Duration::ZERO,
         };
-        let remote = GroupVolume::connect("src", roster, remote_config, Arc::clone(&stats), |block_size| {
+        let remote = GroupVolume::connect("src", members, remote_config, Arc::clone(&stats), |block_size| {
             Ok(MemTier::new(BufferPool::new(64 << 20, block_size as usize)?))
         });
         let remote = remote.expect("the mount starts");
-        Cluster { rails, tcp, node, plan, service, peer, stats, remote, _keeper: keeper }
+        Cluster { rails, tcp, node, plan, service, peer, stats, remote, _keeper: monitor }
     }
 
     /// Reads and compares every byte.

@@ -278,7 +278,7 @@ impl Cluster {
     pub fn mount_as(&self, which: impl IntoIterator<Item = usize>, waits: Waits) -> Mount {
         let stats = Arc::new(Stats::default());
         let (make, links, _) = reach(&self.hosts, &format!("mount-{}", waits.number), &stats);
-        let roster = GroupMembers::new(&self.members(which), make);
+        let members = GroupMembers::new(&self.members(which), make);
         let config = GroupVolumeConfig {
             patience: patience(),
             fetchers: 2,
@@ -288,7 +288,7 @@ impl Cluster {
             silence: waits.silence,
             hedge_after: waits.hedge_after,
         };
-        let remote = GroupVolume::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
+        let remote = GroupVolume::connect(SOURCE, members, config, Arc::clone(&stats), |block| {
             Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
         });
         Mount { remote: remote.expect("the mount starts"), stats, links }

@@ -245,8 +245,8 @@ impl NodeAccess {
             nconnect: CONNECTIONS,
             stats: Arc::clone(&self.stats),
         };
-        let roster = GroupMembers::new(&members, move |member| reach.peer(member));
-        group::update_members_from(&follower, &roster);
+        let members = GroupMembers::new(&members, move |member| reach.peer(member));
+        group::update_members_from(&follower, &members);
         let config = GroupVolumeConfig {
             patience: RequestPatience::new(PATIENCE),
             fetchers: 2,
@@ -258,7 +258,7 @@ impl NodeAccess {
         };
         // No data arrives here; a volume requires some memory.
         let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
-        let remote = GroupVolume::connect(source, roster, config, Arc::clone(&self.stats), memory)?;
+        let remote = GroupVolume::connect(source, members, config, Arc::clone(&self.stats), memory)?;
         Ok(Arc::new(target::GroupTarget::with_follower(remote, follower)))
     }
 }

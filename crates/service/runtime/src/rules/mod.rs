@@ -1,5 +1,6 @@
 //! Rules for folders of a group: how nodes follow them, and how a change of them reaches the registry and the nodes.
 
+pub mod change;
 pub(crate) mod follow;
 pub mod nodes;
 pub(crate) mod state_file;

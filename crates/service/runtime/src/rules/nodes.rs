@@ -210,7 +210,7 @@ impl RuleNodes {
         let up = told.iter().filter(|one| one.answer.is_ok());
         let members: Vec<Arc<Member>> = up.map(|one| one.member.clone()).collect();
         let reach = PeerConnector { source: source.to_owned(), ..self.reach.clone() };
-        let roster = GroupMembers::new(&members, move |member| reach.peer(member));
+        let members = GroupMembers::new(&members, move |member| reach.peer(member));
         let config = GroupVolumeConfig {
             patience: RequestPatience::new(ANSWER),
             fetchers: 2,
@@ -222,7 +222,7 @@ impl RuleNodes {
         };
         // No data comes here: this is what a volume has to have.
         let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
-        GroupVolume::connect(source, roster, config, Arc::clone(&self.reach.stats), memory)
+        GroupVolume::connect(source, members, config, Arc::clone(&self.reach.stats), memory)
     }
 }
 
@@ -234,7 +234,7 @@ fn exchange_with_node(reach: &PeerConnector, member: &Member, text: &str) -> Res
     let mut body = Vec::new();
     lease.call(&NodeRequest::Rules { text }, &mut body, &mut [], &mut |_| {}, deadline)?;
     serde_json::from_slice(&body).map_err(|error| {
-        Error::new(ErrorKind::Protocol, format!("what node {} says makes no sense: {error}", member.name))
+        Error::new(ErrorKind::Protocol, format!("the answer of node {} is malformed: {error}", member.name))
     })
 }
 

@@ -52,7 +52,7 @@ impl RuleFiles {
             Err(error) => return Err(Error::io("it can't be read", &error)),
         };
         let text: Value = serde_json::from_slice(&text)
-            .map_err(|error| Error::new(ErrorKind::Invalid, format!("it makes no sense: {error}")))?;
+            .map_err(|error| Error::new(ErrorKind::Invalid, format!("malformed: {error}")))?;
         if text["group"] != self.group || text["registry"] != self.registry {
             tracing::info!("{} is of another group or registry: it is not gone by", file.display());
             return Ok(RuleSet::default());

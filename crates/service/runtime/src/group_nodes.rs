@@ -1,0 +1,129 @@
+//! Queries every node of a group over the connection that its readers use. A registry does not know used space, rates
+//! and rails, so each node reports its own.
+
+use crate::peers::PeerConnector;
+use crate::{group, setup};
+use serde_json::Value;
+use spurline_config::{Fault, Registry, TrustConfig};
+use spurline_membership::{HoldTimes, RegistryFollower};
+use spurline_net_tcp::SocketOptions;
+use spurline_proto::NodeRequest;
+use spurline_transport::{CallError, PathPool};
+use spurline_types::{Error, ErrorKind, Member, Result, Stats};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest wait for the registry's node list.
+const FIRST: Duration = Duration::from_secs(10);
+/// Longest wait for a node's answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Between two readings of the counters, from which the rates are computed.
+const BETWEEN: Duration = Duration::from_secs(1);
+/// Nodes queried concurrently.
+const AT_ONCE: usize = 64;
+
+/// A node and its answer.
+pub struct NodeReport {
+    /// The node, as the registry names it.
+    pub member: Arc<Member>,
+    /// Its answer, or why there is none.
+    pub answer: Result<NodeFigures>,
+}
+
+/// The state of a node.
+pub struct NodeFigures {
+    /// What `spurline status` prints of the node.
+    pub status: Value,
+    /// Its counters.
+    pub stats: Value,
+    /// Bytes per second sent to readers.
+    pub sent: f64,
+    /// Bytes per second fetched from the origin.
+    pub fetched: f64,
+}
+
+/// The nodes of the group `name`, sorted by zone and name, each with its state or the reason why there is none. Takes
+/// one second for the rates.
+///
+/// # Errors
+/// With exit code 3 when the registry can't be reached or knows no node.
+pub fn query_group(registry: &Registry, name: &str, trust: &TrustConfig) -> Result<Vec<NodeReport>, Fault> {
+    let stats = Arc::new(Stats::default());
+    let host = group::hostname();
+    let trust = setup::open_trust(trust, &host)?;
+    let opened = spurline_membership::open_registry(registry, name, &trust)?;
+    let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
+    let mut members = follower.first_members_once(Instant::now() + FIRST).map_err(|error| {
+        let remedy = match error.kind() {
+            ErrorKind::PermissionDenied => "",
+            ErrorKind::NotFound => {
+                "is --cache-group right? else start a node with the same --registry and --cache-group; nodes that can't \
+                 reach the registry go on serving, and 'spurline status MOUNTPOINT' of a mount says which"
+            }
+            _ => "start the registry, or correct --registry",
+        };
+        Fault::missing(format!("group {name}: {error}"), remedy)
+    })?;
+    members.sort_by(|a, b| (&a.zone, &a.name).cmp(&(&b.zone, &b.name)));
+    let reach = PeerConnector {
+        trust,
+        name: host,
+        source: String::new(),
+        locals: Vec::new(),
+        socket: SocketOptions::default(),
+        nconnect: 1,
+        stats,
+    };
+    Ok(query_all(&reach, members))
+}
+
+fn query_all(reach: &PeerConnector, members: Vec<Arc<Member>>) -> Vec<NodeReport> {
+    let next = AtomicUsize::new(0);
+    let (next, members) = (&next, &members);
+    let mut lines: Vec<(usize, NodeReport)> = std::thread::scope(|scope| {
+        let worker = || {
+            let mut done = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(member) = members.get(index) else { return done };
+                done.push((index, NodeReport { member: Arc::clone(member), answer: query_node(reach, member) }));
+            }
+        };
+        let threads: Vec<_> = (0..AT_ONCE.min(members.len())).map(|_| scope.spawn(worker)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
+    });
+    lines.sort_by_key(|(index, _)| *index);
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
+fn query_node(reach: &PeerConnector, member: &Member) -> Result<NodeFigures> {
+    let pool = reach.pool(member);
+    let (first, at) = (fetch_counters(&pool)?, Instant::now());
+    std::thread::sleep(BETWEEN);
+    let second = fetch_counters(&pool)?;
+    let seconds = at.elapsed().as_secs_f64();
+    let rate = |section: &str, counter: &str| {
+        let count = |value: &Value| value["stats"][section][counter].as_u64().unwrap_or(0);
+        count(&second).saturating_sub(count(&first)) as f64 / seconds
+    };
+    let (sent, fetched) = (rate("remotecache", "send_bytes"), rate("object", "get_bytes"));
+    Ok(NodeFigures { status: second["status"].clone(), stats: second["stats"].clone(), sent, fetched })
+}
+
+/// A node's current status and counters.
+fn fetch_counters(pool: &PathPool) -> Result<Value> {
+    let deadline = Instant::now() + ANSWER;
+    let mut lease = pool.checkout(deadline)?;
+    let mut body = Vec::new();
+    let request = NodeRequest::Describe;
+    lease.call(&request, &mut body, &mut [], &mut |_| {}, deadline).map_err(|error| match error {
+        CallError::Answered(error) | CallError::Broken(error) => error,
+    })?;
+    let value: Value = serde_json::from_slice(&body)
+        .map_err(|error| Error::new(ErrorKind::Protocol, format!("the node's answer is malformed: {error}")))?;
+    if value["status"].is_null() {
+        return Err(Error::new(ErrorKind::Unsupported, "the node is starting, or its version has no status"));
+    }
+    Ok(value)
+}

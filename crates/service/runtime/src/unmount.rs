@@ -1,0 +1,206 @@
+//! Unmounts, also a mount that hangs or whose process is gone. It does not access the mount before the unmount call.
+
+use crate::locator::mount_process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{PidfdFlags, pidfd_open};
+use spurline_config::Fault;
+use spurline_fuse::MountTable;
+use spurline_observe::client::AdminPeer;
+use spurline_observe::dial;
+use spurline_observe::locate::{self, SpurlineMount};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How to unmount.
+#[derive(Debug, Clone, Copy)]
+pub struct UnmountRequest {
+    /// Abort pending requests first.
+    pub force: bool,
+    /// Detach now; the mount ends when its last file is closed.
+    pub lazy: bool,
+    /// Longest wait for the mount's process to end.
+    pub timeout: Duration,
+}
+
+/// Unmounts the mount of Spurline at `mountpoint`. `warn` receives what was left undone.
+///
+/// # Errors
+/// When the path is no mountpoint, is busy, or may not be unmounted by this user.
+pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, warn: &dyn Fn(String)) -> Result<(), Fault> {
+    let mounts = locate::list_mounts()?;
+    let found = locate::locate_mount(mountpoint, &mounts).filter(|l| l.below.is_empty());
+    let Some(located) = found else {
+        let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
+        let remedy = if known.is_empty() { "spurline has nothing mounted here".into() } else { known.join(", ") };
+        return Err(Fault::failed(
+            format!("{} is not a mountpoint of spurline", mountpoint.display()),
+            format!("mounted are: {remedy}"),
+        ));
+    };
+    let mount = located.mount;
+    let me = rustix::process::geteuid();
+    if !me.is_root() && mount.uid != me.as_raw() {
+        return Err(Fault::missing(
+            format!("the mount at {} belongs to user {}", mount.mountpoint.display(), mount.uid),
+            "unmount it as that user or as root",
+        ));
+    }
+    check_uncovered(&mount)?;
+    let process = MountProcess::of_mount(&mount);
+    if request.force {
+        abort_requests(&mount, warn)?;
+    }
+    unmount_now(&mount, request.lazy || request.force, request.force)?;
+    match process {
+        // With --lazy, an open file may keep it for days.
+        Some(process) if !request.lazy => process.wait_for_exit(request.timeout, &mount),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that no other mount covers this one: the kernel unmounts the topmost mount of a path.
+fn check_uncovered(mount: &SpurlineMount) -> Result<(), Fault> {
+    let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), ""))?;
+    let at = &mount.mountpoint;
+    match table.seen_at(at) {
+        Some(seen) if seen.mountpoint != *at || seen.device != (0, mount.minor) => Err(Fault::failed(
+            format!("{} from '{}' lies over the mount at {}", seen.fstype, seen.source, at.display()),
+            format!("unmount that one first (umount {}), then this one", seen.mountpoint.display()),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Ends every pending request with an error, so that no process waits in the mount any more.
+fn abort_requests(mount: &SpurlineMount, warn: &dyn Fn(String)) -> Result<(), Fault> {
+    let file = format!("/sys/fs/fuse/connections/{}/abort", mount.minor);
+    match std::fs::write(&file, "1") {
+        Ok(()) => Ok(()),
+        // The control file system is not mounted everywhere. Root's unmount does the same.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            if !rustix::process::geteuid().is_root() {
+                warn(format!(
+                    "{file} is missing, so pending requests are not aborted; unmount as root, or mount -t fusectl none \
+                     /sys/fs/fuse/connections"
+                ));
+            }
+            Ok(())
+        }
+        Err(e) => Err(Fault::missing(format!("{file}: {e}"), "run as the user who mounted it, or as root")),
+    }
+}
+
+fn unmount_now(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fault> {
+    let at = &mount.mountpoint;
+    if rustix::process::geteuid().is_root() {
+        let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
+        let forced = match force {
+            // Breaks the connection as the control file does.
+            true => unmount(at, flags | UnmountFlags::FORCE),
+            false => unmount(at, flags),
+        };
+        let done = match forced {
+            // Root of a user namespace may unmount, but not by force.
+            Err(rustix::io::Errno::PERM) if force => unmount(at, flags),
+            done => done,
+        };
+        return done.map_err(|e| match e {
+            rustix::io::Errno::BUSY => busy_fault(at),
+            other => Fault::failed(format!("unmounting {}: {other}", at.display()), ""),
+        });
+    }
+    let mut command = Command::new("fusermount3");
+    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(at);
+    let out = command
+        .output()
+        .map_err(|e| Fault::missing(format!("fusermount3: {e}"), "install the package fuse3, or unmount as root"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&out.stderr).trim().to_owned();
+    if text.contains("busy") { Err(busy_fault(at)) } else { Err(Fault::failed(text, "")) }
+}
+
+fn busy_fault(at: &Path) -> Fault {
+    let users = users_of(at);
+    let evidence = if users.is_empty() { String::new() } else { format!(": in use by {}", users.join(", ")) };
+    Fault::failed(
+        format!("{} is busy{evidence}", at.display()),
+        "end those programs, or give --lazy to detach it now and finish when they are done",
+    )
+}
+
+/// Up to five processes with an open file or their working directory below the mountpoint, by the links in /proc.
+fn users_of(at: &Path) -> Vec<String> {
+    let below = |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(at));
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let path = process.path();
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        if pid == std::process::id() {
+            // Its descriptors are those of the shell, which is listed itself.
+            continue;
+        }
+        let uses = below(&path.join("cwd"))
+            || std::fs::read_dir(path.join("fd")).into_iter().flatten().flatten().any(|fd| below(&fd.path()));
+        if uses {
+            let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+            found.push(format!("{} ({pid})", name.trim()));
+            if found.len() == 5 {
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// The process of a mount.
+struct MountProcess {
+    socket: PathBuf,
+    /// `None` in another PID namespace, or before Linux 5.3.
+    process: Option<OwnedFd>,
+}
+
+impl MountProcess {
+    fn of_mount(mount: &SpurlineMount) -> Option<MountProcess> {
+        let Ok(AdminPeer::Socket(socket, _)) = mount_process(mount) else { return None };
+        let process = dial::listener_process(&socket).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Some(MountProcess { socket, process })
+    }
+
+    /// Waits until it has ended, so that the next mount can use its cache.
+    fn wait_for_exit(&self, limit: Duration, mount: &SpurlineMount) -> Result<(), Fault> {
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            if self.ends_within(limit.saturating_sub(start.elapsed())) {
+                return Ok(());
+            }
+        }
+        let (at, seconds) = (mount.mountpoint.display(), limit.as_secs());
+        Err(Fault::failed(
+            format!("{at} is unmounted, but its process still runs after {seconds} s"),
+            "look at its log; end it with a signal if it stays",
+        ))
+    }
+
+    /// One step of waiting, which may be shorter than `limit`.
+    fn ends_within(&self, limit: Duration) -> bool {
+        match &self.process {
+            Some(process) => {
+                let mut ended = [PollFd::new(process, PollFlags::IN)];
+                // Interrupted: the caller tries again.
+                Timespec::try_from(limit).is_ok_and(|limit| poll(&mut ended, Some(&limit)).is_ok_and(|n| n > 0))
+            }
+            None => {
+                let ended = dial::probe_socket(&self.socket, None).is_err();
+                if !ended {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                ended
+            }
+        }
+    }
+}
