@@ -126,8 +126,8 @@ impl World {
             let mount = cluster.mount_as(0..plan.nodes, waits);
             let follower = follow(&name, &mount.stats);
             follower.first_members(Instant::now() + Duration::from_secs(60)).expect("the registry names the nodes");
-            let members = Arc::clone(mount.remote.members());
-            follower.set_listener(Arc::new(move |members: &[Arc<Member>]| members.set_members(members)));
+            let group = Arc::clone(mount.remote.members());
+            follower.set_listener(Arc::new(move |members: &[Arc<Member>]| group.set_members(members)));
             Arc::new(Reader { mount, name, _follower: follower })
         });
         let readers = readers.collect();
