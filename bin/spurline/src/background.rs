@@ -93,6 +93,9 @@ impl ReadySignal {
             return Ok(ReadySignal { null: None });
         }
         rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
+        // An interrupted start ends with the command that waits for it.
+        let follow = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+        follow.map_err(|e| Fault::failed(format!("no signal at the end of the parent process: {e}"), ""))?;
         let null = File::options().read(true).write(true).open("/dev/null");
         Ok(ReadySignal { null: Some(null.map_err(|e| Fault::failed(format!("/dev/null can't be opened: {e}"), ""))?) })
     }
@@ -107,11 +110,13 @@ impl ReadySignal {
         let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
         // A working directory would keep its file system from being unmounted.
         std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
+        rustix::process::set_parent_process_death_signal(None)
+            .map_err(|e| Fault::failed(format!("detaching from the command that started this process: {e}"), ""))?;
         let mut out = std::io::stdout().lock();
         out.write_all(WORD).and_then(|()| out.flush()).map_err(gone)?;
         drop(out);
         // Everything that can fail comes before this word.
-        let os = |e: rustix::io::Errno| Fault::failed(format!("letting go of the terminal: {e}"), "");
+        let os = |e: rustix::io::Errno| Fault::failed(format!("detaching from the terminal: {e}"), "");
         rustix::stdio::dup2_stdout(&null).map_err(os)?;
         rustix::stdio::dup2_stderr(&null).map_err(os)
     }

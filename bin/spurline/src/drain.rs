@@ -95,7 +95,7 @@ fn print_outcome(outcome: &Value) {
     }
     let again = if outcome["was_drained"] == true { " (it had no share before)" } else { "" };
     anstream::println!(
-        "node {node}{again}: {handed} of {total} of what it was asked for lately handed on, {} sent now",
+        "node {node}{again}: {handed} of {total} of its recently read data handed on, {} sent now",
         number("bytes_moved")
     );
     let failed: Vec<&Value> = outcome["failed"].as_array().into_iter().flatten().collect();
@@ -109,6 +109,8 @@ fn print_outcome(outcome: &Value) {
     if outcome["weight"].is_null() {
         anstream::println!("its registry stores no weights: remove the node from the list, or stop it");
     } else {
-        anstream::println!("it has no share until it is started again; what others miss they still take from it");
+        anstream::println!(
+            "it has no share of the blocks until it is started again; until it ends, other nodes fetch missing blocks from it"
+        );
     }
 }

@@ -44,7 +44,8 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
         match word.as_bytes() {
             b"-o" => {
                 let options = words.next().ok_or_else(|| usage("-o wants options".into()))?;
-                for option in options.as_bytes().split(|byte| *byte == b',').filter(|option| !option.is_empty()) {
+                for option in split_options(options.as_bytes()) {
+                    let option = option.as_slice();
                     let key = option.split(|byte| *byte == b'=').next().unwrap_or_default();
                     match option {
                         // The default of mount(8).
@@ -63,8 +64,8 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
                 if letters.contains(&b'f') {
                     return Ok(None);
                 }
-                if !letters.iter().all(|letter| b"snv".contains(letter)) {
-                    return Err(usage(format!("{} is none of mount's words", word.display())));
+                if !letters.iter().all(|letter| b"snvrw".contains(letter)) {
+                    return Err(usage(format!("{}: unknown argument", word.display())));
                 }
             }
             _ => places.push(word.clone()),
@@ -78,6 +79,22 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
     Ok(Some(begins.chain(given).chain(["--".into()]).chain(places).collect()))
 }
 
+/// The options between commas. A backslash before a comma makes it part of a value, as in other FUSE helpers.
+fn split_options(options: &[u8]) -> Vec<Vec<u8>> {
+    let mut split = vec![Vec::new()];
+    let mut bytes = options.iter().copied().peekable();
+    while let Some(byte) = bytes.next() {
+        match (byte, split.last_mut()) {
+            (b',', _) => split.push(Vec::new()),
+            (b'\\', Some(last)) if bytes.peek() == Some(&b',') => last.extend(bytes.next()),
+            (_, Some(last)) => last.push(byte),
+            (_, None) => {}
+        }
+    }
+    split.retain(|option| !option.is_empty());
+    split
+}
+
 /// An option that is neither a mount option nor a flag.
 fn unknown_option(flags: &clap::Command, option: &[u8], key: &[u8]) -> Fault {
     let longs =
@@ -87,7 +104,7 @@ fn unknown_option(flags: &clap::Command, option: &[u8], key: &[u8]) -> Fault {
         Some(near) => format!("did you mean {near}?"),
         None => format!(
             "the options are {}, fsname=NAME, and the flags of 'spurline mount' without their dashes, such as \
-             cache-dir=DIR; 'spurline mount --help' lists them",
+             cache-dir=DIR; 'spurline mount --help' lists them; a comma inside a value is written as \\,",
             MOUNT_OPTIONS.join(", ")
         ),
     };
@@ -103,6 +120,14 @@ mod tests {
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
         let told = translate_options(command.find_subcommand("mount").unwrap(), &words)?;
         Ok(told.map(|told| told.into_iter().map(|word| word.into_string().unwrap()).collect()))
+    }
+
+    #[test]
+    fn a_comma_inside_a_value_is_escaped() {
+        let line = ["s3://data", "/mnt", "-o", r"ro,registry=static:a:7000\,b:7000,cache-group=g", "-r"];
+        let told = told(&line).unwrap().unwrap();
+        assert!(told.contains(&"--registry=static:a:7000,b:7000".to_owned()), "{told:?}");
+        assert!(told.contains(&"--cache-group=g".to_owned()), "{told:?}");
     }
 
     #[test]

@@ -124,6 +124,7 @@ fn start_service(
     host: &HostLimits,
 ) -> Result<StartOutcome, Fault> {
     raise_open_files()?;
+    signals::survive_file_limit()?;
     if in_background && !background::is_child() {
         let log = log.file.clone().map_or_else(|| logging::default_log(host), Ok)?;
         return background::launch_background(limit, &log).map(StartOutcome::Waited);

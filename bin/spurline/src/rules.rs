@@ -43,7 +43,7 @@ pub fn unpin_folders(args: RuleArgs) -> Result<ExitCode, Fault> {
         let known: Vec<&str> = set.rules.iter().filter(|rule| rule.pin).map(|rule| rule.url.as_str()).collect();
         let what = format!("{other} is not pinned in group {}", args.group.cache_group);
         Err(match known.as_slice() {
-            [] => Fault::failed(what, "nothing is"),
+            [] => Fault::failed(what, "no folder of the group is pinned"),
             some => Fault::failed(what, format!("these are: {}", some.join(", "))),
         })
     };

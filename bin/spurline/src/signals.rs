@@ -1,6 +1,6 @@
 //! Handlers for SIGTERM, SIGINT, SIGHUP and SIGQUIT, which run on their own thread.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use spurline_config::Fault;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +24,15 @@ pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> 
         })
         .map_err(failed)?;
     Ok(())
+}
+
+/// Lets a write above `ulimit -f` fail with EFBIG, as any other failed write, instead of ending the process.
+///
+/// # Errors
+/// When the handler can't be installed.
+pub fn survive_file_limit() -> Result<(), Fault> {
+    let failed = |e: std::io::Error| Fault::failed(format!("signal handlers: {e}"), "");
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop).map_err(failed)
 }
 
 /// Whether this process ignores a signal now; the parent process may have set that.

@@ -21,7 +21,7 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     let names = args.target;
     if args.said.registry && !names.is_empty() {
         return Err(Fault::usage(
-            format!("{} and --registry: which of them?", names.join(", ")),
+            format!("{} and --registry exclude each other", names.join(", ")),
             "--registry shows all nodes of a group; name targets without it",
         ));
     }

@@ -122,7 +122,7 @@ fn find_worker(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(J
             JobWorker::of_group(registry, &args.cache_group, source, trust, paths)
         }
         (Some(registry), None, _) if args.said.registry || args.said.cache_group || url.is_some() => Err(Fault::usage(
-            format!("of which source are these files? {registry} does not know it"),
+            format!("the source of these files is missing: {registry} does not know it"),
             "give --source URL, the same that the mounts of the group mount",
         )),
         (None, Some(source), _) => Err(Fault::usage(

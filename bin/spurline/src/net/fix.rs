@@ -19,7 +19,7 @@ use std::process::ExitCode;
 pub const EXAMPLES: &str = "\
 Without --apply and --persist nothing is changed: the commands are printed. A larger MTU of an Ethernet interface is
 only set where its finding is named (`spurline net fix MTU-LOW --apply`): switch ports that carry less drop large packets
-without a word, and that can't be seen from here.
+silently, and that can't be seen from here.
 
 Examples:
   What would be changed:

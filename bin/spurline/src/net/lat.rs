@@ -141,7 +141,7 @@ fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, op: &str) {
     anstream::println!("from {}", end_text(&outcome.link));
     anstream::println!("to   {}, {}", end_text(there), session.welcome.host);
     anstream::println!(
-        "{HEAD}{} there and back over {}{HEAD:#} ({}), {} times in {:.1} s",
+        "{HEAD}{} round trip over {}{HEAD:#} ({}), {} times in {:.1} s",
         human_bytes(plan.size),
         plan.transport.name(),
         op,

@@ -92,7 +92,7 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
         anstream::println!("{all:#}");
     } else if let (Some(min), Some(middle), Some(max)) = (at(0.0), at(0.5), at(1.0)) {
         let large = large_us.map_or_else(String::new, |us| {
-            format!("; {} KiB there and back {}", pinged.large_size >> 10, judge::format_micros(us))
+            format!("; {} KiB round trip {}", pinged.large_size >> 10, judge::format_micros(us))
         });
         let [min, middle, max] = [min, middle, max].map(judge::format_micros);
         anstream::println!("shortest {min}, median {middle}, longest {max}{large}");

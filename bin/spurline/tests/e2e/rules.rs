@@ -240,7 +240,7 @@ fn a_load_of_more_than_a_quota_passes_through_it_and_says_what_is_held() {
     refused(
         &group.try_to(&["limit", "s3://nosuch/x", "--quota", "1G"]),
         1,
-        &["s3://nosuch/x: no node serves it: their --source are s3://data", "nothing was changed"],
+        &["s3://nosuch/x: no node serves it; the nodes' sources (--source) are s3://data", "nothing was changed"],
     );
     nodes.into_iter().for_each(end);
 }

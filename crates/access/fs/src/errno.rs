@@ -1,4 +1,4 @@
-//! Maps each failure to its errno; no other module does. It sees the kind of a failure and not its cause.
+//! Maps each failure to its errno; ARCHITECTURE.md lists the three exceptions. It sees the kind of a failure and not its cause.
 
 use spurline_types::{Error, ErrorKind};
 

@@ -45,7 +45,7 @@ pub enum MountError {
         entry: String,
     },
     /// Another mount is there.
-    #[error("mountpoint {} is busy: {fstype} from '{mounted}' is mounted there; unmount it (spurline umount for Spurline's mounts, umount for others), name another directory, or mount over it with -o nonempty", path.display())]
+    #[error("mountpoint {} is busy: {fstype} from '{mounted}' is mounted there; unmount it (spurline umount for Spurline's mounts, umount for others), or name another directory", path.display())]
     Busy {
         /// The mountpoint.
         path: PathBuf,

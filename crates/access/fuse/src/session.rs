@@ -289,6 +289,18 @@ impl SessionUnmounter {
         }
     }
 
+    /// Whether the session ends within `patience`.
+    pub fn ends_within(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        while self.core.state.lock().phase != SessionPhase::Ended {
+            if Instant::now() >= until {
+                return false;
+            }
+            thread::sleep(RETRY_EVERY.min(patience));
+        }
+        true
+    }
+
     /// The outcome after a successful unmount; a bind mount keeps the session alive.
     fn bound_outcome(&self) -> UnmountOutcome {
         let Some(at) = self.core.bound_at() else { return UnmountOutcome::Clean };

@@ -265,7 +265,7 @@ pub fn judge_latency(outcome: &ProbeOutcome) -> ProbeVerdict {
     };
     let (half, rare) = (times.quantile_us(0.5), times.quantile_us(0.99));
     let measured = format!(
-        "{} there and back ({} one way), 99 % within {}",
+        "{} round trip ({} one way), 99 % within {}",
         format_micros(half),
         format_micros(half / 2.0),
         format_micros(rare)
@@ -292,7 +292,7 @@ pub fn judge_latency(outcome: &ProbeOutcome) -> ProbeVerdict {
     } else if rare > half * 20.0 {
         ProbeVerdict::new(
             VerdictLevel::Poor,
-            format!("{measured}: steady but for rare waits, as of busy processors or queues"),
+            format!("{measured}: stable except for rare delays, as busy processors or queues cause"),
         )
     } else {
         ProbeVerdict::new(VerdictLevel::Healthy, format!("{measured}: healthy for {}", over.name()))

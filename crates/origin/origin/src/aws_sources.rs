@@ -40,7 +40,9 @@ impl AwsFiles {
     pub(crate) fn of(env: &EnvironmentSource) -> Self {
         let path = |variable: &str, file: &str| {
             let home = || Some(PathBuf::from(env.get("HOME")?).join(".aws").join(file));
-            env.get(variable).map(PathBuf::from).or_else(home)
+            // A background process changes its working directory.
+            let given = env.get(variable).map(|path| std::path::absolute(&path).unwrap_or_else(|_| path.into()));
+            given.or_else(home)
         };
         AwsFiles {
             credentials: path("AWS_SHARED_CREDENTIALS_FILE", "credentials"),

@@ -375,7 +375,9 @@ impl CachedOrigin {
             if answer.as_ref().is_err_and(is_unanswered) {
                 return;
             }
-            end_outage(&mut state, &stats, inner.source_url());
+            if !matches!(&late, LateRequest::Name(path) if !is_requested(&*inner, path)) {
+                end_outage(&mut state, &stats, inner.source_url());
+            }
             match (late, answer) {
                 (LateRequest::Name(path), Ok(Ok(attr))) => drop(state.names.insert(path, (at, Ok(attr)))),
                 (LateRequest::Page(key), Ok(Err(page))) => store_page(&mut state, key, at, &Arc::new(page)),
@@ -572,7 +574,7 @@ impl CachedOrigin {
         let answer = self.inner.lookup(path, deadline);
         let mut state = self.state.lock();
         complete_request(&mut state.pending_lookups, &key, &flight, answer.clone());
-        if !answer.as_ref().is_err_and(is_unanswered) {
+        if !answer.as_ref().is_err_and(is_unanswered) && is_requested(&*self.inner, path) {
             end_outage(&mut state, &self.stats, self.inner.source_url());
         }
         // Errors are not cached, but absences are.
@@ -662,6 +664,11 @@ fn begin_outage(state: &mut MetadataState, stats: &Stats, url: &str, error: &Err
 }
 
 /// Notes that the origin responded.
+/// Whether a lookup of `path` sends a request. The root of a bucket has constant attributes: its lookup proves nothing.
+fn is_requested(inner: &dyn OriginStore, path: &[u8]) -> bool {
+    !path.is_empty() || inner.capabilities().modes
+}
+
 fn end_outage(state: &mut MetadataState, stats: &Stats, url: &str) {
     let Some(outage) = state.outage.take() else { return };
     stats.metadata.silent_origins.sub(1);

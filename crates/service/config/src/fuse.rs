@@ -134,8 +134,12 @@ pub const MOUNT_OPTIONS: [&str; 14] = [
     "relatime",
 ];
 /// Options without effect: those for mount(8), and those about writes and access times.
-const IGNORED: [&str; 13] = [
+const IGNORED: [&str; 17] = [
     "defaults",
+    "async",
+    "lazytime",
+    "norelatime",
+    "strictatime",
     "_netdev",
     "nofail",
     "auto",
@@ -173,7 +177,7 @@ fn is_kept(word: &str) -> bool {
 }
 
 fn is_ignored(word: &str) -> bool {
-    word.starts_with("x-") || word.starts_with("X-") || IGNORED.contains(&word)
+    word.starts_with("x-") || word.starts_with("X-") || word.starts_with("comment=") || IGNORED.contains(&word)
 }
 
 fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {

@@ -188,7 +188,9 @@ impl MountStop {
         };
         // Detached first: the process may end without being able to abort the connection.
         let outcome = unmounter.unmount(ABORT_GRACE);
-        if matches!(outcome, Ok(UnmountOutcome::Clean)) && !self.detached.load(Ordering::SeqCst) {
+        let clean = matches!(outcome, Ok(UnmountOutcome::Clean)) && !self.detached.load(Ordering::SeqCst);
+        // Another mount namespace may hold the mount: then the session goes on.
+        if clean && unmounter.ends_within(ABORT_GRACE) {
             return Ok(());
         }
         self.aborted.store(true, Ordering::SeqCst);

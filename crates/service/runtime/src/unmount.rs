@@ -10,6 +10,7 @@ use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
 use spurline_observe::locate::{self, SpurlineMount};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -34,11 +35,12 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, warn: &dyn Fn(S
     let found = locate::locate_mount(mountpoint, &mounts).filter(|l| l.below.is_empty());
     let Some(located) = found else {
         let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
-        let remedy = if known.is_empty() { "spurline has nothing mounted here".into() } else { known.join(", ") };
-        return Err(Fault::failed(
-            format!("{} is not a mountpoint of spurline", mountpoint.display()),
-            format!("mounted are: {remedy}"),
-        ));
+        let remedy = if known.is_empty() {
+            "Spurline has no mounts here".into()
+        } else {
+            format!("its mounts are: {}", known.join(", "))
+        };
+        return Err(Fault::failed(format!("{} is not a mountpoint of spurline", mountpoint.display()), remedy));
     };
     let mount = located.mount;
     let me = rustix::process::geteuid();
@@ -129,13 +131,20 @@ fn busy_fault(at: &Path) -> Fault {
     let evidence = if users.is_empty() { String::new() } else { format!(": in use by {}", users.join(", ")) };
     Fault::failed(
         format!("{} is busy{evidence}", at.display()),
-        "end those programs, or give --lazy to detach it now and finish when they are done",
+        "end those programs, or give --lazy to detach it now and finish when they are done, or --force to fail their requests",
     )
 }
 
-/// Up to five processes with an open file or their working directory below the mountpoint, by the links in /proc.
+/// Up to five processes with an open or mapped file, their program, root or working directory below the mountpoint.
 fn users_of(at: &Path) -> Vec<String> {
     let below = |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(at));
+    // A program that is executed from the mount, or maps one of its files, has no descriptor of it.
+    let maps = |process: &Path| {
+        let maps = std::fs::read(process.join("maps")).unwrap_or_default();
+        let inside = [at.as_os_str().as_bytes(), b"/"].concat();
+        let path_of = |line: &[u8]| line.iter().position(|byte| *byte == b'/').map(|start| line[start..].to_vec());
+        maps.split(|byte| *byte == b'\n').filter_map(path_of).any(|path| path.starts_with(&inside))
+    };
     let mut found = Vec::new();
     for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let path = process.path();
@@ -145,6 +154,8 @@ fn users_of(at: &Path) -> Vec<String> {
             continue;
         }
         let uses = below(&path.join("cwd"))
+            || below(&path.join("root"))
+            || maps(&path)
             || std::fs::read_dir(path.join("fd")).into_iter().flatten().flatten().any(|fd| below(&fd.path()));
         if uses {
             let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
@@ -152,6 +163,27 @@ fn users_of(at: &Path) -> Vec<String> {
             if found.len() == 5 {
                 break;
             }
+        }
+    }
+    found
+}
+
+/// Up to five processes of other mount namespaces that still hold the mount.
+fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
+    let device = format!("0:{}", mount.minor);
+    let mut seen = Vec::new();
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let path = process.path();
+        let Ok(namespace) = std::fs::read_link(path.join("ns/mnt")) else { continue };
+        if seen.contains(&namespace) || found.len() == 5 {
+            continue;
+        }
+        seen.push(namespace);
+        let table = std::fs::read_to_string(path.join("mountinfo")).unwrap_or_default();
+        if table.lines().any(|line| line.split(' ').nth(2) == Some(&device)) {
+            let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+            found.push(format!("{} ({})", name.trim(), process.file_name().display()));
         }
     }
     found
@@ -180,10 +212,20 @@ impl MountProcess {
             }
         }
         let (at, seconds) = (mount.mountpoint.display(), limit.as_secs());
-        Err(Fault::failed(
-            format!("{at} is unmounted, but its process still runs after {seconds} s"),
-            "look at its log; end it with a signal if it stays",
-        ))
+        let others = namespaces_with(mount);
+        Err(match others.as_slice() {
+            [] => Fault::failed(
+                format!("{at} is unmounted, but its process still runs after {seconds} s"),
+                "look at its log; end it with a signal if it stays",
+            ),
+            others => Fault::failed(
+                format!(
+                    "{at} is unmounted here, but its process still serves other mount namespaces, for example that of {}",
+                    others.join(", ")
+                ),
+                "unmount it there too (nsenter -t PID -m umount MOUNTPOINT), or end its process with two signals",
+            ),
+        })
     }
 
     /// One step of waiting, which may be shorter than `limit`.

@@ -87,7 +87,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
     tracing::info!("source {}", under.describe());
     // A bucket has no folders that could be missing: a misspelt prefix is empty.
     let until = Instant::now() + config.under.timeout;
-    let empty = || under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty());
+    let empty = || under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty() && page.next.is_none());
     if config.source.scheme() != "file" && empty() {
         if let Some((parent, name)) = named_object(config, stats) {
             return Err(Fault::usage(
@@ -95,7 +95,10 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
                 format!("mount {parent}, where it is the file {name}"),
             ));
         }
-        tracing::warn!("{} is empty: nothing is there under this name now; is it spelt right?", config.source);
+        tracing::warn!(
+            "{} is empty: no object has this prefix now; check the spelling of bucket and prefix",
+            config.source
+        );
     }
     let pool = BufferPool::new(pool_bytes(config), config.cache.block_size as usize)?;
     let (fresh, store) = setup::open_store(&config.cache, config.budget.index_bytes, &pool, stats)?;

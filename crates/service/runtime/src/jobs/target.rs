@@ -37,7 +37,7 @@ fn check_result(worked: WorkDone) -> Result<WorkDone> {
         return Ok(worked);
     }
     let why = format!(
-        "{} bytes were not held any more, or were wrong, and had to be fetched again: is the cache large enough?",
+        "{} bytes were not held any more, or were wrong, and were fetched again; if this repeats, the cache is too small",
         worked.moved
     );
     Err(Error::new(ErrorKind::NotFound, why))
@@ -111,7 +111,13 @@ impl JobTarget for LocalCacheTarget {
         files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
     ) -> Option<String> {
         // A lone mount has no rules.
-        let told = [serde_json::json!({"capacity_bytes": self.0.capacity_bytes()?, "pinned_bytes": 0})];
+        let Some(capacity) = self.0.capacity_bytes() else {
+            return Some(
+                "there is no cache disk (--cache-size 0): loaded data stays in memory only, within --buffer-size"
+                    .into(),
+            );
+        };
+        let told = [serde_json::json!({"capacity_bytes": capacity, "pinned_bytes": 0})];
         remark::GroupCapacity::from_answers(&told).load_remark(self.source(), files.map(|(path, size)| (path, size, 1)))
     }
     fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {

@@ -241,7 +241,7 @@ fn exchange_with_node(reach: &PeerConnector, member: &Member, text: &str) -> Res
 /// Why nothing can be said of a folder.
 pub fn not_served(sources: &BTreeSet<String>) -> String {
     let known: Vec<&str> = sources.iter().map(String::as_str).collect();
-    format!("no node serves it: their --source are {}", known.join(", "))
+    format!("no node serves it; the nodes' sources (--source) are {}", known.join(", "))
 }
 
 /// The sources of all nodes that answered; `key` is "sources" for those they serve, "volumes" for those that are mounted.

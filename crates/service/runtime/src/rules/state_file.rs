@@ -54,7 +54,7 @@ impl RuleFiles {
         let text: Value = serde_json::from_slice(&text)
             .map_err(|error| Error::new(ErrorKind::Invalid, format!("malformed: {error}")))?;
         if text["group"] != self.group || text["registry"] != self.registry {
-            tracing::info!("{} is of another group or registry: it is not gone by", file.display());
+            tracing::info!("{} belongs to another group or registry and is ignored", file.display());
             return Ok(RuleSet::default());
         }
         RuleSet::from_json(&text["rules"])
