@@ -69,6 +69,9 @@ pub enum CliCommand {
     /// Inspect, diagnose and measure the network and its RDMA devices
     #[command(arg_required_else_help = true)]
     Net(crate::net::NetCommandArgs),
+    /// RDMA devices and volumes for pods of a Kubernetes cluster
+    #[command(arg_required_else_help = true)]
+    K8s(crate::k8s::KubeCommandArgs),
     /// Run a node and a mount on this machine, read through them, and clean up
     Demo(DemoArgs),
     /// Print shell completions
@@ -497,7 +500,7 @@ pub fn cli_command() -> clap::Command {
         .placeholder(AnsiColor::Cyan.on_default());
     let mut command = CommandLine::command().styles(styles);
     for service in file::SERVICES {
-        command = command.mut_subcommand(service, args::with_environment);
+        command = file::change_service(command, service, args::with_environment);
     }
     for asking in ["status", "load", "free", "pin", "unpin", "limit", "rules"] {
         command = command.mut_subcommand(asking, args::with_group_environment);

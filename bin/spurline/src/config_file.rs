@@ -11,8 +11,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// The commands with a config file.
-pub const SERVICES: [&str; 3] = ["mount", "node", "coordinator"];
+/// The commands with a config file: at the top, or below `k8s`.
+pub const SERVICES: [&str; 4] = ["mount", "node", "coordinator", "device-plugin"];
+/// The command that holds services of its own.
+const GROUP: &str = "k8s";
 /// Flags without a key: the file cannot name itself.
 const NO_KEY: [&str; 3] = ["config", "help", "version"];
 
@@ -47,17 +49,38 @@ pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, 
     })
 }
 
+/// A service's command.
+pub fn find_service<'a>(command: &'a Command, name: &str) -> Option<&'a Command> {
+    command.find_subcommand(name).or_else(|| command.find_subcommand(GROUP)?.find_subcommand(name))
+}
+
+/// The command with one service's command changed.
+pub fn change_service(command: Command, name: &str, change: impl FnOnce(Command) -> Command) -> Command {
+    if command.find_subcommand(name).is_some() {
+        return command.mut_subcommand(name, change);
+    }
+    match command.find_subcommand(GROUP).is_some_and(|group| group.find_subcommand(name).is_some()) {
+        true => command.mut_subcommand(GROUP, |group| group.mut_subcommand(name, change)),
+        false => command,
+    }
+}
+
 /// The command and its config file, from a first parse that ignores all other errors.
 fn config_path(command: &Command, words: &[OsString]) -> Option<(String, PathBuf)> {
-    let lenient = command.clone().ignore_errors(true).mut_subcommands(|sub| {
-        sub.mut_args(|arg| {
+    fn ease(sub: Command) -> Command {
+        let sub = sub.mut_args(|arg| {
             let keep = arg.get_id() == "config";
             let arg = arg.required(false);
             if keep { arg } else { arg.env(None::<&'static str>) }
-        })
-    });
+        });
+        if sub.get_name() == GROUP { sub.mut_subcommands(ease) } else { sub }
+    }
+    let lenient = command.clone().ignore_errors(true).mut_subcommands(ease);
     let matches = lenient.try_get_matches_from(words).ok()?;
-    let (name, sub) = matches.subcommand()?;
+    let (name, sub) = match matches.subcommand()? {
+        (GROUP, group) => group.subcommand()?,
+        other => other,
+    };
     if !SERVICES.contains(&name) {
         return None;
     }
@@ -76,7 +99,7 @@ fn is_key_of(arg: &Arg, key: &str) -> bool {
 }
 
 fn has_key(command: &Command, service: &str, key: &str) -> bool {
-    command.find_subcommand(service).is_some_and(|sub| sub.get_arguments().any(|arg| is_key_of(arg, key)))
+    find_service(command, service).is_some_and(|sub| sub.get_arguments().any(|arg| is_key_of(arg, key)))
 }
 
 /// The command with the file's values as defaults of `service`'s flags.
@@ -118,7 +141,7 @@ pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Re
             }
         }
     }
-    Ok(command.mut_subcommand(service, |sub| {
+    Ok(change_service(command, service, |sub| {
         sub.mut_args(|arg| match chosen.iter().rev().find(|(key, _, _)| is_key_of(&arg, key)) {
             None => arg,
             Some((_, _, value)) => {
@@ -132,7 +155,7 @@ pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Re
 fn unknown_key(command: &Command, path: &Path, named: &str, key: &str, services: &[&str]) -> Fault {
     let known: Vec<String> = services
         .iter()
-        .filter_map(|s| command.find_subcommand(s))
+        .filter_map(|s| find_service(command, s))
         .flat_map(|sub| sub.get_arguments().filter_map(key_of).map(str::to_owned).collect::<Vec<_>>())
         .collect();
     let tables = SERVICES.iter().copied().filter(|_| services.len() > 1);
@@ -169,8 +192,7 @@ fn check_value(
 ) -> Result<(), Fault> {
     let wrong = |why: &str| Fault::usage(format!("config file {}, key '{named}': {why}", path.display()), "");
     let words = words_of(value).ok_or_else(|| wrong("a string, a number, true, false or a list of them is wanted"))?;
-    let arg = command
-        .find_subcommand(service)
+    let arg = find_service(command, service)
         .and_then(|sub| sub.get_arguments().find(|arg| is_key_of(arg, key)))
         .ok_or_else(|| wrong("unknown"))?;
     if words.len() != 1 && arg.get_value_delimiter().is_none() && !takes_many(arg) {
@@ -229,7 +251,8 @@ fn environment_fault(command: &Command, error: &clap::Error) -> Option<Fault> {
         return None;
     }
     let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidValue) else { return None };
-    for sub in command.get_subcommands() {
+    let below = command.find_subcommand(GROUP).into_iter().flat_map(Command::get_subcommands);
+    for sub in command.get_subcommands().chain(below) {
         for arg in sub.get_arguments() {
             let Some(name) = arg.get_env() else { continue };
             let Some(value) = std::env::var_os(name) else { continue };

@@ -44,9 +44,11 @@ fn reference_text() -> String {
         let mut command = cli::cli_command();
         // Values and headings are filled in when the command is built.
         command.build();
-        let Some(sub) = command.find_subcommand(service) else { continue };
+        let Some(sub) = file::find_service(&command, service) else { continue };
+        let title =
+            if command.find_subcommand(service).is_some() { service.to_owned() } else { format!("k8s {service}") };
         let _ =
-            writeln!(out, "## `spurline {service}`\n\n| flag, key | variable | default | meaning |\n|---|---|---|---|");
+            writeln!(out, "## `spurline {title}`\n\n| flag, key | variable | default | meaning |\n|---|---|---|---|");
         let mut args: Vec<&Arg> =
             sub.get_arguments().filter(|a| a.get_long().is_some_and(|l| !matches!(l, "help" | "version"))).collect();
         args.sort_by_key(|a| heading_rank(sub, a));

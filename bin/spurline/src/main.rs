@@ -15,6 +15,7 @@ mod group_status;
 mod habits;
 mod info;
 mod jobs;
+mod k8s;
 mod logging;
 mod mount;
 mod net;
@@ -101,6 +102,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Rules(args) => rules::list_rules(args),
         CliCommand::Bench(args) => match bench::run(&args)? {},
         CliCommand::Net(args) => net::run(args),
+        CliCommand::K8s(args) => k8s::run(args),
         CliCommand::Demo(args) => demo::run(args),
         CliCommand::Completions(args) => generate::print_completions(args).map(done),
         CliCommand::Man(args) => generate::write_man_pages(args).map(done),

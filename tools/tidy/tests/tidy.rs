@@ -15,7 +15,7 @@ fn shown(path: &Path) -> String {
 }
 
 /// The groups below `crates/`, lowest first. A crate may name crates of its own group and of groups listed before it.
-const GROUPS: &[&str] = &["base", "net", "origin", "host", "cache", "cluster", "access", "service"];
+const GROUPS: &[&str] = &["base", "net", "origin", "host", "cache", "cluster", "access", "service", "kube"];
 
 /// Crates of a group in layers, lowest first. Crates that share a layer do not name each other.
 const LAYERS: &[(&str, &[&[&str]])] = &[
@@ -27,6 +27,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ("cluster", &[&["membership", "jobs"], &["rules"], &["client", "node"]]),
     ("access", &[&["fs"], &["fuse"]]),
     ("service", &[&["config", "observe"], &["runtime"]]),
+    ("kube", &[&["devices"], &["plugin"]]),
 ];
 
 /// A crate's group and its layer within the group, by the directory that holds it.

@@ -57,7 +57,11 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// When they can't be packed.
 pub(super) fn pack_facts(tree: &HostTree) -> std::io::Result<(Vec<u8>, usize)> {
-    let entries = collect_facts(tree, |tree| drop(examine(tree, &DoctorOptions::default())));
+    let entries = collect_facts(tree, |tree| {
+        drop(examine(tree, &DoctorOptions::default()));
+        // `k8s` reads device nodes as well.
+        drop(spurline_kube_devices::NodeHcas::read_from(tree));
+    });
     let mut packed = Vec::new();
     archive::write_archive(&entries, &mut packed)?;
     Ok((packed, entries.len()))

@@ -4,8 +4,8 @@
 mod bw;
 mod causes;
 mod collect;
-mod doctor;
-mod facts;
+pub(crate) mod doctor;
+pub(crate) mod facts;
 mod fix;
 mod lat;
 mod list;

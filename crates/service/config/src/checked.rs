@@ -731,6 +731,17 @@ fn derive_budget(
     Ok(budget)
 }
 
+impl RawLog {
+    /// Checks the flags of logs and metrics alone, for services without others.
+    ///
+    /// # Errors
+    /// Exit code 2 for wrong values.
+    pub fn check(self) -> Result<(LogConfig, MetricsConfig), Fault> {
+        let metrics = check_metrics(&self)?;
+        Ok((check_log(self), metrics))
+    }
+}
+
 fn check_metrics(args: &RawLog) -> Result<MetricsConfig, Fault> {
     let Some(text) = args.metrics.as_deref() else { return Ok(MetricsConfig::Default) };
     if matches!(text, "none" | "off" | "") {

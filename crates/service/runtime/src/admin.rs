@@ -49,31 +49,41 @@ impl AdminServices {
                 None
             }
         };
-        let bind = match metrics {
-            MetricsConfig::Off => None,
-            MetricsConfig::At(address) => Some(MetricsBind::Exactly(*address)),
-            MetricsConfig::Default => checked::DEFAULT_METRICS.parse().ok().map(MetricsBind::Near),
-        };
-        let metrics = match bind.map(|bind| MetricsServer::start(bind, Arc::clone(target))) {
-            None => None,
-            Some(Ok(server)) => {
-                let address = server.address();
-                if server.moved() {
-                    tracing::info!(%address, "metrics page; {} was taken", checked::DEFAULT_METRICS);
-                } else {
-                    tracing::info!(%address, "metrics page");
-                }
-                Some(server)
+        Ok(AdminServices { _admin: admin, _metrics: open_metrics(metrics, target)? })
+    }
+}
+
+/// Opens the metrics page alone; `None` where it is disabled, or the default address is not available.
+///
+/// # Errors
+/// When the given address is not available.
+pub fn open_metrics(
+    metrics: &MetricsConfig,
+    target: &Arc<dyn AdminTarget>,
+) -> std::result::Result<Option<MetricsServer>, Fault> {
+    let bind = match metrics {
+        MetricsConfig::Off => None,
+        MetricsConfig::At(address) => Some(MetricsBind::Exactly(*address)),
+        MetricsConfig::Default => checked::DEFAULT_METRICS.parse().ok().map(MetricsBind::Near),
+    };
+    match bind.map(|bind| MetricsServer::start(bind, Arc::clone(target))) {
+        None => Ok(None),
+        Some(Ok(server)) => {
+            let address = server.address();
+            if server.moved() {
+                tracing::info!(%address, "metrics page; {} was taken", checked::DEFAULT_METRICS);
+            } else {
+                tracing::info!(%address, "metrics page");
             }
-            Some(Err(error)) if matches!(metrics, MetricsConfig::At(_)) => {
-                return Err(Fault::missing(error.message(), "give another address with --metrics, or --metrics none"));
-            }
-            Some(Err(error)) => {
-                tracing::warn!(%error, "no metrics page");
-                None
-            }
-        };
-        Ok(AdminServices { _admin: admin, _metrics: metrics })
+            Ok(Some(server))
+        }
+        Some(Err(error)) if matches!(metrics, MetricsConfig::At(_)) => {
+            Err(Fault::missing(error.message(), "give another address with --metrics, or --metrics none"))
+        }
+        Some(Err(error)) => {
+            tracing::warn!(%error, "no metrics page");
+            Ok(None)
+        }
     }
 }
 

@@ -187,6 +187,17 @@ impl Made {
         let number = self.links.keys().filter(|p| p.starts_with("sys/class/infiniband/")).count() - 1;
         self.put(&format!("dev/infiniband/uverbs{number}"), "");
         self.put("dev/infiniband/rdma_cm", "");
+        self.put(&format!("sys/class/infiniband_verbs/uverbs{number}/ibdev"), name);
+        for port in 1..=rdma.ports.len() {
+            let mad =
+                self.links.keys().chain(self.files.keys()).filter(|p| p.contains("/umad") && p.ends_with("/ibdev"));
+            let next = mad.count();
+            for class in ["umad", "issm"] {
+                self.put(&format!("sys/class/infiniband_mad/{class}{next}/ibdev"), name);
+                self.put(&format!("sys/class/infiniband_mad/{class}{next}/port"), port.to_string());
+            }
+        }
+        self.put("sys/class/misc/rdma_cm/dev", "10:123");
         self
     }
 

@@ -1,0 +1,55 @@
+//! `spurline k8s`: RDMA devices and volumes for pods. Each subcommand owns its flags and its output; this file only
+//! dispatches.
+
+mod advise;
+pub mod device_plugin;
+mod discover;
+mod explain;
+mod lint;
+mod nodes;
+
+use clap::{Args, Subcommand};
+use spurline_config::Fault;
+use std::process::ExitCode;
+
+/// The arguments of `k8s`.
+#[derive(Debug, Args)]
+pub struct KubeCommandArgs {
+    /// The subcommand.
+    #[command(subcommand)]
+    pub command: KubeCommand,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum KubeCommand {
+    /// Propose a device-plugin configuration for this node, or for many, with reasons
+    #[command(after_long_help = discover::EXAMPLES)]
+    Discover(discover::DiscoverArgs),
+    /// Check a device-plugin configuration: its rules, and what it matches on a node
+    #[command(after_long_help = lint::EXAMPLES)]
+    Lint(lint::LintArgs),
+    /// Explain whether a pod will get working RDMA
+    #[command(after_long_help = explain::EXAMPLES)]
+    Explain(explain::ExplainArgs),
+    /// Advise whether pods need further networks (Multus), with the manifests that follow
+    #[command(after_long_help = advise::EXAMPLES)]
+    Advise(advise::AdviseArgs),
+    /// Run the device plugin, which gives pods the RDMA devices that they request
+    #[command(after_help = device_plugin::NOTE, after_long_help = device_plugin::EXAMPLES)]
+    DevicePlugin(Box<device_plugin::DevicePluginArgs>),
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Those of the subcommand.
+pub fn run(args: KubeCommandArgs) -> Result<ExitCode, Fault> {
+    match args.command {
+        KubeCommand::Discover(args) => discover::run(&args),
+        KubeCommand::Lint(args) => lint::run(&args),
+        KubeCommand::Explain(args) => explain::run(&args),
+        KubeCommand::Advise(args) => advise::run(&args),
+        KubeCommand::DevicePlugin(args) => device_plugin::run(*args),
+    }
+}

@@ -1,0 +1,207 @@
+//! Is Multus needed? Answered for the HCAs of a cluster and a use, with reasons and the manifests that follow. It applies
+//! nothing.
+
+use crate::hca::{Hca, HcaLink, NodeHcas};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What pods do with RDMA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RdmaUse {
+    /// Verbs, with LIDs or GIDs that the programs exchange: MPI, NCCL, UCX, perftest.
+    Verbs,
+    /// Connections by IP address (librdmacm): Spurline, NVMe-oF, NFS over RDMA, rping.
+    ConnectionManager,
+}
+
+/// How pods are kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodIsolation {
+    /// Pods share the HCAs of their node.
+    Shared,
+    /// Pods use the node's own network namespace.
+    HostNetwork,
+    /// A virtual function each: hard isolation, or one address per pod.
+    VirtualFunction,
+}
+
+/// The answer for one network.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NetworkAdvice {
+    /// The network: InfiniBand, RoCE.
+    pub network: HcaLink,
+    /// Whether Multus is needed.
+    pub multus: bool,
+    /// The attachment: `none`, `macvlan`, `ipoib`, `host-network`, `sr-iov`.
+    pub attachment: &'static str,
+    /// Why.
+    pub reasons: Vec<String>,
+    /// Interfaces of the HCAs, by node.
+    pub interfaces: BTreeMap<String, Vec<String>>,
+    /// The manifests that follow, YAML documents.
+    pub manifests: Vec<String>,
+}
+
+/// The answer for a cluster.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ClusterAdvice {
+    /// Whether Multus is needed for any network.
+    pub multus: bool,
+    /// One answer for each kind of network.
+    pub networks: Vec<NetworkAdvice>,
+    /// What to do besides.
+    pub notes: Vec<String>,
+}
+
+/// Answers for the HCAs of `nodes`.
+pub fn advise(nodes: &[NodeHcas], usage: RdmaUse, isolation: PodIsolation) -> ClusterAdvice {
+    let mut by_link: BTreeMap<HcaLink, Vec<(&NodeHcas, &Hca)>> = BTreeMap::new();
+    for node in nodes {
+        for hca in &node.hcas {
+            by_link.entry(hca.link).or_default().push((node, hca));
+        }
+    }
+    let networks: Vec<NetworkAdvice> =
+        by_link.iter().map(|(link, hcas)| advise_network(*link, hcas, usage, isolation)).collect();
+    let mut notes = Vec::new();
+    if networks.is_empty() {
+        notes.push("no node has an RDMA device: pods use TCP, and nothing is needed".to_owned());
+    }
+    let exclusive: Vec<&str> = nodes.iter().filter(|n| n.rdma_exclusive == Some(true)).map(NodeHcas::label).collect();
+    if isolation == PodIsolation::VirtualFunction {
+        let shared: Vec<&str> = nodes
+            .iter()
+            .filter(|n| !n.hcas.is_empty() && n.rdma_exclusive == Some(false))
+            .map(NodeHcas::label)
+            .collect();
+        if !shared.is_empty() {
+            notes.push(format!(
+                "set exclusive mode before any pod starts, on {}: rdma system set netns exclusive",
+                shared.join(", ")
+            ));
+        }
+    } else if !exclusive.is_empty() {
+        notes.push(format!(
+            "{}: RDMA devices are exclusive to a network namespace, and shared HCAs do not work in pods: rdma system set \
+             netns shared",
+            exclusive.join(", ")
+        ));
+    }
+    ClusterAdvice { multus: networks.iter().any(|n| n.multus), networks, notes }
+}
+
+fn advise_network(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], usage: RdmaUse, isolation: PodIsolation) -> NetworkAdvice {
+    let mut interfaces: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (node, hca) in hcas {
+        interfaces.entry(node.label().to_owned()).or_default().extend(parent_interface(hca));
+    }
+    let is_ethernet = matches!(link, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed);
+    let no_address = "in a pod whose network namespace has no interface on the HCA, all GIDs are zero";
+    let (attachment, multus, reasons): (&'static str, bool, Vec<&str>) = match (isolation, link) {
+        (PodIsolation::HostNetwork, _) => (
+            "host-network",
+            false,
+            vec!["with hostNetwork: true a pod has the node's interfaces and GIDs", "its ports are the node's ports"],
+        ),
+        (PodIsolation::VirtualFunction, _) => (
+            "sr-iov",
+            true,
+            vec![
+                "a virtual function gives a pod an HCA and addresses of its own, and the HCA limits it",
+                "the RDMA CNI moves the RDMA device into the pod; that needs exclusive mode",
+                "the SR-IOV network device plugin replaces this one for these HCAs",
+            ],
+        ),
+        (PodIsolation::Shared, HcaLink::InfiniBand) if usage == RdmaUse::Verbs => (
+            "none",
+            false,
+            vec![
+                "verbs on InfiniBand address each other by LID, which needs no interface in the pod",
+                "the shared device plugin gives the device nodes",
+            ],
+        ),
+        (PodIsolation::Shared, HcaLink::InfiniBand) => (
+            "ipoib",
+            true,
+            vec![
+                "rdma_cm finds the HCA by an IP address of an IPoIB interface, which has to be in the pod",
+                "macvlan on IPoIB is refused by the kernel, so the IPoIB CNI makes a child interface",
+            ],
+        ),
+        (PodIsolation::Shared, _) if is_ethernet => (
+            "macvlan",
+            true,
+            vec![
+                no_address,
+                "a macvlan (or ipvlan) on the HCA's interface brings an address and with it GIDs",
+                "pods on one node do not reach the node itself through a macvlan; use ipvlan where switches allow one MAC \
+                 address per port",
+            ],
+        ),
+        (PodIsolation::Shared, _) => ("none", false, vec!["this kind of device needs no interface in the pod"]),
+    };
+    let manifests = match attachment {
+        "macvlan" | "ipoib" => masters(&interfaces).iter().map(|m| attachment_manifest(attachment, m)).collect(),
+        "sr-iov" => vec![sriov_manifest(link)],
+        _ => Vec::new(),
+    };
+    NetworkAdvice {
+        network: link,
+        multus,
+        attachment,
+        reasons: reasons.into_iter().map(str::to_owned).collect(),
+        interfaces,
+        manifests,
+    }
+}
+
+/// The interface that an attachment of this HCA has as its master: a bond rather than its member.
+fn parent_interface(hca: &Hca) -> Option<String> {
+    hca.bonds.first().or_else(|| hca.interfaces.first()).cloned()
+}
+
+fn masters(interfaces: &BTreeMap<String, Vec<String>>) -> BTreeSet<&str> {
+    interfaces.values().flatten().map(String::as_str).collect()
+}
+
+/// A NetworkAttachmentDefinition on one interface; the subnet is an example that an administrator replaces.
+pub fn attachment_manifest(kind: &str, master: &str) -> String {
+    let name: String = format!("rdma-{master}").to_ascii_lowercase().replace(['.', '_', ':'], "-");
+    let mode = if kind == "macvlan" { "\n      \"mode\": \"bridge\"," } else { "" };
+    format!(
+        "apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata:
+  name: {name}
+spec:
+  config: |
+    {{
+      \"cniVersion\": \"0.3.1\",
+      \"type\": \"{kind}\",
+      \"master\": \"{master}\",{mode}
+      \"ipam\": {{\"type\": \"whereabouts\", \"range\": \"192.0.2.0/24\"}}
+    }}
+"
+    )
+}
+
+fn sriov_manifest(link: HcaLink) -> String {
+    let (name, link_type) = if link == HcaLink::InfiniBand { ("ib", "IB") } else { ("roce", "eth") };
+    format!(
+        "apiVersion: sriovnetwork.openshift.io/v1
+kind: SriovNetworkNodePolicy
+metadata:
+  name: rdma-{name}-vf
+  namespace: sriov-network-operator
+spec:
+  resourceName: {name}_vf
+  nodeSelector:
+    feature.node.kubernetes.io/custom-rdma.available: \"true\"
+  numVfs: 8
+  nicSelector:
+    vendor: \"15b3\"
+  linkType: {link_type}
+  isRdma: true
+"
+    )
+}

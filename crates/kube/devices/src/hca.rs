@@ -1,0 +1,280 @@
+//! The HCAs of a node as a device plugin sees them: identity, interfaces, device nodes, state. It selects none.
+
+use serde::{Serialize, Serializer};
+use spurline_fabric::{DevicePort, HostFacts, HostTree, LinkLayer, PortState, RdmaDevice, port_state};
+use std::collections::BTreeMap;
+
+/// The kind of network that an HCA's ports are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HcaLink {
+    /// InfiniBand.
+    InfiniBand,
+    /// RDMA over Ethernet.
+    Roce,
+    /// RDMA over TCP.
+    Iwarp,
+    /// Ports on both kinds of network.
+    Mixed,
+    /// Another kind, such as EFA.
+    Other,
+}
+
+impl HcaLink {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            HcaLink::InfiniBand => "InfiniBand",
+            HcaLink::Roce => "RoCE",
+            HcaLink::Iwarp => "iWARP",
+            HcaLink::Mixed => "InfiniBand and Ethernet",
+            HcaLink::Other => "other",
+        }
+    }
+}
+
+impl Serialize for HcaLink {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.as_str())
+    }
+}
+
+/// An RDMA device of a node.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Hca {
+    /// Its name, `mlx5_0`.
+    #[serde(rename = "hca")]
+    pub name: String,
+    /// Address of its PCI function.
+    pub pci: Option<String>,
+    /// Vendor id in the notation of selectors, `15b3`.
+    pub vendor: Option<String>,
+    /// Device id in the notation of selectors, `1021`.
+    pub device_id: Option<String>,
+    /// Driver of the PCI function, `mlx5_core`.
+    pub driver: Option<String>,
+    /// Its model, where known.
+    pub model: Option<&'static str>,
+    /// Whether it is a virtual function.
+    pub is_virtual: bool,
+    /// Its NUMA node.
+    pub numa_node: Option<u32>,
+    /// The kind of network.
+    pub link: HcaLink,
+    /// Interfaces whose traffic it carries: its own first, then bonds, VLANs and members of bonds.
+    pub interfaces: Vec<String>,
+    /// The bonds among them.
+    pub bonds: Vec<String>,
+    /// Rate of its fastest port in Gb/s.
+    pub rate_gbps: Option<f64>,
+    /// States of its ports, in order.
+    pub port_states: Vec<PortState>,
+    /// Node GUID.
+    pub node_guid: Option<String>,
+    /// Its device node for verbs, `uverbs0`.
+    pub uverbs: Option<String>,
+    /// Its device nodes for management datagrams, one a port.
+    pub umad: Vec<String>,
+    /// Its device nodes for a subnet manager, one a port.
+    pub issm: Vec<String>,
+}
+
+impl Hca {
+    /// Whether a port is active.
+    pub fn has_active_port(&self) -> bool {
+        self.port_states.contains(&PortState::Active)
+    }
+
+    /// The link types that selectors name.
+    pub fn link_types(&self) -> &'static [&'static str] {
+        match self.link {
+            HcaLink::InfiniBand => &["infiniband"],
+            HcaLink::Roce | HcaLink::Iwarp => &["ether"],
+            HcaLink::Mixed => &["infiniband", "ether"],
+            HcaLink::Other => &[],
+        }
+    }
+
+    /// Why pods cannot use it now; `None` when they can.
+    pub fn obstacle(&self) -> Option<String> {
+        if self.uverbs.is_none() {
+            return Some("it has no device node (uverbs): the module ib_uverbs is not loaded".to_owned());
+        }
+        if !self.has_active_port() {
+            let states: Vec<&str> = self.port_states.iter().map(|s| s.as_str()).collect();
+            return Some(format!("no port is active: {}", states.join(", ")));
+        }
+        None
+    }
+
+    /// `mlx5_0 (InfiniBand, 400 Gb/s, 15b3:1021)`.
+    pub fn describe(&self) -> String {
+        let mut words = vec![self.link.as_str().to_owned()];
+        words.extend(self.rate_gbps.map(|rate| format!("{rate} Gb/s")));
+        if let (Some(vendor), Some(device)) = (&self.vendor, &self.device_id) {
+            words.push(format!("{vendor}:{device}"));
+        }
+        words.extend(self.interfaces.first().cloned());
+        format!("{} ({})", self.name, words.join(", "))
+    }
+}
+
+/// The RDMA side of a node.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct NodeHcas {
+    /// Its host name.
+    pub hostname: Option<String>,
+    /// Its HCAs, by name.
+    pub hcas: Vec<Hca>,
+    /// Whether the device node of the connection manager exists.
+    pub rdma_cm: bool,
+    /// Whether each RDMA device belongs to one network namespace; `None` when unknown.
+    pub rdma_exclusive: Option<bool>,
+    /// All interfaces, with or without an HCA.
+    #[serde(skip)]
+    pub interfaces: Vec<String>,
+}
+
+impl NodeHcas {
+    /// Reads them. It never fails: missing files leave fields empty.
+    pub fn read_from(tree: &HostTree) -> Self {
+        let facts = HostFacts::read_from(tree);
+        let nodes = DeviceNodes::read_from(tree);
+        NodeHcas {
+            hcas: facts.devices.iter().map(|device| read_hca(&facts, device, &nodes)).collect(),
+            rdma_cm: has_connection_manager(tree),
+            rdma_exclusive: facts.rdma_exclusive,
+            interfaces: facts.interfaces.iter().map(|i| i.name.clone()).collect(),
+            hostname: facts.hostname,
+        }
+    }
+
+    /// The same HCAs with their device nodes and port states of now, from few files. Appearance or removal of an HCA leads
+    /// to a full read.
+    pub fn refresh(&self, tree: &HostTree) -> Self {
+        let names: Vec<&str> = self.hcas.iter().map(|h| h.name.as_str()).collect();
+        if tree.list_names("sys/class/infiniband") != names {
+            return NodeHcas { rdma_exclusive: self.rdma_exclusive, ..NodeHcas::read_from(tree) };
+        }
+        let nodes = DeviceNodes::read_from(tree);
+        let mut now = self.clone();
+        now.rdma_cm = has_connection_manager(tree);
+        for hca in &mut now.hcas {
+            nodes.assign_to(hca);
+            for (number, state) in (1..).zip(&mut hca.port_states) {
+                *state = port_state(tree, &hca.name, number);
+            }
+        }
+        now
+    }
+
+    /// The node's name for messages.
+    pub fn label(&self) -> &str {
+        self.hostname.as_deref().unwrap_or("this node")
+    }
+}
+
+/// Device nodes by RDMA device.
+#[derive(Default)]
+struct DeviceNodes {
+    uverbs: BTreeMap<String, String>,
+    umad: BTreeMap<String, Vec<String>>,
+    issm: BTreeMap<String, Vec<String>>,
+}
+
+impl DeviceNodes {
+    fn read_from(tree: &HostTree) -> Self {
+        let mut nodes = DeviceNodes::default();
+        let named = |class: &str, prefix: &str| -> Vec<(String, String)> {
+            let dir = format!("sys/class/{class}");
+            let names = tree.list_names(&dir).into_iter().filter(|n| n.starts_with(prefix));
+            names.filter_map(|n| Some((tree.read_text(&format!("{dir}/{n}/ibdev"))?, n))).collect()
+        };
+        nodes.uverbs.extend(named("infiniband_verbs", "uverbs"));
+        for (device, node) in named("infiniband_mad", "umad") {
+            nodes.umad.entry(device).or_default().push(node);
+        }
+        for (device, node) in named("infiniband_mad", "issm") {
+            nodes.issm.entry(device).or_default().push(node);
+        }
+        nodes
+    }
+
+    fn assign_to(&self, hca: &mut Hca) {
+        hca.uverbs = self.uverbs.get(&hca.name).cloned();
+        hca.umad = self.umad.get(&hca.name).cloned().unwrap_or_default();
+        hca.issm = self.issm.get(&hca.name).cloned().unwrap_or_default();
+    }
+}
+
+fn has_connection_manager(tree: &HostTree) -> bool {
+    tree.exists("sys/class/misc/rdma_cm") || tree.exists("dev/infiniband/rdma_cm")
+}
+
+fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca {
+    let pci = device.pci.as_ref();
+    let hex = |id: Option<u16>| id.map(|id| format!("{id:04x}"));
+    let (interfaces, bonds) = interfaces_of(facts, device);
+    let rate = device.ports.iter().filter_map(|p| p.rate.as_ref().map(|r| r.gbps)).max_by(f64::total_cmp);
+    let is_virtual = pci.is_some_and(|p| p.physical.is_some() || p.model().is_some_and(|m| m.is_virtual));
+    let mut hca = Hca {
+        name: device.name.clone(),
+        pci: pci.and_then(|p| p.address.clone()),
+        vendor: hex(pci.and_then(|p| p.vendor)),
+        device_id: hex(pci.and_then(|p| p.device)),
+        driver: pci.and_then(|p| p.driver.clone()),
+        model: pci.and_then(|p| p.known_model),
+        is_virtual,
+        numa_node: pci.and_then(|p| p.numa_node),
+        link: link_of(device),
+        interfaces,
+        bonds,
+        rate_gbps: rate,
+        port_states: device.ports.iter().map(|p| p.state).collect(),
+        node_guid: device.node_guid.clone(),
+        uverbs: None,
+        umad: Vec::new(),
+        issm: Vec::new(),
+    };
+    nodes.assign_to(&mut hca);
+    hca
+}
+
+fn link_of(device: &RdmaDevice) -> HcaLink {
+    if device.node_type.as_deref() == Some("RNIC") {
+        return HcaLink::Iwarp;
+    }
+    let has = |layer: LinkLayer| device.ports.iter().any(|p: &DevicePort| p.link_layer == layer);
+    match (has(LinkLayer::InfiniBand), has(LinkLayer::Ethernet)) {
+        (true, true) => HcaLink::Mixed,
+        (true, false) => HcaLink::InfiniBand,
+        (false, true) => HcaLink::Roce,
+        (false, false) => HcaLink::Other,
+    }
+}
+
+/// The interfaces whose traffic a device carries, and the bonds among them.
+fn interfaces_of(facts: &HostFacts, device: &RdmaDevice) -> (Vec<String>, Vec<String>) {
+    let mut names: Vec<String> = device.function_netdevs.clone();
+    names.extend(device.ports.iter().flat_map(|p| p.netdevs.iter().cloned()));
+    names.extend(device.parent.clone());
+    let carries = |name: &str| {
+        let interface = facts.interface(name);
+        interface.is_some_and(|i| facts.ports_of(i).iter().any(|(d, _)| d.name == device.name))
+    };
+    let is_bond = |name: &str| facts.interface(name).is_some_and(|i| i.bond_mode.is_some());
+    for interface in &facts.interfaces {
+        // One RDMA device may carry a bond's traffic; it belongs to the function of the first member only.
+        let of_bond = interface.master.as_deref().filter(|master| is_bond(master));
+        if carries(&interface.name) || of_bond.is_some_and(carries) {
+            names.push(interface.name.clone());
+        }
+    }
+    let mut unique: Vec<String> = Vec::new();
+    for name in names {
+        if !unique.contains(&name) {
+            unique.push(name);
+        }
+    }
+    let bonds = unique.iter().filter(|n| is_bond(n)).cloned().collect();
+    (unique, bonds)
+}

@@ -1,0 +1,378 @@
+//! Whether a pod will get working RDMA: its request, its network, its locked memory and its devices, by its manifest, the
+//! configuration of the plugin and the nodes. It talks to no cluster.
+
+use crate::config::{PluginConfig, ResourceConfig};
+use crate::hca::{Hca, HcaLink, NodeHcas};
+use crate::select::select_hcas;
+use serde_json::Value;
+use spurline_config::values::nearest_word;
+use spurline_fabric::finding::id;
+use spurline_fabric::{HostFinding, Severity};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Prefix of the reference's resources, recognised also when no entry has the name.
+const RDMA_PREFIX: &str = "rdma/";
+/// Multus reads this annotation.
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// What a pod is compared with.
+#[derive(Debug, Clone)]
+pub struct PodContext {
+    /// The plugin's configuration.
+    pub config: PluginConfig,
+    /// The nodes where the pod may run.
+    pub nodes: Vec<NodeHcas>,
+}
+
+/// Examines the pods of a manifest: pods, or objects with a pod template.
+pub fn explain_pods(manifest: &str, file: &str, context: &PodContext) -> Vec<HostFinding> {
+    let documents: Vec<Value> = match serde_saphyr::from_multiple(manifest) {
+        Ok(documents) => documents,
+        Err(error) => {
+            let evidence = format!("it is not YAML: {}", error.to_string().lines().next().unwrap_or_default());
+            let remedy = "correct the named line; `kubectl apply --dry-run=client -f` reports the same";
+            return vec![HostFinding::new(id::K8S_POD_REQUEST, Severity::Error, file, evidence, remedy)];
+        }
+    };
+    let mut manifest = PodManifest::default();
+    documents.iter().for_each(|document| manifest.add_object(document));
+    if manifest.pods.is_empty() {
+        let evidence = "it has no pod and no object with a pod template";
+        let remedy = "give a manifest of a Pod, Deployment, StatefulSet, DaemonSet, Job or CronJob";
+        return vec![HostFinding::new(id::K8S_POD_REQUEST, Severity::Error, file, evidence, remedy)];
+    }
+    let mut findings = Vec::new();
+    for pod in &manifest.pods {
+        PodExamination { pod, manifest: &manifest, context, findings: &mut findings }.examine();
+    }
+    findings.sort_by_key(|f| f.severity);
+    findings
+}
+
+/// The objects of a manifest that matter here.
+#[derive(Default)]
+struct PodManifest {
+    pods: Vec<PodObject>,
+    /// CNI configurations by name of the NetworkAttachmentDefinition.
+    attachments: BTreeMap<String, Value>,
+}
+
+struct PodObject {
+    /// `Deployment/name`.
+    label: String,
+    annotations: Value,
+    spec: Value,
+}
+
+impl PodManifest {
+    fn add_object(&mut self, object: &Value) {
+        let kind = object["kind"].as_str().unwrap_or_default();
+        let name = object["metadata"]["name"].as_str().unwrap_or("unnamed");
+        let template = match kind {
+            "List" => {
+                object["items"].as_array().into_iter().flatten().for_each(|item| self.add_object(item));
+                return;
+            }
+            "NetworkAttachmentDefinition" => {
+                let config = object["spec"]["config"].as_str().and_then(|text| serde_json::from_str(text).ok());
+                self.attachments.insert(name.to_owned(), config.unwrap_or_default());
+                return;
+            }
+            "Pod" => object,
+            "CronJob" => &object["spec"]["jobTemplate"]["spec"]["template"],
+            _ => &object["spec"]["template"],
+        };
+        if template["spec"]["containers"].is_array() {
+            self.pods.push(PodObject {
+                label: format!("{kind}/{name}"),
+                annotations: template["metadata"]["annotations"].clone(),
+                spec: template["spec"].clone(),
+            });
+        }
+    }
+}
+
+struct PodExamination<'a> {
+    pod: &'a PodObject,
+    manifest: &'a PodManifest,
+    context: &'a PodContext,
+    findings: &'a mut Vec<HostFinding>,
+}
+
+impl PodExamination<'_> {
+    fn add(
+        &mut self,
+        id: &'static str,
+        severity: Severity,
+        subject: &str,
+        evidence: String,
+        remedy: impl Into<String>,
+    ) {
+        self.findings.push(HostFinding::new(id, severity, subject, evidence, remedy));
+    }
+
+    fn examine(mut self) {
+        let spec = &self.pod.spec;
+        let lists = ["initContainers", "containers"].into_iter().filter_map(|list| spec[list].as_array());
+        let containers: Vec<&Value> = lists.flatten().collect();
+        let mut links = BTreeSet::new();
+        let mut requesting = 0;
+        for container in &containers {
+            let name = container["name"].as_str().unwrap_or("unnamed");
+            let subject = format!("{} container {name}", self.pod.label);
+            let requests = self.requests_of(container, &subject);
+            if requests.is_empty() {
+                continue;
+            }
+            requesting += 1;
+            for (resource, count) in requests {
+                links.extend(self.check_request(&subject, &resource, count));
+            }
+            self.check_memlock(container, &subject);
+        }
+        if requesting == 0 {
+            let known: Vec<String> = self.context.config.resources.iter().map(ResourceConfig::resource).collect();
+            let evidence = "no container requests an RDMA resource, so none gets a device node".to_owned();
+            let remedy = format!("write resources: {{limits: {{{}: 1}}}}", known.first().map_or("rdma/NAME", |n| n));
+            let label = self.pod.label.clone();
+            self.add(id::K8S_POD_REQUEST, Severity::Error, &label, evidence, remedy);
+        } else {
+            self.check_network(&links);
+        }
+        self.check_devices(&containers);
+    }
+
+    /// The RDMA resources of a container, from `limits`.
+    fn requests_of(&mut self, container: &Value, subject: &str) -> Vec<(String, u64)> {
+        let known: Vec<String> = self.context.config.resources.iter().map(ResourceConfig::resource).collect();
+        let is_rdma = |name: &str| name.starts_with(RDMA_PREFIX) || known.iter().any(|k| k == name);
+        let (limits, requests) = (&container["resources"]["limits"], &container["resources"]["requests"]);
+        let names = |list: &Value| -> BTreeSet<String> {
+            list.as_object().into_iter().flatten().map(|(k, _)| k.clone()).filter(|k| is_rdma(k)).collect()
+        };
+        let mut found = Vec::new();
+        for name in names(requests).difference(&names(limits)) {
+            let evidence = format!("{name} is in requests and not in limits: the API server refuses the pod");
+            self.add(id::K8S_POD_REQUEST, Severity::Error, subject, evidence, format!("move {name} to limits"));
+        }
+        for name in names(limits) {
+            let (limit, request) = (quantity(&limits[&name]), quantity(&requests[&name]));
+            match limit {
+                None => {
+                    let evidence = format!("{name}: {} is no whole number", limits[&name]);
+                    self.add(id::K8S_POD_REQUEST, Severity::Error, subject, evidence, "give the number of HCAs");
+                }
+                Some(0) => {}
+                Some(count) => {
+                    if request.is_some_and(|r| r != count) {
+                        let evidence = format!("{name} differs between requests and limits: the API server refuses it");
+                        let remedy = "leave it out of requests";
+                        self.add(id::K8S_POD_REQUEST, Severity::Error, subject, evidence, remedy);
+                    }
+                    found.push((name, count));
+                }
+            }
+        }
+        found
+    }
+
+    /// Compares a request with the configuration and the nodes; gives the links of its HCAs.
+    fn check_request(&mut self, subject: &str, resource: &str, count: u64) -> BTreeSet<HcaLink> {
+        let context = self.context;
+        let Some(config) = context.config.resources.iter().find(|r| r.resource() == resource) else {
+            let known: Vec<String> = context.config.resources.iter().map(ResourceConfig::resource).collect();
+            let near = nearest_word(resource, known.iter().map(String::as_str));
+            let remedy = match near {
+                Some(near) => format!("did you mean {near}? The configuration has {}", known.join(", ")),
+                None => format!("the configuration has {}", known.join(", ")),
+            };
+            let evidence = format!("no entry of the configuration makes {resource}: the pod stays Pending");
+            self.add(id::K8S_POD_REQUEST, Severity::Error, subject, evidence, remedy);
+            return BTreeSet::new();
+        };
+        if count > u64::from(config.slots) {
+            let evidence =
+                format!("it requests {count} {resource}, and a node has {} slots: it stays Pending", config.slots);
+            self.add(id::K8S_POD_REQUEST, Severity::Error, subject, evidence, "request fewer, or raise rdmaHcaMax");
+        }
+        let mut links = BTreeSet::new();
+        let mut fitting = 0;
+        for node in &context.nodes {
+            let hcas = select_hcas(node, &config.selectors);
+            let usable: Vec<&&Hca> = hcas.iter().filter(|h| h.obstacle().is_none()).collect();
+            if usable.is_empty() {
+                let why = match hcas.first().and_then(|h| Some((h, h.obstacle()?))) {
+                    Some((hca, why)) => format!("{} there is unhealthy: {why}", hca.name),
+                    None => "no HCA there matches".to_owned(),
+                };
+                let evidence = format!("{} has no {resource}: {why}", node.label());
+                self.add(id::K8S_NO_MATCH, Severity::Info, subject, evidence, "the pod is not placed there");
+                continue;
+            }
+            fitting += 1;
+            links.extend(usable.iter().map(|h| h.link));
+            let names: Vec<String> = usable.iter().map(|h| h.describe()).collect();
+            if count > usable.len() as u64 {
+                let evidence = format!(
+                    "it requests {count} {resource}, and {} has {} HCAs: it gets slots of the same HCA twice, which adds \
+                     nothing",
+                    node.label(),
+                    usable.len()
+                );
+                let remedy = format!("request {}", usable.len());
+                self.add(id::K8S_POD_REQUEST, Severity::Warning, subject, evidence, remedy);
+            }
+            let evidence =
+                format!("on {} it gets {} of {}", node.label(), count.min(usable.len() as u64), names.join(", "));
+            self.add(id::K8S_MATCH, Severity::Info, subject, evidence, "none needed");
+        }
+        if fitting == 0 {
+            let evidence = format!("no node has a usable {resource}: the pod stays Pending");
+            self.add(
+                id::K8S_POD_REQUEST,
+                Severity::Error,
+                subject,
+                evidence,
+                "`spurline k8s lint` says why on each node",
+            );
+        }
+        links
+    }
+
+    fn check_memlock(&mut self, container: &Value, subject: &str) {
+        let (own, shared) = (&container["securityContext"], &self.pod.spec["securityContext"]);
+        let of_either = |key: &str| if own[key].is_null() { shared[key].clone() } else { own[key].clone() };
+        let user = of_either("runAsUser").as_u64();
+        let is_other = user.is_some_and(|u| u != 0) || (user.is_none() && of_either("runAsNonRoot") == true);
+        let is_privileged = own["privileged"] == true;
+        let added: Vec<&str> =
+            own["capabilities"]["add"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let may_lock = is_privileged || added.iter().any(|c| matches!(*c, "IPC_LOCK" | "ALL"));
+        let limits = "set LimitMEMLOCK=infinity in containerd.service, or raise the limit by a CDI or NRI hook";
+        if added.contains(&"CAP_IPC_LOCK") {
+            let evidence = "capabilities.add has CAP_IPC_LOCK, and names have no CAP_ there".to_owned();
+            self.add(id::K8S_POD_MEMLOCK, Severity::Error, subject, evidence, "write IPC_LOCK");
+        } else if is_other {
+            let evidence =
+                "it runs as another user than root: an added capability does not reach it, so the runtime's \
+                            limit of locked memory holds"
+                    .to_owned();
+            self.add(id::K8S_POD_MEMLOCK, Severity::Warning, subject, evidence, limits);
+        } else if !may_lock {
+            let evidence =
+                "it has no capability IPC_LOCK, so the runtime's limit of locked memory holds, often 64 KiB or 8 MiB"
+                    .to_owned();
+            let remedy = format!("securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}; or {limits}");
+            self.add(id::K8S_POD_MEMLOCK, Severity::Warning, subject, evidence, remedy);
+        }
+    }
+
+    fn check_network(&mut self, links: &BTreeSet<HcaLink>) {
+        let label = self.pod.label.clone();
+        if self.pod.spec["hostNetwork"] == true || links.is_empty() {
+            return;
+        }
+        let networks = network_names(&self.pod.annotations[NETWORKS]);
+        let needs_address = links.iter().any(|l| matches!(l, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed));
+        if networks.is_empty() {
+            if needs_address {
+                let evidence =
+                    "its HCAs are on Ethernet, and its network namespace gets no interface on them: all GIDs \
+                                are zero there"
+                        .to_owned();
+                let remedy = "annotate k8s.v1.cni.cncf.io/networks with a macvlan or ipvlan on the HCA's interface \
+                              (`spurline k8s advise` prints it), or set hostNetwork: true";
+                self.add(id::K8S_POD_NETWORK, Severity::Error, &label, evidence, remedy);
+            } else if links.contains(&HcaLink::InfiniBand) {
+                let evidence = "it has no interface on the InfiniBand network: verbs with LIDs work, rdma_cm and IP \
+                                addresses of that network do not"
+                    .to_owned();
+                let remedy = "none for programs that exchange LIDs (MPI, NCCL, perftest); else an IPoIB attachment \
+                              (`spurline k8s advise`) or hostNetwork: true";
+                self.add(id::K8S_POD_NETWORK, Severity::Info, &label, evidence, remedy);
+            }
+            return;
+        }
+        for name in networks {
+            let Some(config) = self.manifest.attachments.get(&name) else {
+                let evidence = format!("the attachment {name} is not in this file and was not checked");
+                let remedy = "append it to the file: kubectl get network-attachment-definition NAME -o yaml";
+                self.add(id::K8S_POD_NETWORK, Severity::Info, &label, evidence, remedy);
+                continue;
+            };
+            self.check_attachment(&label, &name, &config.clone());
+        }
+    }
+
+    fn check_attachment(&mut self, label: &str, name: &str, config: &Value) {
+        // A list of plugins has its first one in charge of the interface.
+        let first = if config["plugins"].is_array() { &config["plugins"][0] } else { config };
+        let kind = first["type"].as_str().unwrap_or_default();
+        let master = first["master"].as_str().unwrap_or_default();
+        let hcas: Vec<&Hca> = self.context.nodes.iter().flat_map(|n| &n.hcas).collect();
+        let on_master = hcas.iter().find(|h| h.interfaces.iter().any(|i| i == master));
+        let link = on_master.map(|h| h.link);
+        match (kind, link) {
+            ("macvlan" | "ipvlan", Some(HcaLink::InfiniBand)) => {
+                let evidence =
+                    format!("attachment {name} is a {kind} on {master}, which is InfiniBand: the kernel refuses it");
+                let remedy = format!("use the IPoIB CNI: \"type\": \"ipoib\", \"master\": \"{master}\"");
+                self.add(id::K8S_POD_NETWORK, Severity::Error, label, evidence, remedy);
+            }
+            ("ipoib" | "ib-sriov", Some(HcaLink::Roce | HcaLink::Iwarp)) => {
+                let evidence = format!("attachment {name} is for InfiniBand, and {master} is Ethernet");
+                self.add(id::K8S_POD_NETWORK, Severity::Error, label, evidence, "use macvlan or ipvlan");
+            }
+            ("macvlan" | "ipvlan" | "ipoib", None) if !master.is_empty() => {
+                let evidence = format!("the master {master} of attachment {name} has no RDMA device on these nodes");
+                let known: Vec<&str> = hcas.iter().filter_map(|h| h.interfaces.first().map(String::as_str)).collect();
+                let remedy = format!("name one that has: {}", known.join(", "));
+                self.add(id::K8S_POD_NETWORK, Severity::Error, label, evidence, remedy);
+            }
+            ("bridge" | "ptp" | "veth", _) => {
+                let evidence = format!("attachment {name} is a {kind}: its interface is not on an RDMA device");
+                self.add(id::K8S_POD_NETWORK, Severity::Error, label, evidence, "use macvlan, ipvlan or ipoib");
+            }
+            _ => {}
+        }
+    }
+
+    fn check_devices(&mut self, containers: &[&Value]) {
+        let label = self.pod.label.clone();
+        for container in containers.iter().filter(|c| c["securityContext"]["privileged"] == true) {
+            let name = container["name"].as_str().unwrap_or("unnamed");
+            let evidence = format!("container {name} is privileged: it can open every RDMA device of the node");
+            let remedy = "remove privileged; IPC_LOCK and the requested device nodes are enough";
+            self.add(id::K8S_POD_DEVICES, Severity::Warning, &label, evidence, remedy);
+        }
+        let volumes = self.pod.spec["volumes"].as_array().cloned().unwrap_or_default();
+        for path in volumes.iter().filter_map(|v| v["hostPath"]["path"].as_str()) {
+            let path = path.trim_end_matches('/');
+            if path == "/dev" || path.starts_with("/dev/infiniband") {
+                let evidence = format!(
+                    "a hostPath mounts {path}: nodes that the plugin did not give can be seen and not opened (EPERM)"
+                );
+                let remedy = "remove the volume; the requested device nodes are made by the runtime";
+                self.add(id::K8S_POD_DEVICES, Severity::Warning, &label, evidence, remedy);
+            }
+        }
+    }
+}
+
+/// A whole number, also as a text.
+fn quantity(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+/// The names in Multus' annotation: `a,ns/b@if`, or a JSON list of objects.
+fn network_names(annotation: &Value) -> Vec<String> {
+    let Some(text) = annotation.as_str() else { return Vec::new() };
+    if let Ok(Value::Array(list)) = serde_json::from_str(text) {
+        return list.iter().filter_map(|n| n["name"].as_str().map(str::to_owned)).collect();
+    }
+    let plain = |part: &str| {
+        let name = part.trim().rsplit('/').next().unwrap_or_default();
+        name.split('@').next().unwrap_or_default().to_owned()
+    };
+    text.split(',').map(plain).filter(|n| !n.is_empty()).collect()
+}

@@ -1,0 +1,191 @@
+//! Whether RDMA works from inside a pod, before anything is measured: devices, ports, GIDs, locked memory. It opens
+//! nothing itself and measures nothing.
+
+use crate::hca::NodeHcas;
+use serde::Serialize;
+use spurline_fabric::{DevicePort, GidType, HostFacts, LinkLayer, PortState, RdmaDevice};
+
+/// A row of the table.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct VerifyRow {
+    /// What was checked: `device`, `port`, `gid`, `memlock`, `bandwidth`, `latency`.
+    pub check: &'static str,
+    /// The HCA, port or rail.
+    pub subject: String,
+    /// Whether it passed.
+    pub pass: bool,
+    /// What was seen.
+    pub evidence: String,
+    /// What to do when it failed; else empty.
+    pub remedy: String,
+}
+
+impl VerifyRow {
+    /// A row that passed.
+    pub fn passed(check: &'static str, subject: impl Into<String>, evidence: impl Into<String>) -> Self {
+        VerifyRow { check, subject: subject.into(), pass: true, evidence: evidence.into(), remedy: String::new() }
+    }
+
+    /// A row that failed.
+    pub fn failed(
+        check: &'static str,
+        subject: impl Into<String>,
+        evidence: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        VerifyRow { check, subject: subject.into(), pass: false, evidence: evidence.into(), remedy: remedy.into() }
+    }
+}
+
+/// What a pod's checks need besides files.
+pub struct PodLimits<'a> {
+    /// The limit of locked memory in bytes; `None` when there is none, or a capability lifts it.
+    pub memlock: Option<u64>,
+    /// The memory that has to be lockable.
+    pub needed: u64,
+    /// Opens a device node for reading and writing; the error's text where that fails.
+    pub open_node: &'a dyn Fn(&str) -> Result<(), String>,
+}
+
+/// One end of a connection, to be shown.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RailIdentity {
+    /// The HCA.
+    pub hca: String,
+    /// Its node GUID.
+    pub guid: Option<String>,
+    /// Its port.
+    pub port: u32,
+    /// The port's LID; 0 on Ethernet.
+    pub lid: Option<u32>,
+    /// The usable GID.
+    pub gid: Option<String>,
+}
+
+/// The checks of one pod, on the HCAs that it can open; on all it can see when it can open none.
+pub fn verify_pod(facts: &HostFacts, node: &NodeHcas, limits: &PodLimits<'_>) -> Vec<VerifyRow> {
+    let mut rows = Vec::new();
+    if facts.devices.is_empty() {
+        let evidence = "/sys/class/infiniband shows no device";
+        let remedy =
+            "the node has none, its driver is not loaded, or the RDMA subsystem is exclusive (rdma system show)";
+        rows.push(VerifyRow::failed("device", "all", evidence, remedy));
+        return rows;
+    }
+    let opened: Vec<(&RdmaDevice, Result<String, String>)> = facts
+        .devices
+        .iter()
+        .map(|device| {
+            let uverbs = node.hcas.iter().find(|h| h.name == device.name).and_then(|h| h.uverbs.clone());
+            let Some(uverbs) = uverbs else { return (device, Err("the kernel has no uverbs node for it".to_owned())) };
+            let path = format!("/dev/infiniband/{uverbs}");
+            (device, (limits.open_node)(&path).map(|()| path.clone()).map_err(|why| format!("{path}: {why}")))
+        })
+        .collect();
+    let usable: Vec<&RdmaDevice> = opened.iter().filter(|(_, o)| o.is_ok()).map(|(d, _)| *d).collect();
+    for (device, result) in &opened {
+        match result {
+            Ok(path) => rows.push(VerifyRow::passed("device", &device.name, format!("{path} opens"))),
+            // HCAs that were not requested are seen in sysfs as well.
+            Err(_) if !usable.is_empty() => {}
+            Err(why) => rows.push(VerifyRow::failed(
+                "device",
+                &device.name,
+                why,
+                "request it: resources: {limits: {rdma/NAME: 1}}; a hostPath does not suffice",
+            )),
+        }
+    }
+    let examined = if usable.is_empty() { facts.devices.iter().collect() } else { usable };
+    for device in examined {
+        for port in &device.ports {
+            rows.extend(verify_port(facts, device, port));
+        }
+    }
+    rows.push(verify_memlock(limits));
+    rows
+}
+
+fn verify_port(facts: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec<VerifyRow> {
+    let subject = format!("{}/{}", device.name, port.number);
+    let rate = port.rate.as_ref().map_or("unknown rate".to_owned(), |r| r.describe());
+    let state = format!("{} ({}), {rate}", port.state.as_str(), port.phys_state.as_str());
+    let mut rows = Vec::new();
+    if port.state != PortState::Active {
+        let remedy = match port.link_layer {
+            LinkLayer::InfiniBand => "check the cable and the subnet manager (`spurline net doctor` on the node)",
+            _ => "set the interface up on the node, and check cable and switch port",
+        };
+        rows.push(VerifyRow::failed("port", &subject, state, remedy));
+    } else {
+        rows.push(VerifyRow::passed("port", &subject, state));
+    }
+    let identity = identify_rail(facts, device, port);
+    let remedy = "give the pod an interface on this HCA: `spurline k8s advise` says which attachment";
+    match (&identity.gid, port.link_layer) {
+        (_, LinkLayer::InfiniBand) => {
+            let lid = identity.lid.unwrap_or(0);
+            if lid == 0 {
+                let remedy = "a subnet manager has to configure the port (opensm, or the switch's)";
+                rows.push(VerifyRow::failed("gid", &subject, "LID 0", remedy));
+            } else {
+                rows.push(VerifyRow::passed("gid", &subject, format!("LID {lid}")));
+            }
+        }
+        (Some(gid), _) => rows.push(VerifyRow::passed("gid", &subject, gid.clone())),
+        (None, _) if port.gids.is_empty() => {
+            rows.push(VerifyRow::failed("gid", &subject, "all GIDs are zero in this network namespace", remedy));
+        }
+        (None, _) => {
+            let evidence = "no GID belongs to an interface with an address in this network namespace";
+            rows.push(VerifyRow::failed("gid", &subject, evidence, remedy));
+        }
+    }
+    rows
+}
+
+/// The identity of a port, with the GID that a connection would use: of an interface that this network namespace has.
+pub fn identify_rail(facts: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> RailIdentity {
+    let is_here = |netdev: &Option<String>| netdev.as_ref().is_none_or(|name| facts.interface(name).is_some());
+    let is_iwarp = device.node_type.as_deref() == Some("RNIC");
+    let usable = port.gids.iter().filter(|gid| is_here(&gid.netdev));
+    let gid = match port.link_layer {
+        LinkLayer::InfiniBand => port.gids.first(),
+        _ if is_iwarp => usable.clone().next(),
+        // The default GID of an interface without an address is link-local.
+        _ => usable.clone().find(|g| g.kind == GidType::RoceV2 && g.is_routable()),
+    };
+    RailIdentity {
+        hca: device.name.clone(),
+        guid: device.node_guid.clone(),
+        port: port.number,
+        lid: port.lid,
+        gid: gid.map(|g| format!("{g} ({})", g.kind)),
+    }
+}
+
+fn verify_memlock(limits: &PodLimits<'_>) -> VerifyRow {
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+    match limits.memlock {
+        Some(limit) if limit < limits.needed => VerifyRow::failed(
+            "memlock",
+            "this process",
+            format!("{} KiB can be locked, {} are needed", limit >> 10, mib(limits.needed)),
+            "securityContext: {capabilities: {add: [IPC_LOCK]}} as root, or LimitMEMLOCK=infinity in containerd.service",
+        ),
+        Some(limit) => VerifyRow::passed("memlock", "this process", format!("{} can be locked", mib(limit))),
+        None => VerifyRow::passed("memlock", "this process", "unlimited"),
+    }
+}
+
+/// Whether two ends share an HCA or a node, in a sentence.
+pub fn shared_hardware(here: &[RailIdentity], there: &[RailIdentity]) -> Option<String> {
+    let guids = |ends: &[RailIdentity]| -> Vec<String> { ends.iter().filter_map(|e| e.guid.clone()).collect() };
+    let (ours, theirs) = (guids(here), guids(there));
+    let common: Vec<&str> =
+        here.iter().filter(|e| e.guid.as_ref().is_some_and(|g| theirs.contains(g))).map(|e| e.hca.as_str()).collect();
+    if common.is_empty() || ours.is_empty() {
+        return None;
+    }
+    Some(format!("both pods are on one node and share {}: the cables are not tested", common.join(", ")))
+}

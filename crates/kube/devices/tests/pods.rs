@@ -1,0 +1,150 @@
+//! Pods compared with a configuration and nodes, and advice for clusters.
+
+#[path = "../../../host/fabric/tests/hosts/mod.rs"]
+mod hosts;
+
+use hosts::Made;
+use spurline_fabric::Severity::{Error as E, Info as I, Warning as W};
+use spurline_fabric::{HostTree, Severity, TreeEntry};
+use spurline_kube_devices::advise::{PodIsolation, RdmaUse, advise};
+use spurline_kube_devices::discover::discover;
+use spurline_kube_devices::{NodeHcas, PodContext, explain_pods, read_config};
+use std::collections::BTreeMap;
+
+fn node(made: &Made) -> NodeHcas {
+    let files = made.files.iter().map(|(p, b)| (p.clone(), TreeEntry::File(b.clone())));
+    let links = made.links.iter().map(|(p, t)| (p.clone(), TreeEntry::Link(t.clone())));
+    NodeHcas::read_from(&HostTree::from_memory(files.chain(links).collect::<BTreeMap<_, _>>()))
+}
+
+/// The configuration that `discover` proposes for a node, and the node.
+fn context(made: &Made) -> PodContext {
+    let nodes = vec![node(made)];
+    let text = discover(&nodes, 16).config.to_string();
+    PodContext { config: read_config(&text, "").config.expect("a proposal is valid"), nodes }
+}
+
+const GOOD: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: train}
+spec:
+  containers:
+  - name: main
+    securityContext: {capabilities: {add: [IPC_LOCK]}}
+    resources: {limits: {rdma/ib: 4}}
+";
+
+fn check(what: &str, manifest: &str, context: &PodContext, id: &str, severity: Severity, part: &str) {
+    let found = explain_pods(manifest, "pod.yaml", context);
+    let fits = |f: &spurline_fabric::HostFinding| {
+        f.id == id && f.severity == severity && (f.evidence.contains(part) || f.remedy.contains(part))
+    };
+    assert!(found.iter().any(fits), "{what}: no {id} with '{part}' in {found:#?}");
+    if severity != E {
+        assert!(found.iter().all(|f| f.severity != E), "{what}: {found:#?}");
+    }
+}
+
+#[test]
+fn what_a_pod_gets_and_why_not() {
+    let gb200 = context(&hosts::gb200());
+    let change = |from: &str, to: &str| {
+        assert!(GOOD.contains(from), "{from}");
+        GOOD.replace(from, to)
+    };
+    let c = &gb200;
+    check("a good pod", GOOD, c, "K8S-MATCH", I, "gets 4 of mlx5_0");
+    check("a good pod's network", GOOD, c, "K8S-POD-NETWORK", I, "verbs with LIDs work");
+    check("no request", &change("rdma/ib: 4", "cpu: 4"), c, "K8S-POD-REQUEST", E, "no container requests");
+    check("unknown", &change("rdma/ib", "rdma/ibb"), c, "K8S-POD-REQUEST", E, "did you mean rdma/ib?");
+    check("too many", &change("rdma/ib: 4", "rdma/ib: 8"), c, "K8S-POD-REQUEST", W, "the same HCA twice");
+    check("more than slots", &change("rdma/ib: 4", "rdma/ib: 400"), c, "K8S-POD-REQUEST", E, "stays Pending");
+    check("a fraction", &change("rdma/ib: 4", "rdma/ib: 500m"), c, "K8S-POD-REQUEST", E, "no whole number");
+    check("in requests", &change("limits", "requests"), c, "K8S-POD-REQUEST", E, "not in limits");
+    let differs = change("{limits: {rdma/ib: 4}}", "{limits: {rdma/ib: 4}, requests: {rdma/ib: 2}}");
+    check("two numbers", &differs, c, "K8S-POD-REQUEST", E, "differs");
+    check("no IPC_LOCK", &change("[IPC_LOCK]", "[NET_RAW]"), c, "K8S-POD-MEMLOCK", W, "add: [IPC_LOCK]");
+    check("CAP_", &change("[IPC_LOCK]", "[CAP_IPC_LOCK]"), c, "K8S-POD-MEMLOCK", E, "write IPC_LOCK");
+    let user = change("spec:\n", "spec:\n  securityContext: {runAsUser: 1000}\n");
+    check("another user", &user, c, "K8S-POD-MEMLOCK", W, "another user than root");
+    let privileged = change("{capabilities: {add: [IPC_LOCK]}}", "{privileged: true}");
+    check("privileged", &privileged, c, "K8S-POD-DEVICES", W, "every RDMA device");
+    let volume = format!("{GOOD}  volumes: [{{name: d, hostPath: {{path: /dev/infiniband/}}}}]\n");
+    check("a hostPath", &volume, c, "K8S-POD-DEVICES", W, "EPERM");
+    check(
+        "RoCE without a network",
+        &change("rdma/ib: 4", "rdma/roce_bond: 2"),
+        c,
+        "K8S-POD-NETWORK",
+        E,
+        "GIDs are zero",
+    );
+    check("not YAML", "a: [", c, "K8S-POD-REQUEST", E, "not YAML");
+    check("no pod", "kind: Service", c, "K8S-POD-REQUEST", E, "no pod");
+    let plain = PodContext { nodes: vec![node(&hosts::plain())], ..gb200.clone() };
+    check("a node without", GOOD, &plain, "K8S-POD-REQUEST", E, "no node has a usable rdma/ib");
+}
+
+#[test]
+fn templates_and_attachments_are_found() {
+    let gb200 = context(&hosts::gb200());
+    let with = |kind: &str, master: &str| {
+        format!(
+            "apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: web}}
+spec:
+  template:
+    metadata:
+      annotations: {{k8s.v1.cni.cncf.io/networks: 'default/net1@rdma0'}}
+    spec:
+      containers:
+      - name: main
+        securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}
+        resources: {{limits: {{rdma/roce_bond: 1}}}}
+---
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {{name: net1}}
+spec:
+  config: '{{\"type\": \"{kind}\", \"master\": \"{master}\"}}'
+"
+        )
+    };
+    check("a macvlan on a bond", &with("macvlan", "bond0"), &gb200, "K8S-MATCH", I, "mlx5_bond_0");
+    check("macvlan on InfiniBand", &with("macvlan", "ibp3s0"), &gb200, "K8S-POD-NETWORK", E, "the kernel refuses it");
+    check("no RDMA below", &with("ipvlan", "eth0"), &gb200, "K8S-POD-NETWORK", E, "has no RDMA device");
+    check("a bridge", &with("bridge", ""), &gb200, "K8S-POD-NETWORK", E, "not on an RDMA device");
+    check("IPoIB on Ethernet", &with("ipoib", "bond1"), &gb200, "K8S-POD-NETWORK", E, "is Ethernet");
+    let elsewhere = with("macvlan", "bond0").replace("name: net1}", "name: other}");
+    check("an attachment elsewhere", &elsewhere, &gb200, "K8S-POD-NETWORK", I, "not in this file");
+    let host = with("macvlan", "eth0").replace("    spec:\n", "    spec:\n      hostNetwork: true\n");
+    check("host network", &host, &gb200, "K8S-MATCH", I, "mlx5_bond_0");
+}
+
+#[test]
+fn multus_is_needed_where_addresses_are() {
+    let nodes = [node(&hosts::gb200())];
+    let answer = |usage, isolation| -> Vec<(&'static str, bool, usize)> {
+        let advice = advise(&nodes, usage, isolation);
+        advice.networks.iter().map(|n| (n.attachment, n.multus, n.manifests.len())).collect()
+    };
+    let shared = PodIsolation::Shared;
+    assert_eq!(answer(RdmaUse::Verbs, shared), [("none", false, 0), ("macvlan", true, 2)]);
+    assert_eq!(answer(RdmaUse::ConnectionManager, shared), [("ipoib", true, 4), ("macvlan", true, 2)]);
+    assert_eq!(answer(RdmaUse::Verbs, PodIsolation::HostNetwork), [("host-network", false, 0); 2]);
+    assert_eq!(answer(RdmaUse::Verbs, PodIsolation::VirtualFunction), [("sr-iov", true, 1); 2]);
+    let roce = advise(&nodes, RdmaUse::Verbs, shared);
+    assert!(roce.networks[1].manifests[0].contains("\"master\": \"bond0\""), "{:?}", roce.networks[1]);
+    let none = advise(&[node(&hosts::plain())], RdmaUse::Verbs, shared);
+    assert!(!none.multus && none.networks.is_empty() && none.notes[0].contains("TCP"));
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_manifest_makes_it_panic(text in "(kind: (Pod|List|CronJob)\n)?(spec: )?\\PC{0,120}") {
+        let context = PodContext { config: read_config("{\"configList\":[{\"resourceName\":\"x\",\"devices\":[\"a\"]}]}", "").config.unwrap(), nodes: Vec::new() };
+        let _ = explain_pods(&text, "x", &context);
+    }
+}

@@ -1,0 +1,480 @@
+//! The plugin's one loop: it follows the configuration file, the node's HCAs, its own sockets and kubelet's, and puts right
+//! what changed. Answers to kubelet are given elsewhere.
+
+use crate::advertised::AdvertisedResource;
+use crate::cdi;
+use crate::kubelet::{self, register_resource};
+use crate::metrics::{ObservedResource, PluginStatus, ResourceCounters};
+use crate::node_watch::NodeReader;
+use crate::server::{FileIdentity, ResourceSocket, file_identity};
+use crate::service::ResourceService;
+use spurline_fabric::Severity;
+use spurline_kube_devices::{NodeHcas, PluginConfig, ResourceConfig, lint_node, read_config};
+use spurline_types::fault::Fault;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::{oneshot, watch};
+
+/// Time between two looks at sockets: how long a restart of kubelet goes unnoticed.
+const SOCKET_INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two looks at the configuration file.
+const CONFIG_INTERVAL: Duration = Duration::from_secs(2);
+/// kubelet opens its stream within this time after a registration.
+const STREAM_PATIENCE: Duration = Duration::from_secs(15);
+/// Longest time between two registrations that fail.
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// Largest configuration; a ConfigMap has at most 1 MiB.
+const MAX_CONFIG: u64 = 1 << 20;
+
+/// The plugin's settings.
+#[derive(Debug, Clone)]
+pub struct PluginSettings {
+    /// The configuration file.
+    pub config_file: PathBuf,
+    /// kubelet's directory of device plugins.
+    pub plugin_dir: PathBuf,
+    /// A folder laid out like the host's `/`, where `/` is not the host's.
+    pub host_root: Option<PathBuf>,
+    /// Directory of CDI files; `None` gives pods device nodes.
+    pub cdi_dir: Option<PathBuf>,
+    /// Time between two reads of HCA states.
+    pub health_interval: Duration,
+}
+
+/// A running plugin.
+#[derive(Debug)]
+pub struct RunningPlugin {
+    status: Arc<PluginStatus>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl RunningPlugin {
+    /// Its state, for the metrics page.
+    pub fn status(&self) -> Arc<PluginStatus> {
+        Arc::clone(&self.status)
+    }
+
+    /// Ends it: streams are closed and its sockets removed.
+    pub fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for RunningPlugin {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Starts the plugin. A missing kubelet is no error: it registers as soon as kubelet runs.
+///
+/// # Errors
+/// When the configuration is missing or wrong, or sockets can't be made in kubelet's directory.
+pub fn start_plugin(settings: PluginSettings) -> Result<RunningPlugin, Fault> {
+    let text = read_file(&settings.config_file).map_err(|why| {
+        Fault::missing(why, "--config-file names the plugin's configuration; `spurline k8s discover` prints one")
+    })?;
+    let config = check_config(&settings, &text)
+        .map_err(|why| Fault::usage(why, "`spurline k8s lint --config FILE` explains every finding"))?;
+    if !settings.plugin_dir.is_dir() {
+        return Err(Fault::missing(
+            format!("{} is no directory", settings.plugin_dir.display()),
+            "mount kubelet's directory there (hostPath /var/lib/kubelet/device-plugins), or name it with --plugin-dir",
+        ));
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Fault::failed(format!("the plugin's runtime: {error}"), ""))?;
+    let status = Arc::new(PluginStatus::default());
+    let mut plugin = DevicePluginLoop::new(settings, Arc::clone(&status), text);
+    {
+        // Sockets are registered with the runtime's reactor.
+        let _inside = runtime.enter();
+        plugin.apply(&config)?;
+    }
+    let (stop, stopped) = oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name("device-plugin".to_owned())
+        .spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = plugin.run() => {}
+                    _ = stopped => {}
+                }
+                drop(plugin);
+                // Streams get time to end, so that kubelet sees it before the process is gone.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            });
+            runtime.shutdown_background();
+        })
+        .map_err(|error| Fault::failed(format!("the plugin's thread: {error}"), ""))?;
+    Ok(RunningPlugin { status, stop: Some(stop), thread: Some(thread) })
+}
+
+fn read_file(path: &std::path::Path) -> Result<String, String> {
+    let length = std::fs::metadata(path).map_err(|error| format!("{}: {error}", path.display()))?.len();
+    if length > MAX_CONFIG {
+        return Err(format!("{}: {length} bytes are no configuration", path.display()));
+    }
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The configuration; its warnings go to the log.
+fn check_config(settings: &PluginSettings, text: &str) -> Result<PluginConfig, String> {
+    let name = settings.config_file.display().to_string();
+    let reading = read_config(text, &name);
+    for finding in reading.findings.iter().filter(|f| f.severity == Severity::Warning) {
+        tracing::warn!("{} {}: {}; {}", finding.id, finding.subject, finding.evidence, finding.remedy);
+    }
+    reading.config.ok_or_else(|| {
+        let errors = reading.findings.iter().filter(|f| f.severity == Severity::Error);
+        let sentence = |f: &spurline_fabric::HostFinding| format!("{}: {} ({})", f.subject, f.evidence, f.remedy);
+        format!("{name}: {}", errors.map(sentence).collect::<Vec<_>>().join("; "))
+    })
+}
+
+/// One resource: its socket and its registration.
+struct ServedResource {
+    config: ResourceConfig,
+    state: watch::Sender<Arc<AdvertisedResource>>,
+    counters: Arc<ResourceCounters>,
+    socket: Option<ResourceSocket>,
+    /// kubelet's socket at the time of the registration.
+    kubelet: Option<FileIdentity>,
+    registered_at: Option<Instant>,
+    retry_at: Instant,
+    backoff: Duration,
+    last_error: Option<String>,
+}
+
+struct DevicePluginLoop {
+    settings: PluginSettings,
+    reader: NodeReader,
+    status: Arc<PluginStatus>,
+    config_text: String,
+    /// A text that was refused, so that it is reported once.
+    refused_text: Option<String>,
+    update_interval: Option<Duration>,
+    node: NodeHcas,
+    resources: Vec<ServedResource>,
+}
+
+impl DevicePluginLoop {
+    fn new(settings: PluginSettings, status: Arc<PluginStatus>, config_text: String) -> Self {
+        let reader = NodeReader { host_root: settings.host_root.clone() };
+        let node = reader.scan();
+        DevicePluginLoop {
+            settings,
+            reader,
+            status,
+            config_text,
+            refused_text: None,
+            update_interval: None,
+            node,
+            resources: Vec::new(),
+        }
+    }
+
+    async fn run(&mut self) {
+        let now = Instant::now();
+        let (mut next_health, mut next_config, mut next_scan) = (now, now, now);
+        loop {
+            let now = Instant::now();
+            if now >= next_config {
+                next_config = now + CONFIG_INTERVAL;
+                self.follow_config();
+            }
+            if let Some(interval) = self.update_interval
+                && now >= next_scan + interval
+            {
+                next_scan = now;
+                next_health = now + self.settings.health_interval;
+                let reader = self.reader.clone();
+                self.follow_node(move || reader.scan()).await;
+            } else if now >= next_health {
+                next_health = now + self.settings.health_interval;
+                let (reader, node) = (self.reader.clone(), self.node.clone());
+                self.follow_node(move || reader.refresh(&node)).await;
+            }
+            self.follow_sockets().await;
+            tokio::time::sleep(SOCKET_INTERVAL).await;
+        }
+    }
+
+    /// Takes over a changed configuration file; a wrong one is reported once and the former one stays in force.
+    fn follow_config(&mut self) {
+        let text = match read_file(&self.settings.config_file) {
+            Ok(text) => text,
+            Err(why) => return self.report_config(why),
+        };
+        if text == self.config_text {
+            self.refused_text = None;
+            *self.status.config_error.lock() = None;
+            return;
+        }
+        if self.refused_text.as_ref() == Some(&text) {
+            return;
+        }
+        let config = check_config(&self.settings, &text);
+        match config.and_then(|config| self.apply(&config).map_err(|fault| fault.to_string())) {
+            Ok(()) => {
+                tracing::info!("{}: a new configuration is in force", self.settings.config_file.display());
+                self.config_text = text;
+                self.refused_text = None;
+                *self.status.config_error.lock() = None;
+            }
+            Err(why) => {
+                self.refused_text = Some(text);
+                self.report_config(why);
+            }
+        }
+    }
+
+    fn report_config(&self, why: String) {
+        let mut last = self.status.config_error.lock();
+        if last.as_ref() != Some(&why) {
+            tracing::error!("the former configuration stays in force: {why}");
+            *last = Some(why);
+        }
+    }
+
+    /// Makes the resources those of `config`: new ones are served, changed ones updated, others removed.
+    fn apply(&mut self, config: &PluginConfig) -> Result<(), Fault> {
+        for finding in lint_node(config, &self.node) {
+            let line = format!("{} {}: {}", finding.id, finding.subject, finding.evidence);
+            match finding.severity {
+                Severity::Info => tracing::info!("{line}"),
+                _ => tracing::warn!("{line}; {}", finding.remedy),
+            }
+        }
+        self.update_interval = config.update_interval;
+        let names: Vec<String> = config.resources.iter().map(ResourceConfig::resource).collect();
+        let (kept, removed) = std::mem::take(&mut self.resources)
+            .into_iter()
+            .partition::<Vec<_>, _>(|r| names.contains(&r.config.resource()));
+        self.resources = kept;
+        for resource in removed {
+            let name = resource.config.resource();
+            tracing::info!("{name} is no longer configured: kubelet sets its capacity to 0");
+            if let Some(dir) = &self.settings.cdi_dir {
+                log_cdi(&name, cdi::remove_spec(&cdi::file_of(dir, &name)));
+            }
+        }
+        for config in &config.resources {
+            let state = Arc::new(AdvertisedResource::of_node(config, &self.node));
+            let name = config.resource();
+            match self.resources.iter_mut().find(|r| r.config.resource() == name) {
+                Some(served) => served.config = config.clone(),
+                None => {
+                    let mut served = ServedResource::new(config.clone());
+                    served.serve(&self.settings).map_err(|error| socket_fault(&self.settings, &error))?;
+                    self.resources.push(served);
+                }
+            }
+            self.advertise(&name, state);
+        }
+        let observed = self.resources.iter().map(|r| ObservedResource {
+            resource: r.config.resource(),
+            state: r.state.subscribe(),
+            counters: Arc::clone(&r.counters),
+        });
+        self.status.set_resources(observed.collect());
+        self.status.loads.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Reads the node on a thread that may wait, and advertises what changed.
+    async fn follow_node(&mut self, read: impl FnOnce() -> NodeHcas + Send + 'static) {
+        let Ok(node) = tokio::task::spawn_blocking(read).await else { return };
+        if node == self.node {
+            return;
+        }
+        self.node = node;
+        let states: Vec<(String, AdvertisedResource)> = self
+            .resources
+            .iter()
+            .map(|r| (r.config.resource(), AdvertisedResource::of_node(&r.config, &self.node)))
+            .collect();
+        for (name, state) in states {
+            self.advertise(&name, Arc::new(state));
+        }
+    }
+
+    fn advertise(&mut self, name: &str, state: Arc<AdvertisedResource>) {
+        let Some(served) = self.resources.iter().find(|r| r.config.resource() == name) else { return };
+        let before = Arc::clone(&served.state.borrow());
+        let first = served.counters.registrations.load(Ordering::Relaxed) == 0 && before.hcas.is_empty();
+        if *before == *state && !first {
+            return;
+        }
+        log_changes(name, &before, &state);
+        if let Some(dir) = &self.settings.cdi_dir {
+            log_cdi(name, cdi::write_spec(dir, name, &state));
+        }
+        served.state.send_replace(state);
+    }
+
+    /// Renews sockets that were removed and registrations that do not hold any more.
+    async fn follow_sockets(&mut self) {
+        let kubelet = file_identity(&self.settings.plugin_dir.join(kubelet::SOCKET));
+        for served in &mut self.resources {
+            served.follow(&self.settings, kubelet).await;
+        }
+    }
+}
+
+impl ServedResource {
+    fn new(config: ResourceConfig) -> Self {
+        ServedResource {
+            config,
+            state: watch::Sender::new(Arc::default()),
+            counters: Arc::default(),
+            socket: None,
+            kubelet: None,
+            registered_at: None,
+            retry_at: Instant::now(),
+            backoff: SOCKET_INTERVAL,
+            last_error: None,
+        }
+    }
+
+    fn serve(&mut self, settings: &PluginSettings) -> std::io::Result<()> {
+        // The former socket ends first: its file may have the name.
+        self.socket = None;
+        let resource = self.config.resource();
+        let make = |stop| ResourceService {
+            resource: resource.as_str().into(),
+            state: self.state.subscribe(),
+            stop,
+            use_cdi: settings.cdi_dir.is_some(),
+            counters: Arc::clone(&self.counters),
+        };
+        self.socket = Some(ResourceSocket::bind(&settings.plugin_dir, &resource, make)?);
+        self.unregister();
+        Ok(())
+    }
+
+    fn unregister(&mut self) {
+        self.registered_at = None;
+        self.counters.is_registered.store(false, Ordering::Release);
+    }
+
+    async fn follow(&mut self, settings: &PluginSettings, kubelet: Option<FileIdentity>) {
+        let name = self.config.resource();
+        let now = Instant::now();
+        if self.socket.as_ref().is_none_or(ResourceSocket::is_lost) {
+            if now < self.retry_at {
+                return;
+            }
+            if self.socket.is_some() {
+                tracing::info!("{name}: its socket was removed: kubelet has started anew");
+            }
+            if let Err(error) = self.serve(settings) {
+                self.report_failure(now, &name, format!("{}: {error}", settings.plugin_dir.display()));
+                return;
+            }
+            self.retry_at = now;
+        }
+        if self.registered_at.is_some() && kubelet != self.kubelet {
+            tracing::info!("{name}: kubelet's socket was {}", if kubelet.is_some() { "made anew" } else { "removed" });
+            self.unregister();
+            self.retry_at = now;
+        }
+        if let Some(at) = self.registered_at {
+            let has_stream = self.counters.streams.load(Ordering::Acquire) > 0;
+            if has_stream && now > at + 4 * STREAM_PATIENCE {
+                self.backoff = SOCKET_INTERVAL;
+            }
+            if has_stream || now < at + STREAM_PATIENCE {
+                return;
+            }
+            tracing::warn!(
+                "{name}: kubelet closed its stream: it is registered again (has another plugin the resource?)"
+            );
+            self.unregister();
+            self.retry_at = now + self.backoff;
+            self.backoff = (2 * self.backoff).min(MAX_BACKOFF);
+        }
+        if now < self.retry_at {
+            return;
+        }
+        let endpoint = self.socket.as_ref().map(ResourceSocket::file_name).unwrap_or_default();
+        match register_resource(&settings.plugin_dir, &name, &endpoint).await {
+            Ok(()) => {
+                let (slots, healthy) = self.state.borrow().slot_counts();
+                tracing::info!("{name}: registered at kubelet, {slots} slots, {healthy} healthy");
+                self.counters.registrations.fetch_add(1, Ordering::Relaxed);
+                self.counters.is_registered.store(true, Ordering::Release);
+                self.registered_at = Some(now);
+                self.kubelet = kubelet;
+                self.last_error = None;
+            }
+            Err(why) => self.report_failure(now, &name, why),
+        }
+    }
+
+    fn report_failure(&mut self, now: Instant, name: &str, why: String) {
+        if self.last_error.as_ref() != Some(&why) {
+            tracing::warn!("{name} is not registered: {why}; it is tried again");
+            self.last_error = Some(why);
+        }
+        self.retry_at = now + self.backoff;
+        self.backoff = (2 * self.backoff).min(MAX_BACKOFF);
+    }
+}
+
+fn log_cdi(resource: &str, result: std::io::Result<()>) {
+    if let Err(error) = result {
+        tracing::error!(
+            "{resource}: its CDI file: {error}; mount the host's directory of CDI files (--cdi-dir) writable"
+        );
+    }
+}
+
+fn log_changes(name: &str, before: &AdvertisedResource, now: &AdvertisedResource) {
+    if now.hcas.is_empty() {
+        tracing::info!("{name}: no HCA of this node matches; 0 slots are advertised");
+    }
+    if let Some(wanted) = now.table.reduced_from
+        && before.table.reduced_from != now.table.reduced_from
+    {
+        let slots = now.table.slots.len();
+        tracing::warn!(
+            "{name}: rdmaHcaMax is {wanted}; {slots} slots fit a message of kubelet's API and are advertised"
+        );
+    }
+    for hca in &now.hcas {
+        let last = before.hcas.iter().find(|h| h.name == hca.name);
+        match (&hca.obstacle, last.map(|h| &h.obstacle)) {
+            (Some(why), Some(None) | None) => tracing::warn!("{name}: {} is unhealthy: {why}", hca.name),
+            (None, Some(Some(_))) => tracing::info!("{name}: {} is healthy again", hca.name),
+            (None, None) => tracing::info!("{name}: {} is advertised", hca.name),
+            _ => {}
+        }
+    }
+    for hca in before.hcas.iter().filter(|b| !now.hcas.iter().any(|h| h.name == b.name)) {
+        tracing::warn!("{name}: {} is gone, and its slots with it", hca.name);
+    }
+}
+
+fn socket_fault(settings: &PluginSettings, error: &std::io::Error) -> Fault {
+    let dir = settings.plugin_dir.display();
+    let remedy = match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            "run the plugin as root (uid 0, no capability needed) and mount the directory writable"
+        }
+        std::io::ErrorKind::ReadOnlyFilesystem => "mount the directory writable",
+        std::io::ErrorKind::AddrInUse => "end the other device plugins, or remove their DaemonSet",
+        _ => "check the directory; kubelet's is /var/lib/kubelet/device-plugins",
+    };
+    Fault::missing(format!("no socket in {dir}: {error}"), remedy)
+}
