@@ -7,6 +7,7 @@ mod discover;
 mod explain;
 mod lint;
 mod nodes;
+mod verify;
 
 use clap::{Args, Subcommand};
 use spurline_config::Fault;
@@ -35,6 +36,9 @@ pub enum KubeCommand {
     /// Advise whether pods need further networks (Multus), with the manifests that follow
     #[command(after_long_help = advise::EXAMPLES)]
     Advise(advise::AdviseArgs),
+    /// Verify RDMA from inside a pod, or between two: devices, GIDs, locked memory, ports, bandwidth, latency
+    #[command(after_long_help = verify::EXAMPLES)]
+    Verify(Box<verify::VerifyArgs>),
     /// Run the device plugin, which gives pods the RDMA devices that they request
     #[command(after_help = device_plugin::NOTE, after_long_help = device_plugin::EXAMPLES)]
     DevicePlugin(Box<device_plugin::DevicePluginArgs>),
@@ -50,6 +54,7 @@ pub fn run(args: KubeCommandArgs) -> Result<ExitCode, Fault> {
         KubeCommand::Lint(args) => lint::run(&args),
         KubeCommand::Explain(args) => explain::run(&args),
         KubeCommand::Advise(args) => advise::run(&args),
+        KubeCommand::Verify(args) => verify::run(&args),
         KubeCommand::DevicePlugin(args) => device_plugin::run(*args),
     }
 }

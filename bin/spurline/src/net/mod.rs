@@ -9,11 +9,11 @@ pub(crate) mod facts;
 mod fix;
 mod lat;
 mod list;
-mod peer;
+pub(crate) mod peer;
 mod ping;
 mod serve;
 mod subnet;
-mod table;
+pub(crate) mod table;
 mod trials;
 
 use clap::{Args, Subcommand};

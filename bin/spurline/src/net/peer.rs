@@ -81,7 +81,7 @@ impl TokenArgs {
     ///
     /// # Errors
     /// When it can't be read, or contains no usable secret.
-    pub(super) fn open(&self) -> Result<Arc<Trust>, Fault> {
+    pub(crate) fn open(&self) -> Result<Arc<Trust>, Fault> {
         Ok(Trust::new(&group::hostname(), self.group_token_file.as_deref())?)
     }
 }

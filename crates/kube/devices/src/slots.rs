@@ -148,8 +148,8 @@ mod tests {
             // No HCA has two more than another that still has a free slot.
             let has = |h: usize| chosen.iter().filter(|id| hca_of_slot(id) == Some(&format!("hca{h}"))).count();
             for a in 0..counts.len() {
-                for b in 0..counts.len() {
-                    prop_assert!(has(a) <= has(b) + 1 || has(b) == counts[b]);
+                for (b, count) in counts.iter().enumerate() {
+                    prop_assert!(has(a) <= has(b) + 1 || has(b) == *count);
                 }
             }
         }

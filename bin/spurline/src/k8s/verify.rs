@@ -1,0 +1,327 @@
+//! `spurline k8s verify`: from inside a pod, checks devices, ports, GIDs and locked memory, then measures each rail with
+//! the project's probes; or prints the two pods that do so between nodes. The checks are in the crates below.
+
+mod pods;
+mod rails;
+
+use super::lint::read_text;
+use crate::net::peer::TokenArgs;
+use crate::net::table::{BAD, GOOD, HEAD, append_table, styled_cell};
+use anstyle::Style;
+use clap::Args;
+use rails::{RailFigures, RailMeasurement};
+use serde_json::{Value, json};
+use spurline_config::Fault;
+use spurline_fabric::{HostFacts, HostTree};
+use spurline_kube_devices::NodeHcas;
+use spurline_kube_devices::perftest::{PerftestReport, read_perftest};
+use spurline_kube_devices::verify::{PodLimits, RailIdentity, VerifyRow, identify_rail, shared_hardware, verify_pod};
+use spurline_probe::client::ProbeSession;
+use spurline_rails::MemlockLimit;
+use spurline_types::{Size, parse_duration};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Examples of --help.
+pub const EXAMPLES: &str = "\
+Exit code 0 when every row passes, else 1.
+
+Examples:
+  In one pod: devices, GIDs, locked memory, ports, and the HCA's own loopback:
+    spurline k8s verify --here
+  Between two pods; in the first one, then in the second one:
+    spurline net serve --bind all
+    spurline k8s verify --peer ADDRESS-OF-THE-FIRST
+  Print these two pods and the commands that run them:
+    spurline k8s verify --resource rdma/ib --node node1 --node node2 --image registry.example.com/spurline
+  Judge what ib_write_bw or ib_write_lat printed, against a port of 400 Gb/s:
+    spurline k8s verify --read bw.txt --rate 400";
+
+/// The arguments of `k8s verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Check this pod alone, and measure each rail against itself
+    #[arg(long, group = "what")]
+    pub here: bool,
+    /// Check this pod, and measure each rail to another pod or host that runs `spurline net serve`
+    #[arg(long, value_name = "HOST", group = "what")]
+    pub peer: Option<String>,
+    /// Read the output of ib_write_bw, ib_write_lat or another program of perftest; - is standard input
+    #[arg(long, value_name = "FILE", group = "what")]
+    pub read: Option<PathBuf>,
+    /// Least bandwidth of a rail, in per cent of its port's rate
+    #[arg(long, value_name = "PERCENT", default_value_t = 70, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub min_share: u32,
+    /// Highest median latency of a rail [default: no limit]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub max_latency: Option<Duration>,
+    /// Memory that the pod has to be able to lock
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    pub memlock: Size,
+    /// Length of each measurement; 0 measures nothing
+    #[arg(short, long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
+    pub time: Duration,
+    /// Rate of the port in Gb/s, for --read
+    #[arg(long, value_name = "GBPS", requires = "read")]
+    pub rate: Option<f64>,
+    /// The pods to print.
+    #[command(flatten)]
+    pub pods: pods::PodArgs,
+    #[command(flatten)]
+    pub token: TokenArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One end.
+struct VerifyEnd {
+    /// Its host name: the pod's, or what its manifest sets.
+    host: String,
+    rails: Vec<RailIdentity>,
+}
+
+impl VerifyEnd {
+    fn of(facts: &HostFacts) -> Self {
+        let ports = facts.devices.iter().flat_map(|d| d.ports.iter().map(move |p| identify_rail(facts, d, p)));
+        VerifyEnd { host: facts.hostname.clone().unwrap_or_else(|| "unknown".to_owned()), rails: ports.collect() }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({"host": self.host, "rails": self.rails})
+    }
+}
+
+/// All results.
+#[derive(Default)]
+struct VerifyReport {
+    rows: Vec<VerifyRow>,
+    figures: Vec<RailFigures>,
+    notes: Vec<String>,
+    here: Option<VerifyEnd>,
+    there: Option<VerifyEnd>,
+    perftest: Option<PerftestReport>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the other end can't be reached, or a file can't be read.
+pub fn run(args: &VerifyArgs) -> Result<ExitCode, Fault> {
+    let mut report = VerifyReport::default();
+    if let Some(path) = &args.read {
+        judge_perftest(args, read_perftest(&read_text(path, "--read")?), &mut report);
+    } else if args.here || args.peer.is_some() {
+        verify_here(args, &mut report)?;
+    } else {
+        return pods::print_pods(&args.pods);
+    }
+    let passed = report.rows.iter().all(|row| row.pass);
+    if args.json {
+        anstream::println!("{:#}", report_json(&report, passed));
+    } else {
+        anstream::print!("{}", report_text(&report, passed));
+    }
+    Ok(ExitCode::from(u8::from(!passed)))
+}
+
+fn verify_here(args: &VerifyArgs, report: &mut VerifyReport) -> Result<(), Fault> {
+    let tree = HostTree::live();
+    let facts = HostFacts::read_from(&tree);
+    let node = NodeHcas::read_from(&tree);
+    let memlock = MemlockLimit::of_process();
+    let open_node = |path: &str| {
+        std::fs::File::options().read(true).write(true).open(path).map(drop).map_err(|error| error.to_string())
+    };
+    let limits = PodLimits {
+        memlock: memlock.limit.filter(|_| !memlock.lifted),
+        needed: args.memlock.bytes(),
+        open_node: &open_node,
+    };
+    report.rows = verify_pod(&facts, &node, &limits);
+    report.here = Some(VerifyEnd::of(&facts));
+    if let Ok(name) = std::env::var("NODE_NAME") {
+        report.notes.push(format!("this pod runs on node {name}"));
+    }
+    let mut session = match &args.peer {
+        Some(peer) => {
+            let mut session = rails::connect_peer(peer, &args.token)?;
+            let there = VerifyEnd::of(&HostFacts::read_from(&rails::fetch_tree(&mut session)?));
+            let ours = report.here.as_ref().map_or(&[][..], |end| &end.rails);
+            report.notes.extend(shared_hardware(ours, &there.rails));
+            report.there = Some(there);
+            Some(session)
+        }
+        None => None,
+    };
+    let has_device = report.rows.iter().any(|row| row.check == "device" && row.pass);
+    let has_memory = report.rows.iter().all(|row| row.check != "memlock" || row.pass);
+    if args.time.is_zero() {
+        report.notes.push("nothing was measured: --time 0s".to_owned());
+    } else if !has_device || !has_memory {
+        report.notes.push("nothing was measured: see the rows that failed".to_owned());
+    } else {
+        measure_rails(args, &facts, session.as_mut(), report)?;
+    }
+    Ok(())
+}
+
+fn measure_rails(
+    args: &VerifyArgs,
+    facts: &HostFacts,
+    session: Option<&mut ProbeSession>,
+    report: &mut VerifyReport,
+) -> Result<(), Fault> {
+    let measured = match session {
+        Some(session) => rails::measure_to_peer(session, args.time)?,
+        None => rails::measure_loopback(args.time)?,
+    };
+    if measured.is_empty() {
+        report.notes.push(
+            "nothing was measured: the probes connect by IP address, and no interface with one belongs to an HCA here; \
+             run ib_write_bw in both pods and give its output to --read"
+                .to_owned(),
+        );
+    }
+    for RailMeasurement { interface, result } in measured {
+        let rate = facts.interface(&interface).and_then(|i| {
+            let ports = facts.ports_of(i);
+            ports.iter().filter_map(|(_, p)| p.rate.as_ref().map(|r| r.gbps)).next()
+        });
+        match result {
+            Ok(mut figures) => {
+                figures.rate_gbps = rate;
+                report.rows.push(bandwidth_row(args, &interface, figures.gbps, rate));
+                report.rows.push(latency_row(args, &interface, &figures));
+                report.figures.push(figures);
+            }
+            Err(fault) => report.rows.push(VerifyRow::failed("bandwidth", interface, fault.what, fault.remedy)),
+        }
+    }
+    Ok(())
+}
+
+fn bandwidth_row(args: &VerifyArgs, subject: &str, gbps: f64, rate: Option<f64>) -> VerifyRow {
+    let Some(rate) = rate.filter(|rate| *rate > 0.0) else {
+        return VerifyRow::passed("bandwidth", subject, format!("{gbps:.2} Gb/s; the port's rate is not known"));
+    };
+    let share = gbps * 100.0 / rate;
+    let evidence = format!("{gbps:.2} Gb/s, {share:.0} % of the port's {rate} Gb/s");
+    if share >= f64::from(args.min_share) {
+        return VerifyRow::passed("bandwidth", subject, evidence);
+    }
+    let remedy = format!(
+        "less than {} %: check PCIe width, NUMA node, MTU and congestion with `spurline net doctor` on the nodes",
+        args.min_share
+    );
+    VerifyRow::failed("bandwidth", subject, evidence, remedy)
+}
+
+fn latency_row(args: &VerifyArgs, subject: &str, figures: &RailFigures) -> VerifyRow {
+    let (Some(median), Some(min)) = (figures.median_us, figures.min_us) else {
+        return VerifyRow::failed("latency", subject, "no round trip was completed", "see the other rows");
+    };
+    let more = |name: &str, value: Option<f64>| value.map_or(String::new(), |v| format!(", {name} {v:.2}"));
+    let evidence = format!(
+        "minimum {min:.2}, median {median:.2}{}{} us",
+        more("p99", figures.p99_us),
+        more("standard deviation", figures.stdev_us)
+    );
+    match args.max_latency {
+        Some(limit) if median > limit.as_secs_f64() * 1e6 => {
+            let remedy = format!("more than {} us: check the path, and processors in power saving", limit.as_micros());
+            VerifyRow::failed("latency", subject, evidence, remedy)
+        }
+        _ => VerifyRow::passed("latency", subject, evidence),
+    }
+}
+
+/// Rows from what perftest printed.
+fn judge_perftest(args: &VerifyArgs, found: PerftestReport, report: &mut VerifyReport) {
+    let subject = found.device.clone().unwrap_or_else(|| "perftest".to_owned());
+    for (end, name) in [(&found.local, "local"), (&found.remote, "remote")] {
+        if end.has_zero_gid() {
+            report.rows.push(VerifyRow::failed(
+                "gid",
+                format!("{subject} {name}"),
+                "the GID is zero",
+                "that pod has no interface on the HCA: `spurline k8s advise` says which attachment",
+            ));
+        }
+    }
+    for failure in &found.failures {
+        let remedy = "run `spurline k8s verify --here` in both pods";
+        report.rows.push(VerifyRow::failed("perftest", &subject, failure, remedy));
+    }
+    for row in &found.rows {
+        let named = format!("{subject} {} B", row.bytes);
+        if let Some(gbps) = row.gbps {
+            report.rows.push(bandwidth_row(args, &named, gbps, args.rate));
+        }
+        if row.median_us.is_some() {
+            let figures = RailFigures {
+                interface: subject.clone(),
+                min_us: row.min_us,
+                median_us: row.median_us,
+                p99_us: row.p99_us,
+                stdev_us: row.stdev_us,
+                ..Default::default()
+            };
+            report.rows.push(latency_row(args, &named, &figures));
+        }
+    }
+    if report.rows.is_empty() {
+        let evidence = "the file has no table of perftest";
+        let remedy = "give the complete output of the client's side";
+        report.rows.push(VerifyRow::failed("perftest", &subject, evidence, remedy));
+    }
+    report.perftest = Some(found);
+}
+
+fn report_json(report: &VerifyReport, passed: bool) -> Value {
+    json!({
+        "pass": passed,
+        "rows": report.rows,
+        "measurements": report.figures,
+        "here": report.here.as_ref().map(VerifyEnd::to_json),
+        "peer": report.there.as_ref().map(VerifyEnd::to_json),
+        "perftest": report.perftest,
+        "notes": report.notes,
+    })
+}
+
+fn report_text(report: &VerifyReport, passed: bool) -> String {
+    let mut out = String::new();
+    let plain = Style::new();
+    for (name, end) in [("here", &report.here), ("peer", &report.there)] {
+        let Some(end) = end else { continue };
+        out.push_str(&format!("{name}: {}\n", end.host));
+        for rail in &end.rails {
+            let gid = rail.gid.as_deref().unwrap_or("no usable GID");
+            let lid = rail.lid.filter(|lid| *lid > 0).map_or(String::new(), |lid| format!(", LID {lid}"));
+            let guid = rail.guid.as_deref().unwrap_or("unknown");
+            out.push_str(&format!("    {}/{}, GUID {guid}{lid}, {gid}\n", rail.hca, rail.port));
+        }
+    }
+    let mut table = vec![["CHECK", "SUBJECT", "RESULT", "EVIDENCE"].map(|h| styled_cell(h, HEAD)).into()];
+    for row in &report.rows {
+        let (word, style) = if row.pass { ("pass", GOOD) } else { ("fail", BAD) };
+        table.push(vec![
+            styled_cell(row.check, plain),
+            styled_cell(&*row.subject, plain),
+            styled_cell(word, style),
+            styled_cell(&*row.evidence, plain),
+        ]);
+    }
+    append_table(&mut out, &table);
+    for row in report.rows.iter().filter(|row| !row.pass) {
+        out.push_str(&format!("{GOOD}fix{GOOD:#} {} {}: {}\n", row.check, row.subject, row.remedy));
+    }
+    for note in &report.notes {
+        out.push_str(&format!("note: {note}\n"));
+    }
+    let (word, style) = if passed { ("passed", GOOD) } else { ("failed", BAD) };
+    out.push_str(&format!("{style}{word}{style:#}\n"));
+    out
+}

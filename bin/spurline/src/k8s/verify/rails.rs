@@ -1,0 +1,158 @@
+//! Measures each rail: to itself through a server in this process, or to another pod. It judges nothing.
+
+use crate::net::peer::TokenArgs;
+use serde::Serialize;
+use spurline_config::Fault;
+use spurline_fabric::{HostTree, archive};
+use spurline_probe::client::{self, ConnectConfig, ProbeSession};
+use spurline_probe::drive::RunLimits;
+use spurline_probe::judge::byte_rates;
+use spurline_probe::measure::run_measurement;
+use spurline_probe::message::{InterfaceRecord, ProbeOp, ProbePlan, ProbeTransport};
+use spurline_probe::paths::{PathPlan, choose_paths, local_interfaces};
+use spurline_probe::server::{ProbeServer, ServeConfig};
+use spurline_runtime::group;
+use spurline_trust::Trust;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Longest wait for an answer, and longest stall of a transfer.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Connections of the server in this process: a measurement has a handful.
+const MAX_CONNECTIONS: usize = 32;
+/// Bytes of a message of the latency test, as in ib_write_lat.
+const LATENCY_BYTES: u64 = 2;
+
+/// Figures of a rail.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RailFigures {
+    /// The interface.
+    pub interface: String,
+    /// Bandwidth in Gb/s.
+    pub gbps: f64,
+    /// The port's rate in Gb/s.
+    pub rate_gbps: Option<f64>,
+    /// Lowest latency of a round trip's half in microseconds.
+    pub min_us: Option<f64>,
+    /// Its median.
+    pub median_us: Option<f64>,
+    /// Its 99th percentile.
+    pub p99_us: Option<f64>,
+    /// Its standard deviation.
+    pub stdev_us: Option<f64>,
+}
+
+/// A rail with its figures, or the reason why it has none.
+pub struct RailMeasurement {
+    pub interface: String,
+    pub result: Result<RailFigures, Fault>,
+}
+
+/// Connects to `net serve` in another pod.
+///
+/// # Errors
+/// As [`ProbeSession::connect`].
+pub fn connect_peer(peer: &str, token: &TokenArgs) -> Result<ProbeSession, Fault> {
+    let (peer, trust) = (client::parse_peer(peer)?, token.open()?);
+    ProbeSession::connect(&ConnectConfig { peer, from: Vec::new(), timeout: PATIENCE, trust })
+}
+
+/// The facts of the other end.
+///
+/// # Errors
+/// When it does not send them, or they can't be read.
+pub fn fetch_tree(session: &mut ProbeSession) -> Result<HostTree, Fault> {
+    let packed = session.fetch_facts(PATIENCE)?;
+    let entries = archive::read_archive(packed.as_slice()).map_err(|error| {
+        Fault::failed(format!("the other end's facts: {error}"), "use the same version on both ends")
+    })?;
+    Ok(HostTree::from_memory(entries))
+}
+
+/// Measures each rail of this pod to one that it reaches.
+///
+/// # Errors
+/// When the other end does not list its interfaces.
+pub fn measure_to_peer(session: &mut ProbeSession, time: Duration) -> Result<Vec<RailMeasurement>, Fault> {
+    let ours = local_interfaces(ProbeTransport::Rdma, session.local().ip())?;
+    let theirs = session.fetch_interfaces(ProbeTransport::Rdma)?;
+    let measure = |rail: &InterfaceRecord| {
+        let names = [rail.interface.clone()];
+        let paths = choose_paths(Some(&names), &ours, &theirs);
+        let result = paths
+            .map_err(|why| Fault::missing(why, "see both ends with: spurline net list"))
+            .and_then(|paths| measure_path(session, &rail.interface, paths, time));
+        RailMeasurement { interface: rail.interface.clone(), result }
+    };
+    Ok(ours.iter().map(measure).collect())
+}
+
+/// Measures each rail of this pod to itself.
+///
+/// # Errors
+/// When the server in this process can't listen on loopback.
+pub fn measure_loopback(time: Duration) -> Result<Vec<RailMeasurement>, Fault> {
+    let ours = local_interfaces(ProbeTransport::Rdma, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+    if ours.is_empty() {
+        return Ok(Vec::new());
+    }
+    let trust = Trust::new(&group::hostname(), None)?;
+    let server = ProbeServer::start(ServeConfig {
+        addresses: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        port: 0,
+        patience: PATIENCE,
+        max_connections: MAX_CONNECTIONS,
+        trust: Arc::clone(&trust),
+        facts: None,
+        on_event: Box::new(|_| {}),
+    })?;
+    let peer = server.addresses().first().map(ToString::to_string).unwrap_or_default();
+    let config = ConnectConfig { peer, from: Vec::new(), timeout: PATIENCE, trust };
+    let mut session = ProbeSession::connect(&config)?;
+    let mut measure = |rail: &InterfaceRecord| {
+        let path = PathPlan { from: rail.address, to: rail.address };
+        let result = measure_path(&mut session, &rail.interface, vec![path], time);
+        RailMeasurement { interface: rail.interface.clone(), result }
+    };
+    Ok(ours.iter().map(&mut measure).collect())
+}
+
+fn measure_path(
+    session: &mut ProbeSession,
+    interface: &str,
+    paths: Vec<PathPlan>,
+    time: Duration,
+) -> Result<RailFigures, Fault> {
+    let limits = RunLimits { time, ops: None, patience: PATIENCE, pause: Duration::ZERO };
+    let never = AtomicBool::new(false);
+    let plan = ProbePlan {
+        transport: ProbeTransport::Rdma,
+        streams: vec![ProbeOp::Read; 2 * paths.len().max(1)],
+        paths,
+        ..ProbePlan::default()
+    };
+    let bandwidth = run_measurement(session, &plan, &limits, &never, &mut |_| {})?;
+    if let Some(why) = bandwidth.error {
+        return Err(Fault::failed(why, "`spurline net bw` and `spurline net doctor` find the cause"));
+    }
+    let rates = byte_rates(&bandwidth);
+    let plan = ProbePlan { size: LATENCY_BYTES, depth: 1, streams: vec![ProbeOp::PingPong], ..plan };
+    let latency = run_measurement(session, &plan, &limits, &never, &mut |_| {})?;
+    if let Some(why) = latency.error {
+        return Err(Fault::failed(why, "`spurline net lat` and `spurline net doctor` find the cause"));
+    }
+    let times = latency.measured.times.iter().map(|(_, times)| times).find(|times| times.count() > 0);
+    // perftest reports half a round trip, and so does this.
+    let half = |value: Option<f64>| value.map(|us| us / 2.0);
+    Ok(RailFigures {
+        interface: interface.to_owned(),
+        gbps: (rates.read + rates.write) * 8.0 / 1e9,
+        rate_gbps: None,
+        min_us: half(times.map(|t| t.min_us())),
+        median_us: half(times.map(|t| t.quantile_us(0.5))),
+        p99_us: half(times.map(|t| t.quantile_us(0.99))),
+        stdev_us: half(times.map(|t| t.deviation_us())),
+    })
+}

@@ -1,0 +1,89 @@
+//! The plugin without kubelet: how it starts, waits, collides and ends.
+
+use crate::hosts;
+use crate::rig::{NodeRig, ib_config, wait_for};
+use std::os::unix::net::UnixListener;
+
+/// Runs a start that fails; exit code and messages.
+fn refused(rig: &NodeRig) -> (i32, String) {
+    let out = rig.command(&[]).output().unwrap();
+    (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
+}
+
+#[test]
+fn starts_that_fail_say_why() {
+    let rig = NodeRig::new(&hosts::gb200(), "{\"configList\": [{\"resourceName\": \"rdma/ib\"}]}");
+    let (code, text) = refused(&rig);
+    assert!(code == 2 && text.contains("'rdma/ib' is no resource name") && text.contains("k8s lint"), "{code} {text}");
+    std::fs::remove_file(rig.path("config.json")).unwrap();
+    let (code, text) = refused(&rig);
+    assert!(code == 3 && text.contains("config.json") && text.contains("k8s discover"), "{code} {text}");
+    rig.configure(&ib_config(8));
+    std::fs::remove_dir(rig.path("plugins")).unwrap();
+    let (code, text) = refused(&rig);
+    assert!(code == 3 && text.contains("plugins is no directory") && text.contains("--plugin-dir"), "{code} {text}");
+}
+
+#[test]
+fn without_kubelet_it_waits_and_leaves_nothing_behind() {
+    let mut rig = NodeRig::new(&hosts::gb200(), &ib_config(8));
+    rig.start(&[]);
+    rig.wait_log("rdma/ib is not registered", 1);
+    let log = rig.log();
+    assert!(log.contains("kubelet does not run") && log.contains("it is tried again"), "{log}");
+    assert_eq!(rig.sockets(), ["spurline-rdma_ib.sock"]);
+    let health = wait_for("the health page", || rig.page("/healthz"));
+    assert!(health.contains("503") && health.contains("rdma/ib is not registered at kubelet"), "{health}");
+    assert_eq!(rig.metric("spurline_k8s_slots{resource=\"rdma/ib\"}"), Some(8));
+    assert_eq!(rig.metric("spurline_k8s_registered{resource=\"rdma/ib\"}"), Some(0));
+    assert_eq!(rig.metric("spurline_k8s_hca_healthy{resource=\"rdma/ib\",hca=\"mlx5_0\"}"), Some(1));
+    assert_eq!(rig.stop(), Some(0));
+    assert!(rig.sockets().is_empty());
+    // The refused connection is reported once, not at each attempt.
+    assert_eq!(rig.log().matches("is not registered").count(), 1, "{}", rig.log());
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+    let mut rig = NodeRig::new(&hosts::gb200(), &ib_config(8));
+    let path = rig.path("plugins/spurline-rdma_ib.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    rig.start(&[]);
+    rig.wait_log("is not registered", 1);
+    assert_eq!(rig.sockets(), ["spurline-rdma_ib.sock"]);
+    rig.kill();
+    assert_eq!(rig.sockets(), ["spurline-rdma_ib.sock"], "a killed plugin leaves its socket");
+    std::fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    rig.start(&[]);
+    rig.wait_log("another process listens", 1);
+    wait_for("the second socket", || (rig.sockets().len() == 2).then_some(()));
+    assert_eq!(rig.sockets(), ["spurline-rdma_ib-2.sock", "spurline-rdma_ib.sock"]);
+    assert_eq!(rig.stop(), Some(0));
+    assert_eq!(rig.sockets(), ["spurline-rdma_ib.sock"], "the other process keeps its socket");
+}
+
+#[test]
+fn resources_of_two_prefixes_do_not_collide() {
+    let entry = |prefix: &str, link: &str| {
+        format!(
+            "{{\"resourcePrefix\": \"{prefix}\", \"resourceName\": \"x\", \"rdmaHcaMax\": 4, \"selectors\": \
+             {{\"linkTypes\": [\"{link}\"]}}}}"
+        )
+    };
+    let config = format!("{{\"configList\": [{}, {}]}}", entry("rdma", "infiniband"), entry("example.com", "ether"));
+    let mut rig = NodeRig::new(&hosts::gb200(), &config);
+    rig.start(&[]);
+    wait_for("both sockets", || (rig.sockets().len() == 2).then_some(()));
+    assert_eq!(rig.sockets(), ["spurline-example.com_x.sock", "spurline-rdma_x.sock"]);
+    assert!(rig.log().contains("the reference compares names without prefixes"), "{}", rig.log());
+    // A configuration with an error changes nothing; a good one is taken over.
+    rig.configure("{\"configList\": [");
+    rig.wait_log("the former configuration stays in force", 1);
+    assert_eq!(rig.sockets().len(), 2);
+    assert_eq!(rig.metric("spurline_k8s_config_valid"), Some(0));
+    rig.configure(&ib_config(8));
+    rig.wait_log("a new configuration is in force", 1);
+    wait_for("the other socket", || (rig.sockets() == ["spurline-rdma_ib.sock"]).then_some(()));
+    assert_eq!(rig.metric("spurline_k8s_config_valid"), Some(1));
+}
