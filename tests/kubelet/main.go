@@ -79,7 +79,7 @@ func (k *kubelet) admit(name, res string, count int64) map[string]any {
 		}}},
 	}
 	begin := time.Now()
-	result := k.topology.Admit(context.Background(), &lifecycle.PodAdmitAttributes{Pod: pod})
+	result := k.topology.Admit(&lifecycle.PodAdmitAttributes{Pod: pod})
 	took := time.Since(begin)
 	if !result.Admit {
 		return map[string]any{"admitted": false, "reason": result.Reason, "message": result.Message, "us": took.Microseconds()}

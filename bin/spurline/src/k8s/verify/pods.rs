@@ -56,7 +56,10 @@ fn pod_manifest(args: &PodArgs, number: usize) -> String {
         None => String::new(),
     };
     let place = match args.node.get(number) {
-        Some(node) => format!("  nodeName: {node}\n  hostname: {}\n", node.split('.').next().unwrap_or(node)),
+        Some(node) => format!(
+            "  nodeSelector: {{kubernetes.io/hostname: {node}}}\n  hostname: {}\n",
+            node.split('.').next().unwrap_or(node)
+        ),
         None => "  affinity:
     podAntiAffinity:
       requiredDuringSchedulingIgnoredDuringExecution:
@@ -86,6 +89,7 @@ metadata:
     - name: NODE_NAME
       valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}
     securityContext:
+      runAsUser: 0
       allowPrivilegeEscalation: false
       capabilities: {{drop: [ALL], add: [IPC_LOCK]}}
     resources:
