@@ -36,27 +36,13 @@ pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Faul
 /// The arguments of `spurline` for those of mount(8); `None` when nothing is to be mounted (`mount -f`).
 fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
     let usage = |what: String| Fault::usage(what, USAGE);
-    let is_flag =
-        |key: &[u8]| flags.get_arguments().any(|arg| arg.get_long().is_some_and(|long| long.as_bytes() == key));
     let (mut places, mut given) = (Vec::new(), Vec::new());
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_bytes() {
             b"-o" => {
                 let options = words.next().ok_or_else(|| usage("-o wants options".into()))?;
-                for option in split_options(options.as_bytes()) {
-                    let option = option.as_slice();
-                    let key = option.split(|byte| *byte == b'=').next().unwrap_or_default();
-                    match option {
-                        // The default of mount(8).
-                        b"rw" => {}
-                        _ if is_flag(key) => given.push(OsString::from_vec([b"--", option].concat())),
-                        _ if !fuse::is_known_option(&String::from_utf8_lossy(option)) => {
-                            return Err(unknown_option(flags, option, key));
-                        }
-                        _ => given.extend(["-o".into(), OsStr::from_bytes(option).to_owned()]),
-                    }
-                }
+                given.extend(flags_of_options(flags, options.as_bytes())?);
             }
             // mount(8) handles types and namespaces.
             b"-t" | b"-N" => drop(words.next()),
@@ -93,6 +79,30 @@ fn split_options(options: &[u8]) -> Vec<Vec<u8>> {
     }
     split.retain(|option| !option.is_empty());
     split
+}
+
+/// The words of `spurline mount` for a list of options in mount(8)'s form.
+///
+/// # Errors
+/// When an option is neither a mount option nor a flag of `flags`, the command `mount`.
+pub fn flags_of_options(flags: &clap::Command, options: &[u8]) -> Result<Vec<OsString>, Fault> {
+    let is_flag =
+        |key: &[u8]| flags.get_arguments().any(|arg| arg.get_long().is_some_and(|long| long.as_bytes() == key));
+    let mut given = Vec::new();
+    for option in split_options(options) {
+        let option = option.as_slice();
+        let key = option.split(|byte| *byte == b'=').next().unwrap_or_default();
+        match option {
+            // The default of mount(8).
+            b"rw" => {}
+            _ if is_flag(key) => given.push(OsString::from_vec([b"--", option].concat())),
+            _ if !fuse::is_known_option(&String::from_utf8_lossy(option)) => {
+                return Err(unknown_option(flags, option, key));
+            }
+            _ => given.extend(["-o".into(), OsStr::from_bytes(option).to_owned()]),
+        }
+    }
+    Ok(given)
 }
 
 /// An option that is neither a mount option nor a flag.

@@ -27,7 +27,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ("cluster", &[&["membership", "jobs"], &["rules"], &["client", "node"]]),
     ("access", &[&["fs"], &["fuse"]]),
     ("service", &[&["config", "observe"], &["runtime"]]),
-    ("kube", &[&["devices"], &["plugin"]]),
+    ("kube", &[&["devices", "csi"], &["plugin"]]),
 ];
 
 /// A crate's group and its layer within the group, by the directory that holds it.

@@ -2,10 +2,12 @@
 //! dispatches.
 
 mod advise;
+mod csi_driver;
 pub mod device_plugin;
 mod discover;
 mod explain;
 mod lint;
+mod mount_words;
 mod nodes;
 mod verify;
 
@@ -42,6 +44,8 @@ pub enum KubeCommand {
     /// Run the device plugin, which gives pods the RDMA devices that they request
     #[command(after_help = device_plugin::NOTE, after_long_help = device_plugin::EXAMPLES)]
     DevicePlugin(Box<device_plugin::DevicePluginArgs>),
+    /// Run the CSI driver, which mounts volumes for the pods of this node
+    CsiDriver(csi_driver::CsiDriverArgs),
 }
 
 /// Runs the subcommand.
@@ -56,5 +60,6 @@ pub fn run(args: KubeCommandArgs) -> Result<ExitCode, Fault> {
         KubeCommand::Advise(args) => advise::run(&args),
         KubeCommand::Verify(args) => verify::run(&args),
         KubeCommand::DevicePlugin(args) => device_plugin::run(*args),
+        KubeCommand::CsiDriver(args) => csi_driver::run(args),
     }
 }

@@ -1,0 +1,92 @@
+//! `spurline k8s csi-driver`: the driver of the crate `csi`, stopped by signals.
+
+use super::mount_words::MountParser;
+use crate::background::ReadySignal;
+use crate::{logging, signals};
+use clap::{Args, ValueEnum};
+use spurline_config::{Fault, HostLimits, LogConfig, LogFormat};
+use spurline_csi::{CsiDriver, CsiDriverConfig, MountLauncher, PodLauncher, ProcessLauncher, SERVICE_ACCOUNT};
+use spurline_runtime::limits::raise_open_files;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Memory limit of a mount process whose volume names none.
+const DEFAULT_MEMORY: u64 = 512 << 20;
+
+/// What runs mount processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LauncherKind {
+    /// A pod of its own for each volume: restarting the driver touches no mount
+    Pod,
+    /// A process of this host for each volume, without Kubernetes
+    Process,
+}
+
+/// The arguments of `k8s csi-driver`.
+#[derive(Debug, Args)]
+pub struct CsiDriverArgs {
+    /// Socket of the driver
+    #[arg(long, value_name = "URL", default_value = "unix:///csi/csi.sock")]
+    pub endpoint: String,
+    /// Name of this node in the cluster
+    #[arg(long, value_name = "NAME")]
+    pub node_id: String,
+    /// Directory of mounts and their records, which outlive the driver; its path has to be the same in the driver's
+    /// container and on the node
+    #[arg(long, value_name = "DIR", default_value = "/run/spurline-csi")]
+    pub state_dir: PathBuf,
+    /// What runs mount processes
+    #[arg(long, value_name = "KIND", default_value = "pod")]
+    pub launcher: LauncherKind,
+    /// Template of mount pods, a pod object in JSON; 'spurline k8s render' makes one
+    #[arg(long, value_name = "FILE", default_value = "/etc/spurline/mount-pod.json")]
+    pub pod_template: PathBuf,
+    /// Directory with the token, the authorities and the namespace of the driver's pod
+    #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT)]
+    pub service_account: PathBuf,
+    /// Log level: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
+    #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
+    pub log_filter: Option<String>,
+}
+
+/// Runs the driver until a signal.
+///
+/// # Errors
+/// When it can't start.
+pub fn run(args: CsiDriverArgs) -> Result<ExitCode, Fault> {
+    raise_open_files()?;
+    let ready = ReadySignal::new()?;
+    let log = LogConfig { file: None, filter: args.log_filter.clone(), format: LogFormat::Text };
+    logging::start_logging(&log, false, &HostLimits::detect())?;
+    let launcher = open_launcher(&args)?;
+    let stopped = signals::stop_channel()?;
+    let driver = CsiDriver::start(CsiDriverConfig {
+        endpoint: args.endpoint,
+        node_id: args.node_id,
+        state_dir: args.state_dir,
+        default_memory: DEFAULT_MEMORY,
+        launcher,
+        arguments: Arc::new(MountParser),
+    })?;
+    ready.signal_ready()?;
+    let _ = stopped.recv();
+    driver.stop().map(|()| ExitCode::SUCCESS)
+}
+
+fn open_launcher(args: &CsiDriverArgs) -> Result<Arc<dyn MountLauncher>, Fault> {
+    match args.launcher {
+        LauncherKind::Process => {
+            let own = std::env::current_exe();
+            let own = own.map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), "mount /proc"))?;
+            Ok(Arc::new(ProcessLauncher::new(own)))
+        }
+        LauncherKind::Pod => {
+            let template = std::fs::read_to_string(&args.pod_template).map_err(|e| {
+                let what = format!("the pod template {}: {e}", args.pod_template.display());
+                Fault::missing(what, "mount the ConfigMap of 'spurline k8s render' there, or give --launcher process")
+            })?;
+            Ok(Arc::new(PodLauncher::new(&args.node_id, &template, &args.service_account)?))
+        }
+    }
+}

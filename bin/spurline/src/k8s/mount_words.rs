@@ -1,0 +1,150 @@
+//! The words of `spurline mount` for a volume of the CSI driver, checked by the parser and the checks of `spurline
+//! mount` itself. It starts nothing.
+
+use crate::args::MountArgs;
+use crate::fstab;
+use clap::{Args as _, Command, FromArgMatches as _};
+use spurline_config::budget::OUTSIDE;
+use spurline_config::{Fault, HostLimits, RawMount};
+use spurline_csi::{MountArguments, MountRequest, MountWords};
+use std::ffi::OsString;
+
+/// Flags that make no sense for a volume, and why.
+const NOT_HERE: [(&str, &str); 5] = [
+    ("config", "write its keys as mount options of the volume"),
+    ("background", "leave it out: the driver runs the process"),
+    ("foreground", "leave it out: the driver runs the process"),
+    ("log", "leave it out: the log is that of the mount pod (kubectl logs)"),
+    ("group-token-file", "put the token into the volume's secret, under the key group-token"),
+];
+
+/// The parser of `spurline mount`.
+#[derive(Debug, Clone, Copy)]
+pub struct MountParser;
+
+impl MountArguments for MountParser {
+    fn of_mount(&self, request: MountRequest<'_>) -> Result<MountWords, Fault> {
+        words_of_mount(request, &HostLimits::detect())
+    }
+}
+
+fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Result<MountWords, Fault> {
+    let settings = request.settings;
+    // Without environment variables: those of the driver are not those of the mount process.
+    let flags = MountArgs::augment_args(Command::new("mount"));
+    let options = fstab::flags_of_options(&flags, settings.options.join(",").as_bytes())?;
+    let named = settings.flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}")));
+    let mut given: Vec<OsString> = named.chain(options).collect();
+    let has = |given: &[OsString], flag: &str| {
+        given.iter().filter_map(|word| word.to_str()?.strip_prefix("--")).any(|word| {
+            let name = word.split('=').next().unwrap_or_default();
+            name == flag
+        })
+    };
+    if let Some((flag, remedy)) = NOT_HERE.iter().find(|(flag, _)| has(&given, flag)) {
+        return Err(Fault::usage(format!("the mount option {flag} is not for volumes"), *remedy));
+    }
+    given.extend(request.own_flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}"))));
+    // Containers run as any user.
+    given.extend(["-o".into(), "allow_other".into()]);
+    let places = [OsString::from(&settings.source), request.mountpoint.as_os_str().to_owned()];
+    let mut memory = settings.memory.unwrap_or(request.default_memory);
+    if !has(&given, "buffer-size") {
+        // As much as the limit allows, with room for what lies outside of the buffer.
+        given.push(format!("--buffer-size={}M", (memory.saturating_sub(OUTSIDE) / 4 * 3) >> 20).into());
+    } else if settings.memory.is_none() {
+        let buffer = parse(&flags, &given, &places)?.volume.buffer_size.0;
+        memory = memory.max(buffer / 3 * 4 + OUTSIDE);
+    }
+    let raw = parse(&flags, &given, &places)?;
+    let limits = HostLimits { cgroup: Some((memory, "the volume's attribute memory".into())), ..host.clone() };
+    raw.check(&limits)?;
+    let words = [OsString::from("mount")].into_iter().chain(given).chain(["--".into()]).chain(places);
+    let words = words.map(|word| word.into_string()).collect::<Result<_, _>>();
+    let words = words.map_err(|word| Fault::usage(format!("{} is no text", word.display()), ""))?;
+    Ok(MountWords { words, memory })
+}
+
+/// The raw settings of the words.
+fn parse(flags: &Command, given: &[OsString], places: &[OsString]) -> Result<RawMount, Fault> {
+    let words = [OsString::from("mount")].into_iter().chain(given.iter().cloned()).chain(["--".into()]);
+    let matches = flags.clone().try_get_matches_from(words.chain(places.iter().cloned()));
+    let parsed = matches.and_then(|matches| MountArgs::from_arg_matches(&matches));
+    parsed.map(RawMount::from).map_err(|error| {
+        // The first paragraph says what is wrong; usage and hints are for a command line.
+        let text = error.render().to_string();
+        let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+        let words: Vec<&str> = first.split_whitespace().collect();
+        Fault::usage(format!("the volume's mount options: {}", words.join(" ")), "")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_csi::VolumeSettings;
+    use std::path::Path;
+
+    fn host() -> HostLimits {
+        HostLimits { processors: 4, memory_bytes: Some(64 << 30), cgroup: None, root: true, home: None }
+    }
+
+    fn words(options: &[&str], memory: Option<u64>) -> Result<MountWords, Fault> {
+        let settings = VolumeSettings {
+            source: "s3://b".into(),
+            options: options.iter().map(|word| (*word).to_owned()).collect(),
+            flags: vec![("registry".into(), "static:a:1,b:2".into())],
+            memory,
+        };
+        let own = [("group-token-file".to_owned(), "/t".to_owned())];
+        let (mountpoint, default_memory) = (Path::new("/m"), 512 << 20);
+        words_of_mount(MountRequest { settings: &settings, own_flags: &own, mountpoint, default_memory }, &host())
+    }
+
+    #[test]
+    fn options_become_words_that_the_program_accepts() {
+        let made = words(&["file-mode=555", "noatime"], None).unwrap();
+        let wanted = [
+            "mount",
+            "--registry=static:a:1,b:2",
+            "--file-mode=555",
+            "-o",
+            "noatime",
+            "--group-token-file=/t",
+            "-o",
+            "allow_other",
+            "--buffer-size=336M",
+            "--",
+            "s3://b",
+            "/m",
+        ];
+        assert_eq!((made.words.as_slice(), made.memory), (&wanted.map(String::from)[..], 512 << 20));
+        let whole = [vec!["spurline".to_owned()], made.words].concat();
+        crate::cli::cli_command().try_get_matches_from(whole).unwrap();
+    }
+
+    #[test]
+    fn the_buffer_follows_the_memory_and_the_memory_the_buffer() {
+        let made = words(&[], Some(4 << 30)).unwrap();
+        assert!(made.words.contains(&"--buffer-size=3024M".to_owned()), "{made:?}");
+        assert!(words(&["buffer-size=3000M"], None).unwrap().memory >= 4000 << 20);
+        let said = words(&["buffer-size=900M"], Some(512 << 20)).unwrap_err().to_string();
+        assert!(said.contains("--buffer-size 900") && said.contains("the volume's attribute memory"), "{said}");
+    }
+
+    #[test]
+    fn wrong_options_are_refused_in_one_sentence() {
+        for (option, says) in [
+            ("cachesize=10G", "did you mean cache-size?"),
+            ("cache-size=much", "invalid value 'much' for '--cache-size"),
+            ("background", "the mount option background is not for volumes"),
+            ("config=/x", "write its keys as mount options"),
+            ("group-token-file=/x", "under the key group-token"),
+            ("block-size=3M", "block-size"),
+            ("colour=red", "unknown mount option"),
+        ] {
+            let said = words(&[option], None).unwrap_err().to_string();
+            assert!(said.contains(says) && !said.contains('\n'), "{option}: {said}");
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! The CSI driver with real mounts: volumes over their life, restarts, dead and hung processes, bad input. Mount
+//! processes run on this host; what pods would do, directories and processes do here.
+
+mod common;
+
+use common::{fuse, mounted_below, spurline, tempdir, wait_for};
+use hyper_util::rt::TokioIo;
+use spurline_csi::pb;
+use spurline_csi::pb::node_client::NodeClient;
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+/// A driver with a source of one file; ended, and its mounts with it, when dropped.
+struct DriverRig {
+    dir: tempfile::TempDir,
+    driver: Option<Child>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl DriverRig {
+    /// `None` where file systems can't be mounted.
+    fn new() -> Option<Arc<Self>> {
+        if !fuse() {
+            return None;
+        }
+        let dir = tempdir();
+        std::fs::create_dir_all(dir.path().join("src")).unwrap();
+        std::fs::create_dir_all(dir.path().join("pods")).unwrap();
+        std::fs::write(dir.path().join("src/file"), b"hello from the source").unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let mut rig = DriverRig { dir, driver: None, runtime };
+        rig.start();
+        Some(Arc::new(rig))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn start(&mut self) {
+        let mut command = spurline();
+        command.args(["k8s", "csi-driver", "--node-id", "node-1", "--launcher", "process", "--endpoint"]);
+        command.arg(format!("unix://{}", self.path("csi.sock").display()));
+        command.arg("--state-dir").arg(self.path("state"));
+        let log = std::fs::File::options().create(true).append(true).open(self.path("driver.log")).unwrap();
+        let driver = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        self.driver = Some(driver);
+        let socket = self.path("csi.sock");
+        wait_for("the driver's socket", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    }
+
+    fn client(&self) -> NodeClient<Channel> {
+        let socket = self.path("csi.sock");
+        let connect = tower::service_fn(move |_| {
+            let socket = socket.clone();
+            async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let endpoint = Endpoint::from_static("http://localhost");
+        NodeClient::new(self.runtime.block_on(endpoint.connect_with_connector(connect)).unwrap())
+    }
+
+    /// The attributes of a volume of the source.
+    fn attributes(&self) -> HashMap<String, String> {
+        let source = self.path("src").display().to_string();
+        [("source", source.as_str()), ("mountOptions", "cache-size=0,metrics=none")].map(pair).into()
+    }
+
+    fn stage(&self, id: &str, attributes: &HashMap<String, String>) -> Result<(), Status> {
+        let request = pb::NodeStageVolumeRequest {
+            volume_id: id.to_owned(),
+            staging_target_path: self.path(&format!("staging-{id}")).display().to_string(),
+            volume_capability: Some(capability()),
+            volume_context: attributes.clone(),
+            ..Default::default()
+        };
+        self.runtime.block_on(self.client().node_stage_volume(request)).map(drop)
+    }
+
+    fn unstage(&self, id: &str) -> Result<(), Status> {
+        let request = pb::NodeUnstageVolumeRequest {
+            volume_id: id.to_owned(),
+            staging_target_path: self.path(&format!("staging-{id}")).display().to_string(),
+        };
+        self.runtime.block_on(self.client().node_unstage_volume(request)).map(drop)
+    }
+
+    fn publish(&self, id: &str, pod: &str, attributes: &HashMap<String, String>) -> Result<(), Status> {
+        let request = pb::NodePublishVolumeRequest {
+            volume_id: id.to_owned(),
+            staging_target_path: self.path(&format!("staging-{id}")).display().to_string(),
+            target_path: self.target(pod).display().to_string(),
+            volume_capability: Some(capability()),
+            volume_context: attributes.clone(),
+            ..Default::default()
+        };
+        self.runtime.block_on(self.client().node_publish_volume(request)).map(drop)
+    }
+
+    fn unpublish(&self, id: &str, pod: &str) -> Result<(), Status> {
+        let target_path = self.target(pod).display().to_string();
+        let request = pb::NodeUnpublishVolumeRequest { volume_id: id.to_owned(), target_path };
+        self.runtime.block_on(self.client().node_unpublish_volume(request)).map(drop)
+    }
+
+    fn condition(&self, id: &str, pod: &str) -> Result<pb::VolumeCondition, Status> {
+        let request = pb::NodeGetVolumeStatsRequest {
+            volume_id: id.to_owned(),
+            volume_path: self.target(pod).display().to_string(),
+            staging_target_path: String::new(),
+        };
+        let answer = self.runtime.block_on(self.client().node_get_volume_stats(request))?.into_inner();
+        Ok(answer.volume_condition.unwrap())
+    }
+
+    fn target(&self, pod: &str) -> PathBuf {
+        self.path(&format!("pods/{pod}/mount"))
+    }
+
+    /// What a pod reads.
+    fn read(&self, pod: &str) -> std::io::Result<Vec<u8>> {
+        std::fs::read(self.target(pod).join("file"))
+    }
+
+    /// The mount processes of this rig.
+    fn processes(&self) -> Vec<i32> {
+        let state = self.path("state").display().to_string();
+        let all =
+            std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        all.filter(|pid: &i32| {
+            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words = String::from_utf8_lossy(&words).into_owned();
+            words.contains(&state) && words.contains("\0mount\0")
+        })
+        .collect()
+    }
+
+    /// Checks that nothing is left of any volume.
+    fn check_empty(&self) {
+        assert!(!mounted_below(self.dir.path()), "{}", std::fs::read_to_string("/proc/self/mountinfo").unwrap());
+        let left: Vec<_> = std::fs::read_dir(self.path("state/v")).unwrap().map(|e| e.unwrap().path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+        wait_for("the end of the mount processes", || self.processes().is_empty());
+    }
+
+    fn signal(&self, pid: i32, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
+    }
+
+    fn end_driver(&mut self, signal: rustix::process::Signal) {
+        if let Some(mut driver) = self.driver.take() {
+            self.signal(driver.id() as i32, signal);
+            driver.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for DriverRig {
+    fn drop(&mut self) {
+        self.end_driver(rustix::process::Signal::KILL);
+        for pid in self.processes() {
+            self.signal(pid, rustix::process::Signal::KILL);
+        }
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        for at in table
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .filter(|at| Path::new(at).starts_with(self.dir.path()))
+        {
+            let _ = rustix::mount::unmount(at, rustix::mount::UnmountFlags::DETACH);
+        }
+        if std::thread::panicking() {
+            eprintln!("{}", std::fs::read_to_string(self.path("driver.log")).unwrap_or_default());
+        }
+    }
+}
+
+fn pair((key, value): (&str, &str)) -> (String, String) {
+    (key.to_owned(), value.to_owned())
+}
+
+/// A file system that many pods read.
+fn capability() -> pb::VolumeCapability {
+    use pb::volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode};
+    pb::VolumeCapability {
+        access_mode: Some(AccessMode { mode: Mode::MultiNodeReaderOnly.into() }),
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+    }
+}
+
+#[test]
+fn a_volume_is_shared_by_the_pods_of_a_node_and_leaves_nothing() {
+    let Some(rig) = DriverRig::new() else { return };
+    let attributes = rig.attributes();
+    let early = rig.publish("pv", "a", &attributes).unwrap_err();
+    assert_eq!(early.code(), Code::FailedPrecondition, "{early}");
+    for _ in 0..2 {
+        rig.stage("pv", &attributes).unwrap();
+    }
+    for pod in ["a", "b", "a"] {
+        rig.publish("pv", pod, &attributes).unwrap();
+    }
+    assert_eq!(
+        (rig.read("a").unwrap(), rig.read("b").unwrap()),
+        (b"hello from the source".into(), b"hello from the source".into())
+    );
+    assert_eq!(rig.processes().len(), 1);
+    let condition = rig.condition("pv", "a").unwrap();
+    assert!(!condition.abnormal && condition.message.contains("mounted"), "{condition:?}");
+    assert_eq!(rig.condition("pv", "nowhere").unwrap_err().code(), Code::NotFound);
+    // Other options need another mount.
+    let mut other = attributes.clone();
+    other.insert("mountOptions".into(), "cache-size=0,metrics=none,file-mode=555".into());
+    assert_eq!(rig.stage("pv", &other).unwrap_err().code(), Code::AlreadyExists);
+    for _ in 0..2 {
+        rig.unpublish("pv", "a").unwrap();
+    }
+    assert!(!rig.target("a").exists());
+    assert!(rig.read("b").is_ok());
+    rig.unpublish("pv", "b").unwrap();
+    for _ in 0..2 {
+        rig.unstage("pv").unwrap();
+    }
+    rig.check_empty();
+}
+
+#[test]
+fn an_inline_volume_lives_as_long_as_its_pod() {
+    let Some(rig) = DriverRig::new() else { return };
+    let mut attributes = rig.attributes();
+    attributes.insert("csi.storage.k8s.io/ephemeral".into(), "true".into());
+    rig.publish("csi-1", "a", &attributes).unwrap();
+    assert!(rig.read("a").is_ok());
+    rig.unpublish("csi-1", "a").unwrap();
+    rig.check_empty();
+}
+
+#[test]
+fn a_restarted_driver_finds_its_mounts_and_readers_see_nothing_of_it() {
+    let Some(mut rig) = DriverRig::new() else { return };
+    let attributes = rig.attributes();
+    rig.stage("pv", &attributes).unwrap();
+    rig.publish("pv", "a", &attributes).unwrap();
+    let process = rig.processes();
+    let reader = {
+        use std::os::unix::fs::FileExt as _;
+        let file = std::fs::File::open(rig.target("a").join("file")).unwrap();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let reads = std::thread::spawn(move || {
+            let mut count = 0;
+            while stopped.try_recv().is_err() {
+                let mut text = [0; 21];
+                file.read_exact_at(&mut text, 0).unwrap();
+                assert_eq!(&text, b"hello from the source");
+                count += 1;
+            }
+            count
+        });
+        (stop, reads)
+    };
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::KILL] {
+        let inner = Arc::get_mut(&mut rig).unwrap();
+        inner.end_driver(signal);
+        inner.start();
+    }
+    assert_eq!(rig.processes(), process);
+    rig.publish("pv", "b", &attributes).unwrap();
+    assert!(rig.read("b").is_ok());
+    reader.0.send(()).unwrap();
+    assert!(reader.1.join().unwrap() > 0);
+    for pod in ["a", "b"] {
+        rig.unpublish("pv", pod).unwrap();
+    }
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+}
+
+#[test]
+fn a_dead_mount_process_is_replaced_and_the_cause_reported() {
+    let Some(rig) = DriverRig::new() else { return };
+    let attributes = rig.attributes();
+    rig.stage("pv", &attributes).unwrap();
+    rig.publish("pv", "a", &attributes).unwrap();
+    let before = rig.processes();
+    rig.signal(before[0], rustix::process::Signal::KILL);
+    wait_for("the replaced mount", || rig.read("a").is_ok());
+    assert_ne!(rig.processes(), before);
+    wait_for("the condition", || {
+        rig.condition("pv", "a").is_ok_and(|now| !now.abnormal && now.message.contains("signal: 9"))
+    });
+    let log = std::fs::read_to_string(rig.path("driver.log")).unwrap();
+    assert!(log.contains("VolumeMountEnded") && log.contains("VolumeMountReplaced"), "{log}");
+    rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+}
+
+#[test]
+fn a_hung_mount_is_reported_and_does_not_hang_its_end() {
+    let Some(rig) = DriverRig::new() else { return };
+    let attributes = rig.attributes();
+    rig.stage("pv", &attributes).unwrap();
+    rig.publish("pv", "a", &attributes).unwrap();
+    let process = rig.processes()[0];
+    rig.signal(process, rustix::process::Signal::STOP);
+    let condition = rig.condition("pv", "a").unwrap();
+    assert!(condition.abnormal && condition.message.contains("no answer within"), "{condition:?}");
+    rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+}
+
+#[test]
+fn bad_input_is_refused_with_the_sentence_and_leaves_nothing() {
+    let Some(rig) = DriverRig::new() else { return };
+    let base = rig.attributes();
+    let with = |more: &[(&str, &str)]| {
+        let mut attributes = base.clone();
+        attributes.extend(more.iter().copied().map(pair));
+        attributes
+    };
+    let none = rig.path("none").display().to_string();
+    for (attributes, code, says) in [
+        (with(&[("sorce", "x")]), Code::InvalidArgument, "did you mean source?"),
+        (with(&[("mountOptions", "cachesize=1G")]), Code::InvalidArgument, "did you mean cache-size?"),
+        (with(&[("mountOptions", "buffer-size=1M,cache-size=0")]), Code::InvalidArgument, "is too small"),
+        (with(&[("source", "s4://b")]), Code::InvalidArgument, "did you mean s3://?"),
+        (with(&[("source", none.as_str())]), Code::FailedPrecondition, "can't be mounted"),
+        (with(&[("source", "")]), Code::InvalidArgument, "no attribute 'source'"),
+        (with(&[("registry", "static:127.0.0.1:1")]), Code::FailedPrecondition, "127.0.0.1:1"),
+    ] {
+        let error = rig.stage("pv", &attributes).unwrap_err();
+        assert_eq!(error.code(), code, "{error}");
+        assert!(error.message().contains(says) && !error.message().contains('\n'), "{error}");
+        rig.check_empty();
+    }
+    let block = pb::NodeStageVolumeRequest {
+        volume_id: "pv".into(),
+        staging_target_path: "/staging".into(),
+        volume_capability: Some(pb::VolumeCapability {
+            access_type: Some(pb::volume_capability::AccessType::Block(Default::default())),
+            ..Default::default()
+        }),
+        volume_context: base.clone(),
+        ..Default::default()
+    };
+    let error = rig.runtime.block_on(rig.client().node_stage_volume(block)).unwrap_err();
+    assert!(error.message().contains("volumeMode: Block"), "{error}");
+    // A secret with a wrong key, whose content is in no message and no log.
+    let secret = pb::NodeStageVolumeRequest {
+        volume_id: "pv".into(),
+        staging_target_path: "/staging".into(),
+        volume_capability: Some(capability()),
+        volume_context: base,
+        secrets: [("AWS_ACCESS_KEY", "hush-hush")].map(pair).into(),
+        ..Default::default()
+    };
+    let error = rig.runtime.block_on(rig.client().node_stage_volume(secret)).unwrap_err();
+    assert!(error.message().contains("did you mean AWS_ACCESS_KEY_ID?"), "{error}");
+    let log = std::fs::read_to_string(rig.path("driver.log")).unwrap();
+    assert!(!error.message().contains("hush") && !log.contains("hush"));
+    rig.check_empty();
+}
+
+#[test]
+fn a_pod_deleted_while_its_mount_starts_ends_the_start() {
+    let Some(rig) = DriverRig::new() else { return };
+    // A server that accepts and never answers keeps a start waiting.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("endpoint-url=http://{}", silent.local_addr().unwrap());
+    let mut attributes: HashMap<_, _> = [
+        ("source", "s3://bucket"),
+        ("mountOptions", &format!("{endpoint},anonymous,cache-size=0,metrics=none")),
+        ("csi.storage.k8s.io/ephemeral", "true"),
+    ]
+    .map(pair)
+    .into();
+    let starting = {
+        let (rig, attributes) = (Arc::clone(&rig), attributes.clone());
+        std::thread::spawn(move || rig.publish("csi-1", "a", &attributes))
+    };
+    wait_for("the start", || !rig.processes().is_empty());
+    rig.unpublish("csi-1", "a").unwrap();
+    let error = starting.join().unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::Aborted, "{error}");
+    rig.check_empty();
+    // The same for a staged volume.
+    attributes.remove("csi.storage.k8s.io/ephemeral");
+    let starting = {
+        let (rig, attributes) = (Arc::clone(&rig), attributes.clone());
+        std::thread::spawn(move || rig.stage("pv", &attributes))
+    };
+    wait_for("the start", || !rig.processes().is_empty());
+    rig.unstage("pv").unwrap();
+    assert_eq!(starting.join().unwrap().unwrap_err().code(), Code::Aborted);
+    rig.check_empty();
+}
+
+#[test]
+fn calls_at_the_same_time_make_one_mount() {
+    let Some(rig) = DriverRig::new() else { return };
+    let attributes = rig.attributes();
+    for round in 0..3 {
+        let stages: Vec<_> = (0..4)
+            .map(|_| {
+                let (rig, attributes) = (Arc::clone(&rig), attributes.clone());
+                std::thread::spawn(move || rig.stage("pv", &attributes))
+            })
+            .collect();
+        stages.into_iter().for_each(|call| call.join().unwrap().unwrap());
+        assert_eq!(rig.processes().len(), 1, "round {round}");
+        let pods: Vec<_> = (0..8)
+            .map(|n| {
+                let (rig, attributes) = (Arc::clone(&rig), attributes.clone());
+                // Each twice.
+                std::thread::spawn(move || rig.publish("pv", &format!("pod-{}", n / 2), &attributes))
+            })
+            .collect();
+        pods.into_iter().for_each(|call| call.join().unwrap().unwrap());
+        for n in 0..4 {
+            assert!(rig.read(&format!("pod-{n}")).is_ok());
+        }
+        let ends: Vec<_> = (0..8)
+            .map(|n| {
+                let rig = Arc::clone(&rig);
+                std::thread::spawn(move || rig.unpublish("pv", &format!("pod-{}", n / 2)))
+            })
+            .collect();
+        ends.into_iter().for_each(|call| call.join().unwrap().unwrap());
+        rig.unstage("pv").unwrap();
+        rig.check_empty();
+    }
+}

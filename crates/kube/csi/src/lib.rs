@@ -1,0 +1,34 @@
+//! The CSI driver: volumes for the pods of one node. It starts mount processes through a launcher, binds their mounts to
+//! the directories of pods, replaces processes that ended, and reports the condition of volumes. It does not know the
+//! command line: the arguments of a mount process come from a function that it is given.
+#![forbid(unsafe_code)]
+
+mod api_server;
+mod controller;
+mod identity;
+mod launcher;
+mod mounts;
+mod node;
+mod pods;
+mod process;
+mod record;
+mod secrets;
+mod server;
+mod settings;
+mod volumes;
+
+pub use api_server::SERVICE_ACCOUNT;
+pub use launcher::{LaunchPlan, MountLauncher, PodReference, ProcessState, VolumeEvent};
+pub use pods::PodLauncher;
+pub use process::ProcessLauncher;
+pub use server::{CsiDriver, CsiDriverConfig};
+pub use settings::{MountArguments, MountRequest, MountWords, VolumeSettings};
+
+/// The driver's name, as in the CSIDriver object, in PersistentVolumes and in StorageClasses.
+pub const DRIVER_NAME: &str = "csi.spurline.io";
+
+/// Messages of the CSI, generated from `proto/csi.proto`.
+pub mod pb {
+    #![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
+    tonic::include_proto!("csi.v1");
+}

@@ -1,0 +1,283 @@
+//! Mount processes as pods of this node, made from a template. They belong to no controller: the driver starts, finds
+//! and deletes them. It does not know volumes, nor when a pod has to be replaced.
+
+use crate::DRIVER_NAME;
+use crate::api_server::ApiServer;
+use crate::launcher::{LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
+use crate::process::cause_of_end;
+use reqwest::Method;
+use serde_json::{Value, json};
+use spurline_config::Fault;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The label of mount pods, with the node as its value, hashed because names of nodes may be too long.
+const NODE_LABEL: &str = "spurline.io/node";
+/// Time for a pod to end by itself.
+const GRACE_SECONDS: u64 = 10;
+/// Longest wait for a deleted pod to be gone.
+const DELETE_LIMIT: Duration = Duration::from_secs(45);
+/// Interval of looking at a deleted pod.
+const DELETE_POLL: Duration = Duration::from_millis(200);
+/// Longest text of an event.
+const MOST_TEXT: usize = 1000;
+
+/// Starts mount pods.
+#[derive(Debug)]
+pub struct PodLauncher {
+    api: ApiServer,
+    node: String,
+    template: Value,
+}
+
+impl PodLauncher {
+    /// Makes pods for `node` from the template, a pod object in JSON; `account` holds the service account's files.
+    ///
+    /// # Errors
+    /// When this process is in no cluster, or the template is no pod.
+    pub fn new(node: &str, template: &str, account: &Path) -> Result<Self, Fault> {
+        let template: Value = serde_json::from_str(template)
+            .map_err(|e| Fault::usage(format!("the pod template is no JSON: {e}"), TEMPLATE_REMEDY))?;
+        if template["spec"]["containers"].as_array().is_none_or(|containers| containers.is_empty()) {
+            return Err(Fault::usage("the pod template has no spec.containers", TEMPLATE_REMEDY));
+        }
+        Ok(PodLauncher { api: ApiServer::in_cluster(account)?, node: node.to_owned(), template })
+    }
+
+    fn pods_path(&self) -> String {
+        format!("/api/v1/namespaces/{}/pods", self.api.namespace)
+    }
+
+    fn node_word(&self) -> String {
+        format!("{:016x}", xxhash_rust::xxh3::xxh3_64(self.node.as_bytes()))
+    }
+
+    /// The name of a volume's pod: the same volume has a pod on each node.
+    fn name_of(&self, plan: &LaunchPlan) -> String {
+        let word = format!("{}/{}", self.node, plan.key);
+        format!("spurline-mount-{:016x}-{}", xxhash_rust::xxh3::xxh3_64(word.as_bytes()), plan.launch)
+    }
+
+    /// Deletes a pod and waits until it is gone.
+    async fn delete(&self, name: &str) -> Result<(), Fault> {
+        let path = format!("{}/{name}", self.pods_path());
+        let body = json!({ "gracePeriodSeconds": GRACE_SECONDS });
+        let started = Instant::now();
+        let answer = self.api.expect(Method::DELETE, &path, Some(&body), &[404]).await?;
+        let mut status = answer.status;
+        while status != 404 {
+            if started.elapsed() > DELETE_LIMIT {
+                return Err(Fault::failed(
+                    format!("the pod {name} is not gone {} s after it was deleted", DELETE_LIMIT.as_secs()),
+                    format!("kubectl -n {} describe pod {name}", self.api.namespace),
+                ));
+            }
+            tokio::time::sleep(DELETE_POLL).await;
+            status = self.api.expect(Method::GET, &path, None, &[404]).await?.status;
+        }
+        Ok(())
+    }
+}
+
+const TEMPLATE_REMEDY: &str = "use the ConfigMap of 'spurline k8s render'";
+
+/// The pod of a plan.
+fn pod_of(template: &Value, plan: &LaunchPlan, name: &str, node: &str, node_word: &str) -> Value {
+    let mut pod = template.clone();
+    let dir = plan.dir.display().to_string();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    pod["metadata"]["name"] = json!(name);
+    pod["metadata"]["labels"]["app.kubernetes.io/name"] = json!("spurline-mount");
+    pod["metadata"]["labels"][NODE_LABEL] = json!(node_word);
+    pod["metadata"]["annotations"]["spurline.io/volume"] = json!(plan.volume_id);
+    let spec = &mut pod["spec"];
+    spec["nodeName"] = json!(node);
+    // A process that ended leaves a dead mount, which has to go before the next one starts.
+    spec["restartPolicy"] = json!("Never");
+    append(&mut spec["volumes"], json!({ "name": "volume", "hostPath": { "path": dir, "type": "Directory" } }));
+    let container = &mut spec["containers"][0];
+    container["args"] = json!(plan.words);
+    // The error of a mount that fails is what an event shows.
+    container["terminationMessagePolicy"] = json!("FallbackToLogsOnError");
+    container["resources"]["limits"]["memory"] = json!(plan.memory.to_string());
+    container["resources"]["requests"]["memory"] = json!(plan.memory.to_string());
+    for (name, value) in &plan.environment {
+        append(&mut container["env"], json!({ "name": name, "value": value }));
+    }
+    append(
+        &mut container["volumeMounts"],
+        json!({ "name": "volume", "mountPath": dir, "mountPropagation": "Bidirectional" }),
+    );
+    // A directory of the node as the source.
+    if let Some(source) = plan.source_dir.as_ref().map(|path| path.display().to_string()) {
+        append(
+            &mut container["volumeMounts"],
+            json!({ "name": "source", "mountPath": source, "readOnly": true, "mountPropagation": "HostToContainer" }),
+        );
+        append(&mut spec["volumes"], json!({ "name": "source", "hostPath": { "path": source, "type": "Directory" } }));
+    }
+    pod
+}
+
+/// Appends to an array, which is made when it is missing.
+fn append(array: &mut Value, item: Value) {
+    match array {
+        Value::Array(items) => items.push(item),
+        other => *other = json!([item]),
+    }
+}
+
+/// The state that a pod object shows.
+fn state_of(pod: &Value) -> ProcessState {
+    let status = &pod["status"];
+    let container = &status["containerStatuses"][0]["state"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    match status["phase"].as_str() {
+        Some("Running") => ProcessState::Running,
+        Some("Succeeded") => ProcessState::Ended("it was unmounted by another program".to_owned()),
+        Some("Failed") => {
+            let ended = &container["terminated"];
+            if ended["reason"] == "OOMKilled" {
+                let why = "the mount process used more memory than its limit; raise the volume's attribute memory";
+                return ProcessState::Ended(why.to_owned());
+            }
+            let how = match ended["exitCode"].as_i64() {
+                Some(code) => format!("exit code {code}"),
+                None => [text(&status["reason"]), text(&status["message"])].join(": "),
+            };
+            ProcessState::Ended(cause_of_end(text(&ended["message"]).as_bytes(), &how))
+        }
+        _ => {
+            let waiting = &container["waiting"];
+            let why = match waiting["message"].as_str() {
+                Some(message) => format!("{}: {message}", text(&waiting["reason"])),
+                None => text(&waiting["reason"]),
+            };
+            ProcessState::Pending(why)
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl MountLauncher for PodLauncher {
+    async fn launch(&self, plan: &LaunchPlan) -> Result<String, Fault> {
+        let name = self.name_of(plan);
+        let pod = pod_of(&self.template, plan, &name, &self.node, &self.node_word());
+        let answer = self.api.expect(Method::POST, &self.pods_path(), Some(&pod), &[409]).await?;
+        if answer.status == 409 {
+            // Left from before a reboot of the node, whose records are gone.
+            self.delete(&name).await?;
+            self.api.expect(Method::POST, &self.pods_path(), Some(&pod), &[]).await?;
+        }
+        Ok(name)
+    }
+
+    async fn process_state(&self, process: &str) -> Result<ProcessState, Fault> {
+        let path = format!("{}/{process}", self.pods_path());
+        let answer = self.api.expect(Method::GET, &path, None, &[404]).await?;
+        Ok(match answer.status {
+            404 => ProcessState::Ended(format!("the pod {process} was deleted")),
+            _ => state_of(&answer.object),
+        })
+    }
+
+    async fn stop(&self, process: &str) -> Result<(), Fault> {
+        self.delete(process).await
+    }
+
+    async fn end_others(&self, known: &[String]) -> Result<(), Fault> {
+        let path = format!("{}?labelSelector={NODE_LABEL}%3D{}", self.pods_path(), self.node_word());
+        let answer = self.api.expect(Method::GET, &path, None, &[]).await?;
+        for pod in answer.object["items"].as_array().into_iter().flatten() {
+            if let Some(name) = pod["metadata"]["name"].as_str().filter(|name| !known.iter().any(|one| one == name)) {
+                tracing::info!("the pod {name} belongs to no volume of this node and is deleted");
+                self.delete(name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn report(&self, event: &VolumeEvent) {
+        match event.warning {
+            true => tracing::warn!("{}: {}", event.reason, event.message),
+            false => tracing::info!("{}: {}", event.reason, event.message),
+        }
+        let now = chrono::DateTime::<chrono::Utc>::from(std::time::SystemTime::now());
+        let now = now.to_rfc3339_opts(chrono::SecondsFormat::Secs, true);
+        for pod in &event.pods {
+            let object = json!({
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": { "generateName": format!("{}.", pod.name), "namespace": pod.namespace },
+                "involvedObject": {
+                    "apiVersion": "v1", "kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid,
+                },
+                "type": if event.warning { "Warning" } else { "Normal" },
+                "reason": event.reason,
+                "message": event.message.chars().take(MOST_TEXT).collect::<String>(),
+                "source": { "component": DRIVER_NAME, "host": self.node },
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+            });
+            let path = format!("/api/v1/namespaces/{}/events", pod.namespace);
+            if let Err(fault) = self.api.expect(Method::POST, &path, Some(&object), &[]).await {
+                tracing::warn!("an event for pod {}/{}: {fault}", pod.namespace, pod.name);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> LaunchPlan {
+        LaunchPlan {
+            key: "00ff".into(),
+            volume_id: "pv/1".into(),
+            dir: "/run/spurline-csi/v/00ff".into(),
+            words: ["mount", "--", "/data", "/m"].map(String::from).into(),
+            environment: vec![("AWS_SHARED_CREDENTIALS_FILE".into(), "/s".into())],
+            memory: 512 << 20,
+            launch: 3,
+            source_dir: Some("/data".into()),
+        }
+    }
+
+    #[test]
+    fn a_pod_is_the_template_with_the_plan() {
+        let template = json!({
+            "metadata": { "labels": { "team": "a" } },
+            "spec": { "containers": [{ "image": "i", "env": [{ "name": "A", "value": "b" }] }], "hostNetwork": true },
+        });
+        let pod = pod_of(&template, &plan(), "p-3", "node-1", "77");
+        let spec = &pod["spec"];
+        assert_eq!((&pod["metadata"]["labels"]["team"], &spec["hostNetwork"]), (&json!("a"), &json!(true)));
+        assert_eq!((&spec["nodeName"], &spec["restartPolicy"]), (&json!("node-1"), &json!("Never")));
+        let container = &spec["containers"][0];
+        assert_eq!(container["args"], json!(["mount", "--", "/data", "/m"]));
+        assert_eq!(container["env"].as_array().unwrap().len(), 2);
+        assert_eq!(container["resources"]["limits"]["memory"], "536870912");
+        assert_eq!(container["volumeMounts"][0]["mountPropagation"], "Bidirectional");
+        assert_eq!(spec["volumes"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn the_state_names_the_cause() {
+        let ended = |status: Value| match state_of(&json!({ "status": status })) {
+            ProcessState::Ended(why) | ProcessState::Pending(why) => why,
+            ProcessState::Running => "running".to_owned(),
+        };
+        let terminated =
+            |value: Value| json!({ "phase": "Failed", "containerStatuses": [{ "state": { "terminated": value } }] });
+        let printed = json!({ "exitCode": 3, "message": "error: no bucket b\n  fix: name another\n" });
+        assert_eq!(ended(terminated(printed)), "no bucket b; name another");
+        assert!(ended(terminated(json!({ "reason": "OOMKilled", "exitCode": 137 }))).contains("attribute memory"));
+        assert_eq!(ended(json!({ "phase": "Failed", "reason": "Evicted", "message": "disk" })), "Evicted: disk");
+        let waiting = json!({ "state": { "waiting": { "reason": "ErrImagePull", "message": "no such image" } } });
+        assert_eq!(ended(json!({ "phase": "Pending", "containerStatuses": [waiting] })), "ErrImagePull: no such image");
+        assert_eq!(ended(json!({ "phase": "Running" })), "running");
+    }
+}

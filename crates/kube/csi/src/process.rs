@@ -1,0 +1,185 @@
+//! Mount processes as children in process groups of their own: for hosts without Kubernetes, and for tests. A process
+//! outlives the driver; its name is its process id and its start time, so that a reused id is not mistaken for it.
+
+use crate::launcher::{LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use spurline_config::Fault;
+use std::collections::HashMap;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Time for a process to end after SIGTERM. Its mount is detached before, so nothing keeps it but open files.
+const GRACE: Duration = Duration::from_secs(5);
+/// The log of a process in its volume's directory.
+const LOG: &str = "log";
+
+/// Starts mount processes on this host.
+#[derive(Debug)]
+pub struct ProcessLauncher {
+    program: PathBuf,
+    /// Processes started by this driver, with their logs; those of an earlier driver belong to init.
+    children: Mutex<HashMap<String, (Child, PathBuf)>>,
+}
+
+impl ProcessLauncher {
+    /// Runs `program` (`spurline`) for each mount.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        ProcessLauncher { program: program.into(), children: Mutex::default() }
+    }
+
+    /// Why a child of this driver ended; `None` while it runs or when it is no child.
+    fn reap(&self, process: &str) -> Option<String> {
+        let mut children = self.children.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (child, log) = children.get_mut(process)?;
+        let status = child.try_wait().ok().flatten()?;
+        let cause = cause_of_end(&std::fs::read(log).unwrap_or_default(), &status.to_string());
+        children.remove(process);
+        Some(cause)
+    }
+}
+
+#[tonic::async_trait]
+impl MountLauncher for ProcessLauncher {
+    async fn launch(&self, plan: &LaunchPlan) -> Result<String, Fault> {
+        let path = plan.dir.join(LOG);
+        let log = std::fs::File::create(&path)
+            .map_err(|e| Fault::failed(format!("the log {}: {e}", path.display()), "make --state-dir writable"))?;
+        let mut command = Command::new(&self.program);
+        command.args(&plan.words).envs(plan.environment.iter().map(|(name, value)| (name, value)));
+        // Not those of the driver.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SPURLINE_")) {
+            if !plan.environment.iter().any(|(own, _)| name == own.as_str()) {
+                command.env_remove(name);
+            }
+        }
+        // A group of its own: what is sent to the driver's terminal does not reach it.
+        command.process_group(0).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command
+            .spawn()
+            .map_err(|e| Fault::failed(format!("the mount process {} can't start: {e}", self.program.display()), ""))?;
+        let pid = child.id();
+        let name = format!("{pid}:{}", start_time(pid).unwrap_or_default());
+        self.children.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(name.clone(), (child, path));
+        Ok(name)
+    }
+
+    async fn process_state(&self, process: &str) -> Result<ProcessState, Fault> {
+        if let Some(cause) = self.reap(process) {
+            return Ok(ProcessState::Ended(cause));
+        }
+        Ok(match running(process) {
+            Some(_) => ProcessState::Running,
+            None => ProcessState::Ended(format!("process {process} is gone")),
+        })
+    }
+
+    async fn stop(&self, process: &str) -> Result<(), Fault> {
+        self.reap(process);
+        let Some(pid) = running(process) else { return Ok(()) };
+        let name = process.to_owned();
+        let ended = tokio::task::spawn_blocking(move || end_process(pid, &name)).await;
+        let ended = ended.unwrap_or_else(|e| Err(Fault::failed(format!("ending process {process}: {e}"), "")));
+        self.reap(process);
+        ended
+    }
+
+    async fn end_others(&self, _: &[String]) -> Result<(), Fault> {
+        // Its own records name all of them.
+        Ok(())
+    }
+
+    async fn report(&self, event: &VolumeEvent) {
+        match event.warning {
+            true => tracing::warn!("{}: {}", event.reason, event.message),
+            false => tracing::info!("{}: {}", event.reason, event.message),
+        }
+    }
+}
+
+/// SIGTERM, a grace, SIGKILL.
+fn end_process(pid: Pid, name: &str) -> Result<(), Fault> {
+    let failed = |e: rustix::io::Errno| Fault::failed(format!("ending process {pid}: {e}"), "run the driver as root");
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        opened => opened.map_err(failed)?,
+    };
+    // The id may have been reused before it was opened.
+    if running(name).is_none() {
+        return Ok(());
+    }
+    for signal in [Signal::TERM, Signal::KILL] {
+        match pidfd_send_signal(&process, signal) {
+            Err(rustix::io::Errno::SRCH) => return Ok(()),
+            sent => sent.map_err(failed)?,
+        }
+        let mut ended = [PollFd::new(&process, PollFlags::IN)];
+        let limit = Timespec::try_from(GRACE).ok();
+        if poll(&mut ended, limit.as_ref()).is_ok_and(|count| count > 0) {
+            return Ok(());
+        }
+    }
+    Err(Fault::failed(format!("process {pid} did not end within {} s of SIGKILL", GRACE.as_secs()), ""))
+}
+
+/// The process of this name, if it runs.
+fn running(name: &str) -> Option<Pid> {
+    let (pid, start) = name.split_once(':')?;
+    let pid: u32 = pid.parse().ok()?;
+    (start_time(pid)? == start.parse::<u64>().ok()?).then(|| Pid::from_raw(i32::try_from(pid).ok()?)).flatten()
+}
+
+/// The start of a process in clock ticks since boot (proc(5), field 22 of stat); `None` when it is gone or a zombie.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// The last error that a mount process printed, with its remedy, in one sentence; else how it ended.
+pub(crate) fn cause_of_end(log: &[u8], status: &str) -> String {
+    let text = String::from_utf8_lossy(log);
+    let lines: Vec<&str> = text.lines().collect();
+    let Some(at) = lines.iter().rposition(|line| line.starts_with("error: ")) else {
+        let last = lines.iter().rev().find(|line| !line.trim().is_empty());
+        return last.map_or_else(|| status.to_owned(), |last| format!("{status}; its last line was: {last}"));
+    };
+    let what = lines[at].trim_start_matches("error: ");
+    match lines[at + 1..].iter().find_map(|line| line.trim_start().strip_prefix("fix: ")) {
+        Some(fix) => format!("{what}; {fix}"),
+        None => what.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_the_printed_error_with_its_remedy() {
+        let log = b"12:00 INFO x\nerror: there is no directory /data\n  fix: make it\n";
+        assert_eq!(cause_of_end(log, "exit status: 3"), "there is no directory /data; make it");
+        assert_eq!(cause_of_end(b"error: why\n", "exit status: 1"), "why");
+        assert_eq!(cause_of_end(b"a\nb\n\n", "signal: 9"), "signal: 9; its last line was: b");
+        assert_eq!(cause_of_end(b"", "signal: 9 (SIGKILL)"), "signal: 9 (SIGKILL)");
+    }
+
+    #[test]
+    fn a_reused_process_id_is_another_process() {
+        let own = std::process::id();
+        let start = start_time(own).unwrap();
+        assert!(running(&format!("{own}:{start}")).is_some());
+        assert!(running(&format!("{own}:{}", start + 1)).is_none());
+        for name in ["", "1", "x:y", "999999999:5"] {
+            assert!(running(name).is_none(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a volume's attributes and mount options say. Which mount options exist is known to the function that checks
+//! them, not here.
+
+use serde::{Deserialize, Serialize};
+use spurline_config::Fault;
+use spurline_config::values::nearest_word;
+use spurline_types::Size;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Attributes of a volume, with what they are for.
+const ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mountOptions", "memory"];
+/// Attributes that Kubernetes adds begin with this.
+const KUBERNETES: &str = "csi.storage.k8s.io/";
+/// What the provisioner adds to volumes that it made.
+const PROVISIONER: &str = "storage.kubernetes.io/";
+
+/// What is mounted and how, from a volume's attributes and mount options.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSettings {
+    /// The origin's URL or directory.
+    pub source: String,
+    /// Flags of `spurline mount` without dashes, with their values.
+    pub flags: Vec<(String, String)>,
+    /// Mount options in the form of mount(8).
+    pub options: Vec<String>,
+    /// Memory limit of the mount process in bytes, if the volume names one.
+    pub memory: Option<u64>,
+}
+
+/// A mount to be checked and put into words.
+#[derive(Debug, Clone, Copy)]
+pub struct MountRequest<'a> {
+    /// What is mounted and how.
+    pub settings: &'a VolumeSettings,
+    /// Flags of the driver's own, after those of the volume.
+    pub own_flags: &'a [(String, String)],
+    /// Where.
+    pub mountpoint: &'a Path,
+    /// Memory limit of the process in bytes where the volume names none.
+    pub default_memory: u64,
+}
+
+/// The checked words of a mount process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountWords {
+    /// The arguments of `spurline`.
+    pub words: Vec<String>,
+    /// Memory limit of the process in bytes.
+    pub memory: u64,
+}
+
+/// Checks a mount with the parser of `spurline mount`, before a process is started.
+pub trait MountArguments: Send + Sync + 'static {
+    /// The words of the process.
+    ///
+    /// # Errors
+    /// When `spurline mount` would refuse them.
+    fn of_mount(&self, request: MountRequest<'_>) -> Result<MountWords, Fault>;
+}
+
+impl VolumeSettings {
+    /// Reads a volume's attributes, and the mount options of its PersistentVolume or StorageClass.
+    ///
+    /// # Errors
+    /// When an attribute is unknown or its value is wrong, or there is no source.
+    pub fn parse(attributes: &HashMap<String, String>, mount_flags: &[String]) -> Result<Self, Fault> {
+        let mut settings = VolumeSettings::default();
+        // Sorted, so that the same attributes give the same record.
+        let mut sorted: Vec<_> = attributes.iter().collect();
+        sorted.sort();
+        for (name, value) in sorted {
+            match name.as_str() {
+                "source" => settings.source = value.trim().to_owned(),
+                "registry" => settings.flags.push(("registry".into(), value.clone())),
+                "cacheGroup" => settings.flags.push(("cache-group".into(), value.clone())),
+                "mountOptions" => settings.options.extend(words(value)),
+                "memory" => settings.memory = Some(parse_memory(value)?),
+                other if other.starts_with(KUBERNETES) || other.starts_with(PROVISIONER) => {}
+                other => {
+                    let remedy = match nearest_word(other, ATTRIBUTES.into_iter()) {
+                        Some(near) => format!("did you mean {near}?"),
+                        None => format!("the attributes are {}", ATTRIBUTES.join(", ")),
+                    };
+                    return Err(Fault::usage(format!("the volume has the unknown attribute '{other}'"), remedy));
+                }
+            }
+        }
+        settings.options.extend(mount_flags.iter().flat_map(|flag| words(flag)));
+        if settings.source.is_empty() {
+            return Err(Fault::usage(
+                "the volume has no attribute 'source'",
+                "give the bucket or directory to mount, such as source: s3://datasets, in volumeAttributes of the \
+                 PersistentVolume or in parameters of the StorageClass",
+            ));
+        }
+        Ok(settings)
+    }
+}
+
+/// The options of a list with commas.
+fn words(list: &str) -> impl Iterator<Item = String> {
+    list.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned)
+}
+
+/// A memory limit as in Kubernetes (512Mi, 2Gi) or as in flags (512M).
+fn parse_memory(value: &str) -> Result<u64, Fault> {
+    let plain = value.trim().strip_suffix('i').unwrap_or(value.trim());
+    plain.parse::<Size>().map(|size| size.0).map_err(|why| {
+        Fault::usage(format!("the volume's attribute memory '{value}' is no size: {why}"), "write 512Mi or 2Gi")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(pairs: &[(&str, &str)], flags: &[&str]) -> Result<VolumeSettings, Fault> {
+        let attributes = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        VolumeSettings::parse(&attributes, &flags)
+    }
+
+    #[test]
+    fn attributes_and_options_become_settings() {
+        let settings = parsed(
+            &[
+                ("source", "s3://datasets"),
+                ("registry", "static:a:1,b:2"),
+                ("cacheGroup", "train"),
+                ("mountOptions", "file-mode=555, allow_other"),
+                ("memory", "1Gi"),
+                ("csi.storage.k8s.io/ephemeral", "true"),
+                ("storage.kubernetes.io/csiProvisionerIdentity", "x"),
+            ],
+            &["max-readahead=8M"],
+        )
+        .unwrap();
+        assert_eq!(settings.source, "s3://datasets");
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(settings.flags, [pair("cache-group", "train"), pair("registry", "static:a:1,b:2")]);
+        assert_eq!(settings.options, ["file-mode=555", "allow_other", "max-readahead=8M"]);
+        assert_eq!(settings.memory, Some(1 << 30));
+    }
+
+    #[test]
+    fn wrong_attributes_are_refused_with_the_nearest() {
+        for (pairs, says) in [
+            (&[("sorce", "s3://b")][..], "did you mean source?"),
+            (&[("source", "s3://b"), ("colour", "red")], "the attributes are source, registry"),
+            (&[], "no attribute 'source'"),
+            (&[("source", " ")], "no attribute 'source'"),
+            (&[("source", "s3://b"), ("memory", "much")], "memory 'much' is no size"),
+        ] {
+            let said = parsed(pairs, &[]).unwrap_err().to_string();
+            assert!(said.contains(says), "{said}");
+        }
+    }
+}

@@ -1,0 +1,662 @@
+//! The volumes of this node: which are mounted, for which pods, by which process. One lock per volume orders the calls;
+//! an unpublish or unstage ends a start that is under way. It does not know the protocol of the calls, nor where
+//! processes run.
+
+use crate::launcher::{LaunchPlan, MountLauncher, PodReference, ProcessState, VolumeEvent};
+use crate::mounts;
+use crate::record::{PublishedTarget, VolumeRecord, make_private_dir};
+use crate::secrets::{check_secrets, find_secrets, write_secrets};
+use crate::settings::{MountArguments, MountRequest, MountWords, VolumeSettings};
+use spurline_config::{ExitKind, Fault};
+use spurline_observe::client::AdminPeer;
+use spurline_observe::dial;
+use spurline_observe::locate::{RUNTIME_DIR_ENV, SocketOwner};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tonic::Status;
+
+/// Longest start of a mount. The kubelet abandons a call after two minutes.
+const START_LIMIT: Duration = Duration::from_secs(100);
+/// Interval of looking at the mount table during a start.
+const MOUNT_POLL: Duration = Duration::from_millis(20);
+/// First and longest interval of querying the state of a process during a start.
+const STATE_POLL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
+/// Interval of checking that mount processes live.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// First and longest pause before a failed replacement is tried again.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Deadline of a mount's status.
+const STATUS_LIMIT: Duration = Duration::from_secs(5);
+
+/// A volume as a call names it.
+#[derive(Debug, Clone)]
+pub(crate) struct VolumeDemand {
+    pub volume_id: String,
+    pub settings: VolumeSettings,
+    pub secrets: HashMap<String, String>,
+}
+
+/// The condition of a volume, and the size of its cache.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct VolumeHealth {
+    /// Whether it can't be read, or only in part.
+    pub abnormal: bool,
+    /// The sentence for a person.
+    pub message: String,
+    /// Bytes of the source in the mount's own cache.
+    pub cached_bytes: u64,
+    /// Capacity of that cache in bytes.
+    pub cache_bytes: u64,
+}
+
+/// One volume: its record under a lock that calls hold while they work on it.
+#[derive(Debug, Default)]
+struct VolumeSlot {
+    record: tokio::sync::Mutex<Option<VolumeRecord>>,
+    /// Grows with every unpublish and unstage. A start that began at a lower value ends early.
+    stops: AtomicU64,
+    /// Why the volume can't be read at present, and when the next process is started.
+    trouble: Mutex<Option<VolumeTrouble>>,
+}
+
+#[derive(Debug, Clone)]
+struct VolumeTrouble {
+    why: String,
+    retry_at: Instant,
+    pause: Duration,
+}
+
+/// What a volume table works with.
+pub(crate) struct VolumeTableParts {
+    /// Directory of records and mounts, absolute and without symbolic links.
+    pub state_dir: PathBuf,
+    pub launcher: Arc<dyn MountLauncher>,
+    pub arguments: Arc<dyn MountArguments>,
+    /// Memory limit of a mount process in bytes, where the volume names none.
+    pub default_memory: u64,
+}
+
+/// The volumes of this node.
+pub(crate) struct VolumeTable {
+    parts: VolumeTableParts,
+    slots: Mutex<HashMap<String, Arc<VolumeSlot>>>,
+}
+
+impl VolumeTable {
+    /// Reads the records of an earlier driver. Their mounts go on; those that nothing uses are removed.
+    ///
+    /// # Errors
+    /// When the directory can't be read.
+    pub(crate) async fn open(parts: VolumeTableParts) -> Result<Arc<Self>, Fault> {
+        let table = VolumeTable { parts, slots: Mutex::default() };
+        let root = table.volumes_dir();
+        let io = |e: std::io::Error| {
+            Fault::missing(format!("the directory {}: {e}", root.display()), "give --state-dir a writable directory")
+        };
+        make_private_dir(&root).map_err(io)?;
+        let mut processes = Vec::new();
+        for entry in std::fs::read_dir(&root).map_err(io)? {
+            let dir = entry.map_err(io)?.path();
+            let record = match VolumeRecord::load(&dir) {
+                Ok(Some(record)) => record,
+                Ok(None) => {
+                    table.remove_dir(&dir).unwrap_or_else(|fault| tracing::warn!("{fault}"));
+                    continue;
+                }
+                Err(fault) => {
+                    tracing::error!("{fault}; the volume is left as it is");
+                    continue;
+                }
+            };
+            let slot = table.slot(&record.volume_id);
+            let mut guard = slot.record.lock().await;
+            processes.extend(record.process.clone());
+            if record.is_used() {
+                tracing::info!("found volume {} with {} pods", record.volume_id, record.targets.len());
+                *guard = Some(record);
+            } else if let Err(fault) = table.end_volume(&record).await {
+                tracing::warn!("{fault}");
+                *guard = Some(record);
+            }
+        }
+        if let Err(fault) = table.parts.launcher.end_others(&processes).await {
+            tracing::warn!("{fault}");
+        }
+        Ok(Arc::new(table))
+    }
+
+    fn volumes_dir(&self) -> PathBuf {
+        self.parts.state_dir.join("v")
+    }
+
+    fn dir_of(&self, volume_id: &str) -> PathBuf {
+        self.volumes_dir().join(volume_key(volume_id))
+    }
+
+    fn slot(&self, volume_id: &str) -> Arc<VolumeSlot> {
+        Arc::clone(lock(&self.slots).entry(volume_id.to_owned()).or_default())
+    }
+
+    /// Removes the slot of a volume that is gone, unless another call waits for it.
+    fn forget(&self, volume_id: &str, slot: &Arc<VolumeSlot>) {
+        let mut slots = lock(&self.slots);
+        if Arc::strong_count(slot) == 2 && slot.record.try_lock().is_ok_and(|record| record.is_none()) {
+            slots.remove(volume_id);
+        }
+    }
+
+    /// Mounts a volume for the pods of this node.
+    ///
+    /// # Errors
+    /// When it is mounted with other settings, or its mount can't start.
+    pub(crate) async fn stage(&self, demand: VolumeDemand, staging: PathBuf) -> Result<(), Status> {
+        let slot = self.slot(&demand.volume_id);
+        let since = slot.stops.load(Ordering::SeqCst);
+        let mut guard = slot.record.lock().await;
+        let staged = self.mount_volume(&slot, &mut guard, &demand, since).await;
+        if let (Ok(()), Some(record)) = (&staged, guard.as_mut()) {
+            record.staged = Some(staging);
+            record.save(&self.dir_of(&demand.volume_id)).map_err(status)?;
+        }
+        drop(guard);
+        self.forget(&demand.volume_id, &slot);
+        staged
+    }
+
+    /// Binds a volume to a pod's directory. `staged` says that [`VolumeTable::stage`] has to have been called before;
+    /// other volumes belong to one pod and are mounted now.
+    ///
+    /// # Errors
+    /// As [`VolumeTable::stage`], and when the directory can't be bound.
+    pub(crate) async fn publish(
+        &self,
+        demand: VolumeDemand,
+        target: PublishedTarget,
+        staged: bool,
+    ) -> Result<(), Status> {
+        let slot = self.slot(&demand.volume_id);
+        let since = slot.stops.load(Ordering::SeqCst);
+        let mut guard = slot.record.lock().await;
+        let published = match guard.as_ref() {
+            None if staged => Err(Status::failed_precondition(format!(
+                "volume {} is not staged on this node: NodeStageVolume comes first",
+                demand.volume_id
+            ))),
+            _ => self.publish_locked(&slot, &mut guard, &demand, target, since).await,
+        };
+        drop(guard);
+        self.forget(&demand.volume_id, &slot);
+        published
+    }
+
+    async fn publish_locked(
+        &self,
+        slot: &VolumeSlot,
+        guard: &mut Option<VolumeRecord>,
+        demand: &VolumeDemand,
+        target: PublishedTarget,
+        since: u64,
+    ) -> Result<(), Status> {
+        self.mount_volume(slot, guard, demand, since).await?;
+        let Some(record) = guard.as_mut() else { return Err(Status::internal("the volume is gone")) };
+        let dir = self.dir_of(&record.volume_id);
+        let path = target.path.clone();
+        if !record.targets.iter().any(|known| known.path == path) {
+            record.targets.push(target);
+            // Before the bind: a driver that ends here finds the directory again.
+            record.save(&dir).map_err(status)?;
+        }
+        if let Err(fault) = bind_target(&mount_point(&dir), &path) {
+            record.targets.retain(|known| known.path != path);
+            if record.is_used() {
+                record.save(&dir).map_err(status)?;
+            } else if self.end_volume(record).await.is_ok() {
+                *guard = None;
+            }
+            return Err(status(fault));
+        }
+        Ok(())
+    }
+
+    /// Takes a volume from a pod's directory, and ends its mount when nothing uses it any more.
+    ///
+    /// # Errors
+    /// When the directory can't be freed or the mount process can't be ended.
+    pub(crate) async fn unpublish(&self, volume_id: &str, target: &Path) -> Result<(), Status> {
+        let slot = self.slot(volume_id);
+        slot.stops.fetch_add(1, Ordering::SeqCst);
+        let mut guard = slot.record.lock().await;
+        let done = async {
+            mounts::remove_mountpoint(target)?;
+            let Some(record) = guard.as_mut() else { return Ok(()) };
+            record.targets.retain(|known| known.path != target);
+            self.end_unused(&mut guard).await
+        };
+        let done = done.await.map_err(status);
+        drop(guard);
+        self.forget(volume_id, &slot);
+        done
+    }
+
+    /// Ends the mount of a volume.
+    ///
+    /// # Errors
+    /// As [`VolumeTable::unpublish`].
+    pub(crate) async fn unstage(&self, volume_id: &str) -> Result<(), Status> {
+        let slot = self.slot(volume_id);
+        slot.stops.fetch_add(1, Ordering::SeqCst);
+        let mut guard = slot.record.lock().await;
+        let done = async {
+            let Some(record) = guard.as_mut() else { return Ok(()) };
+            for target in std::mem::take(&mut record.targets) {
+                tracing::warn!("volume {volume_id} is unstaged while it is published at {}", target.path.display());
+                mounts::remove_mountpoint(&target.path)?;
+            }
+            record.staged = None;
+            self.end_unused(&mut guard).await
+        };
+        let done = done.await.map_err(status);
+        drop(guard);
+        self.forget(volume_id, &slot);
+        done
+    }
+
+    /// Saves the record, or ends the volume when nothing uses it.
+    async fn end_unused(&self, guard: &mut Option<VolumeRecord>) -> Result<(), Fault> {
+        let Some(record) = guard.as_ref() else { return Ok(()) };
+        if record.is_used() {
+            return record.save(&self.dir_of(&record.volume_id));
+        }
+        self.end_volume(record).await?;
+        *guard = None;
+        Ok(())
+    }
+
+    /// Mounts a volume unless it is mounted. A volume that nothing uses leaves nothing behind when this fails.
+    async fn mount_volume(
+        &self,
+        slot: &VolumeSlot,
+        guard: &mut Option<VolumeRecord>,
+        demand: &VolumeDemand,
+        since: u64,
+    ) -> Result<(), Status> {
+        check_secrets(&demand.secrets).map_err(status)?;
+        if let Some(record) = guard.as_ref()
+            && record.settings != demand.settings
+        {
+            return Err(Status::already_exists(format!(
+                "volume {} is mounted on this node with other attributes or mount options; remove the pods that use it \
+                 here, then start them again",
+                demand.volume_id
+            )));
+        }
+        let dir = self.dir_of(&demand.volume_id);
+        let record = guard.get_or_insert_with(|| VolumeRecord::new(&demand.volume_id, demand.settings.clone()));
+        let outcome = async {
+            make_private_dir(&dir).map_err(|e| {
+                status(Fault::failed(format!("the directory {}: {e}", dir.display()), "make --state-dir writable"))
+            })?;
+            // A process reads them again when they change. Calls without secrets keep those of the stage.
+            if !demand.secrets.is_empty() || !record.is_used() {
+                write_secrets(&demand.secrets, &dir.join("secret")).map_err(status)?;
+            }
+            self.start_process(slot, record, since).await
+        };
+        let outcome = outcome.await;
+        if outcome.is_err() && !record.is_used() {
+            match self.end_volume(record).await {
+                Ok(()) => *guard = None,
+                Err(fault) => tracing::warn!("{fault}"),
+            }
+        }
+        outcome
+    }
+
+    /// Starts the mount process unless the mount serves, and waits until it does.
+    async fn start_process(&self, slot: &VolumeSlot, record: &mut VolumeRecord, since: u64) -> Result<(), Status> {
+        let dir = self.dir_of(&record.volume_id);
+        let point = mount_point(&dir);
+        if serves(&dir).map_err(status)? {
+            *lock(&slot.trouble) = None;
+            return Ok(());
+        }
+        let plan = self.plan(record).map_err(status)?;
+        if let Some(process) = &record.process {
+            self.parts.launcher.stop(process).await.map_err(status)?;
+        }
+        mounts::detach_all(&point).map_err(status)?;
+        for part in [&point, &dir.join("run")] {
+            make_private_dir(part)
+                .map_err(|e| status(Fault::failed(format!("the directory {}: {e}", part.display()), "")))?;
+        }
+        record.launches += 1;
+        let started = Instant::now();
+        let process = self.parts.launcher.launch(&plan).await.map_err(status)?;
+        record.process = Some(process.clone());
+        record.save(&dir).map_err(status)?;
+        let ready = self.await_mount(slot, record, &process, since).await;
+        match &ready {
+            Ok(()) => {
+                *lock(&slot.trouble) = None;
+                tracing::info!(
+                    "volume {}: {} is mounted by {process} after {} ms",
+                    record.volume_id,
+                    record.settings.source,
+                    started.elapsed().as_millis()
+                );
+            }
+            Err(why) => {
+                tracing::warn!("volume {}: {}", record.volume_id, why.message());
+                match self.parts.launcher.stop(&process).await {
+                    Ok(()) => record.process = None,
+                    Err(fault) => tracing::warn!("{fault}"),
+                }
+                mounts::detach_all(&point).unwrap_or_else(|fault| tracing::warn!("{fault}"));
+                record.save(&dir).map_err(status)?;
+            }
+        }
+        ready
+    }
+
+    /// Waits until the mount serves, its process ends, the volume is no longer wanted, or the time is over.
+    async fn await_mount(
+        &self,
+        slot: &VolumeSlot,
+        record: &VolumeRecord,
+        process: &str,
+        since: u64,
+    ) -> Result<(), Status> {
+        let dir = self.dir_of(&record.volume_id);
+        let source = &record.settings.source;
+        let started = Instant::now();
+        let (mut query_at, mut interval) = (started + STATE_POLL.0, STATE_POLL.0);
+        let mut pending = String::new();
+        loop {
+            if serves(&dir).map_err(status)? && is_ready(&dir).await {
+                return Ok(());
+            }
+            if slot.stops.load(Ordering::SeqCst) != since {
+                return Err(Status::aborted(format!("the mount of {source} was stopped while it started")));
+            }
+            if Instant::now() >= query_at {
+                interval = (interval * 3 / 2).min(STATE_POLL.1);
+                query_at = Instant::now() + interval;
+                match self.parts.launcher.process_state(process).await {
+                    Ok(ProcessState::Running) => pending.clear(),
+                    Ok(ProcessState::Pending(why)) => pending = why,
+                    Ok(ProcessState::Ended(why)) => {
+                        return Err(Status::failed_precondition(format!("{source} can't be mounted: {why}")));
+                    }
+                    Err(fault) => pending = fault.to_string(),
+                }
+            }
+            if started.elapsed() >= START_LIMIT {
+                let why = match pending.as_str() {
+                    "" => format!("its process {process} runs and has not mounted it yet: look at its log"),
+                    why => format!("its process {process} does not run: {why}"),
+                };
+                let seconds = START_LIMIT.as_secs();
+                return Err(Status::deadline_exceeded(format!("{source} is not mounted after {seconds} s; {why}")));
+            }
+            tokio::time::sleep(MOUNT_POLL).await;
+        }
+    }
+
+    /// The checked words of a volume's process.
+    fn plan(&self, record: &VolumeRecord) -> Result<LaunchPlan, Fault> {
+        let dir = self.dir_of(&record.volume_id);
+        let files = find_secrets(&dir.join("secret"));
+        let MountWords { words, memory } = self.parts.arguments.of_mount(MountRequest {
+            settings: &record.settings,
+            own_flags: &files.flags,
+            mountpoint: &mount_point(&dir),
+            default_memory: self.parts.default_memory,
+        })?;
+        let mut environment = files.environment;
+        environment.push((RUNTIME_DIR_ENV.to_owned(), dir.join("run").display().to_string()));
+        Ok(LaunchPlan {
+            key: volume_key(&record.volume_id),
+            volume_id: record.volume_id.clone(),
+            dir,
+            words,
+            environment,
+            memory,
+            launch: record.launches + 1,
+            source_dir: source_dir(&record.settings.source),
+        })
+    }
+
+    /// Ends the mount and removes all that the volume has on this node.
+    async fn end_volume(&self, record: &VolumeRecord) -> Result<(), Fault> {
+        let dir = self.dir_of(&record.volume_id);
+        // Detached before its process ends: pods that read it would otherwise keep the process.
+        mounts::detach_all(&mount_point(&dir))?;
+        if let Some(process) = &record.process {
+            self.parts.launcher.stop(process).await?;
+        }
+        self.remove_dir(&dir)
+    }
+
+    /// Removes a volume's directory, in which nothing may be mounted.
+    fn remove_dir(&self, dir: &Path) -> Result<(), Fault> {
+        mounts::detach_all(&mount_point(dir))?;
+        if mounts::is_mounted_below(dir)? {
+            return Err(Fault::failed(format!("there are mounts below {}", dir.display()), "unmount them"));
+        }
+        match std::fs::remove_dir_all(dir) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Fault::failed(format!("removing {}: {e}", dir.display()), ""))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The condition of a volume at one of its directories; `None` when it is not there.
+    pub(crate) async fn health(&self, volume_id: &str, path: &Path) -> Result<Option<VolumeHealth>, Status> {
+        let Some(slot) = lock(&self.slots).get(volume_id).cloned() else { return Ok(None) };
+        let Ok(guard) = tokio::time::timeout(STATUS_LIMIT, slot.record.lock()).await else {
+            return Err(Status::aborted(format!("volume {volume_id} is being mounted or unmounted")));
+        };
+        let Some(record) = guard.as_ref() else { return Ok(None) };
+        let known = record.staged.as_deref() == Some(path) || record.targets.iter().any(|target| target.path == path);
+        if !known {
+            return Ok(None);
+        }
+        let dir = self.dir_of(volume_id);
+        let last_end = record.last_end.clone();
+        drop(guard);
+        let trouble = lock(&slot.trouble).clone();
+        if let Some(trouble) = trouble {
+            return Ok(Some(VolumeHealth { abnormal: true, message: trouble.why, ..VolumeHealth::default() }));
+        }
+        let answer = fetch_status(&dir).await;
+        let mut health = VolumeHealth::default();
+        match answer {
+            Err(why) => {
+                health.abnormal = true;
+                health.message = format!("the mount process does not answer: {why}");
+            }
+            Ok(answer) => {
+                for disk in answer["disks"].as_array().into_iter().flatten() {
+                    health.cached_bytes += disk["used_bytes"].as_u64().unwrap_or(0);
+                    health.cache_bytes += disk["capacity_bytes"].as_u64().unwrap_or(0);
+                }
+                match answer["state"].as_str() {
+                    Some("up") | None => {
+                        health.message = match last_end {
+                            None => "the volume is mounted".to_owned(),
+                            Some(why) => format!("the volume is mounted; its process was replaced because {why}"),
+                        };
+                    }
+                    Some(state) => {
+                        health.abnormal = true;
+                        health.message = state.to_owned();
+                    }
+                }
+            }
+        }
+        Ok(Some(health))
+    }
+
+    /// Replaces mount processes that ended, for ever.
+    pub(crate) async fn watch(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(WATCH_INTERVAL).await;
+            let slots: Vec<Arc<VolumeSlot>> = lock(&self.slots).values().cloned().collect();
+            for slot in slots {
+                // A volume that a call works on is checked next time.
+                let due = lock(&slot.trouble).as_ref().is_none_or(|trouble| trouble.retry_at <= Instant::now());
+                let dead = match slot.record.try_lock() {
+                    Ok(guard) => guard.as_ref().is_some_and(|record| {
+                        record.is_used() && !serves(&self.dir_of(&record.volume_id)).unwrap_or(true)
+                    }),
+                    Err(_) => false,
+                };
+                if dead && due {
+                    let table = Arc::clone(&self);
+                    tokio::spawn(async move { table.replace(&slot).await });
+                }
+            }
+        }
+    }
+
+    /// Starts another process for a volume whose process ended, and binds its mount to the pods' directories again.
+    async fn replace(&self, slot: &VolumeSlot) {
+        let since = slot.stops.load(Ordering::SeqCst);
+        let Ok(mut guard) = slot.record.try_lock() else { return };
+        let Some(record) = guard.as_mut().filter(|record| record.is_used()) else { return };
+        let dir = self.dir_of(&record.volume_id);
+        if serves(&dir).unwrap_or(true) {
+            return;
+        }
+        let first = lock(&slot.trouble).is_none();
+        if first {
+            let why = match &record.process {
+                None => "it was not started".to_owned(),
+                Some(process) => match self.parts.launcher.process_state(process).await {
+                    Ok(ProcessState::Ended(why)) => why,
+                    Ok(_) => format!("{process} unmounted it"),
+                    Err(fault) => fault.to_string(),
+                },
+            };
+            record.last_end = Some(why.clone());
+            let message = format!("the mount process of {} ended: {why}", record.settings.source);
+            tracing::warn!("volume {}: {message}", record.volume_id);
+            set_trouble(slot, &message);
+            self.report(record.pods(), true, "VolumeMountEnded", message).await;
+        }
+        let source = record.settings.source.clone();
+        let outcome = match self.start_process(slot, record, since).await {
+            Ok(()) => record.targets.iter().try_for_each(|target| bind_target(&mount_point(&dir), &target.path)),
+            Err(why) => Err(Fault::failed(why.message(), "")),
+        };
+        match outcome {
+            Ok(()) => {
+                let message = format!(
+                    "{source} is mounted again by another process; containers without mountPropagation: HostToContainer \
+                     have to be restarted to see it"
+                );
+                self.report(record.pods(), false, "VolumeMountReplaced", message).await;
+            }
+            Err(fault) => {
+                set_trouble(slot, &format!("no mount process could be started: {fault}"));
+                if first {
+                    self.report(record.pods(), true, "VolumeMountFailed", fault.to_string()).await;
+                }
+            }
+        }
+    }
+
+    async fn report(&self, pods: Vec<PodReference>, warning: bool, reason: &'static str, message: String) {
+        self.parts.launcher.report(&VolumeEvent { pods, warning, reason, message }).await;
+    }
+
+    /// Checks a volume's settings without mounting it, for volumes that are provisioned.
+    ///
+    /// # Errors
+    /// As `spurline mount` would refuse them.
+    pub(crate) fn check(&self, settings: &VolumeSettings) -> Result<(), Fault> {
+        let request = MountRequest {
+            settings,
+            own_flags: &[],
+            mountpoint: &mount_point(&self.dir_of("")),
+            default_memory: self.parts.default_memory,
+        };
+        self.parts.arguments.of_mount(request).map(drop)
+    }
+}
+
+/// The directory that a source names, if it is one.
+fn source_dir(source: &str) -> Option<PathBuf> {
+    let path = source.strip_prefix("file://").unwrap_or(source);
+    path.starts_with('/').then(|| PathBuf::from(path))
+}
+
+/// The name of a volume on this node: its id may be any text.
+fn volume_key(volume_id: &str) -> String {
+    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(volume_id.as_bytes()))
+}
+
+/// Where a volume's process mounts, in the volume's directory.
+fn mount_point(dir: &Path) -> PathBuf {
+    dir.join("mnt")
+}
+
+fn admin_socket(dir: &Path) -> PathBuf {
+    dir.join("run").join(SocketOwner::Mount(&mount_point(dir)).file_name())
+}
+
+/// Whether the mount is there and a process listens at its admin socket.
+fn serves(dir: &Path) -> Result<bool, Fault> {
+    let mounted = mounts::spurline_mount_at(&mount_point(dir))?.is_some();
+    Ok(mounted && dial::probe_socket(&admin_socket(dir), None).is_ok())
+}
+
+/// Whether the process has answered the kernel.
+async fn is_ready(dir: &Path) -> bool {
+    fetch_status(dir).await.is_ok_and(|answer| answer["fuse"] != "starting")
+}
+
+async fn fetch_status(dir: &Path) -> Result<serde_json::Value, String> {
+    let peer = AdminPeer::Socket(admin_socket(dir), None);
+    let answer = tokio::task::spawn_blocking(move || peer.fetch_status(STATUS_LIMIT)).await;
+    answer.map_err(|e| e.to_string())?.map_err(|e| e.message().to_owned())
+}
+
+/// Binds the mount to a pod's directory, unless it is bound there; a dead mount is replaced.
+fn bind_target(point: &Path, target: &Path) -> Result<(), Fault> {
+    let source = mounts::mount_at(point)?.map(|entry| entry.device);
+    match mounts::mount_at(target)? {
+        Some(bound) if Some(bound.device) == source => return Ok(()),
+        Some(_) => mounts::detach_all(target)?,
+        None => {}
+    }
+    mounts::bind(point, target)
+}
+
+/// Notes why a volume can't be read, and when to try again.
+fn set_trouble(slot: &VolumeSlot, why: &str) {
+    let mut trouble = lock(&slot.trouble);
+    let pause = match trouble.as_ref() {
+        None => RETRY_PAUSE.0,
+        Some(before) => (before.pause * 2).min(RETRY_PAUSE.1),
+    };
+    *trouble = Some(VolumeTrouble { why: why.to_owned(), retry_at: Instant::now() + pause, pause });
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The status of a call that failed: what is wrong, and the remedy, in one sentence.
+pub(crate) fn status(fault: Fault) -> Status {
+    let text = fault.to_string();
+    match fault.code {
+        ExitKind::Usage => Status::invalid_argument(text),
+        ExitKind::Missing => Status::failed_precondition(text),
+        ExitKind::Failed => Status::internal(text),
+    }
+}
