@@ -435,3 +435,33 @@ fn calls_at_the_same_time_make_one_mount() {
         rig.check_empty();
     }
 }
+
+/// The conformance test of Kubernetes. A volume is a view of its source without a size of its own, so the one test that
+/// wants two sizes of one name to be a conflict is left out.
+#[test]
+fn the_conformance_test_of_kubernetes_passes() {
+    let Some(rig) = DriverRig::new() else { return };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    let built =
+        std::process::Command::new(root.join("scripts/csi-sanity.sh")).stderr(Stdio::inherit()).output().unwrap();
+    if !built.status.success() {
+        return spurline_testkit::skip("csi-sanity", "csi-sanity is not built (scripts/csi-sanity.sh says why)");
+    }
+    let program = PathBuf::from(String::from_utf8(built.stdout).unwrap().trim());
+    let parameters = rig.path("parameters.yaml");
+    let source = rig.path("src");
+    let text = format!("source: {}\nmountOptions: cache-size=0,metrics=none\n", source.display());
+    std::fs::write(&parameters, text).unwrap();
+    let out = std::process::Command::new(program)
+        .arg(format!("--csi.endpoint=unix://{}", rig.path("csi.sock").display()))
+        .arg(format!("--csi.mountdir={}", rig.path("target").display()))
+        .arg(format!("--csi.stagingdir={}", rig.path("staging").display()))
+        .arg(format!("--csi.testvolumeparameters={}", parameters.display()))
+        .args(["--ginkgo.no-color", "--ginkgo.skip=already existing name and different capacity"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && text.contains("SUCCESS!"), "{text}");
+    println!("{}", text.lines().rev().find(|line| line.contains("Passed")).unwrap_or_default());
+    rig.check_empty();
+}
