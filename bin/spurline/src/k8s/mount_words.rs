@@ -86,7 +86,7 @@ mod tests {
     use std::path::Path;
 
     fn host() -> HostLimits {
-        HostLimits { processors: 4, memory_bytes: Some(64 << 30), cgroup: None, root: true, home: None }
+        HostLimits { processors: 4, memory_bytes: Some(64 << 30), cgroup: None, ..HostLimits::detect() }
     }
 
     fn words(options: &[&str], memory: Option<u64>) -> Result<MountWords, Fault> {
