@@ -1,6 +1,7 @@
 //! RDMA devices for pods with the real binary: the commands' screens and exit codes, the plugin without kubelet, and the
 //! plugin under the device manager of the real kubelet.
 
+mod guest;
 #[path = "../../../../crates/host/fabric/tests/hosts/mod.rs"]
 mod hosts;
 mod kubelet;

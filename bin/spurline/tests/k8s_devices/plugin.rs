@@ -25,6 +25,36 @@ fn starts_that_fail_say_why() {
 }
 
 #[test]
+fn flags_come_from_variables_and_a_toml_file_and_a_user_without_rights_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let rig = NodeRig::new(&hosts::gb200(), &ib_config(8));
+    let toml = rig.path("spurline.toml");
+    std::fs::write(&toml, "[device-plugin]\nplugin-dir = \"/nowhere/at/all\"\nmetrics = \"none\"\n").unwrap();
+    let mut command = crate::rig::spurline();
+    command.args(["k8s", "device-plugin", "--config"]).arg(&toml);
+    let out = command.env("SPURLINE_CONFIG_FILE", rig.path("config.json")).output().unwrap();
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.code() == Some(3) && text.contains("/nowhere/at/all is no directory"), "{text}");
+    std::fs::write(&toml, "plugin-dri = \"x\"\n").unwrap();
+    let out = command.output().unwrap();
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.code() == Some(2) && text.contains("did you mean 'plugin-dir'?"), "{text}");
+    // Another user may not make a socket in kubelet's directory.
+    std::fs::set_permissions(rig.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let plain = rig.command(&[]);
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    let Ok(out) = command.arg(plain.get_program()).args(plain.get_args()).output() else {
+        return spurline_testkit::skip("setpriv", "there is no setpriv here");
+    };
+    let text = String::from_utf8(out.stderr).unwrap();
+    if text.starts_with("setpriv:") {
+        return spurline_testkit::skip("setpriv", "this user may not become another one, or not start the binary");
+    }
+    assert!(out.status.code() == Some(3) && text.contains("run the plugin as root"), "{text}");
+}
+
+#[test]
 fn without_kubelet_it_waits_and_leaves_nothing_behind() {
     let mut rig = NodeRig::new(&hosts::gb200(), &ib_config(8));
     rig.start(&[]);

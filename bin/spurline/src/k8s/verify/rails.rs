@@ -92,15 +92,16 @@ pub fn measure_to_peer(session: &mut ProbeSession, time: Duration) -> Result<Vec
 /// Measures each rail of this pod to itself.
 ///
 /// # Errors
-/// When the server in this process can't listen on loopback.
+/// When the server in this process can't listen at the rails' addresses.
 pub fn measure_loopback(time: Duration) -> Result<Vec<RailMeasurement>, Fault> {
     let ours = local_interfaces(ProbeTransport::Rdma, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
     if ours.is_empty() {
         return Ok(Vec::new());
     }
     let trust = Trust::new(&group::hostname(), None)?;
+    // An RDMA connection is accepted at the address of its control connection, so not on loopback.
     let server = ProbeServer::start(ServeConfig {
-        addresses: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        addresses: ours.iter().map(|rail| rail.address).collect(),
         port: 0,
         patience: PATIENCE,
         max_connections: MAX_CONNECTIONS,
@@ -108,15 +109,16 @@ pub fn measure_loopback(time: Duration) -> Result<Vec<RailMeasurement>, Fault> {
         facts: None,
         on_event: Box::new(|_| {}),
     })?;
-    let peer = server.addresses().first().map(ToString::to_string).unwrap_or_default();
-    let config = ConnectConfig { peer, from: Vec::new(), timeout: PATIENCE, trust };
-    let mut session = ProbeSession::connect(&config)?;
-    let mut measure = |rail: &InterfaceRecord| {
+    let measure = |rail: &InterfaceRecord| {
+        let at = server.addresses().iter().find(|at| at.ip() == rail.address);
+        let peer = at.map(ToString::to_string).unwrap_or_default();
+        let config = ConnectConfig { peer, from: vec![rail.address], timeout: PATIENCE, trust: Arc::clone(&trust) };
         let path = PathPlan { from: rail.address, to: rail.address };
-        let result = measure_path(&mut session, &rail.interface, vec![path], time);
+        let result = ProbeSession::connect(&config)
+            .and_then(|mut session| measure_path(&mut session, &rail.interface, vec![path], time));
         RailMeasurement { interface: rail.interface.clone(), result }
     };
-    Ok(ours.iter().map(&mut measure).collect())
+    Ok(ours.iter().map(measure).collect())
 }
 
 fn measure_path(
