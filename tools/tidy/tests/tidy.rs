@@ -27,7 +27,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ("cluster", &[&["membership", "jobs"], &["rules"], &["client", "node"]]),
     ("access", &[&["fs"], &["fuse"]]),
     ("service", &[&["config", "observe"], &["runtime"]]),
-    ("kube", &[&["devices", "csi"], &["plugin"]]),
+    ("kube", &[&["devices", "csi", "manifests"], &["plugin"]]),
 ];
 
 /// A crate's group and its layer within the group, by the directory that holds it.

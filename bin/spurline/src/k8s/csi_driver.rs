@@ -39,8 +39,8 @@ pub struct CsiDriverArgs {
     /// What runs mount processes
     #[arg(long, value_name = "KIND", default_value = "pod")]
     pub launcher: LauncherKind,
-    /// Template of mount pods, a pod object in JSON; 'spurline k8s render' makes one
-    #[arg(long, value_name = "FILE", default_value = "/etc/spurline/mount-pod.json")]
+    /// Template of mount pods, a pod object in YAML; 'spurline k8s render' makes one
+    #[arg(long, value_name = "FILE", default_value = "/etc/spurline/template/mount-pod.yaml")]
     pub pod_template: PathBuf,
     /// Directory with the token, the authorities and the namespace of the driver's pod
     #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT)]
@@ -59,13 +59,13 @@ pub fn run(args: CsiDriverArgs) -> Result<ExitCode, Fault> {
     let ready = ReadySignal::new()?;
     let log = LogConfig { file: None, filter: args.log_filter.clone(), format: LogFormat::Text };
     logging::start_logging(&log, false, &HostLimits::detect())?;
-    let launcher = open_launcher(&args)?;
+    let (launcher, default_memory) = open_launcher(&args)?;
     let stopped = signals::stop_channel()?;
     let driver = CsiDriver::start(CsiDriverConfig {
         endpoint: args.endpoint,
         node_id: args.node_id,
         state_dir: args.state_dir,
-        default_memory: DEFAULT_MEMORY,
+        default_memory,
         launcher,
         arguments: Arc::new(MountParser),
     })?;
@@ -74,19 +74,22 @@ pub fn run(args: CsiDriverArgs) -> Result<ExitCode, Fault> {
     driver.stop().map(|()| ExitCode::SUCCESS)
 }
 
-fn open_launcher(args: &CsiDriverArgs) -> Result<Arc<dyn MountLauncher>, Fault> {
+/// The launcher, and the memory limit of volumes that name none.
+fn open_launcher(args: &CsiDriverArgs) -> Result<(Arc<dyn MountLauncher>, u64), Fault> {
     match args.launcher {
         LauncherKind::Process => {
             let own = std::env::current_exe();
             let own = own.map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), "mount /proc"))?;
-            Ok(Arc::new(ProcessLauncher::new(own)))
+            Ok((Arc::new(ProcessLauncher::new(own)), DEFAULT_MEMORY))
         }
         LauncherKind::Pod => {
             let template = std::fs::read_to_string(&args.pod_template).map_err(|e| {
                 let what = format!("the pod template {}: {e}", args.pod_template.display());
                 Fault::missing(what, "mount the ConfigMap of 'spurline k8s render' there, or give --launcher process")
             })?;
-            Ok(Arc::new(PodLauncher::new(&args.node_id, &template, &args.service_account)?))
+            let pods = PodLauncher::new(&args.node_id, &template, &args.service_account)?;
+            let memory = pods.default_memory().unwrap_or(DEFAULT_MEMORY);
+            Ok((Arc::new(pods), memory))
         }
     }
 }

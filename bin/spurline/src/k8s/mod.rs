@@ -9,6 +9,7 @@ mod explain;
 mod lint;
 mod mount_words;
 mod nodes;
+mod render;
 mod verify;
 
 use clap::{Args, Subcommand};
@@ -46,6 +47,9 @@ pub enum KubeCommand {
     DevicePlugin(Box<device_plugin::DevicePluginArgs>),
     /// Run the CSI driver, which mounts volumes for the pods of this node
     CsiDriver(csi_driver::CsiDriverArgs),
+    /// Print the manifests of a cluster: cache nodes, volumes, devices
+    #[command(after_long_help = render::EXAMPLES)]
+    Render(render::RenderArgs),
 }
 
 /// Runs the subcommand.
@@ -61,5 +65,6 @@ pub fn run(args: KubeCommandArgs) -> Result<ExitCode, Fault> {
         KubeCommand::Verify(args) => verify::run(&args),
         KubeCommand::DevicePlugin(args) => device_plugin::run(*args),
         KubeCommand::CsiDriver(args) => csi_driver::run(args),
+        KubeCommand::Render(args) => render::run(args),
     }
 }

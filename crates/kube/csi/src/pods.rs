@@ -5,6 +5,7 @@ use crate::DRIVER_NAME;
 use crate::api_server::ApiServer;
 use crate::launcher::{LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
 use crate::process::cause_of_end;
+use crate::settings::parse_quantity;
 use reqwest::Method;
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -31,17 +32,26 @@ pub struct PodLauncher {
 }
 
 impl PodLauncher {
-    /// Makes pods for `node` from the template, a pod object in JSON; `account` holds the service account's files.
+    /// Makes pods for `node` from the template, a pod object in YAML; `account` holds the service account's files.
     ///
     /// # Errors
     /// When this process is in no cluster, or the template is no pod.
     pub fn new(node: &str, template: &str, account: &Path) -> Result<Self, Fault> {
-        let template: Value = serde_json::from_str(template)
-            .map_err(|e| Fault::usage(format!("the pod template is no JSON: {e}"), TEMPLATE_REMEDY))?;
+        let template: Value = serde_saphyr::from_str(template).map_err(|e| {
+            let text = e.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            Fault::usage(format!("the pod template is not YAML: {first}"), TEMPLATE_REMEDY)
+        })?;
         if template["spec"]["containers"].as_array().is_none_or(|containers| containers.is_empty()) {
             return Err(Fault::usage("the pod template has no spec.containers", TEMPLATE_REMEDY));
         }
         Ok(PodLauncher { api: ApiServer::in_cluster(account)?, node: node.to_owned(), template })
+    }
+
+    /// The memory limit of the template in bytes, which is that of volumes that name none.
+    pub fn default_memory(&self) -> Option<u64> {
+        let limit = &self.template["spec"]["containers"][0]["resources"]["limits"]["memory"];
+        parse_quantity(limit.as_str()?)
     }
 
     fn pods_path(&self) -> String {

@@ -105,10 +105,15 @@ fn words(list: &str) -> impl Iterator<Item = String> {
 
 /// A memory limit as in Kubernetes (512Mi, 2Gi) or as in flags (512M).
 fn parse_memory(value: &str) -> Result<u64, Fault> {
-    let plain = value.trim().strip_suffix('i').unwrap_or(value.trim());
-    plain.parse::<Size>().map(|size| size.0).map_err(|why| {
-        Fault::usage(format!("the volume's attribute memory '{value}' is no size: {why}"), "write 512Mi or 2Gi")
+    parse_quantity(value).ok_or_else(|| {
+        Fault::usage(format!("the volume's attribute memory '{value}' is no size"), "write 512Mi or 2Gi")
     })
+}
+
+/// The bytes of a size as in Kubernetes or as in flags; both count in powers of two here.
+pub(crate) fn parse_quantity(text: &str) -> Option<u64> {
+    let text = text.trim();
+    text.strip_suffix('i').unwrap_or(text).parse::<Size>().ok().map(|size| size.0)
 }
 
 #[cfg(test)]

@@ -1,0 +1,156 @@
+//! The values of a cluster: their defaults, a person's file and settings over them, and the check of names. It knows no
+//! object.
+
+use serde_json::{Map, Value};
+use spurline_config::Fault;
+use spurline_config::values::nearest_word;
+
+/// The values with their defaults and what they mean; also the chart's `values.yaml`.
+pub const DEFAULT_VALUES: &str = include_str!("values.yaml");
+/// Values whose keys are free.
+const FREE: [&str; 2] = ["nodeSelector", "config"];
+
+/// The values of one cluster, complete.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClusterValues(Value);
+
+impl ClusterValues {
+    /// The defaults.
+    ///
+    /// # Errors
+    /// Never, as a test reads them.
+    pub fn defaults() -> Result<Self, Fault> {
+        parse_yaml("the default values", DEFAULT_VALUES).map(ClusterValues)
+    }
+
+    /// The defaults with a values file over them.
+    ///
+    /// # Errors
+    /// When the text is no YAML, a key is unknown, or a value has another type than its default.
+    pub fn with_file(self, name: &str, text: &str) -> Result<Self, Fault> {
+        let over = parse_yaml(name, text)?;
+        let mut values = self;
+        if !over.is_null() {
+            merge(&mut values.0, over, name, "")?;
+        }
+        Ok(values)
+    }
+
+    /// The values with one setting `key.key=value` over them.
+    ///
+    /// # Errors
+    /// As [`ClusterValues::with_file`].
+    pub fn with_setting(self, setting: &str) -> Result<Self, Fault> {
+        let Some((path, value)) = setting.split_once('=') else {
+            return Err(Fault::usage(
+                format!("--set {setting} has no value"),
+                "write --set KEY=VALUE, with dots in KEY",
+            ));
+        };
+        let mut over = match self.find(path) {
+            // A word that looks like a number stays a word where one is wanted.
+            Some(Value::String(_)) => Value::String(value.to_owned()),
+            _ => parse_yaml("--set", value)?,
+        };
+        for key in path.rsplit('.') {
+            over = Value::Object(Map::from_iter([(key.to_owned(), over)]));
+        }
+        let mut values = self;
+        merge(&mut values.0, over, "--set", "")?;
+        Ok(values)
+    }
+
+    /// The value at a path with dots.
+    pub(crate) fn find(&self, path: &str) -> Option<&Value> {
+        path.split('.').try_fold(&self.0, |value, key| value.get(key))
+    }
+
+    /// All values.
+    pub(crate) fn tree(&self) -> &Value {
+        &self.0
+    }
+}
+
+fn parse_yaml(name: &str, text: &str) -> Result<Value, Fault> {
+    serde_saphyr::from_str(text).map_err(|e| {
+        let text = e.to_string();
+        Fault::usage(format!("{name} is not YAML: {}", text.lines().next().unwrap_or_default()), "")
+    })
+}
+
+/// Puts `over` on top of `base`, whose keys are the known ones.
+fn merge(base: &mut Value, over: Value, name: &str, at: &str) -> Result<(), Fault> {
+    let free = FREE.iter().any(|key| at.rsplit('.').next() == Some(key));
+    match (base, over) {
+        (Value::Object(known), Value::Object(over)) if !free => {
+            for (key, value) in over {
+                let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+                let Some(below) = known.get_mut(&key) else {
+                    let remedy = match nearest_word(&key, known.keys().map(String::as_str)) {
+                        Some(near) => format!("did you mean {near}?"),
+                        None => format!("the keys there are {}", known.keys().cloned().collect::<Vec<_>>().join(", ")),
+                    };
+                    return Err(Fault::usage(format!("{name} has the unknown key {path}"), remedy));
+                };
+                merge(below, value, name, &path)?;
+            }
+            Ok(())
+        }
+        (base, over) => {
+            if kind(base) != kind(&over) {
+                let what = format!("{name}: {at} is {}, not {}", kind(base), kind(&over));
+                return Err(Fault::usage(what, "see the comments in the defaults: spurline k8s render --print-values"));
+            }
+            *base = over;
+            Ok(())
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a map",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_settings_lie_over_the_defaults() {
+        let values = ClusterValues::defaults().unwrap();
+        let values = values.with_file("v", "nodes:\n  port: 7100\n  nodeSelector: {disk: nvme}\n").unwrap();
+        let values = values.with_setting("csi.memory=2Gi").unwrap().with_setting("nodes.port=7200").unwrap();
+        assert_eq!(values.find("nodes.port"), Some(&Value::from(7200)));
+        assert_eq!(values.find("csi.memory"), Some(&Value::from("2Gi")));
+        assert_eq!(values.find("nodes.nodeSelector.disk"), Some(&Value::from("nvme")));
+        assert_eq!(values.clone().with_file("v", "").unwrap(), values);
+    }
+
+    #[test]
+    fn wrong_values_are_refused_with_the_nearest() {
+        let defaults = || ClusterValues::defaults().unwrap();
+        for (text, says) in [
+            ("node: {}", "did you mean nodes?"),
+            ("nodes: {prot: 1}", "unknown key nodes.prot; did you mean port?"),
+            ("nodes: {port: high}", "nodes.port is a number, not a text"),
+            ("nodes: [1]", "nodes is a map, not a list"),
+            ("{", "is not YAML"),
+        ] {
+            let said = defaults().with_file("v", text).unwrap_err().to_string();
+            assert!(said.contains(says) && !said.contains('\n'), "{said}");
+        }
+        for (setting, says) in
+            [("nodes.port", "has no value"), ("a.b=1", "unknown key a"), ("nodes.port=x", "a number")]
+        {
+            let said = defaults().with_setting(setting).unwrap_err().to_string();
+            assert!(said.contains(says), "{said}");
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Volumes for pods: the CSI driver on each node, its controller, the template of mount pods, a StorageClass.
+
+use crate::cluster::token_volume;
+use crate::context::{FieldSource, ValueCondition};
+use crate::yaml::text_of;
+use crate::{ManifestObject, labels};
+use ValueCondition::{Is, Set};
+use serde_json::{Value, json};
+
+/// The driver's name, as in the crate `csi`.
+const DRIVER: &str = "csi.spurline.io";
+/// Directory of mounts; the same path on the node, in the driver and in mount pods.
+const STATE_DIR: &str = "/run/spurline-csi";
+
+/// The objects.
+pub(crate) fn objects(source: FieldSource<'_>) -> Vec<ManifestObject> {
+    let enabled = Set("csi.enabled");
+    let part = |object| ManifestObject::new("csi", &[enabled], object);
+    let mut objects: Vec<_> = [driver_object(), account(source, "spurline-csi"), template(source)].map(part).into();
+    objects.extend(node_access(source).into_iter().map(part));
+    objects.push(part(node_driver(source)));
+    let controller = |object| ManifestObject::new("csi-controller", &[enabled, Set("storageClass.enabled")], object);
+    objects.push(controller(account(source, "spurline-csi-controller")));
+    objects.extend(controller_access(source).into_iter().map(controller));
+    objects.push(controller(controller_driver(source)));
+    objects.push(ManifestObject::new("csi-controller", &[enabled, Set("storageClass.enabled")], storage_class(source)));
+    objects
+}
+
+fn driver_object() -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "CSIDriver",
+        "metadata": { "name": DRIVER },
+        "spec": {
+            "attachRequired": false,
+            // Names the pods that events are for.
+            "podInfoOnMount": true,
+            "fsGroupPolicy": "None",
+            "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+        },
+    })
+}
+
+fn account(source: FieldSource<'_>, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": { "name": name, "namespace": source.namespace() },
+    })
+}
+
+/// The pod of a volume; the driver adds name, node, arguments, secrets and the volume's directory.
+fn template(source: FieldSource<'_>) -> Value {
+    let pod = json!({
+        "spec": {
+            "automountServiceAccountToken": false,
+            "hostNetwork": source.value("csi.hostNetwork"),
+            "dnsPolicy": "ClusterFirstWithHostNet",
+            "priorityClassName": "system-node-critical",
+            "terminationGracePeriodSeconds": 10,
+            "tolerations": [{ "operator": "Exists" }],
+            "containers": [{
+                "name": "mount",
+                "image": source.value("image"),
+                "imagePullPolicy": source.value("imagePullPolicy"),
+                "command": ["spurline"],
+                "env": [
+                    { "name": "SPURLINE_CACHE_DIR", "value": "/cache" },
+                    { "name": "SPURLINE_CACHE_SIZE", "value": source.value("csi.cacheSize") },
+                    { "name": "SPURLINE_METRICS", "value": "none" },
+                ],
+                "resources": { "limits": { "memory": source.value("csi.memory") } },
+                // Mounting a file system for other pods takes this.
+                "securityContext": { "privileged": true },
+                "volumeMounts": [{ "name": "cache", "mountPath": "/cache" }],
+            }],
+            "volumes": [{ "name": "cache", "emptyDir": {} }],
+        },
+    });
+    json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": { "name": "spurline-mount-pod", "namespace": source.namespace(), "labels": labels("csi") },
+        "data": { "mount-pod.yaml": text_of(pod) },
+    })
+}
+
+fn rule(groups: &str, resources: &[&str], verbs: &[&str]) -> Value {
+    json!({ "apiGroups": [groups], "resources": resources, "verbs": verbs })
+}
+
+/// A role of one kind and its binding to an account.
+fn access(source: FieldSource<'_>, cluster: bool, name: &str, account: &str, rules: Value) -> [Value; 2] {
+    let (role, binding) = if cluster { ("ClusterRole", "ClusterRoleBinding") } else { ("Role", "RoleBinding") };
+    let mut meta = json!({ "name": name });
+    if !cluster {
+        meta["namespace"] = source.namespace();
+    }
+    let api = "rbac.authorization.k8s.io/v1";
+    [
+        json!({ "apiVersion": api, "kind": role, "metadata": meta, "rules": rules }),
+        json!({
+            "apiVersion": api,
+            "kind": binding,
+            "metadata": meta,
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": name },
+            "subjects": [{ "kind": "ServiceAccount", "name": account, "namespace": source.namespace() }],
+        }),
+    ]
+}
+
+fn node_access(source: FieldSource<'_>) -> Vec<Value> {
+    let pods = json!([rule("", &["pods"], &["create", "get", "list", "delete"])]);
+    let events = json!([rule("", &["events"], &["create"])]);
+    let account = "spurline-csi";
+    [access(source, false, "spurline-csi", account, pods), access(source, true, "spurline-csi-events", account, events)]
+        .concat()
+}
+
+fn host_path(name: &str, path: Value, kind: &str) -> Value {
+    json!({ "name": name, "hostPath": { "path": path, "type": kind } })
+}
+
+fn node_driver(source: FieldSource<'_>) -> Value {
+    let socket_dir = source.text(&format!("{{}}/plugins/{DRIVER}"), "csi.kubeletDir");
+    let registration =
+        source.text(&format!("--kubelet-registration-path={{}}/plugins/{DRIVER}/csi.sock"), "csi.kubeletDir");
+    let driver = json!({
+        "name": "driver",
+        "image": source.value("image"),
+        "imagePullPolicy": source.value("imagePullPolicy"),
+        "command": ["spurline"],
+        "args": [
+            "k8s",
+            "csi-driver",
+            "--endpoint=unix:///csi/csi.sock",
+            "--node-id=$(NODE_NAME)",
+            format!("--state-dir={STATE_DIR}"),
+            "--pod-template=/etc/spurline/template/mount-pod.yaml",
+        ],
+        "env": [{ "name": "NODE_NAME", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
+        "resources": { "requests": { "cpu": "10m", "memory": "32Mi" }, "limits": { "memory": "128Mi" } },
+        // Binding mounts for other pods takes this.
+        "securityContext": { "privileged": true },
+        "volumeMounts": [
+            { "name": "socket", "mountPath": "/csi" },
+            { "name": "template", "mountPath": "/etc/spurline/template", "readOnly": true },
+            { "name": "state", "mountPath": STATE_DIR, "mountPropagation": "Bidirectional" },
+            { "name": "kubelet", "mountPath": source.value("csi.kubeletDir"), "mountPropagation": "Bidirectional" },
+        ],
+    });
+    let registrar = json!({
+        "name": "registrar",
+        "image": source.value("csi.registrarImage"),
+        "args": ["--csi-address=/csi/csi.sock", registration],
+        "resources": { "requests": { "cpu": "5m", "memory": "16Mi" }, "limits": { "memory": "64Mi" } },
+        "volumeMounts": [
+            { "name": "socket", "mountPath": "/csi" },
+            { "name": "registration", "mountPath": "/registration" },
+        ],
+    });
+    let volumes = json!([
+        host_path("socket", socket_dir, "DirectoryOrCreate"),
+        host_path("registration", source.text("{}/plugins_registry", "csi.kubeletDir"), "Directory"),
+        host_path("kubelet", source.value("csi.kubeletDir"), "Directory"),
+        host_path("state", json!(STATE_DIR), "DirectoryOrCreate"),
+        { "name": "template", "configMap": { "name": "spurline-mount-pod" } },
+    ]);
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": { "name": "spurline-csi", "namespace": source.namespace(), "labels": labels("csi") },
+        "spec": {
+            "selector": { "matchLabels": labels("csi") },
+            "updateStrategy": { "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "10%" } },
+            "template": {
+                "metadata": { "labels": labels("csi") },
+                "spec": {
+                    "serviceAccountName": "spurline-csi",
+                    "priorityClassName": "system-node-critical",
+                    "nodeSelector": source.value("csi.nodeSelector"),
+                    "tolerations": [{ "operator": "Exists" }],
+                    "containers": [driver, registrar],
+                    "volumes": volumes,
+                },
+            },
+        },
+    })
+}
+
+fn controller_access(source: FieldSource<'_>) -> Vec<Value> {
+    let read = ["get", "list", "watch"];
+    let cluster = json!([
+        rule("", &["persistentvolumes"], &["get", "list", "watch", "create", "patch", "delete"]),
+        rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "update"]),
+        rule("", &["events"], &["list", "watch", "create", "update", "patch"]),
+        rule("", &["nodes"], &read),
+        rule("storage.k8s.io", &["storageclasses", "csinodes", "volumeattachments"], &read),
+    ]);
+    let lease =
+        json!([rule("coordination.k8s.io", &["leases"], &["get", "watch", "list", "delete", "update", "create"])]);
+    let (name, account) = ("spurline-csi-controller", "spurline-csi-controller");
+    [access(source, true, name, account, cluster), access(source, false, name, account, lease)].concat()
+}
+
+fn controller_driver(source: FieldSource<'_>) -> Value {
+    let driver = json!({
+        "name": "driver",
+        "image": source.value("image"),
+        "imagePullPolicy": source.value("imagePullPolicy"),
+        "command": ["spurline"],
+        "args": [
+            "k8s",
+            "csi-driver",
+            "--endpoint=unix:///csi/csi.sock",
+            "--node-id=controller",
+            // It mounts nothing here.
+            "--launcher=process",
+            "--state-dir=/csi/state",
+        ],
+        "resources": { "requests": { "cpu": "5m", "memory": "32Mi" }, "limits": { "memory": "128Mi" } },
+        "volumeMounts": [{ "name": "socket", "mountPath": "/csi" }],
+    });
+    let provisioner = json!({
+        "name": "provisioner",
+        "image": source.value("csi.provisionerImage"),
+        "args": ["--csi-address=/csi/csi.sock", "--leader-election", "--extra-create-metadata"],
+        "resources": { "requests": { "cpu": "5m", "memory": "32Mi" }, "limits": { "memory": "128Mi" } },
+        "volumeMounts": [{ "name": "socket", "mountPath": "/csi" }],
+    });
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": "spurline-csi-controller", "namespace": source.namespace(), "labels": labels("csi-controller"),
+        },
+        "spec": {
+            "replicas": 1,
+            "selector": { "matchLabels": labels("csi-controller") },
+            "template": {
+                "metadata": { "labels": labels("csi-controller") },
+                "spec": {
+                    "serviceAccountName": "spurline-csi-controller",
+                    "priorityClassName": "system-cluster-critical",
+                    "containers": [driver, provisioner],
+                    "volumes": [{ "name": "socket", "emptyDir": {} }],
+                },
+            },
+        },
+    })
+}
+
+fn storage_class(source: FieldSource<'_>) -> Value {
+    let mut parameters = json!({ "source": source.value("storageClass.source") });
+    let group = json!({ "registry": source.registry("{}"), "cacheGroup": source.value("cacheGroup") });
+    source.keys_if(&mut parameters, Set("nodes.enabled"), &group);
+    let secret = json!({
+        "csi.storage.k8s.io/node-stage-secret-name": source.value("groupSecret"),
+        "csi.storage.k8s.io/node-stage-secret-namespace": source.namespace(),
+    });
+    source.keys_if(&mut parameters, Set("groupSecret"), &secret);
+    json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": { "name": source.value("storageClass.name") },
+        "provisioner": DRIVER,
+        "parameters": parameters,
+        "mountOptions": source.value("storageClass.mountOptions"),
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": "Immediate",
+    })
+}
+
+/// Two pods on two nodes with a volume and an RDMA device each.
+pub(crate) fn test_pods(source: FieldSource<'_>) -> Vec<ManifestObject> {
+    let enabled = [Set("test.enabled")];
+    let claim = json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "spurline-test", "namespace": source.namespace() },
+        "spec": {
+            "accessModes": ["ReadOnlyMany"],
+            "storageClassName": source.value("storageClass.name"),
+            "resources": { "requests": { "storage": "1Gi" } },
+        },
+    });
+    let pod = |name: &str| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": name, "namespace": source.namespace(), "labels": labels("test") },
+            "spec": {
+                "automountServiceAccountToken": false,
+                "affinity": {
+                    "podAntiAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": [{
+                            "labelSelector": { "matchLabels": labels("test") },
+                            "topologyKey": "kubernetes.io/hostname",
+                        }],
+                    },
+                },
+                "containers": [{
+                    "name": "test",
+                    "image": source.value("image"),
+                    "imagePullPolicy": source.value("imagePullPolicy"),
+                    "command": ["spurline"],
+                    "args": ["net", "serve", "--bind=all", "--group-token-file=/etc/spurline/group/group-token"],
+                    "resources": source.limits_of("test.rdmaResource"),
+                    "securityContext": { "capabilities": { "add": ["IPC_LOCK"] } },
+                    "volumeMounts": [
+                        { "name": "data", "mountPath": "/data", "readOnly": true },
+                        { "name": "group", "mountPath": "/etc/spurline/group", "readOnly": true },
+                    ],
+                }],
+                "volumes": [
+                    { "name": "data", "persistentVolumeClaim": { "claimName": "spurline-test", "readOnly": true } },
+                    token_volume(source),
+                ],
+            },
+        })
+    };
+    [claim, pod("spurline-test-a"), pod("spurline-test-b")]
+        .map(|object| ManifestObject::new("test", &enabled, object))
+        .into()
+}
+
+/// A network for pods that need interfaces of their own.
+pub(crate) fn network_attachments(source: FieldSource<'_>) -> Vec<ManifestObject> {
+    let plugin = |kind: &str, more: &str| {
+        source.network_config(&format!(
+            "{{\"cniVersion\": \"0.3.1\", \"type\": \"{kind}\", \"master\": \"MASTER\"{more}, \"ipam\": {{\"type\": \
+             \"host-local\", \"subnet\": \"SUBNET\"}}}}"
+        ))
+    };
+    [("macvlan", ", \"mode\": \"bridge\""), ("ipvlan", ", \"mode\": \"l2\""), ("ipoib", "")]
+        .map(|(kind, more)| {
+            let object = json!({
+                "apiVersion": "k8s.cni.cncf.io/v1",
+                "kind": "NetworkAttachmentDefinition",
+                "metadata": { "name": "spurline-rdma", "namespace": source.namespace() },
+                "spec": { "config": plugin(kind, more) },
+            });
+            let conditions = [Set("networkAttachment.enabled"), Is("networkAttachment.type", kind)];
+            ManifestObject::new("network-attachment", &conditions, object)
+        })
+        .into()
+}
