@@ -98,9 +98,20 @@ impl VolumeSettings {
     }
 }
 
-/// The options of a list with commas.
-fn words(list: &str) -> impl Iterator<Item = String> {
-    list.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned)
+/// The options of a list with commas. A backslash before a comma makes it part of a value, and is kept.
+fn words(list: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut escaped = false;
+    for c in list.chars() {
+        match (c, words.last_mut()) {
+            (',', Some(last)) if escaped => last.push(c),
+            (',', _) => words.push(String::new()),
+            (_, Some(last)) => last.push(c),
+            (_, None) => {}
+        }
+        escaped = c == '\\';
+    }
+    words.iter().map(|word| word.trim().to_owned()).filter(|word| !word.is_empty()).collect()
 }
 
 /// A memory limit as in Kubernetes (512Mi, 2Gi) or as in flags (512M).
@@ -133,7 +144,7 @@ mod tests {
                 ("source", "s3://datasets"),
                 ("registry", "static:a:1,b:2"),
                 ("cacheGroup", "train"),
-                ("mountOptions", "file-mode=555, allow_other"),
+                ("mountOptions", "file-mode=555, allow_other,replicas=2\\,/a=3"),
                 ("memory", "1Gi"),
                 ("csi.storage.k8s.io/ephemeral", "true"),
                 ("storage.kubernetes.io/csiProvisionerIdentity", "x"),
@@ -144,7 +155,7 @@ mod tests {
         assert_eq!(settings.source, "s3://datasets");
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         assert_eq!(settings.flags, [pair("cache-group", "train"), pair("registry", "static:a:1,b:2")]);
-        assert_eq!(settings.options, ["file-mode=555", "allow_other", "max-readahead=8M"]);
+        assert_eq!(settings.options, ["file-mode=555", "allow_other", "replicas=2\\,/a=3", "max-readahead=8M"]);
         assert_eq!(settings.memory, Some(1 << 30));
     }
 
