@@ -342,6 +342,8 @@ fn who_asks_every_time_gets_no_answer_of_before() {
 struct Silent {
     inner: Arc<dyn OriginStore>,
     silent: std::sync::atomic::AtomicBool,
+    /// Answers lookups of its root without a request, as buckets do.
+    is_bucket: bool,
     requests: AtomicUsize,
 }
 
@@ -366,13 +368,15 @@ impl OriginStore for Silent {
         self.inner.describe()
     }
     fn capabilities(&self) -> OriginCapabilities {
-        self.inner.capabilities()
+        OriginCapabilities { modes: !self.is_bucket, ..self.inner.capabilities() }
     }
     fn check(&self, deadline: Instant) -> Result<()> {
         self.inner.check(deadline)
     }
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
-        self.respond(deadline)?;
+        if !path.is_empty() || !self.is_bucket {
+            self.respond(deadline)?;
+        }
         self.inner.lookup(path, deadline)
     }
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
@@ -390,10 +394,19 @@ impl OriginStore for Silent {
     }
 }
 
+#[test]
+fn last_known_metadata_stays_valid_while_a_directory_is_silent() {
+    metadata_while_silent(false);
+}
+
+#[test]
+fn last_known_metadata_stays_valid_while_a_bucket_is_silent() {
+    metadata_while_silent(true);
+}
+
 /// A data set that was listed and looked up stays readable while its origin is silent, and no longer than configured;
 /// an answer of the origin ends that at once.
-#[test]
-fn last_known_metadata_stays_valid_while_the_origin_is_silent() {
+fn metadata_while_silent(is_bucket: bool) {
     let dir = tempfile::tempdir().unwrap();
     for i in 0..100 {
         std::fs::write(dir.path().join(format!("f{i}")), b"x").unwrap();
@@ -401,7 +414,7 @@ fn last_known_metadata_stays_valid_while_the_origin_is_silent() {
     let stats = Arc::new(Stats::default());
     let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
     let (silent, requests) = (std::sync::atomic::AtomicBool::new(false), AtomicUsize::new(0));
-    let origin = Arc::new(Silent { inner, silent, requests });
+    let origin = Arc::new(Silent { inner, silent, is_bucket, requests });
     let config = MetadataConfig { ttl: Duration::ZERO, stale_if_error: Duration::from_secs(8), ..Default::default() };
     let cached = CachedOrigin::new(origin.clone(), config, Arc::clone(&stats));
     let deadline = || Instant::now() + Duration::from_secs(20);
