@@ -206,7 +206,7 @@ fn commands_about_a_group_take_its_name_from_one_environment() {
     }
     // A path has precedence over a variable, and two flags with different places are refused.
     refused(&with(&["load", "/proc"]), 1, &["not in a mount"]);
-    refused(&with(&["load", "/proc", "--cache-group", "g"]), 2, &["of which source", "--source"]);
+    refused(&with(&["load", "/proc", "--cache-group", "g"]), 2, &["the source of these files", "--source"]);
     let out = with(&["status", "/nowhere/at/all"]);
     assert_eq!(out.status.code(), Some(3), "{out:?}");
     assert!(String::from_utf8_lossy(&out.stdout).contains("/nowhere/at/all"), "{out:?}");
@@ -220,7 +220,7 @@ fn a_job_without_a_place_says_which_words_are_missing() {
     refused(&run(&["free", "s3://b/x"]), 2, &[&["would free it"], &names[..]].concat());
     refused(&run(&["load", "x", "--source", "s3://b"]), 2, &names);
     refused(&run(&["load", "x", "--cache-group", "g"]), 2, &names);
-    refused(&run(&["load", "x", "--registry", "coordinator://h:1"]), 2, &["of which source", "--source"]);
+    refused(&run(&["load", "x", "--registry", "coordinator://h:1"]), 2, &["the source of these files", "--source"]);
     let etcd = ["load", "s3://b/x", "--source", "s3://b", "--registry", "etcd://h:1"];
     refused(&run(&etcd), 2, &["runs no jobs", "coordinator://"]);
 }
