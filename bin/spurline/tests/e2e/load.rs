@@ -52,6 +52,45 @@ fn two_hundred_and_fifty_six_readers_stay_within_the_budget() {
     mount.unmount();
 }
 
+#[test]
+fn names_that_the_kernel_holds_stay_within_their_share() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let (folders, files) = (10, 1500);
+    for folder in 0..folders {
+        let folder = world.dir(&format!("source/n{folder:08}"));
+        (0..files).for_each(|n| drop(File::create(folder.join(format!("ILSVRC2012_{n:08}.JPEG"))).unwrap()));
+    }
+    let mount = world.mount(world.path("source").to_str().unwrap(), &["--buffer-size", "24M", "--block-size", "256K"]);
+    let stats = mount.stats();
+    let limit = count(&stats, "fuse", "inode_limit_bytes");
+    assert_eq!(limit, 3 << 20);
+    let open = File::open(mount.path("n00000000/ILSVRC2012_00000007.JPEG")).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for folder in fs::read_dir(&mount.at).unwrap() {
+                    let names = fs::read_dir(folder.unwrap().path()).unwrap();
+                    assert_eq!(
+                        names.map(|entry| entry.unwrap().metadata().unwrap()).filter(|m| m.len() == 0).count(),
+                        files
+                    );
+                }
+            });
+        }
+    });
+    eventually("the names are within their share", || mount.count("fuse", "inode_bytes") <= limit);
+    let stats = mount.stats();
+    assert!(count(&stats, "fuse", "forgets_requested") >= 5_000, "{stats}");
+    assert!(count(&stats, "fuse", "inodes") > 2_000, "the share is used: {stats}");
+    assert_eq!(open.metadata().unwrap().len(), 0);
+    drop(open);
+    assert!(!mount.process().log().contains("set aside"), "{}", mount.process().log());
+    mount.unmount();
+}
+
 /// Well beyond the cache times the mounts here are given.
 const PAST_THE_CACHES: Duration = Duration::from_millis(2500);
 

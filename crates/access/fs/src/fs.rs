@@ -6,6 +6,7 @@ use crate::errno::{FsError, FsResult};
 use crate::growth::OpenFiles;
 use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
 use crate::inode::{Inode, InodeTable, ROOT};
+use crate::inode_limit::LimitAlarm;
 use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use crate::readahead::ReadAhead;
@@ -44,6 +45,7 @@ pub struct FileSystem {
     block_size: u64,
     capacity: Mutex<Option<(Duration, VolumeSpace)>>,
     readers: ActiveReaders,
+    pub(crate) limit_alarm: LimitAlarm,
 }
 
 impl FileSystem {
@@ -58,10 +60,27 @@ impl FileSystem {
         let inodes = InodeTable::new(volume.source());
         let block_size = volume.block_size().max(1);
         stats.fuse.inodes.add(1);
+        if config.inode_bytes < u64::MAX {
+            stats.fuse.inode_limit_bytes.set(config.inode_bytes);
+        }
         let (handles, capacity, readers) = (HandleTable::new(), Mutex::default(), ActiveReaders::default());
         let starts = PageStarts::default();
         let open_files = OpenFiles::new();
-        FileSystem { volume, config, stats, starts, inodes, open_files, handles, clock, block_size, capacity, readers }
+        let limit_alarm = LimitAlarm::default();
+        FileSystem {
+            volume,
+            config,
+            stats,
+            starts,
+            inodes,
+            open_files,
+            handles,
+            clock,
+            block_size,
+            capacity,
+            readers,
+            limit_alarm,
+        }
     }
 
     /// The file system's options.
@@ -92,6 +111,10 @@ impl FileSystem {
         let (inode, new) = self.inodes.intern_path(path, attr, at, || self.open_inode(path, attr));
         if new {
             self.stats.fuse.inodes.add(1);
+            self.stats.fuse.inode_bytes.add(inode.memory_bytes());
+            if self.inodes.bytes() > self.config.inode_bytes {
+                self.limit_alarm.raise();
+            }
         }
         inode
     }
@@ -170,8 +193,9 @@ impl FileSystem {
 
     /// Lowers the lookup count of `ino` by `n`. At zero the number becomes invalid for good; open handles stay valid.
     pub fn forget(&self, ino: u64, n: u64) {
-        if self.inodes.forget_lookups(ino, n) {
+        if let Some(bytes) = self.inodes.forget_lookups(ino, n) {
             self.stats.fuse.inodes.sub(1);
+            self.stats.fuse.inode_bytes.sub(bytes);
         }
     }
 
@@ -250,7 +274,7 @@ impl FileSystem {
         let backing = opens.count_open(&*self.volume, &object, register, direct);
         drop(opens);
         if backing.is_none() {
-            inode.prepare_growth();
+            self.stats.fuse.inode_bytes.add(self.inodes.prepare_growth(&inode));
             self.open_files.add_open(self.inodes.path_id(inode.path()), &inode);
         }
         let ahead = backing.is_none() && self.config.max_readahead > 0 && object.size > self.block_size;
@@ -468,10 +492,11 @@ impl FileSystem {
 impl Drop for FileSystem {
     fn drop(&mut self) {
         self.stats.fuse.inodes.sub(self.inodes.len() as u64);
+        self.stats.fuse.inode_bytes.sub(self.inodes.bytes());
     }
 }
 
-fn parent_of(path: &[u8]) -> &[u8] {
+pub(crate) fn parent_of(path: &[u8]) -> &[u8] {
     path.iter().rposition(|byte| *byte == b'/').map_or(b"", |slash| &path[..slash])
 }
 

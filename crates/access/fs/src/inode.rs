@@ -20,6 +20,13 @@ pub const ROOT: u64 = 1;
 const SHARD_BITS: u32 = 6;
 const SHARDS: usize = 1 << SHARD_BITS;
 
+/// Memory of an inode without its texts: itself, and its share of both maps, which are between half and nearly full.
+const INODE_BYTES: usize = size_of::<Inode>() + 2 * HEAP_BYTES + 80;
+/// Memory of the growth of an inode that was opened.
+const GROWTH_BYTES: usize = size_of::<InodeGrowth>() + 16;
+/// Memory of the counters and the allocator's header and rounding of a text.
+const HEAP_BYTES: usize = 32;
+
 /// The lookup key of an inode: the hash of source, path and version, with one bit flipped for a symbolic link so that
 /// it never matches a file. Two halves, because a `u128` would pad every entry of the map.
 type InodeKey = (u64, u64);
@@ -135,9 +142,14 @@ impl Inode {
         self.growth.get().map(|growth| &**growth)
     }
 
-    /// Prepares a file for growth, at an open in cached mode.
-    pub fn prepare_growth(&self) {
-        self.growth.get_or_init(|| Box::new(InodeGrowth::new()));
+    /// Prepares a file for growth, at an open in cached mode; true at the first.
+    fn prepare_growth(&self) -> bool {
+        let mut first = false;
+        self.growth.get_or_init(|| {
+            first = true;
+            Box::new(InodeGrowth::new())
+        });
+        first
     }
 
     /// Whether `attr`, seen at this inode's path, is this inode.
@@ -164,6 +176,15 @@ impl Inode {
     /// When the volume last reported this inode at its path.
     pub fn seen_at(&self) -> Duration {
         self.seen.lock().at
+    }
+
+    /// The memory that this inode takes, its names in the table included, in bytes; at most a tenth too few.
+    pub fn memory_bytes(&self) -> u64 {
+        let etag = if let EtagForm::Other(etag) = &self.etag { etag.len() } else { 0 };
+        let version =
+            if self.kind == FileKind::Directory { 0 } else { HEAP_BYTES + self.object.version.as_str().len() };
+        let growth = if self.growth.get().is_some() { GROWTH_BYTES } else { 0 };
+        (INODE_BYTES + HEAP_BYTES + self.object.path.len() + version + etag + growth) as u64
     }
 
     /// Number of references held by the kernel.
@@ -206,6 +227,8 @@ pub struct InodeTable {
     no_version: Version,
     root: Arc<Inode>,
     shards: Box<[InodeShard]>,
+    /// Memory of the inodes in the shards.
+    bytes: AtomicU64,
 }
 
 struct InodeShard {
@@ -235,7 +258,8 @@ impl InodeTable {
         let object = ObjectRef::new(source, b"", no_version.clone(), 0);
         let root = Arc::new(Inode::new(ROOT, object, &attr, Duration::ZERO));
         let shard = |_| InodeShard { tables: RwLock::default(), next: AtomicU64::new(1) };
-        InodeTable { source: source.to_owned(), no_version, root, shards: (0..SHARDS).map(shard).collect() }
+        let (shards, bytes) = ((0..SHARDS).map(shard).collect(), AtomicU64::new(0));
+        InodeTable { source: source.to_owned(), no_version, root, shards, bytes }
     }
 
     /// The inode with number `ino`, if the kernel still references it.
@@ -319,6 +343,7 @@ impl InodeTable {
             return (faster, false);
         }
         inode.lookup_count.store(1, Ordering::Relaxed);
+        self.bytes.fetch_add(inode.memory_bytes(), Ordering::Relaxed);
         tables.by_ino.insert(ino, Arc::clone(&inode));
         tables.by_key.insert(key, Arc::clone(&inode));
         (inode, true)
@@ -336,30 +361,51 @@ impl InodeTable {
         ObjectId::new(&self.source, path, &self.no_version)
     }
 
-    /// Lowers the lookup count by `n`; true when the inode was removed.
-    pub fn forget_lookups(&self, ino: u64, n: u64) -> bool {
+    /// Lowers the lookup count by `n`; returns the memory of the inode when it was removed.
+    pub fn forget_lookups(&self, ino: u64, n: u64) -> Option<u64> {
         if ino == ROOT {
-            return false;
+            return None;
         }
         let shard = self.shard_of(ino);
         {
             let tables = shard.tables.read();
-            let Some(inode) = tables.by_ino.get(&ino) else { return false };
+            let inode = tables.by_ino.get(&ino)?;
             // Saturating: a kernel that forgets more than it looked up must not make the inode immortal.
             let left = |lookups: u64| Some(lookups.saturating_sub(n));
             let before = inode.lookup_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
             if before.is_ok_and(|before| before > n) {
-                return false;
+                return None;
             }
         }
         let mut tables = shard.tables.write();
         if tables.by_ino.get(&ino).is_none_or(|inode| inode.lookups() > 0) {
-            return false;
+            return None;
         }
         let gone = tables.remove_ino(ino);
         // Freed after the lock is released: the last reference may close a backing file.
         drop(tables);
-        gone.is_some()
+        let bytes = gone?.memory_bytes();
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Some(bytes)
+    }
+
+    /// Prepares a file for growth, at an open in cached mode; returns the memory that this takes.
+    pub fn prepare_growth(&self, inode: &Inode) -> u64 {
+        let bytes = if inode.prepare_growth() { GROWTH_BYTES as u64 } else { 0 };
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        bytes
+    }
+
+    /// Memory of all inodes but the root, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Calls `f` with every inode but the root. Inodes that are added or removed meanwhile may be left out.
+    pub fn for_each(&self, mut f: impl FnMut(&Arc<Inode>)) {
+        for shard in &self.shards {
+            shard.tables.read().by_ino.values().for_each(&mut f);
+        }
     }
 
     /// The number of inodes, the root included.

@@ -13,6 +13,7 @@ mod fs;
 mod growth;
 mod handle;
 mod inode;
+mod inode_limit;
 mod list;
 mod page_starts;
 mod passthrough;
@@ -23,6 +24,7 @@ pub use attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
 pub use errno::{FsError, FsResult};
 pub use fs::{FileSystem, FsClock, OpenedFile};
 pub use inode::ROOT;
+pub use inode_limit::{ForgetCandidate, InodeLimiter, RequestForgets};
 pub use list::DirItem;
 pub use passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 

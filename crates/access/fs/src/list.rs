@@ -80,6 +80,8 @@ impl FileSystem {
         let (volume, page) = (&*self.volume, self.config.list_page.max(1));
         let lister = ListContext { volume, stats: &self.stats, path, page, now: &now, starts: &self.starts };
         let handed_out = position > from;
+        // Without inodes in listings a walk takes longer, so that forgets catch up.
+        let plus = plus && !self.is_far_over_limit();
         match self.list_names(&mut state, &lister, position, plus, take) {
             // Names already passed stay valid; the next call returns the error.
             Err(_) if handed_out => Ok(()),

@@ -82,6 +82,11 @@ impl OpenModes {
         self.cached > 0
     }
 
+    /// Whether any handle has the inode open.
+    pub fn is_open(&self) -> bool {
+        self.cached > 0 || self.passthrough > 0
+    }
+
     /// Counts one open less. The caller drops the result after it has released the lock.
     pub fn count_release(&mut self, passthrough: bool) -> Option<Arc<LiveBacking>> {
         if !passthrough {

@@ -3,7 +3,9 @@
 mod support;
 
 use parking_lot::Mutex;
-use spurline_fs::{FileAttr, FsConfig, LookupOutcome, ROOT, RegisterBacking, RegisteredBacking};
+use spurline_fs::{
+    FileAttr, ForgetCandidate, FsConfig, LookupOutcome, ROOT, RegisterBacking, RegisteredBacking, RequestForgets,
+};
 use spurline_types::{ErrorKind, FileKind};
 use std::fs::File;
 use std::io::{self, Write};
@@ -120,6 +122,52 @@ fn what_took_long_to_look_up_holds_that_much_shorter() {
     rig.tree.slow_ms.store(60_000, Ordering::SeqCst);
     assert_eq!(found(&rig, ROOT, b"a").attr_ttl, Duration::ZERO);
     assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), LookupOutcome::Absent { ttl: Duration::ZERO });
+}
+
+/// Number, directory and name of an inode.
+type NamedInode = (u64, Option<u64>, Vec<u8>);
+
+/// The inodes that the kernel was requested to forget.
+#[derive(Default)]
+struct Requested(Mutex<Vec<NamedInode>>);
+
+impl RequestForgets for Requested {
+    fn request_forgets(&self, inodes: &[ForgetCandidate]) -> io::Result<()> {
+        self.0.lock().extend(inodes.iter().map(|inode| (inode.ino(), inode.parent, inode.name().to_vec())));
+        Ok(())
+    }
+}
+
+#[test]
+fn inodes_used_long_ago_and_not_open_are_forgotten_first() {
+    let rig = rig();
+    let d = found(&rig, ROOT, b"d").attr.ino;
+    let open = found(&rig, d, b"f").attr.ino;
+    let fh = rig.fs.open(open, 0, None).unwrap().fh;
+    rig.pass(1000);
+    let old = found(&rig, ROOT, b"a").attr.ino;
+    rig.pass(60_000);
+    let link = found(&rig, ROOT, b"l").attr.ino;
+    rig.pass(1000);
+    assert!(rig.fs.getattr(d, None).is_ok(), "a directory that is used");
+    let requested = Requested::default();
+    assert!(!rig.fs.request_forgets(&requested, 1).unwrap(), "there are more");
+    assert_eq!(*requested.0.lock(), [(old, Some(ROOT), b"a".to_vec())]);
+    // More bytes than there are: all but the open one.
+    requested.0.lock().clear();
+    assert!(rig.fs.request_forgets(&requested, 1 << 30).unwrap(), "these are all");
+    let mut all: Vec<u64> = requested.0.lock().iter().map(|(ino, ..)| *ino).collect();
+    all.sort_unstable();
+    let mut want = vec![old, link, d];
+    want.sort_unstable();
+    assert_eq!(all, want);
+    rig.fs.release(fh).unwrap();
+    requested.0.lock().clear();
+    rig.fs.request_forgets(&requested, 1).unwrap();
+    assert_eq!(*requested.0.lock(), [(open, Some(d), b"f".to_vec())], "closed, and the oldest");
+    let counted = rig.stats.fuse.inode_bytes.get();
+    rig.fs.forget(old, 1);
+    assert!(rig.stats.fuse.inode_bytes.get() < counted && rig.stats.fuse.forgets_requested.get() == 5);
 }
 
 #[test]

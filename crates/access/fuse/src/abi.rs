@@ -81,6 +81,13 @@ pub mod fopen {
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
+/// Codes of notifications to the kernel, in place of a reply's error.
+pub mod notify {
+    pub const INVAL_ENTRY: i32 = 3;
+    /// 7.45, Linux 6.18.
+    pub const PRUNE: i32 = 9;
+}
+
 /// GETATTR carries a file handle.
 pub const GETATTR_FH: u32 = 1;
 
@@ -155,6 +162,8 @@ plain! {
         time_gran: u32, max_pages: u16, map_alignment: u16, flags2: u32, max_stack_depth: u32, request_timeout: u16, unused: [u16; 11] }
     Dirent 24 { ino: u64, off: u64, namelen: u32, kind: u32 }
     BackingMap 16 { fd: i32, flags: u32, padding: u64 }
+    NotifyInvalEntryOut 16 { parent: u64, namelen: u32, flags: u32 }
+    NotifyPruneOut 16 { count: u32, padding: u32, spare: u64 }
     UringEntInOut 32 { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64 }
     UringReqHeader 288 { in_out: [u64; 16], op_in: [u64; 16], ent: UringEntInOut }
     UringCmdReq 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }

@@ -5,8 +5,13 @@ use crate::ROOT_INO;
 use crate::backing::{BackingId, BackingRegistrar, RegisteredFile};
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
+use crate::notify::KernelNotifier;
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
-use spurline_fs::{DirItem, FileAttr, FileSystem, FsError, LookupOutcome, RegisterBacking};
+use parking_lot::Mutex;
+use spurline_fs::{
+    DirItem, FileAttr, FileSystem, ForgetCandidate, FsError, InodeLimiter, LookupOutcome, RegisterBacking,
+    RequestForgets,
+};
 use spurline_types::FileKind;
 use spurline_volume::ReadData;
 use std::fs::File;
@@ -26,6 +31,8 @@ pub struct FsHandler {
     file_system: Arc<FileSystem>,
     generation: u64,
     passthrough: OnceLock<PassthroughState>,
+    notifier: OnceLock<KernelNotifier>,
+    inode_limiter: Mutex<Option<InodeLimiter>>,
 }
 
 struct PassthroughState {
@@ -40,7 +47,18 @@ impl FsHandler {
         // mount) would otherwise reach another file with the same number. The generation, random per mount and as
         // wide as the kernel stores, distinguishes them: ESTALE.
         let drawn = RandomState::new().build_hasher().finish() as u32;
-        FsHandler { file_system: fs, generation: u64::from(drawn.max(1)), passthrough: OnceLock::new() }
+        FsHandler {
+            file_system: fs,
+            generation: u64::from(drawn.max(1)),
+            passthrough: OnceLock::new(),
+            notifier: OnceLock::new(),
+            inode_limiter: Mutex::default(),
+        }
+    }
+
+    /// Sends notifications to the kernel; `None` before the session is ready.
+    pub fn notifier(&self) -> Option<&KernelNotifier> {
+        self.notifier.get()
     }
 
     /// The file system.
@@ -53,6 +71,24 @@ impl FsHandler {
         // The kernel uses generation 0 for the root, whose number is the same in every mount.
         let generation = if attr.ino == ROOT_INO { 0 } else { self.generation };
         LookupReply { ino: attr.ino, generation, attr, entry_ttl: found.entry_ttl, attr_ttl: found.attr_ttl }
+    }
+}
+
+/// The kernel's names of inodes.
+struct KernelNames(KernelNotifier);
+
+impl RequestForgets for KernelNames {
+    fn request_forgets(&self, inodes: &[ForgetCandidate]) -> io::Result<()> {
+        if self.0.prune_inodes(inodes.iter().map(ForgetCandidate::ino))? {
+            return Ok(());
+        }
+        // An older kernel would also take the path of a directory in which a program works: getcwd would fail there.
+        for inode in inodes.iter().filter(|inode| inode.kind() != FileKind::Directory) {
+            if let Some(parent) = inode.parent {
+                self.0.invalidate_entry(parent, inode.name())?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -124,6 +160,16 @@ impl FuseHandler for FsHandler {
             let passthrough = PassthroughState { backings: backings.clone(), refused: AtomicU32::new(0) };
             let _ = self.passthrough.set(passthrough);
         }
+        let _ = self.notifier.set(info.notifier.clone());
+        match InodeLimiter::start(&self.file_system, Box::new(KernelNames(info.notifier.clone()))) {
+            Ok(limiter) => *self.inode_limiter.lock() = limiter,
+            Err(error) => tracing::warn!("the memory for inodes has no limit: no thread: {error}"),
+        }
+    }
+
+    fn destroy(&self) {
+        let limiter = self.inode_limiter.lock().take();
+        drop(limiter);
     }
 
     fn lookup(&self, parent: u64, name: &[u8]) -> Result<LookupReply, Errno> {

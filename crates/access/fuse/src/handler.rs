@@ -3,6 +3,7 @@
 
 use crate::backing::{BackingId, BackingRegistrar};
 use crate::errno::Errno;
+use crate::notify::KernelNotifier;
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
 use crate::request::ModifyOp;
 use std::time::{Duration, SystemTime};
@@ -145,6 +146,8 @@ pub struct InitInfo {
     pub max_read: u32,
     /// Registers files for passthrough; `None` when it was not requested or the kernel has no support.
     pub backings: Option<BackingRegistrar>,
+    /// Sends notifications to the kernel.
+    pub notifier: KernelNotifier,
 }
 
 /// A file system. Methods are called from many threads at once and may block: each call blocks one slot. A panic in a

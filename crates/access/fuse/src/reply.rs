@@ -118,7 +118,7 @@ pub(crate) fn send_reply(direct: DirectReply<'_>, error: i32, pieces: &[IoSlice<
     }
 }
 
-fn write_vectored(device: BorrowedFd<'_>, pieces: &[IoSlice<'_>]) -> Result<(), i32> {
+pub(crate) fn write_vectored(device: BorrowedFd<'_>, pieces: &[IoSlice<'_>]) -> Result<(), i32> {
     loop {
         // SAFETY: IoSlice has the layout of iovec, and every piece is borrowed for the whole call.
         let n = unsafe { libc::writev(device.as_raw_fd(), pieces.as_ptr().cast(), pieces.len() as libc::c_int) };

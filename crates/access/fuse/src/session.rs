@@ -10,6 +10,7 @@ use crate::handler::{FuseHandler, InitInfo};
 use crate::init::{InitAgreement, negotiate_init};
 use crate::mount::{self, MountError, MountedDevice, abort_connection, detach_mount};
 use crate::mountinfo::{MountEntry, MountTable, mounted_at};
+use crate::notify::KernelNotifier;
 use crate::ring::{self, QueueCpus};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
@@ -561,7 +562,8 @@ fn run_first_slot<H: FuseHandler>(
 
 fn init_info<H: FuseHandler>(shared: &SessionShared<H>, agreed: InitAgreement) -> InitInfo {
     let backings = agreed.passthrough.then(|| BackingRegistrar::new(&shared.device));
-    InitInfo { minor: agreed.minor, max_read: agreed.max_read, backings }
+    let notifier = KernelNotifier::new(&shared.device, agreed.minor);
+    InitInfo { minor: agreed.minor, max_read: agreed.max_read, backings, notifier }
 }
 
 /// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise it in sysfs. Returns a

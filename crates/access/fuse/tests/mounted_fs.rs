@@ -24,6 +24,7 @@ struct Mount {
     tree: Arc<Tree>,
     stats: Arc<Stats>,
     fs: Arc<FileSystem>,
+    handler: Arc<FsHandler>,
     session: Option<FuseSession>,
     dir: tempfile::TempDir,
 }
@@ -36,7 +37,8 @@ fn mount(io: FuseIo, config: FsConfig, passthrough: bool) -> Option<Mount> {
     let fs = Arc::new(FileSystem::new(Arc::clone(&tree) as Arc<dyn Volume>, config, Arc::clone(&stats)));
     let session =
         SessionConfig { io, passthrough, max_threads: Some(4), stats: Arc::clone(&stats), ..Default::default() };
-    let mounted = FuseSession::mount(Arc::new(FsHandler::new(Arc::clone(&fs))), dir.path(), session)
+    let handler = Arc::new(FsHandler::new(Arc::clone(&fs)));
+    let mounted = FuseSession::mount(Arc::clone(&handler), dir.path(), session)
         .and_then(|session| session.wait_ready(Duration::from_secs(10)).map(|()| session));
     let required =
         |what: &str| std::env::var("SPURLINE_REQUIRE").is_ok_and(|all| all.split(',').any(|one| one == what));
@@ -48,7 +50,7 @@ fn mount(io: FuseIo, config: FsConfig, passthrough: bool) -> Option<Mount> {
             println!("SKIP: no session of kind {io:?} here: {chosen}");
             None
         }
-        Ok(session) => Some(Mount { tree, stats, fs, session: Some(session), dir }),
+        Ok(session) => Some(Mount { tree, stats, fs, handler, session: Some(session), dir }),
         Err(error) if required("fuse") => {
             panic!("FUSE is required here: {error}")
         }
@@ -189,6 +191,53 @@ fn through_dev_fuse() {
 #[test]
 fn through_io_uring() {
     exercise(FuseIo::Uring);
+}
+
+/// Repeats until true.
+fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(std::time::Instant::now() < deadline, "never came: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_kernel_gives_inodes_back_that_it_does_not_use() {
+    let limit = 1 << 20;
+    let Some(mount) = mount(FuseIo::Dev, FsConfig { inode_bytes: limit, ..FsConfig::default() }, false) else { return };
+    for d in 0..10 {
+        mount.tree.dir(format!("d{d}").as_bytes());
+        for f in 0..1000 {
+            mount.tree.put(format!("d{d}/{f:04}").as_bytes(), 1, 10);
+        }
+    }
+    let open = File::open(mount.path("d0/0500")).unwrap();
+    let folder = File::open(mount.path("d1")).unwrap();
+    let mut seen = 0;
+    for d in 0..10 {
+        for entry in fs::read_dir(mount.path(&format!("d{d}"))).unwrap() {
+            assert_eq!(entry.unwrap().metadata().unwrap().len(), 10);
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 10_000);
+    eventually("the memory is within its limit", || mount.stats.fuse.inode_bytes.get() <= limit);
+    let known = mount.fs.known_inodes();
+    assert!(mount.stats.fuse.forgets_requested.get() > 0 && known < 5_000, "{known} inodes");
+    // What programs use is kept.
+    assert_eq!(open.metadata().unwrap().ino(), fs::metadata(mount.path("d0/0500")).unwrap().ino());
+    assert_eq!(open.read_at(&mut [0; 20], 0).unwrap(), 10);
+    assert!(folder.metadata().unwrap().is_dir());
+
+    // The way of kernels before 6.18, name by name.
+    let notifier = mount.handler.notifier().unwrap();
+    mount.tree.put(b"by name", 1, 10);
+    let ino = fs::metadata(mount.path("by name")).unwrap().ino();
+    assert!(mount.fs.getattr(ino, None).is_ok());
+    notifier.invalidate_entry(spurline_fs::ROOT, b"by name").unwrap();
+    notifier.invalidate_entry(spurline_fs::ROOT, b"unknown").unwrap();
+    eventually("it is forgotten", || mount.fs.getattr(ino, None).is_err());
 }
 
 #[test]

@@ -110,6 +110,9 @@ sections! {
         passthrough_opens: Counter "operations" "Files opened with their cached file handed to the kernel.",
         open_handles: Gauge "handles" "File and directory handles open now.",
         inodes: Gauge "inodes" "Inodes the kernel knows now.",
+        inode_bytes: Gauge "bytes" "Memory of these inodes in this process.",
+        inode_limit_bytes: Gauge "bytes" "The share of --buffer-size for these inodes.",
+        forgets_requested: Counter "inodes" "Inodes that the kernel was requested to forget because their memory was over its share.",
     }
     /// Metadata of the origin.
     metadata: Metadata {

@@ -25,6 +25,13 @@ pub const DEFAULT_READAHEAD: u64 = 32 << 20;
 /// Divisor of the budget for RDMA connections. Each has registered message buffers, 80 KiB on a mount and 48 KiB on a
 /// node: 300 MiB allow 500 channels of a mount, or 800 mounts of a node.
 pub const RDMA_SHARE: u64 = 8;
+/// Divisor of the budget for the inodes that the kernel references: about 77,000 names with 300 MiB. Above, the kernel is
+/// requested to forget some, and a forgotten file loses its cached pages.
+pub const INODE_SHARE: u64 = 8;
+/// Divisor of the budget for names and attributes of the origin, which outlast the kernel's only by `--stale-if-error`.
+pub const METADATA_SHARE: u64 = 16;
+/// Limit of each of these two: millions of names.
+pub const MOST_NAME_BYTES: u64 = 1 << 30;
 /// Memory outside `--buffer-size`: code, stacks, libraries, and [`MIN_INDEX`].
 pub const OUTSIDE: u64 = 64 << 20;
 /// Memory that the index of the cache disks may always take: about 15,000 blocks of 4 MiB, or 60 GiB.
@@ -61,6 +68,10 @@ pub struct MemoryBudget {
     pub readahead: u64,
     /// Bytes of the RDMA connections' buffers (0 without rails).
     pub rdma_bytes: u64,
+    /// Memory for inodes that the kernel references (0 on a node).
+    pub inode_bytes: u64,
+    /// Memory for names and attributes of the origin (0 for a mount that reads from nodes).
+    pub metadata_bytes: u64,
     /// Bytes of hot blocks in memory: the remainder.
     pub memory_tier: u64,
     /// Limit of the memory for the index of the cache disks, outside of `total`; `u64::MAX` where the memory of the host
@@ -89,6 +100,8 @@ pub struct BudgetDemand {
     pub processors: u64,
     /// Whether there are rails (`--rdma-network`).
     pub rdma: bool,
+    /// Whether the process reads the origin itself.
+    pub origin: bool,
 }
 
 impl MemoryBudget {
@@ -115,6 +128,12 @@ impl MemoryBudget {
         if demand.rdma { demand.total / RDMA_SHARE } else { 0 }
     }
 
+    /// The terms of inodes and of metadata.
+    fn name_bytes(demand: &BudgetDemand) -> (u64, u64) {
+        let share = |wanted: bool, share: u64| if wanted { (demand.total / share).min(MOST_NAME_BYTES) } else { 0 };
+        (share(demand.max_write.is_some(), INODE_SHARE), share(demand.origin, METADATA_SHARE))
+    }
+
     /// The minimum for read-ahead and for fills.
     fn least_bytes(demand: &BudgetDemand) -> (u64, u64) {
         let readahead = if demand.readahead == Some(0) { 0 } else { MIN_READAHEAD_BLOCKS * demand.block };
@@ -125,7 +144,8 @@ impl MemoryBudget {
     fn derive_need(demand: BudgetDemand) -> u64 {
         let (slots, slot_bytes, serve) = Self::slot_counts(&demand);
         let (readahead, fills) = Self::least_bytes(&demand);
-        slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + readahead + fills
+        let (inodes, metadata) = Self::name_bytes(&demand);
+        slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + inodes + metadata + readahead + fills
     }
 
     /// Divides a budget.
@@ -140,7 +160,8 @@ impl MemoryBudget {
         let (min_readahead, min_fills) = Self::least_bytes(&demand);
         let wants_readahead = min_readahead > 0;
         let rdma = Self::rdma(&demand);
-        let need = fuse + serve + rdma + min_fills + min_readahead;
+        let (inode_bytes, metadata_bytes) = Self::name_bytes(&demand);
+        let need = fuse + serve + rdma + inode_bytes + metadata_bytes + min_fills + min_readahead;
         if total < need {
             let mut parts = Vec::new();
             if fuse > 0 {
@@ -151,6 +172,9 @@ impl MemoryBudget {
             }
             if rdma > 0 {
                 parts.push(format!("RDMA connections = {}", show_bytes(rdma)));
+            }
+            if inode_bytes + metadata_bytes > 0 {
+                parts.push(format!("names = {}", show_bytes(inode_bytes + metadata_bytes)));
             }
             parts.push(format!("{} fills = {}", min_fills / block, show_bytes(min_fills)));
             if min_readahead > 0 {
@@ -170,7 +194,7 @@ impl MemoryBudget {
                 format!("give --buffer-size {whole}M or more, or a smaller --block-size than {}", Size(block)),
             ));
         }
-        let rest = total - fuse - serve - rdma;
+        let rest = total - fuse - serve - rdma - inode_bytes - metadata_bytes;
         // At most half of the rest may be in flight, so that the other half is a useful cache.
         let fills = (rest / 2 / block).min(demand.max_downloads.max(1)).max(min_fills / block);
         let left = rest - fills * block;
@@ -189,6 +213,8 @@ impl MemoryBudget {
         term("FUSE requests", fuse, "each request of the kernel has its own answer buffer");
         term("answers to peers", serve, "a block is held while it is sent");
         term("RDMA connections", rdma, "each keeps buffers for the messages of its queue pair");
+        term("names in the kernel", inode_bytes, "the kernel names each file that it knows by an inode kept here");
+        term("names of the origin", metadata_bytes, "lookups and listings are answered from here, also in an outage");
         term("fills", fills * block, "a block is held while it is fetched and written to disk");
         term("read-ahead", readahead, "blocks fetched ahead wait here for their reader");
         term("hot blocks", memory_tier, "the rest: blocks kept in memory");
@@ -200,6 +226,8 @@ impl MemoryBudget {
             fills,
             readahead,
             rdma_bytes: rdma,
+            inode_bytes,
+            metadata_bytes,
             memory_tier,
             index_bytes: u64::MAX,
             terms,
@@ -209,6 +237,11 @@ impl MemoryBudget {
     /// Bytes of all FUSE requests together.
     pub fn fuse_bytes(&self) -> u64 {
         self.fuse_slots * self.fuse_slot_bytes
+    }
+
+    /// Bytes of the two tables of names, which lie outside the arena.
+    pub fn name_table_bytes(&self) -> u64 {
+        self.inode_bytes + self.metadata_bytes
     }
 
     /// Compares the budget with the available memory, and limits the index of the cache disks to a share of the rest;
@@ -284,6 +317,7 @@ mod tests {
             readahead: None,
             processors: 4,
             rdma: false,
+            origin: true,
         }
     }
 
@@ -294,13 +328,22 @@ mod tests {
             for processors in [1, 2, 4] {
                 for max_write in [Some(MIB), None] {
                     for readahead in [None, Some(0), Some(16 * MIB), Some(1 << 40)] {
-                        let demand = BudgetDemand { processors, max_write, readahead, rdma, ..mount(total) };
+                        let origin = max_write.is_none() || !rdma;
+                        let demand = BudgetDemand { processors, max_write, readahead, rdma, origin, ..mount(total) };
                         let budget = MemoryBudget::divide(demand).unwrap_or_else(|e| panic!("{demand:?}: {e}"));
                         let sum: u64 = budget.terms.iter().map(|t| t.bytes).sum();
                         assert_eq!(sum, total, "{demand:?}");
                         assert!(budget.fills >= MIN_FILLS);
                         assert_eq!(budget.rdma_bytes, if rdma { total / RDMA_SHARE } else { 0 });
                         assert_eq!(budget.readahead == 0, readahead == Some(0));
+                        assert_eq!(
+                            (budget.inode_bytes, budget.metadata_bytes),
+                            match (max_write, origin) {
+                                (Some(_), true) => (total / INODE_SHARE, total / METADATA_SHARE),
+                                (Some(_), false) => (total / INODE_SHARE, 0),
+                                (None, _) => (0, total / METADATA_SHARE),
+                            }
+                        );
                     }
                 }
             }
@@ -311,9 +354,12 @@ mod tests {
     fn the_default_is_enough_for_any_number_of_processors() {
         for processors in [1, 16, 64, 128, 224, 1024] {
             for (max_write, rdma) in [(Some(MIB), false), (Some(MIB), true), (None, false), (None, true)] {
-                let budget = MemoryBudget::divide(BudgetDemand { processors, max_write, rdma, ..mount(300 * MIB) });
+                // Rails lead to nodes, which read the origin.
+                let origin = max_write.is_none() || !rdma;
+                let demand = BudgetDemand { processors, max_write, rdma, origin, ..mount(300 * MIB) };
+                let budget = MemoryBudget::divide(demand);
                 let budget = budget.unwrap_or_else(|e| panic!("{processors} processors: {e}"));
-                assert!(budget.memory_tier + budget.readahead >= 40 * MIB, "{processors} processors: {budget:?}");
+                assert!(budget.memory_tier + budget.readahead >= 36 * MIB, "{processors} processors: {budget:?}");
             }
         }
     }

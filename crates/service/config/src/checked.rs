@@ -249,7 +249,8 @@ impl RawVolume {
         let alone = group.is_none();
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
         let rdma = !alone && wants_rdma(&self.net);
-        let budget = derive_budget(self.buffer_size, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
+        let budget =
+            derive_budget(self.buffer_size, &self.cache, &self.under, kernel, (rdma, alone), host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
             warnings.push("--rdma-network has no effect: a mount without --registry reads from no node".to_owned());
         }
@@ -323,7 +324,8 @@ impl RawNode {
         }
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
-        let budget = derive_budget(self.buffer_size, &self.cache, &self.under, None, rdma, host, &mut warnings)?;
+        let budget =
+            derive_budget(self.buffer_size, &self.cache, &self.under, None, (rdma, true), host, &mut warnings)?;
         let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
         let trust = self.trust.check(self.allow_anyone)?;
         warn_unencrypted(&net, &trust, &mut warnings);
@@ -713,7 +715,7 @@ fn derive_budget(
     cache: &RawCache,
     under: &RawOrigin,
     kernel: Option<(&FuseConfig, Option<u64>)>,
-    rdma: bool,
+    (rdma, origin): (bool, bool),
     host: &HostLimits,
     warnings: &mut Vec<String>,
 ) -> Result<MemoryBudget, Fault> {
@@ -726,6 +728,7 @@ fn derive_budget(
         readahead: kernel.and_then(|(_, readahead)| readahead),
         processors: host.processors as u64,
         rdma,
+        origin,
     })?;
     warnings.extend(budget.check_host(host)?);
     Ok(budget)

@@ -283,6 +283,7 @@ fn fs_config(config: &MountConfig, options: &MountOptions) -> spurline_fs::FsCon
         dir_mode: fuse.dir_mode,
         check_modes: options.checks_modes(),
         max_readahead: config.volume.budget.readahead,
+        inode_bytes: config.volume.budget.inode_bytes,
         readahead_budget: config.volume.budget.readahead.max(config.volume.budget.total / 3),
         ..spurline_fs::FsConfig::default()
     }

@@ -65,18 +65,13 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let host = group::hostname();
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = setup::open_trust(&config.trust, &name)?;
-    let pool = BufferPool::new(config.budget.total, block_size as usize)?;
+    let pool = BufferPool::new(config.budget.total - config.budget.name_table_bytes(), block_size as usize)?;
     rails::place_memory(found.as_deref().unwrap_or_default(), &pool);
+    let metadata_limits = (setup::NODE_METADATA_TTL, config.budget.metadata_bytes);
     // A source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
-        let under = setup::open_under(
-            source.as_str(),
-            &[],
-            &config.under,
-            setup::NODE_METADATA_TTL,
-            &stats,
-            &SharedBuckets::default(),
-        )?;
+        let under =
+            setup::open_under(source.as_str(), &[], &config.under, metadata_limits, &stats, &SharedBuckets::default())?;
         under.check(Instant::now() + config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
@@ -99,7 +94,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let (within, under_config, under_stats) = (sources.clone(), config.under.clone(), Arc::clone(&stats));
     let in_common = SharedBuckets::default();
     let open = Box::new(move |source: &str| {
-        setup::open_under(source, &within, &under_config, setup::NODE_METADATA_TTL, &under_stats, &in_common)
+        setup::open_under(source, &within, &under_config, metadata_limits, &under_stats, &in_common)
     });
     let node = CacheNode::new(&name, Arc::clone(&shared), sources.clone(), open);
     node.set_placement_rule(PLACEMENT_RULE);

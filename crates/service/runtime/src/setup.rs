@@ -14,8 +14,8 @@ use std::time::Duration;
 
 /// The maximum age of metadata in a node; each mount requests its own maximum.
 pub const NODE_METADATA_TTL: Duration = Duration::from_secs(60);
-/// The most names with cached metadata in a process, over all sources: 30 MiB.
-const METADATA_ENTRIES: usize = 100_000;
+/// Memory of a name with cached metadata.
+const METADATA_NAME_BYTES: u64 = 300;
 
 /// The authentication of this process, under its name; warnings about a token's file are logged.
 ///
@@ -36,7 +36,7 @@ pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>
 
 /// Opens the origin of `source`, with metadata valid for `ttl`; it sends no request yet. If a client chose the
 /// source, it has to lie in one of `within`. Origins with the same `in_common` share connections to a bucket and
-/// memory for names.
+/// the memory for names, `name_bytes`.
 ///
 /// # Errors
 /// When the URL or the configuration is invalid.
@@ -44,7 +44,7 @@ pub fn open_under(
     source: &str,
     within: &[String],
     config: &config::OriginConfig,
-    ttl: Duration,
+    (ttl, name_bytes): (Duration, u64),
     stats: &Arc<Stats>,
     in_common: &SharedBuckets,
 ) -> Result<Arc<dyn OriginStore>> {
@@ -63,7 +63,8 @@ pub fn open_under(
         ..defaults
     };
     let under = spurline_origin::open(source, &config, Arc::clone(stats))?;
-    let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries: METADATA_ENTRIES, stale_if_error };
+    let max_entries = (name_bytes / METADATA_NAME_BYTES) as usize;
+    let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries, stale_if_error };
     Ok(Arc::new(CachedOrigin::with_shared(in_common, under, metadata, Arc::clone(stats))))
 }
 

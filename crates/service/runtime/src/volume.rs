@@ -17,7 +17,7 @@ use spurline_types::{ErrorKind, FileKind, Stats};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// An open volume with everything that serves it; reading ends when it is dropped.
 pub struct OpenVolume {
@@ -69,7 +69,8 @@ fn named_object(config: &VolumeConfig, stats: &Arc<Stats>) -> Option<(String, St
         return None;
     }
     let under =
-        setup::open_under(parent, &[], &config.under, config.metadata_ttl, stats, &SharedBuckets::default()).ok()?;
+        setup::open_under(parent, &[], &config.under, metadata_limits(config), stats, &SharedBuckets::default())
+            .ok()?;
     let found = under.lookup(name.as_bytes(), Instant::now() + config.under.timeout).ok()?;
     (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
 }
@@ -79,7 +80,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         config.source.as_str(),
         &[],
         &config.under,
-        config.metadata_ttl,
+        metadata_limits(config),
         stats,
         &SharedBuckets::default(),
     )?;
@@ -119,9 +120,14 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
     Ok(OpenVolume { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None, fresh })
 }
 
-/// The budget without the slots of the FUSE session.
+/// Lifetime and memory of the origin's metadata.
+fn metadata_limits(config: &VolumeConfig) -> (Duration, u64) {
+    (config.metadata_ttl, config.budget.metadata_bytes)
+}
+
+/// The budget without the slots of the FUSE session and the tables of names.
 fn pool_bytes(config: &VolumeConfig) -> u64 {
-    config.budget.total - config.budget.fuse_slots * config.budget.fuse_slot_bytes
+    config.budget.total - config.budget.fuse_bytes() - config.budget.name_table_bytes()
 }
 
 fn open_from_group(

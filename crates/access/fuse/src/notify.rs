@@ -1,0 +1,73 @@
+//! Notifications to the kernel that make it forget inodes. It does not decide which.
+
+use crate::abi::{self, OutHeader, bytes_of, notify};
+use crate::reply::write_vectored;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// The first minor version of the protocol with FUSE_NOTIFY_PRUNE.
+const PRUNE_MINOR: u32 = 45;
+
+/// Sends notifications to the kernel. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct KernelNotifier {
+    // Weak, so that a handler that outlives its session does not keep the dead connection open.
+    device: Weak<OwnedFd>,
+    prunes: Arc<AtomicBool>,
+}
+
+impl KernelNotifier {
+    pub(crate) fn new(device: &Arc<OwnedFd>, minor: u32) -> Self {
+        KernelNotifier { device: Arc::downgrade(device), prunes: Arc::new(AtomicBool::new(minor >= PRUNE_MINOR)) }
+    }
+
+    /// Makes the kernel drop the inodes of this list that nothing uses: neither a handle, nor a working directory, nor a
+    /// name below. False if the kernel has no such function (before Linux 6.18).
+    ///
+    /// # Errors
+    /// ENODEV after the session's end; the kernel's error.
+    pub fn prune_inodes(&self, inodes: impl IntoIterator<Item = u64>) -> io::Result<bool> {
+        if !self.prunes.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let list: Vec<u8> = inodes.into_iter().flat_map(u64::to_ne_bytes).collect();
+        let head = abi::NotifyPruneOut { count: (list.len() / 8) as u32, padding: 0, spare: 0 };
+        match self.send(notify::PRUNE, &[bytes_of(&head), &list]) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                self.prunes.store(false, Ordering::Relaxed);
+                Ok(false)
+            }
+            sent => sent.map(|()| true),
+        }
+    }
+
+    /// Makes the kernel drop the name `name` in the directory `parent`, and its inode unless something uses it. A directory
+    /// in use then has no path until the name is looked up again. A name that the kernel does not have is no error. Waits
+    /// for requests in that directory, so it must not be called while one is served.
+    ///
+    /// # Errors
+    /// ENODEV after the session's end; the kernel's error.
+    pub fn invalidate_entry(&self, parent: u64, name: &[u8]) -> io::Result<()> {
+        let head = abi::NotifyInvalEntryOut { parent, namelen: name.len() as u32, flags: 0 };
+        match self.send(notify::INVAL_ENTRY, &[bytes_of(&head), name, &[0]]) {
+            // ENOTEMPTY, EBUSY: a directory whose names are in use.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTEMPTY | libc::EBUSY)) => Ok(()),
+            sent => sent,
+        }
+    }
+
+    fn send(&self, code: i32, pieces: &[&[u8]]) -> io::Result<()> {
+        let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
+        let len = size_of::<OutHeader>() + pieces.iter().map(|piece| piece.len()).sum::<usize>();
+        let header = OutHeader { len: len as u32, error: code, unique: 0 };
+        let mut all = vec![IoSlice::new(bytes_of(&header))];
+        all.extend(pieces.iter().map(|piece| IoSlice::new(piece)));
+        write_vectored(device.as_fd(), &all).map_err(|errno| match errno {
+            // The connection was aborted, or is gone.
+            libc::ECONNABORTED | libc::ENOTCONN | libc::EPERM => io::Error::from_raw_os_error(libc::ENODEV),
+            errno => io::Error::from_raw_os_error(errno),
+        })
+    }
+}
