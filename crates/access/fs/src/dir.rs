@@ -56,7 +56,7 @@ impl DirState {
 
     /// The name at `position` and when it was listed; `None` past the last one.
     pub fn entry_at(&mut self, position: u64, lister: &ListContext<'_>) -> FsResult<Option<(&DirEntry, Duration)>> {
-        if !self.loaded || position < self.first {
+        if !self.loaded || position < self.first || self.knows_nearer_page(position) {
             self.load_page_before(position, lister)?;
         }
         while position >= self.first + self.names.len() as u64 {
@@ -71,6 +71,14 @@ impl DirState {
     /// Whether the name at `position` is in the current page.
     pub fn is_loaded(&self, position: u64) -> bool {
         self.loaded && (self.first..self.first + self.names.len() as u64).contains(&position)
+    }
+
+    /// Whether a page that this handle has listed starts between the current page and `position`: a program that seeks
+    /// ahead does not need the pages before it.
+    fn knows_nearer_page(&self, position: u64) -> bool {
+        let page = self.pages.partition_point(|(first, _)| *first <= position);
+        let nearest = page.checked_sub(1).map_or(0, |page| self.pages[page].0);
+        nearest >= self.first + self.names.len() as u64 && nearest > self.first
     }
 
     /// Loads the page nearest before `position`.
@@ -112,13 +120,16 @@ impl DirState {
         self.next = listed.next;
         self.listed_at = now;
         self.loaded = true;
+        // Positions within this page are from a listing before a change, and count other names.
+        let end = first + self.names.len() as u64;
+        self.pages.retain(|(at, _)| *at <= first || *at >= end);
         // A page without any name to show starts where the next page starts; both cursors lead to the same names.
         match self.pages.binary_search_by_key(&first, |(first, _)| *first) {
             Ok(page) => self.pages[page].1 = cursor,
             Err(page) => self.pages.insert(page, (first, cursor)),
         }
         if let Some(next) = &self.next {
-            lister.starts.record_page(lister.path, first, first + self.names.len() as u64, next, now);
+            lister.starts.record_page(lister.path, first, end, next, now);
         }
         Ok(())
     }

@@ -268,6 +268,18 @@ fn a_hundred_thousand_names_are_listed_a_page_at_a_time() {
     })
     .unwrap();
     assert_eq!(many.requests.load(Ordering::Relaxed), 101);
+    // Ahead and back to anywhere: one page each.
+    for (n, position) in [99_002u64, 3, 80_002, 80_900, 81_002, 12_345].into_iter().enumerate() {
+        let mut names = Vec::new();
+        fs.readdir(ROOT, fh, position, &mut |item| {
+            names.push(item.name.to_vec());
+            names.len() < 2
+        })
+        .unwrap();
+        assert_eq!(names[0], format!("file-{:08}", position - 2).as_bytes());
+        let most = 102 + n as u64;
+        assert!(many.requests.load(Ordering::Relaxed) <= most, "seek {n}");
+    }
     for ino in known {
         fs.forget(ino, 1);
     }
