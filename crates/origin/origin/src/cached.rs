@@ -663,12 +663,12 @@ fn begin_outage(state: &mut MetadataState, stats: &Stats, url: &str, error: &Err
     }
 }
 
-/// Notes that the origin responded.
 /// Whether a lookup of `path` sends a request. The root of a bucket has constant attributes: its lookup proves nothing.
 fn is_requested(inner: &dyn OriginStore, path: &[u8]) -> bool {
     !path.is_empty() || inner.capabilities().modes
 }
 
+/// Notes that the origin responded.
 fn end_outage(state: &mut MetadataState, stats: &Stats, url: &str) {
     let Some(outage) = state.outage.take() else { return };
     stats.metadata.silent_origins.sub(1);
