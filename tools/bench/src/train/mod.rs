@@ -95,6 +95,23 @@ impl FeedOutcome {
     fn median_of(&self, of: impl Fn(&TrainRun) -> f64) -> f64 {
         median(&self.runs.iter().map(of).collect::<Vec<_>>())
     }
+
+    /// Withdraws the number that one measurement found, where the median of all rounds does not confirm it. What was
+    /// found is then the next smaller number that was fed on the way, from a single measurement.
+    fn withdraw_number(&mut self, required: f64) {
+        let utilisation =
+            |runs: &[TrainRun]| median(&runs.iter().map(|run| run.figures.utilisation()).collect::<Vec<_>>());
+        if self.fed.is_none_or(|fed| fed == 0) || utilisation(&self.runs) >= required {
+            return;
+        }
+        let refused = self.runs.first().map_or(0, |run| run.accelerators);
+        self.tried.append(&mut self.runs);
+        let served = |run: &&TrainRun| run.accelerators < refused && run.figures.utilisation() >= required;
+        let best = self.tried.iter().filter(served).max_by_key(|run| run.accelerators).cloned();
+        let none = || self.tried.iter().min_by_key(|run| run.accelerators).cloned();
+        self.fed = Some(best.as_ref().map_or(0, |run| run.accelerators));
+        self.runs = best.or_else(none).into_iter().collect();
+    }
 }
 
 /// Runs the command.
@@ -133,6 +150,7 @@ pub fn run(args: &TrainArgs) -> Result<()> {
             outcome.runs.push(measure_feed(args, &load, feed, &spurline, accelerators, round)?);
         }
     }
+    outcomes.iter_mut().for_each(|outcome| outcome.withdraw_number(load.required));
     notes.push(format!(
         "Load average of this machine: {load_before:.1} before, {:.1} after, on {} processors.",
         machine::load_average(),
@@ -379,7 +397,7 @@ fn sentence(load: &TrainLoad, outcome: &FeedOutcome) -> String {
     let count = |n: usize| if n == 1 { "1 accelerator".to_owned() } else { format!("{n} accelerators") };
     let measured = outcome.runs.first().map_or(0, |run| run.accelerators);
     let fed = match outcome.fed {
-        Some(0) => format!("no accelerator is fed: one would be at {share:.1} % instead of {required:.0} %"),
+        Some(0) => format!("none is fed: {} at {share:.1} %, {required:.0} % required", count(measured)),
         Some(n) => format!("{} fed at {required:.0} % or more (median {share:.1} %)", count(n)),
         None => format!("{} at {share:.1} %, {required:.0} % required", count(measured)),
     };
@@ -478,4 +496,42 @@ fn outcome_json(outcome: &FeedOutcome) -> Value {
         "runs": outcome.runs.iter().map(run).collect::<Vec<_>>(),
         "tried": outcome.tried.iter().map(run).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_at(accelerators: usize, utilisation: f64) -> TrainRun {
+        let figures =
+            ReplayFigures { utilisations: vec![utilisation], bytes: 1 << 30, seconds: 1.0, ..Default::default() };
+        let cpu = vec![("reader", 0.2), ("mount", 0.3), ("node", 0.4)];
+        TrainRun { accelerators, figures, cpu, grown: [("tcp.recv_bytes".to_owned(), 5_000_000)].into() }
+    }
+
+    #[test]
+    fn a_number_that_the_rounds_do_not_confirm_is_withdrawn() {
+        let load = TrainLoad::find(ModelName::Retinanet, AcceleratorName::B200).unwrap();
+        let outcome = |runs| FeedOutcome {
+            name: "mount".into(),
+            fed: Some(5),
+            tried: vec![run_at(4, 0.95), run_at(6, 0.5), run_at(5, 0.9)],
+            runs,
+        };
+        let mut confirmed = outcome(vec![run_at(5, 0.9), run_at(5, 0.86), run_at(5, 0.2)]);
+        confirmed.withdraw_number(load.required);
+        assert_eq!((confirmed.fed, confirmed.runs.len()), (Some(5), 3));
+        assert!(sentence(&load, &confirmed).contains("5 accelerators fed at 85 % or more (median 86.0 %)"));
+        assert!(sentence(&load, &confirmed).contains("5 MB over TCP"), "{}", sentence(&load, &confirmed));
+        let mut refused = outcome(vec![run_at(5, 0.9), run_at(5, 0.5), run_at(5, 0.2)]);
+        refused.withdraw_number(load.required);
+        assert_eq!((refused.fed, refused.runs.len(), refused.runs[0].accelerators), (Some(4), 1, 4));
+        let mut none =
+            FeedOutcome { tried: Vec::new(), ..outcome(vec![run_at(1, 0.9), run_at(1, 0.5), run_at(1, 0.2)]) };
+        none.withdraw_number(load.required);
+        assert_eq!(none.fed, Some(0));
+        assert!(sentence(&load, &none).contains("none is fed: 1 accelerator at"), "{}", sentence(&load, &none));
+        assert_eq!((client_cpu(&run_at(5, 1.0)) * 10.0).round(), 1.0, "reader and mount, not the node");
+        assert_eq!(result_table(&load, &[confirmed])[1][6..9], ["0.200", "0.300", "0.400"].map(str::to_owned));
+    }
 }
