@@ -3,7 +3,7 @@
 
 use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
-use spurline_config::values::{parse_buffer_size, parse_mode, parse_weight};
+use spurline_config::values::{parse_buffer_size, parse_mode, parse_squash, parse_weight};
 use spurline_config::{
     CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount,
     RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl, TransportMode,
@@ -389,10 +389,19 @@ pub struct TrustArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Mount")]
 pub struct FuseArgs {
-    /// Mount read-only (the only mode of this version)
+    /// Mount read-only (the default)
     #[arg(long)]
     pub read_only: bool,
-    /// Mount options: ro, allow_other, (no_)default_permissions (on with allow_other), nonempty, fsname=NAME,
+    /// Mount for reading and writing (also -o rw); the source has to be a directory, mounted without a registry
+    ///
+    /// Every change is made in the source at once, with the identity of the calling process: permissions and quotas are
+    /// the source's own. Locks hold within the mount. In /etc/fstab the word is writable, because mount(8) adds rw to all options.
+    #[arg(long, visible_alias = "writable")]
+    pub rw: bool,
+    /// Make all changes as this user and group, in place of the calling process's
+    #[arg(long, value_name = "UID:GID", value_parser = parse_squash)]
+    pub squash: Option<(u32, u32)>,
+    /// Mount options: ro, rw, allow_other, (no_)default_permissions (on with allow_other), nonempty, fsname=NAME,
     /// (no)suid, (no)dev, (no)exec, (no)atime
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
     pub options: Vec<String>,
@@ -415,7 +424,7 @@ pub struct FuseArgs {
     /// Threads that serve the kernel's requests; 0 uses as many as --buffer-size allows
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub fuse_threads: u16,
-    /// Never let the kernel read cached files directly (FUSE passthrough)
+    /// Never let the kernel read cached files directly, or write a directory's files (FUSE passthrough)
     #[arg(long)]
     pub no_passthrough: bool,
     /// Read-ahead of sequential readers, in bytes fetched; 0 disables it [default: from the buffer size]
@@ -519,7 +528,7 @@ raw! {
         peer_timeout, peer_silence,
     }
     FuseArgs => RawFuse {
-        options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads, no_passthrough,
+        read_only, rw, squash, options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads, no_passthrough,
         max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }
     LogArgs => RawLog { log, log_filter, log_format, metrics }

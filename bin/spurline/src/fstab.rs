@@ -86,14 +86,18 @@ fn split_options(options: &[u8]) -> Vec<Vec<u8>> {
 /// # Errors
 /// When an option is neither a mount option nor a flag of `flags`, the command `mount`.
 pub fn flags_of_options(flags: &clap::Command, options: &[u8]) -> Result<Vec<OsString>, Fault> {
-    let is_flag =
-        |key: &[u8]| flags.get_arguments().any(|arg| arg.get_long().is_some_and(|long| long.as_bytes() == key));
+    let is_flag = |key: &[u8]| {
+        flags.get_arguments().any(|arg| {
+            let aliases = arg.get_visible_aliases().unwrap_or_default();
+            arg.get_long().into_iter().chain(aliases).any(|long| long.as_bytes() == key)
+        })
+    };
     let mut given = Vec::new();
     for option in split_options(options) {
         let option = option.as_slice();
         let key = option.split(|byte| *byte == b'=').next().unwrap_or_default();
         match option {
-            // The default of mount(8).
+            // mount(8) adds it to all options; the word for a writable mount is `writable`.
             b"rw" => {}
             _ if is_flag(key) => given.push(OsString::from_vec([b"--", option].concat())),
             _ if !fuse::is_known_option(&String::from_utf8_lossy(option)) => {
@@ -162,6 +166,9 @@ mod tests {
             crate::cli::cli_command().try_get_matches_from([vec!["spurline".into()], words].concat())
         };
         parse(told(&line).unwrap().unwrap()).unwrap();
+        let writable = told(&["a", "b", "-o", "rw,writable"]).unwrap().unwrap();
+        assert_eq!(writable, ["mount", "-d", "--writable", "--", "a", "b"]);
+        parse(writable).unwrap();
         assert_eq!(told(&["-f", "a", "b"]).unwrap(), None);
         assert_eq!(told(&["-t", "spurline", "a", "b"]).unwrap().unwrap(), ["mount", "-d", "--", "a", "b"]);
         for (words, says) in [(&["a"][..], "not 1"), (&["a", "b", "-x"], "-x"), (&["a", "b", "-o"], "-o wants")] {

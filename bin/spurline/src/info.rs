@@ -57,6 +57,7 @@ fn info_text(path: &str, answer: &Value) -> String {
         for (key, value) in object {
             match (key.as_str(), value) {
                 ("blocks" | "held" | "path" | "path_escaped", _) | (_, Value::Null) => {}
+                ("writes", can) => fact(key, can_words(can)),
                 ("rule", rule) => fact(
                     key,
                     format!(
@@ -92,6 +93,28 @@ fn info_text(path: &str, answer: &Value) -> String {
     out
 }
 
+/// What the source of a writable mount can do, in words.
+fn can_words(can: &Value) -> String {
+    let words = [
+        ("hard_links", "hard links"),
+        ("symlinks", "symbolic links"),
+        ("modes", "modes"),
+        ("xattrs", "extended attributes"),
+        ("acls", "ACLs"),
+        ("random_write", "writes anywhere"),
+        ("atomic_append", "atomic appends"),
+        ("holes", "holes"),
+        ("copy", "copies within the source"),
+    ];
+    let text = |key: &str| can[key].as_str().unwrap_or("?").to_owned();
+    let can_do = words.iter().filter(|(key, _)| can[*key] == true).map(|(_, word)| (*word).to_owned());
+    let more = [
+        format!("rename of directories: {}", text("rename_directory")),
+        format!("locks hold within the {}", text("locks")),
+    ];
+    can_do.chain(more).collect::<Vec<_>>().join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +124,7 @@ mod tests {
     fn facts_counts_and_runs_of_blocks() {
         let answer = json!({
             "path": "a", "version": "\"etag\"", "length": 20, "etag": null,
+            "writes": {"hard_links": true, "acls": false, "rename_directory": "atomic", "locks": "mount"},
             "rule": {"url": "s3://b/x", "pin": true, "ttl_seconds": null, "quota_bytes": null, "number": 1},
             "blocks": {"total": 4, "cached": 3, "memory": 1, "disk": 2},
             "held": [{"first": 0, "last": 0, "where": "memory", "holder": "n1"},
@@ -108,6 +132,8 @@ mod tests {
         });
         let text = info_text("/mnt/a", &answer);
         assert!(text.starts_with("/mnt/a\n") && text.contains("length      20 (20 B)"), "{text}");
+        let can = "  writes      hard links, rename of directories: atomic, locks hold within the mount\n";
+        assert!(text.contains(can), "{text}");
         assert!(text.contains("  rule        pinned, by s3://b/x\n"), "{text}");
         assert!(text.contains("4, of them 3 cached: 1 in memory, 2 on disk") && !text.contains("etag  "), "{text}");
         assert!(

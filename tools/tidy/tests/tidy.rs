@@ -235,7 +235,10 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/access/fuse", "the FUSE device, its io_uring queues and mount calls"),
     ("crates/cache/store", "io_uring and O_DIRECT buffers"),
     ("crates/host/probe", "TCP_INFO by getsockopt, which no library in use has"),
-    ("crates/origin/origin", "leases by fcntl, which no library in use has"),
+    (
+        "crates/origin/origin",
+        "leases by fcntl, which no library in use has; a thread's own mask, and a close that reports errors",
+    ),
     ("crates/host/umad", "calls into libibumad"),
     ("tools/vtime", "the C library's clocks, futexes and threads, defined anew for tests"),
     ("crates/net/verbs", "calls into libibverbs and librdmacm, memory that NICs reach"),

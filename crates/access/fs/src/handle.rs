@@ -39,22 +39,20 @@ const SHARDS: usize = 1 << SHARD_BITS;
 /// Bits of the slot index. The bits above count the uses of the slot, so that a released number finds nothing.
 const SLOT_BITS: u32 = 28;
 
-/// All open handles.
-pub struct HandleTable {
-    shards: [RwLock<HandleShard>; SHARDS],
+/// All open handles of one kind.
+pub struct HandleTable<T = OpenHandle> {
+    shards: [RwLock<HandleShard<T>>; SHARDS],
     turn: AtomicUsize,
 }
 
-#[derive(Default)]
-struct HandleShard {
-    slots: Vec<HandleSlot>,
+struct HandleShard<T> {
+    slots: Vec<HandleSlot<T>>,
     free: Vec<u32>,
 }
 
-#[derive(Default)]
-struct HandleSlot {
+struct HandleSlot<T> {
     uses: u32,
-    handle: Option<Arc<OpenHandle>>,
+    handle: Option<Arc<T>>,
 }
 
 fn split_handle(fh: u64) -> (usize, usize, u32) {
@@ -62,20 +60,21 @@ fn split_handle(fh: u64) -> (usize, usize, u32) {
     (fh as usize & (SHARDS - 1), slot as usize, (fh >> (SHARD_BITS + SLOT_BITS)) as u32)
 }
 
-impl HandleTable {
+impl<T> HandleTable<T> {
     pub fn new() -> Self {
-        HandleTable { shards: Default::default(), turn: AtomicUsize::new(0) }
+        let shard = |_| RwLock::new(HandleShard { slots: Vec::new(), free: Vec::new() });
+        HandleTable { shards: std::array::from_fn(shard), turn: AtomicUsize::new(0) }
     }
 
     /// Stores `handle` and returns its number. `None` when 2^32 handles are open.
-    pub fn insert(&self, handle: Arc<OpenHandle>) -> Option<u64> {
+    pub fn insert(&self, handle: Arc<T>) -> Option<u64> {
         let shard = self.turn.fetch_add(1, Ordering::Relaxed) & (SHARDS - 1);
         let mut slots = self.shards[shard].write();
         let index = match slots.free.pop() {
             Some(index) => index,
             None => {
                 let index = u32::try_from(slots.slots.len()).ok().filter(|index| *index < 1 << SLOT_BITS)?;
-                slots.slots.push(HandleSlot::default());
+                slots.slots.push(HandleSlot { uses: 0, handle: None });
                 index
             }
         };
@@ -85,14 +84,14 @@ impl HandleTable {
     }
 
     /// The handle with number `fh`.
-    pub fn get(&self, fh: u64) -> Option<Arc<OpenHandle>> {
+    pub fn get(&self, fh: u64) -> Option<Arc<T>> {
         let (shard, index, uses) = split_handle(fh);
         let slots = self.shards[shard].read();
         slots.slots.get(index).filter(|slot| slot.uses == uses)?.handle.clone()
     }
 
     /// Removes a handle.
-    pub fn remove(&self, fh: u64) -> Option<Arc<OpenHandle>> {
+    pub fn remove(&self, fh: u64) -> Option<Arc<T>> {
         let (shard, index, uses) = split_handle(fh);
         let mut slots = self.shards[shard].write();
         let slot = slots.slots.get_mut(index).filter(|slot| slot.uses == uses)?;

@@ -18,6 +18,7 @@ mod list;
 mod page_starts;
 mod passthrough;
 pub mod readahead;
+pub mod writable;
 mod xattr;
 
 pub use attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};

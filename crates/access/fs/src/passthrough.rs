@@ -16,6 +16,15 @@ pub trait RegisterBacking {
     /// # Errors
     /// The kernel's error; the file is then read in cached mode.
     fn register_file(&self, file: &File) -> io::Result<Box<dyn RegisteredBacking>>;
+
+    /// As [`RegisterBacking::register_file`], for reads and writes with the rights of a user and a group.
+    ///
+    /// # Errors
+    /// As [`RegisterBacking::register_file`].
+    fn register_file_as(&self, file: &File, uid: u32, gid: u32) -> io::Result<Box<dyn RegisteredBacking>> {
+        let _ = (uid, gid);
+        self.register_file(file)
+    }
 }
 
 /// A registered backing file; withdrawn when dropped.
@@ -32,6 +41,11 @@ pub struct LiveBacking {
 }
 
 impl LiveBacking {
+    /// A registered file; `kept` lives as long.
+    pub(crate) fn new(backing_id: Box<dyn RegisteredBacking>, kept: Box<dyn Send + Sync>) -> Self {
+        LiveBacking { backing_id, _kept: kept }
+    }
+
     /// The kernel's number for it.
     pub fn id(&self) -> i32 {
         self.backing_id.backing_id()
@@ -121,7 +135,7 @@ fn register_backing(
         return None;
     }
     match register.register_file(backing.file()) {
-        Ok(id) => Some(Arc::new(LiveBacking { backing_id: id, _kept: backing.close() })),
+        Ok(id) => Some(Arc::new(LiveBacking::new(id, backing.close()))),
         Err(error) => {
             tracing::debug!(%error, "the kernel refused a backing file; the file is read in cached mode");
             None

@@ -57,14 +57,19 @@ pub mod opcode {
 /// Flags of INIT; bits from 32 are in `flags2`.
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
+    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
+    pub const DONT_MASK: u64 = 1 << 6;
+    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const POSIX_ACL: u64 = 1 << 20;
     pub const ABORT_ERROR: u64 = 1 << 21;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
@@ -78,11 +83,13 @@ pub mod fopen {
     pub const NONSEEKABLE: u32 = 1 << 2;
     pub const CACHE_DIR: u32 = 1 << 3;
     pub const NOFLUSH: u32 = 1 << 5;
+    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// Codes of notifications to the kernel, in place of a reply's error.
 pub mod notify {
+    pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
     /// 7.45, Linux 6.18.
     pub const PRUNE: i32 = 9;
@@ -90,6 +97,23 @@ pub mod notify {
 
 /// GETATTR carries a file handle.
 pub const GETATTR_FH: u32 = 1;
+/// WRITE: the file loses its set-user-ID and set-group-ID bits.
+pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// FSYNC and FSYNCDIR: the bytes only.
+pub const FSYNC_FDATASYNC: u32 = 1;
+
+/// Which attributes a SETATTR sets.
+pub mod fattr {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const FH: u32 = 1 << 6;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+}
 
 /// `_IOR(229, 0, u32)`: makes a new descriptor of /dev/fuse another channel of a session.
 pub const DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
@@ -150,6 +174,24 @@ plain! {
     OpenOut 16 { fh: u64, open_flags: u32, backing_id: i32 }
     ReadIn 40 { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
     ReleaseIn 24 { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
+    SetattrIn 88 { valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32,
+        mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32 }
+    MknodIn 16 { mode: u32, rdev: u32, umask: u32, padding: u32 }
+    MkdirIn 8 { mode: u32, umask: u32 }
+    RenameIn 8 { newdir: u64 }
+    Rename2In 16 { newdir: u64, flags: u32, padding: u32 }
+    NotifyInvalInodeOut 24 { ino: u64, off: i64, len: i64 }
+    LinkIn 8 { oldnodeid: u64 }
+    CreateIn 16 { flags: u32, mode: u32, umask: u32, open_flags: u32 }
+    WriteIn 40 { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    WriteOut 8 { size: u32, padding: u32 }
+    FsyncIn 16 { fh: u64, fsync_flags: u32, padding: u32 }
+    SetxattrIn 8 { size: u32, flags: u32 }
+    FlushIn 24 { fh: u64, unused: u32, padding: u32, lock_owner: u64 }
+    FallocateIn 32 { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
+    CopyFileRangeIn 56 { fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64 }
+    LkIn 48 { fh: u64, owner: u64, start: u64, end: u64, kind: u32, pid: u32, lk_flags: u32, padding: u32 }
+    LkOut 24 { start: u64, end: u64, kind: u32, pid: u32 }
     AccessIn 8 { mask: u32, padding: u32 }
     GetxattrIn 8 { size: u32, padding: u32 }
     GetxattrOut 8 { size: u32, padding: u32 }

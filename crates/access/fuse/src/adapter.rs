@@ -35,9 +35,21 @@ pub struct FsHandler {
     inode_limiter: Mutex<Option<InodeLimiter>>,
 }
 
-struct PassthroughState {
+/// Registers files with the kernel, until it refuses too often.
+pub(crate) struct PassthroughState {
     backings: BackingRegistrar,
     refused: AtomicU32,
+}
+
+impl PassthroughState {
+    pub(crate) fn new(backings: &BackingRegistrar) -> Self {
+        PassthroughState { backings: backings.clone(), refused: AtomicU32::new(0) }
+    }
+
+    /// The registration, unless the kernel refused too often.
+    pub(crate) fn usable(&self) -> Option<&dyn RegisterBacking> {
+        (self.refused.load(Ordering::Relaxed) < REFUSALS).then_some(self as &dyn RegisterBacking)
+    }
 }
 
 impl FsHandler {
@@ -92,9 +104,9 @@ impl RequestForgets for KernelNames {
     }
 }
 
-impl RegisterBacking for PassthroughState {
-    fn register_file(&self, file: &File) -> io::Result<Box<dyn spurline_fs::RegisteredBacking>> {
-        match self.backings.register_file(file.as_fd()) {
+impl PassthroughState {
+    fn register(&self, file: &File, user: Option<(u32, u32)>) -> io::Result<Box<dyn spurline_fs::RegisteredBacking>> {
+        match self.backings.register_file_as(file.as_fd(), user) {
             Ok(backing) => {
                 self.refused.store(0, Ordering::Relaxed);
                 Ok(Box::new(backing))
@@ -110,6 +122,16 @@ impl RegisterBacking for PassthroughState {
                 Err(error)
             }
         }
+    }
+}
+
+impl RegisterBacking for PassthroughState {
+    fn register_file(&self, file: &File) -> io::Result<Box<dyn spurline_fs::RegisteredBacking>> {
+        self.register(file, None)
+    }
+
+    fn register_file_as(&self, file: &File, uid: u32, gid: u32) -> io::Result<Box<dyn spurline_fs::RegisteredBacking>> {
+        self.register(file, Some((uid, gid)))
     }
 }
 
@@ -150,6 +172,7 @@ fn stat_attr(attr: &FileAttr) -> StatAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
+        rdev: 0,
         blksize: attr.blksize,
     }
 }
@@ -157,8 +180,7 @@ fn stat_attr(attr: &FileAttr) -> StatAttr {
 impl FuseHandler for FsHandler {
     fn init(&self, info: &InitInfo) {
         if let Some(backings) = &info.backings {
-            let passthrough = PassthroughState { backings: backings.clone(), refused: AtomicU32::new(0) };
-            let _ = self.passthrough.set(passthrough);
+            let _ = self.passthrough.set(PassthroughState::new(backings));
         }
         let _ = self.notifier.set(info.notifier.clone());
         match InodeLimiter::start(&self.file_system, Box::new(KernelNames(info.notifier.clone()))) {
@@ -172,7 +194,7 @@ impl FuseHandler for FsHandler {
         drop(limiter);
     }
 
-    fn lookup(&self, parent: u64, name: &[u8]) -> Result<LookupReply, Errno> {
+    fn lookup(&self, parent: u64, name: &[u8], _caller: &RequestCaller) -> Result<LookupReply, Errno> {
         match self.file_system.lookup(parent, name) {
             Ok(LookupOutcome::Found(found)) => Ok(self.lookup_reply(&found)),
             Ok(LookupOutcome::Absent { ttl }) => Ok(LookupReply::negative(ttl)),
@@ -184,20 +206,19 @@ impl FuseHandler for FsHandler {
         self.file_system.forget(ino, nlookup);
     }
 
-    fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(StatAttr, Duration), Errno> {
+    fn getattr(&self, ino: u64, fh: Option<u64>, _caller: &RequestCaller) -> Result<(StatAttr, Duration), Errno> {
         let (found, ttl) = self.file_system.getattr(ino, fh).map_err(|error| log_errno("getattr", ino, &error))?;
         Ok((stat_attr(&found), ttl))
     }
 
-    fn readlink(&self, ino: u64, target: &mut [u8]) -> Result<usize, Errno> {
+    fn readlink(&self, ino: u64, target: &mut [u8], _caller: &RequestCaller) -> Result<usize, Errno> {
         let link = self.file_system.readlink(ino).map_err(|error| log_errno("readlink", ino, &error))?;
         target.get_mut(..link.len()).ok_or(Errno::ENAMETOOLONG)?.copy_from_slice(&link);
         Ok(link.len())
     }
 
-    fn open(&self, ino: u64, flags: u32) -> Result<HandleReply, Errno> {
-        let register = self.passthrough.get().filter(|p| p.refused.load(Ordering::Relaxed) < REFUSALS);
-        let register = register.map(|passthrough| passthrough as &dyn RegisterBacking);
+    fn open(&self, ino: u64, flags: u32, _caller: &RequestCaller) -> Result<HandleReply, Errno> {
+        let register = self.passthrough.get().and_then(PassthroughState::usable);
         let opened =
             self.file_system.open(ino, flags as i32, register).map_err(|error| log_errno("open", ino, &error))?;
         let backing = opened.backing.map(|backing| BackingId(backing.id()));
@@ -220,17 +241,31 @@ impl FuseHandler for FsHandler {
         }
     }
 
-    fn opendir(&self, ino: u64, _flags: u32) -> Result<HandleReply, Errno> {
+    fn opendir(&self, ino: u64, _flags: u32, _caller: &RequestCaller) -> Result<HandleReply, Errno> {
         let fh = self.file_system.opendir(ino).map_err(|error| log_errno("opendir", ino, &error))?;
         Ok(HandleReply { fh, ..HandleReply::default() })
     }
 
-    fn readdir(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+    fn readdir(
+        &self,
+        ino: u64,
+        fh: u64,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+        _caller: &RequestCaller,
+    ) -> Result<(), Errno> {
         let mut take = |item: &DirItem<'_>| sink.add_entry(item.ino, item.next, file_type(item.kind), item.name);
         self.file_system.readdir(ino, fh, cookie, &mut take).map_err(|error| log_errno("readdir", ino, &error))
     }
 
-    fn readdirplus(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
+    fn readdirplus(
+        &self,
+        ino: u64,
+        fh: u64,
+        cookie: u64,
+        sink: &mut DirPlusSink<'_>,
+        _caller: &RequestCaller,
+    ) -> Result<(), Errno> {
         let mut take = |item: &DirItem<'_>| match &item.entry {
             Some(found) => sink.add_entry(&self.lookup_reply(found), item.next, item.name),
             None => sink.add_plain(item.ino, item.next, file_type(item.kind), item.name),
@@ -261,14 +296,14 @@ impl FuseHandler for FsHandler {
             .map_err(|error| log_errno("access", ino, &error))
     }
 
-    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> ReplyReceipt {
+    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>, _caller: &RequestCaller) -> ReplyReceipt {
         match self.file_system.getxattr(ino, name) {
             Ok(value) => reply.reply_value(&value),
             Err(error) => reply.reply_error(log_errno("getxattr", ino, &error)),
         }
     }
 
-    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> ReplyReceipt {
+    fn listxattr(&self, ino: u64, reply: XattrReply<'_>, _caller: &RequestCaller) -> ReplyReceipt {
         match self.file_system.listxattr(ino) {
             Ok(names) => reply.reply_value(&names),
             Err(error) => reply.reply_error(log_errno("listxattr", ino, &error)),

@@ -2,6 +2,7 @@
 //! which files are eligible.
 
 use crate::abi;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -28,7 +29,17 @@ impl BackingRegistrar {
     /// EPERM without CAP_SYS_ADMIN; ELOOP when the file is on a stacked file system (overlayfs, FUSE passthrough);
     /// EOPNOTSUPP when its file system has no support; ENODEV after the session's end.
     pub fn register_file(&self, file: BorrowedFd<'_>) -> io::Result<RegisteredFile> {
+        self.register_file_as(file, None)
+    }
+
+    /// As [`BackingRegistrar::register_file`]. The kernel reads and writes the file with the rights of the user and
+    /// group given, so that a file server sees them, and quotas are the user's.
+    ///
+    /// # Errors
+    /// As [`BackingRegistrar::register_file`].
+    pub fn register_file_as(&self, file: BorrowedFd<'_>, user: Option<(u32, u32)>) -> io::Result<RegisteredFile> {
         let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
+        let _as_user = user.map(|(uid, gid)| FileUser::assume(uid, gid));
         let map = abi::BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: both descriptors are open for the call and the kernel only reads the 16 bytes of `map`.
         let id = unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_OPEN as _, &raw const map) };
@@ -36,6 +47,40 @@ impl BackingRegistrar {
             return Err(io::Error::last_os_error());
         }
         Ok(RegisteredFile { id: BackingId(id), device: self.device.clone() })
+    }
+}
+
+/// This thread opens files as another user, until this value is dropped. It keeps the right to register files.
+struct FileUser {
+    uid: u32,
+    gid: u32,
+    capabilities: Option<CapabilitySets>,
+}
+
+impl FileUser {
+    fn assume(uid: u32, gid: u32) -> FileUser {
+        // Without it, quotas and the reserve of a full disk bind the user.
+        let capabilities = capabilities(None).ok();
+        if let Some(sets) = capabilities {
+            let effective = sets.effective - CapabilitySet::SYS_RESOURCE;
+            let _ = set_capabilities(None, CapabilitySets { effective, ..sets });
+        }
+        // SAFETY: both calls change numbers of this thread only, and have no other condition.
+        let (gid, uid) = unsafe { (libc::setfsgid(gid), libc::setfsuid(uid)) };
+        FileUser { uid: uid as u32, gid: gid as u32, capabilities }
+    }
+}
+
+impl Drop for FileUser {
+    fn drop(&mut self) {
+        // SAFETY: as in `assume`. Setting back brings back the capabilities of files, too.
+        unsafe {
+            libc::setfsuid(self.uid);
+            libc::setfsgid(self.gid);
+        }
+        if let Some(sets) = self.capabilities.take() {
+            let _ = set_capabilities(None, sets);
+        }
     }
 }
 

@@ -53,6 +53,13 @@ impl fmt::Display for TransportChoice {
     }
 }
 
+/// What a session that takes changes requests from the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionWrites {
+    /// The kernel checks POSIX access control lists, too.
+    pub acls: bool,
+}
+
 /// The configuration of a session. `Default` is a good start; the caller sets the memory budget.
 #[derive(Clone)]
 pub struct SessionConfig {
@@ -79,6 +86,8 @@ pub struct SessionConfig {
     pub max_readahead: u32,
     /// Request passthrough; see [`crate::InitInfo::backings`].
     pub passthrough: bool,
+    /// Set for a handler that takes changes.
+    pub writes: Option<SessionWrites>,
     /// Whether the handler implements readdirplus.
     pub readdirplus: bool,
     /// Allocates the memory of slots.
@@ -102,6 +111,7 @@ impl Default for SessionConfig {
             max_background: 64,
             max_readahead: 2 << 20,
             passthrough: false,
+            writes: None,
             readdirplus: true,
             buffers: Arc::new(AnonymousPages),
             stats: Arc::default(),

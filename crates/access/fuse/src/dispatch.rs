@@ -2,11 +2,11 @@
 //! replies leave.
 
 use crate::abi::{self, InHeader, fopen, read_plain};
+use crate::change_request::ChangeRequest;
+use crate::dispatch_change::attr_reply;
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, RequestCaller};
-use crate::reply::{
-    DirPlusSink, DirSink, DirectReply, ReadReply, ReplyReceipt, XattrReply, attr_out, entry_out, put_struct,
-};
+use crate::reply::{DirPlusSink, DirSink, DirectReply, ReadReply, ReplyReceipt, XattrReply, entry_out, put_struct};
 use crate::request::{BodySpan, FuseRequest};
 use spurline_types::Stats;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,13 +35,17 @@ pub(crate) struct SlotIo<'a> {
 }
 
 impl SlotIo<'_> {
-    fn checked_name(&self, name: BodySpan) -> Result<&[u8], Errno> {
+    /// The request's body.
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.bytes[self.body..]
+    }
+    pub(crate) fn checked_name(&self, name: BodySpan) -> Result<&[u8], Errno> {
         match name.slice_of(&self.bytes[self.body..]) {
             name if name.len() > NAME_MAX => Err(Errno::ENAMETOOLONG),
             name => Ok(name),
         }
     }
-    fn payload(&mut self) -> &mut [u8] {
+    pub(crate) fn payload(&mut self) -> &mut [u8] {
         &mut self.bytes[self.payload_mut..]
     }
 }
@@ -76,7 +80,7 @@ impl<H: FuseHandler> RequestDispatcher<H> {
     fn call_handler(&self, header: &InHeader, request: FuseRequest, mut io: SlotIo<'_>) -> Option<ReplyReceipt> {
         let h = &*self.handler;
         let ino = header.nodeid;
-        let caller = || RequestCaller { unique: header.unique, uid: header.uid, gid: header.gid, pid: header.pid };
+        let caller = RequestCaller::of(header);
         let done = |result: Result<(), Errno>| match result {
             Ok(()) => ReplyReceipt::ok(0),
             Err(errno) => ReplyReceipt::error(errno),
@@ -92,18 +96,12 @@ impl<H: FuseHandler> RequestDispatcher<H> {
                     }
                 }
             }
-            FuseRequest::Lookup { name } => match io.checked_name(name).and_then(|name| h.lookup(ino, name)) {
+            FuseRequest::Lookup { name } => match io.checked_name(name).and_then(|name| h.lookup(ino, name, &caller)) {
                 Ok(entry) => put_struct(io.payload(), &entry_out(&entry)),
                 Err(errno) => ReplyReceipt::error(errno),
             },
-            FuseRequest::Getattr { fh } => match h.getattr(ino, fh) {
-                Ok((attr, ttl)) => {
-                    let (attr_valid, attr_valid_nsec) = (ttl.as_secs(), ttl.subsec_nanos());
-                    put_struct(
-                        io.payload(),
-                        &abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attr_out(&attr) },
-                    )
-                }
+            FuseRequest::Getattr { fh } => match h.getattr(ino, fh, &caller) {
+                Ok(answer) => attr_reply(&mut io, &answer),
                 Err(errno) => ReplyReceipt::error(errno),
             },
             FuseRequest::Forget { nlookup } => {
@@ -120,16 +118,16 @@ impl<H: FuseHandler> RequestDispatcher<H> {
             }
             FuseRequest::Readlink => {
                 // The kernel accepts at most one page less its NUL.
-                match h.readlink(ino, &mut io.payload()[..4095]) {
+                match h.readlink(ino, &mut io.payload()[..4095], &caller) {
                     Ok(len) => ReplyReceipt::ok(len.min(4095)),
                     Err(errno) => ReplyReceipt::error(errno),
                 }
             }
-            FuseRequest::Open { flags } => match h.open(ino, flags) {
+            FuseRequest::Open { flags } => match h.open(ino, flags, &caller) {
                 Ok(opened) => put_struct(io.payload(), &open_out(opened, false)),
                 Err(errno) => ReplyReceipt::error(errno),
             },
-            FuseRequest::Opendir { flags } => match h.opendir(ino, flags) {
+            FuseRequest::Opendir { flags } => match h.opendir(ino, flags, &caller) {
                 Ok(opened) => put_struct(io.payload(), &open_out(opened, true)),
                 Err(errno) => ReplyReceipt::error(errno),
             },
@@ -143,14 +141,14 @@ impl<H: FuseHandler> RequestDispatcher<H> {
             }
             FuseRequest::Readdir { fh, cookie, len, plus: false } => {
                 let mut sink = DirSink::new(io.payload(), len as usize);
-                match h.readdir(ino, fh, cookie, &mut sink) {
+                match h.readdir(ino, fh, cookie, &mut sink, &caller) {
                     Ok(()) => sink.finish(),
                     Err(errno) => ReplyReceipt::error(errno),
                 }
             }
             FuseRequest::Readdir { fh, cookie, len, plus: true } => {
                 let mut sink = DirPlusSink::new(io.payload(), len as usize);
-                match h.readdirplus(ino, fh, cookie, &mut sink) {
+                match h.readdirplus(ino, fh, cookie, &mut sink, &caller) {
                     Ok(()) => sink.finish(),
                     Err(errno) => ReplyReceipt::error(errno),
                 }
@@ -172,7 +170,7 @@ impl<H: FuseHandler> RequestDispatcher<H> {
                 ),
                 Err(errno) => ReplyReceipt::error(errno),
             },
-            FuseRequest::Access { mask } => done(h.access(ino, mask, &caller())),
+            FuseRequest::Access { mask } => done(h.access(ino, mask, &caller)),
             FuseRequest::Getxattr { name, size } => {
                 // The value overwrites the memory that may hold the name, so the name is copied.
                 let mut copy = [0u8; NAME_MAX];
@@ -183,9 +181,9 @@ impl<H: FuseHandler> RequestDispatcher<H> {
                     }
                     Err(errno) => return Some(ReplyReceipt::error(errno)),
                 };
-                h.getxattr(ino, &copy[..len], XattrReply::new(io.payload(), size as usize))
+                h.getxattr(ino, &copy[..len], XattrReply::new(io.payload(), size as usize), &caller)
             }
-            FuseRequest::Listxattr { size } => h.listxattr(ino, XattrReply::new(io.payload(), size as usize)),
+            FuseRequest::Listxattr { size } => h.listxattr(ino, XattrReply::new(io.payload(), size as usize), &caller),
             FuseRequest::Lseek { fh, offset, whence } => match h.lseek(ino, fh, offset, whence) {
                 Ok(offset) => put_struct(io.payload(), &abi::LseekOut { offset }),
                 Err(errno) => ReplyReceipt::error(errno),
@@ -196,11 +194,11 @@ impl<H: FuseHandler> RequestDispatcher<H> {
             }
             FuseRequest::Destroy => ReplyReceipt::ok(0),
             FuseRequest::Ioctl => ReplyReceipt::error(Errno::ENOTTY),
-            FuseRequest::Modify(op) => ReplyReceipt::error(h.modify(op, ino, &caller())),
+            FuseRequest::Change(change) => self.call_change(header, change, io),
             // INIT comes once, before the dispatcher; a second one fails.
             FuseRequest::Init { .. } => ReplyReceipt::error(Errno::EIO),
             FuseRequest::Unknown(abi::opcode::NOTIFY_REPLY) => return None,
-            // FLUSH, FSYNC, locks, poll, bmap and future requests: after ENOSYS the kernel stops sending them.
+            // Locks, poll, bmap and future requests: after ENOSYS the kernel stops sending them.
             FuseRequest::Unknown(_) => ReplyReceipt::error(Errno::ENOSYS),
         })
     }
@@ -228,6 +226,7 @@ impl<H: FuseHandler> RequestDispatcher<H> {
         if let Some(log) = &self.access_log {
             let (offset, len) = match request {
                 FuseRequest::Read { offset, .. } | FuseRequest::Lseek { offset, .. } => (offset, len),
+                FuseRequest::Change(ChangeRequest::Write { offset, data, .. }) => (offset, data.len() as u64),
                 FuseRequest::Readdir { cookie, .. } => (cookie, len),
                 FuseRequest::Getxattr { .. } | FuseRequest::Listxattr { .. } | FuseRequest::Readlink => (0, len),
                 _ => (0, 0),
@@ -237,7 +236,7 @@ impl<H: FuseHandler> RequestDispatcher<H> {
     }
 }
 
-fn open_out(opened: HandleReply, directory: bool) -> abi::OpenOut {
+pub(crate) fn open_out(opened: HandleReply, directory: bool) -> abi::OpenOut {
     let mut flags = 0;
     let mut set = |on: bool, flag: u32| {
         if on {
@@ -245,8 +244,9 @@ fn open_out(opened: HandleReply, directory: bool) -> abi::OpenOut {
         }
     };
     set(opened.direct_io, fopen::DIRECT_IO);
-    // The file system is read-only, so close(2) needs no FLUSH.
-    set(!directory, fopen::NOFLUSH);
+    // Only where close(2) can report an error, it needs a FLUSH.
+    set(!directory && !opened.flush, fopen::NOFLUSH);
+    set(opened.parallel_direct_writes, fopen::PARALLEL_DIRECT_WRITES);
     let mut backing_id = 0;
     match opened.backing {
         Some(id) if !directory => {

@@ -1,11 +1,13 @@
 //! The interface of a file system: one typed method per read-side request. It knows neither descriptors nor rings nor
 //! byte layouts.
 
+use crate::abi::InHeader;
 use crate::backing::{BackingId, BackingRegistrar};
 use crate::errno::Errno;
 use crate::notify::KernelNotifier;
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
-use crate::request::ModifyOp;
+use spurline_fs::writable::NewNode;
+use spurline_volume::writes::AttrChange;
 use std::time::{Duration, SystemTime};
 
 /// The caller of a request, from its header.
@@ -17,8 +19,16 @@ pub struct RequestCaller {
     pub uid: u32,
     /// Group of the calling process.
     pub gid: u32,
-    /// The calling process; 0 for the kernel's own work such as read-ahead.
+    /// The calling thread; 0 for the kernel's own work such as read-ahead.
     pub pid: u32,
+    /// Its file mode creation mask, where the request has it; 0 elsewhere.
+    pub umask: u32,
+}
+
+impl RequestCaller {
+    pub(crate) fn of(header: &InHeader) -> Self {
+        RequestCaller { unique: header.unique, uid: header.uid, gid: header.gid, pid: header.pid, umask: 0 }
+    }
 }
 
 /// Attributes of an inode, as `stat(2)` shows them.
@@ -44,6 +54,8 @@ pub struct StatAttr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// Device number of a device node, as makedev(3) has it.
+    pub rdev: u64,
     /// Preferred size of a read, in bytes.
     pub blksize: u32,
 }
@@ -64,6 +76,7 @@ impl StatAttr {
             nlink: 1,
             uid: 0,
             gid: 0,
+            rdev: 0,
             blksize: 4096,
         }
     }
@@ -100,6 +113,10 @@ pub struct HandleReply {
     pub keep_cache: bool,
     /// Bypass the page cache: each read(2) becomes its own requests.
     pub direct_io: bool,
+    /// Writes that bypass the page cache may run at the same time, if they do not extend the file.
+    pub parallel_direct_writes: bool,
+    /// close(2) sends a FLUSH, whose error it returns.
+    pub flush: bool,
     /// lseek fails on this handle.
     pub nonseekable: bool,
     /// opendir only: the kernel may cache the listing, and drops it at the next opendir without `keep_cache`.
@@ -166,7 +183,7 @@ pub trait FuseHandler: Send + Sync + 'static {
     ///
     /// # Errors
     /// ENOENT, and others of the file system.
-    fn lookup(&self, parent: u64, name: &[u8]) -> Result<LookupReply, Errno>;
+    fn lookup(&self, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno>;
 
     /// Lowers the lookup count of `ino` by `nlookup`.
     fn forget(&self, ino: u64, nlookup: u64) {}
@@ -175,13 +192,13 @@ pub trait FuseHandler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the file system.
-    fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(StatAttr, Duration), Errno>;
+    fn getattr(&self, ino: u64, fh: Option<u64>, caller: &RequestCaller) -> Result<(StatAttr, Duration), Errno>;
 
     /// Writes the link's target into `target` and returns its length.
     ///
     /// # Errors
     /// EINVAL when `ino` is no link.
-    fn readlink(&self, ino: u64, target: &mut [u8]) -> Result<usize, Errno> {
+    fn readlink(&self, ino: u64, target: &mut [u8], caller: &RequestCaller) -> Result<usize, Errno> {
         Err(Errno::EINVAL)
     }
 
@@ -189,7 +206,7 @@ pub trait FuseHandler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the file system.
-    fn open(&self, ino: u64, flags: u32) -> Result<HandleReply, Errno>;
+    fn open(&self, ino: u64, flags: u32, caller: &RequestCaller) -> Result<HandleReply, Errno>;
 
     /// Reads up to `len` bytes at `offset`; fewer mean the end of the file.
     fn read(&self, ino: u64, fh: u64, offset: u64, len: u32, reply: ReadReply<'_>) -> ReplyReceipt;
@@ -201,7 +218,7 @@ pub trait FuseHandler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the file system.
-    fn opendir(&self, ino: u64, flags: u32) -> Result<HandleReply, Errno> {
+    fn opendir(&self, ino: u64, flags: u32, caller: &RequestCaller) -> Result<HandleReply, Errno> {
         Ok(HandleReply::default())
     }
 
@@ -209,14 +226,28 @@ pub trait FuseHandler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the file system.
-    fn readdir(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
+    fn readdir(
+        &self,
+        ino: u64,
+        fh: u64,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+        caller: &RequestCaller,
+    ) -> Result<(), Errno>;
 
     /// As `readdir`, with attributes; each entry but `.` and `..` counts as a lookup. Sent only when
     /// [`crate::SessionConfig::readdirplus`] is set.
     ///
     /// # Errors
     /// Those of the file system.
-    fn readdirplus(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
+    fn readdirplus(
+        &self,
+        ino: u64,
+        fh: u64,
+        cookie: u64,
+        sink: &mut DirPlusSink<'_>,
+        caller: &RequestCaller,
+    ) -> Result<(), Errno> {
         Err(Errno::ENOSYS)
     }
 
@@ -240,12 +271,12 @@ pub trait FuseHandler: Send + Sync + 'static {
     }
 
     /// An extended attribute's value.
-    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> ReplyReceipt {
+    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>, caller: &RequestCaller) -> ReplyReceipt {
         reply.reply_error(Errno::ENOSYS)
     }
 
     /// The names of the extended attributes, each followed by a NUL.
-    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> ReplyReceipt {
+    fn listxattr(&self, ino: u64, reply: XattrReply<'_>, caller: &RequestCaller) -> ReplyReceipt {
         reply.reply_error(Errno::ENOSYS)
     }
 
@@ -260,8 +291,175 @@ pub trait FuseHandler: Send + Sync + 'static {
     /// The process that waits for request `unique` was interrupted. An early reply is optional.
     fn interrupt(&self, unique: u64) {}
 
-    /// The errno of a request that would change something.
-    fn modify(&self, op: ModifyOp, ino: u64, caller: &RequestCaller) -> Errno {
-        Errno::EROFS
+    // Changes. A handler without them refuses each with EROFS. After ENOSYS, the answer of such a handler to FLUSH and
+    // FSYNC, the kernel stops sending those.
+
+    /// Sets attributes; `fh`: the open handle of the request, if any. Returns the new ones, and how long the kernel may
+    /// cache them.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn setattr(
+        &self,
+        ino: u64,
+        fh: Option<u64>,
+        set: &AttrChange,
+        caller: &RequestCaller,
+    ) -> Result<(StatAttr, Duration), Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Makes `new` as `name` in `parent`.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &RequestCaller) -> Result<LookupReply, Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Gives inode `ino` the name `name` in `parent`.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Removes a name: of an empty directory, or of anything else.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &RequestCaller) -> Result<(), Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Renames from a name in a directory to another; `flags` as for renameat2(2).
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, caller: &RequestCaller) -> Result<(), Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Makes and opens a file; `flags` as for open(2).
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn create(
+        &self,
+        parent: u64,
+        name: &[u8],
+        flags: u32,
+        mode: u32,
+        caller: &RequestCaller,
+    ) -> Result<(LookupReply, HandleReply), Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Makes and opens a file without a name in the directory `parent`.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn tmpfile(
+        &self,
+        parent: u64,
+        flags: u32,
+        mode: u32,
+        caller: &RequestCaller,
+    ) -> Result<(LookupReply, HandleReply), Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Writes to the handle `(ino, fh)`; returns the number of bytes. `lose_privileges`: the caller has no right to
+    /// keep the file's set-user-ID and set-group-ID bits.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn write(
+        &self,
+        (ino, fh): (u64, u64),
+        offset: u64,
+        data: &[u8],
+        lose_privileges: bool,
+        caller: &RequestCaller,
+    ) -> Result<usize, Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// A descriptor of the handle was closed; sent if [`HandleReply::flush`] is set.
+    ///
+    /// # Errors
+    /// The failure of an earlier write.
+    fn flush(&self, ino: u64, fh: u64) -> Result<(), Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Makes a file's changes durable, or its bytes only.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn fsync(&self, ino: u64, fh: u64, data_only: bool) -> Result<(), Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Makes changes of a directory's names durable.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn fsyncdir(&self, ino: u64, fh: u64, data_only: bool) -> Result<(), Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Makes all changes durable.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn syncfs(&self) -> Result<(), Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Allocates or frees space of the handle `(ino, fh)`; `mode` as for fallocate(2).
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn fallocate(
+        &self,
+        (ino, fh): (u64, u64),
+        mode: u32,
+        offset: u64,
+        len: u64,
+        caller: &RequestCaller,
+    ) -> Result<(), Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Copies bytes between two handles, each with its inode, number and offset; returns their number.
+    ///
+    /// # Errors
+    /// EXDEV and EOPNOTSUPP make the kernel read and write instead.
+    fn copy_file_range(
+        &self,
+        from: (u64, u64, u64),
+        to: (u64, u64, u64),
+        len: u64,
+        caller: &RequestCaller,
+    ) -> Result<u64, Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Sets an extended attribute; `flags` as for setxattr(2).
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &RequestCaller) -> Result<(), Errno> {
+        Err(Errno::EROFS)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn removexattr(&self, ino: u64, name: &[u8], caller: &RequestCaller) -> Result<(), Errno> {
+        Err(Errno::EROFS)
     }
 }

@@ -15,8 +15,8 @@ pub(crate) struct InitAgreement {
 /// Linux 4.20: requests may have more than 32 pages.
 const OLDEST_MINOR: u32 = 28;
 
-/// The reply to the kernel's INIT. Not requested, on purpose: splicing (measured at a third of the speed), write-back
-/// and kill-priv flags (they belong to writes), AUTO_INVAL_DATA (an inode's bytes never change here, and it costs a
+/// The reply to the kernel's INIT. Not requested, on purpose: splicing (measured at a third of the speed); by a
+/// read-only mount the flags of writes, and AUTO_INVAL_DATA (an inode's bytes never change there, and it costs a
 /// GETATTR per read). `page`: the kernel's page size, the unit of its limits.
 pub(crate) fn negotiate_init(
     config: &SessionConfig,
@@ -47,6 +47,14 @@ pub(crate) fn negotiate_init(
     }
     if config.passthrough {
         want |= init::PASSTHROUGH;
+    }
+    if let Some(writes) = config.writes {
+        // Not write-back: it trusts sizes that another mount may have changed. Bytes change here, so attributes that
+        // moved invalidate pages. The source applies the mask, because a default ACL replaces it.
+        want |= init::AUTO_INVAL_DATA | init::ATOMIC_O_TRUNC | init::HANDLE_KILLPRIV_V2 | init::DONT_MASK;
+        if writes.acls {
+            want |= init::POSIX_ACL;
+        }
     }
     if uring {
         want |= init::OVER_IO_URING;

@@ -9,9 +9,11 @@ mod abi;
 mod adapter;
 mod backing;
 mod buffer;
+mod change_request;
 mod config;
 mod dev;
 mod dispatch;
+mod dispatch_change;
 mod errno;
 mod handler;
 mod init;
@@ -24,11 +26,12 @@ mod reply;
 mod request;
 mod ring;
 mod session;
+mod writable_adapter;
 
 pub use adapter::FsHandler;
 pub use backing::{BackingId, BackingRegistrar, RegisteredFile};
 pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, PoolAnnex, SlotBuffer};
-pub use config::{FuseIo, SessionConfig, TransportChoice, WorkloadHint};
+pub use config::{FuseIo, SessionConfig, SessionWrites, TransportChoice, WorkloadHint};
 pub use dispatch::RequestRecorder;
 pub use errno::Errno;
 pub use handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
@@ -38,8 +41,8 @@ pub use notify::KernelNotifier;
 pub use nullfs::NullFs;
 pub use options::{MountOptions, UnknownOption};
 pub use reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
-pub use request::ModifyOp;
 pub use session::{FuseSession, SessionUnmounter, UnmountOutcome};
+pub use writable_adapter::WritableFsHandler;
 
 pub(crate) use request::FuseRequest;
 

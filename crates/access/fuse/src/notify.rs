@@ -1,4 +1,4 @@
-//! Notifications to the kernel that make it forget inodes. It does not decide which.
+//! Notifications to the kernel: what it has to forget. It does not decide which.
 
 use crate::abi::{self, OutHeader, bytes_of, notify};
 use crate::reply::write_vectored;
@@ -54,6 +54,20 @@ impl KernelNotifier {
         match self.send(notify::INVAL_ENTRY, &[bytes_of(&head), name, &[0]]) {
             // ENOTEMPTY, EBUSY: a directory whose names are in use.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTEMPTY | libc::EBUSY)) => Ok(()),
+            sent => sent,
+        }
+    }
+
+    /// Makes the kernel get the inode's attributes again before their time is over. Pages stay until the attributes
+    /// show another length or mtime. Waits for no lock that a request holds. An inode that the kernel does not have is no
+    /// error.
+    ///
+    /// # Errors
+    /// ENODEV after the session's end; the kernel's error.
+    pub fn invalidate_attr(&self, ino: u64) -> io::Result<()> {
+        let head = abi::NotifyInvalInodeOut { ino, off: -1, len: 0 };
+        match self.send(notify::INVAL_INODE, &[bytes_of(&head)]) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             sent => sent,
         }
     }

@@ -2,7 +2,7 @@
 //! limit for file systems on the same session code.
 
 use crate::errno::Errno;
-use crate::handler::{FuseHandler, HandleReply, LookupReply, StatAttr, StatfsReply};
+use crate::handler::{FuseHandler, HandleReply, LookupReply, RequestCaller, StatAttr, StatfsReply};
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt};
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ impl NullFs {
 }
 
 impl FuseHandler for NullFs {
-    fn lookup(&self, _parent: u64, name: &[u8]) -> Result<LookupReply, Errno> {
+    fn lookup(&self, _parent: u64, name: &[u8], _caller: &RequestCaller) -> Result<LookupReply, Errno> {
         match name {
             b"." | b".." => self.lookup_reply(ROOT),
             b"data" => self.lookup_reply(DATA),
@@ -71,11 +71,11 @@ impl FuseHandler for NullFs {
         }
     }
 
-    fn getattr(&self, ino: u64, _fh: Option<u64>) -> Result<(StatAttr, Duration), Errno> {
+    fn getattr(&self, ino: u64, _fh: Option<u64>, _caller: &RequestCaller) -> Result<(StatAttr, Duration), Errno> {
         Ok((self.inode_attr(ino).ok_or(Errno::ESTALE)?, TTL))
     }
 
-    fn open(&self, ino: u64, _flags: u32) -> Result<HandleReply, Errno> {
+    fn open(&self, ino: u64, _flags: u32, _caller: &RequestCaller) -> Result<HandleReply, Errno> {
         match ino {
             DATA => Ok(HandleReply { keep_cache: true, ..HandleReply::default() }),
             _ => Err(Errno::EISDIR),
@@ -91,7 +91,14 @@ impl FuseHandler for NullFs {
         reply.reply_data(&self.held[start..start + len])
     }
 
-    fn readdir(&self, _ino: u64, _fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+    fn readdir(
+        &self,
+        _ino: u64,
+        _fh: u64,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+        _caller: &RequestCaller,
+    ) -> Result<(), Errno> {
         for (i, (ino, mode, name)) in (1..).zip(Self::dir_names()).skip(cookie as usize) {
             if !sink.add_entry(ino, i, mode, name) {
                 break;
@@ -100,7 +107,14 @@ impl FuseHandler for NullFs {
         Ok(())
     }
 
-    fn readdirplus(&self, _ino: u64, _fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
+    fn readdirplus(
+        &self,
+        _ino: u64,
+        _fh: u64,
+        cookie: u64,
+        sink: &mut DirPlusSink<'_>,
+        _caller: &RequestCaller,
+    ) -> Result<(), Errno> {
         for (i, (ino, mode, name)) in (1..).zip(Self::dir_names()).skip(cookie as usize) {
             let added = if ino == DATA {
                 sink.add_entry(&self.lookup_reply(DATA)?, i, name)

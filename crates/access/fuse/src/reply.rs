@@ -188,6 +188,11 @@ impl<'a> DirSink<'a> {
         append_dirent(self.payload, &mut self.used, &[], ino, next, mode, name)
     }
 
+    /// Bytes that are left.
+    pub fn room(&self) -> usize {
+        self.payload.len() - self.used
+    }
+
     pub(crate) fn finish(self) -> ReplyReceipt {
         ReplyReceipt::ok(self.used)
     }
@@ -213,6 +218,11 @@ impl<'a> DirPlusSink<'a> {
     pub fn add_plain(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
         let none = abi::EntryOut::default();
         append_dirent(self.0.payload, &mut self.0.used, bytes_of(&none), ino, next, mode, name)
+    }
+
+    /// Bytes that are left.
+    pub fn room(&self) -> usize {
+        self.0.room()
     }
 
     pub(crate) fn finish(self) -> ReplyReceipt {
@@ -275,7 +285,7 @@ pub(crate) fn attr_out(attr: &crate::handler::StatAttr) -> abi::Attr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        rdev: 0,
+        rdev: crate::dispatch_change::encode_device(attr.rdev),
         blksize: attr.blksize,
         flags: 0,
     }

@@ -2,6 +2,7 @@
 //! It does not know how requests arrive.
 
 use crate::abi::{self, InHeader, opcode, read_plain};
+use crate::change_request::{ChangeRequest, change_args_len, decode_change};
 use std::ops::Range;
 
 /// A part of the request's body, by position.
@@ -12,13 +13,38 @@ pub struct BodySpan {
 }
 
 impl BodySpan {
+    /// The first `len` bytes of `body`.
+    pub(crate) fn first(len: usize, body: &[u8]) -> Option<BodySpan> {
+        (len <= body.len()).then_some(BodySpan { start: 0, end: len })
+    }
+
+    /// What comes after this name's NUL.
+    pub(crate) fn after(self, body: &[u8]) -> Option<&[u8]> {
+        body.get(self.end + 1..)
+    }
+
+    /// The `len` bytes after this name's NUL.
+    pub(crate) fn following(self, len: usize, body: &[u8]) -> Option<BodySpan> {
+        (len <= self.after(body)?.len()).then_some(BodySpan { start: self.end + 1, end: self.end + 1 + len })
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn len(self) -> usize {
+        self.end - self.start
+    }
+
+    /// The same span, `by` bytes further on.
+    pub(crate) fn moved(self, by: usize) -> BodySpan {
+        BodySpan { start: self.start + by, end: self.end + by }
+    }
+
     /// The bytes of `body` in this span; empty when it lies outside.
     pub fn slice_of(self, body: &[u8]) -> &[u8] {
         body.get(Range { start: self.start, end: self.end }).unwrap_or_default()
     }
 }
 
-/// The read-side requests; [`FuseRequest::Modify`] stands for all that would change something.
+/// The read-side requests; [`FuseRequest::Change`] stands for all that would change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "field names are the protocol's own")]
 pub enum FuseRequest {
@@ -42,33 +68,8 @@ pub enum FuseRequest {
     Interrupt { unique: u64 },
     Destroy,
     Ioctl,
-    Modify(ModifyOp),
+    Change(ChangeRequest),
     Unknown(u32),
-}
-
-macro_rules! modify_ops {
-    ($($Name:ident $op:ident $text:literal),+ $(,)?) => {
-        /// A request that would change something.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[allow(missing_docs, reason = "the names are the protocol's own")]
-        pub enum ModifyOp { $($Name),+ }
-        impl ModifyOp {
-            fn from_opcode(op: u32) -> Option<Self> {
-                match op { $(opcode::$op => Some(ModifyOp::$Name),)+ _ => None }
-            }
-            /// Its name in logs.
-            pub fn name(self) -> &'static str {
-                match self { $(ModifyOp::$Name => $text),+ }
-            }
-        }
-    };
-}
-
-modify_ops! {
-    Setattr SETATTR "setattr", Symlink SYMLINK "symlink", Mknod MKNOD "mknod", Mkdir MKDIR "mkdir", Unlink UNLINK "unlink",
-    Rmdir RMDIR "rmdir", Rename RENAME "rename", Rename2 RENAME2 "rename2", Link LINK "link", Write WRITE "write",
-    Create CREATE "create", Tmpfile TMPFILE "tmpfile", Setxattr SETXATTR "setxattr", Removexattr REMOVEXATTR "removexattr",
-    Fallocate FALLOCATE "fallocate", CopyFileRange COPY_FILE_RANGE "copy_file_range",
 }
 
 impl FuseRequest {
@@ -96,9 +97,7 @@ impl FuseRequest {
             FuseRequest::Interrupt { .. } => "interrupt",
             FuseRequest::Destroy => "destroy",
             FuseRequest::Ioctl => "ioctl",
-            FuseRequest::Modify(op) => op.name(),
-            FuseRequest::Unknown(opcode::FLUSH) => "flush",
-            FuseRequest::Unknown(opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS) => "fsync",
+            FuseRequest::Change(change) => change.op_name(),
             FuseRequest::Unknown(_) => "unknown",
         }
     }
@@ -128,7 +127,7 @@ fn args_len(op: u32) -> usize {
         opcode::LSEEK => size_of::<abi::LseekIn>(),
         opcode::INIT => size_of::<abi::InitIn>(),
         opcode::INTERRUPT => size_of::<abi::InterruptIn>(),
-        _ => 0,
+        other => change_args_len(other),
     }
 }
 
@@ -207,15 +206,15 @@ pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<FuseR
         opcode::INTERRUPT => FuseRequest::Interrupt { unique: read_plain::<abi::InterruptIn>(args)?.unique },
         opcode::DESTROY => FuseRequest::Destroy,
         opcode::IOCTL => FuseRequest::Ioctl,
-        other => match ModifyOp::from_opcode(other) {
-            Some(op) => FuseRequest::Modify(op),
+        other => match decode_change(other, args, body) {
+            Some(change) => FuseRequest::Change(change?),
             None => FuseRequest::Unknown(other),
         },
     })
 }
 
 /// A name ends with its only NUL and is not empty.
-fn parse_name(body: &[u8]) -> Option<BodySpan> {
+pub(crate) fn parse_name(body: &[u8]) -> Option<BodySpan> {
     match body.iter().position(|b| *b == 0) {
         None | Some(0) => None,
         Some(end) => Some(BodySpan { start: 0, end }),
@@ -275,9 +274,35 @@ mod tests {
     }
 
     #[test]
-    fn every_write_is_a_modify_and_the_rest_unknown() {
-        for op in [opcode::SETATTR, opcode::WRITE, opcode::CREATE, opcode::RENAME2, opcode::COPY_FILE_RANGE] {
-            assert!(matches!(decode_message(&message(op, b"")).unwrap().1, FuseRequest::Modify(_)), "{op}");
+    fn changes_have_their_names_and_bytes_and_the_rest_is_unknown() {
+        let args = abi::Rename2In { newdir: 9, flags: 2, padding: 0 };
+        let m = message(opcode::RENAME2, &[abi::bytes_of(&args), b"old\0new\0"].concat());
+        let (_, request, body) = decode_message(&m).unwrap();
+        let FuseRequest::Change(ChangeRequest::Rename { name, newdir: 9, newname, flags: 2 }) = request else {
+            panic!("{request:?}");
+        };
+        assert_eq!((name.slice_of(&m[body..]), newname.slice_of(&m[body..])), (&b"old"[..], &b"new"[..]));
+        let args = abi::SetxattrIn { size: 3, flags: 1 };
+        let m = message(opcode::SETXATTR, &[abi::bytes_of(&args), b"user.a\0xyz"].concat());
+        let (_, request, body) = decode_message(&m).unwrap();
+        let FuseRequest::Change(ChangeRequest::Setxattr { name, value, flags: 1 }) = request else {
+            panic!("{request:?}");
+        };
+        assert_eq!((name.slice_of(&m[body..]), value.slice_of(&m[body..])), (&b"user.a"[..], &b"xyz"[..]));
+        let args = abi::WriteIn { fh: 1, offset: 5, size: 4, ..Default::default() };
+        let m = message(opcode::WRITE, &[abi::bytes_of(&args), b"data"].concat());
+        let (_, request, body) = decode_message(&m).unwrap();
+        let FuseRequest::Change(ChangeRequest::Write { data, offset: 5, .. }) = request else { panic!("{request:?}") };
+        assert_eq!((data.slice_of(&m[body..]), body), (&b"data"[..], 80));
+        // Bytes, a name or a NUL that are missing.
+        for (op, args, body) in [
+            (opcode::WRITE, abi::bytes_of(&args), &b"dat"[..]),
+            (opcode::RENAME, &[0; 8], b"old\0new"),
+            (opcode::SYMLINK, b"", b"name\0"),
+            (opcode::SETATTR, b"", b""),
+        ] {
+            let m = message(op, &[args, body].concat());
+            assert!(matches!(decode_message(&m), Err(DecodeError::BadArguments(_))), "{op}");
         }
         assert_eq!(decode_message(&message(9999, b"")).unwrap().1, FuseRequest::Unknown(9999));
     }

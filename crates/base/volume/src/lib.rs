@@ -4,6 +4,8 @@
 //! Every call blocks and ends within a timeout of the implementation.
 #![forbid(unsafe_code)]
 
+pub mod writes;
+
 use spurline_mem::BlockSlice;
 use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result};
 use std::fs::File;

@@ -512,7 +512,7 @@ impl DirectoryReader {
 }
 
 /// Opens `path` below `dir` part by part, following no link, where `openat2` is missing.
-fn open_by_parts(dir: OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn open_by_parts(dir: OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let mut at = dir;
     let mut parts = path.split(|b| *b == b'/').peekable();
     while let Some(part) = parts.next() {

@@ -32,6 +32,7 @@ mod aws_sources;
 mod backend;
 mod ca_store;
 mod cached;
+mod caller_identity;
 mod client;
 mod config;
 mod credential_store;
@@ -50,11 +51,15 @@ mod snapshots;
 mod source;
 mod thread_pool;
 mod transfer_runtimes;
+mod writable_directory;
+mod writable_file;
 
 pub use cached::{CachedOrigin, MetadataConfig};
+pub use caller_identity::Squash;
 pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
 pub use shared_buckets::SharedBuckets;
 pub use source::{SourceLocation, SourceScheme, normal_url};
+pub use writable_directory::WritableSource;
 
 use shared_buckets::SharedBucket;
 use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result, Stats};

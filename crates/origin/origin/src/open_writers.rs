@@ -3,8 +3,7 @@
 //! A kernel sets a file's times when a `write(2)` begins, and those of a page written through a memory map at the
 //! first access to the page. So bytes may still change after the times, and the version, have become final. A read
 //! lease (fcntl(2), `F_SETLEASE`) is refused while any process has the file open for writing or mapped so; it is
-//! requested and released at once. This is the only place of this crate with unsafe code: no library in use has
-//! leases.
+//! requested and released at once. The code is unsafe because no library in use has leases.
 #![allow(unsafe_code, reason = "fcntl with commands rustix does not have")]
 
 use crate::file_stat::{FileStat, own_clock};

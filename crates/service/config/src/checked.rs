@@ -282,6 +282,9 @@ impl RawMount {
         let mountpoint = absolute_path(&self.mountpoint);
         let (fuse, readahead) = fuse::check_fuse(&self.fuse)?;
         let (reader, ttl) = (mountpoint.display().to_string(), fuse.cache_times().behind);
+        if fuse.writes.is_some() {
+            check_writable(&self.volume)?;
+        }
         Ok(MountConfig {
             volume: self.volume.check_for(reader, ttl, Some((&fuse, readahead)), host)?,
             mountpoint,
@@ -291,6 +294,23 @@ impl RawMount {
             access_log: self.fuse.access_log.as_deref().map(absolute_path),
             background: self.background,
         })
+    }
+}
+
+/// Checks that the source of a writable mount can be changed.
+fn check_writable(volume: &RawVolume) -> Result<(), Fault> {
+    if volume.source.scheme() != "file" {
+        return Err(Fault::usage(
+            format!("--rw: {} is not a directory, and only directories can be changed", volume.source),
+            "leave --rw out, or mount a directory",
+        ));
+    }
+    match &volume.group.registry {
+        None => Ok(()),
+        Some(registry) => Err(Fault::usage(
+            format!("--rw does not go with --registry {registry}: this version changes a directory only without nodes"),
+            "leave --registry out on a machine that has the directory, or leave --rw out",
+        )),
     }
 }
 

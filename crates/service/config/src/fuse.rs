@@ -9,6 +9,8 @@ use std::time::Duration;
 /// The FUSE session.
 #[derive(Debug, Clone)]
 pub struct FuseConfig {
+    /// Set for a mount that takes changes.
+    pub writes: Option<WritesConfig>,
     /// Mount options, all of them from [`MOUNT_OPTIONS`] or `fsname=`.
     pub options: Vec<String>,
     /// Largest request in bytes: a multiple of 4 KiB, from 8 KiB to 1 MiB.
@@ -35,6 +37,13 @@ pub struct FuseConfig {
     pub uid: Option<u32>,
     /// Group of all files; `None` for the group of the user that mounts.
     pub gid: Option<u32>,
+}
+
+/// A mount that takes changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WritesConfig {
+    /// User and group of all changes; `None` for those of the calling processes.
+    pub squash: Option<(u32, u32)>,
 }
 
 /// Cache times of metadata per layer; their sums never exceed the flags.
@@ -99,6 +108,7 @@ pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fa
         }
     };
     let config = FuseConfig {
+        writes: check_writes(args)?,
         options: check_options(&args.options)?,
         max_write: max_write as u32,
         attr_ttl: args.attr_cache,
@@ -114,6 +124,36 @@ pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fa
         gid: args.gid,
     };
     Ok((config, args.max_readahead.map(|s| s.bytes())))
+}
+
+/// Whether the mount takes changes, by flags and options.
+fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault> {
+    let word = |wanted: &str| args.options.iter().any(|word| word.trim() == wanted);
+    let (rw, ro) = (args.rw || word("rw"), args.read_only || word("ro"));
+    if rw && ro {
+        return Err(Fault::usage("both read-only and read-write are requested", "give --rw or --read-only, not both"));
+    }
+    if !rw {
+        return match args.squash {
+            None => Ok(None),
+            Some(_) => {
+                Err(Fault::usage("--squash has no effect in a read-only mount", "give --rw too, or leave it out"))
+            }
+        };
+    }
+    let shown = [
+        ("--uid", args.uid.is_some()),
+        ("--gid", args.gid.is_some()),
+        ("--file-mode", args.file_mode.is_some()),
+        ("--dir-mode", args.dir_mode.is_some()),
+    ];
+    if let Some((flag, _)) = shown.iter().find(|(_, given)| *given) {
+        return Err(Fault::usage(
+            format!("{flag} does not go with --rw: a writable mount shows the source's own owners and modes"),
+            "leave it out; --squash UID:GID makes all changes as one user",
+        ));
+    }
+    Ok(Some(WritesConfig { squash: args.squash }))
 }
 
 /// The supported mount options, beside `fsname=NAME`.
@@ -133,8 +173,10 @@ pub const MOUNT_OPTIONS: [&str; 14] = [
     "noatime",
     "relatime",
 ];
-/// Options without effect: those for mount(8), and those about writes and access times.
-const IGNORED: [&str; 17] = [
+/// Options without effect here: the mode, which [`check_writes`] reads, those for mount(8), and those about writes and
+/// access times.
+const IGNORED: [&str; 18] = [
+    "rw",
     "defaults",
     "async",
     "lazytime",
@@ -154,8 +196,7 @@ const IGNORED: [&str; 17] = [
     "dirsync",
 ];
 /// Options of other FUSE file systems, with the remedy.
-const NOT_HERE: [(&str, &str); 4] = [
-    ("rw", "this version mounts read-only: leave it out, or give -o ro"),
+const NOT_HERE: [(&str, &str); 3] = [
     (
         "allow_root",
         "give -o allow_other: it admits root and all other users; modes are checked, unless no_default_permissions is given",
@@ -210,6 +251,7 @@ mod tests {
 
     fn session(attr_ms: u64, entry_ms: u64, dir_entry_ms: u64) -> FuseConfig {
         FuseConfig {
+            writes: None,
             options: Vec::new(),
             max_write: 1 << 20,
             attr_ttl: Duration::from_millis(attr_ms),
@@ -248,6 +290,24 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_takes_changes_only_on_request() {
+        let check = |change: fn(&mut RawFuse)| {
+            let mut args = RawFuse::default();
+            change(&mut args);
+            check_fuse(&args).map(|(config, _)| config.writes).map_err(|fault| fault.to_string())
+        };
+        assert_eq!(check(|_| {}).unwrap(), None);
+        assert_eq!(check(|args| args.rw = true).unwrap(), Some(WritesConfig { squash: None }));
+        assert_eq!(check(|args| args.options = vec!["rw".into()]).unwrap(), Some(WritesConfig { squash: None }));
+        let squashed = |args: &mut RawFuse| (args.rw, args.squash) = (true, Some((7, 8)));
+        assert_eq!(check(squashed).unwrap(), Some(WritesConfig { squash: Some((7, 8)) }));
+        assert!(check(|args| args.squash = Some((7, 8))).unwrap_err().contains("--rw"));
+        assert!(check(|args| (args.rw, args.read_only) = (true, true)).unwrap_err().contains("not both"));
+        assert!(check(|args| (args.rw, args.options) = (true, vec!["ro".into()])).unwrap_err().contains("not both"));
+        assert!(check(|args| (args.rw, args.uid) = (true, Some(1))).unwrap_err().contains("--uid"));
+    }
+
+    #[test]
     fn mount_options() {
         let check = |words: &str| check_options(&words.split(',').map(str::to_owned).collect::<Vec<_>>());
         let kept =
@@ -257,7 +317,6 @@ mod tests {
         for (words, says) in [
             ("allow_root", "allow_other"),
             ("auto_unmount", "spurline umount"),
-            ("rw", "read-only"),
             ("remount", "mount it again"),
             ("alow_other", "did you mean allow_other?"),
             ("fsname=", "fsname=NAME"),

@@ -15,7 +15,7 @@ pub use checked::{
     CacheConfig, CoordinatorConfig, GroupConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig,
     OriginConfig, RdmaConfig, VolumeConfig,
 };
-pub use fuse::{FuseConfig, MOUNT_OPTIONS};
+pub use fuse::{FuseConfig, MOUNT_OPTIONS, WritesConfig};
 pub use host::HostLimits;
 pub use raw::{
     RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume,

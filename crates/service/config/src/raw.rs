@@ -306,6 +306,12 @@ pub struct RawTrust {
 /// The FUSE session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawFuse {
+    /// Refuse changes.
+    pub read_only: bool,
+    /// Take changes.
+    pub rw: bool,
+    /// User and group of all changes; `None` for those of the calling processes.
+    pub squash: Option<(u32, u32)>,
     /// Mount options.
     pub options: Vec<String>,
     /// Largest FUSE request.
@@ -341,6 +347,9 @@ pub struct RawFuse {
 impl Default for RawFuse {
     fn default() -> Self {
         RawFuse {
+            read_only: false,
+            rw: false,
+            squash: None,
             options: Vec::new(),
             max_write: Size(1 << 20),
             attr_cache: Duration::from_secs(1),

@@ -91,6 +91,16 @@ pub fn parse_mode(s: &str) -> Result<u16, String> {
     }
 }
 
+/// A user and a group as numbers: `UID:GID`.
+///
+/// # Errors
+/// Why the word is no such pair.
+pub fn parse_squash(s: &str) -> Result<(u32, u32), String> {
+    let number = |word: &str| word.parse().ok().filter(|id| *id != u32::MAX);
+    let pair = s.split_once(':').and_then(|(uid, gid)| Some((number(uid)?, number(gid)?)));
+    pair.ok_or_else(|| format!("'{s}' is not UID:GID; give two numbers, such as 1000:1000 (id -u, id -g)"))
+}
+
 /// The URL of an origin in normal form (`s3://bucket/prefix`, `file:///dir`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SourceUrl(String);

@@ -22,6 +22,7 @@ mod settings;
 pub mod setup;
 pub mod unmount;
 pub mod volume;
+mod writes;
 
 pub use coordinator::{RunningCoordinator, start_coordinator};
 pub use drain::{DrainOutcome, DrainProgress, DrainRequest, drain_node};

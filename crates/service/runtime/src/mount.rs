@@ -3,11 +3,16 @@
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::volume::{OpenVolume, open_volume};
+use crate::writes::{OpenWrites, capabilities_json, open_writes};
 use crate::{group, peer_status, setup};
 use serde_json::json;
 use spurline_config::{Fault, FuseIo, MountConfig};
 use spurline_fs::FileSystem;
-use spurline_fuse::{FsHandler, FuseSession, MountOptions, SessionConfig, SessionUnmounter, UnmountOutcome};
+use spurline_fs::writable::{WritableConfig, WritableFileSystem};
+use spurline_fuse::{
+    FsHandler, FuseSession, MountOptions, SessionConfig, SessionUnmounter, SessionWrites, UnmountOutcome,
+    WritableFsHandler,
+};
 use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
@@ -31,11 +36,17 @@ const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 /// A mount whose volume is open and whose admin services answer, but which is not mounted yet.
 pub struct PreparedMount {
     config: MountConfig,
-    handler: Arc<FsHandler>,
+    handler: MountHandler,
     session: SessionConfig,
     parts: MountServices,
     stop: Arc<MountStop>,
     chosen: Arc<OnceLock<String>>,
+}
+
+/// What serves the kernel's requests.
+enum MountHandler {
+    Reads(Arc<FsHandler>),
+    Changes(Arc<WritableFsHandler>),
 }
 
 /// The services of a mount besides its session, in the order in which they end.
@@ -77,20 +88,41 @@ impl PreparedMount {
             // Only now: opening the volume reports a source that hangs.
             check_outside_source(&config, &mountpoint)?;
         }
-        let fs =
-            Arc::new(FileSystem::new(Arc::clone(&volume.volume), fs_config(&config, &options), Arc::clone(&stats)));
+        let writes = config.fuse.writes.as_ref().map(|writes| open_writes(&config, writes)).transpose()?;
+        if let Some(writes) = &writes {
+            check_users(&config, &options, writes)?;
+        }
         let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
         let access_log = access_log.map(|log| Arc::new(FuseAccessLog(log)));
-        let session = session_config(&config, options, &volume, access_log.clone(), &stats);
-        let handler = Arc::new(FsHandler::new(fs));
+        let handler = match &writes {
+            None => {
+                let fs = FileSystem::new(Arc::clone(&volume.volume), fs_config(&config, &options), Arc::clone(&stats));
+                MountHandler::Reads(Arc::new(FsHandler::new(Arc::new(fs))))
+            }
+            Some(writes) => {
+                let (volume, source) = (Arc::clone(&volume.volume), Arc::clone(&writes.source));
+                let fs_config = writable_config(&config, &options);
+                let fs = WritableFileSystem::new(volume, source, fs_config, Arc::clone(&stats));
+                let fs = fs.map_err(|error| Fault::failed(format!("{}: {error}", config.volume.source), ""))?;
+                MountHandler::Changes(Arc::new(WritableFsHandler::new(Arc::new(fs))))
+            }
+        };
+        let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
         // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
         let chosen = Arc::new(OnceLock::new());
         // Jobs of a mount end with it.
         let works_on = Arc::clone(&volume.jobs);
         let jobs = JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
         let stop = Arc::new(MountStop::default());
-        let target =
-            admin_target(&config, &volume, stats, started, Arc::clone(&chosen), Arc::clone(&jobs), Arc::clone(&stop));
+        let target = admin_target(
+            &config,
+            (&volume, writes),
+            stats,
+            started,
+            Arc::clone(&chosen),
+            Arc::clone(&jobs),
+            Arc::clone(&stop),
+        );
         let admin = AdminServices::open(SocketOwner::Mount(&mountpoint), &config.metrics, &target)?;
         let parts = MountServices { admin, jobs, access_log, volume };
         Ok(PreparedMount { config, handler, session, parts, stop, chosen })
@@ -108,7 +140,11 @@ impl PreparedMount {
     /// When the kernel refuses the mount.
     pub fn start(self) -> std::result::Result<Option<RunningMount>, Fault> {
         let PreparedMount { config, handler, session, parts, stop, chosen } = self;
-        let session = FuseSession::mount(handler, &config.mountpoint, session).map_err(mount_fault)?;
+        let session = match handler {
+            MountHandler::Reads(handler) => FuseSession::mount(handler, &config.mountpoint, session),
+            MountHandler::Changes(handler) => FuseSession::mount(handler, &config.mountpoint, session),
+        };
+        let session = session.map_err(mount_fault)?;
         stop.set_mounted(session.unmounter());
         match session.wait_ready(Duration::from_secs(30)) {
             Err(_) if stop.asked.load(Ordering::Acquire) => {
@@ -236,17 +272,47 @@ fn mount_fault(error: spurline_fuse::MountError) -> Fault {
 }
 
 fn mount_options(config: &MountConfig) -> Result<MountOptions, Fault> {
-    let mut options = MountOptions {
-        fsname: config.volume.source.to_string(),
-        // With this flag the kernel answers writes with EROFS.
-        read_only: true,
-        ..MountOptions::default()
-    };
+    let mut options = MountOptions { fsname: config.volume.source.to_string(), ..MountOptions::default() };
     for word in &config.fuse.options {
         options.apply_list(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
     }
-    options.read_only = true;
+    // Read-only, the kernel answers writes with EROFS.
+    options.read_only = config.fuse.writes.is_none();
+    if config.fuse.writes.as_ref().is_some_and(|writes| writes.squash.is_some()) {
+        // The kernel would check the caller's own rights, and the source checks those of the one user.
+        options.default_permissions.get_or_insert(false);
+    }
     Ok(options)
+}
+
+/// Checks that a mount for all users can act as each of them.
+fn check_users(config: &MountConfig, options: &MountOptions, writes: &OpenWrites) -> Result<(), Fault> {
+    if writes.serves_all_users || !options.allow_other {
+        return Ok(());
+    }
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    Err(Fault::missing(
+        format!(
+            "{}: -o allow_other with --rw needs root with CAP_SETUID and CAP_SETGID, to make changes as their callers; \
+             this process is user {uid}",
+            config.volume.source
+        ),
+        format!("mount as root, leave allow_other out, or make all changes as this user: --squash {uid}:{gid}"),
+    ))
+}
+
+fn writable_config(config: &MountConfig, options: &MountOptions) -> WritableConfig {
+    // Nothing between kernel and source keeps attributes, so that the kernel has all of the time.
+    let fuse = &config.fuse;
+    WritableConfig {
+        attr_ttl: fuse.attr_ttl,
+        entry_ttl: fuse.entry_ttl.min(fuse.attr_ttl),
+        dir_entry_ttl: fuse.dir_entry_ttl,
+        negative_ttl: fuse.attr_ttl.min(fuse.entry_ttl).min(fuse.dir_entry_ttl),
+        kernel_checks: options.checks_modes(),
+        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+        squash: fuse.writes.as_ref().and_then(|writes| writes.squash),
+    }
 }
 
 /// Checks that the mountpoint lies outside the source: the mount would read itself without end.
@@ -293,11 +359,19 @@ fn session_config(
     config: &MountConfig,
     options: MountOptions,
     reads: &OpenVolume,
+    writes: Option<&OpenWrites>,
     access_log: Option<Arc<FuseAccessLog>>,
     stats: &Arc<Stats>,
 ) -> SessionConfig {
     let defaults = SessionConfig::default();
+    // The kernel takes files from root only.
+    let backing = match writes {
+        None => reads.store.is_some(),
+        Some(_) => rustix::process::geteuid().is_root(),
+    };
     SessionConfig {
+        writes: writes
+            .map(|writes| SessionWrites { acls: writes.source.capabilities().acls && options.checks_modes() }),
         options,
         max_write: config.fuse.max_write,
         io: match config.fuse.io {
@@ -311,7 +385,7 @@ fn session_config(
             None => defaults.buffers,
         },
         max_readahead: config.fuse.kernel_readahead,
-        passthrough: config.fuse.passthrough && reads.store.is_some(),
+        passthrough: config.fuse.passthrough && backing,
         stats: Arc::clone(stats),
         access_log: access_log.map(|log| log as _),
         ..defaults
@@ -328,7 +402,7 @@ impl spurline_fuse::RequestRecorder for FuseAccessLog {
 
 fn admin_target(
     config: &MountConfig,
-    reads: &OpenVolume,
+    (reads, writes): (&OpenVolume, Option<OpenWrites>),
     stats: Arc<Stats>,
     started: Instant,
     fuse: Arc<OnceLock<String>>,
@@ -364,7 +438,13 @@ fn admin_target(
                 totals.set_gauges(&stats.jobs);
             })
         },
-        info: Box::new(move |path| volume.info(path)),
+        info: Box::new(move |path| {
+            let mut info = volume.info(path)?;
+            if let Some(writes) = &writes {
+                info["writes"] = capabilities_json(&writes.source.capabilities());
+            }
+            Ok(info)
+        }),
         status: Box::new(status),
         jobs: Some(board),
         health: Box::new(move || {

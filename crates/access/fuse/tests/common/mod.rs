@@ -107,7 +107,7 @@ impl FuseHandler for TestFs {
     fn destroy(&self) {
         self.destroyed.store(true, Ordering::SeqCst);
     }
-    fn lookup(&self, parent: u64, name: &[u8]) -> Result<LookupReply, Errno> {
+    fn lookup(&self, parent: u64, name: &[u8], _caller: &RequestCaller) -> Result<LookupReply, Errno> {
         if parent == ROOT_INO {
             return match NAMES.iter().position(|n| n.as_bytes() == name) {
                 Some(i) => self.entry(i as u64 + 2),
@@ -124,17 +124,17 @@ impl FuseHandler for TestFs {
     fn forget(&self, _ino: u64, nlookup: u64) {
         self.forgotten.fetch_add(nlookup, Ordering::SeqCst);
     }
-    fn getattr(&self, ino: u64, _fh: Option<u64>) -> Result<(StatAttr, Duration), Errno> {
+    fn getattr(&self, ino: u64, _fh: Option<u64>, _caller: &RequestCaller) -> Result<(StatAttr, Duration), Errno> {
         Ok((self.attr(ino)?, TTL))
     }
-    fn readlink(&self, ino: u64, target: &mut [u8]) -> Result<usize, Errno> {
+    fn readlink(&self, ino: u64, target: &mut [u8], _caller: &RequestCaller) -> Result<usize, Errno> {
         if ino != ino_of("link") {
             return Err(Errno::EINVAL);
         }
         target[..4].copy_from_slice(b"data");
         Ok(4)
     }
-    fn open(&self, ino: u64, _flags: u32) -> Result<HandleReply, Errno> {
+    fn open(&self, ino: u64, _flags: u32, _caller: &RequestCaller) -> Result<HandleReply, Errno> {
         let fh = self.next_fh.fetch_add(1, Ordering::SeqCst);
         let mut opened =
             HandleReply { fh, keep_cache: true, direct_io: ino == ino_of("slow"), ..HandleReply::default() };
@@ -179,7 +179,14 @@ impl FuseHandler for TestFs {
         }
         reply.reply_data(&data)
     }
-    fn readdir(&self, ino: u64, _fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+    fn readdir(
+        &self,
+        ino: u64,
+        _fh: u64,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+        _caller: &RequestCaller,
+    ) -> Result<(), Errno> {
         let mut error = None;
         self.names(ino, cookie, |at, child, name| match self.attr(child) {
             Ok(attr) => sink.add_entry(child, at + 1, attr.mode, name),
@@ -190,7 +197,14 @@ impl FuseHandler for TestFs {
         });
         error.map_or(Ok(()), Err)
     }
-    fn readdirplus(&self, ino: u64, _fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
+    fn readdirplus(
+        &self,
+        ino: u64,
+        _fh: u64,
+        cookie: u64,
+        sink: &mut DirPlusSink<'_>,
+        _caller: &RequestCaller,
+    ) -> Result<(), Errno> {
         self.names(ino, cookie, |at, child, name| match self.entry(child) {
             Ok(entry) if at >= 2 => sink.add_entry(&entry, at + 1, name),
             _ => sink.add_plain(child, at + 1, libc::S_IFDIR, name),
@@ -200,14 +214,14 @@ impl FuseHandler for TestFs {
     fn statfs(&self, _ino: u64) -> Result<StatfsReply, Errno> {
         Ok(StatfsReply { blocks: 1000, bfree: 600, bavail: 500, files: 77, ffree: 7, ..StatfsReply::default() })
     }
-    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> ReplyReceipt {
+    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>, _caller: &RequestCaller) -> ReplyReceipt {
         match (ino == ino_of("data"), name) {
             (true, b"user.spurline.version") => reply.reply_value(b"v1"),
             (true, b"user.long") => reply.reply_value(&[7; 5000]),
             _ => reply.reply_error(Errno::ENODATA),
         }
     }
-    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> ReplyReceipt {
+    fn listxattr(&self, ino: u64, reply: XattrReply<'_>, _caller: &RequestCaller) -> ReplyReceipt {
         if ino == ino_of("data") {
             reply.reply_value(b"user.spurline.version\0user.long\0")
         } else {

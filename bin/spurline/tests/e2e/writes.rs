@@ -1,0 +1,307 @@
+//! A writable mount of a directory: what POSIX asks, with the bare directory beside it as the oracle, and real
+//! programs.
+
+use crate::common::*;
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
+use rustix::process::Signal;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The ways a mount can take: the kernel's transports, with the source's file in the kernel and without.
+const WAYS: [&[&str]; 3] = [&[], &["--no-passthrough", "--fuse-io", "dev"], &["--no-passthrough"]];
+
+fn writable(world: &World, more: &[&str]) -> Option<(PathBuf, Mount)> {
+    if !can_mount() {
+        return None;
+    }
+    let source = world.dir("source");
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o755)).unwrap();
+    let words = [&["--rw", "-o", "allow_other"], more].concat();
+    let mount = world.mount(source.to_str().unwrap(), &words);
+    Some((source, mount))
+}
+
+#[test]
+fn what_posix_promises_holds_in_a_writable_mount() {
+    for way in WAYS {
+        let world = World::new();
+        let Some((source, mount)) = writable(&world, way) else { return };
+        let at = |name: &str| mount.path(name);
+        // Own writes are read at once, in the mount and in the source.
+        fs::create_dir_all(at("a/b")).unwrap();
+        fs::write(at("a/b/file"), bytes(1, 300_000)).unwrap();
+        assert_eq!(fs::read(at("a/b/file")).unwrap(), fs::read(source.join("a/b/file")).unwrap());
+        // A directory is renamed with all below it, also while a file in it is open.
+        let mut open = OpenOptions::new().read(true).write(true).open(at("a/b/file")).unwrap();
+        fs::rename(at("a"), at("z")).unwrap();
+        open.write_all(b"renamed").unwrap();
+        assert_eq!(&fs::read(at("z/b/file")).unwrap()[..7], b"renamed");
+        assert!(!source.join("a").exists() && source.join("z/b/file").exists());
+        // Hard links share an inode, whose number is the source's.
+        fs::hard_link(at("z/b/file"), at("link")).unwrap();
+        let (one, other) = (fs::metadata(at("link")).unwrap(), fs::metadata(source.join("z/b/file")).unwrap());
+        assert_eq!((one.ino(), one.nlink(), one.mtime_nsec()), (other.ino(), 2, other.mtime_nsec()));
+        // A removed file works by its handle.
+        fs::remove_file(at("z/b/file")).unwrap();
+        fs::remove_file(at("link")).unwrap();
+        open.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+        open.set_len(10).unwrap();
+        open.rewind().unwrap();
+        let mut text = String::new();
+        open.take(7).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "renamed");
+        fs::remove_dir(at("z/b")).unwrap();
+        // Flags of rename.
+        fs::write(at("x"), "x").unwrap();
+        fs::write(at("y"), "y").unwrap();
+        let (x, y) = (at("x"), at("y"));
+        let refused = rustix::fs::renameat_with(CWD, &x, CWD, &y, RenameFlags::NOREPLACE);
+        assert_eq!(refused, Err(rustix::io::Errno::EXIST));
+        rustix::fs::renameat_with(CWD, &x, CWD, &y, RenameFlags::EXCHANGE).unwrap();
+        assert_eq!((fs::read(&x).unwrap(), fs::read(&y).unwrap()), (b"y".to_vec(), b"x".to_vec()));
+        // Links, pipes, attributes.
+        symlink("x", at("symlink")).unwrap();
+        assert_eq!(fs::read(at("symlink")).unwrap(), b"y");
+        rustix::fs::mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::setxattr(at("x"), "user.a", b"value", XattrFlags::CREATE).unwrap();
+        let mut value = [0; 16];
+        assert_eq!(rustix::fs::getxattr(source.join("x"), "user.a", &mut value[..]), Ok(5));
+        // A file without a name gets one.
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let mut unnamed = File::from(rustix::fs::open(&mount.at, flags, Mode::RUSR | Mode::WUSR).unwrap());
+        unnamed.write_all(b"named").unwrap();
+        let own = format!("/proc/self/fd/{}", unnamed.as_raw_fd());
+        rustix::fs::linkat(CWD, &own, CWD, at("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+        assert_eq!(fs::read(source.join("named")).unwrap(), b"named");
+        // Holes and copies.
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(at("holes")).unwrap();
+        file.write_all_at(&bytes(2, 3 * 4096), 0).unwrap();
+        rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 8192).unwrap();
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)), Ok(8192));
+        let (mut from, mut to) = (8192, 0);
+        assert_eq!(rustix::fs::copy_file_range(&file, Some(&mut from), &file, Some(&mut to), 4096), Ok(4096));
+        let now = fs::read(at("holes")).unwrap();
+        assert!(now[..4096] == now[8192..] && now[4096..8192].iter().all(|byte| *byte == 0));
+        file.sync_all().unwrap();
+        file.sync_data().unwrap();
+        File::open(&mount.at).unwrap().sync_all().unwrap();
+        rustix::fs::syncfs(File::open(&mount.at).unwrap()).unwrap();
+        // Two appenders never overwrite each other.
+        let append = || OpenOptions::new().append(true).create(true).open(at("log")).unwrap();
+        let (mut one, mut other) = (append(), append());
+        for _ in 0..100 {
+            one.write_all(b"one\n").unwrap();
+            other.write_all(b"other\n").unwrap();
+        }
+        let log = fs::read_to_string(source.join("log")).unwrap();
+        assert_eq!((log.matches("one\n").count(), log.matches("other\n").count(), log.len()), (100, 100, 1000));
+        // A change beside the mount is seen at the next open.
+        assert_eq!(fs::read(&y).unwrap(), b"x");
+        fs::write(source.join("y"), "changed beside it").unwrap();
+        assert_eq!(fs::read(&y).unwrap(), b"changed beside it");
+        // A listing has every name, and names can be removed during it.
+        for n in 0..3000 {
+            fs::write(source.join("z").join(format!("{n}")), "").unwrap();
+        }
+        assert_eq!(fs::read_dir(at("z")).unwrap().count(), 3000);
+        fs::remove_dir_all(at("z")).unwrap();
+        drop((open_count(&mount), file, unnamed, one, other));
+        let changes = mount.count("fuse", "change_ops");
+        assert!(changes > 3000, "{changes}");
+        let info = world.run(&["info", "--json", at("x").to_str().unwrap()]);
+        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+        assert_eq!(info["writes"]["rename_directory"], "atomic", "{info}");
+        mount.unmount();
+    }
+}
+
+fn open_count(mount: &Mount) -> u64 {
+    mount.count("fuse", "open_handles")
+}
+
+#[test]
+fn changes_are_made_as_their_callers_or_as_one_user() {
+    for squash in [None, Some("1:1")] {
+        let world = World::new();
+        let more = squash.map_or(vec![], |squash| vec!["--squash", squash]);
+        let Some((source, mount)) = writable(&world, &more) else { return };
+        // Other users reach the mount.
+        fs::set_permissions(world.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        for (name, mode) in [("public", 0o777), ("private", 0o700), ("shared", 0o770)] {
+            fs::create_dir(source.join(name)).unwrap();
+            fs::set_permissions(source.join(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        std::os::unix::fs::chown(source.join("shared"), None, Some(4321)).unwrap();
+        let run = |script: &str, groups: &[u32]| {
+            let groups: Vec<_> = groups.iter().map(|group| rustix::process::Gid::from_raw(*group)).collect();
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).current_dir(&mount.at).stderr(Stdio::null());
+            // SAFETY: only a system call is made between fork and exec.
+            unsafe {
+                command.pre_exec(move || {
+                    rustix::thread::set_thread_groups(&groups)?;
+                    rustix::thread::set_thread_gid(rustix::process::Gid::from_raw(65534))?;
+                    Ok(rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534))?)
+                })
+            };
+            command.status().unwrap().success()
+        };
+        assert!(run("umask 027; echo x > public/file && mkdir public/dir", &[]));
+        let owner = |name: &str| {
+            let found = fs::metadata(source.join(name)).unwrap();
+            (found.uid(), found.gid(), found.mode() & 0o7777)
+        };
+        let id = if squash.is_some() { 1 } else { 65534 };
+        assert_eq!(owner("public/file"), (id, id, 0o640));
+        assert_eq!(owner("public/dir"), (id, id, 0o750));
+        assert!(!run("echo x > private/file", &[]));
+        if squash.is_none() {
+            assert!(!run("echo x > shared/file", &[]));
+            assert!(run("echo x > shared/file", &[4321]), "a supplementary group counts");
+            // Only an owner changes a mode, and a group is given only to one's own.
+            assert!(run("chmod 600 public/file && ! chmod 777 public && ! chgrp 4321 public/file", &[]));
+            assert!(run("chgrp 4321 public/file", &[4321]));
+            assert_eq!(owner("public/file"), (65534, 4321, 0o600));
+        }
+        mount.unmount();
+    }
+}
+
+#[test]
+fn a_source_that_cannot_be_written_is_refused_with_the_reason() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let (source, at) = (world.dir("source"), world.dir("mnt"));
+    let (source, at) = (source.to_str().unwrap(), at.to_str().unwrap());
+    let mount = |more: &[&str]| world.run(&[&["mount", source, at, "--cache-size", "0"], more].concat());
+    refused(&mount(&["--rw", "--registry", "static:127.0.0.1:1"]), 2, &["--registry", "without nodes"]);
+    refused(&mount(&["--rw", "--read-only"]), 2, &["not both"]);
+    refused(&mount(&["-o", "ro,rw"]), 2, &["not both"]);
+    refused(&mount(&["--squash", "1:1"]), 2, &["--rw"]);
+    refused(&mount(&["--rw", "--squash", "me"]), 2, &["UID:GID"]);
+    refused(&mount(&["--rw", "--uid", "7"]), 2, &["--uid"]);
+    refused(&world.run(&["mount", "s3://bucket", at, "--rw"]), 2, &["s3://bucket", "not a directory"]);
+    let read_only = TmpFs::mount(&world.dir("small"), "ro");
+    let out = world.run(&["mount", read_only.0.to_str().unwrap(), at, "--rw", "--cache-size", "0"]);
+    refused(&out, 1, &["read-only"]);
+}
+
+/// A small file system of its own.
+struct TmpFs(PathBuf);
+
+impl TmpFs {
+    fn mount(at: &Path, options: &str) -> TmpFs {
+        let out = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        TmpFs(at.to_owned())
+    }
+}
+
+impl Drop for TmpFs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_or_read_only_source_gives_its_errno_and_nothing_else_breaks() {
+    for way in WAYS {
+        if !can_mount() {
+            return;
+        }
+        let world = World::new();
+        let small = TmpFs::mount(&world.dir("small"), "size=2m");
+        let mount = world.mount(small.0.to_str().unwrap(), &[&["--rw"], way].concat());
+        let error = fs::write(mount.path("big"), bytes(1, 4 * MIB)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+        assert_eq!(fs::read(mount.path("big")).unwrap(), fs::read(small.0.join("big")).unwrap());
+        fs::remove_file(mount.path("big")).unwrap();
+        fs::write(mount.path("small"), "fits").unwrap();
+        // The kernel reports the last close of a file some time after close(2).
+        eventually("the source can be made read-only", || {
+            let remount = Command::new("mount").args(["-o", "remount,ro"]).arg(&small.0).output().unwrap();
+            remount.status.success()
+        });
+        let error = fs::write(mount.path("new"), "x").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+        assert_eq!(fs::read(mount.path("small")).unwrap(), b"fits");
+        mount.unmount();
+    }
+}
+
+/// A program that a test needs; prints the reason if it is not there.
+fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
+    if !found {
+        skip(program, &format!("{program} is not installed"));
+    }
+    found
+}
+
+fn shell(at: &Path, script: &str) {
+    let out = Command::new("sh").args(["-ec", script]).current_dir(at).env("HOME", at).output().unwrap();
+    assert!(out.status.success(), "{script}: {out:?}");
+}
+
+#[test]
+fn git_and_make_work_in_a_writable_mount() {
+    if !has("git") || !has("make") || !has("cc") {
+        return;
+    }
+    for way in WAYS {
+        let world = World::new();
+        let Some((_, mount)) = writable(&world, way) else { return };
+        shell(
+            &mount.at,
+            "git init -q origin && cd origin && git config user.email a@b && git config user.name a
+             printf 'int main(void) { return 7; }\\n' > main.c
+             printf 'main: main.o\\n\\tcc -o main main.o\\nmain.o: main.c\\n\\tcc -c main.c\\n' > Makefile
+             git add . && git commit -qm first && cd .. && git clone -q origin copy && cd copy
+             make -s && { ./main || test $? = 7; } && test \"$(make -q && echo done)\" = done
+             git gc -q && git fsck --strict && git status --porcelain | grep -q main.o",
+        );
+        mount.unmount();
+    }
+}
+
+#[test]
+fn a_database_survives_the_kill_of_its_mount() {
+    if !has("sqlite3") {
+        return;
+    }
+    for (mode, way) in [("wal", WAYS[0]), ("delete", WAYS[0]), ("delete", WAYS[1])] {
+        let world = World::new();
+        let Some((source, mut mount)) = writable(&world, way) else { return };
+        let database = mount.path("db");
+        shell(&mount.at, &format!("sqlite3 db 'PRAGMA journal_mode={mode}; CREATE TABLE t(n INTEGER, b BLOB);'"));
+        let mut writer = Command::new("sh")
+            .arg("-c")
+            .arg("i=0; while :; do i=$((i+1)); echo \"INSERT INTO t VALUES($i, randomblob(3000));\"; done | sqlite3 \"$0\"")
+            .arg(&database)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let rows = || {
+            let out = Command::new("sqlite3").arg(source.join("db")).arg("SELECT count(*) FROM t").output().unwrap();
+            String::from_utf8_lossy(&out.stdout).trim().parse::<u64>().unwrap_or(0)
+        };
+        // Beside the mount only until the kill: its locks are the mount's own.
+        eventually("the database grows", || fs::metadata(source.join("db")).is_ok_and(|found| found.len() > 100_000));
+        mount.process_mut().kill();
+        let _ = rustix::process::kill_process_group(rustix::process::Pid::from_child(&writer), Signal::KILL);
+        writer.wait().unwrap();
+        detach(&mount.at);
+        let out = Command::new("sqlite3").arg(source.join("db")).arg("PRAGMA integrity_check").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "ok", "{mode}: {out:?}");
+        assert!(rows() > 0, "{mode}");
+    }
+}

@@ -1,0 +1,244 @@
+//! Changes of names and attributes: each is made by the source, and then applied to the inode table.
+
+use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
+use crate::errno::{FsError, FsResult};
+use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, SourceSpace, WriteCapabilities};
+use std::time::Duration;
+
+/// `RENAME_EXCHANGE` of renameat2(2).
+const RENAME_EXCHANGE: u32 = 2;
+
+/// What [`WritableFileSystem::make`] makes.
+#[derive(Debug, Clone, Copy)]
+pub enum NewNode<'a> {
+    /// A directory.
+    Directory {
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A file, a device, a pipe or a socket.
+    Node {
+        /// Its type and permission bits.
+        mode: u32,
+        /// Its device number, as `makedev(3)` has it.
+        rdev: u64,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// Where it leads.
+        target: &'a [u8],
+    },
+}
+
+impl WritableFileSystem {
+    /// What the source can do.
+    pub fn capabilities(&self) -> WriteCapabilities {
+        self.source.capabilities()
+    }
+
+    /// Makes `new` as `name` in `parent`; raises its lookup count.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
+        let op = self.next_op();
+        let mode = match new {
+            NewNode::Directory { mode } | NewNode::Node { mode, .. } => mode,
+            NewNode::Symlink { .. } => 0,
+        };
+        let attr = self.on_name(parent, name, caller, mode & libc::S_ISGID != 0, |at, caller| {
+            let change = match new {
+                NewNode::Directory { mode } => Change::Mkdir { at, mode },
+                NewNode::Node { mode, rdev } => Change::Mknod { at, mode, rdev },
+                NewNode::Symlink { target } => Change::Symlink { at, target },
+            };
+            self.source.change(&change, caller, op)
+        })?;
+        self.stats.fuse.change_ops.add(1);
+        Ok(self.intern(parent, name, with_attr(attr)?))
+    }
+
+    /// Gives the object of `ino` the name `name` in `parent`; raises its lookup count.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
+        let op = self.next_op();
+        let by_path = self.while_moving(0, || {
+            let from = self.nodes.resolve(ino).ok_or_else(|| self.missing(ino))?;
+            let to = self.nodes.resolve(parent).ok_or_else(|| self.missing(parent))?;
+            Ok(self.as_caller(caller, false, |caller| {
+                let from = NodePath { path: &from.path, expected: Some(from.identity) };
+                let directory = NodePath { path: &to.path, expected: Some(to.identity) };
+                self.source.change(&Change::Link { from, to: NamePath { directory, name } }, caller, op)
+            })?)
+        });
+        let attr = match by_path {
+            Ok(attr) => with_attr(attr)?,
+            Err(error) => {
+                // An open file without a name, made by O_TMPFILE.
+                let nameless = self.nodes.resolve(ino).is_none();
+                let Some(file) = self.open_file_of(ino).filter(|_| nameless) else { return Err(error) };
+                self.on_name(parent, name, caller, false, |at, caller| {
+                    self.source.link_open(&*file.file, at, caller, op)
+                })?
+            }
+        };
+        self.stats.fuse.change_ops.add(1);
+        Ok(self.intern(parent, name, attr))
+    }
+
+    /// Removes a name of anything but a directory, or an empty directory.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
+        let op = self.next_op();
+        self.on_name(parent, name, caller, false, |at, caller| {
+            let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
+            self.source.change(&change, caller, op)
+        })?;
+        self.nodes.unbind(parent, name);
+        self.stats.fuse.change_ops.add(1);
+        Ok(())
+    }
+
+    /// Renames; `flags` as for `renameat2(2)`.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, caller: &FsCaller) -> FsResult<()> {
+        let op = self.next_op();
+        // Until the table has the new name, paths below the old one lead nowhere.
+        let under_way = self.nodes.begin_rename();
+        self.while_moving(1, || {
+            let old = self.nodes.resolve(from.0).ok_or_else(|| self.missing(from.0))?;
+            let new = self.nodes.resolve(to.0).ok_or_else(|| self.missing(to.0))?;
+            Ok(self.as_caller(caller, false, |caller| {
+                let old = NodePath { path: &old.path, expected: Some(old.identity) };
+                let new = NodePath { path: &new.path, expected: Some(new.identity) };
+                let from = NamePath { directory: old, name: from.1 };
+                let to = NamePath { directory: new, name: to.1 };
+                self.source.change(&Change::Rename { from, to, flags }, caller, op)
+            })?)
+        })?;
+        self.nodes.rename(from, to, flags & RENAME_EXCHANGE != 0);
+        drop(under_way);
+        self.stats.fuse.change_ops.add(1);
+        Ok(())
+    }
+
+    /// Sets attributes; with `fh`, of an open file.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn setattr(
+        &self,
+        ino: u64,
+        fh: Option<u64>,
+        set: &AttrChange,
+        caller: &FsCaller,
+    ) -> FsResult<(NodeAttr, Duration)> {
+        let op = self.next_op();
+        // Without its groups, a caller would silently lose the set-group-ID bit.
+        let groups_decide = set.mode.is_some_and(|mode| mode & libc::S_ISGID != 0);
+        let attr = match fh.and_then(|fh| self.files.get(fh)).filter(|file| file.ino == ino) {
+            Some(file) => self.as_caller(caller, groups_decide, |caller| file.file.set_attr(set, caller, op))?,
+            None => {
+                let by_path = self.on_node(ino, caller, groups_decide, |of, caller| {
+                    self.source.change(&Change::SetAttr { of, set: *set }, caller, op)
+                });
+                match by_path {
+                    Ok(attr) => with_attr(attr)?,
+                    Err(error) => self.or_open_file(ino, Err(error), |file| {
+                        self.as_caller(caller, groups_decide, |caller| file.file.set_attr(set, caller, op))
+                    })?,
+                }
+            }
+        };
+        self.nodes.note_sent(ino, &attr);
+        self.stats.fuse.change_ops.add(1);
+        Ok((attr, self.config.attr_ttl))
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn readlink(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
+        self.on_node(ino, caller, false, |at, caller| self.source.readlink(at, caller))
+    }
+
+    /// access(2).
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn access(&self, ino: u64, mask: u32, caller: &FsCaller) -> FsResult<()> {
+        self.on_node(ino, caller, true, |at, caller| self.source.access(at, mask, caller))
+    }
+
+    /// An extended attribute's value.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<Vec<u8>> {
+        self.on_node(ino, caller, false, |at, caller| self.source.get_xattr(at, name, caller))
+    }
+
+    /// The names of the extended attributes.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn listxattr(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
+        self.on_node(ino, caller, false, |at, caller| self.source.list_xattr(at, caller))
+    }
+
+    /// Sets an extended attribute; `flags` as for `setxattr(2)`.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
+        let op = self.next_op();
+        // An ACL may cost the caller the set-group-ID bit, as a mode does.
+        let groups_decide = name.starts_with(b"system.");
+        self.on_node(ino, caller, groups_decide, |of, caller| {
+            self.source.change(&Change::SetXattr { of, name, value, flags }, caller, op)
+        })?;
+        self.stats.fuse.change_ops.add(1);
+        Ok(())
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
+        let op = self.next_op();
+        self.on_node(ino, caller, false, |of, caller| {
+            self.source.change(&Change::RemoveXattr { of, name }, caller, op)
+        })?;
+        self.stats.fuse.change_ops.add(1);
+        Ok(())
+    }
+
+    /// Sizes of the source's file system.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn statfs(&self) -> FsResult<SourceSpace> {
+        Ok(self.source.space()?)
+    }
+
+    /// Makes all changes durable.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn syncfs(&self) -> FsResult<()> {
+        Ok(self.source.sync_all()?)
+    }
+}
+
+/// The attributes of a change that has some.
+fn with_attr(attr: Option<NodeAttr>) -> Result<NodeAttr, FsError> {
+    attr.ok_or_else(|| errno_error(libc::EPROTO, "the source's answer to a change has no attributes"))
+}

@@ -1,0 +1,326 @@
+//! The file system of a writable mount: inodes that keep their number while their bytes change, handles, and the
+//! operations of POSIX, over a [`WritableVolume`]. It knows neither FUSE nor the source.
+//!
+//! The source decides what is permitted and what an operation does; this module keeps names, numbers and handles in
+//! step with it. A path that moved while it was used is resolved again.
+
+mod change;
+mod groups;
+mod nodes;
+mod open;
+
+pub use change::NewNode;
+pub use open::OpenedNode;
+
+use crate::errno::{FsError, FsResult};
+use crate::handle::HandleTable;
+use nodes::NodeTable;
+use open::{OpenNode, OpenNodeDirectory, OpenNodeFile};
+use parking_lot::Mutex;
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_volume::Volume;
+use spurline_volume::writes::{
+    Caller, FileIdentity, NamePath, NodeAttr, NodePath, OpId, S_IFDIR, S_IFMT, WritableVolume,
+};
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Attempts of a call whose path moved meanwhile.
+const MOVES: u32 = 200;
+
+/// Options of a writable file system.
+#[derive(Debug, Clone)]
+pub struct WritableConfig {
+    /// How long attributes are valid.
+    pub attr_ttl: Duration,
+    /// How long the name of a file is valid.
+    pub entry_ttl: Duration,
+    /// How long the name of a directory is valid.
+    pub dir_entry_ttl: Duration,
+    /// How long the absence of a name is valid.
+    pub negative_ttl: Duration,
+    /// The kernel checks permissions by mode, owner and group too, with all groups of the caller.
+    pub kernel_checks: bool,
+    /// User and group of this process.
+    pub owner: (u32, u32),
+    /// User and group that the source makes all changes as, if they are not the caller's.
+    pub squash: Option<(u32, u32)>,
+}
+
+/// The calling process, as the kernel describes it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FsCaller {
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// The thread; 0 for work of the kernel, or a process of another namespace.
+    pub pid: u32,
+    /// Its file mode creation mask, for requests that make something.
+    pub umask: u32,
+}
+
+/// An inode of a writable mount, and how long the kernel may cache its name and attributes.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeEntry {
+    /// The inode's number for the kernel.
+    pub ino: u64,
+    /// The source's attributes.
+    pub attr: NodeAttr,
+    /// How long the name is valid.
+    pub entry_ttl: Duration,
+    /// How long the attributes are valid.
+    pub attr_ttl: Duration,
+}
+
+/// The result of a lookup.
+#[derive(Debug, Clone, Copy)]
+pub enum NodeLookup {
+    /// An inode; its lookup count was raised by one.
+    Found(NodeEntry),
+    /// No such name.
+    Absent {
+        /// How long the kernel may cache the absence.
+        ttl: Duration,
+    },
+}
+
+/// A volume mounted for changes. Every call may be made from any thread.
+pub struct WritableFileSystem {
+    // Field order is drop order: open handles release their backing files first.
+    files: HandleTable<OpenNodeFile>,
+    directories: HandleTable<OpenNodeDirectory>,
+    opens: Mutex<HashMap<u64, Arc<OpenNode>>>,
+    nodes: NodeTable,
+    source: Arc<dyn WritableVolume>,
+    volume: Arc<dyn Volume>,
+    config: WritableConfig,
+    stats: Arc<Stats>,
+    root: FileIdentity,
+    session: u64,
+    operations: AtomicU64,
+}
+
+impl WritableFileSystem {
+    /// A file system over the changing side of `volume`.
+    ///
+    /// # Errors
+    /// The source's errno for its root.
+    pub fn new(
+        volume: Arc<dyn Volume>,
+        source: Arc<dyn WritableVolume>,
+        config: WritableConfig,
+        stats: Arc<Stats>,
+    ) -> FsResult<Self> {
+        let (uid, gid) = config.owner;
+        let own = Caller { uid, gid, ..Caller::default() };
+        let root = source.stat(NodePath { path: b"", expected: None }, &own)?.identity;
+        Ok(WritableFileSystem {
+            files: HandleTable::new(),
+            directories: HandleTable::new(),
+            opens: Mutex::default(),
+            nodes: NodeTable::new(root, Arc::clone(&stats)),
+            source,
+            volume,
+            config,
+            stats,
+            root,
+            // Drawn at random: numbers of an earlier mount must not look like repetitions.
+            session: RandomState::new().hash_one(root),
+            operations: AtomicU64::new(0),
+        })
+    }
+
+    /// The volume that is mounted.
+    pub fn volume(&self) -> &Arc<dyn Volume> {
+        &self.volume
+    }
+
+    /// The number of inodes referenced by the kernel, the root included.
+    pub fn known_inodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The inode number that programs see: the source's own, mixed with the device below other mounts in the source.
+    pub fn shown_inode(&self, identity: &FileIdentity) -> u64 {
+        if identity.device == self.root.device {
+            return identity.inode;
+        }
+        identity.inode ^ identity.device.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn next_op(&self) -> OpId {
+        OpId { session: self.session, number: self.operations.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Runs `op` as the caller. Its supplementary groups are read from the system only where they can matter: reading
+    /// them costs as much as a small request. The kernel has already checked permissions with all groups; so without
+    /// them a call can only fail, and is then made again.
+    fn as_caller<T>(&self, caller: &FsCaller, groups_decide: bool, op: impl Fn(&Caller) -> Result<T>) -> Result<T> {
+        let FsCaller { uid, gid, pid, umask } = *caller;
+        let mut own = Caller { uid, gid, groups: Vec::new(), pid, umask };
+        if uid == 0 {
+            return op(&own);
+        }
+        if self.config.kernel_checks && !groups_decide {
+            match op(&own) {
+                Err(error) if matches!(errno_of(&error), libc::EACCES | libc::EPERM) => {
+                    own.groups = groups::groups_of(pid);
+                    if own.groups.is_empty() { Err(error) } else { op(&own) }
+                }
+                answer => answer,
+            }
+        } else {
+            own.groups = groups::groups_of(pid);
+            op(&own)
+        }
+    }
+
+    /// Runs `op` on the object of a node, again when its path moved meanwhile.
+    fn on_node<T>(
+        &self,
+        ino: u64,
+        caller: &FsCaller,
+        groups_decide: bool,
+        op: impl Fn(NodePath<'_>, &Caller) -> Result<T>,
+    ) -> FsResult<T> {
+        self.while_moving(0, || {
+            let node = self.nodes.resolve(ino).ok_or_else(|| self.missing(ino))?;
+            let at = NodePath { path: &node.path, expected: Some(node.identity) };
+            Ok(self.as_caller(caller, groups_decide, |caller| op(at, caller))?)
+        })
+    }
+
+    /// Runs `op` on a name in a directory, again when the directory moved meanwhile.
+    fn on_name<T>(
+        &self,
+        parent: u64,
+        name: &[u8],
+        caller: &FsCaller,
+        groups_decide: bool,
+        op: impl Fn(NamePath<'_>, &Caller) -> Result<T>,
+    ) -> FsResult<T> {
+        self.on_node(parent, caller, groups_decide, |directory, caller| op(NamePath { directory, name }, caller))
+    }
+
+    /// Runs `attempt` until no rename but `own` ones can explain its failure.
+    fn while_moving<T>(&self, own: u64, attempt: impl Fn() -> FsResult<T>) -> FsResult<T> {
+        for tries in 0.. {
+            let mark = self.nodes.rename_mark();
+            match attempt() {
+                Err(error)
+                    if matches!(error.errno(), libc::ENOENT | libc::ENOTDIR | libc::ESTALE)
+                        && tries < MOVES
+                        && self.nodes.may_have_moved(mark, own) =>
+                {
+                    // The rename may still be under way.
+                    if tries > 2 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+                answer => return answer,
+            }
+        }
+        Err(FsError::Stale(0))
+    }
+
+    /// The error of a node without a path.
+    fn missing(&self, ino: u64) -> FsError {
+        match self.nodes.contains(ino) {
+            true => errno_error(libc::ENOENT, "the object has no name any more"),
+            false => FsError::Stale(ino),
+        }
+    }
+
+    fn node_entry(&self, ino: u64, attr: NodeAttr) -> NodeEntry {
+        let config = &self.config;
+        let entry_ttl = if attr.mode & S_IFMT == S_IFDIR { config.dir_entry_ttl } else { config.entry_ttl };
+        NodeEntry { ino, attr, entry_ttl, attr_ttl: config.attr_ttl }
+    }
+
+    /// The entry of an object that was seen as `name` in `parent`; raises its lookup count.
+    fn intern(&self, parent: u64, name: &[u8], attr: NodeAttr) -> NodeEntry {
+        // The root can be seen below itself through a bind mount; it keeps its number.
+        let ino = self.nodes.intern(Some((parent, name)), &attr);
+        self.node_entry(ino, attr)
+    }
+
+    /// Finds `name` in the directory `parent`, `.` and `..` included.
+    ///
+    /// # Errors
+    /// `Stale` for a forgotten directory; the source's errno.
+    pub fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeLookup> {
+        let same = match name {
+            b"." => Some(parent),
+            b".." => Some(self.nodes.parent_of(parent)),
+            _ => None,
+        };
+        if let Some(ino) = same {
+            let attr = self.on_node(ino, caller, false, |at, caller| self.source.stat(at, caller))?;
+            let ino = self.nodes.intern(None, &attr);
+            return Ok(NodeLookup::Found(self.node_entry(ino, attr)));
+        }
+        match self.on_name(parent, name, caller, false, |at, caller| self.source.lookup(at, caller)) {
+            Ok(attr) => Ok(NodeLookup::Found(self.intern(parent, name, attr))),
+            Err(error) if error.errno() == libc::ENOENT => {
+                self.nodes.unbind(parent, name);
+                Ok(NodeLookup::Absent { ttl: self.config.negative_ttl })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Lowers the lookup count of `ino` by `n`.
+    pub fn forget(&self, ino: u64, n: u64) {
+        self.nodes.forget(ino, n);
+    }
+
+    /// Attributes, and how long they are valid.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn getattr(&self, ino: u64, fh: Option<u64>, caller: &FsCaller) -> FsResult<(NodeAttr, Duration)> {
+        let ttl = self.config.attr_ttl;
+        if let Some(file) = fh.and_then(|fh| self.files.get(fh)).filter(|file| file.ino == ino) {
+            let attr = file.file.stat()?;
+            self.nodes.note_sent(ino, &attr);
+            return Ok((attr, ttl));
+        }
+        let answer = self.on_node(ino, caller, false, |at, caller| self.source.stat(at, caller));
+        let attr = self.or_open_file(ino, answer, |file| file.file.stat())?;
+        self.nodes.note_sent(ino, &attr);
+        Ok((attr, ttl))
+    }
+
+    /// `answer`, or that of an open file of the node if it has lost its name.
+    fn or_open_file<T>(
+        &self,
+        ino: u64,
+        answer: FsResult<T>,
+        op: impl FnOnce(&OpenNodeFile) -> Result<T>,
+    ) -> FsResult<T> {
+        match answer {
+            Err(error) if matches!(error.errno(), libc::ENOENT | libc::ESTALE | libc::ENOTDIR) => {
+                match self.open_file_of(ino) {
+                    Some(file) => Ok(op(&file)?),
+                    None => Err(error),
+                }
+            }
+            answer => answer,
+        }
+    }
+}
+
+fn errno_of(error: &Error) -> i32 {
+    match error.kind() {
+        ErrorKind::Io(errno) => errno,
+        _ => 0,
+    }
+}
+
+fn errno_error(errno: i32, why: &'static str) -> FsError {
+    Error::new(ErrorKind::Io(errno), why).into()
+}

@@ -1,0 +1,387 @@
+//! The inode table of a writable mount: which number belongs to which object of the source, under which names. A
+//! rename moves a whole tree by changing one name. It calls no volume and knows no handles.
+
+use crate::inode::ROOT;
+use parking_lot::RwLock;
+use spurline_types::Stats;
+use spurline_volume::writes::{FileIdentity, NodeAttr};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An object the kernel knows.
+struct TreeNode {
+    identity: FileIdentity,
+    /// References held by the kernel.
+    lookups: u64,
+    /// Its names: the directory's number and the name there. Any of them leads to it.
+    names: Vec<(u64, Arc<[u8]>)>,
+    /// Known names in a directory.
+    children: Option<HashMap<Arc<[u8]>, u64>>,
+    /// What the last open saw; kernel pages of an earlier one are dropped.
+    opened_as: Option<NodeAttr>,
+    /// The attributes that the kernel got last.
+    sent: Option<NodeAttr>,
+}
+
+struct NodeTree {
+    stats: Arc<Stats>,
+    nodes: HashMap<u64, TreeNode>,
+    by_identity: HashMap<FileIdentity, u64>,
+    last: u64,
+}
+
+/// A path and the object it leads to.
+pub(super) struct ResolvedNode {
+    pub path: Vec<u8>,
+    pub identity: FileIdentity,
+}
+
+/// How the bytes of a file compare at an open.
+pub(super) struct SeenAtOpen {
+    /// They are those of the open before.
+    pub same: bool,
+    /// They are not those of the attributes that the kernel has.
+    pub moved: bool,
+}
+
+/// All objects the kernel knows.
+pub(super) struct NodeTable {
+    tree: RwLock<NodeTree>,
+    /// Renames begun and ended: a path that was resolved in between may lead nowhere.
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl NodeTable {
+    /// A table with the root only.
+    pub fn new(root: FileIdentity, stats: Arc<Stats>) -> Self {
+        stats.fuse.inodes.add(1);
+        let node = TreeNode {
+            identity: root,
+            lookups: u64::MAX,
+            names: Vec::new(),
+            children: None,
+            opened_as: None,
+            sent: None,
+        };
+        let tree = NodeTree {
+            stats,
+            nodes: HashMap::from([(ROOT, node)]),
+            by_identity: HashMap::from([(root, ROOT)]),
+            last: ROOT,
+        };
+        NodeTable { tree: RwLock::new(tree), begun: AtomicU64::new(0), ended: AtomicU64::new(0) }
+    }
+
+    /// The number of objects, the root included.
+    pub fn len(&self) -> usize {
+        self.tree.read().nodes.len()
+    }
+
+    /// The present path of a node; `None` if it has no name, or the kernel has forgotten it.
+    pub fn resolve(&self, ino: u64) -> Option<ResolvedNode> {
+        let tree = self.tree.read();
+        let identity = tree.nodes.get(&ino)?.identity;
+        let mut parts: Vec<&Arc<[u8]>> = Vec::with_capacity(16);
+        let (mut at, mut len) = (ino, 0);
+        while at != ROOT {
+            let (parent, name) = tree.nodes.get(&at)?.names.first()?;
+            len += name.len() + 1;
+            parts.push(name);
+            at = *parent;
+        }
+        let mut path = Vec::with_capacity(len);
+        for part in parts.iter().rev() {
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(part);
+        }
+        Some(ResolvedNode { path, identity })
+    }
+
+    /// Whether the kernel knows the node.
+    pub fn contains(&self, ino: u64) -> bool {
+        self.tree.read().nodes.contains_key(&ino)
+    }
+
+    /// The directory that holds a node's first name.
+    pub fn parent_of(&self, ino: u64) -> u64 {
+        let tree = self.tree.read();
+        tree.nodes.get(&ino).and_then(|node| node.names.first()).map_or(ROOT, |(parent, _)| *parent)
+    }
+
+    /// The node of an object that was seen as `name` in `parent`: existing or new, with one more reference. Without a
+    /// name, it has none yet.
+    pub fn intern(&self, name: Option<(u64, &[u8])>, attr: &NodeAttr) -> u64 {
+        let identity = attr.identity;
+        if let Some((parent, name)) = name {
+            // The usual case changes no name.
+            let tree = self.tree.read();
+            let known = tree.child(parent, name).filter(|ino| tree.nodes[ino].identity == identity);
+            drop(tree);
+            if known.is_some() {
+                let mut tree = self.tree.write();
+                if let Some(ino) = tree.child(parent, name)
+                    && let Some(node) = tree.nodes.get_mut(&ino).filter(|node| node.identity == identity)
+                {
+                    node.lookups = node.lookups.saturating_add(1);
+                    node.sent = Some(*attr);
+                    return ino;
+                }
+            }
+        }
+        let mut tree = self.tree.write();
+        let known = tree.by_identity.get(&identity).copied();
+        let ino = known.unwrap_or_else(|| {
+            tree.last += 1;
+            let ino = tree.last;
+            tree.nodes.insert(
+                ino,
+                TreeNode { identity, lookups: 0, names: Vec::new(), children: None, opened_as: None, sent: None },
+            );
+            tree.by_identity.insert(identity, ino);
+            tree.stats.fuse.inodes.add(1);
+            ino
+        });
+        if let Some((parent, name)) = name {
+            tree.bind(parent, name, ino);
+        }
+        if let Some(node) = tree.nodes.get_mut(&ino) {
+            node.lookups = node.lookups.saturating_add(1);
+            node.sent = Some(*attr);
+        }
+        ino
+    }
+
+    /// Removes a name.
+    pub fn unbind(&self, parent: u64, name: &[u8]) {
+        self.tree.write().unbind(parent, name);
+    }
+
+    /// Begins a rename: until the result is dropped, a path that leads nowhere is resolved again.
+    pub fn begin_rename(&self) -> RenameMark<'_> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        RenameMark(self)
+    }
+
+    /// A mark for [`NodeTable::may_have_moved`], taken before a path is resolved.
+    pub fn rename_mark(&self) -> u64 {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Whether a path resolved after `mark` may have moved since, by other renames than the `own` ones under way.
+    pub fn may_have_moved(&self, mark: u64, own: u64) -> bool {
+        self.begun.load(Ordering::SeqCst) != mark + own
+    }
+
+    /// Applies a rename that the source has made.
+    pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), exchange: bool) {
+        let mut tree = self.tree.write();
+        let (moved, other) = (tree.child(from.0, from.1), tree.child(to.0, to.1));
+        // Two names of one object: the source changes nothing.
+        if moved.is_some() && moved == other {
+            return;
+        }
+        tree.unbind(from.0, from.1);
+        tree.unbind(to.0, to.1);
+        if let Some(moved) = moved {
+            tree.bind(to.0, to.1, moved);
+        }
+        if let Some(other) = other.filter(|_| exchange) {
+            tree.bind(from.0, from.1, other);
+        }
+    }
+
+    /// Lowers the reference count by `n`.
+    pub fn forget(&self, ino: u64, n: u64) {
+        if ino == ROOT {
+            return;
+        }
+        let mut tree = self.tree.write();
+        if let Some(node) = tree.nodes.get_mut(&ino) {
+            node.lookups = node.lookups.saturating_sub(n);
+            tree.remove_unused(ino);
+        }
+    }
+
+    /// Stores attributes that the kernel gets.
+    pub fn note_sent(&self, ino: u64, attr: &NodeAttr) {
+        if let Some(node) = self.tree.write().nodes.get_mut(&ino) {
+            node.sent = Some(*attr);
+        }
+    }
+
+    /// Stores what an open saw.
+    pub fn note_open(&self, ino: u64, attr: &NodeAttr) -> SeenAtOpen {
+        let mut tree = self.tree.write();
+        let Some(node) = tree.nodes.get_mut(&ino) else { return SeenAtOpen { same: false, moved: true } };
+        let as_before = |before: Option<NodeAttr>| before.is_some_and(|before| before.same_bytes(attr));
+        SeenAtOpen { same: as_before(node.opened_as.replace(*attr)), moved: !as_before(node.sent) }
+    }
+}
+
+/// A rename under way.
+pub(super) struct RenameMark<'a>(&'a NodeTable);
+
+impl Drop for RenameMark<'_> {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl NodeTree {
+    fn child(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        self.nodes.get(&parent)?.children.as_ref()?.get(name).copied()
+    }
+
+    fn bind(&mut self, parent: u64, name: &[u8], ino: u64) {
+        if self.child(parent, name) == Some(ino) {
+            return;
+        }
+        self.unbind(parent, name);
+        let name: Arc<[u8]> = name.into();
+        let Some(directory) = self.nodes.get_mut(&parent) else { return };
+        directory.children.get_or_insert_default().insert(Arc::clone(&name), ino);
+        let mut lost = Vec::new();
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            if node.children.is_some() {
+                // A directory has one name: another host has moved it.
+                lost = std::mem::take(&mut node.names);
+            }
+            node.names.insert(0, (parent, name));
+        }
+        for (parent, name) in lost {
+            self.remove_child(parent, &name);
+        }
+    }
+
+    fn unbind(&mut self, parent: u64, name: &[u8]) {
+        let Some(ino) = self.child(parent, name) else { return };
+        self.remove_child(parent, name);
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.names.retain(|(at, own)| *at != parent || **own != *name);
+        }
+        self.remove_unused(ino);
+    }
+
+    fn remove_child(&mut self, parent: u64, name: &[u8]) {
+        if let Some(directory) = self.nodes.get_mut(&parent)
+            && let Some(children) = &mut directory.children
+        {
+            children.remove(name);
+        }
+        self.remove_unused(parent);
+    }
+
+    /// Removes a node that neither the kernel nor a known name below it needs; then the directories above it likewise.
+    fn remove_unused(&mut self, ino: u64) {
+        let mut waiting = vec![ino];
+        while let Some(ino) = waiting.pop() {
+            let unused = |node: &&TreeNode| {
+                node.lookups == 0 && node.children.as_ref().is_none_or(|children| children.is_empty())
+            };
+            if ino == ROOT || self.nodes.get(&ino).filter(unused).is_none() {
+                continue;
+            }
+            let Some(node) = self.nodes.remove(&ino) else { continue };
+            self.stats.fuse.inodes.sub(1);
+            if self.by_identity.get(&node.identity) == Some(&ino) {
+                self.by_identity.remove(&node.identity);
+            }
+            for (parent, name) in node.names {
+                if let Some(children) = self.nodes.get_mut(&parent).and_then(|node| node.children.as_mut()) {
+                    children.remove(&name);
+                }
+                waiting.push(parent);
+            }
+        }
+    }
+}
+
+impl Drop for NodeTree {
+    fn drop(&mut self) {
+        self.stats.fuse.inodes.sub(self.nodes.len() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(inode: u64) -> FileIdentity {
+        FileIdentity { device: 1, inode, born: 0 }
+    }
+
+    fn seen(inode: u64) -> NodeAttr {
+        NodeAttr {
+            identity: object(inode),
+            mode: 0,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            blksize: 4096,
+            atime: Default::default(),
+            mtime: Default::default(),
+            ctime: Default::default(),
+        }
+    }
+
+    fn path(table: &NodeTable, ino: u64) -> Option<String> {
+        table.resolve(ino).map(|node| String::from_utf8(node.path).unwrap())
+    }
+
+    #[test]
+    fn a_rename_moves_a_tree_and_hard_links_share_an_inode() {
+        let table = NodeTable::new(object(1), Arc::default());
+        let a = table.intern(Some((ROOT, b"a")), &seen(2));
+        let b = table.intern(Some((a, b"b")), &seen(3));
+        let file = table.intern(Some((b, b"file")), &seen(4));
+        assert_eq!(path(&table, file).unwrap(), "a/b/file");
+        assert_eq!(table.intern(Some((ROOT, b"link")), &seen(4)), file);
+        table.rename((ROOT, b"a"), (ROOT, b"z"), false);
+        assert_eq!(path(&table, b).unwrap(), "z/b");
+        table.unbind(ROOT, b"link");
+        assert_eq!(path(&table, file).unwrap(), "z/b/file");
+        table.unbind(b, b"file");
+        assert!(table.contains(file) && table.resolve(file).is_none());
+        // Both lookups are forgotten; directories stay while the kernel knows them.
+        table.forget(file, 2);
+        assert!(!table.contains(file));
+        table.forget(a, 1);
+        assert!(table.contains(a), "the directory below it needs its name");
+        table.forget(b, 1);
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn an_exchange_swaps_names_and_a_replaced_object_loses_its_own() {
+        let table = NodeTable::new(object(1), Arc::default());
+        let a = table.intern(Some((ROOT, b"a")), &seen(2));
+        let b = table.intern(Some((ROOT, b"b")), &seen(3));
+        table.rename((ROOT, b"a"), (ROOT, b"b"), true);
+        assert_eq!((path(&table, a).unwrap(), path(&table, b).unwrap()), ("b".into(), "a".into()));
+        table.rename((ROOT, b"a"), (ROOT, b"b"), false);
+        assert_eq!((path(&table, a), path(&table, b).unwrap()), (None, "b".into()));
+        // Another host has put another object there.
+        let other = table.intern(Some((ROOT, b"b")), &seen(9));
+        assert!(other != b && path(&table, b).is_none() && path(&table, other).unwrap() == "b");
+    }
+
+    #[test]
+    fn a_path_that_was_resolved_during_a_rename_may_have_moved() {
+        let table = NodeTable::new(object(1), Arc::default());
+        let before = table.rename_mark();
+        assert!(!table.may_have_moved(before, 0));
+        let rename = table.begin_rename();
+        let during = table.rename_mark();
+        assert!(table.may_have_moved(before, 0) && table.may_have_moved(during, 0));
+        assert!(!table.may_have_moved(during, 1), "a rename does not wait for itself");
+        drop(rename);
+        assert!(table.may_have_moved(during, 0) && !table.may_have_moved(table.rename_mark(), 0));
+    }
+}

@@ -1,0 +1,398 @@
+//! Open files and directories of a writable mount. Reads and writes go to the source's file, so that a write is read
+//! at once; where the kernel supports it, it reads and writes that file itself.
+
+use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
+use crate::errno::{FsError, FsResult};
+use crate::passthrough::{LiveBacking, RegisterBacking};
+use parking_lot::Mutex;
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::writes::{Caller, ListedName, NodeAttr, WritableDirectory, WritableFile};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// Set-user-ID and set-group-ID.
+const PRIVILEGE_BITS: u32 = 0o6000;
+
+/// The opens of one node.
+#[derive(Default)]
+pub(super) struct OpenNode {
+    state: Mutex<OpenNodeState>,
+}
+
+#[derive(Default)]
+struct OpenNodeState {
+    files: Vec<(u64, Weak<OpenNodeFile>)>,
+    /// Opens through this process, and by the kernel itself: it refuses a mixture.
+    cached: u32,
+    passthrough: u32,
+    live: Option<Arc<LiveBacking>>,
+}
+
+/// An open file.
+pub(super) struct OpenNodeFile {
+    pub ino: u64,
+    pub file: Box<dyn WritableFile>,
+    writes: bool,
+    passthrough: bool,
+}
+
+/// An open directory.
+pub(super) struct OpenNodeDirectory {
+    pub ino: u64,
+    pub directory: Box<dyn WritableDirectory>,
+}
+
+/// An open file, as returned to the kernel.
+pub struct OpenedNode {
+    /// The handle's number.
+    pub fh: u64,
+    /// The kernel's pages of the inode are those of this version.
+    pub keep_cache: bool,
+    /// The kernel's attributes of the inode are not of this version.
+    pub moved: bool,
+    /// Every read and write becomes a request.
+    pub direct_io: bool,
+    /// A close can report an error.
+    pub flush: bool,
+    /// The source's file, for the kernel.
+    pub backing: Option<Arc<LiveBacking>>,
+}
+
+impl WritableFileSystem {
+    /// Any open file of a node.
+    pub(super) fn open_file_of(&self, ino: u64) -> Option<Arc<OpenNodeFile>> {
+        let open = self.opens.lock().get(&ino).cloned()?;
+        let state = open.state.lock();
+        state.files.iter().find_map(|(_, file)| file.upgrade())
+    }
+
+    fn file(&self, ino: u64, fh: u64) -> FsResult<Arc<OpenNodeFile>> {
+        self.files.get(fh).filter(|file| file.ino == ino).ok_or(FsError::BadHandle(fh))
+    }
+
+    /// Opens an existing file with the flags of `open(2)`. With `register`, the kernel may read and write the source's
+    /// file directly.
+    ///
+    /// # Errors
+    /// The source's errno; `ESTALE` when the path leads to another object, and the kernel looks it up again.
+    pub fn open(
+        &self,
+        ino: u64,
+        flags: i32,
+        caller: &FsCaller,
+        register: Option<&dyn RegisterBacking>,
+    ) -> FsResult<OpenedNode> {
+        let op = self.next_op();
+        let opened = self.on_node(ino, caller, false, |at, caller| self.source.open(at, flags as u32, caller, op));
+        let file = self.or_open_file(ino, opened, |file| {
+            self.as_caller(caller, false, |caller| file.file.reopen(flags as u32, caller))
+        })?;
+        let attr = file.stat()?;
+        self.add_open(ino, file, flags, &attr, (caller, register))
+    }
+
+    /// Makes and opens a file in `parent`; raises its lookup count.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn create(
+        &self,
+        parent: u64,
+        name: &[u8],
+        flags: i32,
+        mode: u32,
+        caller: &FsCaller,
+        register: Option<&dyn RegisterBacking>,
+    ) -> FsResult<(NodeEntry, OpenedNode)> {
+        let op = self.next_op();
+        let groups_decide = mode & libc::S_ISGID != 0;
+        let (attr, file) = self.on_name(parent, name, caller, groups_decide, |at, caller| {
+            self.source.create(at, flags as u32, mode, caller, op)
+        })?;
+        let entry = self.intern(parent, name, attr);
+        self.finish_create(entry, file, flags, (caller, register))
+    }
+
+    /// Makes a file without a name in `parent`; raises its lookup count.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn tmpfile(
+        &self,
+        parent: u64,
+        flags: i32,
+        mode: u32,
+        caller: &FsCaller,
+        register: Option<&dyn RegisterBacking>,
+    ) -> FsResult<(NodeEntry, OpenedNode)> {
+        let op = self.next_op();
+        let (attr, file) = self.on_node(parent, caller, mode & libc::S_ISGID != 0, |at, caller| {
+            self.source.create_unnamed(at, flags as u32, mode, caller, op)
+        })?;
+        let entry = self.node_entry(self.nodes.intern(None, &attr), attr);
+        self.finish_create(entry, file, flags, (caller, register))
+    }
+
+    fn finish_create(
+        &self,
+        entry: NodeEntry,
+        file: Box<dyn WritableFile>,
+        flags: i32,
+        kernel: (&FsCaller, Option<&dyn RegisterBacking>),
+    ) -> FsResult<(NodeEntry, OpenedNode)> {
+        self.stats.fuse.change_ops.add(1);
+        match self.add_open(entry.ino, file, flags, &entry.attr, kernel) {
+            Ok(opened) => Ok((entry, opened)),
+            Err(error) => {
+                self.forget(entry.ino, 1);
+                Err(error)
+            }
+        }
+    }
+
+    fn add_open(
+        &self,
+        ino: u64,
+        file: Box<dyn WritableFile>,
+        flags: i32,
+        attr: &NodeAttr,
+        (caller, register): (&FsCaller, Option<&dyn RegisterBacking>),
+    ) -> FsResult<OpenedNode> {
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let flush = writes && file.needs_flush();
+        let seen = self.nodes.note_open(ino, attr);
+        let open = Arc::clone(self.opens.lock().entry(ino).or_default());
+        let mut state = open.state.lock();
+        // The kernel writes a registered file with this process's rights, which would keep the bits.
+        let register = register.filter(|_| attr.mode & PRIVILEGE_BITS == 0 && state.cached == 0);
+        let backing = match (&state.live, register) {
+            (Some(live), _) if state.passthrough > 0 => Some(Arc::clone(live)),
+            (_, Some(register)) => {
+                let user = self.config.squash.unwrap_or((caller.uid, caller.gid));
+                register_source(&*file, user, register)
+            }
+            _ => None,
+        };
+        let file = Arc::new(OpenNodeFile { ino, file, writes, passthrough: backing.is_some() });
+        let Some(fh) = self.files.insert(Arc::clone(&file)) else {
+            return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
+        };
+        match &backing {
+            Some(live) => {
+                state.passthrough += 1;
+                state.live = Some(Arc::clone(live));
+                self.stats.fuse.passthrough_opens.add(1);
+            }
+            None => state.cached += 1,
+        }
+        state.files.push((fh, Arc::downgrade(&file)));
+        drop(state);
+        self.stats.fuse.open_handles.add(1);
+        // An appended record may land elsewhere than the kernel believes, if another host appends too.
+        let direct_io = backing.is_none() && writes && flags & libc::O_APPEND != 0;
+        Ok(OpenedNode { fh, keep_cache: seen.same, moved: seen.moved, direct_io, flush, backing })
+    }
+
+    /// Closes a file.
+    ///
+    /// # Errors
+    /// `BadHandle` when it is not open.
+    pub fn release(&self, fh: u64) -> FsResult<()> {
+        let file = self.files.remove(fh).ok_or(FsError::BadHandle(fh))?;
+        self.stats.fuse.open_handles.sub(1);
+        let mut unused = None;
+        let mut opens = self.opens.lock();
+        if let Some(open) = opens.get(&file.ino).cloned() {
+            let mut state = open.state.lock();
+            state.files.retain(|(own, _)| *own != fh);
+            match file.passthrough {
+                true => state.passthrough = state.passthrough.saturating_sub(1),
+                false => state.cached = state.cached.saturating_sub(1),
+            }
+            if state.passthrough == 0 {
+                unused = state.live.take();
+            }
+            if state.files.is_empty() {
+                opens.remove(&file.ino);
+            }
+        }
+        drop(opens);
+        // Closed outside of the locks: both may take long.
+        drop((unused, file));
+        Ok(())
+    }
+
+    /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno.
+    pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> FsResult<usize> {
+        Ok(self.file(ino, fh)?.file.read_at(offset, dst)?)
+    }
+
+    /// Writes `data` at `offset`; returns the number of bytes written. `lose_privileges`: the caller has no right to
+    /// keep the file's set-user-ID and set-group-ID bits.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno.
+    pub fn write(
+        &self,
+        ino: u64,
+        fh: u64,
+        offset: u64,
+        data: &[u8],
+        lose_privileges: Option<&FsCaller>,
+    ) -> FsResult<usize> {
+        let started = Instant::now();
+        let file = self.file(ino, fh)?;
+        let caller = lose_privileges.map(|caller| Caller {
+            uid: caller.uid,
+            gid: caller.gid,
+            pid: caller.pid,
+            ..Caller::default()
+        });
+        let written = file.file.write_at(offset, data, caller.as_ref())?;
+        let stats = &self.stats.fuse;
+        stats.write_ops.add(1);
+        stats.write_bytes.add(written as u64);
+        stats.write_us.add_us(started.elapsed());
+        Ok(written)
+    }
+
+    /// Reports failures of earlier writes, at each `close(2)`.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno.
+    pub fn flush(&self, ino: u64, fh: u64) -> FsResult<()> {
+        let file = self.file(ino, fh)?;
+        if file.writes {
+            file.file.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Makes a file's changes durable, or its bytes only.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno.
+    pub fn fsync(&self, ino: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        Ok(self.file(ino, fh)?.file.sync(data_only)?)
+    }
+
+    /// Allocates or frees space; `mode` as for `fallocate(2)`.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno.
+    pub fn fallocate(&self, ino: u64, fh: u64, mode: u32, offset: u64, len: u64, caller: &FsCaller) -> FsResult<()> {
+        let file = self.file(ino, fh)?;
+        Ok(self.as_caller(caller, false, |caller| file.file.allocate(mode, offset, len, caller))?)
+    }
+
+    /// Copies bytes between two open files, within the source where it can.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno; `EXDEV` and `EOPNOTSUPP` make the kernel read and write.
+    pub fn copy_file_range(
+        &self,
+        from: (u64, u64, u64),
+        to: (u64, u64, u64),
+        len: u64,
+        caller: &FsCaller,
+    ) -> FsResult<u64> {
+        let (input, output) = (self.file(from.0, from.1)?, self.file(to.0, to.1)?);
+        Ok(self.as_caller(caller, false, |caller| input.file.copy_range(from.2, &*output.file, to.2, len, caller))?)
+    }
+
+    /// The next data or hole.
+    ///
+    /// # Errors
+    /// `BadHandle`; `ENXIO` past the end.
+    pub fn lseek(&self, ino: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+        Ok(self.file(ino, fh)?.file.seek(offset, whence)?)
+    }
+
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// The source's errno.
+    pub fn opendir(&self, ino: u64, caller: &FsCaller) -> FsResult<u64> {
+        let directory = self.on_node(ino, caller, false, |at, caller| self.source.open_directory(at, caller))?;
+        let Some(fh) = self.directories.insert(Arc::new(OpenNodeDirectory { ino, directory })) else {
+            return Err(errno_error(libc::ENFILE, "too many open directories"));
+        };
+        self.stats.fuse.open_handles.add(1);
+        Ok(fh)
+    }
+
+    fn directory(&self, ino: u64, fh: u64) -> FsResult<Arc<OpenNodeDirectory>> {
+        self.directories.get(fh).filter(|directory| directory.ino == ino).ok_or(FsError::BadHandle(fh))
+    }
+
+    /// Closes a directory.
+    ///
+    /// # Errors
+    /// `BadHandle` when it is not open.
+    pub fn releasedir(&self, fh: u64) -> FsResult<()> {
+        self.directories.remove(fh).ok_or(FsError::BadHandle(fh))?;
+        self.stats.fuse.open_handles.sub(1);
+        Ok(())
+    }
+
+    /// Passes up to `max` names from position `from` to `take`, until it returns false; no name is the end. With
+    /// `plus`, each name that could be looked up has its entry, whose lookup count was raised by one; it is lowered
+    /// again if `take` refuses the name.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno.
+    pub fn readdir(
+        &self,
+        (ino, fh): (u64, u64),
+        from: u64,
+        max: usize,
+        plus: bool,
+        caller: &FsCaller,
+        take: &mut dyn FnMut(&ListedName, Option<NodeEntry>) -> bool,
+    ) -> FsResult<()> {
+        let open = self.directory(ino, fh)?;
+        let names: Result<Vec<ListedName>> =
+            self.as_caller(caller, false, |caller| open.directory.read(from, max, plus, caller));
+        for listed in names? {
+            let entry = listed.attr.map(|attr| self.intern(ino, &listed.name, attr));
+            if !take(&listed, entry) {
+                if let Some(entry) = entry {
+                    self.forget(entry.ino, 1);
+                }
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes changes of a directory's names durable.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno.
+    pub fn fsyncdir(&self, ino: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        Ok(self.directory(ino, fh)?.directory.sync(data_only)?)
+    }
+}
+
+/// Gives the source's file to the kernel, which uses it with the rights of the first that opened it.
+fn register_source(
+    file: &dyn WritableFile,
+    (uid, gid): (u32, u32),
+    register: &dyn RegisterBacking,
+) -> Option<Arc<LiveBacking>> {
+    let backing = file.backing()?;
+    let registered = match uid {
+        0 => register.register_file(backing),
+        uid => register.register_file_as(backing, uid, gid),
+    };
+    match registered {
+        Ok(id) => Some(Arc::new(LiveBacking::new(id, Box::new(())))),
+        Err(error) => {
+            tracing::debug!(%error, "the kernel refused the source's file; reads and writes go through this process");
+            None
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Decodes the requests that change something, or that only a writable mount needs. It does not know how requests
+//! arrive.
+
+use crate::abi::{self, opcode, read_plain};
+use crate::request::{BodySpan, parse_name};
+
+/// A request that a read-only mount refuses or does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "field names are the protocol's own")]
+pub enum ChangeRequest {
+    Setattr(abi::SetattrIn),
+    Symlink { name: BodySpan, target: BodySpan },
+    Mknod { name: BodySpan, mode: u32, rdev: u32, umask: u32 },
+    Mkdir { name: BodySpan, mode: u32, umask: u32 },
+    Unlink { name: BodySpan },
+    Rmdir { name: BodySpan },
+    Rename { name: BodySpan, newdir: u64, newname: BodySpan, flags: u32 },
+    Link { oldnodeid: u64, name: BodySpan },
+    Write { fh: u64, offset: u64, data: BodySpan, write_flags: u32 },
+    Create { name: BodySpan, flags: u32, mode: u32, umask: u32 },
+    Tmpfile { flags: u32, mode: u32, umask: u32 },
+    Setxattr { name: BodySpan, value: BodySpan, flags: u32 },
+    Removexattr { name: BodySpan },
+    Fallocate { fh: u64, offset: u64, length: u64, mode: u32 },
+    CopyFileRange(abi::CopyFileRangeIn),
+    Flush { fh: u64 },
+    Fsync { fh: u64, data_only: bool },
+    Fsyncdir { fh: u64, data_only: bool },
+    Syncfs,
+}
+
+impl ChangeRequest {
+    /// Its name in logs.
+    pub fn op_name(&self) -> &'static str {
+        match self {
+            ChangeRequest::Setattr(_) => "setattr",
+            ChangeRequest::Symlink { .. } => "symlink",
+            ChangeRequest::Mknod { .. } => "mknod",
+            ChangeRequest::Mkdir { .. } => "mkdir",
+            ChangeRequest::Unlink { .. } => "unlink",
+            ChangeRequest::Rmdir { .. } => "rmdir",
+            ChangeRequest::Rename { .. } => "rename",
+            ChangeRequest::Link { .. } => "link",
+            ChangeRequest::Write { .. } => "write",
+            ChangeRequest::Create { .. } => "create",
+            ChangeRequest::Tmpfile { .. } => "tmpfile",
+            ChangeRequest::Setxattr { .. } => "setxattr",
+            ChangeRequest::Removexattr { .. } => "removexattr",
+            ChangeRequest::Fallocate { .. } => "fallocate",
+            ChangeRequest::CopyFileRange(_) => "copy_file_range",
+            ChangeRequest::Flush { .. } => "flush",
+            ChangeRequest::Fsync { .. } => "fsync",
+            ChangeRequest::Fsyncdir { .. } => "fsyncdir",
+            ChangeRequest::Syncfs => "syncfs",
+        }
+    }
+}
+
+/// Length of the arguments before the body.
+pub(crate) fn change_args_len(op: u32) -> usize {
+    match op {
+        opcode::SETATTR => size_of::<abi::SetattrIn>(),
+        opcode::MKNOD => size_of::<abi::MknodIn>(),
+        opcode::MKDIR => size_of::<abi::MkdirIn>(),
+        opcode::RENAME => size_of::<abi::RenameIn>(),
+        opcode::RENAME2 => size_of::<abi::Rename2In>(),
+        opcode::LINK => size_of::<abi::LinkIn>(),
+        opcode::WRITE => size_of::<abi::WriteIn>(),
+        opcode::CREATE | opcode::TMPFILE => size_of::<abi::CreateIn>(),
+        opcode::SETXATTR => size_of::<abi::SetxattrIn>(),
+        opcode::FALLOCATE => size_of::<abi::FallocateIn>(),
+        opcode::COPY_FILE_RANGE => size_of::<abi::CopyFileRangeIn>(),
+        opcode::FLUSH => size_of::<abi::FlushIn>(),
+        opcode::FSYNC | opcode::FSYNCDIR => size_of::<abi::FsyncIn>(),
+        _ => 0,
+    }
+}
+
+/// Decodes such a request; the outer `None` is another kind of request, the inner one malformed arguments.
+pub(crate) fn decode_change(op: u32, args: &[u8], body: &[u8]) -> Option<Option<ChangeRequest>> {
+    let known = matches!(
+        op,
+        opcode::SETATTR
+            | opcode::SYMLINK
+            | opcode::MKNOD
+            | opcode::MKDIR
+            | opcode::UNLINK
+            | opcode::RMDIR
+            | opcode::RENAME
+            | opcode::RENAME2
+            | opcode::LINK
+            | opcode::WRITE
+            | opcode::CREATE
+            | opcode::TMPFILE
+            | opcode::SETXATTR
+            | opcode::REMOVEXATTR
+            | opcode::FALLOCATE
+            | opcode::COPY_FILE_RANGE
+            | opcode::FLUSH
+            | opcode::FSYNC
+            | opcode::FSYNCDIR
+            | opcode::SYNCFS
+    );
+    known.then(|| decode_known(op, args, body))
+}
+
+fn decode_known(op: u32, args: &[u8], body: &[u8]) -> Option<ChangeRequest> {
+    Some(match op {
+        opcode::SETATTR => ChangeRequest::Setattr(read_plain(args)?),
+        opcode::SYMLINK => {
+            let (name, target) = parse_two_names(body)?;
+            ChangeRequest::Symlink { name, target }
+        }
+        opcode::MKNOD => {
+            let a: abi::MknodIn = read_plain(args)?;
+            ChangeRequest::Mknod { name: parse_name(body)?, mode: a.mode, rdev: a.rdev, umask: a.umask }
+        }
+        opcode::MKDIR => {
+            let a: abi::MkdirIn = read_plain(args)?;
+            ChangeRequest::Mkdir { name: parse_name(body)?, mode: a.mode, umask: a.umask }
+        }
+        opcode::UNLINK => ChangeRequest::Unlink { name: parse_name(body)? },
+        opcode::RMDIR => ChangeRequest::Rmdir { name: parse_name(body)? },
+        opcode::RENAME => {
+            let (name, newname) = parse_two_names(body)?;
+            let newdir = read_plain::<abi::RenameIn>(args)?.newdir;
+            ChangeRequest::Rename { name, newdir, newname, flags: 0 }
+        }
+        opcode::RENAME2 => {
+            let (name, newname) = parse_two_names(body)?;
+            let a: abi::Rename2In = read_plain(args)?;
+            ChangeRequest::Rename { name, newdir: a.newdir, newname, flags: a.flags }
+        }
+        opcode::LINK => {
+            let oldnodeid = read_plain::<abi::LinkIn>(args)?.oldnodeid;
+            ChangeRequest::Link { oldnodeid, name: parse_name(body)? }
+        }
+        opcode::WRITE => {
+            let a: abi::WriteIn = read_plain(args)?;
+            let data = BodySpan::first(a.size as usize, body)?;
+            ChangeRequest::Write { fh: a.fh, offset: a.offset, data, write_flags: a.write_flags }
+        }
+        opcode::CREATE => {
+            let a: abi::CreateIn = read_plain(args)?;
+            ChangeRequest::Create { name: parse_name(body)?, flags: a.flags, mode: a.mode, umask: a.umask }
+        }
+        opcode::TMPFILE => {
+            let a: abi::CreateIn = read_plain(args)?;
+            ChangeRequest::Tmpfile { flags: a.flags, mode: a.mode, umask: a.umask }
+        }
+        opcode::SETXATTR => {
+            let a: abi::SetxattrIn = read_plain(args)?;
+            let name = parse_name(body)?;
+            let value = name.following(a.size as usize, body)?;
+            ChangeRequest::Setxattr { name, value, flags: a.flags }
+        }
+        opcode::REMOVEXATTR => ChangeRequest::Removexattr { name: parse_name(body)? },
+        opcode::FALLOCATE => {
+            let a: abi::FallocateIn = read_plain(args)?;
+            ChangeRequest::Fallocate { fh: a.fh, offset: a.offset, length: a.length, mode: a.mode }
+        }
+        opcode::COPY_FILE_RANGE => ChangeRequest::CopyFileRange(read_plain(args)?),
+        opcode::FLUSH => ChangeRequest::Flush { fh: read_plain::<abi::FlushIn>(args)?.fh },
+        opcode::FSYNC | opcode::FSYNCDIR => {
+            let a: abi::FsyncIn = read_plain(args)?;
+            let (fh, data_only) = (a.fh, a.fsync_flags & abi::FSYNC_FDATASYNC != 0);
+            match op {
+                opcode::FSYNC => ChangeRequest::Fsync { fh, data_only },
+                _ => ChangeRequest::Fsyncdir { fh, data_only },
+            }
+        }
+        opcode::SYNCFS => ChangeRequest::Syncfs,
+        _ => return None,
+    })
+}
+
+/// Two names, each ended by its NUL.
+fn parse_two_names(body: &[u8]) -> Option<(BodySpan, BodySpan)> {
+    let first = parse_name(body)?;
+    let rest = first.after(body)?;
+    let second = parse_name(rest)?;
+    Some((first, second.moved(body.len() - rest.len())))
+}

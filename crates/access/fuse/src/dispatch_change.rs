@@ -1,0 +1,163 @@
+//! Turns one request that changes something into one reply. It does not know how requests arrive or how replies leave.
+
+use crate::abi::{self, InHeader, fattr};
+use crate::change_request::ChangeRequest;
+use crate::dispatch::{RequestDispatcher, SlotIo, open_out};
+use crate::errno::Errno;
+use crate::handler::{FuseHandler, HandleReply, LookupReply, RequestCaller, StatAttr};
+use crate::reply::{ReplyReceipt, attr_out, entry_out, put_struct};
+use spurline_fs::writable::NewNode;
+use spurline_volume::writes::{AttrChange, FileTime, NewTime};
+use std::time::Duration;
+
+impl<H: FuseHandler> RequestDispatcher<H> {
+    /// The reply to a request that changes something.
+    pub(crate) fn call_change(&self, header: &InHeader, request: ChangeRequest, io: SlotIo<'_>) -> ReplyReceipt {
+        self.change_reply(header, request, io).unwrap_or_else(ReplyReceipt::error)
+    }
+
+    fn change_reply(
+        &self,
+        header: &InHeader,
+        request: ChangeRequest,
+        mut io: SlotIo<'_>,
+    ) -> Result<ReplyReceipt, Errno> {
+        let (h, ino) = (&*self.handler, header.nodeid);
+        let by = |umask| RequestCaller { umask, ..RequestCaller::of(header) };
+        let caller = by(0);
+        let done = |()| ReplyReceipt::ok(0);
+        Ok(match request {
+            ChangeRequest::Setattr(args) => {
+                let fh = (args.valid & fattr::FH != 0).then_some(args.fh);
+                let answer = h.setattr(ino, fh, &attr_change(&args), &caller)?;
+                attr_reply(&mut io, &answer)
+            }
+            ChangeRequest::Symlink { name, target } => {
+                let target = target.slice_of(io.body());
+                let entry = h.make(ino, io.checked_name(name)?, NewNode::Symlink { target }, &caller)?;
+                entry_reply(&mut io, &entry)
+            }
+            ChangeRequest::Mknod { name, mode, rdev, umask } => {
+                let new = NewNode::Node { mode, rdev: decode_device(rdev) };
+                let entry = h.make(ino, io.checked_name(name)?, new, &by(umask))?;
+                entry_reply(&mut io, &entry)
+            }
+            ChangeRequest::Mkdir { name, mode, umask } => {
+                let entry = h.make(ino, io.checked_name(name)?, NewNode::Directory { mode }, &by(umask))?;
+                entry_reply(&mut io, &entry)
+            }
+            ChangeRequest::Unlink { name } => done(h.remove(ino, io.checked_name(name)?, false, &caller)?),
+            ChangeRequest::Rmdir { name } => done(h.remove(ino, io.checked_name(name)?, true, &caller)?),
+            ChangeRequest::Rename { name, newdir, newname, flags } => {
+                let (from, to) = (io.checked_name(name)?, io.checked_name(newname)?);
+                done(h.rename((ino, from), (newdir, to), flags, &caller)?)
+            }
+            ChangeRequest::Link { oldnodeid, name } => {
+                let entry = h.link(oldnodeid, ino, io.checked_name(name)?, &caller)?;
+                entry_reply(&mut io, &entry)
+            }
+            ChangeRequest::Write { fh, offset, data, write_flags } => {
+                let lose_privileges = write_flags & abi::WRITE_KILL_SUIDGID != 0;
+                let data = data.slice_of(io.body());
+                let written = h.write((ino, fh), offset, data, lose_privileges, &caller)?;
+                put_struct(io.payload(), &abi::WriteOut { size: written as u32, padding: 0 })
+            }
+            ChangeRequest::Create { name, flags, mode, umask } => {
+                let made = h.create(ino, io.checked_name(name)?, flags, mode, &by(umask))?;
+                create_reply(&mut io, made)
+            }
+            ChangeRequest::Tmpfile { flags, mode, umask } => {
+                let made = h.tmpfile(ino, flags, mode, &by(umask))?;
+                create_reply(&mut io, made)
+            }
+            ChangeRequest::Setxattr { name, value, flags } => {
+                let value = value.slice_of(io.body());
+                done(h.setxattr(ino, io.checked_name(name)?, value, flags, &caller)?)
+            }
+            ChangeRequest::Removexattr { name } => done(h.removexattr(ino, io.checked_name(name)?, &caller)?),
+            ChangeRequest::Fallocate { fh, offset, length, mode } => {
+                done(h.fallocate((ino, fh), mode, offset, length, &caller)?)
+            }
+            ChangeRequest::CopyFileRange(a) => {
+                let (from, to) = ((ino, a.fh_in, a.off_in), (a.nodeid_out, a.fh_out, a.off_out));
+                let copied = h.copy_file_range(from, to, a.len, &caller)?;
+                // The reply has 32 bits for it.
+                put_struct(io.payload(), &abi::WriteOut { size: copied as u32, padding: 0 })
+            }
+            ChangeRequest::Flush { fh } => done(h.flush(ino, fh)?),
+            ChangeRequest::Fsync { fh, data_only } => done(h.fsync(ino, fh, data_only)?),
+            ChangeRequest::Fsyncdir { fh, data_only } => done(h.fsyncdir(ino, fh, data_only)?),
+            ChangeRequest::Syncfs => done(h.syncfs()?),
+        })
+    }
+}
+
+fn entry_reply(io: &mut SlotIo<'_>, entry: &LookupReply) -> ReplyReceipt {
+    put_struct(io.payload(), &entry_out(entry))
+}
+
+/// The reply with an inode's attributes.
+pub(crate) fn attr_reply(io: &mut SlotIo<'_>, (attr, ttl): &(StatAttr, Duration)) -> ReplyReceipt {
+    let (attr_valid, attr_valid_nsec) = (ttl.as_secs(), ttl.subsec_nanos());
+    put_struct(io.payload(), &abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attr_out(attr) })
+}
+
+fn create_reply(io: &mut SlotIo<'_>, (entry, opened): (LookupReply, HandleReply)) -> ReplyReceipt {
+    let payload = io.payload();
+    let first = put_struct(payload, &entry_out(&entry)).len;
+    let second = put_struct(&mut payload[first..], &open_out(opened, false)).len;
+    ReplyReceipt::ok(first + second)
+}
+
+fn attr_change(args: &abi::SetattrIn) -> AttrChange {
+    let set = |flag: u32| args.valid & flag != 0;
+    let time = |flag, now, seconds: u64, nanos| match set(flag) {
+        false => None,
+        true if set(now) => Some(NewTime::Now),
+        true => Some(NewTime::At(FileTime { seconds: seconds as i64, nanos })),
+    };
+    AttrChange {
+        mode: set(fattr::MODE).then_some(args.mode),
+        uid: set(fattr::UID).then_some(args.uid),
+        gid: set(fattr::GID).then_some(args.gid),
+        size: set(fattr::SIZE).then_some(args.size),
+        atime: time(fattr::ATIME, fattr::ATIME_NOW, args.atime, args.atimensec),
+        mtime: time(fattr::MTIME, fattr::MTIME_NOW, args.mtime, args.mtimensec),
+    }
+}
+
+/// A device number as the kernel sends it (`new_encode_dev`), in the form of makedev(3).
+fn decode_device(rdev: u32) -> u64 {
+    let (major, minor) = ((rdev & 0xf_ff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00));
+    libc::makedev(major, minor)
+}
+
+/// The inverse of [`decode_device`].
+pub(crate) fn encode_device(device: u64) -> u32 {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_survive_both_ways() {
+        for (major, minor) in [(0, 0), (1, 3), (259, 70_000), (4095, 0xf_ffff)] {
+            let device = libc::makedev(major, minor);
+            assert_eq!(decode_device(encode_device(device)), device, "{major}:{minor}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_marked_is_set() {
+        let args =
+            abi::SetattrIn { valid: fattr::SIZE | fattr::MTIME | fattr::MTIME_NOW, size: 7, ..Default::default() };
+        let set = attr_change(&args);
+        assert_eq!(set, AttrChange { size: Some(7), mtime: Some(NewTime::Now), ..AttrChange::default() });
+        let args = abi::SetattrIn { valid: fattr::ATIME, atime: u64::MAX, atimensec: 5, ..Default::default() };
+        let before = FileTime { seconds: -1, nanos: 5 };
+        assert_eq!(attr_change(&args).atime, Some(NewTime::At(before)));
+    }
+}

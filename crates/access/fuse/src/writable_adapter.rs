@@ -1,0 +1,361 @@
+//! Serves the kernel's requests from a [`WritableFileSystem`]; it only converts types.
+
+use crate::ROOT_INO;
+use crate::adapter::PassthroughState;
+use crate::backing::BackingId;
+use crate::errno::Errno;
+use crate::handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
+use crate::notify::KernelNotifier;
+use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
+use spurline_fs::writable::{FsCaller, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem};
+use spurline_fs::{FsError, RegisterBacking};
+use spurline_volume::writes::{AttrChange, FileTime, ListedName, NodeAttr};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+/// Bytes of a listing's entry without its name, padded: a `fuse_dirent` and, with attributes, a `fuse_entry_out`.
+const PLAIN_ENTRY: usize = 32;
+const PLUS_ENTRY: usize = 160;
+
+/// A writable file system as a session's handler.
+pub struct WritableFsHandler {
+    file_system: Arc<WritableFileSystem>,
+    generation: u64,
+    passthrough: OnceLock<PassthroughState>,
+    notifier: OnceLock<KernelNotifier>,
+}
+
+impl WritableFsHandler {
+    /// A handler over `fs`.
+    pub fn new(fs: Arc<WritableFileSystem>) -> Self {
+        // As for read-only mounts: a file handle kept over a remount must not reach another file.
+        let drawn = RandomState::new().build_hasher().finish() as u32;
+        WritableFsHandler {
+            file_system: fs,
+            generation: u64::from(drawn.max(1)),
+            passthrough: OnceLock::new(),
+            notifier: OnceLock::new(),
+        }
+    }
+
+    /// The file system.
+    pub fn fs(&self) -> &Arc<WritableFileSystem> {
+        &self.file_system
+    }
+
+    fn register(&self) -> Option<&dyn RegisterBacking> {
+        self.passthrough.get().and_then(PassthroughState::usable)
+    }
+
+    fn lookup_reply(&self, entry: &NodeEntry) -> LookupReply {
+        let generation = if entry.ino == ROOT_INO { 0 } else { self.generation };
+        let attr = self.stat_attr(&entry.attr);
+        LookupReply { ino: entry.ino, generation, attr, entry_ttl: entry.entry_ttl, attr_ttl: entry.attr_ttl }
+    }
+
+    fn stat_attr(&self, attr: &NodeAttr) -> StatAttr {
+        StatAttr {
+            ino: self.file_system.shown_inode(&attr.identity),
+            size: attr.size,
+            blocks: attr.blocks,
+            atime: system_time(attr.atime),
+            mtime: system_time(attr.mtime),
+            ctime: system_time(attr.ctime),
+            mode: attr.mode,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            rdev: attr.rdev,
+            blksize: attr.blksize,
+        }
+    }
+
+    fn handle_reply(&self, opened: &OpenedNode) -> HandleReply {
+        HandleReply {
+            fh: opened.fh,
+            keep_cache: opened.keep_cache,
+            direct_io: opened.direct_io,
+            parallel_direct_writes: true,
+            flush: opened.flush,
+            backing: opened.backing.as_ref().map(|backing| BackingId(backing.id())),
+            ..HandleReply::default()
+        }
+    }
+}
+
+fn system_time(time: FileTime) -> SystemTime {
+    let whole = Duration::from_secs(time.seconds.unsigned_abs());
+    let seconds = match time.seconds < 0 {
+        true => SystemTime::UNIX_EPOCH.checked_sub(whole),
+        false => SystemTime::UNIX_EPOCH.checked_add(whole),
+    };
+    seconds.and_then(|at| at.checked_add(Duration::from_nanos(time.nanos.into()))).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+fn fs_caller(caller: &RequestCaller) -> FsCaller {
+    FsCaller { uid: caller.uid, gid: caller.gid, pid: caller.pid, umask: caller.umask }
+}
+
+/// The errno of a failure. What POSIX lets any program run into is not logged.
+fn change_errno(op: &'static str, ino: u64, error: &FsError) -> Errno {
+    match error.errno() {
+        errno @ (libc::EIO | libc::ETIMEDOUT | libc::EHOSTDOWN | libc::ENOTCONN | libc::EREMOTEIO | libc::EPROTO) => {
+            tracing::warn!(op, ino, errno, "{error}");
+        }
+        errno => tracing::trace!(op, ino, errno, "{error}"),
+    }
+    Errno(error.errno())
+}
+
+macro_rules! call {
+    ($op:literal, $ino:expr, $call:expr) => {
+        $call.map_err(|error| change_errno($op, $ino, &error))
+    };
+}
+
+impl FuseHandler for WritableFsHandler {
+    fn init(&self, info: &InitInfo) {
+        if let Some(backings) = &info.backings {
+            let _ = self.passthrough.set(PassthroughState::new(backings));
+        }
+        let _ = self.notifier.set(info.notifier.clone());
+    }
+
+    fn lookup(&self, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno> {
+        match call!("lookup", parent, self.file_system.lookup(parent, name, &fs_caller(caller)))? {
+            NodeLookup::Found(entry) => Ok(self.lookup_reply(&entry)),
+            NodeLookup::Absent { ttl } => Ok(LookupReply::negative(ttl)),
+        }
+    }
+
+    fn forget(&self, ino: u64, nlookup: u64) {
+        self.file_system.forget(ino, nlookup);
+    }
+
+    fn getattr(&self, ino: u64, fh: Option<u64>, caller: &RequestCaller) -> Result<(StatAttr, Duration), Errno> {
+        let (attr, ttl) = call!("getattr", ino, self.file_system.getattr(ino, fh, &fs_caller(caller)))?;
+        Ok((self.stat_attr(&attr), ttl))
+    }
+
+    fn readlink(&self, ino: u64, target: &mut [u8], caller: &RequestCaller) -> Result<usize, Errno> {
+        let link = call!("readlink", ino, self.file_system.readlink(ino, &fs_caller(caller)))?;
+        target.get_mut(..link.len()).ok_or(Errno::ENAMETOOLONG)?.copy_from_slice(&link);
+        Ok(link.len())
+    }
+
+    fn open(&self, ino: u64, flags: u32, caller: &RequestCaller) -> Result<HandleReply, Errno> {
+        let opened = self.file_system.open(ino, flags as i32, &fs_caller(caller), self.register());
+        let opened = call!("open", ino, opened)?;
+        // Before the reply: the first read through the handle has to see the new length.
+        if let Some(notifier) = self.notifier.get().filter(|_| opened.moved)
+            && let Err(error) = notifier.invalidate_attr(ino)
+        {
+            tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
+        }
+        Ok(self.handle_reply(&opened))
+    }
+
+    fn read(&self, ino: u64, fh: u64, offset: u64, _len: u32, mut reply: ReadReply<'_>) -> ReplyReceipt {
+        match self.file_system.read(ino, fh, offset, reply.buffer()) {
+            Ok(n) => reply.reply_filled(n),
+            Err(error) => reply.reply_error(change_errno("read", ino, &error)),
+        }
+    }
+
+    fn release(&self, ino: u64, fh: u64) {
+        if let Err(error) = self.file_system.release(fh) {
+            tracing::warn!(ino, fh, "release of a handle that is not open: {error}");
+        }
+    }
+
+    fn opendir(&self, ino: u64, _flags: u32, caller: &RequestCaller) -> Result<HandleReply, Errno> {
+        let fh = call!("opendir", ino, self.file_system.opendir(ino, &fs_caller(caller)))?;
+        Ok(HandleReply { fh, ..HandleReply::default() })
+    }
+
+    fn readdir(
+        &self,
+        ino: u64,
+        fh: u64,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+        caller: &RequestCaller,
+    ) -> Result<(), Errno> {
+        let max = sink.room() / PLAIN_ENTRY;
+        let mut take = |listed: &ListedName, _: Option<NodeEntry>| {
+            sink.add_entry(listed.inode, listed.next, listed.file_type, &listed.name)
+        };
+        let read = self.file_system.readdir((ino, fh), cookie, max, false, &fs_caller(caller), &mut take);
+        call!("readdir", ino, read)
+    }
+
+    fn readdirplus(
+        &self,
+        ino: u64,
+        fh: u64,
+        cookie: u64,
+        sink: &mut DirPlusSink<'_>,
+        caller: &RequestCaller,
+    ) -> Result<(), Errno> {
+        let max = sink.room() / PLUS_ENTRY;
+        let mut take = |listed: &ListedName, entry: Option<NodeEntry>| match entry {
+            Some(entry) => sink.add_entry(&self.lookup_reply(&entry), listed.next, &listed.name),
+            None => sink.add_plain(listed.inode, listed.next, listed.file_type, &listed.name),
+        };
+        let read = self.file_system.readdir((ino, fh), cookie, max, true, &fs_caller(caller), &mut take);
+        call!("readdirplus", ino, read)
+    }
+
+    fn releasedir(&self, ino: u64, fh: u64) {
+        if let Err(error) = self.file_system.releasedir(fh) {
+            tracing::warn!(ino, fh, "release of a directory that is not open: {error}");
+        }
+    }
+
+    fn statfs(&self, ino: u64) -> Result<StatfsReply, Errno> {
+        let space = call!("statfs", ino, self.file_system.statfs())?;
+        Ok(StatfsReply {
+            blocks: space.blocks,
+            bfree: space.blocks_free,
+            bavail: space.blocks_available,
+            files: space.files,
+            ffree: space.files_free,
+            bsize: space.block_size as u32,
+            namelen: space.name_max,
+        })
+    }
+
+    fn access(&self, ino: u64, mask: u32, caller: &RequestCaller) -> Result<(), Errno> {
+        call!("access", ino, self.file_system.access(ino, mask, &fs_caller(caller)))
+    }
+
+    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>, caller: &RequestCaller) -> ReplyReceipt {
+        match self.file_system.getxattr(ino, name, &fs_caller(caller)) {
+            Ok(value) => reply.reply_value(&value),
+            Err(error) => reply.reply_error(change_errno("getxattr", ino, &error)),
+        }
+    }
+
+    fn listxattr(&self, ino: u64, reply: XattrReply<'_>, caller: &RequestCaller) -> ReplyReceipt {
+        match self.file_system.listxattr(ino, &fs_caller(caller)) {
+            Ok(names) => reply.reply_value(&names),
+            Err(error) => reply.reply_error(change_errno("listxattr", ino, &error)),
+        }
+    }
+
+    fn lseek(&self, ino: u64, fh: u64, offset: u64, whence: u32) -> Result<u64, Errno> {
+        call!("lseek", ino, self.file_system.lseek(ino, fh, offset, whence))
+    }
+
+    fn setattr(
+        &self,
+        ino: u64,
+        fh: Option<u64>,
+        set: &AttrChange,
+        caller: &RequestCaller,
+    ) -> Result<(StatAttr, Duration), Errno> {
+        let (attr, ttl) = call!("setattr", ino, self.file_system.setattr(ino, fh, set, &fs_caller(caller)))?;
+        Ok((self.stat_attr(&attr), ttl))
+    }
+
+    fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &RequestCaller) -> Result<LookupReply, Errno> {
+        let entry = call!("make", parent, self.file_system.make(parent, name, new, &fs_caller(caller)))?;
+        Ok(self.lookup_reply(&entry))
+    }
+
+    fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno> {
+        let entry = call!("link", ino, self.file_system.link(ino, parent, name, &fs_caller(caller)))?;
+        Ok(self.lookup_reply(&entry))
+    }
+
+    fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &RequestCaller) -> Result<(), Errno> {
+        call!("remove", parent, self.file_system.remove(parent, name, directory, &fs_caller(caller)))
+    }
+
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, caller: &RequestCaller) -> Result<(), Errno> {
+        call!("rename", from.0, self.file_system.rename(from, to, flags, &fs_caller(caller)))
+    }
+
+    fn create(
+        &self,
+        parent: u64,
+        name: &[u8],
+        flags: u32,
+        mode: u32,
+        caller: &RequestCaller,
+    ) -> Result<(LookupReply, HandleReply), Errno> {
+        let made = self.file_system.create(parent, name, flags as i32, mode, &fs_caller(caller), self.register());
+        let (entry, opened) = call!("create", parent, made)?;
+        Ok((self.lookup_reply(&entry), self.handle_reply(&opened)))
+    }
+
+    fn tmpfile(
+        &self,
+        parent: u64,
+        flags: u32,
+        mode: u32,
+        caller: &RequestCaller,
+    ) -> Result<(LookupReply, HandleReply), Errno> {
+        let made = self.file_system.tmpfile(parent, flags as i32, mode, &fs_caller(caller), self.register());
+        let (entry, opened) = call!("tmpfile", parent, made)?;
+        Ok((self.lookup_reply(&entry), self.handle_reply(&opened)))
+    }
+
+    fn write(
+        &self,
+        (ino, fh): (u64, u64),
+        offset: u64,
+        data: &[u8],
+        lose_privileges: bool,
+        caller: &RequestCaller,
+    ) -> Result<usize, Errno> {
+        let caller = lose_privileges.then(|| fs_caller(caller));
+        call!("write", ino, self.file_system.write(ino, fh, offset, data, caller.as_ref()))
+    }
+
+    fn flush(&self, ino: u64, fh: u64) -> Result<(), Errno> {
+        call!("flush", ino, self.file_system.flush(ino, fh))
+    }
+
+    fn fsync(&self, ino: u64, fh: u64, data_only: bool) -> Result<(), Errno> {
+        call!("fsync", ino, self.file_system.fsync(ino, fh, data_only))
+    }
+
+    fn fsyncdir(&self, ino: u64, fh: u64, data_only: bool) -> Result<(), Errno> {
+        call!("fsyncdir", ino, self.file_system.fsyncdir(ino, fh, data_only))
+    }
+
+    fn syncfs(&self) -> Result<(), Errno> {
+        call!("syncfs", ROOT_INO, self.file_system.syncfs())
+    }
+
+    fn fallocate(
+        &self,
+        (ino, fh): (u64, u64),
+        mode: u32,
+        offset: u64,
+        len: u64,
+        caller: &RequestCaller,
+    ) -> Result<(), Errno> {
+        call!("fallocate", ino, self.file_system.fallocate(ino, fh, mode, offset, len, &fs_caller(caller)))
+    }
+
+    fn copy_file_range(
+        &self,
+        from: (u64, u64, u64),
+        to: (u64, u64, u64),
+        len: u64,
+        caller: &RequestCaller,
+    ) -> Result<u64, Errno> {
+        call!("copy_file_range", from.0, self.file_system.copy_file_range(from, to, len, &fs_caller(caller)))
+    }
+
+    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &RequestCaller) -> Result<(), Errno> {
+        call!("setxattr", ino, self.file_system.setxattr(ino, name, value, flags, &fs_caller(caller)))
+    }
+
+    fn removexattr(&self, ino: u64, name: &[u8], caller: &RequestCaller) -> Result<(), Errno> {
+        call!("removexattr", ino, self.file_system.removexattr(ino, name, &fs_caller(caller)))
+    }
+}

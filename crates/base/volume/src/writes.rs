@@ -1,0 +1,572 @@
+//! The interface a mount changes files through: names, attributes and bytes with all of POSIX, made with the identity
+//! of the calling process. It knows no inode table, no kernel and no cache.
+//!
+//! A call names an object by its path and, where it matters, by its [`FileIdentity`]: an object that another host has
+//! replaced is `ESTALE`, and the name is looked up again. Every call can be sent over a wire: paths and numbers go in,
+//! plain values come out. A change carries an [`OpId`], so that a repeated one is made once.
+//!
+//! Errors carry the errno of the source as [`spurline_types::ErrorKind::Io`], which callers see unchanged.
+
+use spurline_types::{FileKind, Result};
+use std::fs::File;
+
+/// What a source can do. `spurline info` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriteCapabilities {
+    /// How directories are renamed.
+    pub rename_directory: DirectoryRename,
+    /// Several names for one file.
+    pub hard_links: bool,
+    /// Symbolic links.
+    pub symlinks: bool,
+    /// Permission bits and owners are stored.
+    pub modes: bool,
+    /// Extended attributes of users.
+    pub xattrs: bool,
+    /// POSIX access control lists.
+    pub acls: bool,
+    /// Bytes within a file can be changed.
+    pub random_write: bool,
+    /// Appends of several writers never overwrite each other.
+    pub atomic_append: bool,
+    /// Who sees a lock.
+    pub locks: LockScope,
+    /// Holes can be punched and found.
+    pub holes: bool,
+    /// Bytes are copied within the source.
+    pub copy: bool,
+}
+
+/// How a source renames directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectoryRename {
+    /// At once, or not at all.
+    Atomic,
+    /// One object after the other, for up to this many.
+    EachUpTo(u64),
+    /// Not at all.
+    No,
+}
+
+/// The processes among which a lock holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockScope {
+    /// Those of one mount.
+    Mount,
+    /// All that use the source.
+    Source,
+}
+
+/// The calling process. A source on another host trusts these numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its supplementary groups.
+    pub groups: Vec<u32>,
+    /// The thread, for messages; 0 for work of the kernel.
+    pub pid: u32,
+    /// Its file mode creation mask. It does not count where the directory has a default ACL.
+    pub umask: u32,
+}
+
+/// The number of a change, unique for the life of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OpId {
+    /// The mount's session, drawn at random.
+    pub session: u64,
+    /// The number within the session.
+    pub number: u64,
+}
+
+/// What makes an object of the source the same one under any name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    /// The device of its file system.
+    pub device: u64,
+    /// Its inode number there.
+    pub inode: u64,
+    /// Its birth in nanoseconds, which distinguishes a later use of the number; 0 where it is not stored.
+    pub born: i128,
+}
+
+/// A time as file systems store it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct FileTime {
+    /// Seconds since 1970, negative before.
+    pub seconds: i64,
+    /// Nanoseconds, below a second.
+    pub nanos: u32,
+}
+
+/// All attributes of an object, as `statx(2)` has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeAttr {
+    /// Which object.
+    pub identity: FileIdentity,
+    /// File type and permission bits.
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node, as `makedev(3)` has it.
+    pub rdev: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Units of 512 bytes in use.
+    pub blocks: u64,
+    /// Preferred size of a read, in bytes.
+    pub blksize: u32,
+    /// Last access.
+    pub atime: FileTime,
+    /// Last change of the bytes.
+    pub mtime: FileTime,
+    /// Last change of the inode.
+    pub ctime: FileTime,
+}
+
+impl NodeAttr {
+    /// File, directory or symbolic link; `None` for a device, a pipe or a socket.
+    pub fn kind(&self) -> Option<FileKind> {
+        match self.mode & S_IFMT {
+            S_IFREG => Some(FileKind::File),
+            S_IFDIR => Some(FileKind::Directory),
+            S_IFLNK => Some(FileKind::Symlink),
+            _ => None,
+        }
+    }
+
+    /// Whether another observation shows the same bytes: only the times and the length say so.
+    pub fn same_bytes(&self, other: &NodeAttr) -> bool {
+        let version = |attr: &NodeAttr| (attr.identity, attr.size, attr.mtime, attr.ctime);
+        version(self) == version(other)
+    }
+}
+
+/// The bits of a mode that hold the file type.
+pub const S_IFMT: u32 = 0o170_000;
+/// The file type of a directory.
+pub const S_IFDIR: u32 = 0o040_000;
+/// The file type of a file.
+pub const S_IFREG: u32 = 0o100_000;
+/// The file type of a symbolic link.
+pub const S_IFLNK: u32 = 0o120_000;
+
+/// An existing object: its path and, if it has to be a certain one, its identity.
+#[derive(Debug, Clone, Copy)]
+pub struct NodePath<'a> {
+    /// The path below the source's root.
+    pub path: &'a [u8],
+    /// The object that the path has to lead to.
+    pub expected: Option<FileIdentity>,
+}
+
+/// A name in a directory. The directory has to be a certain one.
+#[derive(Debug, Clone, Copy)]
+pub struct NamePath<'a> {
+    /// The directory.
+    pub directory: NodePath<'a>,
+    /// The name in it.
+    pub name: &'a [u8],
+}
+
+/// A time to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewTime {
+    /// The source's clock.
+    Now,
+    /// This one.
+    At(FileTime),
+}
+
+/// Attributes to set; `None` keeps one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AttrChange {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes.
+    pub size: Option<u64>,
+    /// Time of last access.
+    pub atime: Option<NewTime>,
+    /// Time of last change.
+    pub mtime: Option<NewTime>,
+}
+
+/// One change of names or attributes.
+#[derive(Debug, Clone, Copy)]
+pub enum Change<'a> {
+    /// Makes a directory.
+    Mkdir {
+        /// Its name.
+        at: NamePath<'a>,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Makes a file, a device, a pipe or a socket.
+    Mknod {
+        /// Its name.
+        at: NamePath<'a>,
+        /// Its type and permission bits.
+        mode: u32,
+        /// The device number of a device node.
+        rdev: u64,
+    },
+    /// Makes a symbolic link.
+    Symlink {
+        /// Its name.
+        at: NamePath<'a>,
+        /// Where it leads.
+        target: &'a [u8],
+    },
+    /// Gives an object one more name.
+    Link {
+        /// The object.
+        from: NodePath<'a>,
+        /// The new name.
+        to: NamePath<'a>,
+    },
+    /// Removes a name of anything but a directory.
+    Unlink {
+        /// The name.
+        at: NamePath<'a>,
+    },
+    /// Removes an empty directory.
+    Rmdir {
+        /// Its name.
+        at: NamePath<'a>,
+    },
+    /// Renames; `flags` as for `renameat2(2)`.
+    Rename {
+        /// The old name.
+        from: NamePath<'a>,
+        /// The new name.
+        to: NamePath<'a>,
+        /// `RENAME_NOREPLACE`, `RENAME_EXCHANGE`.
+        flags: u32,
+    },
+    /// Sets attributes.
+    SetAttr {
+        /// The object.
+        of: NodePath<'a>,
+        /// Which, and their values.
+        set: AttrChange,
+    },
+    /// Sets an extended attribute; `flags` as for `setxattr(2)`.
+    SetXattr {
+        /// The object.
+        of: NodePath<'a>,
+        /// The attribute's name.
+        name: &'a [u8],
+        /// Its value.
+        value: &'a [u8],
+        /// `XATTR_CREATE`, `XATTR_REPLACE`.
+        flags: u32,
+    },
+    /// Removes an extended attribute.
+    RemoveXattr {
+        /// The object.
+        of: NodePath<'a>,
+        /// The attribute's name.
+        name: &'a [u8],
+    },
+}
+
+/// Sizes of the source's file system, as `statvfs(3)` has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceSpace {
+    /// Unit of the block counts, in bytes.
+    pub block_size: u64,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Blocks free.
+    pub blocks_free: u64,
+    /// Blocks free for unprivileged users.
+    pub blocks_available: u64,
+    /// Inodes in all.
+    pub files: u64,
+    /// Inodes free.
+    pub files_free: u64,
+    /// Longest name, in bytes.
+    pub name_max: u32,
+}
+
+/// One name of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedName {
+    /// The name, `.` and `..` included.
+    pub name: Vec<u8>,
+    /// The file type, as in a mode; 0 where it is not known.
+    pub file_type: u32,
+    /// The inode number of the name.
+    pub inode: u64,
+    /// The position after this name.
+    pub next: u64,
+    /// The attributes, if they were requested and the name still existed.
+    pub attr: Option<NodeAttr>,
+}
+
+/// A range of bytes for a lock; `end` is included, and `u64::MAX >> 1` is the end of any file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockRange {
+    /// First byte.
+    pub start: u64,
+    /// Last byte.
+    pub end: u64,
+}
+
+/// The type of a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// Shared.
+    Read,
+    /// Exclusive.
+    Write,
+    /// None: unlocks.
+    Unlock,
+}
+
+/// A lock that is in the way of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockConflict {
+    /// Its type.
+    pub kind: LockKind,
+    /// Its range.
+    pub range: LockRange,
+    /// Its process, or 0 where it is not known.
+    pub pid: u32,
+}
+
+/// A lock family: `fcntl(2)` locks ranges for an owner, `flock(2)` locks files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockFamily {
+    /// `fcntl(2)`.
+    Posix,
+    /// `flock(2)`.
+    Flock,
+}
+
+/// An open file of the source. Dropping it closes it.
+pub trait WritableFile: Send + Sync {
+    /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize>;
+
+    /// Writes `data` at `offset`, or at the end of a file that was opened with `O_APPEND`; returns the number of
+    /// bytes written. With `lose_privileges`, the file loses its set-user-ID and set-group-ID bits as if its owner's
+    /// caller wrote.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn write_at(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<usize>;
+
+    /// Allocates or frees space; `mode` as for `fallocate(2)`.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()>;
+
+    /// Copies up to `len` bytes to `to` of the same source; returns their number.
+    ///
+    /// # Errors
+    /// `EXDEV` or `EOPNOTSUPP` where the caller has to read and write instead; the source's errno.
+    fn copy_range(&self, offset: u64, to: &dyn WritableFile, to_offset: u64, len: u64, caller: &Caller) -> Result<u64>;
+
+    /// The next data or hole from `offset`; `whence` is `SEEK_DATA` or `SEEK_HOLE`.
+    ///
+    /// # Errors
+    /// `ENXIO` past the end; the source's errno.
+    fn seek(&self, offset: u64, whence: u32) -> Result<u64>;
+
+    /// Makes all changes durable, or the bytes only.
+    ///
+    /// # Errors
+    /// The source's errno; a failed write-back is reported once.
+    fn sync(&self, data_only: bool) -> Result<()>;
+
+    /// Whether [`WritableFile::flush`] can report anything.
+    fn needs_flush(&self) -> bool {
+        true
+    }
+
+    /// Reports failures of earlier writes, as `close(2)` does.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn flush(&self) -> Result<()>;
+
+    /// The attributes now.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn stat(&self) -> Result<NodeAttr>;
+
+    /// Sets attributes of the file, which may have no name any more.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn set_attr(&self, set: &AttrChange, caller: &Caller, op: OpId) -> Result<NodeAttr>;
+
+    /// A lock that keeps `owner` from `kind` on `range`.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn test_lock(&self, owner: u64, range: LockRange, kind: LockKind) -> Result<Option<LockConflict>>;
+
+    /// Sets or removes a lock of `owner`, without a wait.
+    ///
+    /// # Errors
+    /// `EAGAIN` while another lock is in the way; the source's errno.
+    fn set_lock(&self, family: LockFamily, owner: u64, range: LockRange, kind: LockKind) -> Result<()>;
+
+    /// The open file of the source, for reads and writes by the kernel without this process.
+    fn backing(&self) -> Option<&File> {
+        None
+    }
+
+    /// Opens the same file once more, although it may have no name.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>>;
+
+    /// This value, for [`WritableFile::copy_range`] of the same implementation.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// An open directory of the source. Dropping it closes it.
+pub trait WritableDirectory: Send + Sync {
+    /// Up to `max` names from position `from` on; 0 is the start, and no name is the end. With `attrs`, each name that
+    /// `caller` may look up has its attributes.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>>;
+
+    /// Makes changes of its names durable.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn sync(&self, data_only: bool) -> Result<()>;
+
+    /// The attributes now.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn stat(&self) -> Result<NodeAttr>;
+}
+
+/// A tree of files to change. Paths are as for [`crate::Volume`]. A call may block as long as the source does.
+pub trait WritableVolume: Send + Sync {
+    /// What the source can do.
+    fn capabilities(&self) -> WriteCapabilities;
+
+    /// Attributes of the object at `at`; a symbolic link is not followed.
+    ///
+    /// # Errors
+    /// `ESTALE` when it is not the expected object; the source's errno.
+    fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr>;
+
+    /// Attributes of `name`.
+    ///
+    /// # Errors
+    /// `ESTALE` when the directory is not the expected one; the source's errno.
+    fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr>;
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::stat`].
+    fn readlink(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>>;
+
+    /// Whether `caller` may read, write or execute: `mask` as for `access(2)`.
+    ///
+    /// # Errors
+    /// `EACCES` if not; as [`WritableVolume::stat`].
+    fn access(&self, at: NodePath<'_>, mask: u32, caller: &Caller) -> Result<()>;
+
+    /// Opens an existing file; `flags` as for `open(2)`, `O_TRUNC` included.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::stat`].
+    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller, op: OpId) -> Result<Box<dyn WritableFile>>;
+
+    /// Opens a file that is made if it does not exist; with `O_EXCL` it must not exist.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::lookup`].
+    fn create(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        op: OpId,
+    ) -> Result<(NodeAttr, Box<dyn WritableFile>)>;
+
+    /// Makes a file without a name in a directory (`O_TMPFILE`).
+    ///
+    /// # Errors
+    /// As [`WritableVolume::stat`].
+    fn create_unnamed(
+        &self,
+        directory: NodePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        op: OpId,
+    ) -> Result<(NodeAttr, Box<dyn WritableFile>)>;
+
+    /// Gives an open file a name, although it may have none (`linkat` with `AT_EMPTY_PATH`).
+    ///
+    /// # Errors
+    /// As [`WritableVolume::lookup`].
+    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller, op: OpId) -> Result<NodeAttr>;
+
+    /// Opens a directory for listing.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::stat`].
+    fn open_directory(&self, at: NodePath<'_>, caller: &Caller) -> Result<Box<dyn WritableDirectory>>;
+
+    /// Makes one change. The attributes are those of the object that was made or changed; `None` after a removal or a
+    /// rename, and for extended attributes.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::lookup`].
+    fn change(&self, change: &Change<'_>, caller: &Caller, op: OpId) -> Result<Option<NodeAttr>>;
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA` if there is none; as [`WritableVolume::stat`].
+    fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>>;
+
+    /// The names of the extended attributes, each followed by a NUL.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::stat`].
+    fn list_xattr(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>>;
+
+    /// Sizes of the file system.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn space(&self) -> Result<SourceSpace>;
+
+    /// Makes all changes of the source durable.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn sync_all(&self) -> Result<()>;
+}

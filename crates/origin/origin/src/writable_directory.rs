@@ -1,0 +1,522 @@
+//! Changes a directory: each operation is the same system call below the source's root, made as the calling process,
+//! so that POSIX is the source's own. It knows no inode table and no cache.
+//!
+//! Calls block on the caller's thread, because the identity is the thread's. While a file server does not respond,
+//! its calls hang, as they do in a program that uses the directory itself; the read side, which has deadlines, does
+//! not.
+
+use crate::caller_identity::{AssumedIdentity, CallerIdentities, Squash};
+use crate::directory::{open_by_parts, show_path};
+use crate::writable_file::{SourceDirectory, SourceFile, proc_path};
+use parking_lot::RwLock;
+use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
+    UTIME_NOW, UTIME_OMIT, Uid, XattrFlags, makedev,
+};
+use rustix::io::Errno;
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::writes::{
+    AttrChange, Caller, Change, DirectoryRename, FileIdentity, FileTime, LockScope, NamePath, NewTime, NodeAttr,
+    NodePath, OpId, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The longest path of one system call, less its NUL.
+const PATH_PIECE: usize = 4000;
+/// Retries of a call that lost a race with a rename.
+const RACES: usize = 64;
+
+/// A directory to change. `Clone` shares it.
+pub struct WritableSource {
+    path: PathBuf,
+    /// Kept open, so that the directory stays the same one; opened again when its server has lost it.
+    root: RwLock<Arc<OwnedFd>>,
+    identities: Arc<CallerIdentities>,
+    capabilities: WriteCapabilities,
+    no_openat2: AtomicBool,
+}
+
+impl WritableSource {
+    /// Opens the directory at `path` for changes.
+    ///
+    /// # Errors
+    /// `PermissionDenied` when this process can't act for its callers; `ReadOnly`; the system's error.
+    pub fn open(path: &Path, squash: Option<Squash>) -> Result<Arc<WritableSource>> {
+        let what = || format!("the source directory '{}'", path.display());
+        let root = open_root(path).map_err(|errno| failed(what(), errno))?;
+        let space = rustix::fs::fstatvfs(&root).map_err(|errno| failed(what(), errno))?;
+        if space.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                format!("{} is on a file system that is mounted read-only", what()),
+            ));
+        }
+        let identities = Arc::new(CallerIdentities::new(squash)?);
+        let capabilities = find_capabilities(root.as_fd());
+        let root = RwLock::new(Arc::new(root));
+        Ok(Arc::new(WritableSource {
+            path: path.to_path_buf(),
+            root,
+            identities,
+            capabilities,
+            no_openat2: AtomicBool::new(false),
+        }))
+    }
+
+    /// Whether every user's calls are made with the right identity; otherwise only those of this process's user.
+    pub fn serves_all_users(&self) -> bool {
+        self.identities.serves_all_users()
+    }
+
+    fn root(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.root.read())
+    }
+
+    /// Opens the root again after its server has lost it.
+    fn reopen_root(&self) {
+        if let Ok(root) = open_root(&self.path) {
+            *self.root.write() = Arc::new(root);
+        }
+    }
+
+    /// Opens `path` below the root; no link is followed.
+    fn open_beneath(&self, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = self.root();
+        if path.is_empty() {
+            return rustix::fs::openat(&*root, c".", flags, Mode::empty());
+        }
+        let (mut at, mut rest): (Option<OwnedFd>, &[u8]) = (None, path);
+        loop {
+            let end = match rest.len() {
+                0..=PATH_PIECE => rest.len(),
+                _ => rest[..PATH_PIECE].iter().rposition(|byte| *byte == b'/').ok_or(Errno::NAMETOOLONG)?,
+            };
+            let (piece, left) = rest.split_at(end);
+            let last = left.is_empty();
+            let piece_flags = if last { flags } else { OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC };
+            let dir = at.as_ref().map_or((*root).as_fd(), |fd| fd.as_fd());
+            let opened = self.open_piece(dir, piece, piece_flags)?;
+            if last {
+                return Ok(opened);
+            }
+            (at, rest) = (Some(opened), &left[1..]);
+        }
+    }
+
+    fn open_piece(&self, dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        if !self.no_openat2.load(Ordering::Relaxed) {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+            for _ in 0..RACES {
+                match rustix::fs::openat2(dir, path, flags, Mode::empty(), resolve) {
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    // A directory on the way was replaced by a link or a mount.
+                    Err(Errno::LOOP | Errno::XDEV) => return Err(Errno::STALE),
+                    Err(Errno::NOSYS) => {
+                        self.no_openat2.store(true, Ordering::Relaxed);
+                        break;
+                    }
+                    answer => return answer,
+                }
+            }
+        }
+        open_by_parts(dir.try_clone_to_owned().map_err(|_| Errno::MFILE)?, path, flags)
+    }
+
+    /// The object at `at`, without access to its bytes.
+    fn open_node(&self, at: NodePath<'_>) -> rustix::io::Result<OwnedFd> {
+        let fd = self.open_beneath(at.path, OFlags::PATH)?;
+        verify(fd.as_fd(), at.expected)?;
+        Ok(fd)
+    }
+
+    fn open_folder(&self, at: NodePath<'_>) -> rustix::io::Result<OwnedFd> {
+        let fd = self.open_beneath(at.path, OFlags::PATH | OFlags::DIRECTORY)?;
+        verify(fd.as_fd(), at.expected)?;
+        Ok(fd)
+    }
+
+    /// Runs `call` as the caller. A source whose server has lost the root is opened again.
+    fn run<T>(&self, what: &str, path: &[u8], caller: &Caller, call: impl Fn() -> rustix::io::Result<T>) -> Result<T> {
+        let attempt = || {
+            let _as_caller = self.identities.assume(caller)?;
+            call()
+        };
+        self.finish(what, path, attempt)
+    }
+
+    /// As [`WritableSource::run`], with the caller's mask.
+    fn make<T>(
+        &self,
+        what: &str,
+        at: &NamePath<'_>,
+        caller: &Caller,
+        call: impl Fn() -> rustix::io::Result<T>,
+    ) -> Result<T> {
+        let attempt = || {
+            let _as_caller: AssumedIdentity<'_> = self.identities.assume_with_mask(caller)?;
+            call()
+        };
+        self.finish(what, at.name, attempt)
+    }
+
+    fn finish<T>(&self, what: &str, path: &[u8], attempt: impl Fn() -> rustix::io::Result<T>) -> Result<T> {
+        let mut answer = attempt();
+        if matches!(answer, Err(Errno::STALE | Errno::NOTCONN)) && stat_fd(self.root().as_fd()).is_err() {
+            self.reopen_root();
+            answer = attempt();
+        }
+        answer.map_err(|errno| failed(format!("{what} '{}'", show_path(path)), errno))
+    }
+
+    fn set_attr(&self, of: NodePath<'_>, set: &AttrChange) -> rustix::io::Result<NodeAttr> {
+        let fd = self.open_node(of)?;
+        change_attr(fd.as_fd(), set, |len| {
+            let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+            rustix::fs::ftruncate(rustix::fs::open(&*proc_path(fd.as_fd()), flags, Mode::empty())?, len)
+        })?;
+        stat_fd(fd.as_fd())
+    }
+
+    fn open_file(&self, fd: BorrowedFd<'_>, flags: u32) -> rustix::io::Result<SourceFile> {
+        SourceFile::reopen_fd(fd, flags, &self.identities)
+    }
+}
+
+/// Sets attributes of an object that may be open without access to its bytes.
+pub(crate) fn change_attr(
+    fd: BorrowedFd<'_>,
+    set: &AttrChange,
+    truncate: impl FnOnce(u64) -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    // The owner first: it clears set-user-ID bits, which the mode may set again.
+    if set.uid.is_some() || set.gid.is_some() {
+        let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
+        rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    if let Some(mode) = set.mode {
+        rustix::fs::chmodat(CWD, &*proc_path(fd), Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
+    }
+    if let Some(len) = set.size {
+        truncate(len)?;
+    }
+    if set.atime.is_some() || set.mtime.is_some() {
+        let times = Timestamps { last_access: timespec(set.atime), last_modification: timespec(set.mtime) };
+        match rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH) {
+            // Before Linux 5.8.
+            Err(Errno::INVAL) => rustix::fs::utimensat(CWD, &*proc_path(fd), &times, AtFlags::empty())?,
+            answer => answer?,
+        }
+    }
+    Ok(())
+}
+
+fn timespec(time: Option<NewTime>) -> Timespec {
+    match time {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(NewTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(NewTime::At(time)) => Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() },
+    }
+}
+
+fn open_root(path: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+const STAT: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> rustix::io::Result<NodeAttr> {
+    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, STAT).map(|stat| node_attr(&stat))
+}
+
+pub(crate) fn stat_name(dir: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<NodeAttr> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    rustix::fs::statx(dir, name, flags, STAT).map(|stat| node_attr(&stat))
+}
+
+fn verify(fd: BorrowedFd<'_>, expected: Option<FileIdentity>) -> rustix::io::Result<()> {
+    match expected {
+        Some(expected) if stat_fd(fd)?.identity != expected => Err(Errno::STALE),
+        _ => Ok(()),
+    }
+}
+
+fn node_attr(stat: &Statx) -> NodeAttr {
+    let time = |time: &rustix::fs::StatxTimestamp| FileTime { seconds: time.tv_sec, nanos: time.tv_nsec };
+    let born = match StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME) {
+        true => i128::from(stat.stx_btime.tv_sec) * 1_000_000_000 + i128::from(stat.stx_btime.tv_nsec),
+        false => 0,
+    };
+    NodeAttr {
+        identity: FileIdentity { device: makedev(stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino, born },
+        mode: stat.stx_mode.into(),
+        nlink: stat.stx_nlink,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        rdev: makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+        size: stat.stx_size,
+        blocks: stat.stx_blocks,
+        blksize: stat.stx_blksize,
+        atime: time(&stat.stx_atime),
+        mtime: time(&stat.stx_mtime),
+        ctime: time(&stat.stx_ctime),
+    }
+}
+
+/// What the file system of a directory can do, by harmless queries.
+fn find_capabilities(root: BorrowedFd<'_>) -> WriteCapabilities {
+    let offers = |name: &str| {
+        let mut value = [0u8; 4096];
+        let answer = rustix::fs::fgetxattr(root, name, &mut value[..]);
+        !matches!(answer, Err(Errno::NOTSUP | Errno::NOSYS))
+    };
+    WriteCapabilities {
+        rename_directory: DirectoryRename::Atomic,
+        hard_links: true,
+        symlinks: true,
+        modes: true,
+        xattrs: offers("user.spurline"),
+        acls: offers("system.posix_acl_access"),
+        random_write: true,
+        atomic_append: true,
+        locks: LockScope::Mount,
+        holes: true,
+        copy: true,
+    }
+}
+
+/// The source's errno, unchanged, with the operation.
+pub(crate) fn failed(what: impl std::fmt::Display, errno: Errno) -> Error {
+    let system = std::io::Error::from(errno);
+    Error::new(ErrorKind::Io(errno.raw_os_error()), format!("{what}: {system}"))
+}
+
+impl WritableVolume for WritableSource {
+    fn capabilities(&self) -> WriteCapabilities {
+        self.capabilities.clone()
+    }
+
+    fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr> {
+        self.run("stat of", at.path, caller, || {
+            let attr = stat_fd(self.open_beneath(at.path, OFlags::PATH)?.as_fd())?;
+            match at.expected {
+                Some(expected) if expected != attr.identity => Err(Errno::STALE),
+                _ => Ok(attr),
+            }
+        })
+    }
+
+    fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
+        self.run("lookup of", at.name, caller, || {
+            let dir = self.open_folder(at.directory)?;
+            stat_name(dir.as_fd(), at.name)
+        })
+    }
+
+    fn readlink(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        self.run("readlink of", at.path, caller, || {
+            let link = self.open_node(at)?;
+            match rustix::fs::readlinkat(&link, c"", Vec::new()) {
+                Ok(target) => Ok(target.into_bytes()),
+                Err(Errno::NOENT) => Err(Errno::INVAL),
+                Err(errno) => Err(errno),
+            }
+        })
+    }
+
+    fn access(&self, at: NodePath<'_>, mask: u32, caller: &Caller) -> Result<()> {
+        self.run("access to", at.path, caller, || {
+            let fd = self.open_node(at)?;
+            let wanted = rustix::fs::Access::from_bits_truncate(mask);
+            rustix::fs::accessat(CWD, &*proc_path(fd.as_fd()), wanted, AtFlags::EACCESS)
+        })
+    }
+
+    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller, _op: OpId) -> Result<Box<dyn WritableFile>> {
+        self.run("open of", at.path, caller, || {
+            let fd = self.open_node(at)?;
+            self.open_file(fd.as_fd(), flags)
+        })
+        .map(|file| Box::new(file) as _)
+    }
+
+    fn create(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        _op: OpId,
+    ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
+        let made = self.make("create of", &at, caller, || {
+            let dir = self.open_folder(at.directory)?;
+            let wanted = OFlags::from_bits_retain(flags & !SourceFile::NOT_PASSED);
+            let exclusive = wanted | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            for _ in 0..RACES {
+                match rustix::fs::openat(&dir, at.name, exclusive, Mode::from_raw_mode(mode & 0o7777)) {
+                    Ok(fd) => return Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, &self.identities))),
+                    Err(Errno::EXIST) if flags & libc::O_EXCL as u32 == 0 => {
+                        // Another process made it, or it is a link.
+                        let found = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                        match rustix::fs::openat(&dir, at.name, found, Mode::empty()) {
+                            Ok(fd) => return Ok((stat_fd(fd.as_fd())?, self.open_file(fd.as_fd(), flags)?)),
+                            Err(Errno::NOENT) => {}
+                            Err(errno) => return Err(errno),
+                        }
+                    }
+                    Err(errno) => return Err(errno),
+                }
+            }
+            Err(Errno::STALE)
+        });
+        made.map(|(attr, file)| (attr, Box::new(file) as _))
+    }
+
+    fn create_unnamed(
+        &self,
+        directory: NodePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        _op: OpId,
+    ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
+        let at = NamePath { directory, name: b"." };
+        let made = self.make("unnamed file in", &at, caller, || {
+            let dir = self.open_folder(directory)?;
+            let wanted = OFlags::from_bits_retain(flags & !(SourceFile::NOT_PASSED | libc::O_EXCL as u32))
+                | OFlags::TMPFILE
+                | OFlags::CLOEXEC
+                | (OFlags::from_bits_retain(flags) & OFlags::EXCL);
+            let fd = rustix::fs::openat(&dir, c".", wanted, Mode::from_raw_mode(mode & 0o7777))?;
+            Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, &self.identities)))
+        });
+        made.map(|(attr, file)| (attr, Box::new(file) as _))
+    }
+
+    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        let Some(file) = file.as_any().downcast_ref::<SourceFile>() else {
+            return Err(failed("link", Errno::XDEV));
+        };
+        self.run("link to", to.name, caller, || {
+            let dir = self.open_folder(to.directory)?;
+            rustix::fs::linkat(CWD, &*proc_path(file.fd()), &dir, to.name, AtFlags::SYMLINK_FOLLOW)?;
+            stat_fd(file.fd())
+        })
+    }
+
+    fn open_directory(&self, at: NodePath<'_>, caller: &Caller) -> Result<Box<dyn WritableDirectory>> {
+        let fd = self.run("opening the directory", at.path, caller, || {
+            let fd = self.open_beneath(at.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+            verify(fd.as_fd(), at.expected)?;
+            Ok(fd)
+        })?;
+        Ok(Box::new(SourceDirectory::new(fd, &self.identities)))
+    }
+
+    fn change(&self, change: &Change<'_>, caller: &Caller, _op: OpId) -> Result<Option<NodeAttr>> {
+        match *change {
+            Change::Mkdir { at, mode } => self.make("mkdir", &at, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                rustix::fs::mkdirat(&dir, at.name, Mode::from_raw_mode(mode & 0o7777))?;
+                stat_name(dir.as_fd(), at.name).map(Some)
+            }),
+            Change::Mknod { at, mode, rdev } => self.make("mknod", &at, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                let kind = FileType::from_raw_mode(mode);
+                rustix::fs::mknodat(&dir, at.name, kind, Mode::from_raw_mode(mode & 0o7777), rdev)?;
+                stat_name(dir.as_fd(), at.name).map(Some)
+            }),
+            Change::Symlink { at, target } => self.make("symlink", &at, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                rustix::fs::symlinkat(target, &dir, at.name)?;
+                stat_name(dir.as_fd(), at.name).map(Some)
+            }),
+            Change::Link { from, to } => self.run("link to", to.name, caller, || {
+                let old = self.open_node(from)?;
+                let dir = self.open_folder(to.directory)?;
+                rustix::fs::linkat(CWD, &*proc_path(old.as_fd()), &dir, to.name, AtFlags::SYMLINK_FOLLOW)?;
+                stat_fd(old.as_fd()).map(Some)
+            }),
+            Change::Unlink { at } => self.run("unlink", at.name, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                rustix::fs::unlinkat(&dir, at.name, AtFlags::empty()).map(|()| None)
+            }),
+            Change::Rmdir { at } => self.run("rmdir", at.name, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                rustix::fs::unlinkat(&dir, at.name, AtFlags::REMOVEDIR).map(|()| None)
+            }),
+            Change::Rename { from, to, flags } => self.run("rename", from.name, caller, || {
+                let (old, new) = (self.open_folder(from.directory)?, self.open_folder(to.directory)?);
+                let flags = RenameFlags::from_bits_retain(flags);
+                match flags.is_empty() {
+                    true => rustix::fs::renameat(&old, from.name, &new, to.name),
+                    false => rustix::fs::renameat_with(&old, from.name, &new, to.name, flags),
+                }
+                .map(|()| None)
+            }),
+            Change::SetAttr { of, set } => {
+                self.run("setting attributes of", of.path, caller, || self.set_attr(of, &set).map(Some))
+            }
+            Change::SetXattr { of, name, value, flags } => self.run("setxattr of", of.path, caller, || {
+                let fd = self.open_node(of)?;
+                rustix::fs::setxattr(&*proc_path(fd.as_fd()), name, value, XattrFlags::from_bits_retain(flags))
+                    .map(|()| None)
+            }),
+            Change::RemoveXattr { of, name } => self.run("removexattr of", of.path, caller, || {
+                let fd = self.open_node(of)?;
+                rustix::fs::removexattr(&*proc_path(fd.as_fd()), name).map(|()| None)
+            }),
+        }
+    }
+
+    fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>> {
+        self.run("getxattr of", at.path, caller, || {
+            let fd = self.open_node(at)?;
+            let path = proc_path(fd.as_fd());
+            read_growing(|buffer| rustix::fs::getxattr(&*path, name, buffer))
+        })
+    }
+
+    fn list_xattr(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        self.run("listxattr of", at.path, caller, || {
+            let fd = self.open_node(at)?;
+            let path = proc_path(fd.as_fd());
+            read_growing(|buffer| rustix::fs::listxattr(&*path, buffer))
+        })
+    }
+
+    fn space(&self) -> Result<SourceSpace> {
+        let space = rustix::fs::fstatvfs(&*self.root()).map_err(|errno| failed("statfs of the source", errno))?;
+        Ok(SourceSpace {
+            block_size: space.f_frsize,
+            blocks: space.f_blocks,
+            blocks_free: space.f_bfree,
+            blocks_available: space.f_bavail,
+            files: space.f_files,
+            files_free: space.f_ffree,
+            name_max: space.f_namemax as u32,
+        })
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        rustix::fs::syncfs(&*self.root()).map_err(|errno| failed("syncfs of the source", errno))
+    }
+}
+
+/// A value of unknown length: in a small buffer, or in one of the kernel's largest.
+fn read_growing(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
+    let mut small = [0u8; 256];
+    match read(&mut small) {
+        Ok(len) => Ok(small[..len].to_vec()),
+        Err(Errno::RANGE) => {
+            let mut large = vec![0u8; 64 << 10];
+            let len = read(&mut large)?;
+            large.truncate(len);
+            Ok(large)
+        }
+        Err(errno) => Err(errno),
+    }
+}

@@ -1,0 +1,290 @@
+//! Open files and directories of a source that is changed: system calls on their descriptors. It knows no path.
+
+use crate::caller_identity::{CallerIdentities, close_copy};
+use crate::file_stat::own_clock;
+use crate::writable_directory::{change_attr, failed, stat_fd, stat_name};
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+use spurline_types::Result;
+use spurline_volume::writes::{
+    AttrChange, Caller, ListedName, LockConflict, LockFamily, LockKind, LockRange, NodeAttr, OpId, WritableDirectory,
+    WritableFile,
+};
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// The name of an open descriptor in `/proc`, which leads to its object whatever its path is now.
+pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> ProcPath {
+    let mut path = ProcPath { bytes: [0; 32], len: 0 };
+    let mut rest = &mut path.bytes[..];
+    // The longest number fits.
+    let _ = std::io::Write::write_fmt(&mut rest, format_args!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let left = rest.len();
+    path.len = path.bytes.len() - left;
+    path
+}
+
+/// See [`proc_path`].
+pub(crate) struct ProcPath {
+    bytes: [u8; 32],
+    len: usize,
+}
+
+impl Deref for ProcPath {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// An open file.
+pub(crate) struct SourceFile {
+    file: File,
+    identities: Arc<CallerIdentities>,
+    /// The file system reports failures of writes when a file is closed.
+    reports_at_close: bool,
+}
+
+impl SourceFile {
+    /// Flags that are not the source's: O_DIRECT wants aligned memory, which a request's bytes need not have.
+    pub(crate) const NOT_PASSED: u32 =
+        (libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK) as u32;
+
+    pub(crate) fn new(fd: OwnedFd, identities: &Arc<CallerIdentities>) -> SourceFile {
+        let reports_at_close = !own_clock(fd.as_fd());
+        SourceFile { file: File::from(fd), identities: Arc::clone(identities), reports_at_close }
+    }
+
+    /// Opens the file of `fd` for reads or writes. Anything but a file is refused: an open of a pipe could wait for
+    /// ever.
+    pub(crate) fn reopen_fd(
+        fd: BorrowedFd<'_>,
+        flags: u32,
+        identities: &Arc<CallerIdentities>,
+    ) -> rustix::io::Result<SourceFile> {
+        match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(Errno::ISDIR),
+            FileType::Symlink => return Err(Errno::LOOP),
+            _ => return Err(Errno::STALE),
+        }
+        let flags = OFlags::from_bits_retain(flags & !Self::NOT_PASSED) | OFlags::NOCTTY | OFlags::CLOEXEC;
+        Ok(SourceFile::new(rustix::fs::open(&*proc_path(fd), flags, Mode::empty())?, identities))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn as_caller<T>(&self, what: &str, caller: &Caller, call: impl FnOnce() -> rustix::io::Result<T>) -> Result<T> {
+        let assumed = self.identities.assume(caller);
+        assumed.and_then(|_as_caller| call()).map_err(|errno| failed(what, errno))
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            answer => return answer,
+        }
+    }
+}
+
+impl WritableFile for SourceFile {
+    fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < dst.len() {
+            match retry(|| rustix::io::pread(&self.file, &mut dst[done..], offset + done as u64)) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(failed("read", errno)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<usize> {
+        let assumed = lose_privileges.map(|caller| self.identities.assume(caller)).transpose();
+        let _as_caller = assumed.map_err(|errno| failed("write", errno))?;
+        // A short write is the caller's to continue: it may be the last byte that fits.
+        retry(|| rustix::io::pwrite(&self.file, data, offset)).map_err(|errno| failed("write", errno))
+    }
+
+    fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
+        let mode = FallocateFlags::from_bits_retain(mode);
+        self.as_caller("fallocate", caller, || retry(|| rustix::fs::fallocate(&self.file, mode, offset, len)))
+    }
+
+    fn copy_range(
+        &self,
+        mut offset: u64,
+        to: &dyn WritableFile,
+        mut to_offset: u64,
+        len: u64,
+        caller: &Caller,
+    ) -> Result<u64> {
+        let Some(to) = to.as_any().downcast_ref::<SourceFile>() else {
+            return Err(failed("copy_file_range", Errno::XDEV));
+        };
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let copied = self.as_caller("copy_file_range", caller, || {
+            rustix::fs::copy_file_range(&self.file, Some(&mut offset), &to.file, Some(&mut to_offset), len)
+        });
+        copied.map(|n| n as u64)
+    }
+
+    fn seek(&self, offset: u64, whence: u32) -> Result<u64> {
+        let from = match whence as i32 {
+            libc::SEEK_DATA => SeekFrom::Data(offset),
+            libc::SEEK_HOLE => SeekFrom::Hole(offset),
+            _ => return Err(failed("lseek", Errno::INVAL)),
+        };
+        rustix::fs::seek(&self.file, from).map_err(|errno| failed("lseek", errno))
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        let synced = match data_only {
+            true => retry(|| rustix::fs::fdatasync(&self.file)),
+            false => retry(|| rustix::fs::fsync(&self.file)),
+        };
+        synced.map_err(|errno| failed("fsync", errno))
+    }
+
+    fn needs_flush(&self) -> bool {
+        self.reports_at_close
+    }
+
+    fn flush(&self) -> Result<()> {
+        if !self.reports_at_close {
+            return Ok(());
+        }
+        close_copy(self.file.as_fd()).map_err(|errno| failed("close", errno))
+    }
+
+    fn stat(&self) -> Result<NodeAttr> {
+        stat_fd(self.file.as_fd()).map_err(|errno| failed("fstat", errno))
+    }
+
+    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        self.as_caller("setting attributes", caller, || {
+            change_attr(self.file.as_fd(), set, |len| {
+                match rustix::fs::ftruncate(&self.file, len) {
+                    // Open for reading only: the caller's right to write decides.
+                    Err(Errno::INVAL | Errno::BADF) => {
+                        let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+                        let path = proc_path(self.file.as_fd());
+                        rustix::fs::ftruncate(rustix::fs::open(&*path, flags, Mode::empty())?, len)
+                    }
+                    answer => answer,
+                }
+            })?;
+            stat_fd(self.file.as_fd())
+        })
+    }
+
+    fn test_lock(&self, _owner: u64, _range: LockRange, _kind: LockKind) -> Result<Option<LockConflict>> {
+        Err(failed("fcntl", Errno::NOSYS))
+    }
+
+    fn set_lock(&self, _family: LockFamily, _owner: u64, _range: LockRange, _kind: LockKind) -> Result<()> {
+        Err(failed("fcntl", Errno::NOSYS))
+    }
+
+    fn backing(&self) -> Option<&File> {
+        Some(&self.file)
+    }
+
+    fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
+        self.as_caller("open", caller, || SourceFile::reopen_fd(self.file.as_fd(), flags, &self.identities))
+            .map(|file| Box::new(file) as _)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Bytes of names read from the kernel at a time.
+const LISTING: usize = 32 << 10;
+
+/// An open directory.
+pub(crate) struct SourceDirectory {
+    fd: OwnedFd,
+    identities: Arc<CallerIdentities>,
+    listing: Mutex<ListingState>,
+}
+
+/// What was read from the kernel and not returned yet.
+#[derive(Default)]
+struct ListingState {
+    /// The position of the first of them.
+    at: u64,
+    names: VecDeque<ListedName>,
+}
+
+impl SourceDirectory {
+    pub(crate) fn new(fd: OwnedFd, identities: &Arc<CallerIdentities>) -> SourceDirectory {
+        SourceDirectory { fd, identities: Arc::clone(identities), listing: Mutex::default() }
+    }
+
+    /// Reads names from the kernel, from `from` on.
+    fn read_names(&self, from: u64) -> rustix::io::Result<VecDeque<ListedName>> {
+        rustix::fs::seek(&self.fd, SeekFrom::Start(from))?;
+        let mut buffer = Vec::with_capacity(LISTING);
+        let mut raw = rustix::fs::RawDir::new(&self.fd, buffer.spare_capacity_mut());
+        let mut names = VecDeque::new();
+        while let Some(entry) = raw.next() {
+            let entry = entry?;
+            names.push_back(ListedName {
+                name: entry.file_name().to_bytes().to_vec(),
+                file_type: entry.file_type().as_raw_mode(),
+                inode: entry.ino(),
+                next: entry.next_entry_cookie(),
+                attr: None,
+            });
+            // One call of the kernel at a time: a reader of a long directory sees names soon.
+            if raw.is_buffer_empty() {
+                break;
+            }
+        }
+        Ok(names)
+    }
+}
+
+impl WritableDirectory for SourceDirectory {
+    fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
+        let failed = |errno| failed("listing", errno);
+        let mut listing = self.listing.lock();
+        if from == 0 || listing.at != from || listing.names.is_empty() {
+            listing.names = self.read_names(from).map_err(failed)?;
+        }
+        let count = max.max(1).min(listing.names.len());
+        let mut names: Vec<ListedName> = listing.names.drain(..count).collect();
+        listing.at = names.last().map_or(from, |last| last.next);
+        drop(listing);
+        if attrs {
+            let _as_caller = self.identities.assume(caller).map_err(failed)?;
+            for listed in names.iter_mut().filter(|listed| !matches!(&*listed.name, b"." | b"..")) {
+                listed.attr = stat_name(self.fd.as_fd(), &listed.name).ok();
+            }
+        }
+        Ok(names)
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        let synced = if data_only { rustix::fs::fdatasync(&self.fd) } else { rustix::fs::fsync(&self.fd) };
+        synced.map_err(|errno| failed("fsync of a directory", errno))
+    }
+
+    fn stat(&self) -> Result<NodeAttr> {
+        stat_fd(self.fd.as_fd()).map_err(|errno| failed("fstat", errno))
+    }
+}
