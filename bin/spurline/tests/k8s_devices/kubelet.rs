@@ -28,7 +28,7 @@ fn a_pod_gets_its_own_hcas_and_no_more() {
     assert_eq!(pod["admitted"], true, "{pod}");
     let own = hcas(&pod);
     assert_eq!(own.len(), 1);
-    assert_eq!(pod["envs"]["SPURLINE_RDMA_IB"], own[0]);
+    assert_eq!(pod["envs"]["SPURLINE_HCAS_RDMA_IB"], own[0]);
     let number = ["mlx5_0", "mlx5_1", "mlx5_4", "mlx5_5"].iter().position(|h| *h == own[0]).unwrap();
     assert_eq!(
         texts(&pod["devices"]),

@@ -145,9 +145,10 @@ pub fn plugin_options() -> pb::DevicePluginOptions {
     pb::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
 }
 
-/// The environment variable that lists a container's HCAs: `SPURLINE_RDMA_IB` for `rdma/ib`.
+/// The environment variable that lists a container's HCAs: `SPURLINE_HCAS_RDMA_IB` for `rdma/ib`. No flag's
+/// variable begins like it.
 fn variable_of(resource: &str) -> String {
     let (prefix, name) = resource.split_once('/').unwrap_or(("rdma", resource));
     let word = |text: &str| text.to_ascii_uppercase().replace(['.', '-'], "_");
-    format!("SPURLINE_{}_{}", word(prefix), word(name))
+    format!("SPURLINE_HCAS_{}_{}", word(prefix), word(name))
 }
