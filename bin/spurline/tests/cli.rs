@@ -75,7 +75,7 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&m(&["--rdma-network", "ib0", "--rdma-silence", "1ms"]), 2, &["--rdma-silence", "dead rail"]);
     refused(&m(&["--rdma-network", "ib0", "--rdma-retry", "0"]), 2, &["--rdma-retry"]);
     refused(&m(&["-o", "allow_othr"]), 2, &["allow_othr", "did you mean allow_other"]);
-    refused(&m(&["-o", "rw"]), 2, &["read-only"]);
+    refused(&m(&["-o", "rw", "--read-only"]), 2, &["not both"]);
     refused(&m(&["--cache-dir", "/nowhere/*"]), 2, &["matches no directory"]);
     refused(&m(&["-d", "-f"]), 2, &["cannot be used with"]);
     let weight = |n| run(&["node", "--source", "/tmp", "--weight", n]);

@@ -72,7 +72,7 @@ fn what_posix_promises_holds_in_a_writable_mount() {
         let mut value = [0; 16];
         assert_eq!(rustix::fs::getxattr(source.join("x"), "user.a", &mut value[..]), Ok(5));
         // A file without a name gets one.
-        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mut unnamed = File::from(rustix::fs::open(&mount.at, flags, Mode::RUSR | Mode::WUSR).unwrap());
         unnamed.write_all(b"named").unwrap();
         let own = format!("/proc/self/fd/{}", unnamed.as_raw_fd());
