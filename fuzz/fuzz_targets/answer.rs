@@ -1,7 +1,7 @@
 //! The bodies of answers: what decodes encodes to the same bytes.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
-use spurline_proto::{AnswerBody, ChallengeAnswer, RangesDone, TokenProof, CapacityAnswer, WelcomeAnswer, decode_error};
+use spurline_proto::{AnswerBody, ChallengeAnswer, RangesDone, TokenProof, CapacityAnswer, WelcomeAnswer, WriteAnswer, decode_error};
 use spurline_types::{ObjectAttr, ListPage};
 
 fn check<T: AnswerBody>(bytes: &[u8]) {
@@ -14,7 +14,7 @@ fn check<T: AnswerBody>(bytes: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 8 {
+    match kind % 9 {
         0 => check::<ObjectAttr>(body),
         1 => check::<ListPage>(body),
         2 => check::<CapacityAnswer>(body),
@@ -22,6 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
         4 => check::<RangesDone>(body),
         5 => check::<ChallengeAnswer>(body),
         6 => check::<TokenProof>(body),
+        7 => check::<WriteAnswer>(body),
         _ => drop(decode_error(u16::from(*kind), body)),
     }
 });

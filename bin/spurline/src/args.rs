@@ -97,6 +97,15 @@ pub struct NodeArgs {
     /// this flag the node refuses to start and names the settings that differ.
     #[arg(long, help_heading = "Node")]
     pub yes: bool,
+    /// Take changes of the sources from mounts with --rw; all sources have to be directories
+    ///
+    /// Each change is made once in the source, with the user and groups that the mount reports: the node believes its
+    /// mounts (docs/trust.md).
+    #[arg(long, help_heading = "Node")]
+    pub writable: bool,
+    /// Make all changes as this user and group, in place of those that mounts report
+    #[arg(long, value_name = "UID:GID", value_parser = parse_squash, help_heading = "Node")]
+    pub squash: Option<(u32, u32)>,
     /// The cache group.
     #[command(flatten)]
     pub group: GroupArgs,
@@ -392,7 +401,7 @@ pub struct FuseArgs {
     /// Mount read-only (the default)
     #[arg(long)]
     pub read_only: bool,
-    /// Mount for reading and writing (also -o rw); the source has to be a directory, mounted without a registry
+    /// Mount for reading and writing (also -o rw); the source has to be a directory
     ///
     /// Every change is made in the source at once, with the identity of the calling process: permissions and quotas are
     /// the source's own. Locks hold within the mount. In /etc/fstab the word is writable, because mount(8) adds rw to all options.
@@ -581,6 +590,8 @@ impl From<NodeArgs> for RawNode {
             weight: args.weight,
             name: args.name,
             yes: args.yes,
+            writable: args.writable,
+            squash: args.squash,
             group: args.group.into(),
             group_port: args.group_port,
             rdma_port: args.rdma_port,

@@ -124,9 +124,12 @@ impl World {
     }
     /// A mount at `mnt` by a command made elsewhere.
     pub fn mount_with(&self, command: &mut Command) -> Mount {
-        let at = self.dir("mnt");
+        self.mount_at(command, &self.dir("mnt"))
+    }
+    /// A mount at `at` by a command made elsewhere.
+    pub fn mount_at(&self, command: &mut Command, at: &Path) -> Mount {
         let process = Process::start(command, &self.log_path("mount"));
-        let mount = Mount { process: Some(process), at, runtime: self.path("run") };
+        let mount = Mount { process: Some(process), at: at.to_owned(), runtime: self.path("run") };
         mount.process().wait_for(" is mounted on ");
         mount
     }

@@ -27,3 +27,4 @@ mod rules;
 mod settings;
 mod trust;
 mod writes;
+mod writes_nodes;

@@ -158,7 +158,7 @@ pub const S_IFREG: u32 = 0o100_000;
 pub const S_IFLNK: u32 = 0o120_000;
 
 /// An existing object: its path and, if it has to be a certain one, its identity.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePath<'a> {
     /// The path below the source's root.
     pub path: &'a [u8],
@@ -167,7 +167,7 @@ pub struct NodePath<'a> {
 }
 
 /// A name in a directory. The directory has to be a certain one.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamePath<'a> {
     /// The directory.
     pub directory: NodePath<'a>,
@@ -202,7 +202,7 @@ pub struct AttrChange {
 }
 
 /// One change of names or attributes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change<'a> {
     /// Makes a directory.
     Mkdir {

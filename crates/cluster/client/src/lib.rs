@@ -18,6 +18,7 @@ mod reads;
 mod remote;
 mod split;
 mod warm;
+mod writes;
 
 pub use latency::LatencyTracker;
 pub use members::{GroupMembers, MakePeer, MembersSnapshot};
@@ -27,3 +28,4 @@ pub use peer::{GroupPeer, RequestPatience};
 pub use peer_fetch::GroupPeerFetch;
 pub use remote::{GroupVolume, GroupVolumeConfig};
 pub use warm::ObjectExtent;
+pub use writes::GroupWrites;

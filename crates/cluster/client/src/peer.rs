@@ -40,7 +40,7 @@ pub(crate) fn was_suspended(deadline: Instant) -> bool {
 }
 
 /// Reason of a failed attempt.
-enum PeerFailure {
+pub(crate) enum PeerFailure {
     /// The node answered with an error.
     Answered(Error),
     /// The node was unreachable, or the connection broke.
@@ -187,6 +187,15 @@ impl GroupPeer {
         })
     }
 
+    /// Calls this node once over TCP, for a request that may change something.
+    pub(crate) fn attempt_write<T>(
+        &self,
+        deadline: Instant,
+        ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
+    ) -> Result<T, PeerFailure> {
+        self.attempt_tcp(AttemptTerms { lands: None, deadline, late_is_away: true, may_repeat: true }, ask)
+    }
+
     fn away_for(&self) -> Duration {
         self.away_since.lock().map_or(Duration::ZERO, |since| since.elapsed())
     }
@@ -230,40 +239,53 @@ impl GroupPeer {
     /// connection may be repeated once on another.
     fn attempt_call<T>(
         &self,
-        AttemptTerms { lands, deadline, late_is_away, mut may_repeat }: AttemptTerms,
+        terms: AttemptTerms,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, PeerFailure> {
-        let beside = self.paths().and_then(|paths| self.attempt_paths(paths, lands, deadline, ask));
-        let result = match beside {
-            Some(result) => result,
-            None => loop {
-                let mut lease = match self.pool.checkout(deadline) {
-                    Ok(lease) => lease,
-                    Err(error) => {
-                        break Err(match error.kind() {
-                            ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => {
-                                PeerFailure::Refused(error)
-                            }
-                            // Of no use to this mount now, though it may serve others.
-                            ErrorKind::Throttled => {
-                                PeerFailure::Broken(Error::new(ErrorKind::Unavailable, error.message()))
-                            }
-                            _ => PeerFailure::Broken(error),
-                        });
-                    }
-                };
-                match ask(&mut lease, deadline) {
-                    Ok(value) => break Ok(value),
-                    Err(CallError::Answered(error)) => break Err(PeerFailure::Answered(error)),
-                    Err(CallError::Broken(error)) => {
-                        let ended = error.kind() == ErrorKind::Unavailable && lease.was_idle();
-                        if !ended || !std::mem::take(&mut may_repeat) || Instant::now() >= deadline {
-                            break Err(PeerFailure::Broken(error));
+        match self.paths().and_then(|paths| self.attempt_paths(paths, terms.lands, terms.deadline, ask)) {
+            Some(result) => self.note_result(result, terms.late_is_away),
+            None => self.attempt_tcp(terms, ask),
+        }
+    }
+
+    /// One attempt over TCP, as [`GroupPeer::attempt_call`].
+    fn attempt_tcp<T>(
+        &self,
+        AttemptTerms { lands: _, deadline, late_is_away, mut may_repeat }: AttemptTerms,
+        ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
+    ) -> Result<T, PeerFailure> {
+        let result = loop {
+            let mut lease = match self.pool.checkout(deadline) {
+                Ok(lease) => lease,
+                Err(error) => {
+                    break Err(match error.kind() {
+                        ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => {
+                            PeerFailure::Refused(error)
                         }
+                        // Of no use to this mount now, though it may serve others.
+                        ErrorKind::Throttled => {
+                            PeerFailure::Broken(Error::new(ErrorKind::Unavailable, error.message()))
+                        }
+                        _ => PeerFailure::Broken(error),
+                    });
+                }
+            };
+            match ask(&mut lease, deadline) {
+                Ok(value) => break Ok(value),
+                Err(CallError::Answered(error)) => break Err(PeerFailure::Answered(error)),
+                Err(CallError::Broken(error)) => {
+                    let ended = error.kind() == ErrorKind::Unavailable && lease.was_idle();
+                    if !ended || !std::mem::take(&mut may_repeat) || Instant::now() >= deadline {
+                        break Err(PeerFailure::Broken(error));
                     }
                 }
-            },
+            }
         };
+        self.note_result(result, late_is_away)
+    }
+
+    /// Records whether the node answered.
+    fn note_result<T>(&self, result: Result<T, PeerFailure>, late_is_away: bool) -> Result<T, PeerFailure> {
         let mut away = self.away_since.lock();
         match &result {
             Err(PeerFailure::Broken(error)) if error.kind() == ErrorKind::Timeout && !late_is_away => {}

@@ -9,6 +9,7 @@ use crate::peer::{RequestPatience, call_ranked};
 use crate::pipeline::{PIECE_FROM, PipelinedReads};
 use crate::placement::{CopyCounts, ReaderLocation, WantedRun};
 use crate::read_plan::{CallPlan, HolderOrder};
+use crate::writes::GroupWrites;
 use spurline_exec::PriorityWorkers;
 use spurline_mem::{BufferPool, MemTier};
 use spurline_proto::{CapacityAnswer, NodeRequest};
@@ -140,6 +141,14 @@ impl GroupVolume {
         }))
     }
 
+    /// Opens the writable side, as a session of its own. With `squash`, all changes are made as this user and group.
+    ///
+    /// # Errors
+    /// `ReadOnly` when the nodes take no changes; the node's error.
+    pub fn open_writes(&self, squash: Option<(u32, u32)>) -> Result<Arc<GroupWrites>> {
+        GroupWrites::connect(Arc::clone(&self.client), squash)
+    }
+
     /// Replaces the list of the group's nodes; see [`GroupMembers::set_members`].
     pub fn set_members(&self, members: &[Arc<Member>]) {
         self.client.members.set_members(members);
@@ -189,6 +198,10 @@ impl GroupClient {
     /// Number of holders for the object at `path`.
     pub(crate) fn copies_of(&self, path: &[u8]) -> u32 {
         self.config.copies.copies_of(path)
+    }
+
+    pub(crate) fn source(&self) -> &str {
+        &self.source
     }
 
     pub(crate) fn block_size(&self) -> u64 {

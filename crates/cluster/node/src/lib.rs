@@ -5,6 +5,7 @@
 mod held_objects;
 mod hot;
 mod recent;
+mod writes;
 
 use hot::HotBlocks;
 use parking_lot::{Mutex, RwLock};
@@ -42,6 +43,7 @@ thread_local! {
 }
 
 pub use hot::HotRule;
+pub use writes::OpenWritable;
 
 /// Describes disks, weight and counters of the node as JSON.
 pub type DescribeNode = dyn Fn() -> serde_json::Value + Send + Sync;
@@ -73,6 +75,7 @@ pub struct CacheNode {
     rules: RwLock<Arc<RuleSet>>,
     /// Serialises changes of the rules.
     changing_rules: Mutex<()>,
+    writes: writes::WriteService,
 }
 
 impl CacheNode {
@@ -106,6 +109,7 @@ impl CacheNode {
             rule: AtomicU16::new(0),
             rules: RwLock::default(),
             changing_rules: Mutex::default(),
+            writes: writes::WriteService::default(),
         })
     }
 
@@ -528,6 +532,7 @@ impl CacheNode {
             }
             NodeRequest::Warm { volume, verify, parts } => self.warm_parts(volume, verify, parts, responder),
             NodeRequest::Drop { volume, parts } => self.drop_parts(volume, parts, responder),
+            NodeRequest::Write(write) => self.serve_write(&write, responder),
             other => Err(Error::new(ErrorKind::Unsupported, format!("{other} is not served here"))),
         }
     }

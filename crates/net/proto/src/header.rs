@@ -1,6 +1,6 @@
 //! The fixed header at the start of every frame. It does not know the format of bodies.
 
-use crate::{FRAME_VERSION, FrameError, HEADER_LEN, MAGIC, MAX_ANSWER_BODY, MAX_PAYLOAD, MAX_REQUEST_BODY};
+use crate::{FRAME_VERSION, FrameError, HEADER_LEN, MAGIC, MAX_ANSWER_BODY, MAX_PAYLOAD, MAX_REQUEST_BODY, MAX_WRITE};
 
 /// The operation of a request and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,12 +40,14 @@ pub enum FrameOp {
     Classify,
     /// A page of the objects a node caches.
     HeldObjects,
+    /// An operation on a writable volume.
+    Write,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
 impl FrameOp {
-    const NAMED: [(FrameOp, u16); 17] = [
+    const NAMED: [(FrameOp, u16); 18] = [
         (FrameOp::Hello, 1),
         (FrameOp::Ping, 2),
         (FrameOp::Challenge, 3),
@@ -63,6 +65,7 @@ impl FrameOp {
         (FrameOp::Rules, 26),
         (FrameOp::Classify, 27),
         (FrameOp::HeldObjects, 28),
+        (FrameOp::Write, 32),
     ];
 
     /// The number on the wire.
@@ -85,6 +88,7 @@ impl FrameOp {
             FrameOp::Rules => 26,
             FrameOp::Classify => 27,
             FrameOp::HeldObjects => 28,
+            FrameOp::Write => 32,
             FrameOp::Unknown(code) => code,
         }
     }
@@ -220,7 +224,8 @@ impl FrameHeader {
         Err(FrameError::Magic(u32::from_le_bytes(found)))
     }
 
-    /// Checks the rules for requests: a supported version, no answer flag, no payload, a body within its limit.
+    /// Checks the rules for requests: a supported version, no answer flag, a payload only where bytes are written, and
+    /// lengths within their limits.
     ///
     /// # Errors
     /// When one of them does not hold.
@@ -229,7 +234,8 @@ impl FrameHeader {
         if self.flags.contains(FrameFlags::ANSWER) {
             return Err(FrameError::Value { what: "the flags of a request", value: self.flags.0.into() });
         }
-        check_len("a request's payload", self.payload_len as usize, 0)?;
+        let most = if self.op == FrameOp::Write { MAX_WRITE } else { 0 };
+        check_len("a request's payload", self.payload_len as usize, most)?;
         check_len("a request's body", self.body_len as usize, MAX_REQUEST_BODY)?;
         Ok(())
     }

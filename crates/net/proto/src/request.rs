@@ -4,8 +4,8 @@ use crate::codec::{ByteCursor, PutValue};
 use crate::header::check_len;
 use crate::proof::{Challenge, TokenProof};
 use crate::{
-    FrameError, FrameHeader, FrameOp, HEADER_LEN, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, ObjectRanges,
-    frame_padding,
+    FrameError, FrameHeader, FrameOp, HEADER_LEN, MAX_REQUEST_BODY, MAX_VERSION, MAX_WRITE, MIN_VERSION, ObjectRanges,
+    WriteRequest, frame_padding,
 };
 use std::fmt;
 
@@ -107,6 +107,7 @@ pub struct ReadRequest<'a> {
 /// One request. Decoding borrows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "a request lives on the stack: a box would cost an allocation")]
 pub enum NodeRequest<'a> {
     /// Opens a connection; answered by a `WelcomeAnswer`.
     Hello(HelloRequest<'a>),
@@ -201,6 +202,8 @@ pub enum NodeRequest<'a> {
         /// The ranges to classify.
         parts: ObjectRanges<'a>,
     },
+    /// An operation on a writable volume; answered by a `WriteAnswer`, and a payload if it reads.
+    Write(WriteRequest<'a>),
     /// A request of a newer peer.
     Unknown {
         /// Its operation number.
@@ -231,23 +234,46 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Weigh { .. } => FrameOp::Weigh,
             NodeRequest::Rules { .. } => FrameOp::Rules,
             NodeRequest::Classify { .. } => FrameOp::Classify,
+            NodeRequest::Write(_) => FrameOp::Write,
             NodeRequest::Unknown { op, .. } => FrameOp::from_code(*op),
         }
     }
 
-    /// Appends the whole frame to `out`. On an error `out` is as it was.
+    /// The bytes that follow the frame; empty except for a write.
+    pub fn payload(&self) -> &'a [u8] {
+        match self {
+            NodeRequest::Write(write) => write.payload,
+            _ => &[],
+        }
+    }
+
+    /// The request with the bytes that followed its frame.
     ///
     /// # Errors
-    /// When the body is longer than [`MAX_REQUEST_BODY`].
+    /// When it has none.
+    pub fn with_payload(self, payload: &'a [u8]) -> Result<Self, FrameError> {
+        match self {
+            NodeRequest::Write(write) => write.with_payload(payload).map(NodeRequest::Write),
+            other if payload.is_empty() => Ok(other),
+            _ => Err(FrameError::Value { what: "the payload of a request", value: payload.len() as u64 }),
+        }
+    }
+
+    /// Appends the frame to `out`, without its payload. On an error `out` is as it was.
+    ///
+    /// # Errors
+    /// When the body is longer than [`MAX_REQUEST_BODY`], or the payload longer than [`MAX_WRITE`].
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<(), FrameError> {
         let start = out.len();
         out.resize(start + HEADER_LEN, 0);
         self.encode_body(out);
         let len = out.len() - start - HEADER_LEN;
-        match check_len("a request's body", len, MAX_REQUEST_BODY) {
-            Ok(body_len) => {
+        let lens = check_len("a request's body", len, MAX_REQUEST_BODY)
+            .and_then(|body| Ok((body, check_len("a request's payload", self.payload().len(), MAX_WRITE)?)));
+        match lens {
+            Ok((body_len, payload_len)) => {
                 out.extend_from_slice(frame_padding(len));
-                let header = FrameHeader::new_request(self.op(), id, body_len);
+                let header = FrameHeader { payload_len, ..FrameHeader::new_request(self.op(), id, body_len) };
                 out[start..start + HEADER_LEN].copy_from_slice(&header.encode());
                 Ok(())
             }
@@ -301,11 +327,12 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::StatFs { volume } => out.put_u32(volume.0),
             NodeRequest::Weigh { weight } => out.put_u32(weight),
             NodeRequest::Rules { text } => out.put_bytes(text.as_bytes()),
+            NodeRequest::Write(ref write) => write.encode(out),
             NodeRequest::Unknown { body, .. } => out.extend_from_slice(body),
         }
     }
 
-    /// Decodes the body of a request for `op`.
+    /// Decodes the body of a request for `op`; its payload is added by [`NodeRequest::with_payload`].
     ///
     /// # Errors
     /// When the bytes do not encode such a body, or contain a path that no file can have.
@@ -352,6 +379,7 @@ impl<'a> NodeRequest<'a> {
             FrameOp::Rules => NodeRequest::Rules { text: take.take_text("rules for folders")? },
             FrameOp::StatFs => NodeRequest::StatFs { volume: take_volume(&mut take)? },
             FrameOp::Info => NodeRequest::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
+            FrameOp::Write => NodeRequest::Write(WriteRequest::take(&mut take)?),
             FrameOp::Unknown(op) => return Ok(NodeRequest::Unknown { op, body }),
         };
         take.expect_end()?;
@@ -384,12 +412,16 @@ impl fmt::Display for NodeRequest<'_> {
             NodeRequest::Weigh { weight } => write!(f, "a share of {weight}"),
             NodeRequest::Rules { .. } => f.write_str("rules for folders"),
             NodeRequest::Classify { parts, .. } => write!(f, "classification of {} ranges", parts.iter().count()),
+            NodeRequest::Write(write) => match write.call.path() {
+                Some(path) => write!(f, "{} of {}", write.call.name(), name(path)),
+                None => f.write_str(write.call.name()),
+            },
             NodeRequest::Unknown { op, .. } => write!(f, "operation {op}"),
         }
     }
 }
 
-fn take_volume(take: &mut ByteCursor<'_>) -> Result<VolumeId, FrameError> {
+pub(crate) fn take_volume(take: &mut ByteCursor<'_>) -> Result<VolumeId, FrameError> {
     take.take_u32("a volume").map(VolumeId)
 }
 
@@ -420,7 +452,7 @@ fn take_object_id(take: &mut ByteCursor<'_>) -> Result<Option<u128>, FrameError>
     }
 }
 
-fn take_switch(take: &mut ByteCursor<'_>, what: &'static str) -> Result<bool, FrameError> {
+pub(crate) fn take_switch(take: &mut ByteCursor<'_>, what: &'static str) -> Result<bool, FrameError> {
     match take.take_u8(what)? {
         0 => Ok(false),
         1 => Ok(true),

@@ -3,11 +3,16 @@
 use proptest::prelude::*;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, FRAME_ALIGN, FrameError, FrameFlags, FrameHeader, FrameOp,
-    HEADER_LEN, HelloRequest, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, NONCE_LEN, NodeRequest, ObjectRange, PROOF_LEN,
-    RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadFlags, ReadRequest, TokenProof, VolumeId, WelcomeAnswer,
-    check_path, decode_error, encode_error_message, frame_padding,
+    HEADER_LEN, HelloRequest, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE, NONCE_LEN, NodeRequest, ObjectRange,
+    PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadFlags, ReadRequest, TokenProof, VolumeId,
+    WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path, decode_error, encode_error_message,
+    frame_padding,
 };
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
+use spurline_volume::writes::{
+    AttrChange, Caller, Change, DirectoryRename, FileIdentity, FileTime, ListedName, LockConflict, LockFamily,
+    LockKind, LockRange, LockScope, NamePath, NewTime, NodeAttr, NodePath, OpId, SourceSpace, WriteCapabilities,
+};
 use std::time::{Duration, UNIX_EPOCH};
 
 fn name() -> impl Strategy<Value = Vec<u8>> {
@@ -133,6 +138,106 @@ proptest! {
     }
 
     #[test]
+    fn requests_for_writable_volumes_round_trip(
+        id: u64, volume: u32, path in path(), name in name(), (device, inode, born) in any::<(u64, u64, i128)>(), number: u32,
+        long: u64, groups in prop::collection::vec(any::<u32>(), 0..40), (yes, again, marked) in any::<(bool, bool, bool)>(),
+        secs in 0u64..1 << 40, nanos in 0u32..1_000_000_000,
+    ) {
+        let identity = FileIdentity { device, inode, born };
+        let node = NodePath { path: &path, expected: yes.then_some(identity) };
+        let at = NamePath { directory: node, name: &name };
+        let time = NewTime::At(FileTime { seconds: secs as i64, nanos });
+        let some = |n| (n % 2 == 0).then_some(n);
+        let set = AttrChange {
+            mode: some(number), uid: some(number / 2), gid: some(number / 4), size: yes.then_some(long),
+            atime: again.then_some(time), mtime: Some(NewTime::Now),
+        };
+        let (file, offset, len, flags, mode) = (id, long, !long, number, !number);
+        let range = LockRange { start: long, end: id };
+        let changes = [
+            Change::Mkdir { at, mode }, Change::Mknod { at, mode, rdev: long }, Change::Symlink { at, target: &name },
+            Change::Link { from: node, to: at }, Change::Unlink { at }, Change::Rmdir { at },
+            Change::Rename { from: at, to: at, flags }, Change::SetAttr { of: node, set },
+            Change::SetXattr { of: node, name: &name, value: &[], flags }, Change::RemoveXattr { of: node, name: &name },
+        ];
+        let calls = [
+            WriteCall::Capabilities, WriteCall::Space, WriteCall::SyncAll, WriteCall::Renew, WriteCall::Stat(node),
+            WriteCall::Lookup(at), WriteCall::ReadLink(node), WriteCall::Access(node, mode),
+            WriteCall::GetXattr(node, &name), WriteCall::ListXattr(node), WriteCall::Open { at: node, flags, file },
+            WriteCall::Create { at, flags, mode, file }, WriteCall::CreateUnnamed { directory: node, flags, mode, file },
+            WriteCall::LinkOpen { file, to: at }, WriteCall::OpenDirectory { at: node, file },
+            WriteCall::Read { file, offset, len: number }, WriteCall::Write { file, offset, lose_privileges: yes },
+            WriteCall::Allocate { file, mode, offset, len },
+            WriteCall::CopyRange { file, offset, to: !file, to_offset: len, len }, WriteCall::Seek { file, offset, whence: 3 },
+            WriteCall::Sync { file, data_only: yes }, WriteCall::Flush { file }, WriteCall::StatOpen { file },
+            WriteCall::SetAttrOpen { file, set }, WriteCall::TestLock { file, owner: len, range, kind: LockKind::Read },
+            WriteCall::SetLock { file, family: LockFamily::Flock, owner: len, range, kind: LockKind::Unlock },
+            WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
+            WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { file }, WriteCall::Reopen { of: long, flags, file },
+        ];
+        let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22 });
+        let sent = WireCaller::new(&caller, &mut scratch);
+        prop_assert_eq!(&sent.to_caller(), &caller);
+        let op = OpId { session: long, number: id };
+        for call in calls.into_iter().chain(changes.map(WriteCall::Change)) {
+            let known = [yes.then_some(identity), again.then_some(identity)];
+            let write = WriteRequest {
+                volume: VolumeId(volume), op, answered: len, again, marked, known, caller: sent, call, payload: &[],
+            };
+            round_trip(NodeRequest::Write(write), id);
+            // Only calls with bytes accept a payload, and the frame announces its length.
+            let with = NodeRequest::Write(write).with_payload(&name);
+            let takes = matches!(call, WriteCall::Write { .. } | WriteCall::Change(Change::SetXattr { .. }));
+            prop_assert_eq!(with.is_ok(), takes);
+            if let Ok(with) = with {
+                let mut frame = Vec::new();
+                with.encode(id, &mut frame).unwrap();
+                let header = FrameHeader::decode(frame.first_chunk().unwrap()).unwrap();
+                prop_assert_eq!((header.payload_len as usize, with.payload()), (name.len(), &name[..]));
+                if let NodeRequest::Write(WriteRequest { call: WriteCall::Change(Change::SetXattr { value, .. }), .. }) = with {
+                    prop_assert_eq!(value, &name[..]);
+                }
+            }
+        }
+        prop_assert!(NodeRequest::Ping.with_payload(&name).is_err());
+    }
+
+    #[test]
+    fn answers_of_writable_volumes_round_trip(
+        name in name(), identity in any::<(u64, u64, i128)>(), n: [u32; 5], long: [u64; 7], bits: [bool; 10], text in ".{0,40}",
+        secs in 0u64..1 << 40, nanos in 0u32..1_000_000_000, code in 1u16..,
+    ) {
+        let time = |more| FileTime { seconds: -(secs as i64) + more, nanos };
+        let attr = NodeAttr {
+            identity: FileIdentity { device: identity.0, inode: identity.1, born: identity.2 },
+            mode: n[0], nlink: n[1], uid: n[2], gid: n[3], rdev: long[0], size: long[1], blocks: long[2], blksize: n[4],
+            atime: time(0), mtime: time(1), ctime: time(2),
+        };
+        let listed = |attr| ListedName { name: name.clone(), file_type: n[0], inode: long[0], next: long[1], attr };
+        let conflict = LockConflict { kind: LockKind::Write, range: LockRange { start: long[0], end: long[1] }, pid: n[0] };
+        let rename_directory = [DirectoryRename::Atomic, DirectoryRename::EachUpTo(long[0]), DirectoryRename::No];
+        let locks = if bits[9] { LockScope::Source } else { LockScope::Mount };
+        for answer in [
+            WriteAnswer::Done, WriteAnswer::UnknownFile, WriteAnswer::Attr(attr),
+            WriteAnswer::Number(long[0]), WriteAnswer::Bytes(name.clone()), WriteAnswer::Unclear(text.clone()),
+            WriteAnswer::Names(vec![listed(Some(attr)), listed(None)]), WriteAnswer::Conflict(None),
+            WriteAnswer::Conflict(Some(conflict)), WriteAnswer::Failed(Error::new(ErrorKind::from_code(code), text.as_str())),
+            WriteAnswer::Space(SourceSpace {
+                block_size: long[0], blocks: long[1], blocks_free: long[2], blocks_available: long[3], files: long[4],
+                files_free: long[5], name_max: n[0],
+            }),
+        ] {
+            body_round_trip(&answer);
+        }
+        for rename_directory in rename_directory {
+            body_round_trip(&WriteAnswer::Capabilities(WriteCapabilities {
+                rename_directory, hard_links: bits[0], symlinks: bits[1], modes: bits[2], xattrs: bits[3], acls: bits[4],
+                random_write: bits[5], atomic_append: bits[6], locks, holes: bits[7], copy: bits[8],
+            }));
+        }
+    }
+
+    #[test]
     fn parts_round_trip(
         parts in prop::collection::vec((path(), ".{0,30}", any::<u64>(), any::<u64>(), any::<u64>()), 0..9), n: u64,
     ) {
@@ -229,6 +334,7 @@ fn arbitrary_bytes_never_panic() {
         let _ = WelcomeAnswer::decode(&bytes);
         let _ = CapacityAnswer::decode(&bytes);
         let _ = RangesDone::decode(&bytes);
+        let _ = WriteAnswer::decode(&bytes);
         decode_error(random() as u16, &bytes);
         if let Some(head) = bytes.first_chunk() {
             let _ = FrameHeader::decode(head);
@@ -252,6 +358,9 @@ fn limits_hold() {
     let request = FrameHeader::new_request(FrameOp::Read, 1, 0);
     assert!(request.new_answer(0, 0, MAX_PAYLOAD).is_ok() && request.new_answer(0, 0, MAX_PAYLOAD + 1).is_err());
     assert!(FrameHeader { payload_len: 1, ..request }.check_request().is_err());
+    let write = FrameHeader::new_request(FrameOp::Write, 1, 0);
+    assert!(FrameHeader { payload_len: MAX_WRITE as u32, ..write }.check_request().is_ok());
+    assert!(FrameHeader { payload_len: MAX_WRITE as u32 + 1, ..write }.check_request().is_err());
     assert!(FrameHeader { version: 0, ..request }.check_request().is_err());
     // A count of more entries than there are bytes does not make the decoder allocate for them.
     assert!(ListPage::decode(&[0xff, 0xff, 0xff, 0xff, 0]).is_err());
@@ -274,8 +383,8 @@ fn limits_hold() {
     }
     let hello =
         |min_version, max_version| HelloRequest { min_version, max_version, peer: "", source: "" }.negotiate_version();
-    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 9)), (Ok(3), Ok(3), Ok(3)));
-    assert!(hello(1, 2).is_err() && hello(4, 9).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
+    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 9)), (Ok(3), Ok(3), Ok(4)));
+    assert!(hello(1, 2).is_err() && hello(5, 9).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
 }
 
 #[test]

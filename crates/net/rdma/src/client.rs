@@ -159,6 +159,10 @@ impl RdmaChannel {
         body.clear();
         // A request that does not fit was never sent, so the channel stays usable.
         let refused = |e: Error| CallError::Answered(e);
+        if !request.payload().is_empty() {
+            let why = format!("{request}: requests with bytes go over TCP");
+            return Err(refused(Error::new(ErrorKind::Unsupported, why)));
+        }
         request.encode(id, &mut self.request).map_err(|e| refused(Error::new(ErrorKind::Invalid, e.to_string())))?;
         let call = ChannelCall {
             op: request.op(),

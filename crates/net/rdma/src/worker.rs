@@ -108,6 +108,9 @@ fn answer_request(
     let mut quick = false;
     let next = match assembly.whole_frame() {
         Err(error) => NextStep::Close(error),
+        Ok((header, _)) if header.payload_len > 0 => {
+            NextStep::Close(Error::new(ErrorKind::Protocol, "a request with bytes came over RDMA"))
+        }
         Ok((header, body)) => {
             let timeout = conn.send_patience(&shared.config, header.op == FrameOp::Hello);
             quick = matches!(header.op, FrameOp::Read | FrameOp::Ping) && region.len <= SLOT as u64;
@@ -116,7 +119,8 @@ fn answer_request(
             }
             let to = RdmaResponder::new(hand, session, &conn.memory, &header, region, conn.max_message, timeout);
             let mut to = to.near_node(conn.numa_node).with_announcements(conn.announces);
-            let next = dispatch_request(&conn.state, &header, body, &AdmissionGate(shared, &*shared.service), &mut to);
+            let gate = AdmissionGate(shared, &*shared.service);
+            let next = dispatch_request(&conn.state, &header, body, &[], &gate, &mut to);
             let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
             to.nearness.add_to(&shared.stats);
             shared.stats.rdma.write_bytes.add(sent);

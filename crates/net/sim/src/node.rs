@@ -26,7 +26,7 @@ pub enum AfterAnswer {
     Stall,
 }
 
-type PlayFn = dyn Fn(&FrameHeader, &[u8], &ConnState) -> (Vec<u8>, AfterAnswer) + Send + Sync;
+type PlayFn = dyn Fn(&FrameHeader, &[u8], &[u8], &ConnState) -> (Vec<u8>, AfterAnswer) + Send + Sync;
 
 /// A node in memory. Cheap to clone.
 #[derive(Clone)]
@@ -49,9 +49,10 @@ impl SimNode {
     /// A running node that answers by `service` and fails by `plan`.
     pub fn new(name: &str, service: Arc<dyn Service>, plan: Arc<FaultPlan>) -> Self {
         let served = Arc::clone(&service);
-        let play = move |header: &FrameHeader, body: &[u8], conn: &ConnState| {
+        let play = move |header: &FrameHeader, body: &[u8], payload: &[u8], conn: &ConnState| {
             let mut sink = MemorySink(Vec::new());
-            let next = dispatch_request(conn, header, body, &*served, &mut FrameResponder::new(&mut sink, header));
+            let mut to = FrameResponder::new(&mut sink, header);
+            let next = dispatch_request(conn, header, body, payload, &*served, &mut to);
             (sink.0, if next == NextStep::Continue { AfterAnswer::Continue } else { AfterAnswer::Close })
         };
         Self::build_node(name, Box::new(play), Some(service), plan)
@@ -63,7 +64,7 @@ impl SimNode {
         play: impl Fn(&FrameHeader) -> (Vec<u8>, AfterAnswer) + Send + Sync + 'static,
         plan: Arc<FaultPlan>,
     ) -> Self {
-        Self::build_node(name, Box::new(move |header, _, _| play(header)), None, plan)
+        Self::build_node(name, Box::new(move |header, _, _, _| play(header)), None, plan)
     }
 
     fn build_node(name: &str, play: Box<PlayFn>, service: Option<Arc<dyn Service>>, plan: Arc<FaultPlan>) -> Self {
@@ -188,7 +189,8 @@ impl SimChannel {
         let (head, sent_body) =
             frame.split_first_chunk::<HEADER_LEN>().ok_or_else(|| broken(ErrorKind::Invalid, "no header"))?;
         let header = FrameHeader::decode(head).map_err(|e| CallError::Broken(e.into()))?;
-        let (answer, mut after) = (self.node.play)(&header, &sent_body[..header.body_len as usize], &self.conn);
+        let sent_body = &sent_body[..header.body_len as usize];
+        let (answer, mut after) = (self.node.play)(&header, sent_body, request.payload(), &self.conn);
         let mut bytes = std::mem::take(&mut self.pending);
         bytes.extend_from_slice(&answer);
         match fault {

@@ -8,17 +8,17 @@ use crate::source_address::source_towards;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, recvmsg,
-    send, socket_with, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, bind,
+    connect, recv, recvmsg, sendmsg, socket_with, sockopt,
 };
-use spurline_proto::{FrameOp, MAX_REQUEST_BODY, NodeRequest};
+use spurline_proto::{FrameOp, NodeRequest, frame_padding};
 use spurline_transport::{
     ByteStream, CallAnswer, CallError, Channel, ChannelBreaker, ConnectionEndpoints, Connector, TransportKind,
     prove_token, receive_answer,
 };
 use spurline_trust::{TlsSession, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 /// The receive timeout that stays set on a socket. Only a nearer deadline sets a shorter one, so calls with deadlines
 /// further away cost no extra system call.
 const TICK: Duration = Duration::from_millis(500);
+/// Bytes of a request that are encrypted and sent at once.
+const SEALED_PIECE: usize = 256 << 10;
 /// Request buffers larger than this are released after the call.
 const MAX_KEPT_BUFFER: usize = 4 << 10;
 
@@ -263,7 +265,10 @@ impl TcpChannel {
         request
             .encode(id, &mut self.request)
             .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
-        self.stream.send_bytes(&self.request, deadline).map_err(CallError::Broken)?;
+        let payload = request.payload();
+        let parts = [&self.request, payload, frame_padding(payload.len())];
+        self.stream.send_bytes(parts, deadline).map_err(CallError::Broken)?;
+        self.stats.tcp.send_bytes.add(payload.len() as u64);
         if self.request.capacity() > MAX_KEPT_BUFFER {
             self.request = Vec::with_capacity(512);
         }
@@ -294,6 +299,8 @@ impl TcpChannel {
             }
             Err(CallError::Broken(error)) => {
                 self.broken = true;
+                // Bytes of a write that are still here must not arrive later: it is repeated elsewhere.
+                let _ = sockopt::set_socket_linger(&self.stream.socket, Some(Duration::ZERO));
                 // Closing at once also stops the node from sending the rest of its answer.
                 let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
                 Err(CallError::Broken(error.context(format_args!("{what} of {}", self.endpoints))))
@@ -364,7 +371,7 @@ impl ReaderStream {
         loop {
             let mut wire = Vec::new();
             end.sealed.flush_to(&mut wire).map_err(|e| Error::io("TLS", &e))?;
-            self.send_raw(&wire, deadline)?;
+            self.send_raw([&wire, &[], &[]], deadline)?;
             if !end.sealed.is_handshaking() {
                 break;
             }
@@ -377,7 +384,7 @@ impl ReaderStream {
                 // Report the reason to the node.
                 let mut alert = Vec::new();
                 let _ = end.sealed.flush_to(&mut alert);
-                let _ = self.send_raw(&alert, deadline);
+                let _ = self.send_raw([&alert, &[], &[]], deadline);
                 return Err(error);
             }
         }
@@ -386,31 +393,19 @@ impl ReaderStream {
         Ok(binding)
     }
 
-    fn send_bytes(&mut self, bytes: &[u8], deadline: Instant) -> Result<()> {
-        let Some(tls) = &mut self.tls else { return self.send_raw(bytes, deadline) };
-        let mut wire = Vec::with_capacity(bytes.len() + 64);
-        tls.sealed.seal_to(bytes, &mut wire).map_err(|e| Error::io("TLS", &e))?;
-        self.send_raw(&wire, deadline)
-    }
-
-    fn send_raw(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<()> {
-        const { assert!(MAX_REQUEST_BODY < 1 << 20) };
-        while !bytes.is_empty() {
-            match send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(n) => bytes = &bytes[n..],
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => match wait_ready(&self.socket, PollFlags::OUT, deadline) {
-                    Ok(()) => {}
-                    Err(Errno::AGAIN) => {
-                        let why = "the peer did not accept the request before the deadline";
-                        return Err(Error::new(ErrorKind::Timeout, why));
-                    }
-                    Err(e) => return Err(connection_lost(e)),
-                },
-                Err(e) => return Err(connection_lost(e)),
-            }
+    fn send_bytes(&mut self, parts: [&[u8]; 3], deadline: Instant) -> Result<()> {
+        let Some(tls) = &mut self.tls else { return self.send_raw(parts, deadline) };
+        let mut wire = Vec::new();
+        for chunk in parts.iter().flat_map(|part| part.chunks(SEALED_PIECE)) {
+            wire.clear();
+            tls.sealed.seal_to(chunk, &mut wire).map_err(|e| Error::io("TLS", &e))?;
+            send_all(&self.socket, [&wire, &[], &[]], deadline)?;
         }
         Ok(())
+    }
+
+    fn send_raw(&mut self, parts: [&[u8]; 3], deadline: Instant) -> Result<()> {
+        send_all(&self.socket, parts, deadline)
     }
 
     /// Sets the receive timeout for `deadline`; `None` when it has passed.
@@ -427,6 +422,31 @@ impl ReaderStream {
         }
         Some(Ok(()))
     }
+}
+
+/// Sends `parts` in order.
+fn send_all(socket: &OwnedFd, parts: [&[u8]; 3], deadline: Instant) -> Result<()> {
+    let mut slices = parts.map(IoSlice::new);
+    let mut left = &mut slices[..];
+    // Leading empty parts count as sent.
+    IoSlice::advance_slices(&mut left, 0);
+    while !left.is_empty() {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match sendmsg(socket, left, &mut SendAncillaryBuffer::default(), flags) {
+            Ok(n) => IoSlice::advance_slices(&mut left, n),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => match wait_ready(socket, PollFlags::OUT, deadline) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => {
+                    let why = "the peer did not accept the request before the deadline";
+                    return Err(Error::new(ErrorKind::Timeout, why));
+                }
+                Err(e) => return Err(connection_lost(e)),
+            },
+            Err(e) => return Err(connection_lost(e)),
+        }
+    }
+    Ok(())
 }
 
 impl ByteStream for ReaderStream {

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
+use spurline_mem::BufferPool;
 use spurline_proto::{FRAME_ALIGN, HEADER_LEN, MAX_REQUEST_BODY};
 use spurline_transport::{
     ConnState, ConnectionEndpoints, ConnectionSlots, PooledServer, ServeOutcome, Service, SlotHolder, SlotOffer,
@@ -31,7 +32,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const LONG_REQUEST: Duration = Duration::from_millis(250);
 
 /// Limits of a server.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ServerConfig {
     /// Limit of connections. One in eight is reserved for control connections, so that heartbeats are answered when
     /// all others are in use. A further connection takes the slot of the longest idle one; if none is idle, a
@@ -59,6 +60,8 @@ pub struct ServerConfig {
     /// Limit of connections before their handshake. A further one replaces the oldest of them, so that strangers
     /// can't lock peers out.
     pub max_pending_handshakes: usize,
+    /// Memory for the bytes of writes; without it, writes longer than a request end their connection.
+    pub payload_pool: Option<Arc<BufferPool>>,
 }
 
 impl Default for ServerConfig {
@@ -74,6 +77,7 @@ impl Default for ServerConfig {
             socket: SocketOptions::default(),
             trust: Trust::without_checks(),
             max_pending_handshakes: 1024,
+            payload_pool: None,
         }
     }
 }

@@ -4,8 +4,10 @@
 use crate::secure::{NodeEnd, ReceiveStop, tls_only};
 use crate::server::{PARKED, TcpConnection, TcpServerState};
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use spurline_mem::PoolBuf;
 use spurline_proto::{FrameError, FrameHeader, FrameOp, HEADER_LEN, frame_padding};
 use spurline_transport::{
     AdmissionGate, FrameResponder, FrameSink, NextStep, PooledServer as _, Responder as _, ServeOutcome, WorkerPool,
@@ -27,6 +29,9 @@ const FIRST_CPU_CHECK: u32 = 64;
 const TLS_HANDSHAKE: u8 = 0x16;
 /// Bytes of a file encrypted at once.
 const FILE_PIECE: usize = 256 << 10;
+/// Bytes received at once from a connection that writes: its next request and little of the bytes behind it, which then
+/// go directly into a buffer of their own.
+const WRITER_PIECE: usize = 2 << 10;
 /// Slices passed to one `sendmsg`.
 const MAX_SLICES: usize = 34;
 
@@ -48,17 +53,19 @@ pub(crate) fn serve_connection(
         begun = since;
     }
     let mut turn = 0u32;
+    let mut writes = false;
     // The event reported readable bytes, so the first receive does not wait.
     let mut wait = false;
     loop {
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        let until = if writes && filled < WRITER_PIECE { WRITER_PIECE } else { inbox.len() };
         let received = match &conn.tls {
             // Another thread has received it.
             _ if here > 0 => Ok(std::mem::take(&mut here)),
-            None => recv(&conn.socket, &mut inbox[filled..], flags).map(|(_, n)| n),
+            None => recv(&conn.socket, &mut inbox[filled..until], flags).map(|(_, n)| n),
             Some(tls) => {
                 let bind = |binding: &[u8]| conn.state.set_binding(binding);
-                let received = tls.lock().receive_plain(&conn.socket, &mut inbox[filled..], flags, &bind);
+                let received = tls.lock().receive_plain(&conn.socket, &mut inbox[filled..until], flags, &bind);
                 match received {
                     Ok(n) => Ok(n),
                     Err(ReceiveStop::Os(e)) => Err(e),
@@ -108,10 +115,24 @@ pub(crate) fn serve_connection(
                 return ServeOutcome::Deferred;
             }
             let body = frame[HEADER_LEN..].get(..body_len).unwrap_or_default();
-            if let NextStep::Close(error) = answer_request(shared, conn, &header, body) {
+            at += whole;
+            let payload_len = if conn.state.accepts_payload(&header) { header.payload_len as usize } else { 0 };
+            let on_wire = payload_len + frame_padding(payload_len).len();
+            let next = if let Some(payload) = inbox[at..filled].get(..on_wire) {
+                at += on_wire;
+                answer_request(shared, conn, &header, body, &payload[..payload_len])
+            } else {
+                let payload = match receive_payload(shared, conn, &inbox[at..filled], on_wire) {
+                    Ok(payload) => payload,
+                    Err(outcome) => return outcome,
+                };
+                at = filled;
+                answer_request(shared, conn, &header, body, &payload[..payload_len])
+            };
+            writes = payload_len > 0;
+            if let NextStep::Close(error) = next {
                 return ServeOutcome::Failed(error);
             }
-            at += whole;
             turn = turn.saturating_add(1);
             if turn.is_multiple_of(REQUESTS_PER_TURN) {
                 shared.worker_pool().renew_permit();
@@ -146,6 +167,71 @@ pub(crate) fn serve_connection(
     }
 }
 
+/// Receives the bytes behind a request into a buffer of the budget; `here` is their start.
+fn receive_payload(
+    shared: &TcpServerState,
+    conn: &TcpConnection,
+    here: &[u8],
+    len: usize,
+) -> std::result::Result<PoolBuf, ServeOutcome> {
+    let failed = |error: Error| ServeOutcome::Failed(error.context("receiving the bytes of a write"));
+    let deadline = Instant::now() + shared.config.request_timeout;
+    let Some(pool) = &shared.config.payload_pool else {
+        return Err(failed(Error::new(ErrorKind::Unsupported, "this server has no memory for them")));
+    };
+    // Neither the memory nor the bytes have to be there, and other requests are answered meanwhile.
+    let mut buffer = match pool.try_alloc(len) {
+        Some(buffer) => buffer,
+        None => {
+            shared.worker_pool().release_permit();
+            pool.alloc(len, deadline).map_err(failed)?
+        }
+    };
+    buffer[..here.len()].copy_from_slice(here);
+    let mut got = here.len();
+    let mut flags = RecvFlags::DONTWAIT;
+    while got < len {
+        let received = match &conn.tls {
+            None => recv(&conn.socket, &mut buffer[got..len], flags).map(|(_, n)| n),
+            Some(tls) => match tls.lock().receive_plain(&conn.socket, &mut buffer[got..len], flags, &|_| {}) {
+                Ok(n) => Ok(n),
+                Err(ReceiveStop::Os(e)) => Err(e),
+                Err(ReceiveStop::Tls(error)) => return Err(refuse_tls(shared, conn, &error)),
+                Err(ReceiveStop::Plain(begin)) => return Err(refuse_plain(shared, conn, &begin)),
+            },
+        };
+        match received {
+            Ok(0) => {
+                let why = format!("the reader closed the connection after {got} of {len} bytes");
+                return Err(failed(Error::new(ErrorKind::Protocol, why)));
+            }
+            Ok(n) => got += n,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if Instant::now() >= deadline || shared.worker_pool().stopping() => {
+                let why = format!("{got} of {len} bytes came within {:?}", shared.config.request_timeout);
+                return Err(failed(Error::new(ErrorKind::Timeout, why)));
+            }
+            Err(Errno::AGAIN) => {
+                if flags == RecvFlags::DONTWAIT {
+                    shared.worker_pool().release_permit();
+                }
+                flags = RecvFlags::WAITALL;
+            }
+            Err(e) => return Err(failed(Error::io("the connection failed", &e.into()))),
+        }
+    }
+    Ok(buffer)
+}
+
+/// Whether the reader closed the connection. Its request then was sent to another node, and must not be executed here
+/// any more: this process may have been stopped since it arrived.
+fn has_hung_up(socket: &TcpStream) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    matches!(poll(&mut fds, Some(&at_once)), Ok(1..)) && fds[0].revents().intersects(gone)
+}
+
 /// Moves this thread once to the CPU where the connection's packets arrive. Two busy pairs of threads placed crosswise
 /// look balanced to the kernel and stay that way, and each of their requests wakes the other CPU twice.
 fn move_to_reader_cpu(socket: &TcpStream) {
@@ -162,12 +248,24 @@ fn park_connection(shared: &TcpServerState, conn: &TcpConnection) -> ServeOutcom
     }
 }
 
-fn answer_request(shared: &TcpServerState, conn: &TcpConnection, header: &FrameHeader, body: &[u8]) -> NextStep {
+fn answer_request(
+    shared: &TcpServerState,
+    conn: &TcpConnection,
+    header: &FrameHeader,
+    body: &[u8],
+    payload: &[u8],
+) -> NextStep {
+    if header.op == FrameOp::Write && has_hung_up(&conn.socket) {
+        let why = "the reader closed the connection before its request was executed";
+        return NextStep::Close(Error::new(ErrorKind::Unavailable, why));
+    }
+    shared.stats.tcp.recv_bytes.add(payload.len() as u64);
     let timeout = shared.config.send_timeout;
     let crew = Some(shared.worker_pool());
     let mut sink = SocketSink { socket: &conn.socket, tls: conn.tls.as_ref(), crew, timeout, deadline: None };
     let mut responder = FrameResponder::new(&mut sink, header);
-    let next = dispatch_request(&conn.state, header, body, &AdmissionGate(shared, &*shared.service), &mut responder);
+    let gate = AdmissionGate(shared, &*shared.service);
+    let next = dispatch_request(&conn.state, header, body, payload, &gate, &mut responder);
     let sent = responder.sent() as u64;
     shared.stats.tcp.send_bytes.add(sent);
     next

@@ -1,5 +1,6 @@
 //! The suite of every transport, on TCP over loopback: IPv4 and IPv6.
 
+use spurline_mem::BufferPool;
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_proto::{FrameHeader, HEADER_LEN, frame_padding};
 use spurline_transport::conformance::{PeerScript, ScriptEnd, TestPeer, TransportRig, run_suite};
@@ -61,7 +62,8 @@ impl TestPeer for Played {
 impl TransportRig for Tcp {
     fn serve_with(&self, service: Arc<dyn Service>) -> Box<dyn TestPeer> {
         let addr = self.0.parse().unwrap();
-        let config = ServerConfig { trust: trust(self.1), ..ServerConfig::default() };
+        let pool = BufferPool::new(32 << 20, 4 << 20).unwrap();
+        let config = ServerConfig { trust: trust(self.1), payload_pool: Some(pool), ..ServerConfig::default() };
         let server = TcpServer::bind(&[addr], service, config, Arc::new(Stats::default())).unwrap();
         let addr = server.local_addrs()[0];
         Box::new(Served(Some(server), addr, self.1))

@@ -1,12 +1,16 @@
 //! The test suite that every transport must pass, run by each transport's own tests. It knows a transport only as a
 //! [`TransportRig`].
 
-use crate::{CallError, Channel, ConnState, Connector, Responder, Service, call_decoded, perform_handshake};
+use crate::{
+    CallError, Channel, ConnState, Connector, Responder, Service, TransportKind, call_decoded, perform_handshake,
+};
 use spurline_proto::{
     AnswerBody as _, FrameHeader, FrameOp, HEADER_LEN, HelloRequest, MAX_REQUEST_BODY, MAX_VERSION, NodeRequest,
     ReadFlags, ReadRequest, frame_padding,
 };
-use spurline_proto::{CapacityAnswer, VolumeId, WelcomeAnswer};
+use spurline_proto::{
+    CapacityAnswer, MAX_WRITE, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest,
+};
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Result, Version};
 use std::fs::File;
 use std::io::Write as _;
@@ -53,6 +57,7 @@ pub const CASES: &[ConformanceCase] = &[
     ("handshake first", greeting_first),
     ("every operation is answered", every_operation),
     ("payloads of all lengths and ways", all_payloads),
+    ("requests with payloads of all lengths", request_payloads),
     ("a destination that is too short", short_destination),
     ("errors are answers", errors_are_answers),
     ("a service that breaks its promise", broken_promises),
@@ -168,6 +173,7 @@ impl Service for TestService {
                 let bytes = &test_data()[start..DATA_LEN.min(start + len as usize)];
                 return self.answer_read(path, offset, bytes, to);
             }
+            NodeRequest::Write(write) => WriteAnswer::Number(checksum(write.payload)).encode(&mut body),
             _ => return Err(Error::new(ErrorKind::Unsupported, "not here")),
         }
         to.send_data(&body, &[])
@@ -348,6 +354,39 @@ fn all_payloads(rig: &dyn TransportRig) {
             .call(&read_request(way, DATA_LEN as u64 - 5, 100), &mut body, &mut dst, &mut |_| {}, far_deadline())
             .unwrap();
         assert_eq!(answer.payload_len, 5);
+    }
+}
+
+/// A number that depends on all bytes and their order.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(bytes.len() as u64, |sum, byte| sum.rotate_left(5) ^ u64::from(*byte))
+}
+
+fn request_payloads(rig: &dyn TransportRig) {
+    let peer = rig.serve_with(TestService::new());
+    let mut channel = connect_channel(&*peer);
+    let mut body = Vec::new();
+    for len in [0, 1, 63, 64, 65, 1900, 2048, 4096, 65_535, 65_536, 70_000, 1 << 20, MAX_WRITE - 1, MAX_WRITE] {
+        let payload = &test_data()[len % 777..][..len];
+        let write = WriteRequest {
+            volume: VolumeId(1),
+            op: spurline_volume::writes::OpId { session: 1, number: 2 },
+            answered: 0,
+            again: false,
+            marked: false,
+            known: [None; 2],
+            caller: WireCaller::default(),
+            call: WriteCall::Write { file: 1, offset: 2, lose_privileges: false },
+            payload,
+        };
+        let sent = call_decoded(&mut *channel, &NodeRequest::Write(write), &mut body, far_deadline());
+        if channel.endpoints().kind == TransportKind::Rdma && len > 0 {
+            // Writes go over TCP.
+            assert_eq!(sent.map_err(|e| (e.is_broken(), e.error().kind())), Err((false, ErrorKind::Unsupported)));
+        } else {
+            assert_eq!(sent, Ok(WriteAnswer::Number(checksum(payload))), "{len} bytes");
+        }
+        send_ping(&mut *channel).unwrap();
     }
 }
 

@@ -73,6 +73,10 @@ impl ConnState {
     pub fn endpoints(&self) -> &ConnectionEndpoints {
         &self.endpoints
     }
+    /// Whether a request on it may have a payload: a peer before its handshake sends none.
+    pub fn accepts_payload(&self, header: &FrameHeader) -> bool {
+        self.peer_name.get().is_some() && header.check_request().is_ok()
+    }
     /// The transport.
     pub fn kind(&self) -> TransportKind {
         self.endpoints.kind
@@ -192,10 +196,13 @@ pub enum NextStep {
 
 /// Answers one request of a connection: checks the header, enforces the handshake first, answers requests that need
 /// no service, and ensures that every request gets an answer or ends its connection.
+///
+/// `payload` holds the bytes that followed the frame, as many as the header announces.
 pub fn dispatch_request(
     conn: &ConnState,
     header: &FrameHeader,
     body: &[u8],
+    payload: &[u8],
     service: &dyn Service,
     responder: &mut dyn Responder,
 ) -> NextStep {
@@ -223,7 +230,7 @@ pub fn dispatch_request(
             }
         }
     }
-    let answered = match NodeRequest::decode(header.op, body) {
+    let answered = match NodeRequest::decode(header.op, body).and_then(|request| request.with_payload(payload)) {
         // Before the handshake there is no second attempt.
         Err(e) if conn.peer_name().is_none() => return refuse(e.into(), responder),
         Err(e) => Err(Error::new(ErrorKind::Invalid, e.to_string())),

@@ -2,7 +2,7 @@
 //! machine (processors, memory, root) come from [`HostLimits`], and globs are matched against the file system.
 
 use crate::budget::{BudgetDemand, MemoryBudget};
-use crate::fuse::{self, FuseConfig};
+use crate::fuse::{self, FuseConfig, WritesConfig};
 use crate::host::HostLimits;
 use crate::raw::{RawCache, RawCoordinator, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawVolume};
 use crate::trust::TrustConfig;
@@ -84,6 +84,8 @@ pub struct NodeConfig {
     pub cache: CacheConfig,
     /// Access to the origins.
     pub under: OriginConfig,
+    /// Set for a node that takes changes.
+    pub writes: Option<WritesConfig>,
     /// Listening addresses and protocols.
     pub net: NetConfig,
     /// Authentication and encryption.
@@ -305,11 +307,29 @@ fn check_writable(volume: &RawVolume) -> Result<(), Fault> {
             "leave --rw out, or mount a directory",
         ));
     }
-    match &volume.group.registry {
-        None => Ok(()),
-        Some(registry) => Err(Fault::usage(
-            format!("--rw does not go with --registry {registry}: this version changes a directory only without nodes"),
-            "leave --registry out on a machine that has the directory, or leave --rw out",
+    Ok(())
+}
+
+/// Checks that the sources of a node that takes changes can be changed.
+fn check_node_writes(
+    writable: bool,
+    squash: Option<(u32, u32)>,
+    sources: &[SourceUrl],
+) -> Result<Option<WritesConfig>, Fault> {
+    if !writable {
+        return match squash {
+            None => Ok(None),
+            Some(_) => Err(Fault::usage(
+                "--squash has no effect on a node that takes no changes",
+                "give --writable too, or leave it out",
+            )),
+        };
+    }
+    match sources.iter().find(|source| source.scheme() != "file") {
+        None => Ok(Some(WritesConfig { squash })),
+        Some(source) => Err(Fault::usage(
+            format!("--writable: {source} is not a directory, and only directories can be changed"),
+            "leave --writable out, or serve that source from another node",
         )),
     }
 }
@@ -342,6 +362,7 @@ impl RawNode {
                         move: give --name, or a fixed --group-port";
             warnings.push(text.to_owned());
         }
+        let writes = check_node_writes(self.writable, self.squash, &sources)?;
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
         let budget =
@@ -355,6 +376,7 @@ impl RawNode {
             warnings.push(text.to_owned());
         }
         Ok(NodeConfig {
+            writes,
             sources,
             weight: self.weight,
             name: self.name,

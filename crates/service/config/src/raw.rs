@@ -89,6 +89,10 @@ pub struct RawNode {
     pub name: Option<String>,
     /// Accept settings that place blocks elsewhere than before.
     pub yes: bool,
+    /// Take changes.
+    pub writable: bool,
+    /// User and group of all changes; `None` for those of the calling processes.
+    pub squash: Option<(u32, u32)>,
     /// The cache group.
     pub group: RawGroup,
     /// Fixed TCP port, or 0.
@@ -121,6 +125,8 @@ impl RawNode {
             weight: 100,
             name: None,
             yes: false,
+            writable: false,
+            squash: None,
             group: RawGroup::default(),
             group_port: 0,
             rdma_port: 0,

@@ -88,7 +88,12 @@ impl PreparedMount {
             // Only now: opening the volume reports a source that hangs.
             check_outside_source(&config, &mountpoint)?;
         }
-        let writes = config.fuse.writes.as_ref().map(|writes| open_writes(&config, writes)).transpose()?;
+        let writes = config
+            .fuse
+            .writes
+            .as_ref()
+            .map(|writes| open_writes(&config, writes, volume.remote.as_deref()))
+            .transpose()?;
         if let Some(writes) = &writes {
             check_users(&config, &options, writes)?;
         }

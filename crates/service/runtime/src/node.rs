@@ -3,6 +3,7 @@
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::group::NodeGroup;
+use crate::writes::open_node_writes;
 use crate::{group, limits, rails, settings, setup};
 use serde_json::{Value, json};
 use spurline_cache::CacheContext;
@@ -97,6 +98,15 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         setup::open_under(source, &within, &under_config, metadata_limits, &under_stats, &in_common)
     });
     let node = CacheNode::new(&name, Arc::clone(&shared), sources.clone(), open);
+    if let Some(writes) = config.writes {
+        // A source that can't be changed is an error at the start.
+        for source in &sources {
+            open_node_writes(source, &writes)?;
+        }
+        node.accept_writes(Box::new(move |source| Ok(open_node_writes(source, &writes)?)));
+        expire_sessions(&node)?;
+        tracing::info!("changes are taken from mounts with --rw");
+    }
     node.set_placement_rule(PLACEMENT_RULE);
     let workers = (config.budget.serve_slots as usize).max(16);
     // Rails come first: the handshake over TCP lists them.
@@ -118,6 +128,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         max_workers: workers,
         socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
         trust: Arc::clone(&trust),
+        payload_pool: Some(Arc::clone(&pool)),
         ..ServerConfig::default()
     };
     let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
@@ -163,6 +174,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
                     "sources": sources,
                     "volumes": node.volumes().iter().map(|v| v.source().to_owned()).collect::<Vec<_>>(),
                     "block_size": block_size,
+                    "writes": node.writes_json(),
                     "disks": setup::disk_status(store.as_deref()),
                 })
             })
@@ -253,6 +265,21 @@ impl RunningNode {
         }
         drop(self.admin);
     }
+}
+
+/// Ends the sessions of mounts that are gone, while the node runs.
+fn expire_sessions(node: &Arc<CacheNode>) -> Result<(), Fault> {
+    const INTERVAL: Duration = Duration::from_secs(10);
+    let node = Arc::downgrade(node);
+    let run = move || {
+        while let Some(node) = node.upgrade() {
+            node.expire_write_sessions();
+            drop(node);
+            std::thread::sleep(INTERVAL);
+        }
+    };
+    let spawned = std::thread::Builder::new().name("write-sessions".into()).spawn(run);
+    spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e).into())
 }
 
 /// How cache disks are read. Data sent over rails leaves from registered memory, never from a file: splice would only

@@ -1,0 +1,224 @@
+//! Writable mounts through nodes: what one mount has closed the other reads, whichever node serves it, and a node that
+//! is killed costs a pause.
+
+use crate::common::*;
+use rustix::process::Signal;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nodes over one directory.
+struct Group {
+    world: World,
+    source: PathBuf,
+    nodes: Vec<Node>,
+}
+
+impl Group {
+    fn start(count: usize) -> Option<Group> {
+        if !can_mount() {
+            return None;
+        }
+        let world = World::new();
+        let source = world.dir("source");
+        for path in [&world.path(""), &source] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut group = Group { world, source, nodes: Vec::new() };
+        for n in 0..count {
+            let node = group.node(n, 0);
+            group.nodes.push(node);
+        }
+        Some(group)
+    }
+
+    fn node(&self, n: usize, port: u16) -> Node {
+        let cache = self.world.dir(&format!("node-cache-{n}"));
+        let source = self.source.to_str().unwrap();
+        let port = port.to_string();
+        let words = ["node", "--writable", "--source", source, "--group-port", &port, "--cache-dir"];
+        let mut command = self.world.command(&words);
+        self.world.node_with(command.arg(cache))
+    }
+
+    /// A mount whose list of nodes begins with the one at `first`.
+    fn mount(&self, name: &str, first: usize, more: &[&str]) -> Mount {
+        let at = self.world.dir(name);
+        let mut nodes: Vec<&str> = self.nodes.iter().map(|node| node.address.as_str()).collect();
+        nodes.rotate_left(first);
+        let (source, registry) = (self.source.to_str().unwrap(), format!("static:{}", nodes.join(",")));
+        let mut command = self.world.command(&["mount", source, at.to_str().unwrap(), "--rw", "--registry", &registry]);
+        self.world.mount_at(command.args(["-o", "allow_other"]).args(more), &at)
+    }
+}
+
+#[test]
+fn what_one_mount_has_closed_another_reads() {
+    let Some(group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    fs::create_dir_all(one.path("a/b")).unwrap();
+    let long = bytes(1, 5 * MIB + 77);
+    for round in 0..8u64 {
+        let path = format!("a/b/f{}", round % 3);
+        let text = bytes(round, 200_000 + round as usize);
+        fs::write(one.path(&path), &text).unwrap();
+        assert!(fs::read(two.path(&path)).unwrap() == text, "{path} in round {round}");
+        // And the other way, in place.
+        let file = OpenOptions::new().write(true).open(two.path(&path)).unwrap();
+        file.write_all_at(b"changed", 1000).unwrap();
+        file.sync_all().unwrap();
+        let seen = fs::read(one.path(&path)).unwrap();
+        assert!(seen[1000..1007] == *b"changed" && seen.len() == text.len(), "{path} in round {round}");
+    }
+    fs::write(one.path("long"), &long).unwrap();
+    assert!(fs::read(two.path("long")).unwrap() == long && fs::read(group.source.join("long")).unwrap() == long);
+    // A directory is renamed with an open file in it, and an open file is removed.
+    let mut open = OpenOptions::new().read(true).write(true).open(one.path("a/b/f0")).unwrap();
+    fs::rename(one.path("a"), one.path("z")).unwrap();
+    open.write_all(b"renamed").unwrap();
+    assert_eq!(&fs::read(one.path("z/b/f0")).unwrap()[..7], b"renamed");
+    fs::hard_link(one.path("z/b/f0"), one.path("link")).unwrap();
+    assert_eq!(fs::metadata(one.path("link")).unwrap().nlink(), 2);
+    fs::remove_file(one.path("z/b/f0")).unwrap();
+    fs::remove_file(one.path("link")).unwrap();
+    open.rewind().unwrap();
+    let mut text = [0; 7];
+    open.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"renamed");
+    // Records of two mounts never overwrite each other.
+    let append = |mount: &Mount| OpenOptions::new().append(true).create(true).open(mount.path("log")).unwrap();
+    let (mut first, mut second) = (append(&one), append(&two));
+    for _ in 0..100 {
+        first.write_all(b"one\n").unwrap();
+        second.write_all(b"second\n").unwrap();
+    }
+    drop((first, second));
+    let log = fs::read_to_string(group.source.join("log")).unwrap();
+    assert_eq!((log.matches("one\n").count(), log.matches("second\n").count(), log.len()), (100, 100, 1100));
+    fs::set_permissions(one.path("long"), fs::Permissions::from_mode(0o640)).unwrap();
+    assert_eq!(fs::metadata(group.source.join("long")).unwrap().mode() & 0o777, 0o640);
+    drop(open);
+    one.unmount();
+    two.unmount();
+}
+
+/// Writers go on while a node is killed, stopped and started again: no error, no wrong byte, nothing twice.
+#[test]
+fn a_lost_node_costs_writers_a_pause() {
+    let Some(mut group) = Group::start(2) else { return };
+    let mount = group.mount("mnt", 0, &["--peer-silence", "1s"]);
+    let (stop, steps) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 3]);
+    let longest = AtomicU64::new(0);
+    let timed = |step: &AtomicU64, job: &mut dyn FnMut()| {
+        let start = Instant::now();
+        job();
+        longest.fetch_max(start.elapsed().as_millis() as u64, Ordering::Relaxed);
+        step.fetch_add(1, Ordering::Release);
+    };
+    let block = bytes(9, 256 << 10);
+    let (blocks, lines, names) = std::thread::scope(|scope| {
+        let blocks = scope.spawn(|| {
+            let file = File::create(mount.path("blocks")).unwrap();
+            let mut done = 0u64;
+            while !stop.load(Ordering::Acquire) {
+                timed(&steps[0], &mut || {
+                    file.write_all_at(&block, done % 64 * block.len() as u64).unwrap();
+                    if done % 16 == 15 {
+                        file.sync_all().unwrap();
+                    }
+                });
+                done += 1;
+            }
+            file.sync_all().unwrap();
+            done
+        });
+        let lines = scope.spawn(|| {
+            let mut file = OpenOptions::new().append(true).create(true).open(mount.path("lines")).unwrap();
+            let mut done = 0u64;
+            while !stop.load(Ordering::Acquire) {
+                timed(&steps[1], &mut || file.write_all(format!("line {done}\n").as_bytes()).unwrap());
+                done += 1;
+            }
+            done
+        });
+        let names = scope.spawn(|| {
+            let mut done = 0u64;
+            while !stop.load(Ordering::Acquire) {
+                timed(&steps[2], &mut || {
+                    let (a, b) = (mount.path(format!("a{done}")), mount.path(format!("b{done}")));
+                    fs::write(&a, "x").unwrap();
+                    fs::rename(&a, &b).unwrap();
+                    if done.is_multiple_of(2) {
+                        fs::remove_file(&b).unwrap();
+                    }
+                });
+                done += 1;
+            }
+            done
+        });
+        let ended = || blocks.is_finished() || lines.is_finished() || names.is_finished();
+        let go_on = |more: u64| {
+            let deadline = Instant::now() + PATIENCE;
+            let until: Vec<u64> = steps.iter().map(|step| step.load(Ordering::Acquire) + more).collect();
+            while !steps.iter().zip(&until).all(|(step, until)| step.load(Ordering::Acquire) >= *until) {
+                assert!(Instant::now() < deadline && !ended(), "writers do not go on");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let script = std::panic::AssertUnwindSafe(|| {
+            go_on(20);
+            for n in [0, 1, 0] {
+                group.nodes[n].process.kill();
+                go_on(20);
+                let port = group.nodes[n].port();
+                group.nodes[n] = group.node(n, port);
+                go_on(20);
+                println!("node {n} killed: longest operation {} ms", longest.swap(0, Ordering::Relaxed));
+            }
+            for n in [1, 0] {
+                group.nodes[n].process.signal(Signal::STOP);
+                go_on(20);
+                group.nodes[n].process.signal(Signal::CONT);
+                go_on(20);
+                println!("node {n} stopped: longest operation {} ms", longest.swap(0, Ordering::Relaxed));
+            }
+        });
+        let outcome = std::panic::catch_unwind(script);
+        stop.store(true, Ordering::Release);
+        let done = (blocks.join(), lines.join(), names.join());
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (done.0.unwrap(), done.1.unwrap(), done.2.unwrap())
+    });
+    assert!(blocks >= 64, "{blocks} blocks");
+    assert!(fs::read(group.source.join("blocks")).unwrap() == block.repeat(64));
+    let wanted: String = (0..lines).map(|n| format!("line {n}\n")).collect();
+    assert!(fs::read_to_string(group.source.join("lines")).unwrap() == wanted);
+    for n in 0..names {
+        let there = (group.source.join(format!("a{n}")).exists(), group.source.join(format!("b{n}")).exists());
+        assert_eq!(there, (false, n % 2 == 1), "{n} of {names}");
+    }
+    mount.unmount();
+}
+
+#[test]
+fn a_node_without_writable_is_named() {
+    let Some(mut group) = Group::start(0) else { return };
+    let source = group.source.to_str().unwrap().to_owned();
+    let node = group.world.node(&[&source], 0, &[]);
+    let at = group.world.dir("mnt");
+    let registry = format!("static:{}", node.address);
+    let out = group.world.run(&["mount", &source, at.to_str().unwrap(), "--rw", "--registry", &registry]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && said.contains("takes no changes") && said.contains("--writable"), "{said}");
+    group.nodes.push(node);
+    // A bucket, and a squash without changes.
+    for words in [["--writable", "--source", "s3://b"], ["--squash", "1:1", "--source=/tmp"]] {
+        let out = group.world.run(&[&["node"], &words[..]].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{words:?}: {said}");
+        assert!(said.contains("--writable"), "{said}");
+    }
+}

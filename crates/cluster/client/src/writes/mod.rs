@@ -1,0 +1,435 @@
+//! The writable side of a cache group: every change goes to a node, and is made once. It knows neither inodes nor the
+//! kernel, and holds no attributes.
+//!
+//! Everything about one path goes to one node, its home, chosen as the owner of a block is. An open file stays with the
+//! process that opened it. So appends of all mounts meet in one process, and a source whose clients cache (NFS) shows a
+//! new file to the node that is asked for it. Names and files are spread over all nodes by their hash.
+
+mod calls;
+mod files;
+mod known;
+mod numbers;
+mod proof;
+
+use crate::remote::GroupClient;
+use calls::{CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
+use files::{OpenedAs, RemoteDirectory, RemoteFile};
+use known::KnownObjects;
+use numbers::ChangeNumbers;
+use parking_lot::Mutex;
+use proof::ProvenProcesses;
+use spurline_proto::{MAX_WRITE, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::writes::{
+    Caller, Change, DirectoryRename, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId, SourceSpace,
+    WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+thread_local! {
+    /// Encoded groups of a caller, reused between requests.
+    static GROUPS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Interval of session renewals: a quarter of the time after which a node ends a session.
+const RENEWAL: Duration = Duration::from_secs(30);
+
+/// Before a node has said what the source can do.
+const NO_CAPABILITIES: WriteCapabilities = WriteCapabilities {
+    rename_directory: DirectoryRename::No,
+    hard_links: false,
+    symlinks: false,
+    modes: false,
+    xattrs: false,
+    acls: false,
+    random_write: false,
+    atomic_append: false,
+    locks: LockScope::Mount,
+    holes: false,
+    copy: false,
+};
+
+/// The writable side of a group's volume.
+pub struct GroupWrites {
+    client: Arc<GroupClient>,
+    /// This mount's session, drawn at random.
+    session: u64,
+    numbers: ChangeNumbers,
+    next_file: AtomicU64,
+    known: KnownObjects,
+    /// Open files and directories by their numbers, whose paths move with renames.
+    opened: Mutex<HashMap<u64, Weak<OpenedAs>>>,
+    capabilities: OnceLock<WriteCapabilities>,
+    proofs: ProvenProcesses,
+    /// The caller of all changes, in place of the calling processes.
+    squash: Option<Caller>,
+    /// For open files, which outlive a call.
+    this: Weak<GroupWrites>,
+}
+
+/// Who calls, and what the mount knows.
+#[derive(Clone, Copy)]
+pub(crate) struct RequestContext<'a> {
+    pub caller: &'a Caller,
+    pub known: [Option<FileIdentity>; 2],
+    pub payload: &'a [u8],
+}
+
+impl<'a> RequestContext<'a> {
+    fn of(caller: &'a Caller) -> Self {
+        RequestContext { caller, known: [None; 2], payload: &[] }
+    }
+}
+
+impl GroupWrites {
+    /// Opens the writable side.
+    ///
+    /// # Errors
+    /// `ReadOnly` when the nodes take no changes; the node's error.
+    pub(crate) fn connect(client: Arc<GroupClient>, squash: Option<(u32, u32)>) -> Result<Arc<GroupWrites>> {
+        let writes = Arc::new_cyclic(|this| GroupWrites {
+            client,
+            session: RandomState::new().build_hasher().finish(),
+            numbers: ChangeNumbers::default(),
+            next_file: AtomicU64::new(1),
+            known: KnownObjects::default(),
+            opened: Mutex::default(),
+            capabilities: OnceLock::new(),
+            proofs: ProvenProcesses::default(),
+            squash: squash.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() }),
+            this: Weak::clone(this),
+        });
+        writes.prove_all()?;
+        let root = Caller::default();
+        match writes.query(b"", WriteCall::Capabilities, &root)? {
+            WriteAnswer::Capabilities(can) => {
+                // Set here only.
+                let _ = writes.capabilities.set(can);
+                writes.start_renewal()?;
+                Ok(writes)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Keeps the sessions on nodes that have files open, although nothing happens to them.
+    fn start_renewal(&self) -> Result<()> {
+        let this = Weak::clone(&self.this);
+        let run = move || {
+            loop {
+                std::thread::sleep(RENEWAL);
+                let Some(writes) = this.upgrade() else { return };
+                let root = Caller::default();
+                for home in writes.homes() {
+                    let context = RequestContext::of(&root);
+                    // A node that can't be reached now has its files opened elsewhere when they are used.
+                    let _ = writes.send(CallTarget::Process(&home), &WriteCall::Renew, context, 0, None, &mut []);
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new().name("renew-writes".into()).spawn(run);
+        spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e))
+    }
+
+    /// The processes that have files of this mount open.
+    fn homes(&self) -> Vec<HomeProcess> {
+        let mut homes: Vec<HomeProcess> = Vec::new();
+        for file in self.opened.lock().values().filter_map(Weak::upgrade) {
+            let home = file.home();
+            if !homes.contains(&home) {
+                homes.push(home);
+            }
+        }
+        homes
+    }
+
+    /// The most bytes of one request: a node receives them into one buffer, and its largest is a block.
+    pub(crate) fn most_bytes(&self) -> usize {
+        usize::try_from(self.client.block_size()).unwrap_or(MAX_WRITE).min(MAX_WRITE)
+    }
+
+    fn new_file_number(&self) -> u64 {
+        self.next_file.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sends a call, as change `number` or, with 0, as one that changes nothing.
+    pub(crate) fn send(
+        &self,
+        target: CallTarget<'_>,
+        call: &WriteCall<'_>,
+        context: RequestContext<'_>,
+        number: u64,
+        before: Option<u64>,
+        dst: &mut [u8],
+    ) -> std::result::Result<NodeAnswer, calls::CallEnd> {
+        let mut groups = GROUPS.with(RefCell::take);
+        let squashed = self.squash.as_ref().map(|to| Caller { umask: context.caller.umask, ..to.clone() });
+        let caller = WireCaller::new(squashed.as_ref().unwrap_or(context.caller), &mut groups);
+        let op = OpId { session: self.session, number };
+        let answered = if number == 0 { 0 } else { self.numbers.answered_below() };
+        let marked = number != 0 && self.client.members().snapshot().members().len() > 1;
+        let (known, payload, call) = (context.known, context.payload, *call);
+        let build = |volume: VolumeId, again: bool| {
+            let again = again && number != 0;
+            WriteRequest { volume, op, answered, again, marked, known, caller, call, payload }
+        };
+        let result = self.call_node(target, &build, before, dst);
+        GROUPS.with(|cell| cell.replace(groups));
+        result
+    }
+
+    /// A call about a path that changes nothing.
+    fn query(&self, path: &[u8], call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
+        let sent = self.send(CallTarget::Path(path), &call, RequestContext::of(caller), 0, None, &mut []);
+        settle_answer(sent?.answer)
+    }
+
+    /// A change about a path, made once.
+    fn change_at(
+        &self,
+        path: &[u8],
+        call: WriteCall<'_>,
+        context: RequestContext<'_>,
+    ) -> Result<(WriteAnswer, HomeProcess)> {
+        let number = self.numbers.draw_number();
+        let sent = self.send(CallTarget::Path(path), &call, context, number.get(), None, &mut [])?;
+        Ok((settle_answer(sent.answer)?, sent.home))
+    }
+
+    /// What a name leads to, for a change that removes it.
+    fn known_at(&self, at: &NamePath<'_>) -> Option<FileIdentity> {
+        self.known.object(&join_path(at.directory.path, at.name))
+    }
+
+    fn note(&self, path: &[u8], answer: &WriteAnswer) {
+        if let WriteAnswer::Attr(attr) = answer {
+            self.known.note_object(path, attr.identity);
+        }
+    }
+
+    /// Paths of open files follow a rename.
+    fn move_open_files(&self, from: &[u8], to: &[u8], exchange: bool) {
+        let mut opened = self.opened.lock();
+        opened.retain(|_, file| match file.upgrade() {
+            None => false,
+            Some(file) => {
+                file.follow_rename(from, to, exchange);
+                true
+            }
+        });
+    }
+
+    fn add_open(&self, opened: OpenedAs) -> Arc<OpenedAs> {
+        let opened = Arc::new(opened);
+        self.opened.lock().insert(opened.number(), Arc::downgrade(&opened));
+        opened
+    }
+
+    fn remove_open(&self, number: u64) {
+        self.opened.lock().remove(&number);
+    }
+
+    fn whole(&self) -> Result<Arc<GroupWrites>> {
+        self.this.upgrade().ok_or_else(|| Error::new(ErrorKind::Unavailable, "the mount is ending"))
+    }
+
+    fn new_file(&self, path: Vec<u8>, opened: FileOpening<'_>) -> Result<Box<dyn WritableFile>> {
+        let opened = OpenedAs::new(opened.number, path, opened.attr, opened.flags, opened.caller, opened.home);
+        Ok(Box::new(RemoteFile::new(self.whole()?, self.add_open(opened))))
+    }
+}
+
+/// A file that a node has opened.
+struct FileOpening<'a> {
+    number: u64,
+    attr: NodeAttr,
+    flags: u32,
+    caller: &'a Caller,
+    home: HomeProcess,
+}
+
+/// The path of `name` in `directory`.
+pub(crate) fn join_path(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    if directory.is_empty() { name.to_vec() } else { [directory, name].join(&b'/') }
+}
+
+fn attr_of(answer: WriteAnswer) -> Result<NodeAttr> {
+    match answer {
+        WriteAnswer::Attr(attr) => Ok(attr),
+        other => Err(unexpected(&other)),
+    }
+}
+
+impl WritableVolume for GroupWrites {
+    fn capabilities(&self) -> WriteCapabilities {
+        self.capabilities.get().cloned().unwrap_or(NO_CAPABILITIES)
+    }
+
+    fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr> {
+        attr_of(self.query(at.path, WriteCall::Stat(at), caller)?)
+    }
+
+    fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
+        let path = join_path(at.directory.path, at.name);
+        let answer =
+            self.query(&path, WriteCall::Lookup(at), caller).inspect_err(|_| self.known.note_absence(&path))?;
+        self.note(&path, &answer);
+        attr_of(answer)
+    }
+
+    fn readlink(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        match self.query(at.path, WriteCall::ReadLink(at), caller)? {
+            WriteAnswer::Bytes(target) => Ok(target),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn access(&self, at: NodePath<'_>, mask: u32, caller: &Caller) -> Result<()> {
+        self.query(at.path, WriteCall::Access(at, mask), caller).map(drop)
+    }
+
+    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller, _op: OpId) -> Result<Box<dyn WritableFile>> {
+        let number = self.new_file_number();
+        let call = WriteCall::Open { at, flags, file: number };
+        let (answer, home) = self.change_at(at.path, call, RequestContext::of(caller))?;
+        let attr = attr_of(answer)?;
+        self.new_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home })
+    }
+
+    fn create(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        _op: OpId,
+    ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
+        let (number, path) = (self.new_file_number(), join_path(at.directory.path, at.name));
+        let call = WriteCall::Create { at, flags, mode, file: number };
+        let (answer, home) = self.change_at(&path, call, RequestContext::of(caller))?;
+        self.note(&path, &answer);
+        let attr = attr_of(answer)?;
+        Ok((attr, self.new_file(path, FileOpening { number, attr, flags, caller, home })?))
+    }
+
+    fn create_unnamed(
+        &self,
+        directory: NodePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        _op: OpId,
+    ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
+        let number = self.new_file_number();
+        let call = WriteCall::CreateUnnamed { directory, flags, mode, file: number };
+        let (answer, home) = self.change_at(directory.path, call, RequestContext::of(caller))?;
+        let attr = attr_of(answer)?;
+        // Without a name it can't be opened on another node: the empty path is the root, which has another identity.
+        Ok((attr, self.new_file(Vec::new(), FileOpening { number, attr, flags, caller, home })?))
+    }
+
+    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        // From `asm-generic/errno-base.h`.
+        const EXDEV: i32 = 18;
+        let other = || Error::new(ErrorKind::Io(EXDEV), "the file belongs to another mount");
+        let file = file.as_any().downcast_ref::<RemoteFile>().ok_or_else(other)?;
+        let path = join_path(to.directory.path, to.name);
+        let answer = file.change(&WriteCall::LinkOpen { file: file.number(), to }, RequestContext::of(caller))?;
+        self.note(&path, &answer);
+        let attr = attr_of(answer)?;
+        file.set_path(path);
+        Ok(attr)
+    }
+
+    fn open_directory(&self, at: NodePath<'_>, caller: &Caller) -> Result<Box<dyn WritableDirectory>> {
+        let number = self.new_file_number();
+        let call = WriteCall::OpenDirectory { at, file: number };
+        let (_, home) = self.change_at(at.path, call, RequestContext::of(caller))?;
+        let opened = OpenedAs::new_directory(number, at.path.to_vec(), at.expected, caller, home);
+        Ok(Box::new(RemoteDirectory::new(self.whole()?, self.add_open(opened))))
+    }
+
+    fn change(&self, change: &Change<'_>, caller: &Caller, _op: OpId) -> Result<Option<NodeAttr>> {
+        let mut context = RequestContext::of(caller);
+        // The home of a change is that of the name it makes, or else of the one it takes away.
+        let path = match change {
+            Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. } => {
+                join_path(at.directory.path, at.name)
+            }
+            Change::Unlink { at } | Change::Rmdir { at } => {
+                context.known[0] = self.known_at(at);
+                join_path(at.directory.path, at.name)
+            }
+            Change::Rename { from, to, .. } => {
+                context.known = [self.known_at(from), self.known_at(to)];
+                join_path(to.directory.path, to.name)
+            }
+            Change::Link { to, .. } => join_path(to.directory.path, to.name),
+            Change::SetAttr { of, .. } | Change::RemoveXattr { of, .. } => of.path.to_vec(),
+            Change::SetXattr { of, value, .. } => {
+                context.payload = value;
+                of.path.to_vec()
+            }
+        };
+        let (answer, _) = self.change_at(&path, WriteCall::Change(*change), context)?;
+        match change {
+            Change::Unlink { .. } | Change::Rmdir { .. } => self.known.note_absence(&path),
+            Change::Rename { from, flags, .. } => {
+                // From `linux/fs.h`.
+                const RENAME_EXCHANGE: u32 = 2;
+                let (old, exchange) = (join_path(from.directory.path, from.name), flags & RENAME_EXCHANGE != 0);
+                let note = |path: &[u8], known: Option<FileIdentity>| match known {
+                    Some(identity) => self.known.note_object(path, identity),
+                    None => self.known.note_absence(path),
+                };
+                note(&path, context.known[0]);
+                note(&old, context.known[1].filter(|_| exchange));
+                self.move_open_files(&old, &path, exchange);
+            }
+            Change::SetAttr { .. } | Change::SetXattr { .. } | Change::RemoveXattr { .. } => {}
+            _ => self.note(&path, &answer),
+        }
+        match answer {
+            WriteAnswer::Attr(attr) => Ok(Some(attr)),
+            WriteAnswer::Done => Ok(None),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>> {
+        match self.query(at.path, WriteCall::GetXattr(at, name), caller)? {
+            WriteAnswer::Bytes(value) => Ok(value),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn list_xattr(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        match self.query(at.path, WriteCall::ListXattr(at), caller)? {
+            WriteAnswer::Bytes(names) => Ok(names),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn space(&self) -> Result<SourceSpace> {
+        match self.query(b"", WriteCall::Space, &Caller::default())? {
+            WriteAnswer::Space(space) => Ok(space),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        // Each node has bytes of its own to write back.
+        let root = Caller::default();
+        for home in &self.homes() {
+            let context = RequestContext::of(&root);
+            let sent = self.send(CallTarget::Process(home), &WriteCall::SyncAll, context, 0, None, &mut []);
+            settle_answer(sent?.answer)?;
+        }
+        self.query(b"", WriteCall::SyncAll, &root).map(drop)
+    }
+}

@@ -1,0 +1,170 @@
+//! Proves that the nodes of a group write to one directory: a file that one of them makes is seen by the others. It
+//! knows no request of a program.
+
+use super::calls::{CallTarget, HomeProcess, settle_answer};
+use super::{GroupWrites, RequestContext};
+use crate::peer::GroupPeer;
+use parking_lot::{Mutex, RwLock};
+use spurline_proto::{WriteAnswer, WriteCall};
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::time::Instant;
+
+/// From `asm-generic/fcntl.h`.
+const O_RDWR: u32 = 2;
+const O_CREAT: u32 = 0o100;
+const O_EXCL: u32 = 0o200;
+
+const ROOT: NodePath<'static> = NodePath { path: b"", expected: None };
+
+/// The processes that were seen to have the same directory.
+#[derive(Default)]
+pub(crate) struct ProvenProcesses {
+    proven: RwLock<Vec<HomeProcess>>,
+    /// The directory itself, as the first of them has it.
+    root: Mutex<Option<FileIdentity>>,
+    /// Held during a proof.
+    proving: Mutex<()>,
+}
+
+impl ProvenProcesses {
+    /// Whether a process with this random number is among them.
+    pub fn contains(&self, instance: u64) -> bool {
+        self.proven.read().iter().any(|known| known.instance == instance)
+    }
+
+    fn add(&self, process: HomeProcess) {
+        let mut proven = self.proven.write();
+        // The earlier process of this node is gone.
+        proven.retain(|known| known.node != process.node);
+        proven.push(process);
+    }
+}
+
+impl GroupWrites {
+    /// Whether requests may go to this process: a lone node needs no proof.
+    pub(crate) fn is_trusted(&self, instance: u64) -> bool {
+        self.proofs.contains(instance) || self.client.members().snapshot().members().len() < 2
+    }
+
+    /// Proves all nodes that can be reached.
+    ///
+    /// # Errors
+    /// When one has another directory.
+    pub(crate) fn prove_all(&self) -> Result<()> {
+        let view = self.client.members().snapshot();
+        if view.members().len() < 2 {
+            return Ok(());
+        }
+        for index in 0..view.members().len() {
+            let peer = view.peer(index as u32);
+            let deadline = Instant::now() + self.client.patience().absence;
+            let instance = peer.tcp_pool().checkout(deadline).map(|lease| lease.welcome().instance);
+            match instance {
+                // It is proved when it is back.
+                Err(error) => {
+                    tracing::warn!(peer = peer.name(), %error, "a node is away, and proves its directory later")
+                }
+                Ok(instance) => self.prove_process(peer, instance)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Proves that this process has the directory of the others.
+    ///
+    /// # Errors
+    /// `PermissionDenied` when it has another one; why that can't be known.
+    pub(crate) fn prove_process(&self, peer: &GroupPeer, instance: u64) -> Result<()> {
+        let _one = self.proofs.proving.lock();
+        if self.proofs.contains(instance) {
+            return Ok(());
+        }
+        let process = HomeProcess { node: peer.name().to_owned(), instance };
+        let root = self.find_identity(&process, &WriteCall::Stat(ROOT))?;
+        let witnesses = self.proofs.proven.read().clone();
+        let mut why = None;
+        for witness in witnesses.iter().rev() {
+            match self.probe(witness, &process) {
+                Ok(true) => {
+                    self.proofs.add(process);
+                    return Ok(());
+                }
+                Ok(false) => return Err(self.refuse(peer, witness)),
+                Err(error) => why = Some(error),
+            }
+        }
+        // No witness is left: all nodes were started again. The directory is the same if its identity is.
+        let mut known = self.proofs.root.lock();
+        match (*known, why) {
+            (Some(known), Some(why)) if known != root => {
+                Err(why
+                    .context(format_args!("whether node {} has the directory of the others is unknown", peer.name())))
+            }
+            _ => {
+                *known = Some(root);
+                self.proofs.add(process);
+                Ok(())
+            }
+        }
+    }
+
+    fn refuse(&self, peer: &GroupPeer, witness: &HomeProcess) -> Error {
+        Error::new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "node {} does not see a file that node {} made in {}: they have different directories at this path; \
+                 mount the same file system there on all nodes, or take the node out of the group",
+                peer.name(),
+                witness.node,
+                self.client.source()
+            ),
+        )
+    }
+
+    fn find_identity(&self, process: &HomeProcess, call: &WriteCall<'_>) -> Result<FileIdentity> {
+        let root = Caller::default();
+        let sent = self.send_unproven(process, call, RequestContext::of(&root), 0)?;
+        match settle_answer(sent)? {
+            WriteAnswer::Attr(attr) => Ok(attr.identity),
+            other => Err(super::calls::unexpected(&other)),
+        }
+    }
+
+    /// Whether `other` sees a file that `witness` makes.
+    fn probe(&self, witness: &HomeProcess, other: &HomeProcess) -> Result<bool> {
+        let name = format!(".spurline-probe-{:016x}", RandomState::new().build_hasher().finish());
+        let at = NamePath { directory: ROOT, name: name.as_bytes() };
+        let (root, file) = (Caller::default(), self.new_file_number());
+        let number = self.numbers.draw_number();
+        let call = WriteCall::Create { at, flags: O_RDWR | O_CREAT | O_EXCL, mode: 0o600, file };
+        let made = settle_answer(self.send_unproven(witness, &call, RequestContext::of(&root), number.get())?)?;
+        let WriteAnswer::Attr(made) = made else { return Err(super::calls::unexpected(&made)) };
+        let seen = self.find_identity(other, &WriteCall::Lookup(at));
+        let number = self.numbers.draw_number();
+        let remove = WriteCall::Change(Change::Unlink { at });
+        // A probe that stays is an empty file.
+        let removed = self.send_unproven(witness, &remove, RequestContext::of(&root), number.get());
+        let closed = self.send_unproven(witness, &WriteCall::Close { file }, RequestContext::of(&root), 0);
+        if let Err(error) = removed.and_then(settle_answer).and(closed) {
+            tracing::warn!(node = witness.node, %error, "a probe file was not removed: {name}");
+        }
+        match seen {
+            Ok(seen) => Ok((seen.inode, seen.born) == (made.identity.inode, made.identity.born)),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io(2)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn send_unproven(
+        &self,
+        process: &HomeProcess,
+        call: &WriteCall<'_>,
+        context: RequestContext<'_>,
+        number: u64,
+    ) -> Result<WriteAnswer> {
+        let sent = self.send(CallTarget::Unproven(process), call, context, number, None, &mut []);
+        Ok(sent?.answer)
+    }
+}

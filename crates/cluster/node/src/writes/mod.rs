@@ -1,0 +1,399 @@
+//! Executes the requests of mounts that write, each change once. It knows neither how the source is changed nor how
+//! requests arrive.
+
+mod devices;
+mod repeated;
+mod sessions;
+
+use crate::CacheNode;
+use devices::RootDevice;
+use parking_lot::RwLock;
+use repeated::RepeatedChange;
+use sessions::{ChangeState, OpenObject, WriteSession, WriteSessions};
+use spurline_proto::{AnswerBody as _, MAX_PAYLOAD, WriteAnswer, WriteCall, WriteRequest};
+use spurline_transport::Responder;
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::writes::{Caller, Change, NodePath, WritableFile, WritableVolume};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Opens the writable side of a source.
+pub type OpenWritable = dyn Fn(&str) -> Result<Arc<dyn WritableVolume>> + Send + Sync;
+
+/// How long a repeated request waits for the first one; the mount's own deadline is shorter.
+const REPEATED_WAIT: Duration = Duration::from_secs(120);
+/// Limit of names in an answer.
+const NAMES_MAX: u32 = 1000;
+/// From `asm-generic/errno-base.h` and `errno.h`.
+pub(crate) const EIO: i32 = 5;
+const EBADF: i32 = 9;
+/// From `asm-generic/fcntl.h`.
+const O_CREAT: u32 = 0o100;
+const O_EXCL: u32 = 0o200;
+
+/// A source that is open for changes.
+struct WritableSource {
+    volume: Arc<dyn WritableVolume>,
+    root: RootDevice,
+}
+
+/// The writing side of a node.
+#[derive(Default)]
+pub(crate) struct WriteService {
+    open: OnceLock<Box<OpenWritable>>,
+    /// By the number of the volume.
+    sources: RwLock<Vec<(u32, Arc<WritableSource>)>>,
+    sessions: WriteSessions,
+}
+
+impl WriteService {
+    pub fn set_open(&self, open: Box<OpenWritable>) {
+        // Only the first call has an effect.
+        let _ = self.open.set(open);
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.open.get().is_some()
+    }
+
+    pub fn sessions(&self) -> &WriteSessions {
+        &self.sessions
+    }
+}
+
+/// Gives a failure if the thread unwinds before there is an answer, so that no repeated request waits for it.
+struct AnswerGuard<'a> {
+    session: &'a WriteSession,
+    number: u64,
+    given: bool,
+}
+
+impl Drop for AnswerGuard<'_> {
+    fn drop(&mut self) {
+        if !self.given {
+            self.session.forget_change(self.number);
+        }
+    }
+}
+
+impl CacheNode {
+    /// Accepts changes; `open` opens the writable side of a source. Only the first call has an effect.
+    pub fn accept_writes(&self, open: Box<OpenWritable>) {
+        self.writes.set_open(open);
+    }
+
+    /// Ends the sessions of mounts that sent nothing for a while. To be called now and then.
+    pub fn expire_write_sessions(&self) {
+        let ended = self.writes.sessions().expire_idle(Instant::now());
+        if ended > 0 {
+            tracing::info!("{ended} sessions of writing mounts ended: no request for {:?}", sessions::SESSION_IDLE);
+        }
+    }
+
+    /// The writing side as JSON.
+    pub fn writes_json(&self) -> serde_json::Value {
+        let (sessions, files) = self.writes.sessions().counts();
+        serde_json::json!({ "writable": self.writes.is_on(), "sessions": sessions, "open_files": files })
+    }
+
+    fn writable_source(&self, volume: spurline_proto::VolumeId) -> Result<Arc<WritableSource>> {
+        let cache = self.volume_by_id(volume)?;
+        if let Some((_, source)) = self.writes.sources.read().iter().find(|(number, _)| *number == volume.0) {
+            return Ok(Arc::clone(source));
+        }
+        let Some(open) = self.writes.open.get() else {
+            let why = format!(
+                "node {} takes no changes of {}: start it with --writable, or mount without --rw",
+                self.name(),
+                spurline_volume::Volume::source(&*cache)
+            );
+            return Err(Error::new(ErrorKind::ReadOnly, why));
+        };
+        let volume_of = open(spurline_volume::Volume::source(&*cache))?;
+        let root = volume_of.stat(NodePath { path: b"", expected: None }, &Caller::default())?;
+        let source = Arc::new(WritableSource { volume: volume_of, root: RootDevice(root.identity.device) });
+        let mut sources = self.writes.sources.write();
+        if let Some((_, source)) = sources.iter().find(|(number, _)| *number == volume.0) {
+            return Ok(Arc::clone(source));
+        }
+        sources.push((volume.0, Arc::clone(&source)));
+        Ok(source)
+    }
+
+    /// Answers one request; each change is executed once however often it arrives.
+    pub(crate) fn serve_write(&self, request: &WriteRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
+        // Almost every call waits for the source.
+        responder.before_wait();
+        let source = match self.writable_source(request.volume) {
+            Ok(source) => source,
+            // The connection numbers volumes anew.
+            Err(error) if error.kind() == ErrorKind::Protocol => return Err(error),
+            Err(error) => return send_answer(&WriteAnswer::Failed(error), responder),
+        };
+        let session = self.writes.sessions().session(request.op.session)?;
+        if let WriteCall::Read { file, offset, len } = request.call {
+            return self.serve_open_read(&session, file, offset, len, responder);
+        }
+        let serve = ServedWrite { source: &source, session: &session, request };
+        if !request.is_change() {
+            return send_answer(&source.root.outward(serve.execute()), responder);
+        }
+        match session.begin_change(request.op.number, request.answered)? {
+            ChangeState::Known(slot) => match slot.wait_answer(Instant::now() + REPEATED_WAIT) {
+                Some(bytes) => responder.send_data(&bytes, &[]),
+                None => Err(Error::new(ErrorKind::Timeout, "the first request for this change is still executed")),
+            },
+            ChangeState::New(slot) => {
+                let mut guard = AnswerGuard { session: &session, number: request.op.number, given: false };
+                let answer = source.root.outward(serve.execute());
+                // Sent again with the file open, it is executed.
+                if answer == WriteAnswer::UnknownFile {
+                    return send_answer(&answer, responder);
+                }
+                let mut bytes = Vec::with_capacity(160);
+                answer.encode(&mut bytes);
+                slot.give_answer(&bytes);
+                guard.given = true;
+                responder.send_data(&bytes, &[])
+            }
+        }
+    }
+
+    fn serve_open_read(
+        &self,
+        session: &WriteSession,
+        file: u64,
+        offset: u64,
+        len: u32,
+        responder: &mut dyn Responder,
+    ) -> Result<()> {
+        let len = len as usize;
+        if len > MAX_PAYLOAD {
+            let why = format!("a read of {len} bytes exceeds the maximum of {MAX_PAYLOAD}");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let file = match session.open_object(file) {
+            Some(OpenObject::File(file)) => file,
+            Some(OpenObject::Directory(_)) => return send_answer(&failed(EBADF, "it is a directory"), responder),
+            None => return send_answer(&WriteAnswer::UnknownFile, responder),
+        };
+        let deadline = Instant::now() + REPEATED_WAIT;
+        let mut buffer = self.shared.tier.pool().alloc_near(len.max(1), responder.numa_node(), deadline)?;
+        match file.read_at(offset, &mut buffer[..len]) {
+            Err(error) => send_answer(&WriteAnswer::Failed(error), responder),
+            Ok(read) => {
+                let mut body = Vec::new();
+                WriteAnswer::Done.encode(&mut body);
+                responder.send_data(&body, &[&buffer[..read]])
+            }
+        }
+    }
+}
+
+fn send_answer(answer: &WriteAnswer, responder: &mut dyn Responder) -> Result<()> {
+    CacheNode::send_body(answer, responder)
+}
+
+fn failed(errno: i32, why: &str) -> WriteAnswer {
+    WriteAnswer::Failed(Error::new(ErrorKind::Io(errno), why))
+}
+
+/// One request being executed.
+struct ServedWrite<'a> {
+    source: &'a WritableSource,
+    session: &'a WriteSession,
+    request: &'a WriteRequest<'a>,
+}
+
+impl ServedWrite<'_> {
+    fn execute(&self) -> WriteAnswer {
+        match self.try_execute() {
+            Ok(answer) => answer,
+            Err(error) => WriteAnswer::Failed(error),
+        }
+    }
+
+    /// The open file with this number; `None` when the node does not have it.
+    fn file(&self, number: u64) -> Result<Option<Arc<dyn WritableFile>>> {
+        match self.session.open_object(number) {
+            Some(OpenObject::File(file)) => Ok(Some(file)),
+            Some(OpenObject::Directory(_)) => Err(Error::new(ErrorKind::Io(EBADF), "it is a directory")),
+            None => Ok(None),
+        }
+    }
+
+    fn try_execute(&self) -> Result<WriteAnswer> {
+        let (volume, request) = (&*self.source.volume, self.request);
+        let caller = request.caller.to_caller();
+        let call = self.source.root.inward_call(&request.call);
+        if request.again {
+            let known = request.known.map(|known| known.map(|known| self.source.root.inward(known)));
+            let repeated = RepeatedChange { volume, op: request.op, known, caller: &caller };
+            if let Some(answer) = repeated.find_outcome(&call)? {
+                // What was made by another process is opened here.
+                return match (&answer, &call) {
+                    (WriteAnswer::Attr(attr), WriteCall::Create { at, flags, file, .. }) => {
+                        let path = devices::join_path(at.directory.path, at.name);
+                        let at = NodePath { path: &path, expected: Some(attr.identity) };
+                        let opened = volume.open(at, flags & !(O_CREAT | O_EXCL), &caller, request.op)?;
+                        self.session.add_object(*file, OpenObject::File(opened.into()))?;
+                        Ok(answer)
+                    }
+                    _ => Ok(answer),
+                };
+            }
+        }
+        Ok(match call {
+            WriteCall::Capabilities => WriteAnswer::Capabilities(volume.capabilities()),
+            WriteCall::Space => WriteAnswer::Space(volume.space()?),
+            WriteCall::SyncAll => {
+                volume.sync_all()?;
+                WriteAnswer::Done
+            }
+            WriteCall::Stat(at) => WriteAnswer::Attr(volume.stat(at, &caller)?),
+            WriteCall::Lookup(at) => WriteAnswer::Attr(volume.lookup(at, &caller)?),
+            WriteCall::ReadLink(at) => WriteAnswer::Bytes(volume.readlink(at, &caller)?),
+            WriteCall::Access(at, mask) => {
+                volume.access(at, mask, &caller)?;
+                WriteAnswer::Done
+            }
+            WriteCall::GetXattr(at, name) => WriteAnswer::Bytes(volume.get_xattr(at, name, &caller)?),
+            WriteCall::ListXattr(at) => WriteAnswer::Bytes(volume.list_xattr(at, &caller)?),
+            WriteCall::Open { at, flags, file } => {
+                let opened = volume.open(at, flags, &caller, request.op)?;
+                let attr = opened.stat()?;
+                self.session.add_object(file, OpenObject::File(opened.into()))?;
+                WriteAnswer::Attr(attr)
+            }
+            WriteCall::Create { at, flags, mode, file } => {
+                let (mut attr, opened) = volume.create(at, flags, mode, &caller, request.op)?;
+                if request.marked && flags & O_EXCL != 0 {
+                    attr = repeated::mark_new(volume, &at, &attr, request.op).unwrap_or(attr);
+                }
+                self.session.add_object(file, OpenObject::File(opened.into()))?;
+                WriteAnswer::Attr(attr)
+            }
+            WriteCall::CreateUnnamed { directory, flags, mode, file } => {
+                let (attr, opened) = volume.create_unnamed(directory, flags, mode, &caller, request.op)?;
+                self.session.add_object(file, OpenObject::File(opened.into()))?;
+                WriteAnswer::Attr(attr)
+            }
+            WriteCall::LinkOpen { file, to } => match self.file(file)? {
+                Some(file) => WriteAnswer::Attr(volume.link_open(&*file, to, &caller, request.op)?),
+                None => WriteAnswer::UnknownFile,
+            },
+            WriteCall::Reopen { of, flags, file } => match self.file(of)? {
+                Some(open) => {
+                    let opened = open.reopen(flags, &caller)?;
+                    let attr = opened.stat()?;
+                    self.session.add_object(file, OpenObject::File(opened.into()))?;
+                    WriteAnswer::Attr(attr)
+                }
+                None => WriteAnswer::UnknownFile,
+            },
+            WriteCall::OpenDirectory { at, file } => {
+                let opened = volume.open_directory(at, &caller)?;
+                self.session.add_object(file, OpenObject::Directory(opened.into()))?;
+                WriteAnswer::Done
+            }
+            WriteCall::Change(change) => match volume.change(&change, &caller, request.op)? {
+                None => WriteAnswer::Done,
+                Some(attr) => {
+                    let made = match &change {
+                        Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. } => Some(at),
+                        _ => None,
+                    };
+                    let marked = made.filter(|_| request.marked);
+                    let marked = marked.and_then(|at| repeated::mark_new(volume, at, &attr, request.op));
+                    WriteAnswer::Attr(marked.unwrap_or(attr))
+                }
+            },
+            WriteCall::Renew => WriteAnswer::Done,
+            WriteCall::Close { file } => {
+                // Closing a second time changes nothing.
+                drop(self.session.close_object(file));
+                WriteAnswer::Done
+            }
+            WriteCall::ReadDirectory { file, from, max, attrs } => match self.session.open_object(file) {
+                Some(OpenObject::Directory(directory)) => {
+                    WriteAnswer::Names(directory.read(from, max.clamp(1, NAMES_MAX) as usize, attrs, &caller)?)
+                }
+                Some(OpenObject::File(_)) => failed(EBADF, "it is no directory"),
+                None => WriteAnswer::UnknownFile,
+            },
+            WriteCall::Sync { file, data_only } => match self.session.open_object(file) {
+                Some(OpenObject::Directory(directory)) => {
+                    directory.sync(data_only)?;
+                    WriteAnswer::Done
+                }
+                Some(OpenObject::File(file)) => {
+                    file.sync(data_only)?;
+                    WriteAnswer::Done
+                }
+                None => WriteAnswer::UnknownFile,
+            },
+            WriteCall::StatOpen { file } => match self.session.open_object(file) {
+                Some(OpenObject::Directory(directory)) => WriteAnswer::Attr(directory.stat()?),
+                Some(OpenObject::File(file)) => WriteAnswer::Attr(file.stat()?),
+                None => WriteAnswer::UnknownFile,
+            },
+            WriteCall::Read { file, .. }
+            | WriteCall::Write { file, .. }
+            | WriteCall::Allocate { file, .. }
+            | WriteCall::CopyRange { file, .. }
+            | WriteCall::Seek { file, .. }
+            | WriteCall::Flush { file }
+            | WriteCall::SetAttrOpen { file, .. }
+            | WriteCall::TestLock { file, .. }
+            | WriteCall::SetLock { file, .. } => match self.file(file)? {
+                Some(file) => self.execute_open(&call, &*file, &caller)?,
+                None => WriteAnswer::UnknownFile,
+            },
+        })
+    }
+
+    /// A call on an open file.
+    fn execute_open(&self, call: &WriteCall<'_>, file: &dyn WritableFile, caller: &Caller) -> Result<WriteAnswer> {
+        let request = self.request;
+        Ok(match *call {
+            WriteCall::Write { offset, lose_privileges, .. } => {
+                if request.again
+                    && request.is_change()
+                    && let Some(answer) = repeated::find_append(file, offset, request.payload)?
+                {
+                    return Ok(answer);
+                }
+                let done = file.write_at(offset, request.payload, lose_privileges.then_some(caller))?;
+                WriteAnswer::Number(done as u64)
+            }
+            WriteCall::Allocate { mode, offset, len, .. } => {
+                file.allocate(mode, offset, len, caller)?;
+                WriteAnswer::Done
+            }
+            WriteCall::CopyRange { offset, to, to_offset, len, .. } => match self.file(to)? {
+                Some(to) => WriteAnswer::Number(file.copy_range(offset, &*to, to_offset, len, caller)?),
+                None => WriteAnswer::UnknownFile,
+            },
+            WriteCall::Seek { offset, whence, .. } => WriteAnswer::Number(file.seek(offset, whence)?),
+            WriteCall::Flush { .. } => {
+                file.flush()?;
+                WriteAnswer::Done
+            }
+            WriteCall::SetAttrOpen { ref set, .. } => WriteAnswer::Attr(file.set_attr(set, caller, request.op)?),
+            WriteCall::TestLock { owner, range, kind, .. } => {
+                WriteAnswer::Conflict(file.test_lock(self.lock_owner(owner), range, kind)?)
+            }
+            WriteCall::SetLock { family, owner, range, kind, .. } => {
+                file.set_lock(family, self.lock_owner(owner), range, kind)?;
+                WriteAnswer::Done
+            }
+            _ => failed(EIO, "no call on an open file"),
+        })
+    }
+
+    /// Owners of different mounts differ.
+    fn lock_owner(&self, owner: u64) -> u64 {
+        owner ^ self.request.op.session.rotate_left(17)
+    }
+}

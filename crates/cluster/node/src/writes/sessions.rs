@@ -1,0 +1,212 @@
+//! The sessions of mounts that write: the answers that were given, until the mount has them, and its open files. It
+//! knows neither the source nor the wire.
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::writes::{WritableDirectory, WritableFile};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A session without any request for this long ends, and its files are closed. Mounts renew theirs four times as often.
+pub(crate) const SESSION_IDLE: Duration = Duration::from_secs(120);
+/// Limit of sessions: one per mount.
+const SESSIONS_MAX: usize = 4096;
+/// Limit of answers kept for one session: more than a mount has requests in flight.
+const ANSWERS_MAX: usize = 4096;
+/// Limit of open files of one session.
+const FILES_MAX: usize = 1 << 20;
+
+/// An open file or directory of a session.
+#[derive(Clone)]
+pub(crate) enum OpenObject {
+    File(Arc<dyn WritableFile>),
+    Directory(Arc<dyn WritableDirectory>),
+}
+
+/// An answer that is being made, or was given.
+#[derive(Default)]
+pub(crate) struct AnswerSlot {
+    bytes: Mutex<Option<Arc<[u8]>>>,
+    given: Condvar,
+}
+
+impl AnswerSlot {
+    /// Waits for the answer until `deadline`.
+    pub fn wait_answer(&self, deadline: Instant) -> Option<Arc<[u8]>> {
+        let mut bytes = self.bytes.lock();
+        while bytes.is_none() {
+            if self.given.wait_until(&mut bytes, deadline).timed_out() {
+                return None;
+            }
+        }
+        bytes.clone()
+    }
+
+    /// Gives the answer.
+    pub fn give_answer(&self, answer: &[u8]) {
+        *self.bytes.lock() = Some(answer.into());
+        self.given.notify_all();
+    }
+}
+
+/// Whether a change is new to the session.
+pub(crate) enum ChangeState {
+    /// It is: execute it, and give the answer to the slot.
+    New(Arc<AnswerSlot>),
+    /// Another thread executes it, or has.
+    Known(Arc<AnswerSlot>),
+}
+
+/// One mount.
+pub(crate) struct WriteSession {
+    used: Mutex<Instant>,
+    answers: Mutex<HashMap<u64, Arc<AnswerSlot>>>,
+    files: RwLock<HashMap<u64, OpenObject>>,
+}
+
+impl WriteSession {
+    fn new() -> Self {
+        WriteSession { used: Mutex::new(Instant::now()), answers: Mutex::default(), files: RwLock::default() }
+    }
+
+    /// Registers change `number`; forgets the answers to changes below `answered`.
+    ///
+    /// # Errors
+    /// `Throttled` when the mount takes no notice of its answers.
+    pub fn begin_change(&self, number: u64, answered: u64) -> Result<ChangeState> {
+        let mut answers = self.answers.lock();
+        answers.retain(|number, _| *number >= answered);
+        if let Some(slot) = answers.get(&number) {
+            return Ok(ChangeState::Known(Arc::clone(slot)));
+        }
+        if answers.len() >= ANSWERS_MAX {
+            let why = format!("the mount has {ANSWERS_MAX} changes without having confirmed an answer");
+            return Err(Error::new(ErrorKind::Throttled, why));
+        }
+        let slot = Arc::new(AnswerSlot::default());
+        answers.insert(number, Arc::clone(&slot));
+        Ok(ChangeState::New(slot))
+    }
+
+    /// Forgets a change that was not executed, so that it can be sent again.
+    pub fn forget_change(&self, number: u64) {
+        self.answers.lock().remove(&number);
+    }
+
+    /// The open object with this number.
+    pub fn open_object(&self, file: u64) -> Option<OpenObject> {
+        self.files.read().get(&file).cloned()
+    }
+
+    /// Adds an open object.
+    ///
+    /// # Errors
+    /// `EMFILE` at the limit.
+    pub fn add_object(&self, file: u64, object: OpenObject) -> Result<()> {
+        // From `asm-generic/errno-base.h`.
+        const EMFILE: i32 = 24;
+        let mut files = self.files.write();
+        if files.len() >= FILES_MAX {
+            let why = format!("this mount has {FILES_MAX} files open on the node");
+            return Err(Error::new(ErrorKind::Io(EMFILE), why));
+        }
+        files.insert(file, object);
+        Ok(())
+    }
+
+    /// Removes an open object.
+    pub fn close_object(&self, file: u64) -> Option<OpenObject> {
+        self.files.write().remove(&file)
+    }
+
+    /// Number of open objects.
+    pub fn open_count(&self) -> usize {
+        self.files.read().len()
+    }
+}
+
+/// All sessions of a node.
+#[derive(Default)]
+pub(crate) struct WriteSessions {
+    sessions: Mutex<HashMap<u64, Arc<WriteSession>>>,
+}
+
+impl WriteSessions {
+    /// The session with this number; a new one if there is none.
+    ///
+    /// # Errors
+    /// `Throttled` at the limit.
+    pub fn session(&self, number: u64) -> Result<Arc<WriteSession>> {
+        let mut sessions = self.sessions.lock();
+        if let Some(session) = sessions.get(&number) {
+            *session.used.lock() = Instant::now();
+            return Ok(Arc::clone(session));
+        }
+        if sessions.len() >= SESSIONS_MAX {
+            let why = format!("the node has {SESSIONS_MAX} sessions of writing mounts already");
+            return Err(Error::new(ErrorKind::Throttled, why));
+        }
+        let session = Arc::new(WriteSession::new());
+        sessions.insert(number, Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Ends the sessions that were idle for too long at `now`; returns their number.
+    pub fn expire_idle(&self, now: Instant) -> usize {
+        let mut ended = Vec::new();
+        self.sessions.lock().retain(|_, session| {
+            // A request that is being executed holds it.
+            let keep =
+                Arc::strong_count(session) > 1 || now.saturating_duration_since(*session.used.lock()) < SESSION_IDLE;
+            if !keep {
+                ended.push(Arc::clone(session));
+            }
+            keep
+        });
+        // Files are closed without the lock: that may take as long as the source does.
+        ended.len()
+    }
+
+    /// Numbers of sessions and of open files.
+    pub fn counts(&self) -> (usize, usize) {
+        let sessions = self.sessions.lock();
+        (sessions.len(), sessions.values().map(|session| session.open_count()).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_kept_until_the_mount_has_it() {
+        let sessions = WriteSessions::default();
+        let session = sessions.session(7).unwrap();
+        let ChangeState::New(slot) = session.begin_change(1, 0).unwrap() else { panic!("it is new") };
+        let ChangeState::Known(again) = session.begin_change(1, 0).unwrap() else { panic!("it is known") };
+        assert!(again.wait_answer(Instant::now()).is_none(), "not answered yet");
+        slot.give_answer(b"done");
+        assert_eq!(again.wait_answer(Instant::now()).as_deref(), Some(&b"done"[..]));
+        // The next change confirms it.
+        assert!(matches!(session.begin_change(2, 2).unwrap(), ChangeState::New(_)));
+        assert!(matches!(session.begin_change(1, 0).unwrap(), ChangeState::New(_)), "forgotten");
+        session.forget_change(2);
+        assert!(matches!(session.begin_change(2, 0).unwrap(), ChangeState::New(_)));
+        for number in 3..=ANSWERS_MAX as u64 {
+            session.begin_change(number, 0).unwrap();
+        }
+        assert_eq!(session.begin_change(1 << 40, 0).err().unwrap().kind(), ErrorKind::Throttled);
+    }
+
+    #[test]
+    fn idle_sessions_end() {
+        let sessions = WriteSessions::default();
+        let busy = sessions.session(1).unwrap();
+        drop(sessions.session(2).unwrap());
+        assert_eq!(sessions.expire_idle(Instant::now()), 0);
+        assert_eq!(sessions.expire_idle(Instant::now() + SESSION_IDLE), 1, "one is in use");
+        drop(busy);
+        assert_eq!((sessions.expire_idle(Instant::now() + SESSION_IDLE), sessions.counts()), (1, (0, 0)));
+    }
+}

@@ -1,0 +1,302 @@
+//! Changes through nodes, over TCP, in a real directory: names, bytes, a node that is lost, and answers that are lost.
+
+mod rig {
+    use spurline_cache::CacheContext;
+    use spurline_client::placement::{CopyCounts, ReaderLocation};
+    use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, GroupWrites, RequestPatience};
+    use spurline_mem::{BufferPool, MemTier};
+    use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector};
+    use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
+    use spurline_node::CacheNode;
+    use spurline_origin::{OriginOptions, WritableSource};
+    use spurline_transport::{PathPool, PoolConfig};
+    use spurline_types::{Member, Result, Stats};
+    use std::net::SocketAddr;
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    pub const BLOCK: u64 = 1 << 20;
+
+    /// A node of its own over `dir`.
+    pub struct Node {
+        pub at: SocketAddr,
+        pub node: Arc<CacheNode>,
+        server: Option<TcpServer>,
+        dir: PathBuf,
+        writable: bool,
+    }
+
+    impl Node {
+        pub fn start(dir: &Path, writable: bool) -> Node {
+            Self::start_at(dir, dir, "127.0.0.1:0".parse().unwrap(), writable)
+        }
+
+        /// A node that has another directory than its source says.
+        pub fn start_over(dir: &Path, real: &Path) -> Node {
+            Self::start_at(dir, real, "127.0.0.1:0".parse().unwrap(), true)
+        }
+
+        fn start_at(dir: &Path, real: &Path, at: SocketAddr, writable: bool) -> Node {
+            let stats = Arc::new(Stats::default());
+            let pool = BufferPool::new(64 * BLOCK, BLOCK as usize).unwrap();
+            let tier = MemTier::new(Arc::clone(&pool));
+            let time = Duration::from_secs(5);
+            let shared = CacheContext::new(tier, None, BLOCK, 16, time, false, Arc::clone(&stats));
+            let under_stats = Arc::clone(&stats);
+            let sources = vec![format!("file://{}", dir.display())];
+            let under = OriginOptions { within: sources.clone(), ..OriginOptions::default() };
+            let open = move |source: &str| spurline_origin::open(source, &under, Arc::clone(&under_stats));
+            let node = CacheNode::new("n", shared, sources, Box::new(open));
+            if writable {
+                let dir = real.to_owned();
+                node.accept_writes(Box::new(move |_| Ok(WritableSource::open(&dir, None)?)));
+            }
+            let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
+            let service = Arc::clone(&node);
+            let server = TcpServer::bind(&[at], service, config, stats).unwrap();
+            let at = server.local_addrs()[0];
+            Node { at, node, server: Some(server), dir: dir.to_owned(), writable }
+        }
+
+        /// Ends all connections and forgets all sessions.
+        pub fn kill(&mut self) {
+            drop(self.server.take());
+        }
+
+        /// Starts another process at the same address.
+        pub fn restart(&mut self) {
+            self.kill();
+            *self = Self::start_at(&self.dir, &self.dir, self.at, self.writable);
+        }
+    }
+
+    /// A mount's side of `nodes`; its channels fail by `plan`.
+    pub fn mount(
+        dir: &Path,
+        nodes: &[&Node],
+        plan: Option<Arc<FaultPlan>>,
+    ) -> Result<(Arc<GroupVolume>, Arc<GroupWrites>)> {
+        let stats = Arc::new(Stats::default());
+        let source = format!("file://{}", dir.display());
+        let members: Vec<_> = nodes.iter().map(|n| Arc::new(Member::from_address(&n.at.to_string(), 100))).collect();
+        let (of, counted) = (source.clone(), Arc::clone(&stats));
+        let plan = plan.unwrap_or_else(|| Arc::new(FaultPlan::new(1, FaultRates::default())));
+        let roster = GroupMembers::new(&members, move |member| {
+            let tcp = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
+            let faulty = FaultyConnector::new(Arc::new(tcp), Arc::clone(&plan));
+            let pool = PathPool::on_demand(Arc::new(faulty), "test", &of, PoolConfig::default(), Arc::clone(&counted));
+            GroupPeer::new(pool, member)
+        });
+        let config = GroupVolumeConfig {
+            patience: RequestPatience::new(Duration::from_secs(10)),
+            fetchers: 4,
+            metadata_age: Duration::ZERO,
+            copies: CopyCounts::default(),
+            standpoint: ReaderLocation::default(),
+            silence: Duration::from_secs(2),
+            hedge_after: Duration::ZERO,
+        };
+        let volume = GroupVolume::connect(&source, roster, config, stats, |block| {
+            Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
+        })?;
+        let writes = volume.open_writes(None)?;
+        Ok((volume, writes))
+    }
+}
+
+use rig::{Node, mount};
+use spurline_net_sim::{FaultPlan, FaultRates};
+use spurline_types::{ErrorKind, Result};
+use spurline_volume::writes::{
+    AttrChange, Caller, Change, FileIdentity, NamePath, NodePath, OpId, WritableFile, WritableVolume,
+};
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Arc;
+
+const O_RDWR: u32 = 2;
+const O_CREAT: u32 = 0o100;
+const O_EXCL: u32 = 0o200;
+const O_APPEND: u32 = 0o2000;
+const OP: OpId = OpId { session: 0, number: 0 };
+
+fn root() -> Caller {
+    Caller::default()
+}
+
+fn dir(path: &[u8]) -> NodePath<'_> {
+    NodePath { path, expected: None }
+}
+
+fn name<'a>(directory: &'a [u8], name: &'a [u8]) -> NamePath<'a> {
+    NamePath { directory: dir(directory), name }
+}
+
+fn create(volume: &dyn WritableVolume, path: &str, flags: u32) -> Result<Box<dyn WritableFile>> {
+    let (folder, last) = path.rsplit_once('/').unwrap_or(("", path));
+    let at = name(folder.as_bytes(), last.as_bytes());
+    volume.create(at, O_RDWR | O_CREAT | flags, 0o644, &root(), OP).map(|(_, file)| file)
+}
+
+fn rename(volume: &dyn WritableVolume, from: &str, to: &str) -> Result<()> {
+    // The kernel looks names up before it changes them.
+    volume.lookup(name(b"", from.as_bytes()), &root())?;
+    let change = Change::Rename { from: name(b"", from.as_bytes()), to: name(b"", to.as_bytes()), flags: 0 };
+    volume.change(&change, &root(), OP).map(drop)
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| ((i * 7 + (i >> 11)) ^ seed) as u8).collect()
+}
+
+#[test]
+fn names_and_bytes_are_changed_through_a_node() {
+    let source = tempfile::tempdir().unwrap();
+    let node = Node::start(source.path(), true);
+    let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
+    assert!(writes.capabilities().random_write);
+    writes.change(&Change::Mkdir { at: name(b"", b"d"), mode: 0o755 }, &root(), OP).unwrap();
+    let file = create(&*writes, "d/f", O_EXCL).unwrap();
+    // Within a request, in a buffer of its own, and both around the node's borders.
+    let mut at = 0;
+    let mut wanted = Vec::new();
+    for len in [1usize, 100, 2047, 4096, 65_535, 65_600, 1 << 20, (4 << 20) - 1, 4 << 20] {
+        let bytes = pattern(len, at);
+        assert_eq!(file.write_at(at as u64, &bytes, None).unwrap(), len);
+        at += len;
+        wanted.extend(bytes);
+    }
+    file.sync(false).unwrap();
+    assert!(fs::read(source.path().join("d/f")).unwrap() == wanted);
+    let mut back = vec![0; 1 << 20];
+    assert_eq!(file.read_at(77, &mut back).unwrap(), 1 << 20);
+    assert!(back == wanted[77..77 + (1 << 20)]);
+    assert_eq!(file.read_at(at as u64 - 5, &mut back).unwrap(), 5);
+    assert_eq!(file.stat().unwrap().size, at as u64);
+    let set = AttrChange { size: Some(10), ..AttrChange::default() };
+    assert_eq!(file.set_attr(&set, &root(), OP).unwrap().size, 10);
+    writes.change(&Change::Symlink { at: name(b"d", b"l"), target: b"f" }, &root(), OP).unwrap();
+    assert_eq!(writes.readlink(dir(b"d/l"), &root()).unwrap(), b"f");
+    writes.change(&Change::Link { from: dir(b"d/f"), to: name(b"d", b"g") }, &root(), OP).unwrap();
+    let of = dir(b"d/f");
+    writes.change(&Change::SetXattr { of, name: b"user.a", value: b"value", flags: 0 }, &root(), OP).unwrap();
+    assert_eq!(writes.get_xattr(of, b"user.a", &root()).unwrap(), b"value");
+    let opened = writes.open_directory(dir(b"d"), &root()).unwrap();
+    let names: BTreeSet<_> = opened.read(0, 100, true, &root()).unwrap().into_iter().map(|n| n.name).collect();
+    let wanted = [&b"."[..], b"..", b"f", b"g", b"l"];
+    assert!(names.iter().map(Vec::as_slice).eq(wanted), "{names:?}");
+    assert_eq!(fs::metadata(source.path().join("d/g")).unwrap().len(), 10);
+    // The source's own errors.
+    let again = create(&*writes, "d/f", O_EXCL).err().unwrap();
+    assert_eq!(again.kind(), ErrorKind::Io(17), "{again}");
+    let busy = writes.change(&Change::Rmdir { at: name(b"", b"d") }, &root(), OP).unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::Io(39), "{busy}");
+    let stranger = Caller { uid: 1234, gid: 1234, ..Caller::default() };
+    let denied = writes.change(&Change::Unlink { at: name(b"d", b"f") }, &stranger, OP).unwrap_err();
+    assert!(matches!(denied.kind(), ErrorKind::PermissionDenied | ErrorKind::Io(13)), "{denied}");
+    // An object that is not the expected one.
+    let other = NodePath { path: b"d/f", expected: Some(FileIdentity { device: 0, inode: 1, born: 2 }) };
+    let stale = writes.stat(other, &root()).unwrap_err();
+    assert!(matches!(stale.kind(), ErrorKind::Stale | ErrorKind::Io(116)), "{stale}");
+    drop((file, opened));
+    assert_eq!(node.node.writes_json()["open_files"], 0);
+}
+
+#[test]
+fn a_node_without_writable_takes_no_change() {
+    let source = tempfile::tempdir().unwrap();
+    let node = Node::start(source.path(), false);
+    let error = mount(source.path(), &[&node], None).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::ReadOnly);
+    assert!(error.message().contains("--writable"), "{error}");
+}
+
+/// Each change is made once, however many requests and answers are lost.
+#[test]
+fn lost_answers_repeat_nothing() {
+    let source = tempfile::tempdir().unwrap();
+    let node = Node::start(source.path(), true);
+    let plan = Arc::new(FaultPlan::new(7, FaultRates::default()));
+    let (_volume, writes) = mount(source.path(), &[&node], Some(Arc::clone(&plan))).unwrap();
+    let log = create(&*writes, "log", O_APPEND).unwrap();
+    // The request is lost, or its answer is.
+    plan.set_rates(FaultRates { drop: 80, cut: 150, garbage: 70, ..FaultRates::default() });
+    let mut wanted = Vec::new();
+    for round in 0..150 {
+        let line = format!("line {round}\n");
+        assert_eq!(log.write_at(0, line.as_bytes(), None).unwrap(), line.len());
+        wanted.extend(line.into_bytes());
+        let (a, b) = (format!("a{round}"), format!("b{round}"));
+        drop(create(&*writes, &a, O_EXCL).unwrap_or_else(|e| panic!("{a}: {e}")));
+        rename(&*writes, &a, &b).unwrap_or_else(|e| panic!("{a} to {b}: {e}"));
+        let link = Change::Link { from: dir(b.as_bytes()), to: name(b"", a.as_bytes()) };
+        writes.change(&link, &root(), OP).unwrap();
+        writes.change(&Change::Unlink { at: name(b"", b.as_bytes()) }, &root(), OP).unwrap();
+        let folder = format!("d{round}");
+        writes.change(&Change::Mkdir { at: name(b"", folder.as_bytes()), mode: 0o755 }, &root(), OP).unwrap();
+        writes.change(&Change::Rmdir { at: name(b"", folder.as_bytes()) }, &root(), OP).unwrap();
+    }
+    plan.set_rates(FaultRates::default());
+    assert!(fs::read(source.path().join("log")).unwrap() == wanted);
+    let names = fs::read_dir(source.path()).unwrap().count();
+    assert_eq!(names, 151);
+}
+
+/// Another process takes over: open files are opened again, and what was made is recognised.
+#[test]
+fn another_node_takes_over() {
+    let source = tempfile::tempdir().unwrap();
+    let mut nodes = [Node::start(source.path(), true), Node::start(source.path(), true)];
+    let (_volume, writes) = mount(source.path(), &[&nodes[0], &nodes[1]], None).unwrap();
+    let (_other, second) = mount(source.path(), &[&nodes[1], &nodes[0]], None).unwrap();
+    let files: Vec<_> = (0..8).map(|n| create(&*writes, &format!("f{n}"), O_EXCL).unwrap()).collect();
+    let logs: Vec<_> = (0..4).map(|n| create(&*writes, &format!("log{n}"), O_APPEND).unwrap()).collect();
+    let block = pattern(300_000, 3);
+    for round in 0..6u64 {
+        for file in &files {
+            assert_eq!(file.write_at(round * 300_000, &block, None).unwrap(), block.len());
+        }
+        for log in &logs {
+            assert_eq!(log.write_at(0, format!("{round}\n").as_bytes(), None).unwrap(), 2);
+        }
+        rename(&*writes, &format!("f{round}"), &format!("g{round}")).unwrap();
+        // One at a time is away.
+        match round {
+            1 => nodes[0].kill(),
+            2 => nodes[0].restart(),
+            3 => nodes[1].kill(),
+            4 => nodes[1].restart(),
+            _ => {}
+        }
+    }
+    for (n, file) in files.iter().enumerate() {
+        file.sync(true).unwrap();
+        let path = if n < 6 { format!("g{n}") } else { format!("f{n}") };
+        assert!(fs::read(source.path().join(&path)).unwrap() == block.repeat(6), "{path}");
+        // Close-to-open: another mount, which prefers the other node.
+        let seen = second.open(dir(path.as_bytes()), 0, &root(), OP).unwrap();
+        let mut bytes = vec![0; block.len()];
+        assert_eq!(seen.read_at(5 * 300_000, &mut bytes).unwrap(), block.len());
+        assert!(bytes == block);
+    }
+    for n in 0..4 {
+        assert_eq!(fs::read(source.path().join(format!("log{n}"))).unwrap(), b"0\n1\n2\n3\n4\n5\n");
+    }
+}
+
+/// A node with another directory at the same path is refused, and named.
+#[test]
+fn a_node_with_another_directory_is_refused() {
+    let (source, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (one, two) = (Node::start(source.path(), true), Node::start_over(source.path(), other.path()));
+    let error = mount(source.path(), &[&one, &two], None).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(
+        error.message().contains("different directories") && error.message().contains(&two.at.to_string()),
+        "{error}"
+    );
+    // The probe files are gone.
+    assert_eq!(fs::read_dir(source.path()).unwrap().count() + fs::read_dir(other.path()).unwrap().count(), 0);
+    let (_volume, _writes) = mount(source.path(), &[&one], None).unwrap();
+}
