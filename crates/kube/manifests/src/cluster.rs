@@ -187,7 +187,7 @@ fn nodes(source: FieldSource<'_>) -> Vec<ManifestObject> {
 }
 
 fn node_pod(source: FieldSource<'_>) -> Value {
-    let container = json!({
+    let mut container = json!({
         "name": "node",
         "image": source.value("image"),
         "imagePullPolicy": source.value("imagePullPolicy"),
@@ -211,10 +211,6 @@ fn node_pod(source: FieldSource<'_>) -> Value {
             source.items_if(Set("nodes.rdmaNetwork"), vec![source.text("--rdma-network={}", "nodes.rdmaNetwork")]),
         ]),
         "env": [field("NODE_NAME", "spec.nodeName"), field("POD_IP", "status.podIP")],
-        "envFrom": Value::Array(source.items_if(
-            Set("nodes.credentialsSecret"),
-            vec![json!({ "secretRef": { "name": source.value("nodes.credentialsSecret") } })],
-        )),
         "ports": [
             { "name": "group", "containerPort": source.value("nodes.port") },
             { "name": "metrics", "containerPort": METRICS_PORT },
@@ -238,6 +234,8 @@ fn node_pod(source: FieldSource<'_>) -> Value {
             source.items_if(Set("groupSecret"), vec![token_mount()]),
         ]),
     });
+    let keys = json!({ "envFrom": [{ "secretRef": { "name": source.value("nodes.credentialsSecret") } }] });
+    source.keys_if(&mut container, Set("nodes.credentialsSecret"), &keys);
     json!({
         "automountServiceAccountToken": false,
         "containers": [container],

@@ -6,8 +6,9 @@ use std::fmt::Write as _;
 
 /// Begins a string that is an expression of Helm, to be printed without quotes.
 const RAW: char = '\u{1}';
-/// Begins a key that is a block of Helm around its value: `{ "\u{2}if .Values.a": [items] }`.
-const BLOCK: char = '\u{2}';
+/// Begins a key that is a block of Helm around its value: `{ "\u{7f}if .Values.a": [items] }`.
+/// Behind all letters, so that a block comes after the keys of its map.
+const BLOCK: char = '\u{7f}';
 /// A map with this one key is printed as the text of the document in it.
 const TEXT: &str = "\u{3}";
 
