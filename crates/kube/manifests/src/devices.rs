@@ -55,6 +55,8 @@ fn plugin(source: FieldSource<'_>) -> Value {
             "allowPrivilegeEscalation": false,
             "capabilities": { "drop": ["ALL"] },
             "readOnlyRootFilesystem": true,
+            // The folder of the kubelet's sockets belongs to root. All capabilities are dropped.
+            "runAsUser": 0,
         },
         "volumeMounts": args([
             vec![

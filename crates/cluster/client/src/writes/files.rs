@@ -19,6 +19,8 @@ const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;
 const O_TRUNC: u32 = 0o1000;
 const O_APPEND: u32 = 0o2000;
+/// From `asm-generic/errno-base.h`.
+const EIO: i32 = 5;
 /// How often an open file moves to another process within one call.
 const MOVES: usize = 16;
 
@@ -35,6 +37,8 @@ pub(crate) struct OpenedAs {
     moving: Mutex<()>,
     /// The end of the file, as far as is known here: where the next append goes if no other mount appends.
     end: AtomicU64,
+    /// The first process that got bytes since the last sync.
+    unsynced: Mutex<Option<HomeProcess>>,
 }
 
 impl OpenedAs {
@@ -47,6 +51,7 @@ impl OpenedAs {
             home: Mutex::new(home),
             moving: Mutex::new(()),
             end: AtomicU64::new(attr.size),
+            unsynced: Mutex::new(None),
         }
     }
 
@@ -65,6 +70,7 @@ impl OpenedAs {
             home: Mutex::new(home),
             moving: Mutex::new(()),
             end: AtomicU64::new(0),
+            unsynced: Mutex::new(None),
         }
     }
 
@@ -74,6 +80,28 @@ impl OpenedAs {
 
     pub fn home(&self) -> HomeProcess {
         self.home.lock().clone()
+    }
+
+    /// The process that has the file now got bytes that are not synced.
+    fn mark_unsynced(&self) {
+        let home = self.home();
+        self.unsynced.lock().get_or_insert(home);
+    }
+
+    /// Fails if `held`, a process that has since been lost, got bytes that were never synced: they are durable if only the
+    /// process was lost, and gone if its host was. A sync by the next process can't tell.
+    fn check_held(&self, held: Option<&HomeProcess>) -> Result<()> {
+        match held {
+            Some(lost) if *lost != self.home() => {
+                let what = format!(
+                    "node {} was lost with bytes of '/{}' that were not synced; write them again",
+                    lost.node,
+                    String::from_utf8_lossy(&self.place.lock().0)
+                );
+                Err(Error::new(ErrorKind::Io(EIO), what))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Its path after a rename of `from` to `to`, or their exchange.
@@ -211,6 +239,7 @@ impl RemoteFile {
             call_open(&self.writes, &self.opened, &call, context, 0, &mut [])?.0
         };
         let written = number_of(answer)?.min(data.len() as u64);
+        self.opened.mark_unsynced();
         self.opened.end.fetch_max(if appends { end } else { offset } + written, Ordering::Relaxed);
         Ok(written as usize)
     }
@@ -277,7 +306,9 @@ impl WritableFile for RemoteFile {
 
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
         let call = WriteCall::Allocate { file: self.opened.number, mode, offset, len };
-        done(self.change(&call, RequestContext::of(caller))?)
+        done(self.change(&call, RequestContext::of(caller))?)?;
+        self.opened.mark_unsynced();
+        Ok(())
     }
 
     fn copy_range(&self, offset: u64, to: &dyn WritableFile, to_offset: u64, len: u64, caller: &Caller) -> Result<u64> {
@@ -296,7 +327,10 @@ impl WritableFile for RemoteFile {
         match self.writes.send(CallTarget::Process(&home), &call, context, number.get(), None, &mut []) {
             Ok(sent) => match settle_answer(sent.answer)? {
                 WriteAnswer::UnknownFile => Err(apart()),
-                answer => number_of(answer),
+                answer => {
+                    to.opened.mark_unsynced();
+                    number_of(answer)
+                }
             },
             Err(CallEnd::Lost { .. }) => Err(apart()),
             Err(CallEnd::Failed(error)) => Err(error),
@@ -309,11 +343,25 @@ impl WritableFile for RemoteFile {
     }
 
     fn sync(&self, data_only: bool) -> Result<()> {
-        done(self.query(WriteCall::Sync { file: self.opened.number, data_only }, &self.opened.caller)?)
+        // Bytes that arrive during the sync are not part of it.
+        let held = self.opened.unsynced.lock().take();
+        let synced = self.query(WriteCall::Sync { file: self.opened.number, data_only }, &self.opened.caller);
+        match synced.and_then(done) {
+            // Reported once.
+            Ok(()) => self.opened.check_held(held.as_ref()),
+            Err(error) => {
+                if let Some(held) = held {
+                    *self.opened.unsynced.lock() = Some(held);
+                }
+                Err(error)
+            }
+        }
     }
 
     fn flush(&self) -> Result<()> {
-        done(self.query(WriteCall::Flush { file: self.opened.number }, &self.opened.caller)?)
+        done(self.query(WriteCall::Flush { file: self.opened.number }, &self.opened.caller)?)?;
+        let held = self.opened.unsynced.lock().clone();
+        self.opened.check_held(held.as_ref())
     }
 
     fn stat(&self) -> Result<NodeAttr> {
