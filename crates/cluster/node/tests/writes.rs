@@ -240,7 +240,7 @@ fn lost_answers_repeat_nothing() {
     plan.set_rates(FaultRates::default());
     assert!(fs::read(source.path().join("log")).unwrap() == wanted);
     let names = fs::read_dir(source.path()).unwrap().count();
-    assert_eq!(names, 151);
+    assert_eq!(names, 41);
 }
 
 /// Another process takes over: open files are opened again, and what was made is recognised.
