@@ -181,7 +181,7 @@ fn a_source_that_cannot_be_written_is_refused_with_the_reason() {
     let (source, at) = (world.dir("source"), world.dir("mnt"));
     let (source, at) = (source.to_str().unwrap(), at.to_str().unwrap());
     let mount = |more: &[&str]| world.run(&[&["mount", source, at, "--cache-size", "0"], more].concat());
-    refused(&mount(&["--rw", "--registry", "static:127.0.0.1:1"]), 2, &["--registry", "without nodes"]);
+    refused(&mount(&["--rw", "--registry", "static:127.0.0.1:1"]), 3, &["connection refused"]);
     refused(&mount(&["--rw", "--read-only"]), 2, &["not both"]);
     refused(&mount(&["-o", "ro,rw"]), 2, &["not both"]);
     refused(&mount(&["--squash", "1:1"]), 2, &["--rw"]);
