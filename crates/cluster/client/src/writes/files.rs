@@ -82,17 +82,16 @@ impl OpenedAs {
         self.home.lock().clone()
     }
 
-    /// The process that has the file now got bytes that are not synced.
-    fn mark_unsynced(&self) {
-        let home = self.home();
+    /// Process `home` has bytes that are not synced.
+    fn mark_unsynced(&self, home: HomeProcess) {
         self.unsynced.lock().get_or_insert(home);
     }
 
-    /// Fails if `held`, a process that has since been lost, got bytes that were never synced: they are durable if only the
-    /// process was lost, and gone if its host was. A sync by the next process can't tell.
-    fn check_held(&self, held: Option<&HomeProcess>) -> Result<()> {
+    /// Fails if `held`, the process that got bytes since the last sync, is another than `home`, which answered: it was lost.
+    /// The bytes are durable if only the process was lost, and gone if its host was. A sync by the next process can't tell.
+    fn check_held(&self, held: Option<&HomeProcess>, home: &HomeProcess) -> Result<()> {
         match held {
-            Some(lost) if *lost != self.home() => {
+            Some(lost) if lost != home => {
                 let what = format!(
                     "node {} was lost with bytes of '/{}' that were not synced; write them again",
                     lost.node,
@@ -153,6 +152,22 @@ fn is_denied(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Io(1 | 13))
 }
 
+/// The answer to a call on an open object, and the process that gave it.
+struct OpenAnswer {
+    answer: WriteAnswer,
+    payload_len: usize,
+    home: HomeProcess,
+}
+
+/// Whether the call changes bytes that a sync makes durable.
+fn changes_bytes(call: &WriteCall<'_>) -> bool {
+    match call {
+        WriteCall::Write { .. } | WriteCall::Allocate { .. } => true,
+        WriteCall::SetAttrOpen { set, .. } => set.size.is_some(),
+        _ => false,
+    }
+}
+
 /// A call on an open object: on its process, or on the next one.
 fn call_open(
     writes: &GroupWrites,
@@ -161,14 +176,21 @@ fn call_open(
     context: RequestContext<'_>,
     number: u64,
     dst: &mut [u8],
-) -> Result<(WriteAnswer, usize)> {
+) -> Result<OpenAnswer> {
     let mut before = None;
     let mut last = None;
     for _ in 0..MOVES {
         let home = opened.home();
         match writes.send(CallTarget::Process(&home), call, context, number, before, dst) {
             Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {}
-            Ok(sent) => return Ok((settle_answer(sent.answer)?, sent.payload_len)),
+            Ok(sent) => {
+                let answer = settle_answer(sent.answer)?;
+                // Another thread may move the file before this one returns, so the process that answered counts.
+                if changes_bytes(call) {
+                    opened.mark_unsynced(home.clone());
+                }
+                return Ok(OpenAnswer { answer, payload_len: sent.payload_len, home });
+            }
             Err(CallEnd::Failed(error)) => return Err(error),
             Err(CallEnd::Lost { error, sent }) => {
                 if sent {
@@ -212,13 +234,21 @@ impl RemoteFile {
 
     /// A call that may be repeated.
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut []).map(|(answer, _)| answer)
+        Ok(call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut [])?.answer)
+    }
+
+    /// As [`RemoteFile::query`], for calls that only succeed or fail; returns the process that answered.
+    fn query_home(&self, call: &WriteCall<'_>) -> Result<HomeProcess> {
+        let context = RequestContext::of(&self.opened.caller);
+        let sent = call_open(&self.writes, &self.opened, call, context, 0, &mut [])?;
+        done(sent.answer)?;
+        Ok(sent.home)
     }
 
     /// A call that is made once.
     pub fn change(&self, call: &WriteCall<'_>, context: RequestContext<'_>) -> Result<WriteAnswer> {
         let number = self.writes.numbers.draw_number();
-        call_open(&self.writes, &self.opened, call, context, number.get(), &mut []).map(|(answer, _)| answer)
+        Ok(call_open(&self.writes, &self.opened, call, context, number.get(), &mut [])?.answer)
     }
 
     /// Writes bytes that fit into one request.
@@ -236,10 +266,9 @@ impl RemoteFile {
         let answer = if appends {
             self.change(&call, context)?
         } else {
-            call_open(&self.writes, &self.opened, &call, context, 0, &mut [])?.0
+            call_open(&self.writes, &self.opened, &call, context, 0, &mut [])?.answer
         };
         let written = number_of(answer)?.min(data.len() as u64);
-        self.opened.mark_unsynced();
         self.opened.end.fetch_max(if appends { end } else { offset } + written, Ordering::Relaxed);
         Ok(written as usize)
     }
@@ -276,10 +305,10 @@ impl WritableFile for RemoteFile {
             let (at, len) = (offset + read as u64, u32::try_from(piece.len()).unwrap_or(u32::MAX));
             let call = WriteCall::Read { file: self.opened.number, offset: at, len };
             let context = RequestContext::of(&self.opened.caller);
-            let (answer, landed) = call_open(&self.writes, &self.opened, &call, context, 0, piece)?;
-            done(answer)?;
-            read += landed;
-            if landed < piece.len() {
+            let sent = call_open(&self.writes, &self.opened, &call, context, 0, piece)?;
+            done(sent.answer)?;
+            read += sent.payload_len;
+            if sent.payload_len < piece.len() {
                 break;
             }
         }
@@ -306,9 +335,7 @@ impl WritableFile for RemoteFile {
 
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
         let call = WriteCall::Allocate { file: self.opened.number, mode, offset, len };
-        done(self.change(&call, RequestContext::of(caller))?)?;
-        self.opened.mark_unsynced();
-        Ok(())
+        done(self.change(&call, RequestContext::of(caller))?)
     }
 
     fn copy_range(&self, offset: u64, to: &dyn WritableFile, to_offset: u64, len: u64, caller: &Caller) -> Result<u64> {
@@ -328,7 +355,7 @@ impl WritableFile for RemoteFile {
             Ok(sent) => match settle_answer(sent.answer)? {
                 WriteAnswer::UnknownFile => Err(apart()),
                 answer => {
-                    to.opened.mark_unsynced();
+                    to.opened.mark_unsynced(home);
                     number_of(answer)
                 }
             },
@@ -345,10 +372,9 @@ impl WritableFile for RemoteFile {
     fn sync(&self, data_only: bool) -> Result<()> {
         // Bytes that arrive during the sync are not part of it.
         let held = self.opened.unsynced.lock().take();
-        let synced = self.query(WriteCall::Sync { file: self.opened.number, data_only }, &self.opened.caller);
-        match synced.and_then(done) {
+        match self.query_home(&WriteCall::Sync { file: self.opened.number, data_only }) {
             // Reported once.
-            Ok(()) => self.opened.check_held(held.as_ref()),
+            Ok(home) => self.opened.check_held(held.as_ref(), &home),
             Err(error) => {
                 if let Some(held) = held {
                     *self.opened.unsynced.lock() = Some(held);
@@ -359,9 +385,9 @@ impl WritableFile for RemoteFile {
     }
 
     fn flush(&self) -> Result<()> {
-        done(self.query(WriteCall::Flush { file: self.opened.number }, &self.opened.caller)?)?;
+        let home = self.query_home(&WriteCall::Flush { file: self.opened.number })?;
         let held = self.opened.unsynced.lock().clone();
-        self.opened.check_held(held.as_ref())
+        self.opened.check_held(held.as_ref(), &home)
     }
 
     fn stat(&self) -> Result<NodeAttr> {
@@ -416,7 +442,7 @@ impl RemoteDirectory {
 
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
         let context = RequestContext::of(caller);
-        call_open(&self.writes, &self.opened, &call, context, 0, &mut []).map(|(answer, _)| answer)
+        Ok(call_open(&self.writes, &self.opened, &call, context, 0, &mut [])?.answer)
     }
 }
 
