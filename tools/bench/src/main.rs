@@ -15,6 +15,7 @@ mod netns;
 mod numbers;
 mod part;
 mod plot;
+mod report_outputs;
 mod scratch;
 mod stop;
 mod suite;

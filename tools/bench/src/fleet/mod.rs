@@ -11,6 +11,7 @@ use crate::machine;
 use crate::mount::{CounterValues, counter_growth, parse_counters, query_counters};
 use crate::numbers::{median, three_digits};
 use crate::plot::{self, BenchChart, ChartSeries};
+use crate::report_outputs::ReportOutputs;
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
 use agents::AgentHost;
@@ -64,15 +65,9 @@ pub struct FleetArgs {
     /// Metrics pages of the nodes, HOST:PORT, for their processor time
     #[arg(long, value_name = "ADDR[,ADDR]", value_delimiter = ',')]
     pub nodes: Vec<String>,
-    /// Write all figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Write a page with plots, which needs no network
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Plot on the terminal
-    #[arg(long)]
-    pub plot: bool,
+    /// Forms of the report.
+    #[command(flatten)]
+    pub report: ReportOutputs,
     /// List the shipped job files
     #[arg(long)]
     pub list_jobs: bool,
@@ -369,23 +364,14 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow]) -> Result
     ));
     let charts = charts_of(rows);
     anstream::println!("{summary}\n\n{}", plot::text_table(&table).trim_end());
-    if args.plot {
-        charts.iter().for_each(|chart| anstream::print!("{}", chart.to_text(100)));
-    }
+    args.report.plot_charts(&charts);
     notes.iter().for_each(|note| anstream::println!("{note}"));
     let result = json!({
         "schema": "spurline-bench-fio/1", "spurline": env!("CARGO_PKG_VERSION"), "job": args.job, "job_text": bench.job,
         "hosts": names, "rounds": args.rounds, "machine": about, "notes": notes,
         "rows": rows.iter().map(row_json).collect::<Vec<_>>(),
     });
-    suite::write_report(args.json.as_deref(), || format!("{result:#}\n"))?;
-    suite::write_report(args.html.as_deref(), || {
-        plot::page("Spurline bench fio", &[summary], &[table], &charts, &notes)
-    })?;
-    for path in [&args.json, &args.html].into_iter().flatten() {
-        anstream::println!("written: {}", path.display());
-    }
-    Ok(())
+    args.report.write_reports(&result, || plot::page("Spurline bench fio", &[summary], &[table], &charts, &notes))
 }
 
 /// The row of the first folder at the same point, which the others are compared with.

@@ -12,6 +12,7 @@ use crate::machine;
 use crate::mount::{CounterValues, counter_growth};
 use crate::numbers::{median, three_digits};
 use crate::plot::{self, BenchChart, ChartSeries};
+use crate::report_outputs::ReportOutputs;
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
 use feeds::{FeedCounters, FeedKind, FeedWorkplace, TrainFeed};
@@ -52,15 +53,9 @@ pub struct TrainArgs {
     /// Measurements at the number that is reported; medians are reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
-    /// Write all figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Write a page with plots, which needs no network
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Plot on the terminal
-    #[arg(long)]
-    pub plot: bool,
+    /// Forms of the report.
+    #[command(flatten)]
+    pub report: ReportOutputs,
     /// Folder for own files, caches and mountpoints
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     pub work_dir: PathBuf,
@@ -159,9 +154,7 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     let table = result_table(&load, &outcomes);
     anstream::println!("\n{}", plot::text_table(&table).trim_end());
     let charts = charts_of(&load, &outcomes);
-    if args.plot {
-        charts.iter().for_each(|chart| anstream::print!("{}", chart.to_text(100)));
-    }
+    args.report.plot_charts(&charts);
     for outcome in &outcomes {
         anstream::println!("{}", sentence(&load, outcome));
     }
@@ -173,16 +166,11 @@ pub fn run(args: &TrainArgs) -> Result<()> {
         "batch": load.batch, "threads": load.threads, "compute_seconds": load.compute.as_secs_f64(),
         "machine": about, "notes": notes, "feeds": outcomes.iter().map(outcome_json).collect::<Vec<_>>(),
     });
-    suite::write_report(args.json.as_deref(), || format!("{result:#}\n"))?;
-    suite::write_report(args.html.as_deref(), || {
+    args.report.write_reports(&result, || {
         let mut lines = vec![summary, demand];
         lines.extend(outcomes.iter().map(|outcome| sentence(&load, outcome)));
         plot::page("Spurline bench train", &lines, &[table], &charts, &notes)
-    })?;
-    for path in [&args.json, &args.html].into_iter().flatten() {
-        anstream::println!("written: {}", path.display());
-    }
-    Ok(())
+    })
 }
 
 fn demand_text(load: &TrainLoad) -> String {
