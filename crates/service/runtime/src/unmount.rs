@@ -135,29 +135,13 @@ fn busy_fault(at: &Path) -> Fault {
     )
 }
 
-/// Up to five processes with an open or mapped file, their program, root or working directory below the mountpoint.
-fn users_of(at: &Path) -> Vec<String> {
-    let below = |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(at));
-    // A program that is executed from the mount, or maps one of its files, has no descriptor of it.
-    let maps = |process: &Path| {
-        let maps = std::fs::read(process.join("maps")).unwrap_or_default();
-        let inside = [at.as_os_str().as_bytes(), b"/"].concat();
-        let path_of = |line: &[u8]| line.iter().position(|byte| *byte == b'/').map(|start| line[start..].to_vec());
-        maps.split(|byte| *byte == b'\n').filter_map(path_of).any(|path| path.starts_with(&inside))
-    };
+/// The names of up to five processes that `is_wanted` accepts by their folders in /proc.
+fn find_processes(mut is_wanted: impl FnMut(&Path) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let path = process.path();
         let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        if pid == std::process::id() {
-            // Its descriptors are those of the shell, which is listed itself.
-            continue;
-        }
-        let uses = below(&path.join("cwd"))
-            || below(&path.join("root"))
-            || maps(&path)
-            || std::fs::read_dir(path.join("fd")).into_iter().flatten().flatten().any(|fd| below(&fd.path()));
-        if uses {
+        if is_wanted(&path) {
             let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
             found.push(format!("{} ({pid})", name.trim()));
             if found.len() == 5 {
@@ -168,25 +152,40 @@ fn users_of(at: &Path) -> Vec<String> {
     found
 }
 
-/// Up to five processes of other mount namespaces that still hold the mount.
+/// Processes with an open or mapped file, their program, root or working directory below the mountpoint.
+fn users_of(at: &Path) -> Vec<String> {
+    let below = |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(at));
+    // A program that is executed from the mount, or maps one of its files, has no descriptor of it.
+    let maps = |process: &Path| {
+        let maps = std::fs::read(process.join("maps")).unwrap_or_default();
+        let inside = [at.as_os_str().as_bytes(), b"/"].concat();
+        let path_of = |line: &[u8]| line.iter().position(|byte| *byte == b'/').map(|start| line[start..].to_vec());
+        maps.split(|byte| *byte == b'\n').filter_map(path_of).any(|path| path.starts_with(&inside))
+    };
+    // The descriptors of this process are those of the shell, which is listed itself.
+    let own = PathBuf::from(format!("/proc/{}", std::process::id()));
+    find_processes(|process| {
+        process != own
+            && (below(&process.join("cwd"))
+                || below(&process.join("root"))
+                || maps(process)
+                || std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten().any(|fd| below(&fd.path())))
+    })
+}
+
+/// One process of each other mount namespace that still holds the mount.
 fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
     let device = format!("0:{}", mount.minor);
     let mut seen = Vec::new();
-    let mut found = Vec::new();
-    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let path = process.path();
-        let Ok(namespace) = std::fs::read_link(path.join("ns/mnt")) else { continue };
-        if seen.contains(&namespace) || found.len() == 5 {
-            continue;
+    find_processes(|process| {
+        let Ok(namespace) = std::fs::read_link(process.join("ns/mnt")) else { return false };
+        if seen.contains(&namespace) {
+            return false;
         }
         seen.push(namespace);
-        let table = std::fs::read_to_string(path.join("mountinfo")).unwrap_or_default();
-        if table.lines().any(|line| line.split(' ').nth(2) == Some(&device)) {
-            let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-            found.push(format!("{} ({})", name.trim(), process.file_name().display()));
-        }
-    }
-    found
+        let table = std::fs::read_to_string(process.join("mountinfo")).unwrap_or_default();
+        table.lines().any(|line| line.split(' ').nth(2) == Some(&device))
+    })
 }
 
 /// The process of a mount.
