@@ -55,13 +55,9 @@ impl PassthroughState {
 impl FsHandler {
     /// A handler over `fs`.
     pub fn new(fs: Arc<FileSystem>) -> Self {
-        // Inode numbers restart at every mount. A file handle kept over a remount (by an NFS server that exports the
-        // mount) would otherwise reach another file with the same number. The generation, random per mount and as
-        // wide as the kernel stores, distinguishes them: ESTALE.
-        let drawn = RandomState::new().build_hasher().finish() as u32;
         FsHandler {
             file_system: fs,
-            generation: u64::from(drawn.max(1)),
+            generation: draw_generation(),
             passthrough: OnceLock::new(),
             notifier: OnceLock::new(),
             inode_limiter: Mutex::default(),
@@ -139,6 +135,14 @@ impl spurline_fs::RegisteredBacking for RegisteredFile {
     fn backing_id(&self) -> i32 {
         RegisteredFile::id(self).0
     }
+}
+
+/// The generation of a mount's inodes, random and as wide as the kernel stores. Inode numbers restart at every mount: a
+/// file handle kept over a remount (by an NFS server that exports the mount) would otherwise reach another file with the
+/// same number. With another generation it is ESTALE.
+pub(crate) fn draw_generation() -> u64 {
+    let drawn = RandomState::new().build_hasher().finish() as u32;
+    u64::from(drawn.max(1))
 }
 
 /// The errno of a failure. Failures of the volume are logged.

@@ -1,7 +1,7 @@
 //! Serves the kernel's requests from a [`WritableFileSystem`]; it only converts types.
 
 use crate::ROOT_INO;
-use crate::adapter::PassthroughState;
+use crate::adapter::{PassthroughState, draw_generation};
 use crate::backing::BackingId;
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
@@ -10,7 +10,6 @@ use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
 use spurline_fs::writable::{FsCaller, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem};
 use spurline_fs::{FsError, RegisterBacking};
 use spurline_volume::writes::{AttrChange, FileTime, ListedName, NodeAttr};
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -29,11 +28,9 @@ pub struct WritableFsHandler {
 impl WritableFsHandler {
     /// A handler over `fs`.
     pub fn new(fs: Arc<WritableFileSystem>) -> Self {
-        // As for read-only mounts: a file handle kept over a remount must not reach another file.
-        let drawn = RandomState::new().build_hasher().finish() as u32;
         WritableFsHandler {
             file_system: fs,
-            generation: u64::from(drawn.max(1)),
+            generation: draw_generation(),
             passthrough: OnceLock::new(),
             notifier: OnceLock::new(),
         }
