@@ -1,26 +1,12 @@
 //! A node in a folder, the plugin on it, and the device manager of kubelet beside it.
 
+pub use crate::common::{LIMIT, spurline};
 use crate::hosts::Made;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-
-/// Longer than anything here takes on the busiest machine.
-pub const LIMIT: Duration = Duration::from_secs(120);
-
-/// The binary with no variable of the caller's.
-pub fn spurline() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("SPURLINE_") {
-            command.env_remove(name);
-        }
-    }
-    command.env_remove("RUST_LOG");
-    command
-}
 
 /// Runs the binary; its exit code, standard output and standard error.
 pub fn run(arguments: &[&str]) -> (i32, String, String) {
