@@ -21,18 +21,21 @@ const S3: usize = ETCD + 1;
 const PORT: u16 = 7000;
 
 /// Hosts on one bridge, each a network namespace with one interface; taken away when dropped.
-struct Lan {
+pub struct Lan {
     id: String,
     hosts: usize,
 }
 
 impl Lan {
-    fn new(hosts: usize) -> Option<Lan> {
+    pub fn new(hosts: usize) -> Option<Lan> {
         if !is_root() {
             skip("netns", "network namespaces need root");
             return None;
         }
-        let lan = Lan { id: format!("spc{}", std::process::id()), hosts };
+        // Tests of one program run side by side.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = format!("spc{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let lan = Lan { id, hosts };
         let switch = lan.switch();
         let mut steps = vec![format!("netns add {switch}"), format!("-n {switch} link add br0 type bridge")];
         steps.push(format!("-n {switch} link set br0 up"));
@@ -61,15 +64,15 @@ impl Lan {
     fn host(&self, n: usize) -> String {
         format!("{}h{n}", self.id)
     }
-    fn ip(n: usize) -> String {
+    pub fn ip(n: usize) -> String {
         format!("10.214.7.{}", n + 1)
     }
     /// The command as a process of a host.
-    fn on(&self, n: usize, command: &Command) -> Command {
+    pub fn on(&self, n: usize, command: &Command) -> Command {
         Hosts::on(&self.host(n), command)
     }
     /// Pulls a host's cable out, or plugs it in.
-    fn cable(&self, n: usize, plugged: bool) {
+    pub fn cable(&self, n: usize, plugged: bool) {
         ip(&format!("-n {} link set p{n} {}", self.switch(), if plugged { "up" } else { "down" })).unwrap();
     }
     fn in_switch(&self, words: &[&str]) -> bool {
@@ -79,7 +82,7 @@ impl Lan {
     }
     /// Drops part of a host's packets and delays the others: by netem, or where the kernel has none, by nft and a
     /// narrow link with a long queue.
-    fn spoil(&self, n: usize) {
+    pub fn spoil(&self, n: usize) {
         let port = format!("p{n}");
         let netem = ["tc", "qdisc", "add", "dev", &port, "root", "netem", "delay", "5ms", "2ms", "loss", "2%"];
         if self.in_switch(&netem) {
@@ -96,7 +99,7 @@ impl Lan {
         assert!(self.in_switch(&queue), "{queue:?}");
         println!("this kernel has no netem: loss by nft, delay by a link of 200 Mbit/s with a queue of 100 ms");
     }
-    fn mend(&self, n: usize) {
+    pub fn mend(&self, n: usize) {
         self.in_switch(&["nft", "delete table netdev lossy"]);
         assert!(self.in_switch(&["tc", "qdisc", "del", "dev", &format!("p{n}"), "root"]));
     }

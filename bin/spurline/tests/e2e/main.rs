@@ -26,5 +26,8 @@ mod remote;
 mod rules;
 mod settings;
 mod trust;
+mod writable_faults;
+mod writable_group;
+mod writable_programs;
 mod writes;
 mod writes_nodes;

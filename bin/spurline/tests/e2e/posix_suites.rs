@@ -2,11 +2,14 @@
 //! mount.
 
 use crate::common::*;
+use crate::writable_group::{Group, draw};
+use rustix::fs::FallocateFlags;
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 /// A tool that scripts/setup installs; prints the reason if it is not there.
 fn tool(name: &str) -> Option<PathBuf> {
@@ -53,26 +56,25 @@ fn pjdfstest(program: &Path, config: &Path, at: &Path) -> BTreeMap<String, Strin
     outcomes
 }
 
+/// Alone without the source's file in the kernel and with it, and through two nodes.
 #[test]
 fn pjdfstest_passes_where_it_passes_on_the_bare_directory() {
     let Some(program) = tool("pjdfstest").filter(|_| can_mount()) else { return };
-    for way in [&[][..], &["--no-passthrough", "--fuse-io", "dev"]] {
-        let world = World::new();
-        let (source, bare) = (world.dir("source"), world.dir("bare"));
-        for path in [&world.path(""), &source, &bare] {
-            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        let config = world.file("pjdfstest.toml", PJDFSTEST.as_bytes());
-        let words = [&["--rw", "-o", "allow_other,suid,dev"], way].concat();
-        let mount = world.mount(source.to_str().unwrap(), &words);
+    let ways: [(usize, &[&str]); 3] = [(0, &[]), (0, &["--no-passthrough", "--fuse-io", "dev"]), (2, &[])];
+    for (nodes, words) in ways {
+        let Some(group) = Group::start(nodes) else { return };
+        let bare = group.world.dir("bare");
+        fs::set_permissions(&bare, fs::Permissions::from_mode(0o755)).unwrap();
+        let config = group.world.file("pjdfstest.toml", PJDFSTEST.as_bytes());
+        let mount = group.mount("mnt", 0, &[&["-o", "suid,dev"], words].concat());
         let want = pjdfstest(&program, &config, &bare);
         let got = pjdfstest(&program, &config, &mount.at);
         let counts = |name: &str| LEFT_OUT.iter().all(|(left_out, _)| *left_out != name);
         let worse: Vec<_> =
             want.iter().filter(|(name, outcome)| counts(name) && got.get(*name) != Some(outcome)).collect();
         let passed = got.values().filter(|outcome| *outcome == "ok").count();
-        println!("{way:?}: {passed} of {} tests pass, as on the bare directory", got.len());
-        assert!(worse.is_empty(), "on the bare directory: {worse:?}; on the mount: {got:?}");
+        println!("{nodes} nodes {words:?}: {passed} of {} tests pass, as on the bare directory", got.len());
+        assert!(worse.is_empty(), "{nodes} nodes {words:?}; on the bare directory: {worse:?}; on the mount: {got:?}");
         mount.unmount();
     }
 }
@@ -102,18 +104,116 @@ copy_file_range = 2
 #[test]
 fn fsx_finds_no_wrong_byte() {
     let Some(program) = tool("fsx").filter(|_| can_mount()) else { return };
-    let more: Option<u32> = std::env::var("SPURLINE_FSX_OPS").ok().and_then(|ops| ops.parse().ok());
-    let ways: [(&[&str], u32); 3] =
-        [(&[], 10_000), (&["--no-passthrough"], 100_000), (&["--no-passthrough", "--fuse-io", "dev"], 2_000)];
-    for (way, ops) in ways {
-        let world = World::new();
-        let config = world.file("fsx.toml", FSX.as_bytes());
-        let mount = world.mount(world.dir("source").to_str().unwrap(), &[&["--rw"], way].concat());
-        let ops = more.unwrap_or(ops).to_string();
+    let ways: [(usize, &[&str], u32); 4] = [
+        (0, &[], 10_000),
+        (0, &["--no-passthrough"], 100_000),
+        (0, &["--no-passthrough", "--fuse-io", "dev"], 2_000),
+        (2, &[], 100_000),
+    ];
+    for (nodes, words, ops) in ways {
+        // In memory: most operations would otherwise wait for a disk's sync.
+        let Some(group) = Group::start_in_memory(nodes, "64m") else { return };
+        let config = group.world.file("fsx.toml", FSX.as_bytes());
+        let mount = group.mount("mnt", 0, words);
+        let ops = more_operations().unwrap_or(ops).to_string();
         let mut command = Command::new(&program);
-        command.args(["-N", &ops, "-S", "18", "-f"]).arg(&config).arg("-P").arg(world.dir("left"));
+        command.args(["-N", &ops, "-S", "18", "-f"]).arg(&config).arg("-P").arg(group.world.dir("left"));
+        let start = Instant::now();
         let out = command.arg(mount.path("file")).output().unwrap();
-        assert!(out.status.success(), "{way:?}: {out:?}");
+        assert!(out.status.success(), "{nodes} nodes {words:?}: {out:?}");
+        println!("{nodes} nodes {words:?}: {ops} operations in {:.1?}", start.elapsed());
         mount.unmount();
+    }
+}
+
+fn more_operations() -> Option<u32> {
+    std::env::var("SPURLINE_FSX_OPS").ok()?.parse().ok()
+}
+
+/// Two mounts open, change and close the same files in turn, at times both at once: what one has closed or synced the
+/// other opens. The model is the bytes of each file.
+#[test]
+fn two_mounts_in_turn_find_no_wrong_byte() {
+    let Some(group) = Group::start_in_memory(2, "64m") else { return };
+    let mounts = [group.mount("one", 0, &[]), group.mount("two", 1, &[])];
+    let seed = std::env::var("SPURLINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(18);
+    println!("SPURLINE_SEED={seed}");
+    let mut state: u64 = seed;
+    let mut models = vec![Vec::new(); 3];
+    for turn in 0..more_operations().map_or(600, |ops| ops / 5) {
+        let (which, number) = (draw(&mut state, 2) as usize, draw(&mut state, 3) as usize);
+        let (path, model) = (mounts[which].path(format!("f{number}")), &mut models[number]);
+        let told = format!("turn {turn}, mount {which}, file {number}");
+        let flags = draw(&mut state, 8);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(flags == 0);
+        if flags == 0 {
+            model.clear();
+        }
+        let file = options.open(&path).unwrap_or_else(|error| panic!("{told}: {error}"));
+        assert_eq!(file.metadata().unwrap().len(), model.len() as u64, "{told}: length");
+        for _ in 0..=draw(&mut state, 6) {
+            step(&file, model, &mut state, &told);
+        }
+        if draw(&mut state, 4) == 0 {
+            // Synced and still open here; the other one opens it.
+            file.sync_data().unwrap();
+            let seen = fs::read(mounts[1 - which].path(format!("f{number}"))).unwrap();
+            assert!(seen == *model, "{told}: {} bytes synced, {} read", model.len(), seen.len());
+        }
+    }
+    for (number, model) in models.iter().enumerate() {
+        assert!(fs::read(group.source.join(format!("f{number}"))).unwrap_or_default() == *model, "file {number}");
+    }
+    mounts.into_iter().for_each(Mount::unmount);
+}
+
+/// One operation on a file and its model.
+fn step(file: &File, model: &mut Vec<u8>, state: &mut u64, told: &str) {
+    const LONGEST: u64 = 1 << 20;
+    let offset = draw(state, LONGEST);
+    let len = 1 + draw(state, 96 << 10).min(LONGEST - offset);
+    let (start, end) = (offset as usize, (offset + len) as usize);
+    let kind = draw(state, 10);
+    match kind {
+        0..3 => {
+            let text = bytes(*state, len as usize);
+            file.write_all_at(&text, offset).unwrap();
+            model.resize(model.len().max(end), 0);
+            model[start..end].copy_from_slice(&text);
+        }
+        3 => {
+            file.set_len(offset).unwrap();
+            model.resize(start, 0);
+        }
+        4 => {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(file, mode, offset, len).unwrap();
+            let (start, end) = (start.min(model.len()), end.min(model.len()));
+            model[start..end].fill(0);
+        }
+        5 if !model.is_empty() => {
+            let (mut from, mut to) = (draw(state, model.len() as u64), offset);
+            let first = from as usize;
+            let most = (len as usize).min(model.len() - first);
+            // Ranges of one file that overlap are refused.
+            if first + most <= start || start + most <= first {
+                let done = rustix::fs::copy_file_range(file, Some(&mut from), file, Some(&mut to), most).unwrap();
+                model.resize(model.len().max(start + done), 0);
+                model.copy_within(first..first + done, start);
+            }
+        }
+        _ => {
+            let mut seen = vec![0; len as usize];
+            let mut done = 0;
+            while done < seen.len() {
+                match file.read_at(&mut seen[done..], offset + done as u64).unwrap() {
+                    0 => break,
+                    n => done += n,
+                }
+            }
+            let (start, end) = (start.min(model.len()), end.min(model.len()));
+            assert!(seen[..done] == model[start..end], "{told}: {len} bytes at {offset} of {}", model.len());
+        }
     }
 }

@@ -2,18 +2,15 @@
 //! programs.
 
 use crate::common::*;
+use crate::writable_group::{TmpFs, WAYS};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
-use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
-
-/// The ways a mount can take: the kernel's transports, with the source's file in the kernel and without.
-const WAYS: [&[&str]; 3] = [&[], &["--no-passthrough", "--fuse-io", "dev"], &["--no-passthrough"]];
 
 fn writable(world: &World, more: &[&str]) -> Option<(PathBuf, Mount)> {
     if !can_mount() {
@@ -193,23 +190,6 @@ fn a_source_that_cannot_be_written_is_refused_with_the_reason() {
     refused(&out, 1, &["read-only"]);
 }
 
-/// A small file system of its own.
-struct TmpFs(PathBuf);
-
-impl TmpFs {
-    fn mount(at: &Path, options: &str) -> TmpFs {
-        let out = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).output().unwrap();
-        assert!(out.status.success(), "{out:?}");
-        TmpFs(at.to_owned())
-    }
-}
-
-impl Drop for TmpFs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_full_or_read_only_source_gives_its_errno_and_nothing_else_breaks() {
     for way in WAYS {
@@ -233,75 +213,5 @@ fn a_full_or_read_only_source_gives_its_errno_and_nothing_else_breaks() {
         assert_eq!(error.raw_os_error(), Some(libc::EROFS));
         assert_eq!(fs::read(mount.path("small")).unwrap(), b"fits");
         mount.unmount();
-    }
-}
-
-/// A program that a test needs; prints the reason if it is not there.
-fn has(program: &str) -> bool {
-    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
-    if !found {
-        skip(program, &format!("{program} is not installed"));
-    }
-    found
-}
-
-fn shell(at: &Path, script: &str) {
-    let out = Command::new("sh").args(["-ec", script]).current_dir(at).env("HOME", at).output().unwrap();
-    assert!(out.status.success(), "{script}: {out:?}");
-}
-
-#[test]
-fn git_and_make_work_in_a_writable_mount() {
-    if !has("git") || !has("make") || !has("cc") {
-        return;
-    }
-    for way in WAYS {
-        let world = World::new();
-        let Some((_, mount)) = writable(&world, way) else { return };
-        shell(
-            &mount.at,
-            "git init -q origin && cd origin && git config user.email a@b && git config user.name a
-             printf 'int main(void) { return 7; }\\n' > main.c
-             printf 'main: main.o\\n\\tcc -o main main.o\\nmain.o: main.c\\n\\tcc -c main.c\\n' > Makefile
-             git add . && git commit -qm first && cd .. && git clone -q origin copy && cd copy
-             make -s && { ./main || test $? = 7; } && test \"$(make -q && echo done)\" = done
-             git gc -q && git fsck --strict && git status --porcelain | grep -q main.o",
-        );
-        mount.unmount();
-    }
-}
-
-#[test]
-fn a_database_survives_the_kill_of_its_mount() {
-    if !has("sqlite3") {
-        return;
-    }
-    for (mode, way) in [("wal", WAYS[0]), ("delete", WAYS[0]), ("delete", WAYS[1])] {
-        let world = World::new();
-        let Some((source, mut mount)) = writable(&world, way) else { return };
-        let database = mount.path("db");
-        shell(&mount.at, &format!("sqlite3 db 'PRAGMA journal_mode={mode}; CREATE TABLE t(n INTEGER, b BLOB);'"));
-        let mut writer = Command::new("sh")
-            .arg("-c")
-            .arg("i=0; while :; do i=$((i+1)); echo \"INSERT INTO t VALUES($i, randomblob(3000));\"; done | sqlite3 \"$0\"")
-            .arg(&database)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        let rows = || {
-            let out = Command::new("sqlite3").arg(source.join("db")).arg("SELECT count(*) FROM t").output().unwrap();
-            String::from_utf8_lossy(&out.stdout).trim().parse::<u64>().unwrap_or(0)
-        };
-        // Beside the mount only until the kill: its locks are the mount's own.
-        eventually("the database grows", || fs::metadata(source.join("db")).is_ok_and(|found| found.len() > 100_000));
-        mount.process_mut().kill();
-        let _ = rustix::process::kill_process_group(rustix::process::Pid::from_child(&writer), Signal::KILL);
-        writer.wait().unwrap();
-        detach(&mount.at);
-        let out = Command::new("sqlite3").arg(source.join("db")).arg("PRAGMA integrity_check").output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "ok", "{mode}: {out:?}");
-        assert!(rows() > 0, "{mode}");
     }
 }

@@ -2,58 +2,13 @@
 //! is killed costs a pause.
 
 use crate::common::*;
+use crate::writable_group::Group;
 use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// Nodes over one directory.
-struct Group {
-    world: World,
-    source: PathBuf,
-    nodes: Vec<Node>,
-}
-
-impl Group {
-    fn start(count: usize) -> Option<Group> {
-        if !can_mount() {
-            return None;
-        }
-        let world = World::new();
-        let source = world.dir("source");
-        for path in [&world.path(""), &source] {
-            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        let mut group = Group { world, source, nodes: Vec::new() };
-        for n in 0..count {
-            let node = group.node(n, 0);
-            group.nodes.push(node);
-        }
-        Some(group)
-    }
-
-    fn node(&self, n: usize, port: u16) -> Node {
-        let cache = self.world.dir(&format!("node-cache-{n}"));
-        let source = self.source.to_str().unwrap();
-        let port = port.to_string();
-        let words = ["node", "--writable", "--source", source, "--group-port", &port, "--cache-dir"];
-        let mut command = self.world.command(&words);
-        self.world.node_with(command.arg(cache))
-    }
-
-    /// A mount whose list of nodes begins with the one at `first`.
-    fn mount(&self, name: &str, first: usize, more: &[&str]) -> Mount {
-        let at = self.world.dir(name);
-        let mut nodes: Vec<&str> = self.nodes.iter().map(|node| node.address.as_str()).collect();
-        nodes.rotate_left(first);
-        let (source, registry) = (self.source.to_str().unwrap(), format!("static:{}", nodes.join(",")));
-        let mut command = self.world.command(&["mount", source, at.to_str().unwrap(), "--rw", "--registry", &registry]);
-        self.world.mount_at(command.args(["-o", "allow_other"]).args(more), &at)
-    }
-}
 
 #[test]
 fn what_one_mount_has_closed_another_reads() {

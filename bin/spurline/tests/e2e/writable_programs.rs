@@ -1,0 +1,341 @@
+//! Real programs on writable mounts, alone and through nodes, and the calls that checkpoint writers make.
+
+use crate::common::*;
+use crate::writable_group::{Group, WAYS, draw, has, shell};
+use rustix::process::Signal;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Lone mounts of each way, and one through two nodes.
+fn on_every_way(test: impl Fn(&Group, Mount)) {
+    for way in WAYS {
+        let Some(group) = Group::start(0) else { return };
+        test(&group, group.mount("mnt", 0, way));
+    }
+    let Some(group) = Group::start(2) else { return };
+    test(&group, group.mount("mnt", 0, &[]));
+}
+
+#[test]
+fn git_and_make_work_in_a_writable_mount() {
+    if !has("git") || !has("make") || !has("cc") {
+        return;
+    }
+    on_every_way(|_, mount| {
+        shell(
+            &mount.at,
+            "git init -q origin && cd origin && git config user.email a@b && git config user.name a
+             printf 'int main(void) { return 7; }\\n' > main.c
+             printf 'main: main.o\\n\\tcc -o main main.o\\nmain.o: main.c\\n\\tcc -c main.c\\n' > Makefile
+             git add . && git commit -qm first && cd .. && git clone -q origin copy && cd copy
+             make -s && { ./main || test $? = 7; } && test \"$(make -q && echo done)\" = done
+             git gc -q && git fsck --strict && git status --porcelain | grep -q main.o",
+        );
+        mount.unmount();
+    });
+}
+
+#[test]
+fn a_database_survives_the_kill_of_its_mount() {
+    if !has("sqlite3") {
+        return;
+    }
+    for (mode, nodes, way) in [
+        ("wal", 0, WAYS[0]),
+        ("delete", 0, WAYS[0]),
+        ("delete", 0, WAYS[1]),
+        ("wal", 2, WAYS[0]),
+        ("delete", 2, WAYS[0]),
+    ] {
+        let Some(group) = Group::start(nodes) else { return };
+        let mut mount = group.mount("mnt", 0, way);
+        let database = mount.path("db");
+        shell(&mount.at, &format!("sqlite3 db 'PRAGMA journal_mode={mode}; CREATE TABLE t(n INTEGER, b BLOB);'"));
+        let mut writer = Command::new("sh")
+            .arg("-c")
+            .arg("i=0; while :; do i=$((i+1)); echo \"INSERT INTO t VALUES($i, randomblob(3000));\"; done | sqlite3 \"$0\"")
+            .arg(&database)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let in_source = group.source.join("db");
+        let rows = || {
+            let out = Command::new("sqlite3").arg(&in_source).arg("SELECT count(*) FROM t").output().unwrap();
+            String::from_utf8_lossy(&out.stdout).trim().parse::<u64>().unwrap_or(0)
+        };
+        // Beside the mount only until the kill: its locks are the mount's own.
+        eventually("the database grows", || fs::metadata(&in_source).is_ok_and(|found| found.len() > 100_000));
+        mount.process_mut().kill();
+        let _ = rustix::process::kill_process_group(rustix::process::Pid::from_child(&writer), Signal::KILL);
+        writer.wait().unwrap();
+        detach(&mount.at);
+        let out = Command::new("sqlite3").arg(&in_source).arg("PRAGMA integrity_check").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "ok", "{mode}, {nodes} nodes: {out:?}");
+        assert!(rows() > 0, "{mode}, {nodes} nodes");
+    }
+}
+
+/// A tree as archives of programs have it: modes, times, links of both kinds, empty files and folders, long names.
+fn make_tree(at: &Path) {
+    fs::create_dir(at).unwrap();
+    let mut state = 0x5eed;
+    for n in 0..300u64 {
+        let folder = at.join(format!("d{}/e{}", n % 7, n % 3));
+        fs::create_dir_all(&folder).unwrap();
+        let len = [0, 1, 37, 4096, 9000, 70_000][draw(&mut state, 6) as usize];
+        fs::write(folder.join(format!("file {n} {}", "x".repeat(n as usize % 90))), bytes(n, len)).unwrap();
+    }
+    shell(
+        at,
+        "chmod 755 d1/e1/* && chmod 600 d2/e1/* && chmod 2775 d3 && mkdir empty && mkfifo pipe
+         ln -s ../d1 d2/link && ln -s missing dangling && touch -d '2001-02-03 04:05:06.789' d4/e1/* d4
+         for f in d5/e1/*; do ln \"$f\" \"$f.hard\"; done",
+    );
+}
+
+/// What differs between two trees, as rsync sees it: contents, modes, times, owners, links.
+fn differences(from: &Path, to: &Path) -> String {
+    let mut command = Command::new("rsync");
+    command.args(["-aHAXDnic", "--delete"]).arg(from.join("")).arg(to.join(""));
+    let out = finish(&mut command);
+    assert!(out.status.success(), "{out:?}");
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+#[test]
+fn archives_and_copies_arrive_whole() {
+    if !has("rsync") || !has("tar") {
+        return;
+    }
+    on_every_way(|group, mount| {
+        let (tree, archive, back) = (group.world.path("tree"), group.world.path("tree.tar"), group.world.path("back"));
+        make_tree(&tree);
+        let (tree_text, archive, back_text) = (tree.display(), archive.display(), back.display());
+        shell(
+            &mount.at,
+            &format!("tar -C '{tree_text}' -cf '{archive}' . && mkdir untarred && cd untarred && tar -xpf '{archive}'"),
+        );
+        shell(&mount.path("untarred"), &format!("tar -df '{archive}'"));
+        assert_eq!(differences(&tree, &mount.path("untarred")), "");
+        // There, back, and once more over files that exist.
+        shell(&mount.at, &format!("rsync -aHAX '{tree_text}/' copied/ && rsync -aHAX copied/ '{back_text}/'"));
+        assert_eq!(differences(&tree, &mount.path("copied")), "");
+        assert_eq!(differences(&tree, &back), "");
+        shell(&tree, "printf more >> 'd1/e1/file 1 x' && rm d2/link && mv d3 d3new");
+        shell(&mount.at, &format!("rsync -aHAX --delete --inplace '{tree_text}/' copied/"));
+        assert_eq!(differences(&tree, &mount.path("copied")), "");
+        assert_eq!(differences(&tree, &group.source.join("copied")), "");
+        shell(&mount.at, "cp -a copied again && rm -r copied untarred && mv again copied");
+        assert_eq!(differences(&tree, &mount.path("copied")), "");
+        mount.unmount();
+    });
+}
+
+/// The calls of torch.distributed.checkpoint: each rank writes one file in sequence and syncs it; then the metadata comes under
+/// its name by a rename. Another mount loads it.
+#[test]
+fn a_checkpoint_of_torch_is_whole_in_another_mount() {
+    let Some(group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    let shard = |step: u64, rank: u64| bytes(step * 10 + rank, 3 * MIB + 12_345 * rank as usize);
+    for step in 0..3u64 {
+        // The second save replaces the first one.
+        let name = format!("step-{}", step / 2);
+        fs::create_dir_all(one.path(&name)).unwrap();
+        std::thread::scope(|scope| {
+            for rank in 0..4u64 {
+                let (path, text) = (one.path(&name).join(format!("__{rank}_0.distcp")), shard(step, rank));
+                scope.spawn(move || {
+                    let mut file = File::create(path).unwrap();
+                    let (mut at, mut state) = (0, rank + 1);
+                    while at < text.len() {
+                        let len = (1 + draw(&mut state, 300_000) as usize).min(text.len() - at);
+                        file.write_all(&text[at..at + len]).unwrap();
+                        at += len;
+                    }
+                    file.sync_all().unwrap();
+                });
+            }
+        });
+        let (temporary, metadata) = (one.path(&name).join(".metadata.tmp"), one.path(&name).join(".metadata"));
+        let mut file = File::create(&temporary).unwrap();
+        file.write_all(format!("step {step}").as_bytes()).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        if metadata.exists() {
+            fs::remove_file(&metadata).unwrap();
+        }
+        fs::rename(&temporary, &metadata).unwrap();
+        eventually("the other mount sees the checkpoint", || {
+            fs::read_to_string(two.path(&name).join(".metadata")).is_ok_and(|text| text == format!("step {step}"))
+        });
+        for rank in 0..4u64 {
+            let (file, want) =
+                (File::open(two.path(&name).join(format!("__{rank}_0.distcp"))).unwrap(), shard(step, rank));
+            assert_eq!(file.metadata().unwrap().len(), want.len() as u64, "step {step}, rank {rank}");
+            let mut state = 99 + rank;
+            for _ in 0..20 {
+                let at = draw(&mut state, want.len() as u64) as usize;
+                let len = (draw(&mut state, 500_000) as usize).min(want.len() - at);
+                let mut got = vec![0; len];
+                file.read_exact_at(&mut got, at as u64).unwrap();
+                assert!(got == want[at..at + len], "step {step}, rank {rank}, {len} bytes at {at}");
+            }
+        }
+    }
+    one.unmount();
+    two.unmount();
+}
+
+/// The calls of orbax: a folder under a temporary name, in it files that come under their names by a lock file and a
+/// rename, then the rename of the folder.
+#[test]
+fn a_checkpoint_of_orbax_appears_at_once() {
+    let Some(group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    let text = |step: u64, part: u64| bytes(step * 100 + part, 40_000 + 7000 * part as usize);
+    for step in 0..3u64 {
+        let (temporary, name) = (one.path(format!("{step}.orbax-checkpoint-tmp-17")), format!("{step}"));
+        fs::create_dir_all(temporary.join("default/ocdbt.process_0/d")).unwrap();
+        std::thread::scope(|scope| {
+            for part in 0..6u64 {
+                let (path, text) = (temporary.join(format!("default/ocdbt.process_0/d/{part}")), text(step, part));
+                scope.spawn(move || {
+                    let lock = path.with_extension("__lock");
+                    let mut file = OpenOptions::new().write(true).create_new(true).open(&lock).unwrap();
+                    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+                    file.write_all(&text).unwrap();
+                    file.sync_all().unwrap();
+                    fs::rename(&lock, &path).unwrap();
+                    File::open(path.parent().unwrap()).unwrap().sync_all().unwrap();
+                });
+            }
+        });
+        fs::write(temporary.join("_CHECKPOINT_METADATA"), "{}").unwrap();
+        assert!(!two.path(&name).exists());
+        fs::rename(&temporary, one.path(&name)).unwrap();
+        eventually("the other mount sees the checkpoint", || two.path(&name).exists());
+        let folder = two.path(&name).join("default/ocdbt.process_0/d");
+        let mut found: Vec<_> = fs::read_dir(&folder).unwrap().map(|found| found.unwrap().file_name()).collect();
+        found.sort();
+        assert_eq!(found, ["0", "1", "2", "3", "4", "5"]);
+        for part in 0..6u64 {
+            assert!(fs::read(folder.join(format!("{part}"))).unwrap() == text(step, part), "step {step}, part {part}");
+        }
+        assert_eq!(fs::read(two.path(&name).join("_CHECKPOINT_METADATA")).unwrap(), b"{}");
+    }
+    one.unmount();
+    two.unmount();
+}
+
+/// A log of records beside its readers, in the same mount and in another: they see a prefix of it, never a zero or a
+/// part of another record.
+#[test]
+fn readers_beside_an_appender_see_a_prefix() {
+    let Some(group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    fs::write(one.path("events"), "").unwrap();
+    let ended = AtomicBool::new(false);
+    let record = |n: u64| format!("record {n} {}\n", "y".repeat(n as usize % 200));
+    let whole: String = (0..1500).map(record).collect();
+    std::thread::scope(|scope| {
+        for mount in [&one, &two] {
+            let (whole, ended) = (&whole, &ended);
+            scope.spawn(move || {
+                let mut longest = 0;
+                loop {
+                    let last = ended.load(Ordering::Acquire);
+                    let seen = fs::read(mount.path("events")).unwrap();
+                    assert!(whole.as_bytes().starts_with(&seen), "{} bytes are no prefix", seen.len());
+                    assert!(seen.len() >= longest, "{} bytes after {longest}", seen.len());
+                    longest = seen.len();
+                    if last {
+                        return assert_eq!(longest, whole.len());
+                    }
+                    std::thread::sleep(Duration::from_millis(3));
+                }
+            });
+        }
+        let mut log = OpenOptions::new().append(true).open(one.path("events")).unwrap();
+        for n in 0..1500 {
+            log.write_all(record(n).as_bytes()).unwrap();
+            if n % 200 == 199 {
+                log.sync_data().unwrap();
+            }
+        }
+        drop(log);
+        ended.store(true, Ordering::Release);
+    });
+    one.unmount();
+    two.unmount();
+}
+
+/// Packages from the index, fetched beside the mount, so that only the mount's part is tested. `None` prints the reason.
+fn wheels(group: &Group) -> Option<String> {
+    let to = group.world.dir("wheels");
+    let mut command = Command::new("python3");
+    command.args(["-m", "pip", "download", "-q", "--only-binary", ":all:", "-d"]).arg(&to);
+    let out = command.args(["uv", "numpy", "safetensors"]).stdin(Stdio::null()).output();
+    match out {
+        Ok(out) if out.status.success() => Some(to.to_str().unwrap().to_owned()),
+        Ok(out) => {
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            skip("pypi", &format!("pip can't fetch packages: {}", said.lines().last().unwrap_or_default()));
+            None
+        }
+        Err(error) => {
+            skip("pypi", &format!("python3 can't be run: {error}"));
+            None
+        }
+    }
+}
+
+#[test]
+fn python_packages_and_tensors_live_on_a_mount() {
+    let Some(group) = Group::start(2) else { return };
+    let Some(wheels) = wheels(&group) else { return };
+    let (mount, other) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    let lone = Group::start(0).map(|group| (group.mount("mnt", 0, WAYS[0]), group));
+    // In this order: the mount ends before its source.
+    let (lone, _lone_group) = lone.unwrap();
+    for at in [&mount.at, &lone.at] {
+        shell(
+            at,
+            &format!(
+                "python3 -m venv venv && venv/bin/pip install -q --no-index --find-links '{wheels}' uv
+                 VIRTUAL_ENV=$PWD/venv venv/bin/uv pip install -q --cache-dir cache --no-index --find-links '{wheels}' numpy safetensors
+                 venv/bin/python -c \"
+import numpy
+from safetensors.numpy import save_file, load_file
+saved = {{str(n): numpy.random.default_rng(n).standard_normal((300, 100 + n)) for n in range(12)}}
+for _ in range(2):
+    save_file(saved, 'model.safetensors')
+    loaded = load_file('model.safetensors')
+    assert all(numpy.array_equal(saved[name], loaded[name]) for name in saved)
+\""
+            ),
+        );
+    }
+    // What the one has installed and saved runs in the other.
+    shell(
+        &other.at,
+        "venv/bin/python -c \"
+import numpy
+from safetensors.numpy import load_file
+loaded = load_file('model.safetensors')
+assert all(numpy.array_equal(tensor, numpy.random.default_rng(int(name)).standard_normal((300, 100 + int(name)))) for name, tensor in loaded.items())
+assert len(loaded) == 12
+\"",
+    );
+    lone.unmount();
+    mount.unmount();
+    other.unmount();
+}
