@@ -237,7 +237,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/host/probe", "TCP_INFO by getsockopt, which no library in use has"),
     (
         "crates/origin/origin",
-        "leases by fcntl, which no library in use has; a thread's own mask, and a close that reports errors",
+        "leases and locks by fcntl, which no library in use has; a thread's own mask, and a close that reports errors",
     ),
     ("crates/host/umad", "calls into libibumad"),
     ("tools/vtime", "the C library's clocks, futexes and threads, defined anew for tests"),

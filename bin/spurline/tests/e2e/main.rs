@@ -14,6 +14,7 @@ mod group;
 mod hosts;
 mod jobs;
 mod load;
+mod locks;
 mod lone;
 mod members;
 mod networks;

@@ -38,6 +38,9 @@ pub mod opcode {
     pub const READDIR: u32 = 28;
     pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
     pub const ACCESS: u32 = 34;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
@@ -57,10 +60,12 @@ pub mod opcode {
 /// Flags of INIT; bits from 32 are in `flags2`.
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
+    pub const POSIX_LOCKS: u64 = 1 << 1;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const ASYNC_DIO: u64 = 1 << 15;
@@ -101,6 +106,9 @@ pub const GETATTR_FH: u32 = 1;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// FSYNC and FSYNCDIR: the bytes only.
 pub const FSYNC_FDATASYNC: u32 = 1;
+
+/// GETLK, SETLK and SETLKW: a lock of flock(2).
+pub const LK_FLOCK: u32 = 1;
 
 /// Which attributes a SETATTR sets.
 pub mod fattr {

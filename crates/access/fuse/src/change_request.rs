@@ -23,7 +23,9 @@ pub enum ChangeRequest {
     Removexattr { name: BodySpan },
     Fallocate { fh: u64, offset: u64, length: u64, mode: u32 },
     CopyFileRange(abi::CopyFileRangeIn),
-    Flush { fh: u64 },
+    Flush { fh: u64, lock_owner: u64 },
+    TestLock(abi::LkIn),
+    SetLock { lock: abi::LkIn, wait: bool },
     Fsync { fh: u64, data_only: bool },
     Fsyncdir { fh: u64, data_only: bool },
     Syncfs,
@@ -49,6 +51,9 @@ impl ChangeRequest {
             ChangeRequest::Fallocate { .. } => "fallocate",
             ChangeRequest::CopyFileRange(_) => "copy_file_range",
             ChangeRequest::Flush { .. } => "flush",
+            ChangeRequest::TestLock(_) => "getlk",
+            ChangeRequest::SetLock { wait: false, .. } => "setlk",
+            ChangeRequest::SetLock { wait: true, .. } => "setlkw",
             ChangeRequest::Fsync { .. } => "fsync",
             ChangeRequest::Fsyncdir { .. } => "fsyncdir",
             ChangeRequest::Syncfs => "syncfs",
@@ -71,6 +76,7 @@ pub(crate) fn change_args_len(op: u32) -> usize {
         opcode::FALLOCATE => size_of::<abi::FallocateIn>(),
         opcode::COPY_FILE_RANGE => size_of::<abi::CopyFileRangeIn>(),
         opcode::FLUSH => size_of::<abi::FlushIn>(),
+        opcode::GETLK | opcode::SETLK | opcode::SETLKW => size_of::<abi::LkIn>(),
         opcode::FSYNC | opcode::FSYNCDIR => size_of::<abi::FsyncIn>(),
         _ => 0,
     }
@@ -97,6 +103,9 @@ pub(crate) fn decode_change(op: u32, args: &[u8], body: &[u8]) -> Option<Option<
             | opcode::FALLOCATE
             | opcode::COPY_FILE_RANGE
             | opcode::FLUSH
+            | opcode::GETLK
+            | opcode::SETLK
+            | opcode::SETLKW
             | opcode::FSYNC
             | opcode::FSYNCDIR
             | opcode::SYNCFS
@@ -160,7 +169,14 @@ fn decode_known(op: u32, args: &[u8], body: &[u8]) -> Option<ChangeRequest> {
             ChangeRequest::Fallocate { fh: a.fh, offset: a.offset, length: a.length, mode: a.mode }
         }
         opcode::COPY_FILE_RANGE => ChangeRequest::CopyFileRange(read_plain(args)?),
-        opcode::FLUSH => ChangeRequest::Flush { fh: read_plain::<abi::FlushIn>(args)?.fh },
+        opcode::FLUSH => {
+            let a: abi::FlushIn = read_plain(args)?;
+            ChangeRequest::Flush { fh: a.fh, lock_owner: a.lock_owner }
+        }
+        opcode::GETLK => ChangeRequest::TestLock(read_plain(args)?),
+        opcode::SETLK | opcode::SETLKW => {
+            ChangeRequest::SetLock { lock: read_plain(args)?, wait: op == opcode::SETLKW }
+        }
         opcode::FSYNC | opcode::FSYNCDIR => {
             let a: abi::FsyncIn = read_plain(args)?;
             let (fh, data_only) = (a.fh, a.fsync_flags & abi::FSYNC_FDATASYNC != 0);

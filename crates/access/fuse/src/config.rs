@@ -58,6 +58,8 @@ impl fmt::Display for TransportChoice {
 pub struct SessionWrites {
     /// The kernel checks POSIX access control lists, too.
     pub acls: bool,
+    /// Locks of fcntl(2) and flock(2) become requests; else the kernel keeps them among the programs of the mount.
+    pub locks: bool,
 }
 
 /// The configuration of a session. `Default` is a good start; the caller sets the memory budget.

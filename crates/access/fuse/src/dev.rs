@@ -120,7 +120,8 @@ fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
 
 /// Starts one more thread if memory and limits allow.
 pub(crate) fn grow_threads<H: FuseHandler>(shared: &Arc<SessionShared<H>>) {
-    let max = shared.config.dev_threads();
+    // A thread whose request waits for others does not count.
+    let max = shared.config.dev_threads() + shared.waits.count();
     let reserved = shared.dev_threads.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n < max).then_some(n + 1));
     if reserved.is_err() {
         return;

@@ -7,7 +7,7 @@ use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, LookupReply, RequestCaller, StatAttr};
 use crate::reply::{ReplyReceipt, attr_out, entry_out, put_struct};
 use spurline_fs::writable::NewNode;
-use spurline_volume::writes::{AttrChange, FileTime, NewTime};
+use spurline_volume::writes::{AttrChange, FileLock, FileTime, LockConflict, LockFamily, LockKind, LockRange, NewTime};
 use std::time::Duration;
 
 impl<H: FuseHandler> RequestDispatcher<H> {
@@ -84,7 +84,14 @@ impl<H: FuseHandler> RequestDispatcher<H> {
                 // The reply has 32 bits for it.
                 put_struct(io.payload(), &abi::WriteOut { size: copied as u32, padding: 0 })
             }
-            ChangeRequest::Flush { fh } => done(h.flush(ino, fh)?),
+            ChangeRequest::Flush { fh, lock_owner } => done(h.flush(ino, fh, lock_owner)?),
+            ChangeRequest::TestLock(args) => {
+                let found = h.test_lock((ino, args.fh), &file_lock(&args)?, &caller)?;
+                put_struct(io.payload(), &lock_reply(found))
+            }
+            ChangeRequest::SetLock { lock, wait } => {
+                done(h.set_lock((ino, lock.fh), &file_lock(&lock)?, lock.pid, wait, &caller)?)
+            }
             ChangeRequest::Fsync { fh, data_only } => done(h.fsync(ino, fh, data_only)?),
             ChangeRequest::Fsyncdir { fh, data_only } => done(h.fsyncdir(ino, fh, data_only)?),
             ChangeRequest::Syncfs => done(h.syncfs()?),
@@ -124,6 +131,28 @@ fn attr_change(args: &abi::SetattrIn) -> AttrChange {
         atime: time(fattr::ATIME, fattr::ATIME_NOW, args.atime, args.atimensec),
         mtime: time(fattr::MTIME, fattr::MTIME_NOW, args.mtime, args.mtimensec),
     }
+}
+
+fn file_lock(args: &abi::LkIn) -> Result<FileLock, Errno> {
+    let kind = match args.kind as libc::c_int {
+        libc::F_RDLCK => LockKind::Read,
+        libc::F_WRLCK => LockKind::Write,
+        libc::F_UNLCK => LockKind::Unlock,
+        _ => return Err(Errno::EINVAL),
+    };
+    if args.start > args.end {
+        return Err(Errno::EINVAL);
+    }
+    let family = if args.lk_flags & abi::LK_FLOCK != 0 { LockFamily::Flock } else { LockFamily::Posix };
+    Ok(FileLock { family, owner: args.owner, range: LockRange { start: args.start, end: args.end }, kind })
+}
+
+fn lock_reply(found: Option<LockConflict>) -> abi::LkOut {
+    let Some(LockConflict { kind, range, pid }) = found else {
+        return abi::LkOut { kind: libc::F_UNLCK as u32, ..Default::default() };
+    };
+    let kind = if kind == LockKind::Write { libc::F_WRLCK } else { libc::F_RDLCK };
+    abi::LkOut { start: range.start, end: range.end, kind: kind as u32, pid }
 }
 
 /// A device number as the kernel sends it (`new_encode_dev`), in the form of makedev(3).

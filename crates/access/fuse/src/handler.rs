@@ -6,8 +6,9 @@ use crate::backing::{BackingId, BackingRegistrar};
 use crate::errno::Errno;
 use crate::notify::KernelNotifier;
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
+use crate::waiting::WaitingSlots;
 use spurline_fs::writable::NewNode;
-use spurline_volume::writes::AttrChange;
+use spurline_volume::writes::{AttrChange, FileLock, LockConflict};
 use std::time::{Duration, SystemTime};
 
 /// The caller of a request, from its header.
@@ -165,6 +166,8 @@ pub struct InitInfo {
     pub backings: Option<BackingRegistrar>,
     /// Sends notifications to the kernel.
     pub notifier: KernelNotifier,
+    /// Keeps the session able to serve while requests wait for others.
+    pub waiting: WaitingSlots,
 }
 
 /// A file system. Methods are called from many threads at once and may block: each call blocks one slot. A panic in a
@@ -288,8 +291,12 @@ pub trait FuseHandler: Send + Sync + 'static {
         Err(Errno::ENOSYS)
     }
 
-    /// The process that waits for request `unique` was interrupted. An early reply is optional.
+    /// The process that waits for request `unique` was interrupted. An early reply is optional. The call may come
+    /// before the request itself.
     fn interrupt(&self, unique: u64) {}
+
+    /// The connection to the kernel ended: waits that only a further request would end have to end now.
+    fn disconnect(&self) {}
 
     // Changes. A handler without them refuses each with EROFS. After ENOSYS, the answer of such a handler to FLUSH and
     // FSYNC, the kernel stops sending those.
@@ -386,11 +393,41 @@ pub trait FuseHandler: Send + Sync + 'static {
         Err(Errno::EROFS)
     }
 
-    /// A descriptor of the handle was closed; sent if [`HandleReply::flush`] is set.
+    /// The process `lock_owner` closed a descriptor of the handle; sent if [`HandleReply::flush`] is set.
     ///
     /// # Errors
     /// The failure of an earlier write.
-    fn flush(&self, ino: u64, fh: u64) -> Result<(), Errno> {
+    fn flush(&self, ino: u64, fh: u64, lock_owner: u64) -> Result<(), Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// A lock of another owner that is in the way of `lock`. Locks become requests if [`crate::SessionWrites::locks`] is
+    /// set.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn test_lock(
+        &self,
+        (ino, fh): (u64, u64),
+        lock: &FileLock,
+        caller: &RequestCaller,
+    ) -> Result<Option<LockConflict>, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Sets or removes a lock for the process `pid`; with `wait`, as soon as no other is in the way, or until the request
+    /// is interrupted. A wait begins with [`WaitingSlots::begin_wait`].
+    ///
+    /// # Errors
+    /// EAGAIN without `wait`; EINTR after an interruption.
+    fn set_lock(
+        &self,
+        (ino, fh): (u64, u64),
+        lock: &FileLock,
+        pid: u32,
+        wait: bool,
+        caller: &RequestCaller,
+    ) -> Result<(), Errno> {
         Err(Errno::ENOSYS)
     }
 

@@ -55,6 +55,9 @@ pub(crate) fn negotiate_init(
         if writes.acls {
             want |= init::POSIX_ACL;
         }
+        if writes.locks {
+            want |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
+        }
     }
     if uring {
         want |= init::OVER_IO_URING;

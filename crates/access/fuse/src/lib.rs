@@ -26,6 +26,7 @@ mod reply;
 mod request;
 mod ring;
 mod session;
+mod waiting;
 mod writable_adapter;
 
 pub use adapter::FsHandler;
@@ -42,6 +43,7 @@ pub use nullfs::NullFs;
 pub use options::{MountOptions, UnknownOption};
 pub use reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
 pub use session::{FuseSession, SessionUnmounter, UnmountOutcome};
+pub use waiting::{WaitingSlot, WaitingSlots};
 pub use writable_adapter::WritableFsHandler;
 
 pub(crate) use request::FuseRequest;

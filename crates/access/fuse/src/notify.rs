@@ -72,6 +72,19 @@ impl KernelNotifier {
         }
     }
 
+    /// Makes the kernel drop the inode's pages and attributes. Waits for reads and writes of these pages that are under way,
+    /// so other slots have to serve them. An inode that the kernel does not have is no error.
+    ///
+    /// # Errors
+    /// ENODEV after the session's end; the kernel's error.
+    pub fn invalidate_pages(&self, ino: u64) -> io::Result<()> {
+        let head = abi::NotifyInvalInodeOut { ino, off: 0, len: 0 };
+        match self.send(notify::INVAL_INODE, &[bytes_of(&head)]) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            sent => sent,
+        }
+    }
+
     fn send(&self, code: i32, pieces: &[&[u8]]) -> io::Result<()> {
         let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
         let len = size_of::<OutHeader>() + pieces.iter().map(|piece| piece.len()).sum::<usize>();

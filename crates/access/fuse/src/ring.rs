@@ -11,6 +11,7 @@ use crate::handler::FuseHandler;
 use crate::reply::ReplyReceipt;
 use crate::request::decode_split;
 use crate::session::{RequestSlot, SessionShared};
+use crate::waiting::serve_queue_of;
 use io_uring::{IoUring, cqueue, squeue};
 use parking_lot::{Condvar, Mutex};
 use std::mem::offset_of;
@@ -216,8 +217,21 @@ pub(crate) fn prepare_entries<H: FuseHandler>(
     }
 }
 
+/// Adds an entry to the queue of `cpu`, while the session runs.
+pub(crate) fn add_entry<H: FuseHandler>(shared: &Arc<SessionShared<H>>, cpu: usize) -> Result<(), String> {
+    let gate = Arc::new(StartGate { state: Mutex::default(), changed: Condvar::new() });
+    let entry = gate.clone();
+    let started = shared.config.buffers.allocate(shared.config.slot_len()).and_then(|buffer| {
+        let slot = RequestSlot::new(buffer, shared)?;
+        shared.spawn_slot("fuse-ring", slot, move |shared, slot| run_entry(shared, slot, cpu, &entry))
+    });
+    started.map_err(|e| e.to_string())?;
+    gate.open_gate(1)
+}
+
 fn run_entry<H: FuseHandler>(shared: &Arc<SessionShared<H>>, slot: &mut RequestSlot, cpu: usize, gate: &StartGate) {
     let mut seat = ThreadPlacement::new(cpu);
+    serve_queue_of(cpu);
     let ring = new_ring().and_then(|r| r.submitter().register_files(&[shared.device.as_raw_fd()]).map(|()| r));
     let mut ring = match ring {
         Ok(ring) => ring,
@@ -254,7 +268,7 @@ fn is_ahead(offset: u64, size: u32, flags: u32) -> bool {
 /// that CPU's cache, and the reader sleeps. But the kernel queues its read-ahead on the CPU of a reader that
 /// continues to work; the thread then leaves that CPU to the reader. This is an optimisation, so a refusal (a CPU
 /// offline, a cpuset) is harmless.
-struct ThreadPlacement {
+pub(crate) struct ThreadPlacement {
     cpu: usize,
     own: libc::cpu_set_t,
     /// The process's own affinity; `None` if the kernel did not return it.
@@ -287,6 +301,17 @@ impl ThreadPlacement {
         let Some(anywhere) = self.anywhere.filter(|_| self.row >= ROW) else { return };
         self.set_affinity(if ahead { &anywhere } else { &self.own });
         (self.fixed, self.row) = (!ahead, 0);
+    }
+
+    /// Makes one request to the file system at `path` from `cpu`, so that the entries of its queue take what is queued.
+    pub(crate) fn poke_queue(cpu: usize, path: &std::path::Path) {
+        let _seat = ThreadPlacement::new(cpu);
+        let Ok(path) = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()) else { return };
+        // SAFETY: the path ends with a NUL, and the kernel writes one statfs, which is plain integers.
+        unsafe {
+            let mut sizes: libc::statfs = std::mem::zeroed();
+            libc::statfs(path.as_ptr(), &raw mut sizes);
+        }
     }
 
     fn set_affinity(&self, set: &libc::cpu_set_t) {

@@ -11,7 +11,8 @@ use crate::init::{InitAgreement, negotiate_init};
 use crate::mount::{self, MountError, MountedDevice, abort_connection, detach_mount};
 use crate::mountinfo::{MountEntry, MountTable, mounted_at};
 use crate::notify::KernelNotifier;
-use crate::ring::{self, QueueCpus};
+use crate::ring::{self, QueueCpus, ThreadPlacement};
+use crate::waiting::{SlotWaits, WaitingSlots};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,6 +55,10 @@ pub(crate) struct SessionShared<H> {
     pub(crate) dev_idle: AtomicUsize,
     /// Idle threads kept after a peak.
     pub(crate) dev_keep: usize,
+    /// Requests that wait for others.
+    pub(crate) waits: SlotWaits,
+    /// Entries of each io_uring queue.
+    pub(crate) ring_depth: usize,
     core: Arc<SessionCore>,
 }
 
@@ -211,6 +216,16 @@ impl<H: FuseHandler> SessionShared<H> {
         started.map(drop).inspect_err(|_| self.core.update_state(|s| s.live -= 1))
     }
 
+    /// Makes the entries of a CPU's io_uring queue take queued requests: the kernel gives these to an entry that replies to
+    /// another request, and not to a new one.
+    pub(crate) fn wake_queue(&self, cpu: usize) {
+        let path = self.core.path.clone();
+        let poke = move || ThreadPlacement::poke_queue(cpu, &path);
+        if let Err(error) = thread::Builder::new().name("fuse-poke".into()).spawn(poke) {
+            tracing::debug!("queued requests wait for the next one: {error}");
+        }
+    }
+
     fn thread_ended(&self) {
         let mut last = false;
         self.core.update_state(|s| {
@@ -226,6 +241,7 @@ impl<H: FuseHandler> SessionShared<H> {
     /// A thread found the connection gone.
     pub(crate) fn connection_ended(&self, end: ConnectionEnd) {
         self.core.update_state(|s| s.gone = true);
+        self.dispatcher.handler.disconnect();
         match end {
             ConnectionEnd::Unmounted => {}
             ConnectionEnd::Aborted => {
@@ -391,6 +407,8 @@ impl FuseSession {
             device: Arc::new(device),
             dev_threads: AtomicUsize::new(1),
             dev_idle: AtomicUsize::new(0),
+            waits: SlotWaits::default(),
+            ring_depth: config.ring_depth(&cpus),
             dev_keep: (2 * cpus.on.len()).max(4).min(config.dev_threads()),
             config,
             core,
@@ -560,10 +578,11 @@ fn run_first_slot<H: FuseHandler>(
     dev::serve_device(shared, slot, &shared.device, dev);
 }
 
-fn init_info<H: FuseHandler>(shared: &SessionShared<H>, agreed: InitAgreement) -> InitInfo {
+fn init_info<H: FuseHandler>(shared: &Arc<SessionShared<H>>, agreed: InitAgreement) -> InitInfo {
     let backings = agreed.passthrough.then(|| BackingRegistrar::new(&shared.device));
     let notifier = KernelNotifier::new(&shared.device, agreed.minor);
-    InitInfo { minor: agreed.minor, max_read: agreed.max_read, backings, notifier }
+    let waiting = WaitingSlots::new(shared);
+    InitInfo { minor: agreed.minor, max_read: agreed.max_read, backings, notifier, waiting }
 }
 
 /// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise it in sysfs. Returns a

@@ -7,9 +7,14 @@ use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
 use crate::notify::KernelNotifier;
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
-use spurline_fs::writable::{FsCaller, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem};
+use crate::waiting::WaitingSlots;
+use spurline_fs::writable::{
+    BeginWait, FsCaller, LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem,
+};
 use spurline_fs::{FsError, RegisterBacking};
-use spurline_volume::writes::{AttrChange, FileTime, ListedName, NodeAttr};
+use spurline_types::{Error, ErrorKind};
+use spurline_volume::writes::{AttrChange, FileLock, FileTime, ListedName, LockConflict, NodeAttr};
+use std::any::Any;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -23,6 +28,18 @@ pub struct WritableFsHandler {
     generation: u64,
     passthrough: OnceLock<PassthroughState>,
     notifier: OnceLock<KernelNotifier>,
+    waiting: OnceLock<WaitingSlots>,
+}
+
+/// See [`WaitingSlots::begin_wait`].
+struct SessionWait<'a>(&'a OnceLock<WaitingSlots>);
+
+impl BeginWait for SessionWait<'_> {
+    fn begin_wait(&self) -> Result<Box<dyn Any>, FsError> {
+        let Some(slots) = self.0.get() else { return Ok(Box::new(())) };
+        let no_slot = |errno: Errno| Error::new(ErrorKind::Io(errno.0), "no slot for a request that waits").into();
+        slots.begin_wait().map(|slot| Box::new(slot) as _).map_err(no_slot)
+    }
 }
 
 impl WritableFsHandler {
@@ -33,6 +50,7 @@ impl WritableFsHandler {
             generation: draw_generation(),
             passthrough: OnceLock::new(),
             notifier: OnceLock::new(),
+            waiting: OnceLock::new(),
         }
     }
 
@@ -117,6 +135,7 @@ impl FuseHandler for WritableFsHandler {
             let _ = self.passthrough.set(PassthroughState::new(backings));
         }
         let _ = self.notifier.set(info.notifier.clone());
+        let _ = self.waiting.set(info.waiting.clone());
     }
 
     fn lookup(&self, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno> {
@@ -311,8 +330,47 @@ impl FuseHandler for WritableFsHandler {
         call!("write", ino, self.file_system.write(ino, fh, offset, data, caller.as_ref()))
     }
 
-    fn flush(&self, ino: u64, fh: u64) -> Result<(), Errno> {
-        call!("flush", ino, self.file_system.flush(ino, fh))
+    fn flush(&self, ino: u64, fh: u64, lock_owner: u64) -> Result<(), Errno> {
+        call!("flush", ino, self.file_system.flush(ino, fh, lock_owner))
+    }
+
+    fn test_lock(
+        &self,
+        at: (u64, u64),
+        lock: &FileLock,
+        _caller: &RequestCaller,
+    ) -> Result<Option<LockConflict>, Errno> {
+        call!("getlk", at.0, self.file_system.test_lock(at, lock))
+    }
+
+    fn set_lock(
+        &self,
+        at: (u64, u64),
+        lock: &FileLock,
+        pid: u32,
+        wait: bool,
+        caller: &RequestCaller,
+    ) -> Result<(), Errno> {
+        let request = LockRequest { lock: *lock, pid, number: caller.unique };
+        let begin = SessionWait(&self.waiting);
+        let wait = wait.then_some(&begin as &dyn BeginWait);
+        let stale = call!("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), wait))?;
+        if let Some(notifier) = self.notifier.get().filter(|_| stale) {
+            // Pages may be waiting for a read that another slot has to serve.
+            let _waiting = begin.begin_wait();
+            if let Err(error) = notifier.invalidate_pages(at.0) {
+                tracing::debug!(ino = at.0, "the kernel keeps pages of a file that was locked: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn interrupt(&self, unique: u64) {
+        self.file_system.interrupt(unique);
+    }
+
+    fn disconnect(&self) {
+        self.file_system.end_waits();
     }
 
     fn fsync(&self, ino: u64, fh: u64, data_only: bool) -> Result<(), Errno> {

@@ -4,6 +4,7 @@
 //! Every call blocks and ends within a timeout of the implementation.
 #![forbid(unsafe_code)]
 
+pub mod locks;
 pub mod writes;
 
 use spurline_mem::BlockSlice;

@@ -7,6 +7,7 @@
 //!
 //! Errors carry the errno of the source as [`spurline_types::ErrorKind::Io`], which callers see unchanged.
 
+use crate::locks::{LAST_BYTE, LockOwner};
 use spurline_types::{FileKind, Result};
 use std::fs::File;
 
@@ -314,7 +315,7 @@ pub struct ListedName {
     pub attr: Option<NodeAttr>,
 }
 
-/// A range of bytes for a lock; `end` is included, and `u64::MAX >> 1` is the end of any file.
+/// A range of bytes for a lock; `end` is included, and [`LAST_BYTE`] is the end of any file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockRange {
     /// First byte.
@@ -346,7 +347,7 @@ pub struct LockConflict {
 }
 
 /// A lock family: `fcntl(2)` locks ranges for an owner, `flock(2)` locks files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LockFamily {
     /// `fcntl(2)`.
     Posix,
@@ -354,7 +355,35 @@ pub enum LockFamily {
     Flock,
 }
 
-/// An open file of the source. Dropping it closes it.
+/// A lock to set or to test, or a range to unlock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileLock {
+    /// Its family.
+    pub family: LockFamily,
+    /// The number of its owner: locks of one owner are never in each other's way.
+    pub owner: u64,
+    /// Its range; of no meaning for `flock(2)`.
+    pub range: LockRange,
+    /// Its type.
+    pub kind: LockKind,
+}
+
+impl FileLock {
+    /// Its owner.
+    pub fn owner(&self) -> LockOwner {
+        LockOwner { family: self.family, number: self.owner }
+    }
+
+    /// Its range, which is the whole file for `flock(2)`.
+    pub fn whole_if_flock(&self) -> LockRange {
+        match self.family {
+            LockFamily::Posix => self.range,
+            LockFamily::Flock => LockRange { start: 0, end: LAST_BYTE },
+        }
+    }
+}
+
+/// An open file of the source. Dropping it closes it, and releases its locks.
 pub trait WritableFile: Send + Sync {
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
     ///
@@ -417,17 +446,17 @@ pub trait WritableFile: Send + Sync {
     /// The source's errno.
     fn set_attr(&self, set: &AttrChange, caller: &Caller, op: OpId) -> Result<NodeAttr>;
 
-    /// A lock that keeps `owner` from `kind` on `range`.
+    /// A lock of another owner that is in the way of this one, which is of `fcntl(2)`.
     ///
     /// # Errors
     /// The source's errno.
-    fn test_lock(&self, owner: u64, range: LockRange, kind: LockKind) -> Result<Option<LockConflict>>;
+    fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>>;
 
-    /// Sets or removes a lock of `owner`, without a wait.
+    /// Sets or removes a lock, without a wait. All locks of one owner go through the same open file.
     ///
     /// # Errors
     /// `EAGAIN` while another lock is in the way; the source's errno.
-    fn set_lock(&self, family: LockFamily, owner: u64, range: LockRange, kind: LockKind) -> Result<()>;
+    fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()>;
 
     /// The open file of the source, for reads and writes by the kernel without this process.
     fn backing(&self) -> Option<&File> {

@@ -49,6 +49,7 @@ mod shared_buckets;
 mod sigv4;
 mod snapshots;
 mod source;
+mod source_locks;
 mod thread_pool;
 mod transfer_runtimes;
 mod writable_directory;

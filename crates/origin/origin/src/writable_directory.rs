@@ -282,7 +282,7 @@ fn find_capabilities(root: BorrowedFd<'_>) -> WriteCapabilities {
         acls: offers("system.posix_acl_access"),
         random_write: true,
         atomic_append: true,
-        locks: LockScope::Mount,
+        locks: LockScope::Source,
         holes: true,
         copy: true,
     }

@@ -2,6 +2,7 @@
 
 use crate::caller_identity::{CallerIdentities, close_copy};
 use crate::file_stat::own_clock;
+use crate::source_locks::SourceLocks;
 use crate::writable_directory::{change_attr, failed, stat_fd, stat_name};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -9,8 +10,7 @@ use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use spurline_types::Result;
 use spurline_volume::writes::{
-    AttrChange, Caller, ListedName, LockConflict, LockFamily, LockKind, LockRange, NodeAttr, OpId, WritableDirectory,
-    WritableFile,
+    AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpId, WritableDirectory, WritableFile,
 };
 use std::any::Any;
 use std::collections::VecDeque;
@@ -48,6 +48,13 @@ pub(crate) struct SourceFile {
     identities: Arc<CallerIdentities>,
     /// The file system reports failures of writes when a file is closed.
     reports_at_close: bool,
+    locks: SourceLocks,
+}
+
+impl Drop for SourceFile {
+    fn drop(&mut self) {
+        self.locks.release_flock(self.file.as_fd());
+    }
 }
 
 impl SourceFile {
@@ -57,7 +64,8 @@ impl SourceFile {
 
     pub(crate) fn new(fd: OwnedFd, identities: &Arc<CallerIdentities>) -> SourceFile {
         let reports_at_close = !own_clock(fd.as_fd());
-        SourceFile { file: File::from(fd), identities: Arc::clone(identities), reports_at_close }
+        let identities = Arc::clone(identities);
+        SourceFile { file: File::from(fd), identities, reports_at_close, locks: SourceLocks::default() }
     }
 
     /// Opens the file of `fd` for reads or writes. Anything but a file is refused: an open of a pipe could wait for
@@ -190,12 +198,17 @@ impl WritableFile for SourceFile {
         })
     }
 
-    fn test_lock(&self, _owner: u64, _range: LockRange, _kind: LockKind) -> Result<Option<LockConflict>> {
-        Err(failed("fcntl", Errno::NOSYS))
+    fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
+        self.locks.find_conflict(self.file.as_fd(), lock).map_err(|errno| failed("fcntl", errno))
     }
 
-    fn set_lock(&self, _family: LockFamily, _owner: u64, _range: LockRange, _kind: LockKind) -> Result<()> {
-        Err(failed("fcntl", Errno::NOSYS))
+    fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()> {
+        let open_as_caller = |flags| {
+            let _as_caller = self.identities.assume(caller)?;
+            rustix::fs::open(&*proc_path(self.file.as_fd()), flags, Mode::empty())
+        };
+        let set = self.locks.set_lock(self.file.as_fd(), lock, open_as_caller);
+        set.map_err(|errno| failed("lock", errno))
     }
 
     fn backing(&self) -> Option<&File> {

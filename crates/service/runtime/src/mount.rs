@@ -19,6 +19,7 @@ use spurline_observe::access::AccessLogWriter;
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::SourceScheme;
 use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_volume::writes::LockScope;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -375,8 +376,10 @@ fn session_config(
         Some(_) => rustix::process::geteuid().is_root(),
     };
     SessionConfig {
-        writes: writes
-            .map(|writes| SessionWrites { acls: writes.source.capabilities().acls && options.checks_modes() }),
+        writes: writes.map(|writes| {
+            let can = writes.source.capabilities();
+            SessionWrites { acls: can.acls && options.checks_modes(), locks: can.locks == LockScope::Source }
+        }),
         options,
         max_write: config.fuse.max_write,
         io: match config.fuse.io {

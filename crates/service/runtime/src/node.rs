@@ -269,7 +269,7 @@ impl RunningNode {
 
 /// Ends the sessions of mounts that are gone, while the node runs.
 fn expire_sessions(node: &Arc<CacheNode>) -> Result<(), Fault> {
-    const INTERVAL: Duration = Duration::from_secs(10);
+    const INTERVAL: Duration = Duration::from_secs(5);
     let node = Arc::downgrade(node);
     let run = move || {
         while let Some(node) = node.upgrade() {

@@ -6,21 +6,24 @@
 
 mod change;
 mod groups;
+mod locks;
 mod nodes;
 mod open;
 
 pub use change::NewNode;
+pub use locks::{BeginWait, LockRequest};
 pub use open::OpenedNode;
 
 use crate::errno::{FsError, FsResult};
 use crate::handle::HandleTable;
+use locks::LockTable;
 use nodes::NodeTable;
 use open::{OpenNode, OpenNodeDirectory, OpenNodeFile};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::Volume;
 use spurline_volume::writes::{
-    Caller, FileIdentity, NamePath, NodeAttr, NodePath, OpId, S_IFDIR, S_IFMT, WritableVolume,
+    Caller, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId, S_IFDIR, S_IFMT, WritableVolume,
 };
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -95,11 +98,14 @@ pub struct WritableFileSystem {
     directories: HandleTable<OpenNodeDirectory>,
     opens: Mutex<HashMap<u64, Arc<OpenNode>>>,
     nodes: NodeTable,
+    locks: LockTable,
     source: Arc<dyn WritableVolume>,
     volume: Arc<dyn Volume>,
     config: WritableConfig,
     stats: Arc<Stats>,
     root: FileIdentity,
+    /// The source has the locks, not the kernel.
+    locks_at_source: bool,
     session: u64,
     operations: AtomicU64,
 }
@@ -118,16 +124,19 @@ impl WritableFileSystem {
         let (uid, gid) = config.owner;
         let own = Caller { uid, gid, ..Caller::default() };
         let root = source.stat(NodePath { path: b"", expected: None }, &own)?.identity;
+        let locks_at_source = source.capabilities().locks == LockScope::Source;
         Ok(WritableFileSystem {
             files: HandleTable::new(),
             directories: HandleTable::new(),
             opens: Mutex::default(),
             nodes: NodeTable::new(root, Arc::clone(&stats)),
+            locks: LockTable::default(),
             source,
             volume,
             config,
             stats,
             root,
+            locks_at_source,
             // Drawn at random: numbers of an earlier mount must not look like repetitions.
             session: RandomState::new().hash_one(root),
             operations: AtomicU64::new(0),

@@ -66,7 +66,13 @@ impl WritableFileSystem {
         state.files.iter().find_map(|(_, file)| file.upgrade())
     }
 
-    fn file(&self, ino: u64, fh: u64) -> FsResult<Arc<OpenNodeFile>> {
+    /// Whether the kernel may have pages of the node: the source's own file has none here.
+    pub(super) fn has_pages(&self, ino: u64) -> bool {
+        let open = self.opens.lock().get(&ino).cloned();
+        open.is_some_and(|open| open.state.lock().cached > 0)
+    }
+
+    pub(super) fn file(&self, ino: u64, fh: u64) -> FsResult<Arc<OpenNodeFile>> {
         self.files.get(fh).filter(|file| file.ino == ino).ok_or(FsError::BadHandle(fh))
     }
 
@@ -159,7 +165,8 @@ impl WritableFileSystem {
         (caller, register): (&FsCaller, Option<&dyn RegisterBacking>),
     ) -> FsResult<OpenedNode> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let flush = writes && file.needs_flush();
+        // Any close releases the locks of its process.
+        let flush = self.locks_at_source || writes && file.needs_flush();
         let seen = self.nodes.note_open(ino, attr);
         let open = Arc::clone(self.opens.lock().entry(ino).or_default());
         let mut state = open.state.lock();
@@ -217,8 +224,10 @@ impl WritableFileSystem {
             }
         }
         drop(opens);
+        let ino = file.ino;
         // Closed outside of the locks: both may take long.
         drop((unused, file));
+        self.locks.remove_handle(ino, fh);
         Ok(())
     }
 
@@ -259,16 +268,16 @@ impl WritableFileSystem {
         Ok(written)
     }
 
-    /// Reports failures of earlier writes, at each `close(2)`.
+    /// Reports failures of earlier writes, at each `close(2)`, and releases the locks of the process `owner`.
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn flush(&self, ino: u64, fh: u64) -> FsResult<()> {
+    pub fn flush(&self, ino: u64, fh: u64, owner: u64) -> FsResult<()> {
         let file = self.file(ino, fh)?;
-        if file.writes {
-            file.file.flush()?;
-        }
-        Ok(())
+        // The bytes first: the next owner of the lock reads them.
+        let flushed = if file.writes { file.file.flush() } else { Ok(()) };
+        self.release_process_locks((ino, fh), owner);
+        Ok(flushed?)
     }
 
     /// Makes a file's changes durable, or its bytes only.

@@ -2,13 +2,14 @@
 //! elsewhere when that process is lost. It knows no placement and no wire format.
 
 use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer, unexpected};
+use super::held_locks::{HeldLocks, set_call};
 use super::{FileOpening, GroupWrites, RequestContext, attr_of};
 use parking_lot::Mutex;
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, FileIdentity, ListedName, LockConflict, LockFamily, LockKind, LockRange, NodeAttr, NodePath,
-    OpId, WritableDirectory, WritableFile,
+    AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, NodePath, OpId,
+    WritableDirectory, WritableFile,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub(crate) struct OpenedAs {
     end: AtomicU64,
     /// The first process that got bytes since the last sync.
     unsynced: Mutex<Option<HomeProcess>>,
+    pub(super) held: HeldLocks,
 }
 
 impl OpenedAs {
@@ -52,6 +54,7 @@ impl OpenedAs {
             moving: Mutex::new(()),
             end: AtomicU64::new(attr.size),
             unsynced: Mutex::new(None),
+            held: HeldLocks::default(),
         }
     }
 
@@ -71,6 +74,7 @@ impl OpenedAs {
             moving: Mutex::new(()),
             end: AtomicU64::new(0),
             unsynced: Mutex::new(None),
+            held: HeldLocks::default(),
         }
     }
 
@@ -142,6 +146,7 @@ impl OpenedAs {
         })?;
         tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
         writes.client.retries().add(1);
+        self.reclaim_locks(writes, &home);
         *self.home.lock() = home;
         Ok(())
     }
@@ -168,6 +173,15 @@ fn changes_bytes(call: &WriteCall<'_>) -> bool {
     }
 }
 
+impl OpenedAs {
+    /// Sends a request for a file with locks, so that its node keeps them, or the next one gets them.
+    pub(super) fn renew_locks(&self, writes: &GroupWrites) {
+        let call = WriteCall::StatOpen { file: self.number };
+        // A failure is that of the next call, too.
+        let _ = call_open(writes, self, &call, RequestContext::of(&self.caller), 0, &mut []);
+    }
+}
+
 /// A call on an open object: on its process, or on the next one.
 fn call_open(
     writes: &GroupWrites,
@@ -180,6 +194,7 @@ fn call_open(
     let mut before = None;
     let mut last = None;
     for _ in 0..MOVES {
+        opened.held.check_call(call)?;
         let home = opened.home();
         match writes.send(CallTarget::Process(&home), call, context, number, before, dst) {
             Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {}
@@ -403,7 +418,8 @@ impl WritableFile for RemoteFile {
         Ok(attr)
     }
 
-    fn test_lock(&self, owner: u64, range: LockRange, kind: LockKind) -> Result<Option<LockConflict>> {
+    fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
+        let FileLock { owner, range, kind, .. } = *lock;
         let call = WriteCall::TestLock { file: self.opened.number, owner, range, kind };
         match self.query(call, &self.opened.caller)? {
             WriteAnswer::Conflict(conflict) => Ok(conflict),
@@ -411,9 +427,24 @@ impl WritableFile for RemoteFile {
         }
     }
 
-    fn set_lock(&self, family: LockFamily, owner: u64, range: LockRange, kind: LockKind) -> Result<()> {
-        let call = WriteCall::SetLock { file: self.opened.number, family, owner, range, kind };
-        done(self.query(call, &self.opened.caller)?)
+    fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()> {
+        let call = set_call(self.opened.number, lock);
+        if lock.kind == LockKind::Unlock {
+            // Forgotten first: a lock that is lost needs no node to be given up.
+            self.opened.held.note_lock(lock);
+        }
+        loop {
+            let sent = call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut [])?;
+            done(sent.answer)?;
+            if lock.kind == LockKind::Unlock {
+                return Ok(());
+            }
+            self.opened.held.note_lock(lock);
+            // If the file has moved since the answer, the lock was not among those that moved with it.
+            if self.opened.home() == sent.home {
+                return Ok(());
+            }
+        }
     }
 
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {

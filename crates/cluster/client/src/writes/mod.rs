@@ -7,6 +7,7 @@
 
 mod calls;
 mod files;
+mod held_locks;
 mod known;
 mod numbers;
 mod proof;
@@ -14,6 +15,7 @@ mod proof;
 use crate::remote::GroupClient;
 use calls::{CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
 use files::{OpenedAs, RemoteDirectory, RemoteFile};
+use held_locks::LOCK_RENEWAL;
 use known::KnownObjects;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
@@ -117,13 +119,18 @@ impl GroupWrites {
         }
     }
 
-    /// Keeps the sessions on nodes that have files open, although nothing happens to them.
+    /// Keeps the sessions and locks on nodes that have files open, although nothing happens to them.
     fn start_renewal(&self) -> Result<()> {
         let this = Weak::clone(&self.this);
         let run = move || {
-            loop {
-                std::thread::sleep(RENEWAL);
+            for round in 1u32.. {
+                std::thread::sleep(LOCK_RENEWAL);
                 let Some(writes) = this.upgrade() else { return };
+                let files: Vec<_> = writes.opened.lock().values().filter_map(Weak::upgrade).collect();
+                files.iter().filter(|file| file.held.any()).for_each(|file| file.renew_locks(&writes));
+                if !round.is_multiple_of(RENEWAL.as_secs() as u32 / LOCK_RENEWAL.as_secs() as u32) {
+                    continue;
+                }
                 let root = Caller::default();
                 for home in writes.homes() {
                     let context = RequestContext::of(&root);

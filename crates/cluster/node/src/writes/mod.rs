@@ -13,7 +13,9 @@ use sessions::{ChangeState, OpenObject, WriteSession, WriteSessions};
 use spurline_proto::{AnswerBody as _, MAX_PAYLOAD, WriteAnswer, WriteCall, WriteRequest};
 use spurline_transport::Responder;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{Caller, Change, NodePath, WritableFile, WritableVolume};
+use spurline_volume::writes::{
+    Caller, Change, FileLock, LockConflict, LockFamily, LockKind, NodePath, WritableFile, WritableVolume,
+};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -85,7 +87,13 @@ impl CacheNode {
 
     /// Ends the sessions of mounts that sent nothing for a while. To be called now and then.
     pub fn expire_write_sessions(&self) {
-        let ended = self.writes.sessions().expire_idle(Instant::now());
+        let (ended, unlocked) = self.writes.sessions().expire_idle(Instant::now());
+        if unlocked > 0 {
+            tracing::warn!(
+                "{unlocked} files with locks were closed: their mounts sent nothing for {:?}",
+                sessions::LOCKS_IDLE
+            );
+        }
         if ended > 0 {
             tracing::info!("{ended} sessions of writing mounts ended: no request for {:?}", sessions::SESSION_IDLE);
         }
@@ -382,18 +390,19 @@ impl ServedWrite<'_> {
             }
             WriteCall::SetAttrOpen { ref set, .. } => WriteAnswer::Attr(file.set_attr(set, caller, request.op)?),
             WriteCall::TestLock { owner, range, kind, .. } => {
-                WriteAnswer::Conflict(file.test_lock(self.lock_owner(owner), range, kind)?)
+                let lock = FileLock { family: LockFamily::Posix, owner, range, kind };
+                // A process of this host is none of the mount's.
+                let conflict = file.test_lock(&lock)?.map(|conflict| LockConflict { pid: 0, ..conflict });
+                WriteAnswer::Conflict(conflict)
             }
-            WriteCall::SetLock { family, owner, range, kind, .. } => {
-                file.set_lock(family, self.lock_owner(owner), range, kind)?;
+            WriteCall::SetLock { file: number, family, owner, range, kind } => {
+                file.set_lock(&FileLock { family, owner, range, kind }, caller)?;
+                if kind != LockKind::Unlock {
+                    self.session.note_lock(number);
+                }
                 WriteAnswer::Done
             }
             _ => failed(EIO, "no call on an open file"),
         })
-    }
-
-    /// Owners of different mounts differ.
-    fn lock_owner(&self, owner: u64) -> u64 {
-        owner ^ self.request.op.session.rotate_left(17)
     }
 }

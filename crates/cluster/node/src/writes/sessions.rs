@@ -4,12 +4,16 @@
 use parking_lot::{Condvar, Mutex, RwLock};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{WritableDirectory, WritableFile};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A session without any request for this long ends, and its files are closed. Mounts renew theirs four times as often.
 pub(crate) const SESSION_IDLE: Duration = Duration::from_secs(120);
+/// A session without any request for this long loses its locks, so that a mount that died keeps other mounts waiting for no
+/// longer. Mounts with locks send a request four times as often. The files are closed: a mount that is back opens them
+/// again, and then takes its locks again or learns that they are lost.
+pub(crate) const LOCKS_IDLE: Duration = Duration::from_secs(20);
 /// Limit of sessions: one per mount.
 const SESSIONS_MAX: usize = 4096;
 /// Limit of answers kept for one session: more than a mount has requests in flight.
@@ -63,11 +67,30 @@ pub(crate) struct WriteSession {
     used: Mutex<Instant>,
     answers: Mutex<HashMap<u64, Arc<AnswerSlot>>>,
     files: RwLock<HashMap<u64, OpenObject>>,
+    /// The files that were locked since they were opened.
+    locked: Mutex<HashSet<u64>>,
 }
 
 impl WriteSession {
     fn new() -> Self {
-        WriteSession { used: Mutex::new(Instant::now()), answers: Mutex::default(), files: RwLock::default() }
+        WriteSession {
+            used: Mutex::new(Instant::now()),
+            answers: Mutex::default(),
+            files: RwLock::default(),
+            locked: Mutex::default(),
+        }
+    }
+
+    /// A lock was set through this file.
+    pub fn note_lock(&self, file: u64) {
+        self.locked.lock().insert(file);
+    }
+
+    /// Closes the files that were locked; returns them, so that the caller drops them.
+    fn close_locked(&self) -> Vec<OpenObject> {
+        let locked = std::mem::take(&mut *self.locked.lock());
+        let mut files = self.files.write();
+        locked.iter().filter_map(|file| files.remove(file)).collect()
     }
 
     /// Registers change `number`; forgets the answers to changes below `answered`.
@@ -117,6 +140,7 @@ impl WriteSession {
 
     /// Removes an open object.
     pub fn close_object(&self, file: u64) -> Option<OpenObject> {
+        self.locked.lock().remove(&file);
         self.files.write().remove(&file)
     }
 
@@ -152,20 +176,23 @@ impl WriteSessions {
         Ok(session)
     }
 
-    /// Ends the sessions that were idle for too long at `now`; returns their number.
-    pub fn expire_idle(&self, now: Instant) -> usize {
-        let mut ended = Vec::new();
+    /// Ends the sessions that were idle for too long at `now`, and closes the locked files of those that were idle for less;
+    /// returns the numbers of both.
+    pub fn expire_idle(&self, now: Instant) -> (usize, usize) {
+        let (mut ended, mut unlocked) = (Vec::new(), Vec::new());
         self.sessions.lock().retain(|_, session| {
+            let idle = now.saturating_duration_since(*session.used.lock());
             // A request that is being executed holds it.
-            let keep =
-                Arc::strong_count(session) > 1 || now.saturating_duration_since(*session.used.lock()) < SESSION_IDLE;
+            let keep = Arc::strong_count(session) > 1 || idle < SESSION_IDLE;
             if !keep {
                 ended.push(Arc::clone(session));
+            } else if idle >= LOCKS_IDLE {
+                unlocked.extend(session.close_locked());
             }
             keep
         });
         // Files are closed without the lock: that may take as long as the source does.
-        ended.len()
+        (ended.len(), unlocked.len())
     }
 
     /// Numbers of sessions and of open files.
@@ -204,9 +231,9 @@ mod tests {
         let sessions = WriteSessions::default();
         let busy = sessions.session(1).unwrap();
         drop(sessions.session(2).unwrap());
-        assert_eq!(sessions.expire_idle(Instant::now()), 0);
-        assert_eq!(sessions.expire_idle(Instant::now() + SESSION_IDLE), 1, "one is in use");
+        assert_eq!(sessions.expire_idle(Instant::now()), (0, 0));
+        assert_eq!(sessions.expire_idle(Instant::now() + SESSION_IDLE), (1, 0), "one is in use");
         drop(busy);
-        assert_eq!((sessions.expire_idle(Instant::now() + SESSION_IDLE), sessions.counts()), (1, (0, 0)));
+        assert_eq!((sessions.expire_idle(Instant::now() + SESSION_IDLE), sessions.counts()), ((1, 0), (0, 0)));
     }
 }

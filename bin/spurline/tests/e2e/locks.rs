@@ -1,0 +1,252 @@
+//! Locks of writable mounts: among the programs of a mount, of several mounts, and of the source itself; waits for them,
+//! signals, and a node that is lost.
+
+use crate::common::*;
+use crate::writable_group::{Group, WAYS};
+use rustix::fs::FlockOperation;
+use rustix::process::Signal;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// A lock of fcntl(2) on some bytes; `kind` is `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+fn record(kind: i32, bytes: std::ops::Range<i64>) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: bytes.start,
+        l_len: bytes.end - bytes.start,
+        l_pid: 0,
+    }
+}
+
+fn call(file: &File, command: i32, record: &mut libc::flock) -> io::Result<()> {
+    // SAFETY: the file is open, and the record lives for the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, std::ptr::from_mut(record)) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// A lock of the open file; true if it was free.
+fn try_lock(file: &File, kind: i32, bytes: std::ops::Range<i64>) -> bool {
+    match call(file, libc::F_OFD_SETLK, &mut record(kind, bytes)) {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error.raw_os_error(), Some(libc::EAGAIN), "{error}");
+            false
+        }
+    }
+}
+
+fn try_flock(file: &File, operation: FlockOperation) -> bool {
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => true,
+        Err(errno) => {
+            assert_eq!(errno, rustix::io::Errno::WOULDBLOCK);
+            false
+        }
+    }
+}
+
+const EXCLUSIVE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
+const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
+
+/// What holds wherever `one` and `other` reach the same file from.
+fn check_exclusion(one: &Path, other: &Path) {
+    let (a, b) = (open(one), open(other));
+    // Ranges of open files.
+    assert!(try_lock(&a, libc::F_WRLCK, 0..10) && try_lock(&a, libc::F_RDLCK, 20..30));
+    assert!(!try_lock(&b, libc::F_RDLCK, 5..6) && !try_lock(&b, libc::F_WRLCK, 29..40));
+    assert!(try_lock(&b, libc::F_RDLCK, 20..30) && try_lock(&b, libc::F_WRLCK, 10..20));
+    let mut seen = record(libc::F_WRLCK, 0..100);
+    call(&b, libc::F_OFD_GETLK, &mut seen).unwrap();
+    assert_eq!((seen.l_type, seen.l_start, seen.l_len), (libc::F_WRLCK as i16, 0, 10));
+    // Part of a range is released, and one type becomes the other.
+    assert!(try_lock(&a, libc::F_UNLCK, 0..5) && try_lock(&b, libc::F_WRLCK, 0..5));
+    assert!(!try_lock(&a, libc::F_WRLCK, 20..30));
+    assert!(try_lock(&b, libc::F_UNLCK, 20..30) && try_lock(&a, libc::F_WRLCK, 20..30));
+    drop(a);
+    eventually("the locks of a closed file are gone", || try_lock(&b, libc::F_WRLCK, 0..100));
+    drop(b);
+    // Locks of this process go with any close of the file.
+    let (a, again, b) = (open(one), open(one), open(other));
+    // Another test may just be starting a program, which has a copy of the closed file for a moment.
+    let mine = || call(&a, libc::F_SETLK, &mut record(libc::F_WRLCK, 0..10));
+    eventually("the locks of a closed file are gone", || mine().is_ok());
+    call(&again, libc::F_SETLK, &mut record(libc::F_WRLCK, 5..15)).unwrap();
+    assert!(!try_lock(&b, libc::F_WRLCK, 12..13));
+    drop(again);
+    assert!(try_lock(&b, libc::F_WRLCK, 0..100));
+    drop((a, b));
+    // Whole files.
+    let (a, b) = (open(one), open(other));
+    eventually("the locks of a closed file are gone", || try_flock(&a, SHARED));
+    assert!(try_flock(&b, SHARED) && !try_flock(&a, EXCLUSIVE));
+    assert!(try_flock(&b, FlockOperation::NonBlockingUnlock) && try_flock(&a, EXCLUSIVE) && !try_flock(&b, SHARED));
+    drop(a);
+    eventually("the lock of a closed file is gone", || try_flock(&b, EXCLUSIVE));
+}
+
+#[test]
+fn locks_hold_in_a_mount_and_in_its_source() {
+    for way in WAYS {
+        if !can_mount() {
+            return;
+        }
+        let world = World::new();
+        let source = world.dir("source");
+        let mount = world.mount(source.to_str().unwrap(), &[&["--rw"], way].concat());
+        check_exclusion(&mount.path("a"), &mount.path("a"));
+        check_exclusion(&mount.path("b"), &source.join("b"));
+        check_exclusion(&source.join("c"), &mount.path("c"));
+        // A lock names its process.
+        let (mine, other) = (open(&mount.path("d")), open(&mount.path("d")));
+        call(&mine, libc::F_SETLK, &mut record(libc::F_WRLCK, 0..10)).unwrap();
+        let mut seen = record(libc::F_WRLCK, 0..1);
+        call(&other, libc::F_OFD_GETLK, &mut seen).unwrap();
+        assert_eq!(seen.l_pid, std::process::id() as i32);
+        drop((mine, other));
+        let info = world.run(&["info", "--json", mount.path("a").to_str().unwrap()]);
+        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+        assert_eq!(info["writes"]["locks"], "source", "{info}");
+        mount.unmount();
+    }
+}
+
+fn waiting_flock(path: &Path) -> Child {
+    let mut command = Command::new("flock");
+    command.arg(path).arg("true").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    command.spawn().unwrap()
+}
+
+/// More programs wait than the session has slots; it serves all else meanwhile, a signal ends a wait, and so does the
+/// release.
+#[test]
+fn waits_for_a_lock_hold_up_nothing_else_and_end_by_signals() {
+    const WAITERS: usize = 60;
+    for way in [WAYS[1], &["--no-passthrough", "--fuse-io", "uring"]] {
+        if !can_mount() {
+            return;
+        }
+        let world = World::new();
+        let source = world.dir("source");
+        let mount = world.mount(source.to_str().unwrap(), &[&["--rw"], way].concat());
+        let path = mount.path("lock");
+        let file = open(&path);
+        assert!(try_flock(&file, EXCLUSIVE));
+        let mut waiters: Vec<Child> = (0..WAITERS).map(|_| waiting_flock(&path)).collect();
+        // Each has opened the file and waits.
+        eventually("all wait", || mount.count("fuse", "open_handles") > WAITERS as u64);
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(waiters.iter_mut().all(|waiter| waiter.try_wait().unwrap().is_none()));
+        for n in 0..100 {
+            fs::write(mount.path(format!("f{n}")), bytes(n, 10_000)).unwrap();
+            assert_eq!(fs::read(mount.path(format!("f{n}"))).unwrap().len(), 10_000);
+        }
+        for (n, signal) in [Signal::KILL, Signal::TERM, Signal::KILL].into_iter().enumerate() {
+            let mut waiter = waiters.remove(n);
+            send(waiter.id(), signal);
+            assert!(!waiter.wait().unwrap().success());
+        }
+        assert!(waiters.iter_mut().all(|waiter| waiter.try_wait().unwrap().is_none()));
+        rustix::fs::flock(&file, FlockOperation::Unlock).unwrap();
+        assert!(waiters.iter_mut().all(|waiter| waiter.wait().unwrap().success()));
+        // The end of the file's last descriptor releases its lock.
+        assert!(try_flock(&file, EXCLUSIVE));
+        let mut waiter = waiting_flock(&path);
+        eventually("it waits", || mount.count("fuse", "open_handles") > 1);
+        drop(file);
+        assert!(waiter.wait().unwrap().success());
+        mount.unmount();
+    }
+}
+
+/// Adds one to the number in the file, under its lock.
+fn add_one(file: &File, flock: bool) {
+    match flock {
+        true => rustix::fs::flock(file, FlockOperation::LockExclusive).unwrap(),
+        false => call(file, libc::F_OFD_SETLKW, &mut record(libc::F_WRLCK, 0..8)).unwrap(),
+    }
+    let mut number = [0; 8];
+    let read = file.read_at(&mut number, 0).unwrap();
+    assert!(read == 0 || read == 8);
+    file.write_all_at(&(u64::from_le_bytes(number) + 1).to_le_bytes(), 0).unwrap();
+    match flock {
+        true => rustix::fs::flock(file, FlockOperation::Unlock).unwrap(),
+        false => call(file, libc::F_OFD_SETLK, &mut record(libc::F_UNLCK, 0..8)).unwrap(),
+    }
+}
+
+#[test]
+fn two_mounts_through_nodes_see_each_others_locks() {
+    const EACH: u64 = 50;
+    let Some(group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    for name in ["a", "b", "c"] {
+        check_exclusion(&one.path(name), &two.path(name));
+        check_exclusion(&one.path(name), &group.source.join(name));
+    }
+    // Whatever the one has written under its lock, the other reads under its own.
+    for flock in [true, false] {
+        let name = format!("number-{flock}");
+        std::thread::scope(|scope| {
+            for mount in [&one, &two] {
+                for _ in 0..2 {
+                    let name = &name;
+                    scope.spawn(move || {
+                        let file = open(&mount.path(name));
+                        (0..EACH).for_each(|_| add_one(&file, flock));
+                    });
+                }
+            }
+        });
+        let number: [u8; 8] = fs::read(group.source.join(&name)).unwrap().try_into().unwrap();
+        assert_eq!(u64::from_le_bytes(number), 4 * EACH, "{name}");
+    }
+    one.unmount();
+    two.unmount();
+}
+
+/// Files with locks move to the next node with them.
+#[test]
+fn locks_outlive_a_lost_node() {
+    let Some(mut group) = Group::start(2) else { return };
+    let more = ["--peer-silence", "1s"];
+    let (one, two) = (group.mount("one", 0, &more), group.mount("two", 1, &more));
+    let names: Vec<String> = (0..6).map(|n| format!("f{n}")).collect();
+    let held: Vec<File> = names.iter().map(|name| open(&one.path(name))).collect();
+    let others: Vec<File> = names.iter().map(|name| open(&two.path(name))).collect();
+    for file in &held {
+        assert!(try_lock(file, libc::F_WRLCK, 0..10) && try_flock(file, EXCLUSIVE));
+    }
+    for n in [0, 1] {
+        group.nodes[n].process.kill();
+        // The first use of a file takes its locks again.
+        for file in &held {
+            file.write_all_at(b"still mine", 0).unwrap();
+        }
+        for other in &others {
+            assert!(!try_lock(other, libc::F_WRLCK, 5..6) && !try_flock(other, SHARED), "node {n}");
+            assert!(try_lock(other, libc::F_WRLCK, 10..20) && try_lock(other, libc::F_UNLCK, 10..20));
+        }
+        let port = group.nodes[n].port();
+        group.nodes[n] = group.node(n, port);
+    }
+    for file in &held {
+        assert!(try_lock(file, libc::F_UNLCK, 0..10) && try_flock(file, FlockOperation::NonBlockingUnlock));
+    }
+    assert!(others.iter().all(|other| try_lock(other, libc::F_WRLCK, 0..10) && try_flock(other, EXCLUSIVE)));
+    drop((held, others));
+    one.unmount();
+    two.unmount();
+}

@@ -1,0 +1,146 @@
+//! Requests that wait for other requests, as a lock waits for its release: while one does, another slot takes its place,
+//! so that the session always has a slot for the request that ends the wait. It does not know what is waited for.
+
+use crate::dev;
+use crate::errno::Errno;
+use crate::handler::FuseHandler;
+use crate::ring;
+use crate::session::SessionShared;
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Limit of waiting requests: each has a thread and a slot.
+const WAITS_MAX: usize = 512;
+/// Slots of each io_uring queue that do not wait, when a wait begins. The kernel gives a queued request only to an entry that
+/// replies to another one.
+const LEFT: usize = 2;
+
+thread_local! {
+    /// The CPU whose io_uring queue this thread serves.
+    static QUEUE_CPU: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// This thread serves the queue of `cpu`.
+pub(crate) fn serve_queue_of(cpu: usize) {
+    QUEUE_CPU.set(Some(cpu));
+}
+
+/// The waits of a session.
+#[derive(Default)]
+pub(crate) struct SlotWaits {
+    waiting: AtomicUsize,
+    queues: Mutex<HashMap<usize, QueueWaits>>,
+}
+
+#[derive(Default)]
+struct QueueWaits {
+    waiting: usize,
+    spare: usize,
+}
+
+impl SlotWaits {
+    /// The number of requests that wait.
+    pub fn count(&self) -> usize {
+        self.waiting.load(Ordering::Acquire)
+    }
+}
+
+trait ReplaceSlot: Send + Sync {
+    fn begin(&self, queue: Option<usize>) -> Result<(), Errno>;
+    fn end(&self, queue: Option<usize>);
+}
+
+/// Begins waits of a session. Cheap to clone.
+#[derive(Clone)]
+pub struct WaitingSlots(Arc<dyn ReplaceSlot>);
+
+impl fmt::Debug for WaitingSlots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WaitingSlots")
+    }
+}
+
+impl WaitingSlots {
+    pub(crate) fn new<H: FuseHandler>(session: &Arc<SessionShared<H>>) -> WaitingSlots {
+        WaitingSlots(Arc::new(SessionSlots(Arc::downgrade(session))))
+    }
+
+    /// The request of this thread is about to wait for other requests. Dropping the result ends that, on the same thread.
+    ///
+    /// # Errors
+    /// ENOLCK when too many wait, or there is no thread or memory for another slot.
+    pub fn begin_wait(&self) -> Result<WaitingSlot, Errno> {
+        let queue = QUEUE_CPU.get();
+        self.0.begin(queue)?;
+        Ok(WaitingSlot { slots: self.clone(), queue })
+    }
+}
+
+/// A request that waits.
+pub struct WaitingSlot {
+    slots: WaitingSlots,
+    queue: Option<usize>,
+}
+
+impl Drop for WaitingSlot {
+    fn drop(&mut self) {
+        self.slots.0.end(self.queue);
+    }
+}
+
+struct SessionSlots<H>(Weak<SessionShared<H>>);
+
+impl<H: FuseHandler> ReplaceSlot for SessionSlots<H> {
+    fn begin(&self, queue: Option<usize>) -> Result<(), Errno> {
+        const ENOLCK: Errno = Errno(libc::ENOLCK);
+        let Some(shared) = self.0.upgrade() else { return Err(Errno(libc::EINTR)) };
+        let waits = &shared.waits;
+        if waits.waiting.fetch_add(1, Ordering::AcqRel) >= WAITS_MAX {
+            waits.waiting.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!("{WAITS_MAX} requests wait for locks already");
+            return Err(ENOLCK);
+        }
+        let Some(cpu) = queue else {
+            // The limit of threads has just grown by one; an idle thread starts another when it takes a request.
+            if shared.dev_idle.load(Ordering::Acquire) == 0 {
+                dev::grow_threads(&shared);
+            }
+            return Ok(());
+        };
+        let mut queues = waits.queues.lock();
+        let at = queues.entry(cpu).or_default();
+        at.waiting += 1;
+        if at.waiting + LEFT <= shared.ring_depth + at.spare {
+            return Ok(());
+        }
+        match ring::add_entry(&shared, cpu) {
+            Ok(()) => {
+                at.spare += 1;
+                drop(queues);
+                shared.wake_queue(cpu);
+                Ok(())
+            }
+            Err(why) => {
+                at.waiting -= 1;
+                drop(queues);
+                waits.waiting.fetch_sub(1, Ordering::AcqRel);
+                tracing::warn!("no further io_uring entry for a request that waits: {why}");
+                Err(ENOLCK)
+            }
+        }
+    }
+
+    fn end(&self, queue: Option<usize>) {
+        let Some(shared) = self.0.upgrade() else { return };
+        shared.waits.waiting.fetch_sub(1, Ordering::AcqRel);
+        if let Some(cpu) = queue
+            && let Some(at) = shared.waits.queues.lock().get_mut(&cpu)
+        {
+            at.waiting -= 1;
+        }
+    }
+}

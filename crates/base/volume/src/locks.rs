@@ -1,0 +1,193 @@
+//! The locks of one file as far as one place knows them: byte ranges by owner, replaced, split and merged as `fcntl(2)`
+//! does. It calls no source and waits for nothing.
+
+use crate::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
+
+/// The last byte of any file.
+pub const LAST_BYTE: u64 = u64::MAX >> 1;
+
+/// The owner of locks: a process for `fcntl(2)`, an open file for `flock(2)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LockOwner {
+    /// The family of its locks.
+    pub family: LockFamily,
+    /// Its number, unique among owners of one mount.
+    pub number: u64,
+}
+
+/// A lock, and the process that set it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownLock {
+    /// The lock.
+    pub lock: FileLock,
+    /// The process, or 0 where it is not known.
+    pub pid: u32,
+}
+
+/// The known locks of one file.
+#[derive(Debug, Default)]
+pub struct KnownLocks {
+    locks: Vec<KnownLock>,
+}
+
+impl KnownLocks {
+    /// Applies a lock that was set, or removed: what its owner had in its range is replaced.
+    pub fn set_range(&mut self, new: KnownLock) {
+        let range = new.lock.whole_if_flock();
+        let mut kept = Vec::with_capacity(self.locks.len() + 2);
+        for known in self.locks.drain(..) {
+            let old = known.lock.range;
+            if known.lock.owner() != new.lock.owner() || old.end < range.start || range.end < old.start {
+                kept.push(known);
+                continue;
+            }
+            let mut keep = |range| kept.push(KnownLock { lock: FileLock { range, ..known.lock }, ..known });
+            if old.start < range.start {
+                keep(LockRange { start: old.start, end: range.start - 1 });
+            }
+            if old.end > range.end {
+                keep(LockRange { start: range.end + 1, end: old.end });
+            }
+        }
+        self.locks = kept;
+        if new.lock.kind != LockKind::Unlock {
+            self.add_merged(KnownLock { lock: FileLock { range, ..new.lock }, ..new });
+        }
+    }
+
+    /// Adds a lock, joined with equal ones beside it: a program that locks record after record has one range.
+    fn add_merged(&mut self, mut new: KnownLock) {
+        self.locks.retain(|known| {
+            let (own, range) = (new.lock.range, known.lock.range);
+            let equal = known.lock.owner() == new.lock.owner() && known.lock.kind == new.lock.kind;
+            let beside = range.end.checked_add(1) == Some(own.start) || own.end.checked_add(1) == Some(range.start);
+            if equal && beside {
+                new.lock.range = LockRange { start: own.start.min(range.start), end: own.end.max(range.end) };
+            }
+            !(equal && beside)
+        });
+        self.locks.push(new);
+    }
+
+    /// A lock of another owner that is in the way of `wanted`.
+    pub fn find_conflict(&self, wanted: &FileLock) -> Option<LockConflict> {
+        let range = wanted.whole_if_flock();
+        let conflict = self.locks.iter().find(|known| {
+            let (family, number) = (known.lock.family, known.lock.owner);
+            let apart = known.lock.range.end < range.start || range.end < known.lock.range.start;
+            let shared = known.lock.kind == LockKind::Read && wanted.kind == LockKind::Read;
+            wanted.kind != LockKind::Unlock && family == wanted.family && number != wanted.owner && !apart && !shared
+        });
+        conflict.map(|known| LockConflict { kind: known.lock.kind, range: known.lock.range, pid: known.pid })
+    }
+
+    /// Whether this owner has a lock.
+    pub fn has_owner(&self, owner: LockOwner) -> bool {
+        self.locks.iter().any(|known| known.lock.owner() == owner)
+    }
+
+    /// Forgets the locks of an owner.
+    pub fn remove_owner(&mut self, owner: LockOwner) {
+        self.locks.retain(|known| known.lock.owner() != owner);
+    }
+
+    /// All locks.
+    pub fn iter(&self) -> impl Iterator<Item = &KnownLock> {
+        self.locks.iter()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.locks.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lock(owner: u64, start: u64, end: u64, kind: LockKind) -> KnownLock {
+        let range = LockRange { start, end };
+        KnownLock { lock: FileLock { family: LockFamily::Posix, owner, range, kind }, pid: owner as u32 }
+    }
+
+    fn ranges(known: &KnownLocks) -> Vec<(u64, u64, u64, LockKind)> {
+        let mut all: Vec<_> = known
+            .iter()
+            .map(|known| (known.lock.owner, known.lock.range.start, known.lock.range.end, known.lock.kind))
+            .collect();
+        all.sort_by_key(|(owner, start, ..)| (*owner, *start));
+        all
+    }
+
+    #[test]
+    fn ranges_are_replaced_split_and_merged() {
+        use LockKind::{Read, Unlock, Write};
+        let mut known = KnownLocks::default();
+        known.set_range(lock(1, 0, 99, Read));
+        known.set_range(lock(1, 10, 19, Write));
+        assert_eq!(ranges(&known), [(1, 0, 9, Read), (1, 10, 19, Write), (1, 20, 99, Read)]);
+        known.set_range(lock(1, 10, 19, Read));
+        assert_eq!(ranges(&known), [(1, 0, 99, Read)]);
+        known.set_range(lock(1, 50, LAST_BYTE, Unlock));
+        known.set_range(lock(2, 0, 9, Read));
+        assert_eq!(ranges(&known), [(1, 0, 49, Read), (2, 0, 9, Read)]);
+        known.remove_owner(lock(2, 0, 0, Read).lock.owner());
+        known.set_range(lock(1, 0, LAST_BYTE, Unlock));
+        assert!(known.is_empty());
+    }
+
+    #[test]
+    fn only_other_owners_of_the_same_family_are_in_the_way() {
+        use LockKind::{Read, Unlock, Write};
+        let mut known = KnownLocks::default();
+        known.set_range(lock(1, 0, 9, Read));
+        let conflict = |owner, start, kind| known.find_conflict(&lock(owner, start, start + 5, kind).lock);
+        assert!(conflict(2, 0, Read).is_none() && conflict(1, 0, Write).is_none() && conflict(2, 10, Write).is_none());
+        assert_eq!(conflict(2, 9, Write).map(|conflict| conflict.pid), Some(1));
+        assert!(conflict(2, 9, Unlock).is_none());
+        let flock = FileLock { family: LockFamily::Flock, ..lock(2, 0, 9, Write).lock };
+        assert!(known.find_conflict(&flock).is_none());
+    }
+
+    /// Against a table with one entry per byte.
+    #[test]
+    fn ranges_agree_with_bytes() {
+        let mut known = KnownLocks::default();
+        let mut bytes = [[LockKind::Unlock; 64]; 3];
+        let mut seed = 7u64;
+        let mut draw = |limit: u64| {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (seed >> 33) % limit
+        };
+        for _ in 0..5000 {
+            let (owner, start, len) = (draw(3), draw(64), draw(64) + 1);
+            let end = (start + len - 1).min(63);
+            let kind = [LockKind::Read, LockKind::Write, LockKind::Unlock][draw(3) as usize];
+            let wanted = lock(owner, start, end, kind);
+            let in_the_way = (0..3).filter(|other| *other != owner).any(|other| {
+                let row = &bytes[other as usize][start as usize..=end as usize];
+                row.iter().any(|held| match kind {
+                    LockKind::Unlock => false,
+                    LockKind::Read => *held == LockKind::Write,
+                    LockKind::Write => *held != LockKind::Unlock,
+                })
+            });
+            assert_eq!(known.find_conflict(&wanted.lock).is_some(), in_the_way);
+            if !in_the_way {
+                known.set_range(wanted);
+                bytes[owner as usize][start as usize..=end as usize].fill(kind);
+            }
+            for (owner, row) in bytes.iter().enumerate() {
+                for (at, held) in row.iter().enumerate() {
+                    let found = known.iter().filter(|known| {
+                        let range = known.lock.range;
+                        known.lock.owner == owner as u64 && (range.start..=range.end).contains(&(at as u64))
+                    });
+                    let found: Vec<_> = found.map(|known| known.lock.kind).collect();
+                    assert_eq!(found, Vec::from_iter(Some(*held).filter(|held| *held != LockKind::Unlock)));
+                }
+            }
+        }
+    }
+}

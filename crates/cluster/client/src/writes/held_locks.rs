@@ -1,0 +1,110 @@
+//! The locks that a mount holds through its open files, and how they outlive a node: the next node gets them with the
+//! file. A lock that another mount took meanwhile is lost, and the file then fails with `EIO` until it is closed or unlocked.
+//! It knows no placement and no wire format.
+
+use super::calls::{CallTarget, HomeProcess, settle_answer};
+use super::files::OpenedAs;
+use super::{GroupWrites, RequestContext};
+use parking_lot::Mutex;
+use spurline_proto::WriteCall;
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::locks::{KnownLock, KnownLocks};
+use spurline_volume::writes::{Caller, FileLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// From `asm-generic/errno-base.h`.
+const EIO: i32 = 5;
+const EAGAIN: i32 = 11;
+
+/// Interval of requests for files with locks: a quarter of the time after which a node closes them.
+pub(crate) const LOCK_RENEWAL: Duration = Duration::from_secs(5);
+/// How long a lock is requested again from the next node while another is in the way: a lost process that still runs gives
+/// the mount's own lock up after 25 s.
+const RECLAIM: Duration = Duration::from_secs(30);
+const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
+
+/// The locks that were set through one open file.
+#[derive(Default)]
+pub(crate) struct HeldLocks {
+    known: Mutex<KnownLocks>,
+    any: AtomicBool,
+    lost: AtomicBool,
+}
+
+impl HeldLocks {
+    /// Whether there are locks.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    /// Notes a lock that was set or removed.
+    pub fn note_lock(&self, lock: &FileLock) {
+        let mut known = self.known.lock();
+        known.set_range(KnownLock { lock: *lock, pid: 0 });
+        self.any.store(!known.is_empty(), Ordering::Relaxed);
+        if known.is_empty() && self.lost.swap(false, Ordering::Relaxed) {
+            tracing::info!("a file whose locks were lost was unlocked");
+        }
+    }
+
+    /// Fails for a call that relies on locks which are lost.
+    pub fn check_call(&self, call: &WriteCall<'_>) -> Result<()> {
+        let relies = matches!(
+            call,
+            WriteCall::Read { .. }
+                | WriteCall::Write { .. }
+                | WriteCall::Allocate { .. }
+                | WriteCall::SetAttrOpen { .. }
+                | WriteCall::SetLock { .. }
+        );
+        if relies && self.lost.load(Ordering::Relaxed) {
+            let why =
+                "the lock of this file was lost with a node, and another mount has it: close the file, or unlock it";
+            return Err(Error::new(ErrorKind::Io(EIO), why));
+        }
+        Ok(())
+    }
+}
+
+impl OpenedAs {
+    /// Sets the locks again in process `home`, which has just opened the file.
+    pub(super) fn reclaim_locks(&self, writes: &GroupWrites, home: &HomeProcess) {
+        if !self.held.any() {
+            return;
+        }
+        let until = Instant::now() + RECLAIM.min(writes.client.patience().answer);
+        let locks: Vec<FileLock> = self.held.known.lock().iter().map(|known| known.lock).collect();
+        for lock in &locks {
+            let Err(error) = self.reclaim_lock(writes, home, lock, until) else { continue };
+            self.held.lost.store(true, Ordering::Relaxed);
+            tracing::warn!(
+                "a lock is lost with a node: {error}; the file fails with EIO until it is closed or unlocked"
+            );
+            return;
+        }
+        tracing::info!(node = home.node, locks = locks.len(), "the locks of an open file moved to another node");
+    }
+
+    fn reclaim_lock(&self, writes: &GroupWrites, home: &HomeProcess, lock: &FileLock, until: Instant) -> Result<()> {
+        let root = Caller::default();
+        loop {
+            let call = set_call(self.number(), lock);
+            let sent = writes.send(CallTarget::Process(home), &call, RequestContext::of(&root), 0, None, &mut []);
+            let error = match sent.map_err(Error::from).and_then(|sent| settle_answer(sent.answer)) {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            if error.kind() != ErrorKind::Io(EAGAIN) || Instant::now() >= until {
+                return Err(error);
+            }
+            std::thread::sleep(RECLAIM_PAUSE);
+        }
+    }
+}
+
+/// The call that sets or removes a lock of an open file.
+pub(super) fn set_call(file: u64, lock: &FileLock) -> WriteCall<'static> {
+    let FileLock { family, owner, range, kind } = *lock;
+    WriteCall::SetLock { file, family, owner, range, kind }
+}
