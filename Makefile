@@ -1,7 +1,7 @@
 # The two commands a fresh machine needs are `make demo` and `make test`. The work is done in scripts/.
 SHELL := /bin/bash
 
-.PHONY: help demo test build bench fmt lint deps install clean
+.PHONY: help demo test build bench fmt lint deps install package image clean
 
 help:
 	@echo "make demo     the main job on this machine, with no set-up: node, mount, cold and hot pass"
@@ -11,7 +11,10 @@ help:
 	@echo "              make bench BENCH=--quick takes minutes, BENCH='--only remote' one section"
 	@echo "make fmt      format; make lint: clippy with warnings denied"
 	@echo "make deps     install what is missing: system packages and the pinned Rust toolchain"
-	@echo "make install  the binary, man pages and completions below PREFIX (/usr/local), and /sbin/mount.spurline for fstab"
+	@echo "make install  programs, man pages, completions and systemd units below PREFIX (/usr/local), /etc/spurline,"
+	@echo "              and /sbin/mount.spurline for fstab"
+	@echo "make package  a Debian package and an archive in target/packages; ARCH=arm64 cross-builds them"
+	@echo "make image    a container image as an OCI layout in target/packages; ARCH=arm64 cross-builds it"
 
 demo:
 	@scripts/setup demo
@@ -42,13 +45,16 @@ deps:
 
 PREFIX ?= /usr/local
 install: build
-	install -D -m 755 target/release/spurline $(DESTDIR)$(PREFIX)/bin/spurline
-	install -D -m 755 target/release/spurline-bench $(DESTDIR)$(PREFIX)/bin/spurline-bench
-	install -d $(DESTDIR)/sbin && ln -sf $(PREFIX)/bin/spurline $(DESTDIR)/sbin/mount.spurline
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
-	target/release/spurline man $(DESTDIR)$(PREFIX)/share/man/man1
-	target/release/spurline-bench man $(DESTDIR)$(PREFIX)/share/man/man1
-	target/release/spurline completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/spurline
+	@scripts/stage target/release "$(DESTDIR)" "$(PREFIX)"
+
+ARCH ?= $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
+package: build
+	@scripts/setup package
+	@scripts/package --arch $(ARCH) deb tarball
+
+image: build
+	@scripts/setup package
+	@scripts/package --arch $(ARCH) image
 
 clean:
 	@. scripts/env && cargo clean

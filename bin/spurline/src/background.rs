@@ -1,9 +1,13 @@
 //! Background start: the command starts itself again, waits until that process is ready, and passes on its exit code.
-//! It never forks a process that has threads.
+//! It never forks a process that has threads. A service that systemd started (`Type=notify`) reports to it in this place.
 
 use spurline_config::Fault;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -16,6 +20,9 @@ const CHILD: &str = "SPURLINE_BACKGROUND_CHILD";
 const WORD: &[u8] = b"ready\n";
 /// Time for a start beyond the first answer of the origin: reading the index of a full cache.
 const START_ALLOWANCE: Duration = Duration::from_secs(60);
+
+/// The socket of systemd's protocol sd_notify(3): a path, or an abstract name after '@'.
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 
 /// Whether [`launch_background`] started this process.
 pub fn is_child() -> bool {
@@ -76,7 +83,7 @@ pub fn launch_background(origin_timeout: Duration, log: &Path) -> Result<ExitCod
     }
 }
 
-/// Signals the waiting command that the service is ready. In the foreground it does nothing.
+/// Signals the waiting command, or systemd, that the service is ready.
 #[derive(Debug)]
 pub struct ReadySignal {
     /// Replaces the terminal; opened at the start, while descriptors are available.
@@ -106,7 +113,14 @@ impl ReadySignal {
     /// When the waiting command has ended (interrupted): the service should end too.
     pub fn signal_ready(self) -> Result<(), Fault> {
         spurline_observe::log::end_start();
-        let Some(null) = self.null else { return Ok(()) };
+        let Some(null) = self.null else {
+            if let Some(socket) = std::env::var_os(NOTIFY_SOCKET) {
+                notify_systemd(&socket).unwrap_or_else(|error| {
+                    tracing::warn!("systemd does not learn that this service is ready: {}: {error}", socket.display());
+                });
+            }
+            return Ok(());
+        };
         let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
         // A working directory would keep its file system from being unmounted.
         std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
@@ -119,5 +133,37 @@ impl ReadySignal {
         let os = |e: rustix::io::Errno| Fault::failed(format!("detaching from the terminal: {e}"), "");
         rustix::stdio::dup2_stdout(&null).map_err(os)?;
         rustix::stdio::dup2_stderr(&null).map_err(os)
+    }
+}
+
+/// Reports that this service is ready.
+fn notify_systemd(socket: &OsStr) -> std::io::Result<()> {
+    let address = match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(socket)?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn systemd_learns_that_a_service_is_ready() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let name = format!("@spurline-test-{}", std::process::id());
+        let abstract_name = SocketAddr::from_abstract_name(&name.as_bytes()[1..]).unwrap();
+        for (socket, word) in [
+            (UnixDatagram::bind(&path).unwrap(), path.as_os_str()),
+            (UnixDatagram::bind_addr(&abstract_name).unwrap(), OsStr::new(&name)),
+        ] {
+            notify_systemd(word).unwrap();
+            let mut got = [0; 64];
+            let len = socket.recv(&mut got).unwrap();
+            assert_eq!(&got[..len], b"READY=1");
+        }
+        assert!(notify_systemd(OsStr::new("/nonexistent/socket")).is_err());
     }
 }

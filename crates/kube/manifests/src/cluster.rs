@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 
 /// Where the group's token is in every container.
 pub(crate) const TOKEN_DIR: &str = "/etc/spurline/group";
+/// The user and group of the image, as in `scripts/image`.
+const USER: u32 = 65532;
 /// The metrics page of every process.
 const METRICS_PORT: u16 = 9567;
 
@@ -60,6 +62,16 @@ fn health_probe(path: &str, threshold: u32) -> Value {
     })
 }
 
+/// The user of the image, for a pod. The group makes volumes and secrets accessible to it.
+pub(crate) fn image_user() -> Value {
+    json!({ "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER })
+}
+
+/// A container of that user that needs nothing of the host.
+pub(crate) fn without_privileges() -> Value {
+    json!({ "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } })
+}
+
 fn coordinator(source: FieldSource<'_>) -> Vec<ManifestObject> {
     let wanted = [Set("coordinator.enabled"), Unset("registry")];
     let meta =
@@ -85,6 +97,7 @@ fn coordinator(source: FieldSource<'_>) -> Vec<ManifestObject> {
             { "name": "metrics", "containerPort": METRICS_PORT },
         ],
         "readinessProbe": health_probe("/healthz", 3),
+        "securityContext": without_privileges(),
         "resources": {
             "requests": { "cpu": "50m", "memory": source.value("coordinator.memory") },
             "limits": { "memory": source.value("coordinator.memory") },
@@ -113,6 +126,7 @@ fn coordinator(source: FieldSource<'_>) -> Vec<ManifestObject> {
                 "metadata": { "labels": labels("coordinator") },
                 "spec": {
                     "automountServiceAccountToken": false,
+                    "securityContext": image_user(),
                     "containers": [container],
                     "volumes": args([
                         source.items_if(Unset("coordinator.storage"), vec![json!({ "name": "state", "emptyDir": {} })]),
@@ -222,6 +236,8 @@ fn node_pod(source: FieldSource<'_>) -> Value {
         },
         "securityContext": {
             "allowPrivilegeEscalation": false,
+            // Directories of the host belong to root.
+            "runAsUser": 0,
             // Registered memory beyond ulimit -l.
             "capabilities": { "add": ["IPC_LOCK"] },
             // Cache disks are read through io_uring, which default profiles refuse.

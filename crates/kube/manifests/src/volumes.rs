@@ -1,6 +1,6 @@
 //! Volumes for pods: the CSI driver on each node, its controller, the template of mount pods, a StorageClass.
 
-use crate::cluster::token_volume;
+use crate::cluster::{image_user, token_volume, without_privileges};
 use crate::context::{FieldSource, ValueCondition};
 use crate::yaml::text_of;
 use crate::{ManifestObject, labels};
@@ -72,7 +72,7 @@ fn template(source: FieldSource<'_>) -> Value {
                 ],
                 "resources": { "limits": { "memory": source.value("csi.memory") } },
                 // Mounting a file system for other pods takes this.
-                "securityContext": { "privileged": true },
+                "securityContext": { "privileged": true, "runAsUser": 0 },
                 "volumeMounts": [{ "name": "cache", "mountPath": "/cache" }],
             }],
             "volumes": [{ "name": "cache", "emptyDir": {} }],
@@ -142,7 +142,7 @@ fn node_driver(source: FieldSource<'_>) -> Value {
         "env": [{ "name": "NODE_NAME", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
         "resources": { "requests": { "cpu": "10m", "memory": "32Mi" }, "limits": { "memory": "128Mi" } },
         // Binding mounts for other pods takes this.
-        "securityContext": { "privileged": true },
+        "securityContext": { "privileged": true, "runAsUser": 0 },
         "volumeMounts": [
             { "name": "socket", "mountPath": "/csi" },
             { "name": "template", "mountPath": "/etc/spurline/template", "readOnly": true },
@@ -219,6 +219,7 @@ fn controller_driver(source: FieldSource<'_>) -> Value {
             "--launcher=process",
             "--state-dir=/csi/state",
         ],
+        "securityContext": without_privileges(),
         "resources": { "requests": { "cpu": "5m", "memory": "32Mi" }, "limits": { "memory": "128Mi" } },
         "volumeMounts": [{ "name": "socket", "mountPath": "/csi" }],
     });
@@ -243,6 +244,8 @@ fn controller_driver(source: FieldSource<'_>) -> Value {
                 "spec": {
                     "serviceAccountName": "spurline-csi-controller",
                     "priorityClassName": "system-cluster-critical",
+                    // Both containers, which share a socket.
+                    "securityContext": image_user(),
                     "containers": [driver, provisioner],
                     "volumes": [{ "name": "socket", "emptyDir": {} }],
                 },
@@ -307,7 +310,7 @@ pub(crate) fn test_pods(source: FieldSource<'_>) -> Vec<ManifestObject> {
                     "command": ["spurline"],
                     "args": ["net", "serve", "--bind=all", "--group-token-file=/etc/spurline/group/group-token"],
                     "resources": source.limits_of("test.rdmaResource"),
-                    "securityContext": { "capabilities": { "add": ["IPC_LOCK"] } },
+                    "securityContext": { "runAsUser": 0, "capabilities": { "add": ["IPC_LOCK"] } },
                     "volumeMounts": [
                         { "name": "data", "mountPath": "/data", "readOnly": true },
                         { "name": "group", "mountPath": "/etc/spurline/group", "readOnly": true },
