@@ -118,6 +118,20 @@ sections! {
         inode_limit_bytes: Gauge "bytes" "The share of --buffer-size for these inodes.",
         forgets_requested: Counter "inodes" "Inodes that the kernel was requested to forget because their memory was over its share.",
     }
+    /// Bytes written through nodes.
+    writes: Writes {
+        dirty_bytes: Gauge "bytes" "Bytes that programs have written and that no node has yet.",
+        memory_bytes: Gauge "bytes" "Memory of bytes that no node has yet, or that no node has reported as durable.",
+        memory_limit_bytes: Gauge "bytes" "The share of --buffer-size for these bytes.",
+        sent_ops: Counter "operations" "Writes sent to nodes.",
+        sent_bytes: Counter "bytes" "Bytes that nodes have written to the source for this mount.",
+        behind_us: Counter "microseconds" "Time from a write until a node had its bytes, summed over the writes sent to nodes.",
+        resent_bytes: Counter "bytes" "Bytes sent again because the node that had them was lost before they were durable.",
+        sync_ops: Counter "operations" "Syncs of files by nodes.",
+        sync_us: Counter "microseconds" "Time spent on them, summed.",
+        room_syncs: Counter "operations" "Those that were made because the memory for these bytes was full, or half full.",
+        failures: Counter "operations" "Writes that the source refused after the program had gone on; reported at fsync and at close.",
+    }
     /// Metadata of the origin.
     metadata: Metadata {
         ops: Counter "operations" "Lookups and listings sent to the origin or to a node.",

@@ -141,12 +141,13 @@ impl GroupVolume {
         }))
     }
 
-    /// Opens the writable side, as a session of its own. With `squash`, all changes are made as this user and group.
+    /// Opens the writable side, as a session of its own. With `squash`, all changes are made as this user and group. Written
+    /// bytes take up to `memory` bytes of the pool until they are durable.
     ///
     /// # Errors
     /// `ReadOnly` when the nodes take no changes; the node's error.
-    pub fn open_writes(&self, squash: Option<(u32, u32)>) -> Result<Arc<GroupWrites>> {
-        GroupWrites::connect(Arc::clone(&self.client), squash)
+    pub fn open_writes(&self, squash: Option<(u32, u32)>, memory: u64) -> Result<Arc<GroupWrites>> {
+        GroupWrites::connect(Arc::clone(&self.client), squash, memory)
     }
 
     /// Replaces the list of the group's nodes; see [`GroupMembers::set_members`].

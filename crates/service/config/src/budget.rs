@@ -20,6 +20,11 @@ pub const FUSE_SLOT_OVERHEAD: u64 = 8 << 10;
 pub const MIN_FILLS: u64 = 4;
 /// Read-ahead blocks required with read-ahead on: the current one and the next.
 pub const MIN_READAHEAD_BLOCKS: u64 = 2;
+/// Least memory for bytes written through nodes: four requests of the largest size that gathered writes make.
+pub const MIN_WRITTEN: u64 = 4 << 20;
+/// Divisor of what is left beside FUSE requests, connections and names, for bytes written through nodes. The other half is
+/// for reads.
+pub const WRITTEN_SHARE: u64 = 2;
 /// Default read-ahead of one stream: 100 ms at 300 MB/s.
 pub const DEFAULT_READAHEAD: u64 = 32 << 20;
 /// Divisor of the budget for RDMA connections. Each has registered message buffers, 80 KiB on a mount and 48 KiB on a
@@ -72,6 +77,8 @@ pub struct MemoryBudget {
     pub inode_bytes: u64,
     /// Memory for names and attributes of the origin (0 for a mount that reads from nodes).
     pub metadata_bytes: u64,
+    /// Memory for bytes written through nodes, until they are durable (0 for any other process).
+    pub write_bytes: u64,
     /// Bytes of hot blocks in memory: the remainder.
     pub memory_tier: u64,
     /// Limit of the memory for the index of the cache disks, outside of `total`; `u64::MAX` where the memory of the host
@@ -102,6 +109,8 @@ pub struct BudgetDemand {
     pub rdma: bool,
     /// Whether the process reads the origin itself.
     pub origin: bool,
+    /// Whether it writes through nodes.
+    pub writes: bool,
 }
 
 impl MemoryBudget {
@@ -145,7 +154,12 @@ impl MemoryBudget {
         let (slots, slot_bytes, serve) = Self::slot_counts(&demand);
         let (readahead, fills) = Self::least_bytes(&demand);
         let (inodes, metadata) = Self::name_bytes(&demand);
-        slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + inodes + metadata + readahead + fills
+        let least = readahead + fills + Self::least_written(&demand);
+        slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + inodes + metadata + least
+    }
+
+    fn least_written(demand: &BudgetDemand) -> u64 {
+        if demand.writes { MIN_WRITTEN } else { 0 }
     }
 
     /// Divides a budget.
@@ -161,7 +175,8 @@ impl MemoryBudget {
         let wants_readahead = min_readahead > 0;
         let rdma = Self::rdma(&demand);
         let (inode_bytes, metadata_bytes) = Self::name_bytes(&demand);
-        let need = fuse + serve + rdma + inode_bytes + metadata_bytes + min_fills + min_readahead;
+        let min_written = Self::least_written(&demand);
+        let need = fuse + serve + rdma + inode_bytes + metadata_bytes + min_fills + min_readahead + min_written;
         if total < need {
             let mut parts = Vec::new();
             if fuse > 0 {
@@ -180,6 +195,9 @@ impl MemoryBudget {
             if min_readahead > 0 {
                 parts.push(format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead = {}", show_bytes(min_readahead)));
             }
+            if min_written > 0 {
+                parts.push(format!("written bytes = {}", show_bytes(min_written)));
+            }
             // A larger budget has more requests: the size in the message must suffice for its own.
             let enough = |mib: u64| Self::derive_need(BudgetDemand { total: mib << 20, ..demand }) <= mib << 20;
             let least = need.div_ceil(1 << 20);
@@ -195,6 +213,11 @@ impl MemoryBudget {
             ));
         }
         let rest = total - fuse - serve - rdma - inode_bytes - metadata_bytes;
+        let write_bytes = match demand.writes {
+            true => (rest / WRITTEN_SHARE).min(rest - min_fills - min_readahead).max(min_written),
+            false => 0,
+        };
+        let rest = rest - write_bytes;
         // At most half of the rest may be in flight, so that the other half is a useful cache.
         let fills = (rest / 2 / block).min(demand.max_downloads.max(1)).max(min_fills / block);
         let left = rest - fills * block;
@@ -215,6 +238,7 @@ impl MemoryBudget {
         term("RDMA connections", rdma, "each keeps buffers for the messages of its queue pair");
         term("names in the kernel", inode_bytes, "the kernel names each file that it knows by an inode kept here");
         term("names of the origin", metadata_bytes, "lookups and listings are answered from here, also in an outage");
+        term("written bytes", write_bytes, "what was written stays here until a node reports it durable");
         term("fills", fills * block, "a block is held while it is fetched and written to disk");
         term("read-ahead", readahead, "blocks fetched ahead wait here for their reader");
         term("hot blocks", memory_tier, "the rest: blocks kept in memory");
@@ -228,6 +252,7 @@ impl MemoryBudget {
             rdma_bytes: rdma,
             inode_bytes,
             metadata_bytes,
+            write_bytes,
             memory_tier,
             index_bytes: u64::MAX,
             terms,
@@ -318,7 +343,23 @@ mod tests {
             processors: 4,
             rdma: false,
             origin: true,
+            writes: false,
         }
+    }
+
+    #[test]
+    fn written_bytes_have_a_share_where_nodes_write() {
+        for (total, processors) in [(60, 1), (300, 1), (300, 1024), (4096, 16)] {
+            let demand =
+                BudgetDemand { origin: false, writes: true, rdma: total > 60, processors, ..mount(total * MIB) };
+            let budget = MemoryBudget::divide(demand).unwrap_or_else(|e| panic!("{demand:?}: {e}"));
+            let term = budget.terms.iter().find(|term| term.name == "written bytes").unwrap();
+            assert_eq!(term.bytes, budget.write_bytes);
+            assert!(budget.write_bytes >= MIN_WRITTEN && budget.fills >= MIN_FILLS, "{budget:?}");
+            assert_eq!(budget.terms.iter().map(|term| term.bytes).sum::<u64>(), total * MIB);
+        }
+        let error = MemoryBudget::divide(BudgetDemand { writes: true, ..mount(40 * MIB) }).unwrap_err();
+        assert!(error.to_string().contains("written bytes"), "{error}");
     }
 
     #[test]

@@ -771,6 +771,7 @@ fn derive_budget(
         processors: host.processors as u64,
         rdma,
         origin,
+        writes: !origin && kernel.is_some_and(|(fuse, _)| fuse.writes.is_some()),
     })?;
     warnings.extend(budget.check_host(host)?);
     Ok(budget)

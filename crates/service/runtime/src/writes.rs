@@ -25,7 +25,10 @@ pub(crate) fn open_writes(
 ) -> Result<OpenWrites, Fault> {
     if let Some(remote) = remote {
         // The nodes act for every user.
-        return Ok(OpenWrites { source: remote.open_writes(writes.squash)?, serves_all_users: true });
+        return Ok(OpenWrites {
+            source: remote.open_writes(writes.squash, config.volume.budget.write_bytes)?,
+            serves_all_users: true,
+        });
     }
     let source = SourceLocation::parse(config.volume.source.as_str())?;
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });

@@ -1,9 +1,11 @@
 //! Open files and directories of a group: each stays with the process of a node that opened it, and is opened again
 //! elsewhere when that process is lost. It knows no placement and no wire format.
 
-use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer, unexpected};
+use super::behind::{FileBytes, ReportedFailures};
+use super::calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
 use super::held_locks::{HeldLocks, set_call};
-use super::{FileOpening, GroupWrites, RequestContext, attr_of};
+use super::retained::NewBytes;
+use super::{FileOpening, GroupWrites, O_TRUNC, RequestContext, attr_of};
 use parking_lot::Mutex;
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
@@ -13,17 +15,21 @@ use spurline_volume::writes::{
 };
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// From `asm-generic/fcntl.h`: flags that count only once.
 const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;
-const O_TRUNC: u32 = 0o1000;
 const O_APPEND: u32 = 0o2000;
+const O_ACCMODE: u32 = 0o3;
+/// A part of `O_SYNC` too.
+const O_DSYNC: u32 = 0o10000;
+const O_DIRECT: u32 = if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0o200_000 } else { 0o40_000 };
+/// From `linux/falloc.h`: the only mode that changes no bytes.
+const FALLOC_FL_KEEP_SIZE: u32 = 1;
 /// From `asm-generic/errno-base.h`.
 const EIO: i32 = 5;
 /// How often an open file moves to another process within one call.
-const MOVES: usize = 16;
+pub(super) const MOVES: usize = 16;
 
 /// An open file or directory as the nodes know it.
 pub(crate) struct OpenedAs {
@@ -36,24 +42,26 @@ pub(crate) struct OpenedAs {
     home: Mutex<HomeProcess>,
     /// Held while it is opened elsewhere.
     moving: Mutex<()>,
-    /// The end of the file, as far as is known here: where the next append goes if no other mount appends.
-    end: AtomicU64,
-    /// The first process that got bytes since the last sync.
-    unsynced: Mutex<Option<HomeProcess>>,
+    /// The bytes of the file that are not durable.
+    pub bytes: Arc<FileBytes>,
+    pub reported: ReportedFailures,
+    /// The process that copied bytes since the last sync, which are not kept here.
+    copied: Mutex<Option<HomeProcess>>,
     pub(super) held: HeldLocks,
 }
 
 impl OpenedAs {
-    pub fn new(number: u64, path: Vec<u8>, attr: NodeAttr, flags: u32, caller: &Caller, home: HomeProcess) -> OpenedAs {
+    pub fn new(opening: FileOpening<'_>, path: Vec<u8>, bytes: Arc<FileBytes>) -> OpenedAs {
         OpenedAs {
-            number,
-            flags: Some(flags),
-            caller: caller.clone(),
-            place: Mutex::new((path, Some(attr.identity))),
-            home: Mutex::new(home),
+            number: opening.number,
+            flags: Some(opening.flags),
+            caller: opening.caller.clone(),
+            place: Mutex::new((path, Some(opening.attr.identity))),
+            home: Mutex::new(opening.home),
             moving: Mutex::new(()),
-            end: AtomicU64::new(attr.size),
-            unsynced: Mutex::new(None),
+            reported: bytes.start_reports(),
+            bytes,
+            copied: Mutex::new(None),
             held: HeldLocks::default(),
         }
     }
@@ -72,8 +80,9 @@ impl OpenedAs {
             place: Mutex::new((path, identity)),
             home: Mutex::new(home),
             moving: Mutex::new(()),
-            end: AtomicU64::new(0),
-            unsynced: Mutex::new(None),
+            bytes: Arc::default(),
+            reported: ReportedFailures::default(),
+            copied: Mutex::new(None),
             held: HeldLocks::default(),
         }
     }
@@ -86,25 +95,56 @@ impl OpenedAs {
         self.home.lock().clone()
     }
 
-    /// Process `home` has bytes that are not synced.
-    fn mark_unsynced(&self, home: HomeProcess) {
-        self.unsynced.lock().get_or_insert(home);
+    pub fn caller(&self) -> &Caller {
+        &self.caller
     }
 
-    /// Fails if `held`, the process that got bytes since the last sync, is another than `home`, which answered: it was lost.
-    /// The bytes are durable if only the process was lost, and gone if its host was. A sync by the next process can't tell.
-    fn check_held(&self, held: Option<&HomeProcess>, home: &HomeProcess) -> Result<()> {
-        match held {
-            Some(lost) if lost != home => {
-                let what = format!(
-                    "node {} was lost with bytes of '/{}' that were not synced; write them again",
-                    lost.node,
-                    String::from_utf8_lossy(&self.place.lock().0)
-                );
-                Err(Error::new(ErrorKind::Io(EIO), what))
-            }
-            _ => Ok(()),
+    fn has_flag(&self, flag: u32) -> bool {
+        self.flags.is_some_and(|flags| flags & flag != 0)
+    }
+
+    /// A write returns when its process has the bytes.
+    pub fn writes_at_once(&self) -> bool {
+        self.has_flag(O_DSYNC | O_DIRECT)
+    }
+
+    /// The process makes each write durable.
+    pub fn writes_durably(&self) -> bool {
+        self.has_flag(O_DSYNC)
+    }
+
+    /// It can write, and where it wants.
+    pub fn writes_anywhere(&self) -> bool {
+        self.has_flag(O_ACCMODE) && !self.has_flag(O_APPEND)
+    }
+
+    /// Whether its path is `path` or below it.
+    pub fn is_below(&self, path: &[u8]) -> bool {
+        let place = self.place.lock();
+        let rest = place.0.strip_prefix(path);
+        rest.is_some_and(|rest| path.is_empty() || rest.is_empty() || rest[0] == b'/')
+    }
+
+    /// The path, for messages.
+    pub fn shown_path(&self) -> String {
+        String::from_utf8_lossy(&self.place.lock().0).into_owned()
+    }
+
+    /// A sync by `home` covers all copies of `held`, unless that is another process, which was lost: with its host, the
+    /// copied bytes are gone too, and a sync by the next process can't tell.
+    fn check_copied(&self, held: Option<&HomeProcess>, home: &HomeProcess) {
+        if let Some(lost) = held.filter(|lost| *lost != home) {
+            let shown = self.shown_path();
+            let what = format!("node {} was lost with copied bytes of '/{shown}' that were not synced", lost.node);
+            tracing::warn!("{what}");
+            self.bytes.add_failure(Error::new(ErrorKind::Io(EIO), what));
         }
+    }
+
+    /// The attributes, by its process.
+    pub fn stat_open(&self, writes: &GroupWrites) -> Result<NodeAttr> {
+        let call = WriteCall::StatOpen { file: self.number };
+        attr_of(settle_answer(call_open(writes, self, &call, RequestContext::of(&self.caller), 0, &mut [])?.answer)?)
     }
 
     /// Its path after a rename of `from` to `to`, or their exchange.
@@ -120,7 +160,7 @@ impl OpenedAs {
     }
 
     /// Opens it on a node that can be reached, unless another thread has since `lost`.
-    fn move_on(&self, writes: &GroupWrites, lost: &HomeProcess) -> Result<()> {
+    pub(super) fn move_on(&self, writes: &GroupWrites, lost: &HomeProcess) -> Result<()> {
         let _one = self.moving.lock();
         if *self.home.lock() != *lost {
             return Ok(());
@@ -147,7 +187,11 @@ impl OpenedAs {
         tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
         writes.client.retries().add(1);
         self.reclaim_locks(writes, &home);
+        let another = home.instance != lost.instance;
         *self.home.lock() = home;
+        if another {
+            writes.resend_from(&self.bytes, lost.instance);
+        }
         Ok(())
     }
 }
@@ -155,22 +199,6 @@ impl OpenedAs {
 fn is_denied(kind: ErrorKind) -> bool {
     // From `asm-generic/errno-base.h`.
     matches!(kind, ErrorKind::Io(1 | 13))
-}
-
-/// The answer to a call on an open object, and the process that gave it.
-struct OpenAnswer {
-    answer: WriteAnswer,
-    payload_len: usize,
-    home: HomeProcess,
-}
-
-/// Whether the call changes bytes that a sync makes durable.
-fn changes_bytes(call: &WriteCall<'_>) -> bool {
-    match call {
-        WriteCall::Write { .. } | WriteCall::Allocate { .. } => true,
-        WriteCall::SetAttrOpen { set, .. } => set.size.is_some(),
-        _ => false,
-    }
 }
 
 impl OpenedAs {
@@ -182,15 +210,16 @@ impl OpenedAs {
     }
 }
 
-/// A call on an open object: on its process, or on the next one.
-fn call_open(
+/// A call on an open object: on its process, or on the next one, after it got the bytes that the first one may have lost.
+/// The answer may be an error of the source.
+pub(super) fn call_open(
     writes: &GroupWrites,
     opened: &OpenedAs,
     call: &WriteCall<'_>,
     context: RequestContext<'_>,
     number: u64,
     dst: &mut [u8],
-) -> Result<OpenAnswer> {
+) -> Result<NodeAnswer> {
     let mut before = None;
     let mut last = None;
     for _ in 0..MOVES {
@@ -198,14 +227,7 @@ fn call_open(
         let home = opened.home();
         match writes.send(CallTarget::Process(&home), call, context, number, before, dst) {
             Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {}
-            Ok(sent) => {
-                let answer = settle_answer(sent.answer)?;
-                // Another thread may move the file before this one returns, so the process that answered counts.
-                if changes_bytes(call) {
-                    opened.mark_unsynced(home.clone());
-                }
-                return Ok(OpenAnswer { answer, payload_len: sent.payload_len, home });
-            }
+            Ok(sent) => return Ok(sent),
             Err(CallEnd::Failed(error)) => return Err(error),
             Err(CallEnd::Lost { error, sent }) => {
                 if sent {
@@ -215,6 +237,7 @@ fn call_open(
             }
         }
         opened.move_on(writes, &home)?;
+        writes.send_all(&opened.bytes)?;
     }
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no node keeps the file open")))
 }
@@ -243,58 +266,49 @@ impl RemoteFile {
         self.opened.number
     }
 
+    /// Sends the bytes of earlier writes.
+    pub fn send_bytes(&self) -> Result<()> {
+        self.writes.send_all(&self.opened.bytes)
+    }
+
     pub fn set_path(&self, path: Vec<u8>) {
         self.opened.place.lock().0 = path;
     }
 
     /// A call that may be repeated.
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        Ok(call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut [])?.answer)
+        settle_answer(call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut [])?.answer)
     }
 
-    /// As [`RemoteFile::query`], for calls that only succeed or fail; returns the process that answered.
-    fn query_home(&self, call: &WriteCall<'_>) -> Result<HomeProcess> {
-        let context = RequestContext::of(&self.opened.caller);
-        let sent = call_open(&self.writes, &self.opened, call, context, 0, &mut [])?;
-        done(sent.answer)?;
-        Ok(sent.home)
+    /// As [`RemoteFile::query`], after the bytes of earlier writes were sent, which the call would see.
+    fn query_after_writes(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
+        self.writes.send_all(&self.opened.bytes)?;
+        self.query(call, caller)
     }
 
     /// A call that is made once.
     pub fn change(&self, call: &WriteCall<'_>, context: RequestContext<'_>) -> Result<WriteAnswer> {
         let number = self.writes.numbers.draw_number();
-        Ok(call_open(&self.writes, &self.opened, call, context, number.get(), &mut [])?.answer)
+        settle_answer(call_open(&self.writes, &self.opened, call, context, number.get(), &mut [])?.answer)
     }
 
-    /// Writes bytes that fit into one request.
-    fn write_piece(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<usize> {
-        let caller = lose_privileges.unwrap_or(&self.opened.caller);
-        let appends = self.appends();
-        let end = self.opened.end.load(Ordering::Relaxed);
-        let call = WriteCall::Write {
-            file: self.opened.number,
-            offset: if appends { end } else { offset },
-            lose_privileges: lose_privileges.is_some(),
-        };
-        let context = RequestContext { payload: data, ..RequestContext::of(caller) };
-        // The same bytes at the same place can be written twice, an append can't.
-        let answer = if appends {
-            self.change(&call, context)?
-        } else {
-            call_open(&self.writes, &self.opened, &call, context, 0, &mut [])?.answer
-        };
-        let written = number_of(answer)?.min(data.len() as u64);
-        self.opened.end.fetch_max(if appends { end } else { offset } + written, Ordering::Relaxed);
-        Ok(written as usize)
-    }
-
-    fn appends(&self) -> bool {
-        self.opened.flags.is_some_and(|flags| flags & O_APPEND != 0)
+    /// Takes bytes that fit into one request.
+    fn write_piece(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<()> {
+        let appends = self.opened.has_flag(O_APPEND);
+        // One at a time, so that the place of each is known.
+        let _one = appends.then(|| self.opened.bytes.begin_append());
+        let offset = if appends { self.opened.bytes.end() } else { offset };
+        let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));
+        let new = NewBytes { owner: self.opened.number, offset, data, appended: appends, lose_privileges };
+        self.writes.write_behind(&self.opened, &new)?;
+        self.opened.bytes.raise_end(offset + data.len() as u64);
+        Ok(())
     }
 }
 
 impl Drop for RemoteFile {
     fn drop(&mut self) {
+        self.writes.end_behind(&self.opened);
         close_open(&self.writes, &self.opened);
     }
 }
@@ -315,13 +329,14 @@ fn number_of(answer: WriteAnswer) -> Result<u64> {
 
 impl WritableFile for RemoteFile {
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        self.writes.send_all(&self.opened.bytes)?;
         let mut read = 0;
         for piece in dst.chunks_mut(self.writes.most_bytes()) {
             let (at, len) = (offset + read as u64, u32::try_from(piece.len()).unwrap_or(u32::MAX));
             let call = WriteCall::Read { file: self.opened.number, offset: at, len };
             let context = RequestContext::of(&self.opened.caller);
             let sent = call_open(&self.writes, &self.opened, &call, context, 0, piece)?;
-            done(sent.answer)?;
+            done(settle_answer(sent.answer)?)?;
             read += sent.payload_len;
             if sent.payload_len < piece.len() {
                 break;
@@ -334,12 +349,7 @@ impl WritableFile for RemoteFile {
         let mut written = 0;
         for piece in data.chunks(self.writes.most_bytes()) {
             match self.write_piece(offset + written as u64, piece, lose_privileges) {
-                Ok(n) => {
-                    written += n;
-                    if n < piece.len() {
-                        break;
-                    }
-                }
+                Ok(()) => written += piece.len(),
                 Err(error) if written == 0 => return Err(error),
                 // The next write reports it.
                 Err(_) => break,
@@ -349,6 +359,12 @@ impl WritableFile for RemoteFile {
     }
 
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
+        if mode & !FALLOC_FL_KEEP_SIZE == 0 {
+            self.writes.send_all(&self.opened.bytes)?;
+        } else {
+            // Bytes that it takes away must not be sent again.
+            self.writes.sync_file(&self.opened, true)?;
+        }
         let call = WriteCall::Allocate { file: self.opened.number, mode, offset, len };
         done(self.change(&call, RequestContext::of(caller))?)
     }
@@ -361,6 +377,9 @@ impl WritableFile for RemoteFile {
         if self.opened.home() != to.opened.home() {
             return Err(apart());
         }
+        self.writes.send_all(&self.opened.bytes)?;
+        // What lies below the copy must not be sent again.
+        self.writes.sync_file(&to.opened, true)?;
         let call = WriteCall::CopyRange { file: self.opened.number, offset, to: to.opened.number, to_offset, len };
         let context = RequestContext::of(caller);
         let number = self.writes.numbers.draw_number();
@@ -370,7 +389,7 @@ impl WritableFile for RemoteFile {
             Ok(sent) => match settle_answer(sent.answer)? {
                 WriteAnswer::UnknownFile => Err(apart()),
                 answer => {
-                    to.opened.mark_unsynced(home);
+                    to.opened.copied.lock().get_or_insert(home);
                     number_of(answer)
                 }
             },
@@ -381,40 +400,42 @@ impl WritableFile for RemoteFile {
 
     fn seek(&self, offset: u64, whence: u32) -> Result<u64> {
         let call = WriteCall::Seek { file: self.opened.number, offset, whence };
-        number_of(self.query(call, &self.opened.caller)?)
+        number_of(self.query_after_writes(call, &self.opened.caller)?)
     }
 
     fn sync(&self, data_only: bool) -> Result<()> {
-        // Bytes that arrive during the sync are not part of it.
-        let held = self.opened.unsynced.lock().take();
-        match self.query_home(&WriteCall::Sync { file: self.opened.number, data_only }) {
-            // Reported once.
-            Ok(home) => self.opened.check_held(held.as_ref(), &home),
-            Err(error) => {
-                if let Some(held) = held {
-                    *self.opened.unsynced.lock() = Some(held);
-                }
-                Err(error)
-            }
-        }
+        let opened = &*self.opened;
+        let copied = opened.copied.lock().clone();
+        let home = self.writes.sync_file(opened, data_only)?;
+        opened.check_copied(copied.as_ref(), &home);
+        opened.copied.lock().take_if(|now| Some(&*now) == copied.as_ref());
+        opened.bytes.report_at_sync(&opened.reported)
     }
 
     fn flush(&self) -> Result<()> {
-        let home = self.query_home(&WriteCall::Flush { file: self.opened.number })?;
-        let held = self.opened.unsynced.lock().clone();
-        self.opened.check_held(held.as_ref(), &home)
+        let opened = &*self.opened;
+        self.writes.send_all(&opened.bytes)?;
+        // The call finds out whether the process still has the bytes.
+        let flushed = self.query(WriteCall::Flush { file: opened.number }, &opened.caller);
+        opened.bytes.report_at_close(&opened.reported)?;
+        done(flushed?)
     }
 
     fn stat(&self) -> Result<NodeAttr> {
-        let attr = attr_of(self.query(WriteCall::StatOpen { file: self.opened.number }, &self.opened.caller)?)?;
-        self.opened.end.store(attr.size, Ordering::Relaxed);
+        self.send_bytes()?;
+        let attr = self.opened.stat_open(&self.writes)?;
+        self.opened.bytes.note_size(attr.size);
         Ok(attr)
     }
 
     fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
         let call = WriteCall::SetAttrOpen { file: self.opened.number, set: *set };
+        self.writes.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
-        self.opened.end.store(attr.size, Ordering::Relaxed);
+        self.opened.bytes.note_size(attr.size);
+        if let Some(size) = set.size {
+            self.writes.cut_bytes_of(attr.identity, size);
+        }
         Ok(attr)
     }
 
@@ -428,14 +449,18 @@ impl WritableFile for RemoteFile {
     }
 
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()> {
+        // The next owner of the lock reads what was written under this one.
+        let sent = self.send_bytes();
         let call = set_call(self.opened.number, lock);
         if lock.kind == LockKind::Unlock {
             // Forgotten first: a lock that is lost needs no node to be given up.
             self.opened.held.note_lock(lock);
+        } else {
+            sent?;
         }
         loop {
             let sent = call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut [])?;
-            done(sent.answer)?;
+            done(settle_answer(sent.answer)?)?;
             if lock.kind == LockKind::Unlock {
                 return Ok(());
             }
@@ -450,6 +475,7 @@ impl WritableFile for RemoteFile {
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
         let number = self.writes.new_file_number();
         let call = WriteCall::Reopen { of: self.opened.number, flags, file: number };
+        self.writes.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
         let (path, home) = (self.opened.place.lock().0.clone(), self.opened.home());
         self.writes.new_file(path, FileOpening { number, attr, flags, caller, home })
@@ -473,7 +499,7 @@ impl RemoteDirectory {
 
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
         let context = RequestContext::of(caller);
-        Ok(call_open(&self.writes, &self.opened, &call, context, 0, &mut [])?.answer)
+        settle_answer(call_open(&self.writes, &self.opened, &call, context, 0, &mut [])?.answer)
     }
 }
 
@@ -486,10 +512,17 @@ impl Drop for RemoteDirectory {
 impl WritableDirectory for RemoteDirectory {
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
         let max = u32::try_from(max).unwrap_or(u32::MAX);
-        match self.query(WriteCall::ReadDirectory { file: self.opened.number, from, max, attrs }, caller)? {
-            WriteAnswer::Names(names) => Ok(names),
-            other => Err(unexpected(&other)),
+        let read =
+            || match self.query(WriteCall::ReadDirectory { file: self.opened.number, from, max, attrs }, caller)? {
+                WriteAnswer::Names(names) => Ok(names),
+                other => Err(unexpected(&other)),
+            };
+        let names = read()?;
+        let mut moved = false;
+        for attr in names.iter().filter_map(|name| name.attr.as_ref()) {
+            moved |= self.writes.send_bytes_of(Some(attr.identity))?;
         }
+        if moved { read() } else { Ok(names) }
     }
 
     fn sync(&self, data_only: bool) -> Result<()> {

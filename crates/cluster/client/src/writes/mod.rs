@@ -5,14 +5,17 @@
 //! process that opened it. So appends of all mounts meet in one process, and a source whose clients cache (NFS) shows a
 //! new file to the node that is asked for it. Names and files are spread over all nodes by their hash.
 
+mod behind;
 mod calls;
 mod files;
 mod held_locks;
 mod known;
 mod numbers;
 mod proof;
+mod retained;
 
 use crate::remote::GroupClient;
+use behind::{FileBytes, SendQueue};
 use calls::{CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
 use files::{OpenedAs, RemoteDirectory, RemoteFile};
 use held_locks::LOCK_RENEWAL;
@@ -20,6 +23,7 @@ use known::KnownObjects;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
 use proof::ProvenProcesses;
+use retained::WriteMemory;
 use spurline_proto::{MAX_WRITE, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
@@ -29,7 +33,7 @@ use spurline_volume::writes::{
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -37,6 +41,9 @@ thread_local! {
     /// Encoded groups of a caller, reused between requests.
     static GROUPS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
+
+/// From `asm-generic/fcntl.h`.
+const O_TRUNC: u32 = 0o1000;
 
 /// Interval of session renewals: a quarter of the time after which a node ends a session.
 const RENEWAL: Duration = Duration::from_secs(30);
@@ -68,6 +75,12 @@ pub struct GroupWrites {
     opened: Mutex<HashMap<u64, Weak<OpenedAs>>>,
     capabilities: OnceLock<WriteCapabilities>,
     proofs: ProvenProcesses,
+    /// Files with bytes that are not durable.
+    files: Mutex<HashMap<FileIdentity, Weak<FileBytes>>>,
+    memory: Arc<WriteMemory>,
+    queue: Arc<SendQueue>,
+    /// A sync to make room is under way.
+    making_room: AtomicBool,
     /// The caller of all changes, in place of the calling processes.
     squash: Option<Caller>,
     /// For open files, which outlive a call.
@@ -93,9 +106,18 @@ impl GroupWrites {
     ///
     /// # Errors
     /// `ReadOnly` when the nodes take no changes; the node's error.
-    pub(crate) fn connect(client: Arc<GroupClient>, squash: Option<(u32, u32)>) -> Result<Arc<GroupWrites>> {
+    pub(crate) fn connect(
+        client: Arc<GroupClient>,
+        squash: Option<(u32, u32)>,
+        memory: u64,
+    ) -> Result<Arc<GroupWrites>> {
+        let memory = WriteMemory::new(client.tier.pool(), memory, &client.stats);
         let writes = Arc::new_cyclic(|this| GroupWrites {
             client,
+            files: Mutex::default(),
+            memory,
+            queue: Arc::default(),
+            making_room: AtomicBool::new(false),
             session: RandomState::new().build_hasher().finish(),
             numbers: ChangeNumbers::default(),
             next_file: AtomicU64::new(1),
@@ -113,6 +135,7 @@ impl GroupWrites {
                 // Set here only.
                 let _ = writes.capabilities.set(can);
                 writes.start_renewal()?;
+                writes.start_senders()?;
                 Ok(writes)
             }
             other => Err(unexpected(&other)),
@@ -231,6 +254,19 @@ impl GroupWrites {
         });
     }
 
+    fn stats(&self) -> &spurline_types::stats::Writes {
+        &self.client.stats.writes
+    }
+
+    /// All open files and directories.
+    fn open_files(&self) -> Vec<Arc<OpenedAs>> {
+        self.opened.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn open_file(&self, number: u64) -> Option<Arc<OpenedAs>> {
+        self.opened.lock().get(&number).and_then(Weak::upgrade)
+    }
+
     fn add_open(&self, opened: OpenedAs) -> Arc<OpenedAs> {
         let opened = Arc::new(opened);
         self.opened.lock().insert(opened.number(), Arc::downgrade(&opened));
@@ -241,13 +277,38 @@ impl GroupWrites {
         self.opened.lock().remove(&number);
     }
 
+    /// The attributes of a file that other programs of this mount may be writing: again if its bytes were unsent, and by
+    /// its open file if it is shorter than what was written. Another mount has cut it then, or a node was lost with bytes,
+    /// which the open file finds out.
+    fn complete_attr(&self, attr: NodeAttr, again: impl Fn() -> Result<NodeAttr>) -> Result<NodeAttr> {
+        let unsent = self.send_bytes_of(Some(attr.identity))?;
+        let attr = if unsent { again()? } else { attr };
+        let shortened = self.known_bytes_of(attr.identity).filter(|file| attr.size < file.retained_end());
+        let Some(file) = shortened else { return Ok(attr) };
+        match self.open_files().iter().find(|open| Arc::ptr_eq(&open.bytes, &file)) {
+            Some(open) => open.stat_open(self),
+            None => Ok(attr),
+        }
+    }
+
     fn whole(&self) -> Result<Arc<GroupWrites>> {
         self.this.upgrade().ok_or_else(|| Error::new(ErrorKind::Unavailable, "the mount is ending"))
     }
 
     fn new_file(&self, path: Vec<u8>, opened: FileOpening<'_>) -> Result<Box<dyn WritableFile>> {
-        let opened = OpenedAs::new(opened.number, path, opened.attr, opened.flags, opened.caller, opened.home);
+        let bytes = self.bytes_of(opened.attr.identity);
+        bytes.raise_end(opened.attr.size);
+        if opened.flags & O_TRUNC != 0 {
+            self.cut_bytes_of(opened.attr.identity, 0);
+        }
+        let opened = OpenedAs::new(opened, path, bytes);
         Ok(Box::new(RemoteFile::new(self.whole()?, self.add_open(opened))))
+    }
+}
+
+impl Drop for GroupWrites {
+    fn drop(&mut self) {
+        self.queue.end();
     }
 }
 
@@ -278,7 +339,9 @@ impl WritableVolume for GroupWrites {
     }
 
     fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr> {
-        attr_of(self.query(at.path, WriteCall::Stat(at), caller)?)
+        self.send_bytes_of(at.expected)?;
+        let attr = attr_of(self.query(at.path, WriteCall::Stat(at), caller)?)?;
+        self.complete_attr(attr, || attr_of(self.query(at.path, WriteCall::Stat(at), caller)?))
     }
 
     fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
@@ -286,7 +349,7 @@ impl WritableVolume for GroupWrites {
         let answer =
             self.query(&path, WriteCall::Lookup(at), caller).inspect_err(|_| self.known.note_absence(&path))?;
         self.note(&path, &answer);
-        attr_of(answer)
+        self.complete_attr(attr_of(answer)?, || attr_of(self.query(&path, WriteCall::Lookup(at), caller)?))
     }
 
     fn readlink(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>> {
@@ -301,6 +364,7 @@ impl WritableVolume for GroupWrites {
     }
 
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller, _op: OpId) -> Result<Box<dyn WritableFile>> {
+        self.send_bytes_of(at.expected)?;
         let number = self.new_file_number();
         let call = WriteCall::Open { at, flags, file: number };
         let (answer, home) = self.change_at(at.path, call, RequestContext::of(caller))?;
@@ -317,6 +381,7 @@ impl WritableVolume for GroupWrites {
         _op: OpId,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
         let (number, path) = (self.new_file_number(), join_path(at.directory.path, at.name));
+        self.send_bytes_of(self.known.object(&path))?;
         let call = WriteCall::Create { at, flags, mode, file: number };
         let (answer, home) = self.change_at(&path, call, RequestContext::of(caller))?;
         self.note(&path, &answer);
@@ -345,6 +410,7 @@ impl WritableVolume for GroupWrites {
         const EXDEV: i32 = 18;
         let other = || Error::new(ErrorKind::Io(EXDEV), "the file belongs to another mount");
         let file = file.as_any().downcast_ref::<RemoteFile>().ok_or_else(other)?;
+        file.send_bytes()?;
         let path = join_path(to.directory.path, to.name);
         let answer = file.change(&WriteCall::LinkOpen { file: file.number(), to }, RequestContext::of(caller))?;
         self.note(&path, &answer);
@@ -373,12 +439,20 @@ impl WritableVolume for GroupWrites {
                 join_path(at.directory.path, at.name)
             }
             Change::Rename { from, to, .. } => {
+                self.send_bytes_below(&join_path(from.directory.path, from.name))?;
                 context.known = [self.known_at(from), self.known_at(to)];
                 join_path(to.directory.path, to.name)
             }
-            Change::Link { to, .. } => join_path(to.directory.path, to.name),
-            Change::SetAttr { of, .. } | Change::RemoveXattr { of, .. } => of.path.to_vec(),
+            Change::Link { from, to } => {
+                self.send_bytes_of(from.expected)?;
+                join_path(to.directory.path, to.name)
+            }
+            Change::SetAttr { of, .. } | Change::RemoveXattr { of, .. } => {
+                self.send_bytes_of(of.expected)?;
+                of.path.to_vec()
+            }
             Change::SetXattr { of, value, .. } => {
+                self.send_bytes_of(of.expected)?;
                 context.payload = value;
                 of.path.to_vec()
             }
@@ -398,7 +472,12 @@ impl WritableVolume for GroupWrites {
                 note(&old, context.known[1].filter(|_| exchange));
                 self.move_open_files(&old, &path, exchange);
             }
-            Change::SetAttr { .. } | Change::SetXattr { .. } | Change::RemoveXattr { .. } => {}
+            Change::SetAttr { set, .. } => {
+                if let (Some(size), WriteAnswer::Attr(attr)) = (set.size, &answer) {
+                    self.cut_bytes_of(attr.identity, size);
+                }
+            }
+            Change::SetXattr { .. } | Change::RemoveXattr { .. } => {}
             _ => self.note(&path, &answer),
         }
         match answer {
@@ -430,6 +509,7 @@ impl WritableVolume for GroupWrites {
     }
 
     fn sync_all(&self) -> Result<()> {
+        self.sync_files()?;
         // Each node has bytes of its own to write back.
         let root = Caller::default();
         for home in &self.homes() {

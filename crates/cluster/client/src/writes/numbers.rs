@@ -18,11 +18,21 @@ pub(crate) struct ChangeNumber<'a> {
 impl ChangeNumbers {
     /// The next number. Numbers begin at 1.
     pub fn draw_number(&self) -> ChangeNumber<'_> {
+        ChangeNumber { numbers: self, number: self.draw_raw() }
+    }
+
+    /// The next number, until [`ChangeNumbers::end_number`].
+    pub fn draw_raw(&self) -> u64 {
         let mut state = self.state.lock();
         state.0 += 1;
         let number = state.0;
         state.1.insert(number);
-        ChangeNumber { numbers: self, number }
+        number
+    }
+
+    /// The answer to a change arrived, or it is abandoned.
+    pub fn end_number(&self, number: u64) {
+        self.state.lock().1.remove(&number);
     }
 
     /// All changes below this number are answered.
@@ -40,7 +50,7 @@ impl ChangeNumber<'_> {
 
 impl Drop for ChangeNumber<'_> {
     fn drop(&mut self) {
-        self.numbers.state.lock().1.remove(&self.number);
+        self.numbers.end_number(self.number);
     }
 }
 

@@ -366,13 +366,18 @@ impl ServedWrite<'_> {
         let request = self.request;
         Ok(match *call {
             WriteCall::Write { offset, lose_privileges, .. } => {
-                if request.again
-                    && request.is_change()
-                    && let Some(answer) = repeated::find_append(file, offset, request.payload)?
-                {
-                    return Ok(answer);
+                let mut done = 0;
+                if request.again && request.is_change() {
+                    let Some(found) = repeated::find_appended(file, offset, request.payload)? else {
+                        let why = format!("a node was lost during an append at {offset}, and other bytes are there");
+                        return Ok(WriteAnswer::Unclear(why));
+                    };
+                    done = found;
                 }
-                let done = file.write_at(offset, request.payload, lose_privileges.then_some(caller))?;
+                let rest = &request.payload[done..];
+                if !rest.is_empty() {
+                    done += file.write_at(offset + done as u64, rest, lose_privileges.then_some(caller))?;
+                }
                 WriteAnswer::Number(done as u64)
             }
             WriteCall::Allocate { mode, offset, len, .. } => {

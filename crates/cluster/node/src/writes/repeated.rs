@@ -7,7 +7,7 @@
 //! | link | the new name leads to the object | otherwise |
 //! | unlink, rmdir | the name leads to nothing, or to another object than the known one | it leads to the known one |
 //! | mkdir, mknod, symlink, exclusive create | the object has the mark of this change | the name leads to nothing |
-//! | append | the bytes are at the known end | the file ends there |
+//! | append | the bytes, as far as the file goes, are at the known end: the rest is written | the file ends there |
 //!
 //! Anything else can't be known, and the mount reports `EIO` with the reason. A mark is the fraction of the second of
 //! the access time, which the node sets after it made an object. Attributes and extended attributes are set again.
@@ -21,6 +21,7 @@ use spurline_volume::writes::{
 };
 
 /// From `asm-generic/fcntl.h` and `linux/fs.h`.
+const O_RDONLY: u32 = 0;
 const O_EXCL: u32 = 0o200;
 const RENAME_EXCHANGE: u32 = 2;
 /// From `asm-generic/errno-base.h`.
@@ -114,16 +115,17 @@ impl RepeatedChange<'_> {
     }
 }
 
-/// The answer to an append of `bytes` at the end `at` that may have been executed; `None` if it was not.
-pub(super) fn find_append(file: &dyn WritableFile, at: u64, bytes: &[u8]) -> Result<Option<WriteAnswer>> {
-    let size = file.stat()?.size;
-    if size == at {
-        return Ok(None);
-    }
-    let mut there = vec![0; bytes.len()];
-    if size >= at + bytes.len() as u64 && file.read_at(at, &mut there)? == there.len() && there == bytes {
-        return Ok(Some(WriteAnswer::Number(bytes.len() as u64)));
-    }
-    let why = format!("a node was lost during an append at {at}, and the file is {size} bytes long");
-    Ok(Some(WriteAnswer::Unclear(why)))
+/// How many of the bytes of an append at the end `at` the source has, if another process may have executed it. A lost host
+/// can take the end of a file with it. `None` if the file shows neither.
+pub(super) fn find_appended(file: &dyn WritableFile, at: u64, bytes: &[u8]) -> Result<Option<usize>> {
+    let there = match file.stat()?.size.checked_sub(at) {
+        None => return Ok(None),
+        Some(0) => return Ok(Some(0)),
+        Some(there) => usize::try_from(there).unwrap_or(usize::MAX).min(bytes.len()),
+    };
+    // It may be open for writing only.
+    let reader = file.reopen(O_RDONLY, &Caller::default())?;
+    let mut found = vec![0; there];
+    let same = reader.read_at(at, &mut found)? == there && found == bytes[..there];
+    Ok(same.then_some(there))
 }

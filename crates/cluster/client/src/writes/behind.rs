@@ -1,0 +1,670 @@
+//! Sends the bytes of writes after the writer has gone on, and again when the node that has them is lost. It knows the
+//! order of a file's pieces from [`PieceList`], and nothing about names.
+//!
+//! A writer copies its bytes into a piece and goes on. A sender thread sends pieces that are full; a growing one is sent
+//! before anything that would see its bytes, and after [`LONGEST_WAIT`]. The pieces stay until their process reported a
+//! sync. Failures are counted per file, and reported at each open file's next sync and next close.
+
+use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer};
+use super::files::{MOVES, OpenedAs, call_open};
+use super::retained::{AddedBytes, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
+use super::{GroupWrites, RequestContext};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use spurline_proto::{WriteAnswer, WriteCall};
+use spurline_types::{Error, ErrorKind, Result, RetryAdvice};
+use spurline_volume::writes::{Caller, FileIdentity};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Threads that send: enough requests in flight for one fast stream, each up to a MiB.
+const SENDERS: usize = 4;
+/// How long a piece waits for more bytes.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Unsent pieces of a file; above, its writers send too.
+const MOST_UNSENT: usize = 8;
+/// From `asm-generic/errno-base.h`.
+const EIO: i32 = 5;
+
+/// The bytes of one file that are not durable, for all its open files in this mount.
+#[derive(Default)]
+pub(crate) struct FileBytes {
+    list: Mutex<PieceList>,
+    /// A piece was sent, or could not be.
+    sent: Condvar,
+    failures: Mutex<(u64, Option<Error>)>,
+    /// The last sync failed, or a write since: writes wait for their node, so that they fail themselves.
+    failing: AtomicBool,
+    /// The end of the file, as far as is known here: where the next append goes if no other mount appends.
+    end: AtomicU64,
+    /// Held during an append.
+    appending: Mutex<()>,
+}
+
+/// Which failures of its file an open file has reported.
+#[derive(Default)]
+pub(crate) struct ReportedFailures {
+    at_sync: AtomicU64,
+    at_close: AtomicU64,
+}
+
+impl FileBytes {
+    /// For an open file of now on: earlier failures are not its own.
+    pub fn start_reports(&self) -> ReportedFailures {
+        let now = self.failures.lock().0;
+        ReportedFailures { at_sync: AtomicU64::new(now), at_close: AtomicU64::new(now) }
+    }
+
+    /// Begins an append; the next one waits for its end.
+    pub fn begin_append(&self) -> MutexGuard<'_, ()> {
+        self.appending.lock()
+    }
+
+    /// Where the next append goes.
+    pub fn end(&self) -> u64 {
+        self.end.load(Ordering::Relaxed)
+    }
+
+    /// The file has at least `end` bytes.
+    pub fn raise_end(&self, end: u64) {
+        self.end.fetch_max(end, Ordering::Relaxed);
+    }
+
+    /// The file has `size` bytes, if none are being appended.
+    pub fn note_size(&self, size: u64) {
+        if let Some(_none) = self.appending.try_lock() {
+            self.end.store(size, Ordering::Relaxed);
+        }
+    }
+
+    pub fn has_unsent(&self) -> bool {
+        self.list.lock().unsent_pieces() > 0
+    }
+
+    pub fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Acquire)
+    }
+
+    pub fn unsent_bytes(&self) -> u64 {
+        self.list.lock().unsent_bytes()
+    }
+
+    /// The end of the bytes that a node may have lost.
+    pub fn retained_end(&self) -> u64 {
+        self.list.lock().end()
+    }
+
+    fn failure_count(&self) -> u64 {
+        self.failures.lock().0
+    }
+
+    pub fn add_failure(&self, error: Error) {
+        self.failing.store(true, Ordering::Release);
+        let mut failures = self.failures.lock();
+        failures.0 += 1;
+        failures.1 = Some(error);
+    }
+
+    /// Fails if there was a failure after the first `count`.
+    fn failure_after(&self, count: u64) -> Result<()> {
+        let failures = self.failures.lock();
+        match &failures.1 {
+            Some(error) if failures.0 > count => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn unreported(&self, seen: &AtomicU64) -> Result<()> {
+        let failures = self.failures.lock();
+        match &failures.1 {
+            Some(error) if seen.swap(failures.0, Ordering::AcqRel) < failures.0 => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails with a failure that this open file has not reported at a sync.
+    pub fn report_at_sync(&self, reported: &ReportedFailures) -> Result<()> {
+        self.unreported(&reported.at_sync)
+    }
+
+    /// Fails with a failure that this open file has not reported at a close.
+    pub fn report_at_close(&self, reported: &ReportedFailures) -> Result<()> {
+        self.unreported(&reported.at_close)
+    }
+}
+
+/// A file with something to send.
+enum SendJob {
+    /// One full piece.
+    Piece(Weak<FileBytes>),
+    /// A sync, so that memory becomes free.
+    Room,
+}
+
+#[derive(Default)]
+struct SendJobs {
+    ready: VecDeque<SendJob>,
+    /// In the order of their times.
+    due: VecDeque<(Instant, Weak<FileBytes>)>,
+    ended: bool,
+}
+
+/// What the sender threads have to do.
+#[derive(Default)]
+pub(crate) struct SendQueue {
+    jobs: Mutex<SendJobs>,
+    added: Condvar,
+}
+
+impl SendQueue {
+    /// Ends the threads.
+    pub fn end(&self) {
+        self.jobs.lock().ended = true;
+        self.added.notify_all();
+    }
+
+    fn push_ready(&self, job: SendJob) {
+        self.jobs.lock().ready.push_back(job);
+        self.added.notify_one();
+    }
+
+    fn push_due(&self, file: Weak<FileBytes>) {
+        let mut jobs = self.jobs.lock();
+        jobs.due.push_back((Instant::now() + LONGEST_WAIT, file));
+        let first = jobs.due.len() == 1;
+        drop(jobs);
+        if first {
+            self.added.notify_one();
+        }
+    }
+
+    /// The next job, and whether all of the file is due; `None` at the end.
+    fn next_job(&self) -> Option<(SendJob, bool)> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if jobs.ended {
+                return None;
+            }
+            if let Some(job) = jobs.ready.pop_front() {
+                return Some((job, false));
+            }
+            match jobs.due.front().map(|(at, _)| *at) {
+                None => self.added.wait(&mut jobs),
+                Some(at) if at <= Instant::now() => {
+                    let (_, file) = jobs.due.pop_front()?;
+                    return Some((SendJob::Piece(file), true));
+                }
+                Some(at) => {
+                    self.added.wait_until(&mut jobs, at);
+                }
+            }
+        }
+    }
+}
+
+/// Whether the nodes may take the bytes later.
+fn is_transient(error: &Error) -> bool {
+    error.kind().retry_advice() != RetryAdvice::Never
+}
+
+impl GroupWrites {
+    /// Starts the sender threads.
+    pub(super) fn start_senders(&self) -> Result<()> {
+        for _ in 0..SENDERS {
+            let (queue, this) = (Arc::clone(&self.queue), Weak::clone(&self.this));
+            let run = move || {
+                while let Some((job, all)) = queue.next_job() {
+                    let Some(writes) = this.upgrade() else { return };
+                    writes.run_job(&job, all);
+                }
+            };
+            let spawned = std::thread::Builder::new().name("send-writes".into()).spawn(run);
+            spawned.map_err(|e| Error::io("can't start a thread", &e))?;
+        }
+        Ok(())
+    }
+
+    fn run_job(&self, job: &SendJob, all: bool) {
+        match job {
+            SendJob::Piece(file) => {
+                let Some(file) = file.upgrade() else { return };
+                let sent = if all { self.send_all(&file) } else { self.send_ready(&file).map(drop) };
+                if let Err(error) = sent {
+                    tracing::debug!("bytes of a write wait for a node: {error}");
+                    self.queue.push_due(Arc::downgrade(&file));
+                }
+            }
+            SendJob::Room => {
+                // A failure is the file's, and an unreachable node stops the writers when the memory is full.
+                let _ = self.make_room();
+                self.making_room.store(false, Ordering::Release);
+            }
+        }
+    }
+
+    /// Takes the bytes of a write, which are sent later; at once if the file or its opening requires that.
+    ///
+    /// # Errors
+    /// When there is no memory and no node takes the bytes; the source's errno if they were sent at once.
+    pub(super) fn write_behind(&self, opened: &OpenedAs, new: &NewBytes<'_>) -> Result<()> {
+        let file = &opened.bytes;
+        let failures = file.failure_count();
+        let at_once = new.appended || opened.writes_at_once() || file.is_failing();
+        let mut added = file.list.lock().add_bytes(&self.memory, new);
+        if added.is_none() {
+            self.make_room()?;
+            added = file.list.lock().add_bytes(&self.memory, new);
+        }
+        let Some(AddedBytes { begun, ready }) = added else {
+            return self.write_durably(opened, new);
+        };
+        if at_once {
+            self.send_all(file)?;
+            file.failure_after(failures)?;
+            if opened.writes_durably() {
+                file.list.lock().release_sent_of(opened.number());
+            }
+        } else {
+            if begun {
+                self.queue.push_due(Arc::downgrade(file));
+            }
+            if ready {
+                self.queue.push_ready(SendJob::Piece(Arc::downgrade(file)));
+            }
+            while file.list.lock().unsent_pieces() > MOST_UNSENT {
+                // An unreachable node stops the writer when the memory is full.
+                if !matches!(self.send_ready(file), Ok(true)) {
+                    break;
+                }
+            }
+        }
+        let is_half_full = self.memory.used_bytes() > self.memory.limit_bytes() / 2;
+        if is_half_full && !self.making_room.swap(true, Ordering::AcqRel) {
+            self.queue.push_ready(SendJob::Room);
+        }
+        Ok(())
+    }
+
+    /// Makes room for writes: the file with the most bytes becomes durable.
+    fn make_room(&self) -> Result<()> {
+        let retained = |open: Arc<OpenedAs>| {
+            let bytes = open.bytes.list.lock().bytes();
+            (bytes, open)
+        };
+        let files = self.open_files().into_iter().map(retained);
+        let Some((_, open)) = files.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes) else {
+            return Ok(());
+        };
+        self.stats().room_syncs.add(1);
+        self.sync_file(&open, true).map(drop)
+    }
+
+    /// Writes bytes for which there is no memory: they are durable before the writer goes on.
+    fn write_durably(&self, opened: &OpenedAs, new: &NewBytes<'_>) -> Result<()> {
+        let (mut before, mut change) = (None, None);
+        let failures = opened.bytes.failure_count();
+        let mut write = || {
+            for _ in 0..MOVES {
+                self.send_all(&opened.bytes)?;
+                match self.send_bytes(opened, new, before, &mut change) {
+                    (PieceOutcome::Sent(to), _) => {
+                        if self.sync_file(opened, true)?.instance == to {
+                            return opened.bytes.failure_after(failures);
+                        }
+                        before = Some(to);
+                    }
+                    (_, Some(error)) => return Err(error),
+                    (PieceOutcome::Unsent(lost), None) => before = lost.or(before),
+                    (PieceOutcome::Refused, None) => break,
+                }
+            }
+            Err(unsteady())
+        };
+        let written = write();
+        self.end_change(&mut change);
+        written
+    }
+
+    /// Sends all unsent bytes of a file that were written until now.
+    ///
+    /// # Errors
+    /// When no node takes them; they are kept. What the source refuses is a failure of the file.
+    pub(super) fn send_all(&self, file: &FileBytes) -> Result<()> {
+        let mark = {
+            let mut list = file.list.lock();
+            if list.unsent_pieces() == 0 {
+                return Ok(());
+            }
+            list.mark()
+        };
+        self.send_below(file, mark)
+    }
+
+    fn send_below(&self, file: &FileBytes, mark: u64) -> Result<()> {
+        let mut moves = 0;
+        loop {
+            let mut list = file.list.lock();
+            let piece = loop {
+                match list.next_piece(mark, false) {
+                    NextPiece::Send(piece) => break piece,
+                    NextPiece::Wait => file.sent.wait(&mut list),
+                    NextPiece::Done => return Ok(()),
+                }
+            };
+            drop(list);
+            if !self.send_piece(file, piece)? {
+                moves += 1;
+                if moves > MOVES {
+                    return Err(unsteady());
+                }
+            }
+        }
+    }
+
+    /// Sends one piece that gets no more bytes, or waits for a thread that does; false if there is none.
+    fn send_ready(&self, file: &FileBytes) -> Result<bool> {
+        let mut list = file.list.lock();
+        match list.next_piece(u64::MAX, true) {
+            NextPiece::Send(piece) => {
+                drop(list);
+                self.send_piece(file, piece)?;
+                Ok(true)
+            }
+            NextPiece::Wait if list.unsent_pieces() > MOST_UNSENT => {
+                file.sent.wait(&mut list);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Sends a piece; false if its process was lost.
+    fn send_piece(&self, file: &FileBytes, mut piece: PieceToSend) -> Result<bool> {
+        let mut change = piece.change;
+        let (outcome, error) = match self.open_file(piece.owner) {
+            Some(owner) => self.send_bytes(&owner, &piece.as_new(), piece.before, &mut change),
+            None => (PieceOutcome::Refused, Some(Error::new(ErrorKind::Io(EIO), "the file was closed"))),
+        };
+        if !matches!(outcome, PieceOutcome::Unsent(_)) {
+            self.end_change(&mut change);
+        }
+        piece.change = change;
+        if let PieceOutcome::Sent(_) = outcome {
+            self.stats().behind_us.add_us(piece.since.elapsed());
+        }
+        if outcome == PieceOutcome::Refused
+            && let Some(error) = &error
+        {
+            tracing::warn!("{} bytes at {} of a file were not written: {error}", piece.len, piece.offset);
+            self.stats().failures.add(1);
+            file.add_failure(error.clone());
+        }
+        let mut list = file.list.lock();
+        list.end_sending(piece, outcome, &self.client.stats);
+        drop(list);
+        file.sent.notify_all();
+        match (outcome, error) {
+            (PieceOutcome::Unsent(_), Some(error)) => Err(error),
+            (outcome, _) => Ok(!matches!(outcome, PieceOutcome::Unsent(_))),
+        }
+    }
+
+    /// Sends bytes to the process that has the file open. With an error, they are refused or wait for a node.
+    fn send_bytes(
+        &self,
+        owner: &OpenedAs,
+        new: &NewBytes<'_>,
+        before: Option<u64>,
+        change: &mut Option<u64>,
+    ) -> (PieceOutcome, Option<Error>) {
+        let home = owner.home();
+        let ended = |error: Error, before| match is_transient(&error) {
+            true => (PieceOutcome::Unsent(before), Some(error)),
+            false => (PieceOutcome::Refused, Some(error)),
+        };
+        // Moved after the loss of a process: the pieces before this one may have to be sent again first.
+        let moved = |before| match owner.move_on(self, &home) {
+            Ok(()) => (PieceOutcome::Unsent(before), None),
+            Err(error) => ended(error, before),
+        };
+        let mut written = 0;
+        while written < new.data.len() {
+            let most = self.most_bytes().min(new.data.len() - written);
+            let payload = &new.data[written..written + most];
+            let (file, offset) = (owner.number(), new.offset + written as u64);
+            let call = WriteCall::Write { file, offset, lose_privileges: new.lose_privileges.is_some() };
+            let caller = new.lose_privileges.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() });
+            let caller = caller.as_ref().unwrap_or(owner.caller());
+            let context = RequestContext { payload, ..RequestContext::of(caller) };
+            // The same bytes at the same place can be written twice, an append can't: it keeps its number until it is
+            // answered.
+            let number = if new.appended { *change.get_or_insert_with(|| self.numbers.draw_raw()) } else { 0 };
+            let sent = match self.send(CallTarget::Process(&home), &call, context, number, before, &mut []) {
+                Ok(sent) if sent.answer == WriteAnswer::UnknownFile => return moved(before),
+                Ok(sent) => settle_answer(sent.answer),
+                Err(CallEnd::Lost { sent, .. }) => return moved(if sent { Some(home.instance) } else { before }),
+                Err(CallEnd::Failed(error)) => return ended(error, before),
+            };
+            self.end_change(change);
+            match sent {
+                Ok(WriteAnswer::Number(n)) if n > 0 => {
+                    let n = n.min(payload.len() as u64);
+                    written += n as usize;
+                    self.stats().sent_ops.add(1);
+                    self.stats().sent_bytes.add(n);
+                }
+                Ok(_) => {
+                    let why = format!("{written} of {} bytes were written", new.data.len());
+                    return (PieceOutcome::Refused, Some(Error::new(ErrorKind::Io(EIO), why)));
+                }
+                Err(error) => return (PieceOutcome::Refused, Some(error)),
+            }
+        }
+        // Another thread has seen the process lost meanwhile.
+        match owner.home().instance == home.instance {
+            true => (PieceOutcome::Sent(home.instance), None),
+            false => (PieceOutcome::Unsent(Some(home.instance)), None),
+        }
+    }
+
+    /// A change is answered, or abandoned.
+    fn end_change(&self, change: &mut Option<u64>) {
+        if let Some(number) = change.take() {
+            self.numbers.end_number(number);
+        }
+    }
+
+    /// Makes a file durable, by each process that has bytes of it. Returns the process that answered last for `opened`.
+    ///
+    /// # Errors
+    /// When no node takes the bytes; they are kept. An error of the source is a failure of the file.
+    pub(super) fn sync_file(&self, opened: &OpenedAs, data_only: bool) -> Result<HomeProcess> {
+        let file = &opened.bytes;
+        let (mark, failures) = (file.list.lock().mark(), file.failure_count());
+        let mut other: Option<Arc<OpenedAs>> = None;
+        let mut own = None;
+        for _ in 0..MOVES {
+            self.send_below(file, mark)?;
+            let stamp = file.list.lock().stamp();
+            let through = other.take();
+            let synced = self.sync_once(through.as_deref().unwrap_or(opened), data_only);
+            let by = match synced {
+                Ok(by) => by,
+                Err(error) if is_transient(&error) => return Err(error),
+                Err(error) => {
+                    self.stats().failures.add(1);
+                    file.add_failure(error);
+                    file.list.lock().forget_sent(mark);
+                    opened.home()
+                }
+            };
+            if through.is_none() {
+                own = Some(by.clone());
+            }
+            let mut list = file.list.lock();
+            list.release(mark, stamp, by.instance);
+            let left = list.first_left(mark);
+            drop(list);
+            match (left, &own) {
+                (None, Some(own)) => {
+                    if file.failure_count() == failures {
+                        file.failing.store(false, Ordering::Release);
+                    }
+                    return Ok(own.clone());
+                }
+                (Some((owner, Some(to))), _) => match self.open_file(owner).filter(|open| open.home().instance == to) {
+                    Some(open) => other = Some(open).filter(|open| open.number() != opened.number()),
+                    None => self.resend_from(file, to),
+                },
+                _ => {}
+            }
+        }
+        Err(unsteady())
+    }
+
+    /// One sync by the process of an open file.
+    fn sync_once(&self, opened: &OpenedAs, data_only: bool) -> Result<HomeProcess> {
+        let started = Instant::now();
+        let call = WriteCall::Sync { file: opened.number(), data_only };
+        let sent = call_open(self, opened, &call, RequestContext::of(opened.caller()), 0, &mut [])?;
+        settle_answer(sent.answer).map_err(|error| match is_transient(&error) {
+            // An answer of the source is final, whatever its kind.
+            true => Error::new(ErrorKind::Io(EIO), error.message()),
+            false => error,
+        })?;
+        self.stats().sync_ops.add(1);
+        self.stats().sync_us.add_us(started.elapsed());
+        Ok(sent.home)
+    }
+
+    /// The process `lost` can't be reached: its bytes are to be sent again.
+    pub(super) fn resend_from(&self, file: &FileBytes, lost: u64) {
+        let bytes = file.list.lock().resend_from(lost, &self.client.stats);
+        if bytes > 0 {
+            tracing::info!("{bytes} bytes of an open file are sent again: the node that had them was lost");
+        }
+    }
+
+    /// An open file ends: its bytes are sent. Those that are not durable stay while another open file can send them again.
+    pub(super) fn end_behind(&self, opened: &OpenedAs) {
+        let file = &opened.bytes;
+        let sent = self.send_all(file);
+        let home = opened.home();
+        if file.list.lock().is_empty() {
+            return;
+        }
+        let other = self.open_files().into_iter().find(|other| {
+            let shares = Arc::ptr_eq(&other.bytes, file) && other.number() != opened.number();
+            shares && other.writes_anywhere() && other.home() == home
+        });
+        let (other, mut changes) = (other.map(|other| other.number()), Vec::new());
+        let lost = file.list.lock().pass_on(opened.number(), other, &self.client.stats, &mut changes);
+        changes.into_iter().for_each(|number| self.numbers.end_number(number));
+        if lost > 0 {
+            let error = sent.err().map_or_else(String::new, |error| format!(": {error}"));
+            tracing::error!("{lost} bytes of '/{}' are lost, no node took them{error}", opened.shown_path());
+            file.add_failure(Error::new(ErrorKind::Io(EIO), "no node took bytes of a closed file"));
+        }
+    }
+
+    /// Whether any file has unsent bytes.
+    fn has_unsent(&self) -> bool {
+        self.stats().dirty_bytes.get() > 0
+    }
+
+    /// Sends the unsent bytes of the object, before something that would see them; whether there were any.
+    ///
+    /// # Errors
+    /// When no node takes them.
+    pub(super) fn send_bytes_of(&self, identity: Option<FileIdentity>) -> Result<bool> {
+        if !self.has_unsent() {
+            return Ok(false);
+        }
+        let file = identity.and_then(|identity| self.known_bytes_of(identity));
+        match file.filter(|file| file.has_unsent()) {
+            Some(file) => self.send_all(&file).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Sends the unsent bytes of the files at and below a path, as [`GroupWrites::send_bytes_of`].
+    ///
+    /// # Errors
+    /// When no node takes them.
+    pub(super) fn send_bytes_below(&self, path: &[u8]) -> Result<()> {
+        if !self.has_unsent() {
+            return Ok(());
+        }
+        for open in self.open_files() {
+            if open.bytes.has_unsent() && open.is_below(path) {
+                self.send_all(&open.bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The file was cut to `size` bytes: those behind are not sent again.
+    pub(super) fn cut_bytes_of(&self, identity: FileIdentity, size: u64) {
+        if let Some(file) = self.known_bytes_of(identity) {
+            file.list.lock().cut_at(size, &self.client.stats);
+        }
+    }
+
+    /// The bytes of a file, if it is open and has some that are not durable.
+    pub(super) fn known_bytes_of(&self, identity: FileIdentity) -> Option<Arc<FileBytes>> {
+        if self.memory.used_bytes() == 0 {
+            return None;
+        }
+        self.files.lock().get(&identity).and_then(Weak::upgrade)
+    }
+
+    /// The bytes of a file, shared by its open files.
+    pub(super) fn bytes_of(&self, identity: FileIdentity) -> Arc<FileBytes> {
+        let mut files = self.files.lock();
+        if let Some(file) = files.get(&identity).and_then(Weak::upgrade) {
+            return file;
+        }
+        // The entries of closed files, once in a while.
+        if files.len() == files.capacity() {
+            files.retain(|_, file| file.strong_count() > 0);
+        }
+        let file = Arc::new(FileBytes::default());
+        files.insert(identity, Arc::downgrade(&file));
+        file
+    }
+
+    /// Makes the bytes of all open files durable.
+    ///
+    /// # Errors
+    /// When no node takes them.
+    pub(super) fn sync_files(&self) -> Result<()> {
+        for open in self.open_files() {
+            if !open.bytes.list.lock().is_empty() {
+                self.sync_file(&open, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory of bytes that are not durable, and its limit.
+    pub fn memory(&self) -> (u64, u64) {
+        (self.memory.used_bytes(), self.memory.limit_bytes())
+    }
+
+    /// Files with bytes that no node has, and their numbers of bytes: they are lost if this process ends.
+    pub fn unsent_files(&self) -> Vec<(String, u64)> {
+        let mut files: Vec<(*const FileBytes, String, u64)> = Vec::new();
+        for open in self.open_files() {
+            let (bytes, at) = (open.bytes.unsent_bytes(), Arc::as_ptr(&open.bytes));
+            if bytes > 0 && files.iter().all(|(known, ..)| *known != at) {
+                files.push((at, open.shown_path(), bytes));
+            }
+        }
+        files.into_iter().map(|(_, path, bytes)| (path, bytes)).collect()
+    }
+}
+
+fn unsteady() -> Error {
+    Error::new(ErrorKind::Unavailable, "the file moved from node to node; try again")
+}

@@ -1,0 +1,747 @@
+//! The bytes of one file that are not durable yet, as pieces in the order of the writes: which have to be sent, which a
+//! process has, and which a sync covered. It knows neither requests nor nodes.
+//!
+//! A piece goes from unsent over sending to sent, and is dropped when its process reported a sync. When the process is
+//! lost, it is unsent again. Pieces that overlap are sent one after the other, so that sending all of them again leaves
+//! the file as the program wrote it.
+
+use spurline_mem::{BufferPool, PoolBuf};
+use spurline_types::Stats;
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Least room of a piece: the least buffer of the pool.
+const FIRST_ROOM: usize = 16 << 10;
+/// Room of a piece of a long sequence of writes: a request of this size costs little more than its bytes.
+const MOST_ROOM: usize = 1 << 20;
+/// The room of a sequence's next piece is this multiple of the last one's.
+const ROOM_GROWTH: usize = 4;
+
+/// The memory for these bytes: a share of the mount's budget.
+pub(crate) struct WriteMemory {
+    pool: Arc<BufferPool>,
+    used: AtomicU64,
+    limit: u64,
+    stats: Arc<Stats>,
+}
+
+impl WriteMemory {
+    pub fn new(pool: &Arc<BufferPool>, limit: u64, stats: &Arc<Stats>) -> Arc<Self> {
+        stats.writes.memory_limit_bytes.set(limit);
+        Arc::new(WriteMemory { pool: Arc::clone(pool), used: AtomicU64::new(0), limit, stats: Arc::clone(stats) })
+    }
+
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit
+    }
+
+    /// Memory in use.
+    pub fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn take(self: &Arc<Self>, len: usize) -> Option<WriteBuffer> {
+        let bytes = BufferPool::footprint(len);
+        if self.used.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.limit
+            && let Some(buffer) = self.pool.try_alloc(len)
+        {
+            self.stats.writes.memory_bytes.add(bytes);
+            return Some(WriteBuffer { memory: Arc::clone(self), buffer });
+        }
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        None
+    }
+}
+
+/// A buffer of this memory.
+pub(crate) struct WriteBuffer {
+    memory: Arc<WriteMemory>,
+    buffer: PoolBuf,
+}
+
+impl Deref for WriteBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl DerefMut for WriteBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+}
+
+impl Drop for WriteBuffer {
+    fn drop(&mut self) {
+        let bytes = BufferPool::footprint(self.buffer.len());
+        self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.memory.stats.writes.memory_bytes.sub(bytes);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PieceState {
+    Unsent,
+    /// A thread has its buffer.
+    Sending,
+    /// The process `to` has it, as the answer number `stamp` of the file.
+    Sent {
+        to: u64,
+        stamp: u64,
+    },
+}
+
+struct WrittenPiece {
+    number: u64,
+    owner: u64,
+    offset: u64,
+    len: usize,
+    appended: bool,
+    lose_privileges: Option<(u32, u32)>,
+    state: PieceState,
+    /// The process that got it before, and was lost.
+    before: Option<u64>,
+    change: Option<u64>,
+    since: Instant,
+    /// `None` while it is sent.
+    buffer: Option<WriteBuffer>,
+}
+
+impl WrittenPiece {
+    fn end(&self) -> u64 {
+        self.offset + self.len as u64
+    }
+
+    fn is_sent(&self) -> bool {
+        matches!(self.state, PieceState::Sent { .. })
+    }
+
+    /// Whether the order of the two matters.
+    fn meets(&self, other: &WrittenPiece) -> bool {
+        self.appended || other.appended || (self.offset < other.end() && other.offset < self.end())
+    }
+}
+
+/// Bytes to add.
+pub(crate) struct NewBytes<'a> {
+    /// The number of the open file that wrote them.
+    pub owner: u64,
+    pub offset: u64,
+    pub data: &'a [u8],
+    /// They were appended, and are expected at `offset`.
+    pub appended: bool,
+    /// The file loses its privilege bits as if this user and group wrote.
+    pub lose_privileges: Option<(u32, u32)>,
+}
+
+/// What a write added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AddedBytes {
+    /// A piece begins, which has to be sent within some time.
+    pub begun: bool,
+    /// A piece got no more room and can be sent.
+    pub ready: bool,
+}
+
+/// A piece that is being sent.
+pub(crate) struct PieceToSend {
+    number: u64,
+    pub owner: u64,
+    pub offset: u64,
+    pub len: usize,
+    pub appended: bool,
+    pub lose_privileges: Option<(u32, u32)>,
+    /// The lost process that may have executed it.
+    pub before: Option<u64>,
+    /// The number of an append without an answer.
+    pub change: Option<u64>,
+    /// When its first byte was written.
+    pub since: Instant,
+    buffer: WriteBuffer,
+}
+
+impl PieceToSend {
+    /// The bytes, as they were written.
+    pub fn as_new(&self) -> NewBytes<'_> {
+        NewBytes {
+            owner: self.owner,
+            offset: self.offset,
+            data: &self.buffer[..self.len],
+            appended: self.appended,
+            lose_privileges: self.lose_privileges,
+        }
+    }
+}
+
+/// The outcome of sending a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PieceOutcome {
+    /// This process has it.
+    Sent(u64),
+    /// It has to be sent again; this process may have executed it.
+    Unsent(Option<u64>),
+    /// The source refuses it.
+    Refused,
+}
+
+/// What to do next to have all pieces sent.
+pub(crate) enum NextPiece {
+    Send(PieceToSend),
+    /// Other threads send the rest.
+    Wait,
+    Done,
+}
+
+/// The pieces of a file.
+#[derive(Default)]
+pub(crate) struct PieceList {
+    pieces: VecDeque<WrittenPiece>,
+    next_number: u64,
+    /// All pieces with lower numbers are sent.
+    sent_below: u64,
+    stamp: u64,
+    /// The last piece gets no more bytes.
+    sealed: bool,
+    unsent_pieces: usize,
+    unsent_bytes: u64,
+}
+
+impl PieceList {
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Pieces that no process has, those being sent included.
+    pub fn unsent_pieces(&self) -> usize {
+        self.unsent_pieces
+    }
+
+    pub fn unsent_bytes(&self) -> u64 {
+        self.unsent_bytes
+    }
+
+    /// Bytes of all pieces.
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.len as u64).sum()
+    }
+
+    /// The end of the piece that reaches farthest.
+    pub fn end(&self) -> u64 {
+        self.pieces.iter().map(WrittenPiece::end).max().unwrap_or(0)
+    }
+
+    /// The number that the next piece gets; the last one gets no more bytes.
+    pub fn mark(&mut self) -> u64 {
+        self.sealed = true;
+        self.next_number
+    }
+
+    /// The number of answers until now.
+    pub fn stamp(&self) -> u64 {
+        self.stamp
+    }
+
+    /// Adds the bytes of a write; `None` when there is no memory.
+    pub fn add_bytes(&mut self, memory: &Arc<WriteMemory>, new: &NewBytes<'_>) -> Option<AddedBytes> {
+        let NewBytes { owner, offset, data, appended, lose_privileges } = *new;
+        let follows = |last: &&mut WrittenPiece| last.owner == owner && last.end() == offset && !last.appended;
+        let last = self.pieces.back_mut().filter(follows);
+        let mut room = FIRST_ROOM;
+        if let Some(last) = last.filter(|_| !appended) {
+            if !self.sealed
+                && last.state == PieceState::Unsent
+                && last.lose_privileges == lose_privileges
+                && let Some(buffer) = &mut last.buffer
+                && let Some(free) = buffer.get_mut(last.len..last.len + data.len())
+            {
+                free.copy_from_slice(data);
+                let left = free_room(buffer, last.len + data.len());
+                last.len += data.len();
+                self.unsent_bytes += data.len() as u64;
+                memory.stats.writes.dirty_bytes.add(data.len() as u64);
+                // Another write like this one would not fit.
+                let ready = left < data.len();
+                self.sealed |= ready;
+                return Some(AddedBytes { begun: false, ready });
+            }
+            let capacity = last.len.next_power_of_two();
+            room = (capacity * ROOM_GROWTH).clamp(FIRST_ROOM, MOST_ROOM);
+        }
+        let mut buffer = match memory.take(room.max(data.len())) {
+            Some(buffer) => buffer,
+            None => memory.take(data.len())?,
+        };
+        buffer[..data.len()].copy_from_slice(data);
+        let ready = free_room(&buffer, data.len()) < data.len();
+        // The piece before gets no more bytes.
+        let before_ready = self.unsent_pieces > 0 && !self.sealed;
+        self.pieces.push_back(WrittenPiece {
+            number: self.next_number,
+            owner,
+            offset,
+            len: data.len(),
+            appended,
+            lose_privileges,
+            state: PieceState::Unsent,
+            before: None,
+            change: None,
+            since: Instant::now(),
+            buffer: Some(buffer),
+        });
+        self.next_number += 1;
+        self.sealed = ready;
+        self.unsent_pieces += 1;
+        self.unsent_bytes += data.len() as u64;
+        memory.stats.writes.dirty_bytes.add(data.len() as u64);
+        Some(AddedBytes { begun: true, ready: ready || before_ready })
+    }
+
+    fn position_of(&self, number: u64) -> usize {
+        self.pieces.partition_point(|piece| piece.number < number)
+    }
+
+    /// The next piece to send of those below `mark`; with `whole`, only pieces that get no more bytes.
+    pub fn next_piece(&mut self, mark: u64, whole: bool) -> NextPiece {
+        let from = self.position_of(self.sent_below);
+        let (mut chosen, mut waits) = (None, false);
+        for index in from..self.pieces.len() {
+            let piece = &self.pieces[index];
+            if piece.number >= mark || chosen.is_some() {
+                break;
+            }
+            let grows = whole && !self.sealed && index + 1 == self.pieces.len();
+            match piece.state {
+                PieceState::Sent { .. } => {}
+                PieceState::Unsent if !grows => {
+                    let before = self.pieces.range(from..index);
+                    let held = before.into_iter().any(|before| !before.is_sent() && before.meets(piece));
+                    if held { waits = true } else { chosen = Some(index) }
+                }
+                _ => waits = true,
+            }
+        }
+        let Some(index) = chosen else { return if waits { NextPiece::Wait } else { NextPiece::Done } };
+        if index + 1 == self.pieces.len() {
+            self.sealed = true;
+        }
+        let piece = &mut self.pieces[index];
+        let Some(buffer) = piece.buffer.take() else { return NextPiece::Wait };
+        piece.state = PieceState::Sending;
+        NextPiece::Send(PieceToSend {
+            number: piece.number,
+            owner: piece.owner,
+            offset: piece.offset,
+            len: piece.len,
+            appended: piece.appended,
+            lose_privileges: piece.lose_privileges,
+            before: piece.before,
+            change: piece.change,
+            since: piece.since,
+            buffer,
+        })
+    }
+
+    /// Ends the sending of a piece.
+    pub fn end_sending(&mut self, sent: PieceToSend, outcome: PieceOutcome, stats: &Stats) {
+        let index = self.position_of(sent.number);
+        self.stamp += 1;
+        let stamp = self.stamp;
+        let Some(piece) = self.pieces.get_mut(index).filter(|piece| piece.number == sent.number) else {
+            // The file was cut meanwhile.
+            return;
+        };
+        match outcome {
+            PieceOutcome::Sent(to) => {
+                piece.state = PieceState::Sent { to, stamp };
+                piece.buffer = Some(sent.buffer);
+                let len = piece.len;
+                self.count_sent(len, stats);
+            }
+            PieceOutcome::Unsent(before) => {
+                piece.state = PieceState::Unsent;
+                piece.before = before.or(piece.before);
+                piece.change = sent.change;
+                piece.buffer = Some(sent.buffer);
+            }
+            PieceOutcome::Refused => {
+                let len = piece.len;
+                self.pieces.remove(index);
+                self.count_sent(len, stats);
+            }
+        }
+        self.raise_sent_below();
+        self.merge_appended(sent.number);
+    }
+
+    fn count_sent(&mut self, len: usize, stats: &Stats) {
+        self.unsent_pieces -= 1;
+        self.unsent_bytes -= len as u64;
+        stats.writes.dirty_bytes.sub(len as u64);
+    }
+
+    fn raise_sent_below(&mut self) {
+        let from = self.position_of(self.sent_below);
+        let unsent = self.pieces.range(from..).find(|piece| !piece.is_sent());
+        self.sent_below = unsent.map_or(self.next_number, |piece| piece.number);
+    }
+
+    /// Moves the bytes of a small append into the piece before it: a log of short lines would take a buffer for each.
+    fn merge_appended(&mut self, number: u64) {
+        let index = self.position_of(number);
+        let Some(before) = index.checked_sub(1) else { return };
+        let Some(last) = self.pieces.get(index).filter(|piece| piece.number == number) else { return };
+        let first = &self.pieces[before];
+        let (PieceState::Sent { to, .. }, PieceState::Sent { to: of_first, .. }) = (last.state, first.state) else {
+            return;
+        };
+        let follows = first.appended && last.appended && first.owner == last.owner && first.end() == last.offset;
+        let room = first.buffer.as_ref().is_some_and(|buffer| buffer.len() >= first.len + last.len);
+        if !follows || !room || to != of_first {
+            return;
+        }
+        let Some(last) = self.pieces.remove(index) else { return };
+        let first = &mut self.pieces[before];
+        if let (Some(into), Some(from)) = (&mut first.buffer, &last.buffer) {
+            into[first.len..first.len + last.len].copy_from_slice(&from[..last.len]);
+            first.len += last.len;
+            first.state = last.state;
+        }
+    }
+
+    /// The process `lost` can't be reached: what it has is unsent again, and so is all that was written later, which may
+    /// lie over it. Returns the bytes.
+    pub fn resend_from(&mut self, lost: u64, stats: &Stats) -> u64 {
+        let has = |piece: &WrittenPiece| matches!(piece.state, PieceState::Sent { to, .. } if to == lost);
+        let Some(first) = self.pieces.iter().position(has) else { return 0 };
+        let mut bytes = 0;
+        for piece in self.pieces.range_mut(first..) {
+            if let PieceState::Sent { to, .. } = piece.state {
+                piece.state = PieceState::Unsent;
+                piece.before = Some(to);
+                piece.since = Instant::now();
+                // They are lost already, or were given since.
+                piece.lose_privileges = None;
+                bytes += piece.len as u64;
+                self.unsent_pieces += 1;
+            }
+        }
+        self.unsent_bytes += bytes;
+        stats.writes.dirty_bytes.add(bytes);
+        stats.writes.resent_bytes.add(bytes);
+        self.sealed = true;
+        self.sent_below = self.sent_below.min(self.pieces[first].number);
+        bytes
+    }
+
+    /// The process `by` reported a sync, which began when there had been `stamp` answers: its pieces below `mark` are
+    /// durable.
+    pub fn release(&mut self, mark: u64, stamp: u64, by: u64) {
+        self.pieces.retain(|piece| {
+            let PieceState::Sent { to, stamp: at } = piece.state else { return true };
+            piece.number >= mark || to != by || at > stamp
+        });
+    }
+
+    /// What `owner` has sent is durable: its file was opened for that.
+    pub fn release_sent_of(&mut self, owner: u64) {
+        self.pieces.retain(|piece| !piece.is_sent() || piece.owner != owner);
+    }
+
+    /// The first piece below `mark`: its open file, and the process that has it.
+    pub fn first_left(&self, mark: u64) -> Option<(u64, Option<u64>)> {
+        let first = self.pieces.front().filter(|piece| piece.number < mark)?;
+        let to = match first.state {
+            PieceState::Sent { to, .. } => Some(to),
+            _ => None,
+        };
+        Some((first.owner, to))
+    }
+
+    /// The open file `from` ends: what it has sent belongs to the open file `to` from now on, or is forgotten. Returns the
+    /// bytes that no process has, which are forgotten too, and adds the numbers of their changes to `changes`.
+    pub fn pass_on(&mut self, from: u64, to: Option<u64>, stats: &Stats, changes: &mut Vec<u64>) -> u64 {
+        let mut lost = 0;
+        let (mut unsent_pieces, mut unsent_bytes) = (self.unsent_pieces, self.unsent_bytes);
+        self.pieces.retain_mut(|piece| {
+            if piece.owner != from || piece.state == PieceState::Sending {
+                return true;
+            }
+            if let Some(to) = to.filter(|_| piece.is_sent()) {
+                piece.owner = to;
+                return true;
+            }
+            if !piece.is_sent() {
+                changes.extend(piece.change);
+                lost += piece.len as u64;
+                unsent_pieces -= 1;
+                unsent_bytes -= piece.len as u64;
+            }
+            false
+        });
+        (self.unsent_pieces, self.unsent_bytes) = (unsent_pieces, unsent_bytes);
+        stats.writes.dirty_bytes.sub(lost);
+        self.raise_sent_below();
+        lost
+    }
+
+    /// Forgets the sent pieces below `mark`: the source could not make them durable.
+    pub fn forget_sent(&mut self, mark: u64) {
+        self.pieces.retain(|piece| !piece.is_sent() || piece.number >= mark);
+    }
+
+    /// Forgets the bytes from `size` on: the file was cut there.
+    pub fn cut_at(&mut self, size: u64, stats: &Stats) {
+        let mut pieces = std::mem::take(&mut self.pieces);
+        pieces.retain_mut(|piece| {
+            let left = usize::try_from(size.saturating_sub(piece.offset)).unwrap_or(usize::MAX);
+            // One that is being sent is on its way already.
+            if piece.len <= left || piece.state == PieceState::Sending {
+                return true;
+            }
+            let cut = (piece.len - left) as u64;
+            piece.len = left;
+            if !piece.is_sent() {
+                self.unsent_bytes -= cut;
+                stats.writes.dirty_bytes.sub(cut);
+                self.unsent_pieces -= usize::from(left == 0);
+            }
+            left > 0
+        });
+        self.pieces = pieces;
+        self.sealed = true;
+        self.raise_sent_below();
+    }
+}
+
+/// What a buffer holds beside `len` bytes.
+fn free_room(buffer: &WriteBuffer, len: usize) -> usize {
+    buffer.len() - len
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> Arc<WriteMemory> {
+        WriteMemory::new(&BufferPool::new(16 << 20, 1 << 20).unwrap(), 2 << 20, &Arc::default())
+    }
+
+    fn plain(offset: u64, data: &[u8]) -> NewBytes<'_> {
+        NewBytes { owner: 1, offset, data, appended: false, lose_privileges: None }
+    }
+
+    fn take(list: &mut PieceList) -> Option<PieceToSend> {
+        match list.next_piece(u64::MAX, false) {
+            NextPiece::Send(piece) => Some(piece),
+            NextPiece::Wait | NextPiece::Done => None,
+        }
+    }
+
+    /// Sends all there is to the process `to`.
+    fn send(list: &mut PieceList, to: u64, stats: &Stats) -> Vec<(u64, Vec<u8>)> {
+        let mut sent = Vec::new();
+        while let Some(piece) = take(list) {
+            sent.push((piece.offset, piece.as_new().data.to_vec()));
+            list.end_sending(piece, PieceOutcome::Sent(to), stats);
+        }
+        sent
+    }
+
+    #[test]
+    fn small_writes_share_a_piece_that_grows_with_their_sequence() {
+        let (memory, mut list) = (memory(), PieceList::default());
+        let line = [7; 4096];
+        let mut begun = Vec::new();
+        for n in 0..100u64 {
+            let added = list.add_bytes(&memory, &plain(n * 4096, &line)).unwrap();
+            if added.begun {
+                begun.push(n);
+            }
+            assert_eq!(added.ready, [3, 19, 83].contains(&n), "a piece is full after write {n}");
+        }
+        assert_eq!(begun, [0, 4, 20, 84], "16, 64, 256 KiB and a MiB");
+        assert!(matches!(list.next_piece(u64::MAX, true), NextPiece::Send(piece) if piece.len == 16 << 10));
+        assert_eq!(memory.stats.writes.dirty_bytes.get(), 100 * 4096);
+        // Another place, another open file, or a write that loses other privileges.
+        for new in [
+            plain(0, b"x"),
+            NewBytes { owner: 2, ..plain(1, b"x") },
+            NewBytes { owner: 2, lose_privileges: Some((1, 1)), ..plain(2, b"x") },
+        ] {
+            assert!(list.add_bytes(&memory, &new).unwrap().begun);
+        }
+    }
+
+    #[test]
+    fn bytes_stay_until_their_process_has_synced_them() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        list.add_bytes(&memory, &plain(0, b"abc")).unwrap();
+        list.add_bytes(&memory, &plain(3, b"def")).unwrap();
+        let mark = list.mark();
+        list.add_bytes(&memory, &plain(6, b"later")).unwrap();
+        assert_eq!(send(&mut list, 1, &stats), [(0, b"abcdef".to_vec()), (6, b"later".to_vec())]);
+        list.release(mark, 0, 1);
+        list.release(mark, list.stamp(), 2);
+        assert_eq!(list.first_left(mark), Some((1, Some(1))), "the sync began too early, or another process made it");
+        list.release(mark, list.stamp(), 1);
+        assert_eq!((list.first_left(mark), list.first_left(u64::MAX)), (None, Some((1, Some(1)))));
+        list.cut_at(8, &stats);
+        list.resend_from(1, &stats);
+        assert_eq!(send(&mut list, 2, &stats), [(6, b"la".to_vec())]);
+        list.cut_at(6, &stats);
+        assert!(list.is_empty() && memory.used_bytes() == 0);
+    }
+
+    #[test]
+    fn overlapping_pieces_are_sent_in_order() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        for (offset, data) in [(0, b"old"), (10, b"far"), (1, b"new")] {
+            list.add_bytes(&memory, &plain(offset, data)).unwrap();
+        }
+        let (old, far) = (take(&mut list).unwrap(), take(&mut list).unwrap());
+        assert_eq!((old.offset, far.offset), (0, 10));
+        assert!(matches!(list.next_piece(u64::MAX, false), NextPiece::Wait), "one lies below it");
+        list.end_sending(far, PieceOutcome::Sent(1), &stats);
+        assert!(matches!(list.next_piece(u64::MAX, false), NextPiece::Wait));
+        list.end_sending(old, PieceOutcome::Unsent(Some(1)), &stats);
+        assert_eq!(send(&mut list, 2, &stats), [(0, b"old".to_vec()), (1, b"new".to_vec())]);
+        // What process 1 has is sent again, and what was written later.
+        assert_eq!(list.resend_from(1, &stats), 6);
+        assert_eq!(send(&mut list, 2, &stats), [(10, b"far".to_vec()), (1, b"new".to_vec())]);
+        assert_eq!((list.unsent_pieces(), list.unsent_bytes(), list.resend_from(1, &stats)), (0, 0, 0));
+    }
+
+    #[test]
+    fn memory_is_limited() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        let block = vec![7; 1 << 20];
+        for n in [0, 2 << 20] {
+            assert!(list.add_bytes(&memory, &plain(n, &block)).unwrap().ready);
+        }
+        assert!(list.add_bytes(&memory, &plain(4 << 20, b"x")).is_none(), "all of it is in use");
+        send(&mut list, 1, &stats);
+        assert!(list.add_bytes(&memory, &plain(4 << 20, b"x")).is_none(), "sent is not durable");
+        list.release(u64::MAX, list.stamp(), 1);
+        assert!(list.is_empty() && list.add_bytes(&memory, &plain(0, &block)).is_some());
+        // What the source refuses is forgotten.
+        let piece = take(&mut list).unwrap();
+        list.end_sending(piece, PieceOutcome::Refused, &stats);
+        assert!(list.is_empty() && memory.used_bytes() == 0);
+    }
+
+    #[test]
+    fn short_appends_share_a_buffer() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        for n in 0..100u64 {
+            let line = NewBytes { appended: true, ..plain(n * 5, b"line\n") };
+            assert!(list.add_bytes(&memory, &line).unwrap().begun);
+            assert_eq!(send(&mut list, 1, &stats).len(), 1);
+        }
+        assert_eq!(memory.used_bytes(), 16 << 10);
+        list.resend_from(1, &stats);
+        assert_eq!(send(&mut list, 2, &stats), [(0, b"line\n".repeat(100))]);
+    }
+
+    #[test]
+    fn bytes_of_a_closed_file_pass_to_another_that_can_send_them() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        list.add_bytes(&memory, &plain(0, b"sent")).unwrap();
+        send(&mut list, 1, &stats);
+        list.add_bytes(&memory, &plain(4, b"unsent")).unwrap();
+        assert_eq!(list.pass_on(1, Some(2), &stats, &mut Vec::new()), 6);
+        assert_eq!((list.first_left(u64::MAX), list.unsent_pieces()), (Some((2, Some(1))), 0));
+        assert_eq!(list.pass_on(2, None, &stats, &mut Vec::new()), 0);
+        assert!(list.is_empty());
+    }
+
+    /// A source with two processes that cache writes: a lost one takes what it has not synced with it.
+    #[derive(Default)]
+    struct CachingSource {
+        durable: Vec<u8>,
+        cached: [Vec<(u64, Vec<u8>)>; 2],
+    }
+
+    impl CachingSource {
+        fn write(&mut self, process: usize, piece: &PieceToSend) {
+            self.cached[process].push((piece.offset, piece.as_new().data.to_vec()));
+        }
+
+        fn sync(&mut self, process: usize) {
+            for (offset, bytes) in self.cached[process].drain(..) {
+                let end = offset as usize + bytes.len();
+                self.durable.resize(self.durable.len().max(end), 0);
+                self.durable[offset as usize..end].copy_from_slice(&bytes);
+            }
+        }
+    }
+
+    /// Writes, sends that end in any order, syncs, and losses of the process: after a last sync the file is as written.
+    #[test]
+    fn no_order_of_sends_and_losses_changes_the_file() {
+        for seed in 1..400u64 {
+            let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+            let (mut source, mut wanted) = (CachingSource::default(), Vec::new());
+            let (mut sending, mut home) = (Vec::new(), 0);
+            let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut draw = |below: u64| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random % below
+            };
+            for step in 0..60 {
+                match draw(8) {
+                    0..3 => {
+                        let (offset, data) = (draw(40), vec![step as u8 + 1; 1 + draw(20) as usize]);
+                        let end = offset as usize + data.len();
+                        wanted.resize(end.max(wanted.len()), 0);
+                        wanted[offset as usize..end].copy_from_slice(&data);
+                        list.add_bytes(&memory, &plain(offset, &data)).unwrap();
+                    }
+                    3..5 => sending.extend(take(&mut list).map(|piece| (piece, home))),
+                    5 if !sending.is_empty() => {
+                        let (piece, to) = sending.swap_remove(draw(sending.len() as u64) as usize);
+                        // Executed by a process that is lost meanwhile, it is not there.
+                        let outcome = match to == home {
+                            true => {
+                                source.write(to, &piece);
+                                PieceOutcome::Sent(to as u64)
+                            }
+                            false => PieceOutcome::Unsent(Some(to as u64)),
+                        };
+                        list.end_sending(piece, outcome, &stats);
+                    }
+                    6 => {
+                        let (mark, stamp) = (list.mark(), list.stamp());
+                        source.sync(home);
+                        list.release(mark, stamp, home as u64);
+                    }
+                    7 if draw(2) == 0 => {
+                        source.cached[home].clear();
+                        list.resend_from(home as u64, &stats);
+                        home = 1 - home;
+                        // The same process can come back, as another one: it has nothing.
+                        source.cached[home].clear();
+                    }
+                    _ => {}
+                }
+            }
+            for (piece, to) in sending {
+                list.end_sending(piece, PieceOutcome::Unsent(Some(to as u64)), &stats);
+            }
+            while let Some(piece) = take(&mut list) {
+                source.write(home, &piece);
+                list.end_sending(piece, PieceOutcome::Sent(home as u64), &stats);
+            }
+            source.sync(home);
+            list.release(u64::MAX, list.stamp(), home as u64);
+            assert!(list.is_empty() && list.unsent_bytes() == 0 && memory.used_bytes() == 0, "seed {seed}");
+            assert_eq!(source.durable, wanted, "seed {seed}");
+        }
+    }
+}
