@@ -316,6 +316,7 @@ fn writable_config(config: &MountConfig, options: &MountOptions) -> WritableConf
         dir_entry_ttl: fuse.dir_entry_ttl,
         negative_ttl: fuse.attr_ttl.min(fuse.entry_ttl).min(fuse.dir_entry_ttl),
         kernel_checks: options.checks_modes(),
+        inode_bytes: config.volume.budget.inode_bytes,
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         squash: fuse.writes.as_ref().and_then(|writes| writes.squash),
     }
