@@ -59,6 +59,17 @@ impl ChangeRequest {
             ChangeRequest::Syncfs => "syncfs",
         }
     }
+
+    /// Its offset and number of bytes, where it has them: of a copy those at its target.
+    pub fn byte_range(&self) -> (u64, u64) {
+        match self {
+            ChangeRequest::Write { offset, data, .. } => (*offset, data.len() as u64),
+            ChangeRequest::Fallocate { offset, length, .. } => (*offset, *length),
+            ChangeRequest::CopyFileRange(args) => (args.off_out, args.len),
+            ChangeRequest::Setxattr { value, .. } => (0, value.len() as u64),
+            _ => (0, 0),
+        }
+    }
 }
 
 /// Length of the arguments before the body.

@@ -422,6 +422,7 @@ fn admin_target(
     let (store, remote, follower) = (reads.store.clone(), reads.remote.clone(), reads.follower.clone());
     let (asked, counters) = (remote.clone(), Arc::clone(&stats));
     let (source, mountpoint) = (config.volume.source.to_string(), config.mountpoint.display().to_string());
+    let (writable, through_nodes) = (writes.is_some(), remote.is_some());
     let status = move || {
         json!({
             "kind": "mount",
@@ -430,6 +431,7 @@ fn admin_target(
             "source": source,
             "mountpoint": mountpoint,
             "fuse": fuse.get().map_or("starting", String::as_str),
+            "writes": { "writable": writable, "through_nodes": writable && through_nodes },
             "disks": setup::disk_status(store.as_deref()),
             "peers": remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
             "group": follower.as_deref().map(group::group_status),
