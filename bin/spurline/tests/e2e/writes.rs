@@ -226,14 +226,14 @@ fn writes_are_seen_in_the_access_log_in_stats_and_in_status() {
         let log = group.world.path("access.log");
         let mount = group.mount("mnt", 0, &["--no-passthrough", "--access-log", log.to_str().unwrap()]);
         let file = File::create(mount.path("file")).unwrap();
-        file.write_all_at(&bytes(1, 5000), 70).unwrap();
+        file.write_all_at(&bytes(1, 5000), 0).unwrap();
         rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 4096, 8192).unwrap();
         file.sync_all().unwrap();
         let full = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 4 << 20);
         assert_eq!(full, Err(rustix::io::Errno::NOSPC));
         drop(file);
         let lines = [
-            ("write", "off=70 len=5000 errno=0"),
+            ("write", "off=0 len=5000 errno=0"),
             ("fallocate", "off=4096 len=8192 errno=0"),
             ("fsync", "errno=0"),
             ("fallocate", "off=0 len=4194304 errno=28"),

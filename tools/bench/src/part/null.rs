@@ -18,7 +18,7 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
     let mut config = SessionConfig { io, ..SessionConfig::default() };
     if part.writable {
         config.options.read_only = false;
-        config.writes = Some(SessionWrites { acls: false });
+        config.writes = Some(SessionWrites { acls: false, locks: false });
     }
     let session = FuseSession::mount(Arc::new(NullFs::with_buffer(part.size.0, part.held.0)), &part.mountpoint, config)
         .map_err(fail)?;
