@@ -30,6 +30,5 @@ mod trust;
 mod writable_faults;
 mod writable_group;
 mod writable_programs;
-mod writable_promises;
 mod writes;
 mod writes_nodes;

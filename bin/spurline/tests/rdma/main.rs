@@ -10,6 +10,7 @@ mod loss;
 mod numa;
 mod rig;
 mod starts;
+mod writes;
 
 use spurline_testkit::{GuestNet, run_in_guest};
 

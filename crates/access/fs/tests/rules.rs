@@ -4,8 +4,7 @@ mod support;
 
 use parking_lot::Mutex;
 use spurline_fs::{
-    FileAttr, ForgetCandidate, FsConfig, LimitedInodes as _, LookupOutcome, ROOT, RegisterBacking, RegisteredBacking,
-    RequestForgets,
+    FileAttr, ForgetCandidate, FsConfig, LookupOutcome, ROOT, RegisterBacking, RegisteredBacking, RequestForgets,
 };
 use spurline_types::{ErrorKind, FileKind};
 use std::fs::File;
@@ -134,7 +133,7 @@ struct Requested(Mutex<Vec<NamedInode>>);
 
 impl RequestForgets for Requested {
     fn request_forgets(&self, inodes: &[ForgetCandidate]) -> io::Result<()> {
-        self.0.lock().extend(inodes.iter().map(|inode| (inode.ino, inode.parent, inode.name.to_vec())));
+        self.0.lock().extend(inodes.iter().map(|inode| (inode.ino(), inode.parent, inode.name().to_vec())));
         Ok(())
     }
 }

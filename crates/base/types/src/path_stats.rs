@@ -36,6 +36,7 @@ path_stats! {
     up: Gauge "paths" "Whether the path carries data now: 1 or 0.",
     silent_s: Gauge "seconds" "Time since anything arrived over the path while it carries data, at the last check; 0 otherwise.",
     recv_bytes: Counter "bytes" "Payload bytes received over the path.",
+    send_bytes: Counter "bytes" "Payload bytes of requests sent over the path.",
     ops: Counter "operations" "Requests sent over the path.",
     errors: Counter "operations" "Requests on the path that failed.",
     retries: Counter "operations" "Requests sent again over another path because this one failed.",

@@ -196,9 +196,13 @@ sections! {
     /// RDMA transfers.
     rdma: Rdma {
         write_bytes: Counter "bytes" "Payload bytes written into peers' memory.",
-        recv_bytes: Counter "bytes" "Payload bytes peers wrote into this process's memory.",
+        recv_bytes: Counter "bytes" "Payload bytes peers wrote into this process's memory, or sent within a message.",
+        send_bytes: Counter "bytes" "Payload bytes of this process's requests: read by peers from its memory, or sent within a message.",
+        read_bytes: Counter "bytes" "Payload bytes read from peers' memory.",
         w_ops: Counter "operations" "RDMA writes.",
         w_us: Counter "microseconds" "Time from the start of an RDMA write to its completion, summed.",
+        r_ops: Counter "operations" "Requests whose bytes were read from a peer's memory.",
+        r_us: Counter "microseconds" "Time from the start of such a read to its completion, summed.",
         retries: Counter "operations" "Requests sent again over another path because an RDMA path failed.",
         failovers: Counter "operations" "Times an RDMA path failed while it carried data.",
         failbacks: Counter "operations" "Times an RDMA path carried data again after a failure.",
@@ -206,7 +210,7 @@ sections! {
         paths_down: Gauge "paths" "RDMA paths to peers that carry none now.",
         near_bytes: Counter "bytes" "Payload bytes in memory of the NUMA node of the rail that carried them, where rails are on several nodes.",
         far_bytes: Counter "bytes" "Payload bytes in memory of another NUMA node than that of the rail that carried them.",
-        bounced_bytes: Counter "bytes" "Payload bytes received into a buffer and copied, as their destination is not registered.",
+        bounced_bytes: Counter "bytes" "Payload bytes copied through a buffer, as their memory is not registered.",
         connections: Gauge "connections" "RDMA connections of mounts to this node now.",
         connections_limit: Gauge "connections" "Their maximum number.",
     }

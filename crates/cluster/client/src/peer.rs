@@ -187,13 +187,15 @@ impl GroupPeer {
         })
     }
 
-    /// Calls this node once over TCP, for a request that may change something.
+    /// Calls this node, for a request that may change something: over rails while they carry data, then over TCP. `near` is
+    /// the address of its bytes.
     pub(crate) fn attempt_write<T>(
         &self,
+        near: usize,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, PeerFailure> {
-        self.attempt_tcp(AttemptTerms { lands: None, deadline, late_is_away: true, may_repeat: true }, ask)
+        self.attempt_call(AttemptTerms { lands: Some(near), deadline, late_is_away: true, may_repeat: true }, ask)
     }
 
     fn away_for(&self) -> Duration {

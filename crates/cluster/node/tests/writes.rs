@@ -342,7 +342,8 @@ fn unsynced_bytes_reach_the_next_node() {
     log.write_at(0, b"three\n", None).unwrap();
     fs::write(source.path().join("log"), "synced\none\ntwo\nother").unwrap();
     nodes.iter_mut().for_each(Node::restart);
-    assert_eq!(log.sync(true).unwrap_err().kind(), ErrorKind::Io(5));
+    let error = log.sync(true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io(5), "{error}");
     log.sync(true).unwrap();
     assert_eq!(log.flush().unwrap_err().kind(), ErrorKind::Io(5));
     log.flush().unwrap();

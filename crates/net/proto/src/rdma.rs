@@ -9,6 +9,9 @@
 //! ([`WriteNotice`]): the number of payload bytes written so far. The last notice may complete the answer, so that a
 //! plain read costs one message and one write; every other answer ends with a frame.
 //!
+//! The **bytes of a request** (a write) are either part of its frame, behind the body's padding, or in the reader's
+//! memory: the region then names them, and the node reads them from there. Such a request has no payload in its answer.
+//!
 //! Every message and every write with a notice consumes one receive of the other side and therefore costs one credit
 //! ([`SendCredits`]). Every transfer in the opposite direction also reports the receives posted again.
 
@@ -39,7 +42,7 @@ pub enum MessageKind {
     Grant,
 }
 
-/// The destination of a payload in the reader's memory.
+/// The reader's memory for a payload: its destination, or where the bytes of a request are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PayloadRegion {
     /// Its address in the reader's process.
@@ -59,7 +62,7 @@ pub struct MessagePrelude {
     pub granted: u8,
     /// Length of the whole frame of which this message carries a part.
     pub frame_len: u32,
-    /// The destination of the answer's payload; its length is 0 except in a request.
+    /// The destination of the answer's payload, or the place of the request's own; its length is 0 except in a request.
     pub region: PayloadRegion,
 }
 

@@ -276,7 +276,8 @@ pub struct WriteRequest<'a> {
     pub volume: VolumeId,
     /// The mount's session and the number of a change in it; the number is 0 for a request that changes nothing.
     pub op: OpId,
-    /// The answers to all changes with lower numbers have arrived.
+    /// The answers to all changes with lower numbers have arrived. In a request with number 0: the mount's number of attempts
+    /// that got no answer.
     pub answered: u64,
     /// Another process may have executed this change: the node compares the source with it first.
     pub again: bool,

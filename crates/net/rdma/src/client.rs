@@ -1,7 +1,7 @@
-//! The reader's side: one queue pair per channel; the caller's memory is loaned to the node during a call. It knows
-//! neither pools of channels nor the meaning of requests.
+//! The reader's side: one queue pair per channel; the caller's memory is loaned to the node during a call, for its writes
+//! or for its reads. It knows neither pools of channels nor the meaning of requests.
 
-use crate::depths::{READER, SOON};
+use crate::depths::{READER, READS, SOON};
 use crate::rail::{NumaBytes, OpenRail, RdmaRail, RdmaTimeouts};
 use crate::session::{ArrivedMessage, FrameLimits, MessageStream, RdmaSession, own_terms, post_buffers};
 use spurline_proto::rdma::{ConnectTerms, MessageKind, PayloadRegion};
@@ -11,7 +11,7 @@ use spurline_transport::{
 };
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use spurline_verbs::{CmChannel, LoanSettled, LoanedMemory, MemoryRegion, QueuePair};
+use spurline_verbs::{CmChannel, LoanSettled, MemoryRegion, QueuePair, RemoteRegion};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -56,6 +56,9 @@ impl RdmaConnector {
             // Distributes the completions of channels over the device's interrupt vectors.
             static SPREAD: AtomicU32 = AtomicU32::new(0);
             let mut pair = QueuePair::new(id, &open.domain, READER, SPREAD.fetch_add(1, Ordering::Relaxed))?;
+            if open.memory.allows_remote_read() {
+                pair.allow_reads(READS);
+            }
             post_buffers(&mut pair, &open.memory, READER, deadline)?;
             let said = pair.connect(self.patience.connect_options(), &own_terms(READER).encode(), deadline)?;
             let peer = ConnectTerms::decode(&said)?;
@@ -139,6 +142,8 @@ struct ChannelCall<'a> {
     frame: &'a [u8],
     /// The maximum payload.
     room: usize,
+    /// Whether the answer is expected soon, so that polling may pay.
+    soon: bool,
     patience: RdmaTimeouts,
     deadline: Instant,
 }
@@ -159,28 +164,59 @@ impl RdmaChannel {
         body.clear();
         // A request that does not fit was never sent, so the channel stays usable.
         let refused = |e: Error| CallError::Answered(e);
-        if !request.payload().is_empty() {
-            let why = format!("{request}: requests with bytes go over TCP");
-            return Err(refused(Error::new(ErrorKind::Unsupported, why)));
-        }
         request.encode(id, &mut self.request).map_err(|e| refused(Error::new(ErrorKind::Invalid, e.to_string())))?;
+        let payload = request.payload();
+        let within_frame = payload.len() + self.request.len() <= self.session.line.message_room();
+        if within_frame {
+            self.request.extend_from_slice(payload);
+        }
         let call = ChannelCall {
             op: request.op(),
             id,
             frame: &self.request,
             room: dst.len(),
+            soon: dst.len().max(payload.len()) <= SOON,
             patience: self.patience,
             deadline,
         };
         let RdmaSession { pair, line } = &mut self.session;
-        if dst.is_empty() {
-            return call.run_call(pair, line, PayloadRegion::default(), body, progress, meanwhile);
-        }
         let mut nearness = NumaBytes::default();
+        if !payload.is_empty() && !within_frame {
+            if !self.memory.allows_remote_read() || !dst.is_empty() {
+                let why = format!("{request}: nodes may not read the memory of {}", self.endpoints);
+                return Err(refused(Error::new(ErrorKind::Unsupported, why)));
+            }
+            let mut offer = |payload: &[u8]| {
+                nearness.count_bytes(self.memory.pool(), self.numa_node, payload);
+                let offered = pair.offer_memory(&self.memory, payload, |pair, region| {
+                    loan_outcome(call.run_call(pair, line, wire_region(region), body, progress, meanwhile))
+                });
+                offered.map_err(|e| refused(e.into()))?
+            };
+            let answer = if self.memory.contains(payload) {
+                offer(payload)?
+            } else {
+                // Memory that the node cannot access: the bytes go through a buffer of the pool.
+                let mut bounce =
+                    self.memory.pool().alloc_near(payload.len(), self.numa_node, deadline).map_err(refused)?;
+                bounce[..payload.len()].copy_from_slice(payload);
+                let answer = offer(&bounce[..payload.len()])?;
+                self.stats.rdma.bounced_bytes.add(payload.len() as u64);
+                answer
+            };
+            self.stats.rdma.send_bytes.add(payload.len() as u64);
+            nearness.add_to(&self.stats);
+            return Ok(answer);
+        }
+        if dst.is_empty() {
+            let answer = call.run_call(pair, line, PayloadRegion::default(), body, progress, meanwhile)?;
+            self.stats.rdma.send_bytes.add(payload.len() as u64);
+            return Ok(answer);
+        }
         let answer = if self.memory.contains(dst) {
             nearness.count_bytes(self.memory.pool(), self.numa_node, dst);
             let lent = pair.lend_memory(&self.memory, dst, |pair, lent| {
-                loan_outcome(call.run_call(pair, line, wire_region(lent), body, progress, meanwhile))
+                loan_outcome(call.run_call(pair, line, wire_region(lent.region()), body, progress, meanwhile))
             });
             lent.map_err(|e| refused(e.into()))??
         } else {
@@ -197,7 +233,7 @@ impl RdmaChannel {
                     }
                     progress(n);
                 };
-                loan_outcome(call.run_call(pair, line, wire_region(lent), body, &mut landed, meanwhile))
+                loan_outcome(call.run_call(pair, line, wire_region(lent.region()), body, &mut landed, meanwhile))
             });
             let answer = lent.map_err(|e| refused(e.into()))??;
             self.stats.rdma.bounced_bytes.add(answer.payload_len as u64);
@@ -209,12 +245,11 @@ impl RdmaChannel {
     }
 }
 
-fn wire_region(lent: &LoanedMemory<'_>) -> PayloadRegion {
-    let region = lent.region();
+fn wire_region(region: RemoteRegion) -> PayloadRegion {
     PayloadRegion { addr: region.addr, len: region.len, rkey: region.rkey }
 }
 
-/// After a complete answer the node writes no more; after anything else it may.
+/// After a complete answer the node neither writes nor reads any more; after anything else it may.
 fn loan_outcome(result: Result<CallAnswer, CallError>) -> (Result<CallAnswer, CallError>, LoanSettled) {
     let settled = match &result {
         Err(CallError::Broken(_)) => LoanSettled::No,
@@ -234,7 +269,7 @@ impl ChannelCall<'_> {
         meanwhile: &mut dyn FnMut(),
     ) -> Result<CallAnswer, CallError> {
         let broken = CallError::Broken;
-        pair.expect_soon(self.room <= SOON);
+        pair.expect_soon(self.soon);
         line.send_frame(pair, MessageKind::Request, region, self.frame, self.deadline).map_err(broken)?;
         meanwhile();
         let mut landed = 0;

@@ -15,6 +15,9 @@ pub(crate) const SOON: usize = 64 << 10;
 /// Buffer per answer for unregistered bytes, which must be copied first.
 pub(crate) const BOUNCE: usize = WHOLE;
 
+/// Reads of a mount's memory outstanding on one connection: the pieces of a write of 1 MiB, and as many of the next.
+pub(crate) const READS: u8 = 4;
+
 /// Writes announced to a reader that is busy with earlier ones: a read of 4 MiB.
 const PIECES_AHEAD: u32 = 8;
 /// Parts of a frame in transit while the receiver is busy: a listing of 16 KiB.

@@ -33,6 +33,8 @@ pub(crate) struct RdmaResponder<'a> {
     /// Bytes after which the reader gets an announcement.
     piece: usize,
     timeout: Duration,
+    /// Whether the request's bytes were just read from the reader's memory.
+    fetched: bool,
     answer_deadline: Option<Instant>,
     state: AnswerState,
     /// Bytes of the payload: promised, written, and written but not announced.
@@ -68,6 +70,7 @@ impl<'a> RdmaResponder<'a> {
             announces: true,
             piece: PIECE,
             timeout,
+            fetched: false,
             answer_deadline: None,
             state: AnswerState::None,
             promised: 0,
@@ -88,6 +91,12 @@ impl<'a> RdmaResponder<'a> {
     /// Sets whether writes carry immediate data.
     pub fn with_announcements(mut self, announces: bool) -> Self {
         self.announces = announces;
+        self
+    }
+
+    /// Sets whether the request's bytes were just read from the reader's memory.
+    pub fn after_fetch(mut self, fetched: bool) -> Self {
+        self.fetched = fetched;
         self
     }
 
@@ -311,6 +320,25 @@ impl Responder for RdmaResponder<'_> {
 
     fn before_wait(&mut self) {
         self.hand.release_before_wait();
+    }
+
+    /// The reader's NIC shows it: a queue pair that was given up answers neither a read nor a write of no bytes.
+    fn check_reader(&mut self) -> Result<()> {
+        if self.fetched {
+            return Ok(());
+        }
+        let (pair, deadline) = (&mut self.session.pair, Instant::now() + self.timeout);
+        pair.expect_soon(true);
+        let probed = pair.post_probe(deadline).and_then(|()| pair.wait_in_flight(0, deadline));
+        probed.map_err(|error| {
+            pair.breaker().break_now("the reader's NIC does not respond");
+            Error::from(error).context("the reader gave the request up before it was executed")
+        })
+    }
+
+    /// `uverbs` and `rdma_cm` compare the credentials of the thread with those at open.
+    fn keeps_identity(&self) -> bool {
+        true
     }
 
     fn numa_node(&self) -> Option<u32> {

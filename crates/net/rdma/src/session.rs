@@ -5,7 +5,7 @@ use spurline_mem::BufferPool;
 use spurline_proto::rdma::{
     ConnectTerms, MessageKind, MessagePrelude, PRELUDE_LEN, PayloadRegion, SendCredits, WriteNotice,
 };
-use spurline_proto::{FRAME_ALIGN, FrameHeader, HEADER_LEN, MAX_ANSWER_BODY, MAX_GREETING_BODY};
+use spurline_proto::{FRAME_ALIGN, FrameHeader, HEADER_LEN, MAX_ANSWER_BODY, MAX_GREETING_BODY, frame_padding};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::{MemoryRegion, QueueDepths, QueuePair};
 use std::sync::Arc;
@@ -57,6 +57,12 @@ impl FrameAssembly {
         let (head, rest) = self.bytes.split_first_chunk::<HEADER_LEN>().ok_or_else(short)?;
         let header = FrameHeader::decode(head)?;
         Ok((header, rest.get(..header.body_len as usize).unwrap_or(rest)))
+    }
+
+    /// The bytes of a request that are part of its frame.
+    pub fn inline_payload(&self, header: &FrameHeader) -> &[u8] {
+        let body_len = header.body_len as usize;
+        self.bytes.get(HEADER_LEN + body_len + frame_padding(body_len).len()..).unwrap_or_default()
     }
 
     /// Since when an incomplete frame is being received.
@@ -182,6 +188,11 @@ impl MessageStream {
         self.silent_since.elapsed()
     }
 
+    /// The longest frame that one message carries.
+    pub fn message_room(&self) -> usize {
+        self.peer_slot - PRELUDE_LEN
+    }
+
     /// Restarts the measurement of silence.
     pub fn reset_silence(&mut self) {
         self.silent_since = Instant::now();
@@ -201,7 +212,7 @@ impl MessageStream {
         frame: &[u8],
         deadline: Instant,
     ) -> Result<()> {
-        let most = self.peer_slot - PRELUDE_LEN;
+        let most = self.message_room();
         let mut kind = kind;
         for part in frame.chunks(most) {
             self.await_credit(pair, deadline)?;

@@ -1,16 +1,19 @@
 //! Serves a connection with an event: answers its requests, then parks it. It knows neither listeners nor the meaning
 //! of requests.
 
-use crate::depths::SLOT;
+use crate::depths::{PIECE, SLOT, SOON};
 use crate::polled_set::{PolledSet, park_conn, ring_bell};
+use crate::rail::NumaBytes;
 use crate::responder::RdmaResponder;
 use crate::server::{RdmaConn, RdmaServerState};
 use crate::session::{ArrivedMessage, RdmaSession};
+use spurline_mem::PoolBuf;
 use spurline_proto::FrameOp;
 use spurline_proto::rdma::{MessageKind, PayloadRegion};
-use spurline_transport::{AdmissionGate, NextStep, PooledServer as _, ServeOutcome, dispatch_request};
+use spurline_transport::{AdmissionGate, NextStep, PooledServer as _, Responder as _, ServeOutcome, dispatch_request};
 use spurline_trust::RefusalReason;
-use spurline_types::{Error, ErrorKind};
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_verbs::RemoteRegion;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -108,19 +111,51 @@ fn answer_request(
     let mut quick = false;
     let next = match assembly.whole_frame() {
         Err(error) => NextStep::Close(error),
-        Ok((header, _)) if header.payload_len > 0 => {
-            NextStep::Close(Error::new(ErrorKind::Protocol, "a request with bytes came over RDMA"))
-        }
         Ok((header, body)) => {
             let timeout = conn.send_patience(&shared.config, header.op == FrameOp::Hello);
             quick = matches!(header.op, FrameOp::Read | FrameOp::Ping) && region.len <= SLOT as u64;
             if !quick {
                 hand.release_all();
             }
+            // Before the handshake a request has no bytes: it is refused below.
+            let payload_len = if conn.state.accepts_payload(&header) { header.payload_len as usize } else { 0 };
+            let by_read = payload_len > 0 && region.len > 0;
+            let mut fetched = None;
+            let payload: &[u8] = if payload_len == 0 {
+                &[]
+            } else if !by_read {
+                assembly.inline_payload(&header)
+            } else if region.len != payload_len as u64 {
+                let why = format!("a request with {payload_len} bytes names {} bytes of memory", region.len);
+                return (NextStep::Close(Error::new(ErrorKind::Protocol, why)), false);
+            } else {
+                let deadline = Instant::now() + shared.config.request_timeout;
+                let mut buffer = match payload_buffer(conn, payload_len, deadline, hand) {
+                    Ok(buffer) => buffer,
+                    // Nothing was read: the reader sends it again.
+                    Err(error) => {
+                        let none = PayloadRegion::default();
+                        let mut to = RdmaResponder::new(hand, session, &conn.memory, &header, none, SLOT, timeout);
+                        let answered = to.send_error(&error);
+                        return (answered.map_or_else(NextStep::Close, |()| NextStep::Continue), false);
+                    }
+                };
+                if let Err(error) = fetch_payload(shared, conn, session, region, &mut buffer, deadline) {
+                    return (NextStep::Close(error), false);
+                }
+                &fetched.insert(buffer)[..payload_len]
+            };
+            if payload.len() != payload_len {
+                let why = format!("{} bytes came with a request that announced {payload_len}", payload.len());
+                return (NextStep::Close(Error::new(ErrorKind::Protocol, why)), false);
+            }
+            if !by_read {
+                shared.stats.rdma.recv_bytes.add(payload_len as u64);
+            }
             let to = RdmaResponder::new(hand, session, &conn.memory, &header, region, conn.max_message, timeout);
-            let mut to = to.near_node(conn.numa_node).with_announcements(conn.announces);
+            let mut to = to.near_node(conn.numa_node).with_announcements(conn.announces).after_fetch(by_read);
             let gate = AdmissionGate(shared, &*shared.service);
-            let next = dispatch_request(&conn.state, &header, body, &[], &gate, &mut to);
+            let next = dispatch_request(&conn.state, &header, body, payload, &gate, &mut to);
             let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
             to.nearness.add_to(&shared.stats);
             shared.stats.rdma.write_bytes.add(sent);
@@ -134,4 +169,41 @@ fn answer_request(
         session.line.assembly = assembly;
     }
     (next, quick)
+}
+
+/// A buffer of the budget for the bytes of a request.
+fn payload_buffer(conn: &RdmaConn, len: usize, deadline: Instant, hand: &PolledSet<'_>) -> Result<PoolBuf> {
+    let pool = conn.memory.pool();
+    if let Some(buffer) = pool.try_alloc(len) {
+        return Ok(buffer);
+    }
+    // Other requests are answered meanwhile.
+    hand.release_before_wait();
+    pool.alloc_near(len, conn.numa_node, deadline)
+}
+
+/// Reads the bytes of a request from the reader's memory. A reader that gave the request up has destroyed its queue pair,
+/// so that this fails: what its memory holds later is never read.
+fn fetch_payload(
+    shared: &RdmaServerState,
+    conn: &RdmaConn,
+    session: &mut RdmaSession,
+    region: PayloadRegion,
+    buffer: &mut PoolBuf,
+    deadline: Instant,
+) -> Result<()> {
+    let len = region.len as usize;
+    let mut nearness = NumaBytes::default();
+    nearness.count_bytes(conn.memory.pool(), conn.numa_node, &buffer[..len]);
+    let remote = RemoteRegion { addr: region.addr, len: region.len, rkey: region.rkey };
+    session.pair.expect_soon(len <= SOON);
+    let begun = Instant::now();
+    let read = session.pair.read_region(&conn.memory, buffer, remote, PIECE.min(conn.max_message), deadline);
+    read.map_err(|e| Error::from(e).context("fetching the bytes of a write"))?;
+    let counted = &shared.stats.rdma;
+    counted.read_bytes.add(region.len);
+    counted.r_ops.add(1);
+    counted.r_us.add_us(begun.elapsed());
+    nearness.add_to(&shared.stats);
+    Ok(())
 }

@@ -4,7 +4,7 @@
 mod pattern;
 mod played;
 
-use pattern::{DATA, Pattern, call, check, read};
+use pattern::{DATA, Pattern, STUCK_FILE, call, check, fill, read, write};
 use played::Played;
 use spurline_mem::BufferPool;
 use spurline_net_rdma::{RdmaChannel, RdmaConnector, RdmaRail, RdmaServer, RdmaServerConfig, RdmaTimeouts};
@@ -54,7 +54,7 @@ struct Rdma {
 
 impl Rdma {
     fn over(ip: &str) -> Self {
-        Rdma { reader: rail(ip, MemoryAccess::PeerWrites), node: rail(ip, MemoryAccess::Local) }
+        Rdma { reader: rail(ip, MemoryAccess::PeerReadsAndWrites), node: rail(ip, MemoryAccess::Local) }
     }
 
     fn connector(&self, to: SocketAddr, trust: Arc<Trust>) -> Arc<RdmaConnector> {
@@ -157,6 +157,7 @@ fn guest_asks_for_the_group_token_before_anything_is_served() {
 struct Pair {
     reader: Arc<RdmaRail>,
     pool: Arc<BufferPool>,
+    node_pool: Arc<BufferPool>,
     service: Arc<Pattern>,
     server: RdmaServer,
     node_stats: Arc<Stats>,
@@ -170,11 +171,11 @@ impl Pair {
         let (node_pool, pool) =
             (BufferPool::new(32 << 20, 4 << 20).unwrap(), BufferPool::new(32 << 20, 4 << 20).unwrap());
         let node = RdmaRail::open(&verbs, "node", ip, &node_pool, MemoryAccess::Local).unwrap();
-        let reader = RdmaRail::open(&verbs, "reader", ip, &pool, MemoryAccess::PeerWrites).unwrap();
+        let reader = RdmaRail::open(&verbs, "reader", ip, &pool, MemoryAccess::PeerReadsAndWrites).unwrap();
         let node_stats = Arc::new(Stats::default());
         let service = Pattern::new(&node_pool);
         let server = RdmaServer::bind(&[node], 0, Arc::clone(&service) as _, config, Arc::clone(&node_stats)).unwrap();
-        Pair { reader, pool, service, server, node_stats, stats: Arc::default() }
+        Pair { reader, pool, node_pool, service, server, node_stats, stats: Arc::default() }
     }
 
     /// A channel for data.
@@ -338,6 +339,93 @@ fn registered_memory_is_written_in_place(ip: &str, announces: bool) {
     assert_eq!(call(&mut channel, &read("data", 7, 1 << 20), &mut elsewhere, soon()), Ok(1 << 20));
     check(&elsewhere, 7);
     assert_eq!(pair.stats.rdma.bounced_bytes.get(), 1 << 20);
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_bytes_of_a_write_are_read_from_the_memory_of_the_mount() {
+    for ip in ["10.77.0.1", "fd77:1::1"] {
+        let pair = Pair::on(ip, config());
+        let mut channel = pair.open().unwrap();
+        let mut src = pair.pool.try_alloc(DATA).unwrap();
+        let (mut by_read, mut total) = (0, 0);
+        for (i, len) in [1, 3000, 5000, 65_537, 1 << 20, DATA].into_iter().enumerate() {
+            let offset = i * 1001;
+            fill(&mut src[..len], offset);
+            call(&mut channel, &write(1, offset, &src[..len]), &mut [], soon()).unwrap();
+            total += len as u64;
+            by_read += if len > 4096 { len as u64 } else { 0 };
+        }
+        let (sent, node) = (&pair.stats.rdma, &pair.node_stats.rdma);
+        assert_eq!((sent.send_bytes.get(), sent.bounced_bytes.get()), (total, 0));
+        assert_eq!((node.read_bytes.get(), node.r_ops.get(), node.recv_bytes.get()), (by_read, 4, total - by_read));
+        // Memory of elsewhere is reached by a copy, which is counted.
+        let elsewhere = src[..1 << 20].to_vec();
+        call(&mut channel, &write(1, 5 * 1001, &elsewhere), &mut [], soon()).unwrap();
+        assert_eq!((sent.bounced_bytes.get(), node.read_bytes.get()), (1 << 20, by_read + (1 << 20)));
+        assert_eq!(pair.service.written().len(), 7);
+    }
+    // A mount that does not write opens none of its memory.
+    let pair = Pair::on("10.77.0.1", config());
+    let reader = RdmaRail::open(
+        &VerbsLibrary::load().unwrap(),
+        "reader",
+        "10.77.0.1".parse().unwrap(),
+        &pair.pool,
+        MemoryAccess::PeerWrites,
+    );
+    let pair = Pair { reader: reader.unwrap(), ..pair };
+    let mut channel = pair.open().unwrap();
+    let error = call(&mut channel, &write(1, 0, &[0; 8192]), &mut [], soon()).unwrap_err();
+    assert_eq!((error.is_broken(), error.error().kind()), (false, ErrorKind::Unsupported), "{error}");
+}
+
+/// The node is late: it waits for memory. What the mount's memory holds later must not become a write.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_bytes_of_a_write_that_was_given_up_are_not_read() {
+    let pair = Pair::on("10.77.0.1", config());
+    let mut channel = pair.open().unwrap();
+    let mut src = pair.pool.try_alloc(1 << 20).unwrap();
+    fill(&mut src, 0);
+    let mut taken = Vec::new();
+    for len in [4 << 20, 1 << 20, 64 << 10] {
+        taken.extend(std::iter::from_fn(|| pair.node_pool.try_alloc(len)));
+    }
+    let soon_over = Instant::now() + Duration::from_millis(500);
+    let error = call(&mut channel, &write(1, 0, &src), &mut [], soon_over).unwrap_err();
+    assert!(error.is_broken() && error.error().kind() == ErrorKind::Timeout, "{error}");
+    src.fill(0xdb);
+    drop(taken);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!((pair.service.written(), pair.node_stats.rdma.read_bytes.get()), (Vec::new(), 0));
+    // The next one is executed.
+    let mut channel = pair.open().unwrap();
+    fill(&mut src, 7);
+    call(&mut channel, &write(2, 7, &src), &mut [], soon()).unwrap();
+    assert_eq!(pair.service.written(), [(2, 1 << 20)]);
+}
+
+/// A change whose bytes came with its request, or that has none, is not executed after its reader gave it up.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_a_change_that_was_given_up_is_not_executed() {
+    let pair = Pair::on("10.77.0.1", config());
+    let mut src = pair.pool.try_alloc(4096).unwrap();
+    fill(&mut src, 0);
+    for len in [0, 100] {
+        let mut channel = pair.open().unwrap();
+        let soon_over = Instant::now() + Duration::from_millis(500);
+        let error = call(&mut channel, &write(STUCK_FILE, 0, &src[..len]), &mut [], soon_over).unwrap_err();
+        assert!(error.is_broken(), "{error}");
+    }
+    pair.service.wait_stuck(2);
+    pair.service.release();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(pair.service.written(), []);
+    let mut channel = pair.open().unwrap();
+    call(&mut channel, &write(STUCK_FILE, 0, &src[..100]), &mut [], soon()).unwrap();
+    assert_eq!(pair.service.written(), [(STUCK_FILE, 100)]);
 }
 
 #[test]

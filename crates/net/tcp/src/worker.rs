@@ -255,10 +255,6 @@ fn answer_request(
     body: &[u8],
     payload: &[u8],
 ) -> NextStep {
-    if header.op == FrameOp::Write && has_hung_up(&conn.socket) {
-        let why = "the reader closed the connection before its request was executed";
-        return NextStep::Close(Error::new(ErrorKind::Unavailable, why));
-    }
     shared.stats.tcp.recv_bytes.add(payload.len() as u64);
     let timeout = shared.config.send_timeout;
     let crew = Some(shared.worker_pool());
@@ -321,6 +317,14 @@ impl FrameSink for SocketSink<'_> {
         if let Some(crew) = self.crew {
             crew.release_permit();
         }
+    }
+
+    fn check_reader(&mut self) -> Result<()> {
+        if has_hung_up(self.socket) {
+            let why = "the reader closed the connection before its request was executed";
+            return Err(Error::new(ErrorKind::Unavailable, why));
+        }
+        Ok(())
     }
 
     fn send_parts(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()> {

@@ -73,7 +73,13 @@ impl<'a> ChannelLease<'a> {
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
     ) -> Result<CallAnswer, CallError> {
-        self.counted_call(deadline, None, |channel, deadline| channel.call(request, body, dst, progress, deadline))
+        let sent = request.payload().len();
+        let result =
+            self.counted_call(deadline, None, |channel, deadline| channel.call(request, body, dst, progress, deadline));
+        if sent > 0 && result.is_ok() {
+            self.pool.path_counters(self.path).1.send_bytes.add(sent as u64);
+        }
+        result
     }
 
     /// [`ChannelLease::call`] that another thread may interrupt through [`ChannelLease::breaker`] after setting

@@ -118,6 +118,14 @@ pub trait FrameSink {
 
     /// As [`Responder::before_wait`].
     fn before_wait(&mut self) {}
+
+    /// As [`Responder::check_reader`].
+    ///
+    /// # Errors
+    /// The same.
+    fn check_reader(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A [`Responder`] that writes one answer's frame to a [`FrameSink`].
@@ -223,5 +231,9 @@ impl<S: FrameSink> Responder for FrameResponder<'_, S> {
 
     fn before_wait(&mut self) {
         self.sink.before_wait();
+    }
+
+    fn check_reader(&mut self) -> Result<()> {
+        self.sink.check_reader()
     }
 }

@@ -145,6 +145,21 @@ pub trait Responder {
     /// service that does not call it is detected after a while.
     fn before_wait(&mut self) {}
 
+    /// Call before a change is executed: whether its reader still waits for the answer. Otherwise it has sent the request
+    /// elsewhere, and this process may have been stopped since the request arrived.
+    ///
+    /// # Errors
+    /// `Unavailable` when the reader is gone; the change must not be executed then.
+    fn check_reader(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the calling thread must not act as another user, even for a moment: the kernel then refuses its RDMA
+    /// requests.
+    fn keeps_identity(&self) -> bool {
+        false
+    }
+
     /// The NUMA node of the NIC that carries the answer, where the payload is best placed. `None` where that makes no
     /// difference.
     fn numa_node(&self) -> Option<u32> {

@@ -1,5 +1,5 @@
-//! Memory used by a connection for one exchange: loaned to the peer's writes, or the source of writes to the peer.
-//! When the exchange fails, the queue pair is destroyed first.
+//! Memory used by a connection for one exchange: loaned to the peer's writes or reads, the source of writes to the peer, or
+//! the destination of reads from it. When the exchange fails, the queue pair is destroyed first.
 
 use crate::error::VerbsError;
 use crate::memory::MemoryRegion;
@@ -67,6 +67,17 @@ impl LoanedMemory<'_> {
     }
 }
 
+/// Destroys the queue pair when a loan ends unsettled.
+struct LoanGuard(Arc<QpHandle>, LoanSettled);
+
+impl Drop for LoanGuard {
+    fn drop(&mut self) {
+        if self.1 == LoanSettled::No {
+            self.0.destroy();
+        }
+    }
+}
+
 impl QueuePair {
     /// Loans `dst` to the peer's writes (and reads, where `memory` allows them) while `exchange` runs. Unless it ends
     /// with [`LoanSettled::Yes`], the queue pair is destroyed before this returns, so that no late write reaches
@@ -83,14 +94,6 @@ impl QueuePair {
         dst: &mut [u8],
         exchange: impl FnOnce(&mut QueuePair, &LoanedMemory<'_>) -> (R, LoanSettled),
     ) -> Result<R, VerbsError> {
-        struct LoanGuard(Arc<QpHandle>, LoanSettled);
-        impl Drop for LoanGuard {
-            fn drop(&mut self) {
-                if self.1 == LoanSettled::No {
-                    self.0.destroy();
-                }
-            }
-        }
         let lendable =
             memory.allows_remote_write() && memory.contains(dst) && Arc::ptr_eq(memory.domain(), &self.domain);
         if !lendable {
@@ -105,6 +108,70 @@ impl QueuePair {
         let (result, settled) = exchange(self, &lent);
         guard.1 = settled;
         Ok(result)
+    }
+
+    /// Offers `src` to the peer's reads while `exchange` runs. Unless it ends with [`LoanSettled::Yes`], the queue pair is
+    /// destroyed before this returns: the peer then gets none of the bytes that `src` holds later. A panic counts as
+    /// not settled.
+    ///
+    /// The key covers the whole arena, as that of [`QueuePair::lend_memory`] does.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when `src` is not in `memory`, or `memory` does not allow remote reads.
+    pub fn offer_memory<R>(
+        &mut self,
+        memory: &MemoryRegion,
+        src: &[u8],
+        exchange: impl FnOnce(&mut QueuePair, RemoteRegion) -> (R, LoanSettled),
+    ) -> Result<R, VerbsError> {
+        let open = memory.allows_remote_read() && memory.contains(src) && Arc::ptr_eq(memory.domain(), &self.domain);
+        if !open {
+            return Err(VerbsError::Misuse("this memory is not registered for a peer's reads".into()));
+        }
+        let addr = src.as_ptr().expose_provenance() as u64;
+        let region = RemoteRegion { addr, len: src.len() as u64, rkey: memory.rkey() };
+        let mut guard = LoanGuard(Arc::clone(&self.handle), LoanSettled::No);
+        let (result, settled) = exchange(self, region);
+        guard.1 = settled;
+        Ok(result)
+    }
+
+    /// Reads the peer's `region` into the start of `dst`, by requests of at most `longest` bytes, and waits for all of
+    /// them. The peer's program is not involved. On failure the queue pair is destroyed before this returns, so that
+    /// nothing lands in returned memory.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when `dst` is not in `memory` or shorter than the region; when the connection failed or the
+    /// peer withdrew the region, or not all bytes arrived by `deadline`.
+    pub fn read_region(
+        &mut self,
+        memory: &MemoryRegion,
+        dst: &mut [u8],
+        region: RemoteRegion,
+        longest: usize,
+        deadline: Instant,
+    ) -> Result<(), VerbsError> {
+        let here = memory.contains(dst) && Arc::ptr_eq(memory.domain(), &self.domain);
+        let len = usize::try_from(region.len).ok().filter(|len| here && *len <= dst.len());
+        let Some(len) = len else {
+            let why = format!("{} bytes can't be read into {} bytes of this memory", region.len, dst.len());
+            return Err(VerbsError::Misuse(why));
+        };
+        let mut guard = LoanGuard(Arc::clone(&self.handle), LoanSettled::No);
+        let longest = longest.clamp(1, 1 << 30);
+        for at in (0..len).step_by(longest) {
+            self.wait_room(deadline)?;
+            let piece = &mut dst[at..len.min(at + longest)];
+            let addr = piece.as_mut_ptr().expose_provenance() as u64;
+            let mut sge = sys::IbvSge { addr, length: piece.len() as u32, lkey: memory.lkey() };
+            let mut wr = sys::IbvSendWr::new(self.posted + 1, sys::WR_RDMA_READ, sys::SEND_SIGNALED);
+            (wr.remote_addr, wr.rkey) = (region.addr.wrapping_add(at as u64), region.rkey);
+            (wr.sg_list, wr.num_sge) = (&mut sge, 1);
+            self.post_send(&mut wr, None)?;
+        }
+        self.wait_sent(self.posted, deadline)?;
+        guard.1 = LoanSettled::Yes;
+        Ok(())
     }
 
     /// Runs `f`, which writes borrowed memory to the peer, and waits until the peer's NIC has acknowledged all of it.

@@ -15,7 +15,7 @@ pub enum MemoryAccess {
     Local,
     /// A peer with the key may write. Readers register their memory this way.
     PeerWrites,
-    /// A peer with the key may read and write. Measurements register their memory this way.
+    /// A peer with the key may read and write. Mounts that write register their memory this way, and measurements.
     PeerReadsAndWrites,
 }
 
@@ -65,6 +65,10 @@ impl ProtectionDomain {
     ) -> Result<Arc<MemoryRegion>, VerbsError> {
         let (start, len) = pool.arena();
         let flags = match access {
+            // Over iWARP the answer to a read is a write by the peer's NIC, with a key that its program never gets.
+            MemoryAccess::Local if !self.context.supports_immediate() => {
+                sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE
+            }
             MemoryAccess::Local => sys::ACCESS_LOCAL_WRITE,
             MemoryAccess::PeerWrites => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE,
             MemoryAccess::PeerReadsAndWrites => {
@@ -127,6 +131,11 @@ impl MemoryRegion {
     /// Whether keys of it may be given to a peer.
     pub fn allows_remote_write(&self) -> bool {
         self.access != MemoryAccess::Local
+    }
+
+    /// Whether a peer with a key of it may read.
+    pub fn allows_remote_read(&self) -> bool {
+        self.access == MemoryAccess::PeerReadsAndWrites
     }
 
     pub(crate) fn lkey(&self) -> u32 {

@@ -259,12 +259,16 @@ impl QueuePair {
         }
     }
 
-    /// Accepts the connect request of this id. The channel reports the established connection as an event.
+    /// Accepts the connect request of this id. The channel reports the established connection as an event. Outstanding
+    /// RDMA reads are limited, in each direction, to what the peer announced and to this device's limit.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the peer is gone meanwhile.
     pub fn accept(&mut self, options: ConnectOptions, private: &[u8]) -> Result<(), VerbsError> {
         let mut param = self.conn_param(options, private)?;
+        // librdmacm takes the smaller of both sides' limits for these values. More than the peer allows would be refused
+        // by its NIC.
+        (param.responder_resources, param.initiator_depth) = (sys::MOST_READS, sys::MOST_READS);
         // SAFETY: the id came with a connect request and has its queue pair; `param` outlives the call.
         if unsafe { (self.handle.verbs.cm.rdma_accept)(self.id().raw(), &mut param) } != 0 {
             return Err(VerbsError::last_os("rdma_accept", &*self.subject));
@@ -273,7 +277,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Allows `count` outstanding RDMA reads each way, within the device's limit; before connecting or accepting. The
+    /// Allows `count` outstanding RDMA reads each way, within the device's limit; before connecting. The
     /// default is one, as iWARP may need it for connection setup.
     pub fn allow_reads(&mut self, count: u8) {
         self.reads = count.max(1);

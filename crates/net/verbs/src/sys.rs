@@ -341,6 +341,8 @@ pub(crate) struct RdmaCmEvent {
     ud_rest: [u64; 4],
 }
 
+/// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: the most that both sides allow.
+pub(crate) const MOST_READS: u8 = 0xff;
 pub(crate) const PS_TCP: CEnum = 0x0106;
 pub(crate) const QPT_RC: CEnum = 2;
 pub(crate) const QPS_ERR: CEnum = 6;

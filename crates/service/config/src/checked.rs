@@ -24,6 +24,8 @@ pub struct VolumeConfig {
     pub source: SourceUrl,
     /// This reader's name in handshakes, behind the host's.
     pub reader: String,
+    /// Whether a mount changes it.
+    pub changed: bool,
     /// The nodes to read from; `None` for a volume that is read alone.
     pub group: Option<GroupConfig>,
     /// The number of nodes per file (with a registry only).
@@ -261,6 +263,7 @@ impl RawVolume {
         Ok(VolumeConfig {
             source: self.source,
             reader,
+            changed: kernel.is_some_and(|(fuse, _)| fuse.writes.is_some()),
             group,
             replicas: self.replicas,
             hedge_after: check_hedge(self.hedge_after)?,

@@ -206,7 +206,9 @@ pub fn start_path_monitor(
     stats: &Arc<Stats>,
 ) -> Result<PathMonitor, Fault> {
     place_memory(&found, pool);
-    let rails = open_rails(&found, pool, MemoryAccess::PeerWrites, locked_bytes(&config.budget, 0, found.len()))?;
+    // Only a mount that writes opens its memory to reads.
+    let access = if config.changed { MemoryAccess::PeerReadsAndWrites } else { MemoryAccess::PeerWrites };
+    let rails = open_rails(&found, pool, access, locked_bytes(&config.budget, 0, found.len()))?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
     let patience = RdmaTimeouts { silence: rdma.silence };
     let (trust_too, stats_too, pool) = (Arc::clone(trust), Arc::clone(stats), Arc::clone(pool));

@@ -8,7 +8,7 @@
 
 use super::GroupWrites;
 use crate::members::MembersSnapshot;
-use crate::peer::{GroupPeer, PeerFailure};
+use crate::peer::{GroupPeer, PeerFailure, landing_address};
 use crate::placement::{FIRST_HOLDERS, WantedRun};
 use crate::remote::SCRATCH;
 use spurline_proto::{AnswerBody as _, NodeRequest, VolumeId, WriteAnswer, WriteRequest};
@@ -16,6 +16,7 @@ use spurline_transport::CallError;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Attempts on one node before the next.
@@ -87,11 +88,13 @@ impl GroupWrites {
         // Taken out of its cell, so that a nested call finds an empty one and does not panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
         let proven_only = !matches!(target, CallTarget::Unproven(_));
-        let mut call = PendingCall { writes: self, build, before, proven_only, body: &mut body, dst };
+        let mut call =
+            PendingCall { writes: self, build, before, unanswered: false, proven_only, body: &mut body, dst };
         let result = match target {
             CallTarget::Path(path) => call.run_ranked(path, &mut ranked),
             CallTarget::Process(home) | CallTarget::Unproven(home) => call.run_at(home),
         };
+        call.count_unanswered();
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         result
     }
@@ -102,6 +105,8 @@ struct PendingCall<'a, 'b> {
     build: &'a BuildRequest<'b>,
     /// The process that may have executed the request.
     before: Option<u64>,
+    /// The last attempt was sent and not answered.
+    unanswered: bool,
     /// Other processes are proven first.
     proven_only: bool,
     body: &'a mut Vec<u8>,
@@ -109,6 +114,13 @@ struct PendingCall<'a, 'b> {
 }
 
 impl PendingCall<'_, '_> {
+    /// The attempt before may be executed late, also by the same process.
+    fn count_unanswered(&mut self) {
+        if std::mem::take(&mut self.unanswered) {
+            self.writes.attempts.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     fn run_ranked(&mut self, path: &[u8], ranked: &mut Vec<u32>) -> std::result::Result<NodeAnswer, CallEnd> {
         let client = &self.writes.client;
         let patience = client.patience();
@@ -230,9 +242,13 @@ impl PendingCall<'_, '_> {
         unproven: &mut Option<u64>,
     ) -> std::result::Result<NodeAnswer, PeerFailure> {
         let (writes, proven_only) = (self.writes, self.proven_only);
-        let (build, before, body, dst) = (self.build, &mut self.before, &mut *self.body, &mut *self.dst);
+        let (before, unanswered) = (&mut self.before, &mut self.unanswered);
+        let (build, body, dst) = (self.build, &mut *self.body, &mut *self.dst);
         let mut instance = 0;
-        let answered = peer.attempt_write(deadline, &mut |lease, deadline| {
+        // A request has bytes, or its answer has.
+        let payload = build(VolumeId::default(), false).payload;
+        let near = landing_address(if payload.is_empty() { dst } else { payload });
+        let answered = peer.attempt_write(near, deadline, &mut |lease, deadline| {
             let welcome = lease.welcome();
             instance = welcome.instance;
             if only.is_some_and(|only| only != instance) {
@@ -244,11 +260,16 @@ impl PendingCall<'_, '_> {
                 let why = format!("node {} has not proved to have the same directory", welcome.node);
                 return Err(CallError::Answered(Error::new(ErrorKind::Stale, why)));
             }
+            if std::mem::replace(unanswered, true) {
+                writes.attempts.fetch_add(1, Ordering::AcqRel);
+            }
             let again = before.is_some_and(|before| before != instance);
             let request = NodeRequest::Write(build(welcome.volume, again));
             *before = Some(instance);
             body.clear();
-            let answer = lease.call(&request, body, dst, &mut |_| {}, deadline)?;
+            let answer = lease.call(&request, body, dst, &mut |_| {}, deadline);
+            *unanswered = matches!(answer, Err(CallError::Broken(_)));
+            let answer = answer?;
             let decoded = WriteAnswer::decode(body).map_err(|e| {
                 CallError::Answered(Error::from(e).context(format_args!("{request}: the answer can't be decoded")))
             })?;

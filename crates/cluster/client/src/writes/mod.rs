@@ -70,6 +70,9 @@ pub struct GroupWrites {
     session: u64,
     numbers: ChangeNumbers,
     next_file: AtomicU64,
+    /// Number of attempts that got no answer and may be executed late. Nodes execute none of them after a request with a
+    /// higher number.
+    attempts: AtomicU64,
     known: KnownObjects,
     /// Open files and directories by their numbers, whose paths move with renames.
     opened: Mutex<HashMap<u64, Weak<OpenedAs>>>,
@@ -121,6 +124,7 @@ impl GroupWrites {
             session: RandomState::new().build_hasher().finish(),
             numbers: ChangeNumbers::default(),
             next_file: AtomicU64::new(1),
+            attempts: AtomicU64::new(0),
             known: KnownObjects::default(),
             opened: Mutex::default(),
             capabilities: OnceLock::new(),
@@ -201,11 +205,14 @@ impl GroupWrites {
         let squashed = self.squash.as_ref().map(|to| Caller { umask: context.caller.umask, ..to.clone() });
         let caller = WireCaller::new(squashed.as_ref().unwrap_or(context.caller), &mut groups);
         let op = OpId { session: self.session, number };
-        let answered = if number == 0 { 0 } else { self.numbers.answered_below() };
+        let answered = || match number {
+            0 => self.attempts.load(Ordering::Acquire),
+            _ => self.numbers.answered_below(),
+        };
         let marked = number != 0 && self.client.members().snapshot().members().len() > 1;
         let (known, payload, call) = (context.known, context.payload, *call);
         let build = |volume: VolumeId, again: bool| {
-            let again = again && number != 0;
+            let (again, answered) = (again && number != 0, answered());
             WriteRequest { volume, op, answered, again, marked, known, caller, call, payload }
         };
         let result = self.call_node(target, &build, before, dst);

@@ -1,11 +1,13 @@
 //! Executes the requests of mounts that write, each change once. It knows neither how the source is changed nor how
 //! requests arrive.
 
+mod apart;
 mod devices;
 mod repeated;
 mod sessions;
 
 use crate::CacheNode;
+use apart::{CallerThreads, acts_as_caller};
 use devices::RootDevice;
 use parking_lot::RwLock;
 use repeated::RepeatedChange;
@@ -47,6 +49,7 @@ pub(crate) struct WriteService {
     /// By the number of the volume.
     sources: RwLock<Vec<(u32, Arc<WritableSource>)>>,
     sessions: WriteSessions,
+    threads: CallerThreads,
 }
 
 impl WriteService {
@@ -57,6 +60,10 @@ impl WriteService {
 
     pub fn is_on(&self) -> bool {
         self.open.get().is_some()
+    }
+
+    fn has_source(&self, volume: spurline_proto::VolumeId) -> bool {
+        self.sources.read().iter().any(|(number, _)| *number == volume.0)
     }
 
     pub fn sessions(&self) -> &WriteSessions {
@@ -81,7 +88,8 @@ impl Drop for AnswerGuard<'_> {
 
 impl CacheNode {
     /// Accepts changes; `open` opens the writable side of a source. Only the first call has an effect.
-    pub fn accept_writes(&self, open: Box<OpenWritable>) {
+    pub fn accept_writes(self: &Arc<Self>, open: Box<OpenWritable>) {
+        self.writes.threads.set_node(self);
         self.writes.set_open(open);
     }
 
@@ -133,6 +141,12 @@ impl CacheNode {
     pub(crate) fn serve_write(&self, request: &WriteRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         // Almost every call waits for the source.
         responder.before_wait();
+        if request.is_change() || matches!(request.call, WriteCall::Write { .. }) {
+            responder.check_reader()?;
+        }
+        if responder.keeps_identity() && (acts_as_caller(&request.call) || !self.writes.has_source(request.volume)) {
+            return self.writes.threads.serve(request, responder);
+        }
         let source = match self.writable_source(request.volume) {
             Ok(source) => source,
             // The connection numbers volumes anew.
@@ -145,9 +159,11 @@ impl CacheNode {
         }
         let serve = ServedWrite { source: &source, session: &session, request };
         if !request.is_change() {
+            let attempts = matches!(request.call, WriteCall::Write { .. }).then_some(request.answered);
+            let _executing = attempts.map(|attempts| session.begin_write(attempts)).transpose()?;
             return send_answer(&source.root.outward(serve.execute()), responder);
         }
-        match session.begin_change(request.op.number, request.answered)? {
+        match session.begin_change(request.op.number, request.answered, request.again)? {
             ChangeState::Known(slot) => match slot.wait_answer(Instant::now() + REPEATED_WAIT) {
                 Some(bytes) => responder.send_data(&bytes, &[]),
                 None => Err(Error::new(ErrorKind::Timeout, "the first request for this change is still executed")),

@@ -1,7 +1,7 @@
 //! The sessions of mounts that write: the answers that were given, until the mount has them, and its open files. It
 //! knows neither the source nor the wire.
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{WritableDirectory, WritableFile};
 use std::collections::{HashMap, HashSet};
@@ -62,10 +62,20 @@ pub(crate) enum ChangeState {
     Known(Arc<AnswerSlot>),
 }
 
+/// The answers of a session.
+#[derive(Default)]
+struct KeptAnswers {
+    slots: HashMap<u64, Arc<AnswerSlot>>,
+    /// The mount has the answers to all changes below this number.
+    answered: u64,
+}
+
 /// One mount.
 pub(crate) struct WriteSession {
     used: Mutex<Instant>,
-    answers: Mutex<HashMap<u64, Arc<AnswerSlot>>>,
+    answers: Mutex<KeptAnswers>,
+    /// The highest number of attempts that a write came with; held while a write is executed.
+    attempts: RwLock<u64>,
     files: RwLock<HashMap<u64, OpenObject>>,
     /// The files that were locked since they were opened.
     locked: Mutex<HashSet<u64>>,
@@ -76,6 +86,7 @@ impl WriteSession {
         WriteSession {
             used: Mutex::new(Instant::now()),
             answers: Mutex::default(),
+            attempts: RwLock::default(),
             files: RwLock::default(),
             locked: Mutex::default(),
         }
@@ -93,28 +104,58 @@ impl WriteSession {
         locked.iter().filter_map(|file| files.remove(file)).collect()
     }
 
-    /// Registers change `number`; forgets the answers to changes below `answered`.
+    /// Registers change `number`; forgets the answers to changes below `answered`. `again` if another process may have
+    /// executed it: bytes of a lost process can come again after their answer.
     ///
     /// # Errors
-    /// `Throttled` when the mount takes no notice of its answers.
-    pub fn begin_change(&self, number: u64, answered: u64) -> Result<ChangeState> {
-        let mut answers = self.answers.lock();
-        answers.retain(|number, _| *number >= answered);
-        if let Some(slot) = answers.get(&number) {
+    /// `Throttled` when the mount takes no notice of its answers; `Unavailable` for a request that is late: the mount has
+    /// its answer, from another connection.
+    pub fn begin_change(&self, number: u64, answered: u64, again: bool) -> Result<ChangeState> {
+        let mut kept = self.answers.lock();
+        if answered > kept.answered {
+            kept.answered = answered;
+            kept.slots.retain(|number, _| *number >= answered);
+        }
+        if let Some(slot) = kept.slots.get(&number) {
             return Ok(ChangeState::Known(Arc::clone(slot)));
         }
-        if answers.len() >= ANSWERS_MAX {
+        if number < kept.answered && !again {
+            return Err(Error::new(ErrorKind::Unavailable, "the mount has the answer to this change already"));
+        }
+        if kept.slots.len() >= ANSWERS_MAX {
             let why = format!("the mount has {ANSWERS_MAX} changes without having confirmed an answer");
             return Err(Error::new(ErrorKind::Throttled, why));
         }
         let slot = Arc::new(AnswerSlot::default());
-        answers.insert(number, Arc::clone(&slot));
+        kept.slots.insert(number, Arc::clone(&slot));
         Ok(ChangeState::New(slot))
     }
 
     /// Forgets a change that was not executed, so that it can be sent again.
     pub fn forget_change(&self, number: u64) {
-        self.answers.lock().remove(&number);
+        self.answers.lock().slots.remove(&number);
+    }
+
+    /// Begins a write at an offset, which ends when the result is dropped. `attempts` is the mount's count of attempts
+    /// without an answer: a request with a higher count waits for those with lower ones, and afterwards these are not
+    /// executed any more. So an attempt that the mount gave up never overwrites a later write.
+    ///
+    /// # Errors
+    /// `Throttled` when the count is out of date: the mount sends a request that it still wants again, with the new one.
+    pub fn begin_write(&self, attempts: u64) -> Result<RwLockReadGuard<'_, u64>> {
+        loop {
+            let highest = self.attempts.read();
+            if attempts == *highest {
+                return Ok(highest);
+            }
+            if attempts < *highest {
+                let why = "the mount repeated a write since it sent this one";
+                return Err(Error::new(ErrorKind::Throttled, why));
+            }
+            drop(highest);
+            let mut highest = self.attempts.write();
+            *highest = attempts.max(*highest);
+        }
     }
 
     /// The open object with this number.
@@ -205,25 +246,48 @@ impl WriteSessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn an_answer_is_kept_until_the_mount_has_it() {
         let sessions = WriteSessions::default();
         let session = sessions.session(7).unwrap();
-        let ChangeState::New(slot) = session.begin_change(1, 0).unwrap() else { panic!("it is new") };
-        let ChangeState::Known(again) = session.begin_change(1, 0).unwrap() else { panic!("it is known") };
+        let ChangeState::New(slot) = session.begin_change(1, 0, false).unwrap() else { panic!("it is new") };
+        let ChangeState::Known(again) = session.begin_change(1, 0, false).unwrap() else { panic!("it is known") };
         assert!(again.wait_answer(Instant::now()).is_none(), "not answered yet");
         slot.give_answer(b"done");
         assert_eq!(again.wait_answer(Instant::now()).as_deref(), Some(&b"done"[..]));
         // The next change confirms it.
-        assert!(matches!(session.begin_change(2, 2).unwrap(), ChangeState::New(_)));
-        assert!(matches!(session.begin_change(1, 0).unwrap(), ChangeState::New(_)), "forgotten");
+        assert!(matches!(session.begin_change(2, 2, false).unwrap(), ChangeState::New(_)));
+        let late = session.begin_change(1, 0, false).err().unwrap();
+        assert_eq!(late.kind(), ErrorKind::Unavailable, "a request that was given up arrives after its repetition");
         session.forget_change(2);
-        assert!(matches!(session.begin_change(2, 0).unwrap(), ChangeState::New(_)));
-        for number in 3..=ANSWERS_MAX as u64 {
-            session.begin_change(number, 0).unwrap();
+        assert!(matches!(session.begin_change(2, 0, false).unwrap(), ChangeState::New(_)));
+        for number in 3..=ANSWERS_MAX as u64 + 1 {
+            session.begin_change(number, 0, false).unwrap();
         }
-        assert_eq!(session.begin_change(1 << 40, 0).err().unwrap().kind(), ErrorKind::Throttled);
+        assert_eq!(session.begin_change(1 << 40, 0, false).err().unwrap().kind(), ErrorKind::Throttled);
+    }
+
+    #[test]
+    fn a_write_that_was_given_up_ends_before_its_repetition_or_never_begins() {
+        let sessions = WriteSessions::default();
+        let session = sessions.session(7).unwrap();
+        let slow = session.begin_write(0).unwrap();
+        drop(session.begin_write(0).unwrap());
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let repeated = scope.spawn(|| {
+                let _write = session.begin_write(1).unwrap();
+                assert!(over.load(Ordering::SeqCst), "it waits for the attempt before");
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            over.store(true, Ordering::SeqCst);
+            drop(slow);
+            repeated.join().unwrap();
+        });
+        assert_eq!(session.begin_write(0).err().unwrap().kind(), ErrorKind::Throttled);
+        assert_eq!(*session.begin_write(5).unwrap(), 5);
     }
 
     #[test]

@@ -1,0 +1,224 @@
+//! Writable mounts over rails: nodes read the bytes from the mount's memory. Writers see nothing of links that go down and of
+//! nodes that die.
+
+use crate::rig::{Mount, Rig, count, run};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const BLOCK: usize = 256 << 10;
+const BLOCKS: u64 = 32;
+const EIO: i32 = 5;
+
+/// The bytes of a block in the round in which it is written.
+fn block(file: usize, at: u64, round: u64) -> Vec<u8> {
+    let seed = (file as u64) << 48 ^ at << 32 ^ round;
+    (0..BLOCK as u64 / 8)
+        .flat_map(|word| (seed ^ word << 16).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .collect()
+}
+
+fn sent(mount: &Mount<'_>, transport: &str) -> u64 {
+    mount.count(transport, "send_bytes")
+}
+
+/// Bytes that both nodes read from the mount's memory.
+fn read_by_nodes(rig: &Rig, ports: &[u16]) -> u64 {
+    ports.iter().map(|port| count(&rig.log(&format!("node-{port}")), "rdma", "read_bytes")).sum()
+}
+
+/// Writes the blocks of one file again and again, reads each back, and syncs now and then, until `stop`. Returns the last
+/// round of each block.
+fn write_rounds(mount: &Path, number: usize, stop: &AtomicBool, done: &AtomicU64) -> Vec<u64> {
+    let file = open(mount, number);
+    let mut rounds = vec![0u64; BLOCKS as usize];
+    let put = |at: u64, round: u64| {
+        file.write_all_at(&block(number, at, round), at * BLOCK as u64).expect("a writer sees no error");
+    };
+    // Bytes of a lost node that were not synced are reported once: they are written again.
+    let sync = |rounds: &[u64]| {
+        while let Err(error) = file.sync_all() {
+            assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
+            rounds.iter().enumerate().filter(|(_, round)| **round > 0).for_each(|(at, round)| put(at as u64, *round));
+        }
+    };
+    let mut read = vec![0u8; BLOCK];
+    let mut steps = 0u64;
+    while !stop.load(Ordering::Acquire) {
+        steps += 1;
+        let at = steps * 7 % BLOCKS;
+        rounds[at as usize] += 1;
+        put(at, rounds[at as usize]);
+        let back = steps * 3 % BLOCKS;
+        if rounds[back as usize] > 0 {
+            file.read_exact_at(&mut read, back * BLOCK as u64).expect("a reader sees no error");
+            assert!(read == block(number, back, rounds[back as usize]), "wrong bytes in block {back} of file {number}");
+        }
+        if steps.is_multiple_of(16) {
+            sync(&rounds);
+        }
+        done.fetch_add(BLOCK as u64, Ordering::Release);
+    }
+    sync(&rounds);
+    rounds
+}
+
+fn open(dir: &Path, number: usize) -> File {
+    let path = dir.join(format!("file-{number}"));
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+#[test]
+#[ignore = "runs in the virtual machine"]
+fn guest_writers_outlive_links_and_nodes() {
+    let rig = Rig::at(Path::new("/vmtmp/writers"));
+    let ports = [7100, 7101];
+    let rails = ["--writable", "--rdma-network", "rail0:rail1"];
+    let mut nodes = ports.map(|port| rig.node(port, &rails));
+    let mount = rig.mount("writes", &ports, &["--rw", "--rdma-network", "rail0:rail1"]);
+    mount.wait("all paths", |m| m.count("rdma", "paths_up") == 4);
+    let (rdma, tcp) = (sent(&mount, "rdma"), sent(&mount, "tcp"));
+    for name in ["one", "two", "three", "four"] {
+        fs::write(mount.at.join(name), &rig.data).unwrap();
+        File::open(mount.at.join(name)).unwrap().sync_all().unwrap();
+        assert!(fs::read(rig.dir.join("src").join(name)).unwrap() == rig.data, "wrong bytes of {name}");
+    }
+    let len = 4 * rig.data.len() as u64;
+    let (over_rdma, over_tcp) = (sent(&mount, "rdma") - rdma, sent(&mount, "tcp") - tcp);
+    assert!(over_rdma >= len && over_tcp == 0, "{over_rdma} of {len} bytes over RDMA, {over_tcp} over TCP");
+    let read = read_by_nodes(&rig, &ports);
+    assert!(read >= len, "the nodes read {read} of {len} bytes from the mount's memory");
+    // The NIC reads the programs' requests where they lie.
+    assert_eq!(mount.count("rdma", "bounced_bytes"), 0, "bytes copied on their way to the node");
+
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let files = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4)
+            .map(|number| {
+                let (stop, done, at) = (&stop, &done, &mount.at);
+                scope.spawn(move || write_rounds(at, number, stop, done))
+            })
+            .collect();
+        let ended = || writers.iter().any(|writer| writer.is_finished());
+        let over = |what: &str, transport: &str, paths: u64| {
+            mount.wait(what, |m| ended() || m.count("rdma", "paths_up") == paths);
+            let before = (sent(&mount, transport), done.load(Ordering::Acquire));
+            let more = 8 * BLOCK as u64;
+            mount.wait(what, |m| {
+                ended() || sent(m, transport) >= before.0 + more && done.load(Ordering::Acquire) >= before.1 + more
+            });
+            assert!(!ended(), "a writer ended: {what}");
+        };
+        let link = |name: &str, to: &str| run("ip", &["link", "set", name, to]);
+        let script = std::panic::AssertUnwindSafe(|| {
+            over("writes over all rails", "rdma", 4);
+            for _ in 0..2 {
+                link("rail0", "down");
+                over("writes over the other rail", "rdma", 2);
+                link("rail1", "down");
+                over("writes over TCP, as no rail is left", "tcp", 0);
+                link("rail0", "up");
+                link("rail1", "up");
+                over("writes over both rails again", "rdma", 4);
+            }
+            for (node, port) in nodes.iter_mut().zip(ports) {
+                node.kill();
+                over("writes to the other node", "rdma", 2);
+                *node = rig.node(port, &rails);
+                over("writes to both nodes", "rdma", 4);
+            }
+        });
+        let outcome = std::panic::catch_unwind(script);
+        stop.store(true, Ordering::Release);
+        let files: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        files.into_iter().map(|rounds| rounds.unwrap()).collect::<Vec<_>>()
+    });
+    for (number, rounds) in files.into_iter().enumerate() {
+        let source = open(&rig.dir.join("src"), number);
+        let mut read = vec![0u8; BLOCK];
+        for (at, round) in rounds.into_iter().enumerate().filter(|(_, round)| *round > 0) {
+            source.read_exact_at(&mut read, (at * BLOCK) as u64).unwrap();
+            assert!(read == block(number, at as u64, round), "wrong bytes in block {at} of file {number}");
+        }
+    }
+    assert!(mount.count("rdma", "failovers") >= 4 && mount.count("rdma", "failbacks") >= 4);
+    assert!(mount.count("rdma", "retries") > 0);
+}
+
+const PJDFSTEST: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+stat_st_birthtime = {}
+utime_now = {}
+utimensat = {}
+[settings]
+naptime = 0.05
+allow_remount = false
+[dummy_auth]
+entries = [["daemon", "daemon"], ["bin", "bin"]]
+"#;
+
+/// Tests of pjdfstest that run here each time: calls that act as their caller, and names that are made once. An emulated
+/// machine takes minutes for all of them, which `SPURLINE_PJDFSTEST=all` asks for.
+const PATTERNS: [&str; 5] = ["rename::", "open::", "mkdir::", "ftruncate::", "chown::"];
+
+/// The outcome of each test in `at`.
+fn pjdfstest(program: &str, config: &Path, at: &Path, patterns: &[&str]) -> BTreeMap<String, String> {
+    let mut command = Command::new(program);
+    let out = command.arg("-c").arg(config).arg("-p").arg(at).args(patterns).env("NO_COLOR", "1").output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    let outcome = |line: &str| {
+        let (name, outcome) = line.split_once(char::is_whitespace)?;
+        name.contains("::").then(|| (name.to_owned(), outcome.trim().to_owned()))
+    };
+    let outcomes: BTreeMap<_, _> = text.lines().filter_map(outcome).collect();
+    assert!(outcomes.len() > 50, "{text}\n{}", String::from_utf8_lossy(&out.stderr));
+    outcomes
+}
+
+#[test]
+#[ignore = "runs in the virtual machine"]
+fn guest_pjdfstest_passes_where_it_passes_on_the_bare_directory() {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/bin/pjdfstest");
+    if !tool.is_file() {
+        return spurline_testkit::skip("pjdfstest", "pjdfstest is not installed (scripts/setup test does it)");
+    }
+    let rig = Rig::at(Path::new("/vmtmp/posix"));
+    let (source, bare, program) = (rig.dir.join("src"), rig.dir.join("bare"), "/vmtmp/pjdfstest");
+    fs::copy(tool, program).unwrap();
+    fs::create_dir_all(&bare).unwrap();
+    for path in [&rig.dir, &source, &bare] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let config = rig.dir.join("pjdfstest.toml");
+    fs::write(&config, PJDFSTEST).unwrap();
+    let rails = ["--rdma-network", "rail0:rail1"];
+    let _node = rig.node(7110, &[&rails[..], &["--writable"]].concat());
+    let mount = rig.mount("mnt", &[7110], &[&rails[..], &["--rw", "-o", "allow_other,suid,dev"]].concat());
+    mount.wait("both paths", |m| m.count("rdma", "paths_up") == 2);
+    let all = std::env::var("SPURLINE_PJDFSTEST").is_ok_and(|which| which == "all");
+    let patterns: &[&str] = if all { &[] } else { &PATTERNS };
+    let (ops, tcp) = (mount.count("remotecache", "ops"), sent(&mount, "tcp"));
+    let begun = std::time::Instant::now();
+    let want = pjdfstest(program, &config, &bare, patterns);
+    let bare_took = begun.elapsed();
+    let got = pjdfstest(program, &config, &mount.at, patterns);
+    // The C library answers pathconf(_PC_LINK_MAX) itself, with 127 for every file system it does not know.
+    let counts = |name: &str| name != "link::link_count_max";
+    let worse: Vec<_> = want.iter().filter(|(name, outcome)| counts(name) && got.get(*name) != Some(outcome)).collect();
+    let passed = got.values().filter(|outcome| *outcome == "ok").count();
+    let skipped = got.values().filter(|outcome| outcome.starts_with("skip")).count();
+    println!(
+        "pjdfstest over RDMA: {passed} of {} tests pass, as on the bare directory, {skipped} are skipped; {:.0?} after {bare_took:.0?}, {} requests",
+        got.len(),
+        begun.elapsed() - bare_took,
+        mount.count("remotecache", "ops") - ops
+    );
+    assert!(worse.is_empty(), "on the bare directory: {worse:?}; on the mount: {got:?}");
+    assert_eq!(sent(&mount, "tcp"), tcp, "bytes went over TCP");
+}
