@@ -116,6 +116,9 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
                     other => anstream::println!("  {key}: {other}"),
                 }
             }
+            if let Some(line) = writes_line(&status["writes"], &stats) {
+                anstream::println!("  writes: {line}");
+            }
             show_group(&status["group"]);
             for rail in status["rails"].as_array().into_iter().flatten() {
                 let text = |k: &str| rail[k].as_str().unwrap_or("?");
@@ -137,6 +140,24 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
             }
         }
     }
+}
+
+/// The writing side of a mount or a node; `None` where it takes no changes.
+fn writes_line(writes: &Value, stats: &Value) -> Option<String> {
+    if writes["writable"] != true {
+        return None;
+    }
+    let number = |v: &Value| v.as_u64().unwrap_or(0);
+    if let (Some(sessions), Some(files)) = (writes["sessions"].as_u64(), writes["open_files"].as_u64()) {
+        return Some(format!("taken from mounts with --rw; {sessions} connected, {files} open files"));
+    }
+    let fuse = &stats["fuse"];
+    let (made, written) = (number(&fuse["change_ops"]), human_bytes(number(&fuse["write_bytes"])));
+    let done = format!("{made} changes made, {written} written by requests");
+    Some(match writes["through_nodes"] == true {
+        true => format!("through nodes; {done}"),
+        false => format!("straight to the source; {done}"),
+    })
 }
 
 /// The local addresses of a peer's connections: ` from 10.0.0.1 on ib0, 10.0.1.1 on ib1`.
@@ -193,5 +214,21 @@ fn show_paths(peer: &Value) {
     }
     if let Some(why) = peer["no_paths"].as_str() {
         anstream::println!("    no RDMA path: {why}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_writes() {
+        let stats = json!({"fuse": {"change_ops": 7, "write_bytes": 3 << 20}});
+        assert_eq!(writes_line(&json!({"writable": false}), &stats), None);
+        assert_eq!(writes_line(&Value::Null, &stats), None, "an older process");
+        let line = writes_line(&json!({"writable": true, "through_nodes": false}), &stats).unwrap();
+        assert_eq!(line, "straight to the source; 7 changes made, 3.00 MiB written by requests");
+        let line = writes_line(&json!({"writable": true, "sessions": 2, "open_files": 5}), &stats).unwrap();
+        assert_eq!(line, "taken from mounts with --rw; 2 connected, 5 open files");
     }
 }

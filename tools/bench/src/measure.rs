@@ -122,9 +122,9 @@ impl<'a> BenchCase<'a> {
     /// Compares with the combined rate of these variants when every byte passes through all of them on the same
     /// processors.
     #[must_use]
-    pub fn against_series(mut self, name: &'static str, variants: &[&str]) -> Self {
+    pub fn against_series(mut self, name: &'static str, variants: &[&str], floor: Option<f64>) -> Self {
         let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
-        self.against.push(CeilingSpec { ids, series: true, name, floor: None });
+        self.against.push(CeilingSpec { ids, series: true, name, floor });
         self
     }
     /// Limits a role's processor time.
@@ -336,7 +336,7 @@ fn ceiling_ratio(row: &ResultRow, against: &CeilingSpec, all: &[ResultRow]) -> O
             id: against.ids.join(" + "),
             value: row.median() / in_turn(&mut parts.iter().map(|p| p.median())),
             spread: spread(&paired),
-            floor: None,
+            floor: against.floor,
         });
     }
     // The best ceiling is the one with the lowest ratio.
@@ -381,8 +381,8 @@ mod tests {
             BenchCase::new("g", "own", "mount", FigureUnit::Bandwidth, take("own", [32.0, 40.0, 36.0]))
                 .against("null", &["dev", "uring", "absent"], Some(0.9))
                 .against("other", &["absent"], Some(0.5))
-                .against_series("both in turn", &["dev", "uring"])
-                .against_series("one of them is absent", &["dev", "absent"])
+                .against_series("both in turn", &["dev", "uring"], None)
+                .against_series("one of them is absent", &["dev", "absent"], None)
                 .limit_cpu("mount", 0.25)
                 .limit_cpu("nobody", 0.1),
         ];

@@ -30,5 +30,6 @@ mod trust;
 mod writable_faults;
 mod writable_group;
 mod writable_programs;
+mod writable_promises;
 mod writes;
 mod writes_nodes;

@@ -2,7 +2,7 @@
 //! programs.
 
 use crate::common::*;
-use crate::writable_group::{TmpFs, WAYS};
+use crate::writable_group::{Group, TmpFs, WAYS};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -212,6 +212,53 @@ fn a_full_or_read_only_source_gives_its_errno_and_nothing_else_breaks() {
         let error = fs::write(mount.path("new"), "x").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EROFS));
         assert_eq!(fs::read(mount.path("small")).unwrap(), b"fits");
+        mount.unmount();
+    }
+}
+
+#[test]
+fn writes_are_seen_in_the_access_log_in_stats_and_in_status() {
+    if !can_mount() {
+        return;
+    }
+    for nodes in [0, 1] {
+        let Some(group) = Group::start_in_memory(nodes, "2m") else { return };
+        let log = group.world.path("access.log");
+        let mount = group.mount("mnt", 0, &["--no-passthrough", "--access-log", log.to_str().unwrap()]);
+        let file = File::create(mount.path("file")).unwrap();
+        file.write_all_at(&bytes(1, 5000), 0).unwrap();
+        rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 4096, 8192).unwrap();
+        file.sync_all().unwrap();
+        let full = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 4 << 20);
+        assert_eq!(full, Err(rustix::io::Errno::NOSPC));
+        drop(file);
+        let lines = [
+            ("write", "off=0 len=5000 errno=0"),
+            ("fallocate", "off=4096 len=8192 errno=0"),
+            ("fsync", "errno=0"),
+            ("fallocate", "off=0 len=4194304 errno=28"),
+        ];
+        eventually("the log has each request", || {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            lines
+                .iter()
+                .all(|(op, rest)| text.lines().any(|line| line.contains(&format!(" {op} ")) && line.contains(rest)))
+        });
+        let stats = mount.stats();
+        assert_eq!((count(&stats, "fuse", "write_ops"), count(&stats, "fuse", "write_bytes")), (1, 5000));
+        assert!(count(&stats, "fuse", "change_ops") >= 1);
+        let status = |target: &str| {
+            let out = group.world.run(&["status", target]);
+            assert!(out.status.success(), "{out:?}");
+            String::from_utf8_lossy(&out.stdout).into_owned()
+        };
+        let said = status(mount.at.to_str().unwrap());
+        let way = if nodes == 0 { "writes: straight to the source; " } else { "writes: through nodes; " };
+        assert!(said.contains(way), "{said}");
+        for node in &group.nodes {
+            let said = status(&node.address);
+            assert!(said.contains("writes: taken from mounts with --rw; 1 connected, "), "{said}");
+        }
         mount.unmount();
     }
 }

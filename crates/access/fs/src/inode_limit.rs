@@ -1,10 +1,10 @@
-//! The limit of the memory for inodes: while the table is over it, the kernel is requested to forget the inodes that it has
+//! The limit of the memory for inodes: while a table is over it, the kernel is requested to forget the inodes that it has
 //! not used for longest. It knows neither how the kernel is reached nor what an inode is used for.
 
 use crate::fs::{FileSystem, parent_of};
 use crate::inode::Inode;
 use parking_lot::{Condvar, Mutex};
-use spurline_types::FileKind;
+use spurline_types::{FileKind, Stats};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ const REPORT_EVERY: Duration = Duration::from_secs(600);
 /// Makes the kernel forget inodes.
 pub trait RequestForgets: Send + Sync {
     /// Requests that the kernel forgets these inodes. It keeps those in use; the forgets of the others arrive later, as
-    /// calls of [`FileSystem::forget`]. The caller holds no lock and serves no request meanwhile.
+    /// calls of `forget`. The caller holds no lock and serves no request meanwhile.
     ///
     /// # Errors
     /// When the kernel cannot be reached.
@@ -34,35 +34,63 @@ pub trait RequestForgets: Send + Sync {
 
 /// An inode that no program has open.
 pub struct ForgetCandidate {
-    inode: Arc<Inode>,
+    /// The inode number.
+    pub ino: u64,
+    /// Whether it is a directory.
+    pub directory: bool,
     /// The number of its directory, if the kernel references that.
     pub parent: Option<u64>,
+    /// Its name in its directory.
+    pub name: Arc<[u8]>,
 }
 
-impl ForgetCandidate {
-    /// The inode number.
-    pub fn ino(&self) -> u64 {
-        self.inode.ino
-    }
+/// A file system whose inodes have a limit of memory.
+pub trait LimitedInodes: Send + Sync {
+    /// Raised while the table is over its limit.
+    fn limit_alarm(&self) -> &LimitAlarm;
 
-    /// File, directory or symbolic link.
-    pub fn kind(&self) -> FileKind {
-        self.inode.kind
-    }
+    /// The limit, in bytes; `u64::MAX` for none.
+    fn inode_limit(&self) -> u64;
 
-    /// Its name in its directory.
-    pub fn name(&self) -> &[u8] {
-        let path = self.inode.path();
-        match parent_of(path).len() {
-            0 => path,
-            parent => &path[parent + 1..],
+    /// The memory of all inodes but the root, in bytes.
+    fn inode_memory(&self) -> u64;
+
+    /// The number of inodes.
+    fn inode_count(&self) -> usize;
+
+    /// Requests forgets for the inodes that were not used for longest and take about `bytes` together. Returns whether
+    /// these are all that no program has open.
+    ///
+    /// # Errors
+    /// When the kernel cannot be reached.
+    fn request_forgets(&self, kernel: &dyn RequestForgets, bytes: u64) -> io::Result<bool>;
+
+    /// Whether forgets do not keep up with new inodes.
+    fn is_far_over_limit(&self) -> bool {
+        let limit = self.inode_limit();
+        self.inode_memory() > limit.saturating_add(limit / 8)
+    }
+}
+
+/// Requests forgets for `candidates` in batches.
+pub(crate) fn send_forgets(
+    kernel: &dyn RequestForgets,
+    stats: &Stats,
+    mut candidates: impl Iterator<Item = ForgetCandidate>,
+) -> io::Result<()> {
+    loop {
+        let batch: Vec<_> = candidates.by_ref().take(BATCH).collect();
+        if batch.is_empty() {
+            return Ok(());
         }
+        stats.fuse.forgets_requested.add(batch.len() as u64);
+        kernel.request_forgets(&batch)?;
     }
 }
 
 /// Wakes the limiter.
 #[derive(Default)]
-pub(crate) struct LimitAlarm {
+pub struct LimitAlarm {
     raised: AtomicBool,
     stopped: AtomicBool,
     lock: Mutex<()>,
@@ -110,10 +138,9 @@ impl LimitAlarm {
     }
 }
 
-/// Keeps the memory of a file system's inodes below [`crate::FsConfig::inode_bytes`], in a thread of its own, until it is
-/// dropped.
+/// Keeps the memory of a file system's inodes below their limit, in a thread of its own, until it is dropped.
 pub struct InodeLimiter {
-    file_system: Arc<FileSystem>,
+    file_system: Arc<dyn LimitedInodes>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -122,20 +149,20 @@ impl InodeLimiter {
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn start(file_system: &Arc<FileSystem>, kernel: Box<dyn RequestForgets>) -> io::Result<Option<Self>> {
-        if file_system.config.inode_bytes == u64::MAX {
+    pub fn start(file_system: Arc<dyn LimitedInodes>, kernel: Box<dyn RequestForgets>) -> io::Result<Option<Self>> {
+        if file_system.inode_limit() == u64::MAX {
             return Ok(None);
         }
-        let limited = Arc::clone(file_system);
+        let limited = Arc::clone(&file_system);
         let thread = std::thread::Builder::new().name("inode-limit".into());
-        let thread = thread.spawn(move || limited.limit_inodes(&*kernel))?;
-        Ok(Some(InodeLimiter { file_system: Arc::clone(file_system), thread: Some(thread) }))
+        let thread = thread.spawn(move || limit_inodes(&*limited, &*kernel))?;
+        Ok(Some(InodeLimiter { file_system, thread: Some(thread) }))
     }
 }
 
 impl Drop for InodeLimiter {
     fn drop(&mut self) {
-        self.file_system.limit_alarm.stop();
+        self.file_system.limit_alarm().stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -143,14 +170,23 @@ impl Drop for InodeLimiter {
 }
 
 /// The inodes by the time since their last use, in steps of 9 %: the oldest are found without a list of all of them.
-struct AgeHistogram {
+pub(crate) struct AgeHistogram {
     bytes: [u64; Self::STEPS],
 }
 
 impl AgeHistogram {
     const STEPS: usize = 512;
 
-    fn step(age: Duration) -> usize {
+    pub fn new() -> AgeHistogram {
+        AgeHistogram { bytes: [0; Self::STEPS] }
+    }
+
+    /// Adds the memory of an inode whose age is in this step.
+    pub fn add_memory(&mut self, step: usize, bytes: u64) {
+        self.bytes[step] += bytes;
+    }
+
+    pub fn step(age: Duration) -> usize {
         // Eight steps between two powers of two, from the three bits after the highest.
         let ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX).max(1);
         let log = ms.ilog2();
@@ -159,7 +195,7 @@ impl AgeHistogram {
     }
 
     /// The newest step that is needed for `bytes`, with the bytes needed of it; `None` if there are not so many.
-    fn step_reaching(&self, bytes: u64) -> Option<(usize, u64)> {
+    pub fn step_reaching(&self, bytes: u64) -> Option<(usize, u64)> {
         let mut left = bytes;
         for step in (0..Self::STEPS).rev() {
             if self.bytes[step] >= left {
@@ -171,19 +207,30 @@ impl AgeHistogram {
     }
 }
 
-impl FileSystem {
-    /// Requests forgets for the inodes that were not used for longest and take about `bytes` together. Returns whether
-    /// these are all that no program has open.
-    ///
-    /// # Errors
-    /// When the kernel cannot be reached.
-    pub fn request_forgets(&self, kernel: &dyn RequestForgets, bytes: u64) -> io::Result<bool> {
+impl LimitedInodes for FileSystem {
+    fn limit_alarm(&self) -> &LimitAlarm {
+        &self.limit_alarm
+    }
+
+    fn inode_limit(&self) -> u64 {
+        self.config.inode_bytes
+    }
+
+    fn inode_memory(&self) -> u64 {
+        self.inodes.bytes()
+    }
+
+    fn inode_count(&self) -> usize {
+        self.inodes.len()
+    }
+
+    fn request_forgets(&self, kernel: &dyn RequestForgets, bytes: u64) -> io::Result<bool> {
         let now = self.now();
         let step = |inode: &Inode| AgeHistogram::step(now.saturating_sub(inode.seen_at()));
-        let mut ages = AgeHistogram { bytes: [0; AgeHistogram::STEPS] };
+        let mut ages = AgeHistogram::new();
         self.inodes.for_each(|inode| {
             if !inode.opens.lock().is_open() {
-                ages.bytes[step(inode)] += inode.memory_bytes();
+                ages.add_memory(step(inode), inode.memory_bytes());
             }
         });
         let newest = ages.step_reaching(bytes);
@@ -200,87 +247,85 @@ impl FileSystem {
             }
             cold.push(Arc::clone(inode));
         });
-        for batch in cold.chunks(BATCH) {
-            let parent = |inode: &Inode| self.inodes.directory_ino(parent_of(inode.path()));
-            let batch: Vec<_> =
-                batch.iter().map(|inode| ForgetCandidate { inode: Arc::clone(inode), parent: parent(inode) }).collect();
-            self.stats.fuse.forgets_requested.add(batch.len() as u64);
-            kernel.request_forgets(&batch)?;
-        }
+        let candidate = |inode: Arc<Inode>| {
+            let (path, folder) = (inode.path(), parent_of(inode.path()));
+            let name = if folder.is_empty() { path } else { &path[folder.len() + 1..] };
+            ForgetCandidate {
+                ino: inode.ino,
+                directory: inode.kind == FileKind::Directory,
+                parent: self.inodes.directory_ino(folder),
+                name: name.into(),
+            }
+        };
+        send_forgets(kernel, &self.stats, cold.into_iter().map(candidate))?;
         Ok(newest.is_none())
     }
+}
 
-    /// Whether forgets do not keep up with new inodes.
-    pub(crate) fn is_far_over_limit(&self) -> bool {
-        let limit = self.config.inode_bytes;
-        self.inodes.bytes() > limit.saturating_add(limit / 8)
-    }
-
-    fn limit_inodes(&self, kernel: &dyn RequestForgets) {
-        let limit = self.config.inode_bytes;
-        let target = limit - limit / 8;
-        let mut reported: Option<Instant> = None;
-        while self.limit_alarm.wait_raised() {
-            // How many times the excess is requested: inodes in use are not forgotten, and the next are newer.
-            let mut reach = 1u64;
-            loop {
-                let before = self.inodes.bytes();
-                if before <= limit {
-                    break;
+fn limit_inodes(inodes: &dyn LimitedInodes, kernel: &dyn RequestForgets) {
+    let limit = inodes.inode_limit();
+    let target = limit - limit / 8;
+    let mut reported: Option<Instant> = None;
+    while inodes.limit_alarm().wait_raised() {
+        // How many times the excess is requested: inodes in use are not forgotten, and the next are newer.
+        let mut reach = 1u64;
+        loop {
+            let before = inodes.inode_memory();
+            if before <= limit {
+                break;
+            }
+            let all = match inodes.request_forgets(kernel, (before - target).saturating_mul(reach)) {
+                Ok(all) => all,
+                // The mount ends.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
+                Err(error) => {
+                    tracing::warn!("the kernel could not be requested to forget inodes: {error}");
+                    true
                 }
-                let all = match self.request_forgets(kernel, (before - target).saturating_mul(reach)) {
-                    Ok(all) => all,
-                    // The mount ends.
-                    Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
-                    Err(error) => {
-                        tracing::warn!("the kernel could not be requested to forget inodes: {error}");
-                        true
-                    }
-                };
-                if !self.wait_for_forgets(target) {
-                    return;
-                }
-                let after = self.inodes.bytes();
-                reach = if after < before - before / 16 { 1 } else { reach.saturating_mul(2).min(1 << 10) };
-                if !all || after <= limit {
-                    continue;
-                }
-                if reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
-                    reported = Some(Instant::now());
-                    self.report_excess(after);
-                }
-                if !self.limit_alarm.pause(PAUSE) {
-                    return;
-                }
+            };
+            if !wait_for_forgets(inodes, target) {
+                return;
+            }
+            let after = inodes.inode_memory();
+            reach = if after < before - before / 16 { 1 } else { reach.saturating_mul(2).min(1 << 10) };
+            if !all || after <= limit {
+                continue;
+            }
+            if reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+                reported = Some(Instant::now());
+                report_excess(inodes, after);
+            }
+            if !inodes.limit_alarm().pause(PAUSE) {
+                return;
             }
         }
     }
+}
 
-    /// Waits for the forgets of a round; false when the limiter is stopped.
-    fn wait_for_forgets(&self, target: u64) -> bool {
-        let (began, mut bytes, mut changed) = (Instant::now(), self.inodes.bytes(), Instant::now());
-        while bytes > target && began.elapsed() < ROUND && changed.elapsed() < QUIET {
-            if !self.limit_alarm.pause(QUIET / 10) {
-                return false;
-            }
-            let now = self.inodes.bytes();
-            if now < bytes {
-                changed = Instant::now();
-            }
-            bytes = now;
+/// Waits for the forgets of a round; false when the limiter is stopped.
+fn wait_for_forgets(inodes: &dyn LimitedInodes, target: u64) -> bool {
+    let (began, mut bytes, mut changed) = (Instant::now(), inodes.inode_memory(), Instant::now());
+    while bytes > target && began.elapsed() < ROUND && changed.elapsed() < QUIET {
+        if !inodes.limit_alarm().pause(QUIET / 10) {
+            return false;
         }
-        true
+        let now = inodes.inode_memory();
+        if now < bytes {
+            changed = Instant::now();
+        }
+        bytes = now;
     }
+    true
+}
 
-    fn report_excess(&self, bytes: u64) {
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        tracing::warn!(
-            "the kernel keeps {} inodes of this mount, which take {} MiB of memory here; {} MiB of --buffer-size are set aside \
+fn report_excess(inodes: &dyn LimitedInodes, bytes: u64) {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    tracing::warn!(
+        "the kernel keeps {} inodes of this mount, which take {} MiB of memory here; {} MiB of --buffer-size are set aside \
              for them. Programs have these files open, or work in these folders; before Linux 6.18 the kernel also keeps \
              all folders. Raise --buffer-size",
-            self.inodes.len(),
-            mib(bytes),
-            mib(self.config.inode_bytes)
-        );
-    }
+        inodes.inode_count(),
+        mib(bytes),
+        mib(inodes.inode_limit())
+    );
 }

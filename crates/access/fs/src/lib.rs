@@ -25,7 +25,7 @@ pub use attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
 pub use errno::{FsError, FsResult};
 pub use fs::{FileSystem, FsClock, OpenedFile};
 pub use inode::ROOT;
-pub use inode_limit::{ForgetCandidate, InodeLimiter, RequestForgets};
+pub use inode_limit::{ForgetCandidate, InodeLimiter, LimitAlarm, LimitedInodes, RequestForgets};
 pub use list::DirItem;
 pub use passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 

@@ -5,6 +5,7 @@ use crate::dir::{DirState, ListContext};
 use crate::errno::{FsError, FsResult};
 use crate::fs::{FileSystem, with_child};
 use crate::handle::OpenKind;
+use crate::inode_limit::LimitedInodes as _;
 use spurline_types::FileKind;
 
 /// The inode number shown for a name that was listed but never looked up; no inode has it.

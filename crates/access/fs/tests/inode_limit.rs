@@ -173,11 +173,11 @@ impl RequestForgets for KernelPort {
         let kernel = &self.0;
         kernel.requests.fetch_add(inodes.len() as u64, Ordering::Relaxed);
         for inode in inodes {
-            assert!(!inode.name().contains(&b'/') && !inode.name().is_empty());
-            if !kernel.in_use.lock().contains(&inode.ino())
-                && let Some(count) = kernel.references.lock().remove(&inode.ino())
+            assert!(!inode.name.contains(&b'/') && !inode.name.is_empty());
+            if !kernel.in_use.lock().contains(&inode.ino)
+                && let Some(count) = kernel.references.lock().remove(&inode.ino)
             {
-                kernel.fs.forget(inode.ino(), count);
+                kernel.fs.forget(inode.ino, count);
             }
         }
         Ok(())
@@ -215,7 +215,7 @@ fn a_million_names_stay_below_the_limit_and_no_more_is_taken_than_is_counted() {
     let limit = 16 << 20;
     let (kernel, stats) = Kernel::new(1000, FsConfig { inode_bytes: limit, ..FsConfig::default() });
     assert_eq!(stats.fuse.inode_limit_bytes.get(), limit);
-    let limiter = InodeLimiter::start(&kernel.fs, Box::new(KernelPort(Arc::clone(&kernel)))).unwrap();
+    let limiter = InodeLimiter::start(Arc::clone(&kernel.fs) as _, Box::new(KernelPort(Arc::clone(&kernel)))).unwrap();
     let train = kernel.lookup(ROOT, "train");
     kernel.in_use.lock().insert(train);
     let (mut most, mut names) = (0, 0);

@@ -4,7 +4,8 @@ mod support;
 
 use parking_lot::Mutex;
 use spurline_fs::{
-    FileAttr, ForgetCandidate, FsConfig, LookupOutcome, ROOT, RegisterBacking, RegisteredBacking, RequestForgets,
+    FileAttr, ForgetCandidate, FsConfig, LimitedInodes as _, LookupOutcome, ROOT, RegisterBacking, RegisteredBacking,
+    RequestForgets,
 };
 use spurline_types::{ErrorKind, FileKind};
 use std::fs::File;
@@ -133,7 +134,7 @@ struct Requested(Mutex<Vec<NamedInode>>);
 
 impl RequestForgets for Requested {
     fn request_forgets(&self, inodes: &[ForgetCandidate]) -> io::Result<()> {
-        self.0.lock().extend(inodes.iter().map(|inode| (inode.ino(), inode.parent, inode.name().to_vec())));
+        self.0.lock().extend(inodes.iter().map(|inode| (inode.ino, inode.parent, inode.name.to_vec())));
         Ok(())
     }
 }

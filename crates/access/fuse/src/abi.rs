@@ -76,6 +76,7 @@ pub mod init {
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
+    pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
     pub const OVER_IO_URING: u64 = 1 << 41;
@@ -107,6 +108,8 @@ pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// FSYNC and FSYNCDIR: the bytes only.
 pub const FSYNC_FDATASYNC: u32 = 1;
 
+/// An extension of a request with supplementary groups.
+pub const EXT_GROUPS: u32 = 32;
 /// GETLK, SETLK and SETLKW: a lock of flock(2).
 pub const LK_FLOCK: u32 = 1;
 
@@ -211,6 +214,8 @@ plain! {
     InitOut 64 { major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16, max_write: u32,
         time_gran: u32, max_pages: u16, map_alignment: u16, flags2: u32, max_stack_depth: u32, request_timeout: u16, unused: [u16; 11] }
     Dirent 24 { ino: u64, off: u64, namelen: u32, kind: u32 }
+    ExtHeader 8 { size: u32, kind: u32 }
+    SuppGroups 8 { count: u32, first: u32 }
     BackingMap 16 { fd: i32, flags: u32, padding: u64 }
     NotifyInvalEntryOut 16 { parent: u64, namelen: u32, flags: u32 }
     NotifyPruneOut 16 { count: u32, padding: u32, spare: u64 }

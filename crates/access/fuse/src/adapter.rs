@@ -83,17 +83,17 @@ impl FsHandler {
 }
 
 /// The kernel's names of inodes.
-struct KernelNames(KernelNotifier);
+pub(crate) struct KernelNames(pub(crate) KernelNotifier);
 
 impl RequestForgets for KernelNames {
     fn request_forgets(&self, inodes: &[ForgetCandidate]) -> io::Result<()> {
-        if self.0.prune_inodes(inodes.iter().map(ForgetCandidate::ino))? {
+        if self.0.prune_inodes(inodes.iter().map(|inode| inode.ino))? {
             return Ok(());
         }
         // An older kernel would also take the path of a directory in which a program works: getcwd would fail there.
-        for inode in inodes.iter().filter(|inode| inode.kind() != FileKind::Directory) {
+        for inode in inodes.iter().filter(|inode| !inode.directory) {
             if let Some(parent) = inode.parent {
-                self.0.invalidate_entry(parent, inode.name())?;
+                self.0.invalidate_entry(parent, &inode.name)?;
             }
         }
         Ok(())
@@ -187,7 +187,7 @@ impl FuseHandler for FsHandler {
             let _ = self.passthrough.set(PassthroughState::new(backings));
         }
         let _ = self.notifier.set(info.notifier.clone());
-        match InodeLimiter::start(&self.file_system, Box::new(KernelNames(info.notifier.clone()))) {
+        match InodeLimiter::start(Arc::clone(&self.file_system) as _, Box::new(KernelNames(info.notifier.clone()))) {
             Ok(limiter) => *self.inode_limiter.lock() = limiter,
             Err(error) => tracing::warn!("the memory for inodes has no limit: no thread: {error}"),
         }

@@ -9,16 +9,16 @@ use crate::request::{BodySpan, parse_name};
 #[allow(missing_docs, reason = "field names are the protocol's own")]
 pub enum ChangeRequest {
     Setattr(abi::SetattrIn),
-    Symlink { name: BodySpan, target: BodySpan },
-    Mknod { name: BodySpan, mode: u32, rdev: u32, umask: u32 },
-    Mkdir { name: BodySpan, mode: u32, umask: u32 },
+    Symlink { name: BodySpan, target: BodySpan, group: Option<u32> },
+    Mknod { name: BodySpan, mode: u32, rdev: u32, umask: u32, group: Option<u32> },
+    Mkdir { name: BodySpan, mode: u32, umask: u32, group: Option<u32> },
     Unlink { name: BodySpan },
     Rmdir { name: BodySpan },
     Rename { name: BodySpan, newdir: u64, newname: BodySpan, flags: u32 },
     Link { oldnodeid: u64, name: BodySpan },
     Write { fh: u64, offset: u64, data: BodySpan, write_flags: u32 },
-    Create { name: BodySpan, flags: u32, mode: u32, umask: u32 },
-    Tmpfile { flags: u32, mode: u32, umask: u32 },
+    Create { name: BodySpan, flags: u32, mode: u32, umask: u32, group: Option<u32> },
+    Tmpfile { flags: u32, mode: u32, umask: u32, group: Option<u32> },
     Setxattr { name: BodySpan, value: BodySpan, flags: u32 },
     Removexattr { name: BodySpan },
     Fallocate { fh: u64, offset: u64, length: u64, mode: u32 },
@@ -59,6 +59,17 @@ impl ChangeRequest {
             ChangeRequest::Syncfs => "syncfs",
         }
     }
+
+    /// Its offset and number of bytes, where it has them: of a copy those at its target.
+    pub fn byte_range(&self) -> (u64, u64) {
+        match self {
+            ChangeRequest::Write { offset, data, .. } => (*offset, data.len() as u64),
+            ChangeRequest::Fallocate { offset, length, .. } => (*offset, *length),
+            ChangeRequest::CopyFileRange(args) => (args.off_out, args.len),
+            ChangeRequest::Setxattr { value, .. } => (0, value.len() as u64),
+            _ => (0, 0),
+        }
+    }
 }
 
 /// Length of the arguments before the body.
@@ -82,8 +93,9 @@ pub(crate) fn change_args_len(op: u32) -> usize {
     }
 }
 
-/// Decodes such a request; the outer `None` is another kind of request, the inner one malformed arguments.
-pub(crate) fn decode_change(op: u32, args: &[u8], body: &[u8]) -> Option<Option<ChangeRequest>> {
+/// Decodes such a request, whose body ends with `extensions`; the outer `None` is another kind of request, the inner
+/// one malformed arguments.
+pub(crate) fn decode_change(op: u32, args: &[u8], body: &[u8], extensions: &[u8]) -> Option<Option<ChangeRequest>> {
     let known = matches!(
         op,
         opcode::SETATTR
@@ -110,23 +122,36 @@ pub(crate) fn decode_change(op: u32, args: &[u8], body: &[u8]) -> Option<Option<
             | opcode::FSYNCDIR
             | opcode::SYNCFS
     );
-    known.then(|| decode_known(op, args, body))
+    known.then(|| decode_known(op, args, body, group_of(extensions)))
 }
 
-fn decode_known(op: u32, args: &[u8], body: &[u8]) -> Option<ChangeRequest> {
+/// The supplementary group in the extensions of a request that makes something.
+fn group_of(mut extensions: &[u8]) -> Option<u32> {
+    while let Some(head) = read_plain::<abi::ExtHeader>(extensions) {
+        let len = (head.size as usize).max(size_of::<abi::ExtHeader>());
+        if head.kind == abi::EXT_GROUPS {
+            let groups: abi::SuppGroups = read_plain(&extensions[size_of::<abi::ExtHeader>()..])?;
+            return (groups.count > 0).then_some(groups.first);
+        }
+        extensions = extensions.get(len..)?;
+    }
+    None
+}
+
+fn decode_known(op: u32, args: &[u8], body: &[u8], group: Option<u32>) -> Option<ChangeRequest> {
     Some(match op {
         opcode::SETATTR => ChangeRequest::Setattr(read_plain(args)?),
         opcode::SYMLINK => {
             let (name, target) = parse_two_names(body)?;
-            ChangeRequest::Symlink { name, target }
+            ChangeRequest::Symlink { name, target, group }
         }
         opcode::MKNOD => {
             let a: abi::MknodIn = read_plain(args)?;
-            ChangeRequest::Mknod { name: parse_name(body)?, mode: a.mode, rdev: a.rdev, umask: a.umask }
+            ChangeRequest::Mknod { name: parse_name(body)?, mode: a.mode, rdev: a.rdev, umask: a.umask, group }
         }
         opcode::MKDIR => {
             let a: abi::MkdirIn = read_plain(args)?;
-            ChangeRequest::Mkdir { name: parse_name(body)?, mode: a.mode, umask: a.umask }
+            ChangeRequest::Mkdir { name: parse_name(body)?, mode: a.mode, umask: a.umask, group }
         }
         opcode::UNLINK => ChangeRequest::Unlink { name: parse_name(body)? },
         opcode::RMDIR => ChangeRequest::Rmdir { name: parse_name(body)? },
@@ -151,11 +176,11 @@ fn decode_known(op: u32, args: &[u8], body: &[u8]) -> Option<ChangeRequest> {
         }
         opcode::CREATE => {
             let a: abi::CreateIn = read_plain(args)?;
-            ChangeRequest::Create { name: parse_name(body)?, flags: a.flags, mode: a.mode, umask: a.umask }
+            ChangeRequest::Create { name: parse_name(body)?, flags: a.flags, mode: a.mode, umask: a.umask, group }
         }
         opcode::TMPFILE => {
             let a: abi::CreateIn = read_plain(args)?;
-            ChangeRequest::Tmpfile { flags: a.flags, mode: a.mode, umask: a.umask }
+            ChangeRequest::Tmpfile { flags: a.flags, mode: a.mode, umask: a.umask, group }
         }
         opcode::SETXATTR => {
             let a: abi::SetxattrIn = read_plain(args)?;
@@ -196,4 +221,26 @@ fn parse_two_names(body: &[u8]) -> Option<(BodySpan, BodySpan)> {
     let rest = first.after(body)?;
     let second = parse_name(rest)?;
     Some((first, second.moved(body.len() - rest.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_of_a_directory_comes_after_the_names() {
+        let groups = |kind, first| {
+            let (head, groups) = (abi::ExtHeader { size: 16, kind }, abi::SuppGroups { count: 1, first });
+            [abi::bytes_of(&head), abi::bytes_of(&groups)].concat()
+        };
+        let (args, extension) = (abi::MkdirIn { mode: 0o2755, umask: 0o22 }, groups(abi::EXT_GROUPS, 4321));
+        let body = [b"name\0", &extension[..]].concat();
+        let decoded = decode_change(opcode::MKDIR, abi::bytes_of(&args), &body, &extension).flatten();
+        let Some(ChangeRequest::Mkdir { name, group, .. }) = decoded else { panic!("{decoded:?}") };
+        assert_eq!((name.slice_of(&body), group), (&b"name"[..], Some(4321)));
+        assert_eq!(group_of(&[groups(99, 1), groups(abi::EXT_GROUPS, 7)].concat()), Some(7));
+        for malformed in [&b""[..], b"abc", &extension[..9], &groups(99, 1), &[0; 64]] {
+            assert_eq!(group_of(malformed), None, "{malformed:?}");
+        }
+    }
 }

@@ -2,7 +2,6 @@
 //! replies leave.
 
 use crate::abi::{self, InHeader, fopen, read_plain};
-use crate::change_request::ChangeRequest;
 use crate::dispatch_change::attr_reply;
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, RequestCaller};
@@ -226,7 +225,7 @@ impl<H: FuseHandler> RequestDispatcher<H> {
         if let Some(log) = &self.access_log {
             let (offset, len) = match request {
                 FuseRequest::Read { offset, .. } | FuseRequest::Lseek { offset, .. } => (offset, len),
-                FuseRequest::Change(ChangeRequest::Write { offset, data, .. }) => (offset, data.len() as u64),
+                FuseRequest::Change(change) => change.byte_range(),
                 FuseRequest::Readdir { cookie, .. } => (cookie, len),
                 FuseRequest::Getxattr { .. } | FuseRequest::Listxattr { .. } | FuseRequest::Readlink => (0, len),
                 _ => (0, 0),

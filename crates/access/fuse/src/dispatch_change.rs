@@ -23,8 +23,8 @@ impl<H: FuseHandler> RequestDispatcher<H> {
         mut io: SlotIo<'_>,
     ) -> Result<ReplyReceipt, Errno> {
         let (h, ino) = (&*self.handler, header.nodeid);
-        let by = |umask| RequestCaller { umask, ..RequestCaller::of(header) };
-        let caller = by(0);
+        let by = |umask, group| RequestCaller { umask, group, ..RequestCaller::of(header) };
+        let caller = by(0, None);
         let done = |()| ReplyReceipt::ok(0);
         Ok(match request {
             ChangeRequest::Setattr(args) => {
@@ -32,18 +32,18 @@ impl<H: FuseHandler> RequestDispatcher<H> {
                 let answer = h.setattr(ino, fh, &attr_change(&args), &caller)?;
                 attr_reply(&mut io, &answer)
             }
-            ChangeRequest::Symlink { name, target } => {
+            ChangeRequest::Symlink { name, target, group } => {
                 let target = target.slice_of(io.body());
-                let entry = h.make(ino, io.checked_name(name)?, NewNode::Symlink { target }, &caller)?;
+                let entry = h.make(ino, io.checked_name(name)?, NewNode::Symlink { target }, &by(0, group))?;
                 entry_reply(&mut io, &entry)
             }
-            ChangeRequest::Mknod { name, mode, rdev, umask } => {
+            ChangeRequest::Mknod { name, mode, rdev, umask, group } => {
                 let new = NewNode::Node { mode, rdev: decode_device(rdev) };
-                let entry = h.make(ino, io.checked_name(name)?, new, &by(umask))?;
+                let entry = h.make(ino, io.checked_name(name)?, new, &by(umask, group))?;
                 entry_reply(&mut io, &entry)
             }
-            ChangeRequest::Mkdir { name, mode, umask } => {
-                let entry = h.make(ino, io.checked_name(name)?, NewNode::Directory { mode }, &by(umask))?;
+            ChangeRequest::Mkdir { name, mode, umask, group } => {
+                let entry = h.make(ino, io.checked_name(name)?, NewNode::Directory { mode }, &by(umask, group))?;
                 entry_reply(&mut io, &entry)
             }
             ChangeRequest::Unlink { name } => done(h.remove(ino, io.checked_name(name)?, false, &caller)?),
@@ -62,12 +62,12 @@ impl<H: FuseHandler> RequestDispatcher<H> {
                 let written = h.write((ino, fh), offset, data, lose_privileges, &caller)?;
                 put_struct(io.payload(), &abi::WriteOut { size: written as u32, padding: 0 })
             }
-            ChangeRequest::Create { name, flags, mode, umask } => {
-                let made = h.create(ino, io.checked_name(name)?, flags, mode, &by(umask))?;
+            ChangeRequest::Create { name, flags, mode, umask, group } => {
+                let made = h.create(ino, io.checked_name(name)?, flags, mode, &by(umask, group))?;
                 create_reply(&mut io, made)
             }
-            ChangeRequest::Tmpfile { flags, mode, umask } => {
-                let made = h.tmpfile(ino, flags, mode, &by(umask))?;
+            ChangeRequest::Tmpfile { flags, mode, umask, group } => {
+                let made = h.tmpfile(ino, flags, mode, &by(umask, group))?;
                 create_reply(&mut io, made)
             }
             ChangeRequest::Setxattr { name, value, flags } => {

@@ -24,11 +24,21 @@ pub struct RequestCaller {
     pub pid: u32,
     /// Its file mode creation mask, where the request has it; 0 elsewhere.
     pub umask: u32,
+    /// The group of the directory in which something is made, if it is one of the caller's supplementary groups and
+    /// [`InitInfo::create_group`] is set.
+    pub group: Option<u32>,
 }
 
 impl RequestCaller {
     pub(crate) fn of(header: &InHeader) -> Self {
-        RequestCaller { unique: header.unique, uid: header.uid, gid: header.gid, pid: header.pid, umask: 0 }
+        RequestCaller {
+            unique: header.unique,
+            uid: header.uid,
+            gid: header.gid,
+            pid: header.pid,
+            umask: 0,
+            group: None,
+        }
     }
 }
 
@@ -164,6 +174,8 @@ pub struct InitInfo {
     pub max_read: u32,
     /// Registers files for passthrough; `None` when it was not requested or the kernel has no support.
     pub backings: Option<BackingRegistrar>,
+    /// Requests that make something have [`RequestCaller::group`].
+    pub create_group: bool,
     /// Sends notifications to the kernel.
     pub notifier: KernelNotifier,
     /// Keeps the session able to serve while requests wait for others.

@@ -10,6 +10,8 @@ pub(crate) struct InitAgreement {
     pub(crate) max_read: u32,
     pub(crate) passthrough: bool,
     pub(crate) uring: bool,
+    /// Requests that make something have the group of the directory, if the caller is a member.
+    pub(crate) create_group: bool,
 }
 
 /// Linux 4.20: requests may have more than 32 pages.
@@ -52,6 +54,7 @@ pub(crate) fn negotiate_init(
         // Not write-back: it trusts sizes that another mount may have changed. Bytes change here, so attributes that
         // moved invalidate pages. The source applies the mask, because a default ACL replaces it.
         want |= init::AUTO_INVAL_DATA | init::ATOMIC_O_TRUNC | init::HANDLE_KILLPRIV_V2 | init::DONT_MASK;
+        want |= init::CREATE_SUPP_GROUP;
         if writes.acls {
             want |= init::POSIX_ACL;
         }
@@ -87,6 +90,7 @@ pub(crate) fn negotiate_init(
         max_read,
         passthrough: got & init::PASSTHROUGH != 0,
         uring: got & init::OVER_IO_URING != 0,
+        create_group: got & init::CREATE_SUPP_GROUP != 0,
     };
     Ok((out, agreed))
 }

@@ -206,11 +206,18 @@ pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<FuseR
         opcode::INTERRUPT => FuseRequest::Interrupt { unique: read_plain::<abi::InterruptIn>(args)?.unique },
         opcode::DESTROY => FuseRequest::Destroy,
         opcode::IOCTL => FuseRequest::Ioctl,
-        other => match decode_change(other, args, body) {
+        other => match decode_change(other, args, body, extensions(header, body)) {
             Some(change) => FuseRequest::Change(change?),
             None => FuseRequest::Unknown(other),
         },
     })
+}
+
+/// The extensions at the end of a request.
+fn extensions<'a>(header: &InHeader, body: &'a [u8]) -> &'a [u8] {
+    // The header counts units of eight bytes.
+    let len = usize::from(header.total_extlen) * 8;
+    body.len().checked_sub(len).map_or(&[], |start| &body[start..])
 }
 
 /// A name ends with its only NUL and is not empty.

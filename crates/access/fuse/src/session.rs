@@ -582,7 +582,8 @@ fn init_info<H: FuseHandler>(shared: &Arc<SessionShared<H>>, agreed: InitAgreeme
     let backings = agreed.passthrough.then(|| BackingRegistrar::new(&shared.device));
     let notifier = KernelNotifier::new(&shared.device, agreed.minor);
     let waiting = WaitingSlots::new(shared);
-    InitInfo { minor: agreed.minor, max_read: agreed.max_read, backings, notifier, waiting }
+    let InitAgreement { minor, max_read, create_group, .. } = agreed;
+    InitInfo { minor, max_read, create_group, backings, notifier, waiting }
 }
 
 /// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise it in sysfs. Returns a

@@ -1,20 +1,22 @@
 //! Serves the kernel's requests from a [`WritableFileSystem`]; it only converts types.
 
 use crate::ROOT_INO;
-use crate::adapter::{PassthroughState, draw_generation};
+use crate::adapter::{KernelNames, PassthroughState, draw_generation};
 use crate::backing::BackingId;
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
 use crate::notify::KernelNotifier;
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
 use crate::waiting::WaitingSlots;
+use parking_lot::Mutex;
 use spurline_fs::writable::{
-    BeginWait, FsCaller, LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem,
+    BeginWait, CreateGroup, FsCaller, LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem,
 };
-use spurline_fs::{FsError, RegisterBacking};
+use spurline_fs::{FsError, InodeLimiter, RegisterBacking};
 use spurline_types::{Error, ErrorKind};
 use spurline_volume::writes::{AttrChange, FileLock, FileTime, ListedName, LockConflict, NodeAttr};
 use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -29,6 +31,8 @@ pub struct WritableFsHandler {
     passthrough: OnceLock<PassthroughState>,
     notifier: OnceLock<KernelNotifier>,
     waiting: OnceLock<WaitingSlots>,
+    inode_limiter: Mutex<Option<InodeLimiter>>,
+    create_group: AtomicBool,
 }
 
 /// See [`WaitingSlots::begin_wait`].
@@ -51,6 +55,8 @@ impl WritableFsHandler {
             passthrough: OnceLock::new(),
             notifier: OnceLock::new(),
             waiting: OnceLock::new(),
+            inode_limiter: Mutex::default(),
+            create_group: AtomicBool::new(false),
         }
     }
 
@@ -86,6 +92,16 @@ impl WritableFsHandler {
         }
     }
 
+    /// The caller of a request that makes something.
+    fn creator(&self, caller: &RequestCaller) -> FsCaller {
+        let create_group = match (self.create_group.load(Ordering::Relaxed), caller.group) {
+            (false, _) => CreateGroup::Unknown,
+            (true, None) => CreateGroup::NoMember,
+            (true, Some(group)) => CreateGroup::Member(group),
+        };
+        FsCaller { create_group, ..fs_caller(caller) }
+    }
+
     fn handle_reply(&self, opened: &OpenedNode) -> HandleReply {
         HandleReply {
             fh: opened.fh,
@@ -109,7 +125,8 @@ fn system_time(time: FileTime) -> SystemTime {
 }
 
 fn fs_caller(caller: &RequestCaller) -> FsCaller {
-    FsCaller { uid: caller.uid, gid: caller.gid, pid: caller.pid, umask: caller.umask }
+    let RequestCaller { uid, gid, pid, umask, .. } = *caller;
+    FsCaller { uid, gid, pid, umask, create_group: CreateGroup::Unknown }
 }
 
 /// The errno of a failure. What POSIX lets any program run into is not logged.
@@ -136,6 +153,17 @@ impl FuseHandler for WritableFsHandler {
         }
         let _ = self.notifier.set(info.notifier.clone());
         let _ = self.waiting.set(info.waiting.clone());
+        self.create_group.store(info.create_group, Ordering::Relaxed);
+        let names = Box::new(KernelNames(info.notifier.clone()));
+        match InodeLimiter::start(Arc::clone(&self.file_system) as _, names) {
+            Ok(limiter) => *self.inode_limiter.lock() = limiter,
+            Err(error) => tracing::warn!("no thread limits the memory of inodes: {error}"),
+        }
+    }
+
+    fn destroy(&self) {
+        let limiter = self.inode_limiter.lock().take();
+        drop(limiter);
     }
 
     fn lookup(&self, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno> {
@@ -276,7 +304,7 @@ impl FuseHandler for WritableFsHandler {
     }
 
     fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &RequestCaller) -> Result<LookupReply, Errno> {
-        let entry = call!("make", parent, self.file_system.make(parent, name, new, &fs_caller(caller)))?;
+        let entry = call!("make", parent, self.file_system.make(parent, name, new, &self.creator(caller)))?;
         Ok(self.lookup_reply(&entry))
     }
 
@@ -301,7 +329,7 @@ impl FuseHandler for WritableFsHandler {
         mode: u32,
         caller: &RequestCaller,
     ) -> Result<(LookupReply, HandleReply), Errno> {
-        let made = self.file_system.create(parent, name, flags as i32, mode, &fs_caller(caller), self.register());
+        let made = self.file_system.create(parent, name, flags as i32, mode, &self.creator(caller), self.register());
         let (entry, opened) = call!("create", parent, made)?;
         Ok((self.lookup_reply(&entry), self.handle_reply(&opened)))
     }
@@ -313,7 +341,7 @@ impl FuseHandler for WritableFsHandler {
         mode: u32,
         caller: &RequestCaller,
     ) -> Result<(LookupReply, HandleReply), Errno> {
-        let made = self.file_system.tmpfile(parent, flags as i32, mode, &fs_caller(caller), self.register());
+        let made = self.file_system.tmpfile(parent, flags as i32, mode, &self.creator(caller), self.register());
         let (entry, opened) = call!("tmpfile", parent, made)?;
         Ok((self.lookup_reply(&entry), self.handle_reply(&opened)))
     }

@@ -22,6 +22,17 @@ const DELETE_LIMIT: Duration = Duration::from_secs(45);
 const DELETE_POLL: Duration = Duration::from_millis(200);
 /// Longest text of an event.
 const MOST_TEXT: usize = 1000;
+/// Why a container waits, where waiting longer does not help.
+const HOPELESS: [&str; 6] = [
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+];
+/// What the kubelet's event says when a directory of the node is missing; the directory follows.
+const NO_DIRECTORY: &str = "hostPath type check failed: ";
 
 /// Starts mount pods.
 #[derive(Debug)]
@@ -68,6 +79,20 @@ impl PodLauncher {
         format!("spurline-mount-{:016x}-{}", xxhash_rust::xxh3::xxh3_64(word.as_bytes()), plan.launch)
     }
 
+    /// The kubelet's last complaint about a pod: why it is not started is in no field of the pod.
+    async fn last_warning(&self, pod: &Value) -> Result<Option<String>, Fault> {
+        let Some(uid) = pod["metadata"]["uid"].as_str() else { return Ok(None) };
+        let selector = format!("fieldSelector=involvedObject.uid%3D{uid}%2Ctype%3DWarning");
+        let path = format!("/api/v1/namespaces/{}/events?{selector}", self.api.namespace);
+        let answer = self.api.expect(Method::GET, &path, None, &[]).await?;
+        let events = answer.object["items"].as_array().into_iter().flatten();
+        let last = events.max_by_key(|event| {
+            let time = |key: &str| event[key].as_str().unwrap_or_default();
+            time("lastTimestamp").max(time("eventTime")).to_owned()
+        });
+        Ok(last.and_then(|event| Some(event["message"].as_str()?.to_owned())))
+    }
+
     /// Deletes a pod and waits until it is gone.
     async fn delete(&self, name: &str) -> Result<(), Fault> {
         let path = format!("{}/{name}", self.pods_path());
@@ -107,13 +132,13 @@ fn pod_of(template: &Value, plan: &LaunchPlan, name: &str, node: &str, node_word
     spec["restartPolicy"] = json!("Never");
     append(&mut spec["volumes"], json!({ "name": "volume", "hostPath": { "path": dir, "type": "Directory" } }));
     let container = &mut spec["containers"][0];
-    container["args"] = json!(plan.words);
+    container["args"] = plan.words.iter().map(|word| literal(word)).collect();
     // The error of a mount that fails is what an event shows.
     container["terminationMessagePolicy"] = json!("FallbackToLogsOnError");
     container["resources"]["limits"]["memory"] = json!(plan.memory.to_string());
     container["resources"]["requests"]["memory"] = json!(plan.memory.to_string());
     for (name, value) in &plan.environment {
-        append(&mut container["env"], json!({ "name": name, "value": value }));
+        append(&mut container["env"], json!({ "name": name, "value": literal(value) }));
     }
     append(
         &mut container["volumeMounts"],
@@ -128,6 +153,30 @@ fn pod_of(template: &Value, plan: &LaunchPlan, name: &str, node: &str, node_word
         append(&mut spec["volumes"], json!({ "name": "source", "hostPath": { "path": source, "type": "Directory" } }));
     }
     pod
+}
+
+/// A text of a pod in which Kubernetes expands nothing: there `$(NAME)` is a variable and `$$` a dollar sign.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
+/// Why a pod is being deleted, to follow the word; `None` when it is not.
+fn deletion_of(pod: &Value) -> Option<String> {
+    pod["metadata"]["deletionTimestamp"].as_str()?;
+    let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    let mut disruptions = conditions.filter(|one| one["type"] == "DisruptionTarget" && one["status"] == "True");
+    let message = disruptions.next().and_then(|one| one["message"].as_str());
+    Some(message.map(|text| format!(": {text}")).unwrap_or_default())
+}
+
+/// What a complaint of the kubelet means for a pod that is not started.
+fn state_after(warning: String, node: &str) -> ProcessState {
+    match warning.split_once(NO_DIRECTORY) {
+        Some((_, which)) => {
+            ProcessState::Ended(format!("on the node {node}, {which}; name a directory that every node has"))
+        }
+        None => ProcessState::Pending(warning),
+    }
 }
 
 /// Appends to an array, which is made when it is missing.
@@ -164,7 +213,10 @@ fn state_of(pod: &Value) -> ProcessState {
                 Some(message) => format!("{}: {message}", text(&waiting["reason"])),
                 None => text(&waiting["reason"]),
             };
-            ProcessState::Pending(why)
+            match HOPELESS.iter().any(|reason| waiting["reason"] == *reason) {
+                true => ProcessState::Ended(format!("its pod can't start: {why}")),
+                false => ProcessState::Pending(why),
+            }
         }
     }
 }
@@ -186,9 +238,17 @@ impl MountLauncher for PodLauncher {
     async fn process_state(&self, process: &str) -> Result<ProcessState, Fault> {
         let path = format!("{}/{process}", self.pods_path());
         let answer = self.api.expect(Method::GET, &path, None, &[404]).await?;
-        Ok(match answer.status {
-            404 => ProcessState::Ended(format!("the pod {process} was deleted")),
-            _ => state_of(&answer.object),
+        if answer.status == 404 {
+            return Ok(ProcessState::Ended(format!("the pod {process} was deleted")));
+        }
+        if let Some(why) = deletion_of(&answer.object) {
+            return Ok(ProcessState::Ended(format!("the pod {process} was deleted{why}")));
+        }
+        let state = state_of(&answer.object);
+        let ProcessState::Pending(_) = state else { return Ok(state) };
+        Ok(match self.last_warning(&answer.object).await? {
+            Some(warning) => state_after(warning, &self.node),
+            None => state,
         })
     }
 
@@ -286,8 +346,22 @@ mod tests {
         assert_eq!(ended(terminated(printed)), "no bucket b; name another");
         assert!(ended(terminated(json!({ "reason": "OOMKilled", "exitCode": 137 }))).contains("attribute memory"));
         assert_eq!(ended(json!({ "phase": "Failed", "reason": "Evicted", "message": "disk" })), "Evicted: disk");
-        let waiting = json!({ "state": { "waiting": { "reason": "ErrImagePull", "message": "no such image" } } });
-        assert_eq!(ended(json!({ "phase": "Pending", "containerStatuses": [waiting] })), "ErrImagePull: no such image");
+        let waiting = |reason: &str| {
+            let state = json!({ "waiting": { "reason": reason, "message": "why" } });
+            state_of(&json!({ "status": { "phase": "Pending", "containerStatuses": [{ "state": state }] } }))
+        };
+        assert_eq!(waiting("ContainerCreating"), ProcessState::Pending("ContainerCreating: why".into()));
+        let hopeless = ProcessState::Ended("its pod can't start: ErrImagePull: why".into());
+        assert_eq!(waiting("ErrImagePull"), hopeless);
+        let mut evicted = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
+        assert_eq!((deletion_of(&json!({})), deletion_of(&evicted)), (None, Some(String::new())));
+        evicted["status"]["conditions"] =
+            json!([{ "type": "DisruptionTarget", "status": "True", "message": "drained" }]);
+        assert_eq!(deletion_of(&evicted), Some(": drained".into()));
+        let missing = state_after(format!("x : {NO_DIRECTORY}/d is not a directory"), "n");
+        let wanted = "on the node n, /d is not a directory; name a directory that every node has";
+        assert_eq!(missing, ProcessState::Ended(wanted.into()));
+        assert_eq!(state_after("slow".into(), "n"), ProcessState::Pending("slow".into()));
         assert_eq!(ended(json!({ "phase": "Running" })), "running");
     }
 }

@@ -1,9 +1,9 @@
 //! Volumes for pods: the CSI driver on each node, its controller, the template of mount pods, a StorageClass.
 
-use crate::cluster::{image_user, token_volume, without_privileges};
+use crate::cluster::{image_user, token_mount, token_volume, without_privileges};
 use crate::context::{FieldSource, ValueCondition};
 use crate::yaml::text_of;
-use crate::{ManifestObject, labels};
+use crate::{ManifestObject, args, labels};
 use ValueCondition::{Is, Set};
 use serde_json::{Value, json};
 
@@ -53,6 +53,8 @@ fn account(source: FieldSource<'_>, name: &str) -> Value {
 /// The pod of a volume; the driver adds name, node, arguments, secrets and the volume's directory.
 fn template(source: FieldSource<'_>) -> Value {
     let pod = json!({
+        // The pod has no controller. Its end is the driver's business, so a node may be removed in spite of it.
+        "metadata": { "annotations": { "cluster-autoscaler.kubernetes.io/safe-to-evict": "true" } },
         "spec": {
             "automountServiceAccountToken": false,
             "hostNetwork": source.value("csi.hostNetwork"),
@@ -111,7 +113,11 @@ fn access(source: FieldSource<'_>, cluster: bool, name: &str, account: &str, rul
 }
 
 fn node_access(source: FieldSource<'_>) -> Vec<Value> {
-    let pods = json!([rule("", &["pods"], &["create", "get", "list", "delete"])]);
+    let pods = json!([
+        rule("", &["pods"], &["create", "get", "list", "delete"]),
+        // Why a pod does not start.
+        rule("", &["events"], &["list"]),
+    ]);
     let events = json!([rule("", &["events"], &["create"])]);
     let account = "spurline-csi";
     [access(source, false, "spurline-csi", account, pods), access(source, true, "spurline-csi-events", account, events)]
@@ -308,18 +314,26 @@ pub(crate) fn test_pods(source: FieldSource<'_>) -> Vec<ManifestObject> {
                     "image": source.value("image"),
                     "imagePullPolicy": source.value("imagePullPolicy"),
                     "command": ["spurline"],
-                    "args": ["net", "serve", "--bind=all", "--group-token-file=/etc/spurline/group/group-token"],
+                    "args": args([
+                        vec![json!("net"), json!("serve"), json!("--bind=all")],
+                        source.items_if(
+                            Set("groupSecret"),
+                            vec![json!("--group-token-file=/etc/spurline/group/group-token")],
+                        ),
+                    ]),
                     "resources": source.limits_of("test.rdmaResource"),
                     "securityContext": { "runAsUser": 0, "capabilities": { "add": ["IPC_LOCK"] } },
-                    "volumeMounts": [
-                        { "name": "data", "mountPath": "/data", "readOnly": true },
-                        { "name": "group", "mountPath": "/etc/spurline/group", "readOnly": true },
-                    ],
+                    "volumeMounts": args([
+                        vec![json!({ "name": "data", "mountPath": "/data", "readOnly": true })],
+                        source.items_if(Set("groupSecret"), vec![token_mount()]),
+                    ]),
                 }],
-                "volumes": [
-                    { "name": "data", "persistentVolumeClaim": { "claimName": "spurline-test", "readOnly": true } },
-                    token_volume(source),
-                ],
+                "volumes": args([
+                    vec![json!({
+                        "name": "data", "persistentVolumeClaim": { "claimName": "spurline-test", "readOnly": true },
+                    })],
+                    source.items_if(Set("groupSecret"), vec![token_volume(source)]),
+                ]),
             },
         })
     };

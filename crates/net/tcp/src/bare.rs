@@ -1,12 +1,12 @@
-//! The bare block reader: the limit of TCP alone, as a reference for benchmarks. A request is 16 bytes (offset,
-//! length); the answer is that many bytes by plain `send` from memory. No header, no check, no deadline except the
-//! socket's own. Not for data.
+//! The bare block reader and writer: the limit of TCP alone, as a reference for benchmarks. A request is 16 bytes (offset,
+//! length). The answer to a reader is that many bytes by plain `send` from memory. A writer's bytes follow its request; they are
+//! received and dropped, and the answer is 8 bytes. No header, no check, no deadline except the socket's own. Not for data.
 
 use crate::SocketOptions;
 use crate::client::bare_connect;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, Result};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -15,21 +15,41 @@ use std::time::{Duration, Instant};
 
 /// Bytes per receive call, as in the transport.
 const PIECE: usize = 256 << 10;
+const REQUEST: usize = 16;
+const ANSWER: usize = 8;
+const LONGEST_BLOCK: usize = 8 << 20;
 
 /// Serves `data` to every connection, one thread each, until the process ends. Offsets wrap around.
 ///
 /// # Errors
 /// When the address can't be listened on.
 pub fn serve_data(addr: SocketAddr, data: Arc<Vec<u8>>, options: SocketOptions) -> Result<SocketAddr> {
+    serve_connections(addr, options, move |socket| serve_one(socket, &data))
+}
+
+/// Receives blocks of every connection and drops them, one thread each, until the process ends.
+///
+/// # Errors
+/// When the address can't be listened on.
+pub fn serve_sink(addr: SocketAddr, options: SocketOptions) -> Result<SocketAddr> {
+    serve_connections(addr, options, drop_one)
+}
+
+fn serve_connections(
+    addr: SocketAddr,
+    options: SocketOptions,
+    serve_one: impl Fn(TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
+) -> Result<SocketAddr> {
+    let serve_one = Arc::new(serve_one);
     let listener = TcpListener::bind(addr).map_err(|e| Error::io(format_args!("can't listen on {addr}"), &e))?;
     options.apply_before_connect(listener.as_fd()).map_err(|e| Error::io(format_args!("can't set up {addr}"), &e))?;
     let local = listener.local_addr().map_err(|e| Error::io("can't read the listening address", &e))?;
     let accept = move || {
         for socket in listener.incoming().flatten() {
-            let data = Arc::clone(&data);
+            let serve_one = Arc::clone(&serve_one);
             let serve = move || {
-                // A reader that disconnects is the normal end.
-                let _ = options.apply_options(socket.as_fd()).and_then(|()| serve_one(socket, &data));
+                // A client that disconnects is the normal end.
+                let _ = options.apply_options(socket.as_fd()).and_then(|()| serve_one(socket));
             };
             if std::thread::Builder::new().name("bare".into()).spawn(serve).is_err() {
                 return;
@@ -43,16 +63,47 @@ pub fn serve_data(addr: SocketAddr, data: Arc<Vec<u8>>, options: SocketOptions) 
     Ok(local)
 }
 
+/// Reads a request: offset and length.
+fn read_request(socket: &mut TcpStream) -> std::io::Result<(usize, usize)> {
+    let mut request = [0u8; REQUEST];
+    socket.read_exact(&mut request)?;
+    let number = |at: usize| request[at..at + 8].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte)) as usize;
+    Ok((number(0), number(8)))
+}
+
 fn serve_one(mut socket: TcpStream, data: &[u8]) -> std::io::Result<()> {
-    let mut request = [0u8; 16];
     loop {
-        socket.read_exact(&mut request)?;
-        let number =
-            |at: usize| request[at..at + 8].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte)) as usize;
-        let (offset, len) = (number(0), number(8).min(data.len()));
+        let (offset, len) = read_request(&mut socket)?;
+        let len = len.min(data.len());
         let start = offset % (data.len() - len + 1);
         socket.write_all(&data[start..start + len])?;
     }
+}
+
+fn drop_one(mut socket: TcpStream) -> std::io::Result<()> {
+    let mut block = vec![0; LONGEST_BLOCK];
+    loop {
+        let (_, len) = read_request(&mut socket)?;
+        let block = block.get_mut(..len).ok_or(std::io::ErrorKind::InvalidInput)?;
+        receive(&socket, block)?;
+        socket.write_all(&[0; ANSWER])?;
+    }
+}
+
+/// Receives until `dst` is full.
+fn receive(socket: &TcpStream, dst: &mut [u8]) -> std::io::Result<()> {
+    let mut filled = 0;
+    while filled < dst.len() {
+        // Waiting for whole pieces costs a fraction of the wake-ups of plain reads, so the reference does the same.
+        let until = dst.len().min(filled + PIECE);
+        match rustix::net::recv(socket, &mut dst[filled..until], RecvFlags::WAITALL) {
+            Ok((_, 0)) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok((_, n)) => filled += n,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// One connection of the bare block reader.
@@ -88,18 +139,37 @@ impl BareReader {
     /// # Errors
     /// When the connection failed.
     pub fn receive_answer(&mut self, dst: &mut [u8]) -> Result<()> {
-        let mut filled = 0;
-        while filled < dst.len() {
-            // Waiting for whole pieces costs a fraction of the wake-ups of plain reads, so the reference does the
-            // same.
-            let until = dst.len().min(filled + PIECE);
-            match rustix::net::recv(&self.socket, &mut dst[filled..until], RecvFlags::WAITALL) {
-                Ok((_, 0)) => return Err(Error::new(ErrorKind::Unavailable, "bare reader: the server is gone")),
-                Ok((_, n)) => filled += n,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(Error::io("bare reader: receiving an answer", &e.into())),
-            }
-        }
-        Ok(())
+        receive(&self.socket, dst).map_err(|e| Error::io("bare reader: receiving an answer", &e))
+    }
+}
+
+/// One connection of the bare block writer.
+pub struct BareWriter {
+    socket: TcpStream,
+    /// A request and the bytes after it, sent together.
+    message: Vec<u8>,
+}
+
+impl BareWriter {
+    /// Connects; each block will have these bytes, at most 8 MiB.
+    ///
+    /// # Errors
+    /// When the server can't be reached within 5 s.
+    pub fn connect(addr: SocketAddr, options: &SocketOptions, block: &[u8]) -> Result<Self> {
+        let BareReader { socket } = BareReader::connect(addr, options)?;
+        let mut message = vec![0; REQUEST];
+        message[8..].copy_from_slice(&(block.len() as u64).to_le_bytes());
+        message.extend_from_slice(block);
+        Ok(BareWriter { socket, message })
+    }
+
+    /// Sends a block and waits for its answer.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    pub fn write_block(&mut self, offset: u64) -> Result<()> {
+        self.message[..8].copy_from_slice(&offset.to_le_bytes());
+        let sent = self.socket.write_all(&self.message);
+        sent.and_then(|()| receive(&self.socket, &mut [0; ANSWER])).map_err(|e| Error::io("bare writer", &e))
     }
 }

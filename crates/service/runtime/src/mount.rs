@@ -316,6 +316,7 @@ fn writable_config(config: &MountConfig, options: &MountOptions) -> WritableConf
         dir_entry_ttl: fuse.dir_entry_ttl,
         negative_ttl: fuse.attr_ttl.min(fuse.entry_ttl).min(fuse.dir_entry_ttl),
         kernel_checks: options.checks_modes(),
+        inode_bytes: config.volume.budget.inode_bytes,
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         squash: fuse.writes.as_ref().and_then(|writes| writes.squash),
     }
@@ -421,6 +422,7 @@ fn admin_target(
     let (store, remote, follower) = (reads.store.clone(), reads.remote.clone(), reads.follower.clone());
     let (asked, counters) = (remote.clone(), Arc::clone(&stats));
     let (source, mountpoint) = (config.volume.source.to_string(), config.mountpoint.display().to_string());
+    let (writable, through_nodes) = (writes.is_some(), remote.is_some());
     let status = move || {
         json!({
             "kind": "mount",
@@ -429,6 +431,7 @@ fn admin_target(
             "source": source,
             "mountpoint": mountpoint,
             "fuse": fuse.get().map_or("starting", String::as_str),
+            "writes": { "writable": writable, "through_nodes": writable && through_nodes },
             "disks": setup::disk_status(store.as_deref()),
             "peers": remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
             "group": follower.as_deref().map(group::group_status),

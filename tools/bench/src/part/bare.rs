@@ -1,6 +1,6 @@
-//! The bare block reader of the TCP crate as two processes. It knows no frames.
+//! The bare block reader and writer of the TCP crate as processes. It knows no frames.
 
-use super::{ReadLane, ReadPart, ServePart, print_ready, read_lanes, serve_for_ever};
+use super::{ReadLane, ReadPart, ServePart, SinkPart, print_ready, read_lanes, serve_for_ever};
 use crate::error::Result;
 use crate::scratch;
 use spurline_net_tcp::{SocketOptions, bare};
@@ -41,5 +41,25 @@ pub(super) fn read(part: &ReadPart) -> Result<()> {
             }
         }
         Ok(taken)
+    })
+}
+
+pub(super) fn serve_sink(part: &SinkPart) -> Result<()> {
+    print_ready(bare::serve_sink(part.addr, SocketOptions::default())?);
+    serve_for_ever()
+}
+
+pub(super) fn write(part: &ReadPart) -> Result<()> {
+    let mut block = vec![0u8; part.block.0 as usize];
+    scratch::fill_pattern(0, 0, &mut block);
+    read_lanes(part, |index, stop| {
+        let mut writer = bare::BareWriter::connect(part.addr, &SocketOptions::default(), &block)?;
+        let mut lane = ReadLane::new(part, index);
+        let mut written = 0;
+        while !stop.load(Ordering::Relaxed) {
+            writer.write_block(lane.next_offset())?;
+            written += 1;
+        }
+        Ok(written)
     })
 }

@@ -8,6 +8,9 @@ mod null;
 mod origin;
 mod store;
 mod transport;
+mod write;
+
+pub(crate) use write::written_block;
 
 use crate::error::{BenchError, Result};
 use serde_json::json;
@@ -26,12 +29,20 @@ pub enum SuitePart {
     BareServe(ServePart),
     /// Read from bare-serve
     BareRead(ReadPart),
+    /// Receive blocks and drop them
+    BareSink(SinkPart),
+    /// Send blocks to bare-sink
+    BareWrite(ReadPart),
     /// Serve blocks from memory through the transport
     TransportServe(ServePart),
     /// Read from transport-serve
     TransportRead(ReadPart),
     /// Read or stat every file of a folder
     Files(FilesPart),
+    /// Write files in sequence, each by a thread of its own
+    Write(WritePart),
+    /// Make files: create, write, close
+    Create(CreatePart),
     /// Fill a block store, if it is empty, and read its blocks
     Store(StorePart),
     /// Read one object with parallel ranges, through the origin crate alone
@@ -54,6 +65,9 @@ pub struct NullPart {
     /// Memory that holds its bytes
     #[arg(long, default_value = "1M")]
     pub held: Size,
+    /// Accept writes and drop them
+    #[arg(long)]
+    pub writable: bool,
 }
 
 /// A server of blocks.
@@ -63,6 +77,49 @@ pub struct ServePart {
     pub addr: SocketAddr,
     /// Memory that holds the blocks
     #[arg(long, default_value = "512M")]
+    pub size: Size,
+}
+
+/// A server that drops what it gets.
+#[derive(Debug, clap::Args)]
+pub struct SinkPart {
+    /// Where to listen
+    pub addr: SocketAddr,
+}
+
+/// A writer of files.
+#[derive(Debug, clap::Args)]
+pub struct WritePart {
+    /// The files, a thread each
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Bytes per write
+    #[arg(long, default_value = "1M")]
+    pub block: Size,
+    /// Length of each file; it is written again and again
+    #[arg(long, default_value = "256M")]
+    pub size: Size,
+    /// Sync after each write
+    #[arg(long)]
+    pub sync: bool,
+    /// How long
+    #[arg(long, default_value = "1s", value_parser = spurline_types::parse_duration)]
+    pub time: Duration,
+}
+
+/// A maker of many files.
+#[derive(Debug, clap::Args)]
+pub struct CreatePart {
+    /// The folder, without such files
+    pub dir: PathBuf,
+    /// Threads
+    #[arg(long, default_value_t = 1)]
+    pub threads: usize,
+    /// Number of files
+    #[arg(long, default_value_t = 1000)]
+    pub files: usize,
+    /// Bytes of each
+    #[arg(long, default_value = "4K")]
     pub size: Size,
 }
 
@@ -175,9 +232,13 @@ pub fn run(part: &SuitePart) -> Result<()> {
         SuitePart::Null(part) => null::mount(part),
         SuitePart::BareServe(part) => bare::serve(part),
         SuitePart::BareRead(part) => bare::read(part),
+        SuitePart::BareSink(part) => bare::serve_sink(part),
+        SuitePart::BareWrite(part) => bare::write(part),
         SuitePart::TransportServe(part) => transport::serve(part),
         SuitePart::TransportRead(part) => transport::read(part),
         SuitePart::Files(part) => files::run(part),
+        SuitePart::Write(part) => write::write_files(part),
+        SuitePart::Create(part) => write::create_files(part),
         SuitePart::Store(part) => store::run(part),
         SuitePart::Under(part) => origin::run(part),
         SuitePart::Copy(part) => copy::run(part),

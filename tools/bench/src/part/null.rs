@@ -2,7 +2,7 @@
 
 use super::{NullPart, print_ready};
 use crate::error::{BenchError, Result};
-use spurline_fuse::{FuseIo, FuseSession, NullFs, SessionConfig};
+use spurline_fuse::{FuseIo, FuseSession, NullFs, SessionConfig, SessionWrites};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,11 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
     let fail = |e: spurline_fuse::MountError| BenchError::Failed(e.to_string());
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
         .map_err(|e| BenchError::io("can't catch signals", &e))?;
-    let config = SessionConfig { io, ..SessionConfig::default() };
+    let mut config = SessionConfig { io, ..SessionConfig::default() };
+    if part.writable {
+        config.options.read_only = false;
+        config.writes = Some(SessionWrites { acls: false, locks: false });
+    }
     let session = FuseSession::mount(Arc::new(NullFs::with_buffer(part.size.0, part.held.0)), &part.mountpoint, config)
         .map_err(fail)?;
     session.wait_ready(Duration::from_secs(10)).map_err(fail)?;

@@ -88,7 +88,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
                 Ok(sample)
             })
             .against("of bare", &["bare"], None)
-            .against_series("of bare and empty fs in turn", &["bare", "null"])
+            .against_series("of bare and empty fs in turn", &["bare", "null"], None)
             .warm(move || suite.warm_up(mounted, &first, BytePath::Tcp));
             cases.push(if nodes.len() == 1 { case } else { case.against("of 1 node", &["one"], None) });
         }

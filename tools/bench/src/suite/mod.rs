@@ -11,6 +11,7 @@ mod net;
 mod remote;
 mod s3;
 mod start;
+mod writes;
 
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
@@ -56,6 +57,9 @@ pub struct SuiteArgs {
     /// A directory on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub disk_dir: PathBuf,
+    /// Files of the tree that the section `writes` unpacks [default: 10000, with --quick 2000]
+    #[arg(long, value_name = "N")]
+    pub tree_files: Option<usize>,
     /// The spurline to measure [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "FILE")]
     pub spurline: Option<PathBuf>,
@@ -68,14 +72,15 @@ pub struct SuiteArgs {
 }
 
 /// All sections.
-const NAMES: [&str; 10] = ["local", "remote", "group", "net", "buffered", "disk", "files", "s3", "load", "start"];
+const NAMES: [&str; 11] =
+    ["local", "remote", "group", "net", "buffered", "disk", "files", "s3", "load", "start", "writes"];
 
 /// Greatest memory use of a section, including data sets and page cache.
 const TOUCHED: u64 = 10 << 30;
 
 type SectionRun = fn(&BenchSuite) -> Result<SuiteSection>;
 
-const SECTIONS: [SectionRun; 10] = [
+const SECTIONS: [SectionRun; 11] = [
     local::run,
     remote::run,
     group::run,
@@ -86,6 +91,7 @@ const SECTIONS: [SectionRun; 10] = [
     s3::run,
     load::run,
     start::run,
+    writes::run,
 ];
 
 /// The result of a run.
@@ -113,6 +119,7 @@ pub struct BenchSuite {
     memory: ScratchDir,
     disk: ScratchDir,
     s3_server: Option<PathBuf>,
+    tree_files: usize,
 }
 
 /// The program under test: the one given, the one beside this program, or the first in PATH.
@@ -145,6 +152,7 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
         memory: ScratchDir::new(&args.memory_dir, "memory")?,
         disk: ScratchDir::new(&args.disk_dir, "disk")?,
         s3_server: args.s3_server.clone(),
+        tree_files: args.tree_files.unwrap_or(if args.quick { 2_000 } else { 10_000 }).max(1),
     };
     let about = machine::describe_machine(suite.memory.path(), suite.disk.path());
     let summary = one_line(&about);
@@ -315,10 +323,14 @@ impl BenchSuite {
 
     /// The empty file system, answering from `held` bytes of memory.
     fn mount_holding(&self, io: &str, held: u64) -> Result<MountUnderTest> {
-        let name = format!("null-{io}-{held}");
+        self.mount_empty(&format!("null-{io}-{held}"), &["--io", io, "--held", &held.to_string()])
+    }
+
+    fn mount_empty(&self, name: &str, more: &[&str]) -> Result<MountUnderTest> {
         let at = self.memory.subdir(&format!("mnt-{name}"))?;
-        let words = ["null", &at.display().to_string(), "--io", io, "--held", &held.to_string()].map(String::from);
-        MountUnderTest::start(self.part_command(&words, None), &at, None, &self.log_path(&name)?)
+        let words: Vec<String> =
+            ["null", &at.display().to_string()].iter().chain(more).map(|word| (*word).to_owned()).collect();
+        MountUnderTest::start(self.part_command(&words, None), &at, None, &self.log_path(name)?)
     }
 
     /// `N` files of `len` bytes in a directory in memory, made once.
@@ -397,8 +409,18 @@ fn fio_sample(job: &fio::FioJob, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Res
 
 /// One run of a reading part as a sample.
 fn part_sample(command: Command, limit: Duration, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Result<CaseSample> {
+    user_sample(command, limit, unit, ("reader", roles))
+}
+
+/// The same of a part whose own processor time is shown under this name.
+fn user_sample(
+    command: Command,
+    limit: Duration,
+    unit: FigureUnit,
+    (user, roles): (&'static str, &[CpuRole<'_>]),
+) -> Result<CaseSample> {
     let (done, mut cpu) = with_cpu(roles, || child::run_to_end(command, limit))?;
-    cpu.push(("reader", done.cpu));
+    cpu.push((user, done.cpu));
     let line = done.out.lines().rfind(|l| l.starts_with('{')).unwrap_or_default();
     let json: Value =
         serde_json::from_str(line).map_err(|e| BenchError::Failed(format!("a part printed {:?}: {e}", done.out)))?;
@@ -408,7 +430,8 @@ fn part_sample(command: Command, limit: Duration, unit: FigureUnit, roles: &[Cpu
         return Err(BenchError::Failed(format!("a part measured nothing: {line}")));
     }
     let value = if unit == FigureUnit::Bandwidth { bytes / seconds } else { ops / seconds };
-    Ok(CaseSample { value, bytes: bytes as u64, ops: ops as u64, cpu, latency_us: None })
+    let latency_us = json["p50_us"].as_f64().zip(json["p99_us"].as_f64());
+    Ok(CaseSample { value, bytes: bytes as u64, ops: ops as u64, cpu, latency_us })
 }
 
 /// The expected source of the bytes.

@@ -169,7 +169,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
                 fio_sample(&job, load.unit, &[("client", mounted.daemon()), ("node", node.daemon())])
             })
             .against("of bare", &["bare"], Some(load.floor))
-            .against_series("of bare and empty fs in turn", &["bare", "null-uring"])
+            .against_series("of bare and empty fs in turn", &["bare", "null-uring"], None)
             .warm(move || {
                 let before = node.counters(&suite.spurline)?;
                 let (mut grown, wrong) = suite.warm_up(mounted, &first, BytePath::Tcp)?;

@@ -6,6 +6,7 @@
 
 mod change;
 mod groups;
+mod limit;
 mod locks;
 mod nodes;
 mod open;
@@ -16,6 +17,7 @@ pub use open::OpenedNode;
 
 use crate::errno::{FsError, FsResult};
 use crate::handle::HandleTable;
+use crate::inode_limit::LimitAlarm;
 use locks::LockTable;
 use nodes::NodeTable;
 use open::{OpenNode, OpenNodeDirectory, OpenNodeFile};
@@ -47,6 +49,8 @@ pub struct WritableConfig {
     pub negative_ttl: Duration,
     /// The kernel checks permissions by mode, owner and group too, with all groups of the caller.
     pub kernel_checks: bool,
+    /// Limit of the memory for inodes, in bytes; `u64::MAX` for none.
+    pub inode_bytes: u64,
     /// User and group of this process.
     pub owner: (u32, u32),
     /// User and group that the source makes all changes as, if they are not the caller's.
@@ -64,6 +68,21 @@ pub struct FsCaller {
     pub pid: u32,
     /// Its file mode creation mask, for requests that make something.
     pub umask: u32,
+    /// Its membership in the group of the directory, for requests that make something.
+    pub create_group: CreateGroup,
+}
+
+/// Whether a caller is a member of a directory's group by a supplementary group. A new object gets the directory's group if
+/// that has the set-group-ID bit, and only a member keeps such a bit of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CreateGroup {
+    /// The kernel does not say.
+    #[default]
+    Unknown,
+    /// It is not, or the group is its own.
+    NoMember,
+    /// It is, of this group.
+    Member(u32),
 }
 
 /// An inode of a writable mount, and how long the kernel may cache its name and attributes.
@@ -99,6 +118,7 @@ pub struct WritableFileSystem {
     opens: Mutex<HashMap<u64, Arc<OpenNode>>>,
     nodes: NodeTable,
     locks: LockTable,
+    limit_alarm: LimitAlarm,
     source: Arc<dyn WritableVolume>,
     volume: Arc<dyn Volume>,
     config: WritableConfig,
@@ -124,6 +144,9 @@ impl WritableFileSystem {
         let (uid, gid) = config.owner;
         let own = Caller { uid, gid, ..Caller::default() };
         let root = source.stat(NodePath { path: b"", expected: None }, &own)?.identity;
+        if config.inode_bytes < u64::MAX {
+            stats.fuse.inode_limit_bytes.set(config.inode_bytes);
+        }
         let locks_at_source = source.capabilities().locks == LockScope::Source;
         Ok(WritableFileSystem {
             files: HandleTable::new(),
@@ -131,6 +154,7 @@ impl WritableFileSystem {
             opens: Mutex::default(),
             nodes: NodeTable::new(root, Arc::clone(&stats)),
             locks: LockTable::default(),
+            limit_alarm: LimitAlarm::default(),
             source,
             volume,
             config,
@@ -167,14 +191,18 @@ impl WritableFileSystem {
 
     /// Runs `op` as the caller. Its supplementary groups are read from the system only where they can matter: reading
     /// them costs as much as a small request. The kernel has already checked permissions with all groups; so without
-    /// them a call can only fail, and is then made again.
+    /// them a call can only fail, and is then made again. The one group that decides about a new object comes with its
+    /// request from Linux 6.3 on.
     fn as_caller<T>(&self, caller: &FsCaller, groups_decide: bool, op: impl Fn(&Caller) -> Result<T>) -> Result<T> {
-        let FsCaller { uid, gid, pid, umask } = *caller;
+        let FsCaller { uid, gid, pid, umask, create_group } = *caller;
         let mut own = Caller { uid, gid, groups: Vec::new(), pid, umask };
         if uid == 0 {
             return op(&own);
         }
-        if self.config.kernel_checks && !groups_decide {
+        if let CreateGroup::Member(group) = create_group {
+            own.groups = vec![group];
+        }
+        if self.config.kernel_checks && (!groups_decide || create_group != CreateGroup::Unknown) {
             match op(&own) {
                 Err(error) if matches!(errno_of(&error), libc::EACCES | libc::EPERM) => {
                     own.groups = groups::groups_of(pid);
@@ -254,6 +282,9 @@ impl WritableFileSystem {
     fn intern(&self, parent: u64, name: &[u8], attr: NodeAttr) -> NodeEntry {
         // The root can be seen below itself through a bind mount; it keeps its number.
         let ino = self.nodes.intern(Some((parent, name)), &attr);
+        if self.nodes.bytes() > self.config.inode_bytes {
+            self.limit_alarm.raise();
+        }
         self.node_entry(ino, attr)
     }
 

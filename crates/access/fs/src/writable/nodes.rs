@@ -4,14 +4,37 @@
 use crate::inode::ROOT;
 use parking_lot::RwLock;
 use spurline_types::Stats;
-use spurline_volume::writes::{FileIdentity, NodeAttr};
+use spurline_volume::writes::{FileIdentity, FileTime, NodeAttr, S_IFDIR, S_IFMT};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Memory of a node: itself, and its places in two hash tables that are on average two thirds full.
+const NODE_BYTES: u64 = 440;
+/// Memory of a name beside its bytes: in the node, in its directory, and as an allocation of its own.
+const NAME_BYTES: u64 = 150;
+
+/// The bytes of a file as they were seen once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct SeenBytes {
+    size: u64,
+    mtime: FileTime,
+    ctime: FileTime,
+}
+
+impl SeenBytes {
+    fn of(attr: &NodeAttr) -> Option<SeenBytes> {
+        Some(SeenBytes { size: attr.size, mtime: attr.mtime, ctime: attr.ctime })
+    }
+}
 
 /// An object the kernel knows.
 struct TreeNode {
     identity: FileIdentity,
+    /// Since the table was made, in milliseconds.
+    used_ms: u64,
+    directory: bool,
     /// References held by the kernel.
     lookups: u64,
     /// Its names: the directory's number and the name there. Any of them leads to it.
@@ -19,16 +42,43 @@ struct TreeNode {
     /// Known names in a directory.
     children: Option<HashMap<Arc<[u8]>, u64>>,
     /// What the last open saw; kernel pages of an earlier one are dropped.
-    opened_as: Option<NodeAttr>,
-    /// The attributes that the kernel got last.
-    sent: Option<NodeAttr>,
+    opened_as: Option<SeenBytes>,
+    /// What the attributes said that the kernel got last.
+    sent: Option<SeenBytes>,
+}
+
+impl TreeNode {
+    fn new(identity: FileIdentity, directory: bool) -> Box<TreeNode> {
+        Box::new(TreeNode {
+            identity,
+            used_ms: 0,
+            directory,
+            lookups: 0,
+            names: Vec::new(),
+            children: None,
+            opened_as: None,
+            sent: None,
+        })
+    }
 }
 
 struct NodeTree {
     stats: Arc<Stats>,
-    nodes: HashMap<u64, TreeNode>,
+    nodes: HashMap<u64, Box<TreeNode>>,
     by_identity: HashMap<FileIdentity, u64>,
     last: u64,
+    /// Memory of all nodes but the root.
+    bytes: u64,
+}
+
+/// A node that no program has open, for [`NodeTable::for_each_idle`].
+pub(super) struct IdleNode<'a> {
+    pub ino: u64,
+    pub directory: bool,
+    /// A name: directory and name there.
+    pub name: Option<&'a (u64, Arc<[u8]>)>,
+    pub age: Duration,
+    pub bytes: u64,
 }
 
 /// A path and the object it leads to.
@@ -51,27 +101,50 @@ pub(super) struct NodeTable {
     /// Renames begun and ended: a path that was resolved in between may lead nowhere.
     begun: AtomicU64,
     ended: AtomicU64,
+    since: Instant,
 }
 
 impl NodeTable {
     /// A table with the root only.
     pub fn new(root: FileIdentity, stats: Arc<Stats>) -> Self {
         stats.fuse.inodes.add(1);
-        let node = TreeNode {
-            identity: root,
-            lookups: u64::MAX,
-            names: Vec::new(),
-            children: None,
-            opened_as: None,
-            sent: None,
-        };
+        let mut node = TreeNode::new(root, true);
+        node.lookups = u64::MAX;
         let tree = NodeTree {
             stats,
             nodes: HashMap::from([(ROOT, node)]),
             by_identity: HashMap::from([(root, ROOT)]),
             last: ROOT,
+            bytes: 0,
         };
-        NodeTable { tree: RwLock::new(tree), begun: AtomicU64::new(0), ended: AtomicU64::new(0) }
+        let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+        NodeTable { tree: RwLock::new(tree), begun, ended, since: Instant::now() }
+    }
+
+    /// The memory of all nodes but the root, in bytes; at most a tenth too few.
+    pub fn bytes(&self) -> u64 {
+        self.tree.read().bytes
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Calls `f` with every node that the kernel knows and `is_open` does not, but the root.
+    pub fn for_each_idle(&self, is_open: impl Fn(u64) -> bool, mut f: impl FnMut(IdleNode<'_>)) {
+        let (tree, now) = (self.tree.read(), self.now_ms());
+        for (ino, node) in &tree.nodes {
+            if *ino == ROOT || node.lookups == 0 || is_open(*ino) {
+                continue;
+            }
+            f(IdleNode {
+                ino: *ino,
+                directory: node.directory,
+                name: node.names.first(),
+                age: Duration::from_millis(now.saturating_sub(node.used_ms)),
+                bytes: NODE_BYTES + node.names.iter().map(|(_, name)| name_bytes(name)).sum::<u64>(),
+            });
+        }
     }
 
     /// The number of objects, the root included.
@@ -115,7 +188,7 @@ impl NodeTable {
     /// The node of an object that was seen as `name` in `parent`: existing or new, with one more reference. Without a
     /// name, it has none yet.
     pub fn intern(&self, name: Option<(u64, &[u8])>, attr: &NodeAttr) -> u64 {
-        let identity = attr.identity;
+        let (identity, now) = (attr.identity, self.now_ms());
         if let Some((parent, name)) = name {
             // The usual case changes no name.
             let tree = self.tree.read();
@@ -127,7 +200,7 @@ impl NodeTable {
                     && let Some(node) = tree.nodes.get_mut(&ino).filter(|node| node.identity == identity)
                 {
                     node.lookups = node.lookups.saturating_add(1);
-                    node.sent = Some(*attr);
+                    (node.sent, node.used_ms) = (SeenBytes::of(attr), now);
                     return ino;
                 }
             }
@@ -137,12 +210,10 @@ impl NodeTable {
         let ino = known.unwrap_or_else(|| {
             tree.last += 1;
             let ino = tree.last;
-            tree.nodes.insert(
-                ino,
-                TreeNode { identity, lookups: 0, names: Vec::new(), children: None, opened_as: None, sent: None },
-            );
+            tree.nodes.insert(ino, TreeNode::new(identity, attr.mode & S_IFMT == S_IFDIR));
             tree.by_identity.insert(identity, ino);
             tree.stats.fuse.inodes.add(1);
+            tree.add_memory(NODE_BYTES);
             ino
         });
         if let Some((parent, name)) = name {
@@ -150,7 +221,7 @@ impl NodeTable {
         }
         if let Some(node) = tree.nodes.get_mut(&ino) {
             node.lookups = node.lookups.saturating_add(1);
-            node.sent = Some(*attr);
+            (node.sent, node.used_ms) = (SeenBytes::of(attr), now);
         }
         ino
     }
@@ -208,17 +279,20 @@ impl NodeTable {
 
     /// Stores attributes that the kernel gets.
     pub fn note_sent(&self, ino: u64, attr: &NodeAttr) {
+        let now = self.now_ms();
         if let Some(node) = self.tree.write().nodes.get_mut(&ino) {
-            node.sent = Some(*attr);
+            (node.sent, node.used_ms) = (SeenBytes::of(attr), now);
         }
     }
 
     /// Stores what an open saw.
     pub fn note_open(&self, ino: u64, attr: &NodeAttr) -> SeenAtOpen {
+        let now = self.now_ms();
         let mut tree = self.tree.write();
         let Some(node) = tree.nodes.get_mut(&ino) else { return SeenAtOpen { same: false, moved: true } };
-        let as_before = |before: Option<NodeAttr>| before.is_some_and(|before| before.same_bytes(attr));
-        SeenAtOpen { same: as_before(node.opened_as.replace(*attr)), moved: !as_before(node.sent) }
+        let seen = SeenBytes::of(attr);
+        node.used_ms = now;
+        SeenAtOpen { same: std::mem::replace(&mut node.opened_as, seen) == seen, moved: node.sent != seen }
     }
 }
 
@@ -231,7 +305,21 @@ impl Drop for RenameMark<'_> {
     }
 }
 
+fn name_bytes(name: &[u8]) -> u64 {
+    NAME_BYTES + name.len() as u64
+}
+
 impl NodeTree {
+    fn add_memory(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.stats.fuse.inode_bytes.add(bytes);
+    }
+
+    fn free_memory(&mut self, bytes: u64) {
+        self.bytes -= bytes;
+        self.stats.fuse.inode_bytes.sub(bytes);
+    }
+
     fn child(&self, parent: u64, name: &[u8]) -> Option<u64> {
         self.nodes.get(&parent)?.children.as_ref()?.get(name).copied()
     }
@@ -250,9 +338,14 @@ impl NodeTree {
                 // A directory has one name: another host has moved it.
                 lost = std::mem::take(&mut node.names);
             }
-            node.names.insert(0, (parent, name));
+            if node.names.is_empty() {
+                node.names.reserve_exact(1);
+            }
+            node.names.insert(0, (parent, Arc::clone(&name)));
+            self.add_memory(name_bytes(&name));
         }
         for (parent, name) in lost {
+            self.free_memory(name_bytes(&name));
             self.remove_child(parent, &name);
         }
     }
@@ -262,6 +355,7 @@ impl NodeTree {
         self.remove_child(parent, name);
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.names.retain(|(at, own)| *at != parent || **own != *name);
+            self.free_memory(name_bytes(name));
         }
         self.remove_unused(ino);
     }
@@ -279,14 +373,16 @@ impl NodeTree {
     fn remove_unused(&mut self, ino: u64) {
         let mut waiting = vec![ino];
         while let Some(ino) = waiting.pop() {
-            let unused = |node: &&TreeNode| {
+            let unused = |node: &TreeNode| {
                 node.lookups == 0 && node.children.as_ref().is_none_or(|children| children.is_empty())
             };
-            if ino == ROOT || self.nodes.get(&ino).filter(unused).is_none() {
+            if ino == ROOT || !self.nodes.get(&ino).is_some_and(|node| unused(node)) {
                 continue;
             }
             let Some(node) = self.nodes.remove(&ino) else { continue };
             self.stats.fuse.inodes.sub(1);
+            let names: u64 = node.names.iter().map(|(_, name)| name_bytes(name)).sum();
+            self.free_memory(NODE_BYTES + names);
             if self.by_identity.get(&node.identity) == Some(&ino) {
                 self.by_identity.remove(&node.identity);
             }
@@ -303,6 +399,7 @@ impl NodeTree {
 impl Drop for NodeTree {
     fn drop(&mut self) {
         self.stats.fuse.inodes.sub(self.nodes.len() as u64);
+        self.stats.fuse.inode_bytes.sub(self.bytes);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
+use crate::inode_limit::LimitedInodes as _;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
@@ -363,6 +364,8 @@ impl WritableFileSystem {
         take: &mut dyn FnMut(&ListedName, Option<NodeEntry>) -> bool,
     ) -> FsResult<()> {
         let open = self.directory(ino, fh)?;
+        // Attributes would make inodes faster than the kernel forgets them.
+        let plus = plus && !self.is_far_over_limit();
         let names: Result<Vec<ListedName>> =
             self.as_caller(caller, false, |caller| open.directory.read(from, max, plus, caller));
         for listed in names? {

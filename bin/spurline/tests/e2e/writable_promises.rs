@@ -1,0 +1,105 @@
+//! Promises of SEMANTICS about writable mounts that no suite shows: users, devices, killed processes.
+
+use crate::common::*;
+use crate::writable_group::{Group, TmpFs, WAYS};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::process::{Command, Output};
+
+/// Runs a script as a user without rights, in `at`.
+fn as_nobody(at: &std::path::Path, script: &str) -> Output {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", "cd \"$1\" && eval \"$2\"", "sh"]);
+    finish(command.arg(at).arg(script).current_dir("/"))
+}
+
+#[test]
+fn without_mode_checks_of_the_kernel_the_source_decides() {
+    for nodes in [0, 1] {
+        let Some(group) = Group::start(nodes) else { return };
+        let mount = group.mount("mnt", 0, &["-o", "no_default_permissions"]);
+        fs::write(mount.path("private"), "text").unwrap();
+        fs::set_permissions(mount.path("private"), fs::Permissions::from_mode(0o600)).unwrap();
+        fs::create_dir(mount.path("public")).unwrap();
+        fs::set_permissions(mount.path("public"), fs::Permissions::from_mode(0o777)).unwrap();
+        let out = as_nobody(&mount.at, "echo x > public/own && ! cat private && ! echo x >> private && ! mkdir new");
+        assert!(out.status.success(), "{nodes} nodes: {out:?}");
+        assert_eq!(fs::metadata(group.source.join("public/own")).unwrap().uid(), 65534);
+        assert_eq!(fs::read(group.source.join("private")).unwrap(), b"text");
+        mount.unmount();
+    }
+}
+
+#[test]
+fn a_user_mounts_for_itself_only() {
+    let Some(group) = Group::start(0) else { return };
+    let (at, run) = (group.world.dir("mnt"), group.world.dir("user-run"));
+    for path in [&at, &run, &group.source] {
+        std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+    }
+    rustix::fs::chmod(&run, rustix::fs::Mode::RWXU).unwrap();
+    let mut command = group.world.command(&["mount"]);
+    command.arg(&group.source).arg(&at).args(["--rw", "-o", "allow_other", "--cache-size", "0"]);
+    let mut wrapped = Command::new("setpriv");
+    wrapped.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    // A program below a private folder can't be run by that user.
+    let program = group.world.path("spurline");
+    fs::copy(command.get_program(), &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    wrapped.arg(&program).args(command.get_args());
+    same_environment(&mut wrapped, &command);
+    let out = finish(wrapped.env("SPURLINE_RUNTIME_DIR", &run).current_dir("/"));
+    refused(&out, 3, &["allow_other", "--squash 65534:65534"]);
+}
+
+#[test]
+fn device_files_are_made_and_open_only_with_dev() {
+    for (words, opens) in [(&[][..], false), (&["-o", "dev"][..], true)] {
+        let Some(group) = Group::start_in_memory(0, "2m") else { return };
+        let mount = group.mount("mnt", 0, words);
+        let null = rustix::fs::makedev(1, 3);
+        let kind = rustix::fs::FileType::CharacterDevice;
+        let made = rustix::fs::mknodat(rustix::fs::CWD, mount.path("null"), kind, rustix::fs::Mode::RUSR, null);
+        if made == Err(rustix::io::Errno::PERM) {
+            return skip("mknod", "this container may make no device files");
+        }
+        made.unwrap();
+        assert!(fs::metadata(mount.path("null")).unwrap().file_type().is_char_device());
+        assert_eq!(fs::metadata(group.source.join("null")).unwrap().rdev(), null);
+        let opened = File::open(mount.path("null"));
+        assert_eq!(opened.is_ok(), opens, "{words:?}: {opened:?}");
+        drop(opened);
+        mount.unmount();
+    }
+}
+
+#[test]
+fn a_mount_inside_the_source_has_inode_numbers_of_its_own() {
+    let Some(group) = Group::start(0) else { return };
+    let inner = TmpFs::mount(&group.world.dir("source/inner"), "size=1m");
+    fs::write(inner.0.join("file"), "inner").unwrap();
+    fs::write(group.source.join("file"), "outer").unwrap();
+    let mount = group.mount("mnt", 0, &[]);
+    let number = |path: &str| fs::metadata(mount.path(path)).unwrap().ino();
+    assert_eq!(number("file"), fs::metadata(group.source.join("file")).unwrap().ino());
+    assert_ne!(number("inner/file"), fs::metadata(inner.0.join("file")).unwrap().ino());
+    assert_eq!(fs::read(mount.path("inner/file")).unwrap(), b"inner");
+    mount.unmount();
+}
+
+#[test]
+fn what_was_written_is_in_the_source_after_a_kill_of_the_mount() {
+    for way in WAYS {
+        let Some(group) = Group::start(0) else { return };
+        let mut mount = group.mount("mnt", 0, way);
+        let file = File::create(mount.path("file")).unwrap();
+        let text = bytes(5, 3 * MIB + 17);
+        (&file).write_all(&text).unwrap();
+        file.write_all_at(b"changed", 100).unwrap();
+        mount.process_mut().kill();
+        drop(file);
+        let got = fs::read(group.source.join("file")).unwrap();
+        assert!(got.len() == text.len() && got[100..107] == *b"changed" && got[107..] == text[107..], "{way:?}");
+    }
+}

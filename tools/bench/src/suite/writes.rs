@@ -1,0 +1,399 @@
+//! Writes of a lone mount and through a node: long files, many small ones, a tree that is unpacked, and syncs. Beside them the bare
+//! directory, an empty file system that drops what is written, and a bare TCP block writer.
+
+use super::{BenchSuite, CpuRole, part_sample, show_progress, user_sample, with_cpu};
+use crate::child::{self, ServerProcess};
+use crate::error::{BenchError, Result};
+use crate::measure::{BenchCase, CaseSample, FigureUnit, WarmUpResult};
+use crate::mount::{MountUnderTest, NodeUnderTest, counter_growth};
+use crate::netns::NamespacePair;
+use crate::part::written_block;
+use crate::table::SuiteSection;
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Length of each file, and of a write.
+const LEN: u64 = 256 << 20;
+const BLOCK: u64 = 1 << 20;
+/// Small files per second through a node.
+const SMALL_FILES_AIM: f64 = 5_000.0;
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// One file system to write to.
+struct WritePlace<'a> {
+    name: &'static str,
+    label: &'static str,
+    /// Where it is reached.
+    at: PathBuf,
+    roles: Vec<CpuRole<'a>>,
+    mount: Option<&'a MountUnderTest>,
+    /// Whether the kernel writes the source's file itself.
+    passthrough: bool,
+}
+
+/// What runs during the whole section.
+struct WriteServers {
+    sink: ServerProcess,
+    node: NodeUnderTest,
+    mount: MountUnderTest,
+    /// The same node over the directory on the disk.
+    synced: MountUnderTest,
+    // The last to go.
+    pair: NamespacePair,
+}
+
+pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
+    let source = suite.memory.subdir("source-writes")?;
+    let on_disk = suite.disk.subdir("source-writes")?;
+    let mut notes = Vec::new();
+    let mut optional = |what: &str, started: Result<MountUnderTest>| match started {
+        Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
+        Err(error) => {
+            notes.push(format!("No {what}: {error}"));
+            Ok(None)
+        }
+        Ok(mounted) => Ok(Some(mounted)),
+    };
+    let empty = |io: &str| suite.mount_empty(&format!("sink-{io}"), &["--io", io, "--size", "256M", "--writable"]);
+    let sinks = [optional("empty fs, /dev/fuse", empty("dev"))?, optional("empty fs, io_uring", empty("uring"))?];
+    let lone = |name: &str, more: &[&str]| {
+        let words = [&["--rw", "--cache-size", "0", "--buffer-size", "300M"], more].concat();
+        suite.start_mount(&format!("writes-{name}"), &source.display().to_string(), None, &words)
+    };
+    let mounts = [
+        optional("mount, /dev/fuse", lone("dev", &["--no-passthrough", "--fuse-io", "dev"]))?,
+        optional("mount, io_uring", lone("uring", &["--no-passthrough", "--fuse-io", "uring"]))?,
+        optional("mount, passthrough", lone("passthrough", &[]))?,
+    ];
+    let servers = match start_servers(suite, &source, &on_disk) {
+        Ok(servers) => Some(servers),
+        Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
+        Err(error) => {
+            notes.push(format!("No node: {error}"));
+            None
+        }
+    };
+    let bare = place_of(&source, "tmpfs", "tmpfs", None, false);
+    let labels = [("dev", "mount, /dev/fuse", false), ("uring", "mount, io_uring", false)];
+    let labels = labels.into_iter().chain([("passthrough", "mount, passthrough", true)]);
+    let lone: Vec<WritePlace<'_>> = labels
+        .zip(&mounts)
+        .filter_map(|((name, label, passthrough), mount)| {
+            Some(place_of(&source, name, label, Some(mount.as_ref()?), passthrough))
+        })
+        .collect();
+    let remote = servers.as_ref().map(|servers| WritePlace {
+        name: "node",
+        label: "mount of a node over veth",
+        at: servers.mount.at().to_owned(),
+        roles: vec![("mount", servers.mount.daemon()), ("node", servers.node.daemon())],
+        mount: Some(&servers.mount),
+        passthrough: false,
+    });
+
+    let archive = make_archive(suite)?;
+    let fresh = FreshFolders { source: &source, next: Cell::new(0) };
+    let mut cases = Vec::new();
+    let job = LongWrites { suite, source: &source };
+    let group = "1 MiB write, alone";
+    cases.push(job.case(group, &bare, 1));
+    cases.extend(sink_cases(suite, group, &sinks, 1));
+    for place in &lone {
+        let case = job.case(group, place, 1);
+        let (floor, of_sink) = if place.passthrough { (Some(0.95), None) } else { (None, Some(0.8)) };
+        let case = case.against("of tmpfs", &["tmpfs"], floor);
+        cases.push(match (place.name, of_sink) {
+            ("dev" | "uring", floor) => {
+                let sink = if place.name == "dev" { "sink-dev" } else { "sink-uring" };
+                case.against("of empty fs", &[sink], floor).against_series("of both in turn", &[sink, "tmpfs"], None)
+            }
+            _ => case,
+        });
+    }
+    if let (Some(place), Some(servers)) = (&remote, &servers) {
+        for (group, files) in [("1 MiB write through a node, 1 file", 1), ("1 MiB write through a node, 4 files", 4)] {
+            cases.push(job.case(group, &bare, files));
+            cases.extend(sink_cases(suite, group, &sinks[1..], files));
+            cases.push(bare_writer(suite, servers, group, "bare", "bare block writer", (files, BLOCK), 1.0));
+            let case = job.case(group, place, files).against("of bare", &["bare"], Some(0.9));
+            let case = case.against_series("of bare and empty fs in turn", &["bare", "sink-uring"], Some(0.9));
+            cases.push(case.against_series("of these and tmpfs in turn", &["bare", "sink-uring", "tmpfs"], None));
+        }
+    }
+    let default_mount = lone.iter().find(|place| place.passthrough).or(lone.first());
+    for (group, threads) in
+        [("create + write 4 KiB + close, 1 thread", 1), ("create + write 4 KiB + close, 8 threads", 8)]
+    {
+        let (fresh, files) = (&fresh, if suite.quick { 1_000 } else { 4_000 });
+        let small = |place| small_files(suite, fresh, group, place, (threads, files));
+        cases.push(small(&bare));
+        cases.extend(default_mount.map(|place| small(place).against("of tmpfs", &["tmpfs"], Some(0.5))));
+        if let Some(place) = &remote {
+            let aim = || Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() });
+            cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, aim));
+            cases.push(small(place).against("of the aim", &["aim"], Some(1.0)).against("of tmpfs", &["tmpfs"], None));
+        }
+    }
+    for (place, floor) in [(Some(&bare), None), (default_mount, Some(1.0 / 1.3)), (remote.as_ref(), Some(1.0 / 3.0))] {
+        let Some(place) = place else { continue };
+        let case = unpack(&fresh, place, &archive, suite.tree_files);
+        cases.push(if floor.is_some() { case.against("of tmpfs", &["tmpfs"], floor) } else { case });
+    }
+    if let Some(servers) = &servers {
+        let group = "4 KiB write + fsync through a node";
+        cases.push(synced_writes(suite, group, ("disk", "fdatasync on the source"), &on_disk, Vec::new()));
+        cases.push(bare_writer(suite, servers, group, "trips", "two round trips", (1, 4096), 0.5));
+        let roles = vec![("mount", servers.synced.daemon()), ("node", servers.node.daemon())];
+        let case = synced_writes(suite, group, ("node", "mount of a node over veth"), servers.synced.at(), roles);
+        // A fifth longer than its parts.
+        cases.push(case.against_series("of both in turn", &["disk", "trips"], Some(1.0 / 1.2)));
+    }
+    let rows = suite.rounds("writes", cases)?;
+    notes.push(format!(
+        "Long files have {} MiB and exist; each is written again and again, and synced at the end. The tree has {} files.",
+        LEN >> 20,
+        suite.tree_files
+    ));
+    notes.push(
+        "In turn: every byte passes the empty file system, the bare writer and the source's own write, and all share this \
+         machine's processors; where those are the limit a mount can't be faster than these one after the other."
+            .into(),
+    );
+    drop((lone, remote));
+    drop(servers);
+    let title =
+        "Writes of a lone mount and through a node over veth, source on tmpfs; syncs with the source on the disk.";
+    Ok(SuiteSection { name: "writes", title, skipped: None, notes, rows })
+}
+
+fn place_of<'a>(
+    source: &Path,
+    name: &'static str,
+    label: &'static str,
+    mount: Option<&'a MountUnderTest>,
+    passthrough: bool,
+) -> WritePlace<'a> {
+    let at = mount.map_or(source, MountUnderTest::at).to_owned();
+    let roles = mount.iter().map(|mount| ("mount", mount.daemon())).collect();
+    WritePlace { name, label, at, roles, mount, passthrough }
+}
+
+fn start_servers(suite: &BenchSuite, source: &Path, on_disk: &Path) -> Result<WriteServers> {
+    let pair = NamespacePair::new()?;
+    let addr = |port: u16| format!("{}:{port}", pair.server_ip);
+    let words = ["bare-sink", &addr(7103)].map(String::from);
+    let command = suite.part_command(&words, Some(&pair.server));
+    let log = suite.log_path("bare-sink")?;
+    let (sink, _) = ServerProcess::start_announcing(command, &["ready"], "bare-sink", &log, Duration::from_secs(30))?;
+    let disk_text = on_disk.display().to_string();
+    let words = ["--writable", "--source", &disk_text, "--cache-size", "0", "--buffer-size", "300M"];
+    let node = suite.start_node(source, &addr(7104), Some(&pair.server), &words)?;
+    let registry = format!("static:{}", node.addr);
+    let words = ["--rw", "--registry", &registry, "--buffer-size", "300M"];
+    let mounted =
+        |name: &str, source: &Path| suite.start_mount(name, &source.display().to_string(), Some(&pair.client), &words);
+    let (mount, synced) = (mounted("writes-node", source)?, mounted("writes-synced", on_disk)?);
+    Ok(WriteServers { sink, node, mount, synced, pair })
+}
+
+/// Long files, written one mebibyte at a time.
+struct LongWrites<'a> {
+    suite: &'a BenchSuite,
+    source: &'a Path,
+}
+
+fn long_file(at: &Path, writer: usize) -> PathBuf {
+    at.join(format!("long-{writer}"))
+}
+
+impl<'a> LongWrites<'a> {
+    fn command(&self, files: &[PathBuf], time: Duration) -> Command {
+        let mut words = vec!["write".to_owned()];
+        words.extend(files.iter().map(|file| file.display().to_string()));
+        words.extend(["--block", &BLOCK.to_string(), "--size", &LEN.to_string()].map(String::from));
+        words.extend(["--time".to_owned(), format!("{}ms", time.as_millis())]);
+        self.suite.part_command(&words, None)
+    }
+
+    fn case(&self, group: &str, place: &'a WritePlace<'a>, writers: usize) -> BenchCase<'a> {
+        let (suite, source) = (self.suite, self.source);
+        let files: Vec<PathBuf> = (0..writers).map(|writer| long_file(&place.at, writer)).collect();
+        let first = files.clone();
+        BenchCase::new(group, place.name, place.label, FigureUnit::Bandwidth, move || {
+            let command = LongWrites { suite, source }.command(&files, suite.time);
+            user_sample(command, LIMIT, FigureUnit::Bandwidth, ("writer", &place.roles))
+        })
+        .warm(move || LongWrites { suite, source }.warm_up(place, &first))
+    }
+
+    /// Writes for a moment and compares the bytes in the source; the counters show which way they took.
+    fn warm_up(&self, place: &WritePlace<'_>, files: &[PathBuf]) -> Result<WarmUpResult> {
+        let counters = || place.mount.map(|mount| mount.counters(&self.suite.spurline)).transpose();
+        let before = counters()?.unwrap_or_default();
+        let command = self.command(files, Duration::from_millis(300));
+        let written = part_sample(command, LIMIT, FigureUnit::Bandwidth, &[])?.bytes;
+        let grown = counter_growth(&before, &counters()?.unwrap_or_default());
+        for writer in 0..files.len() {
+            let got = std::fs::read(long_file(self.source, writer)).map_err(|e| BenchError::io("the source", &e))?;
+            if got.len() as u64 != LEN || got[..BLOCK as usize] != written_block(writer, BLOCK)[..] {
+                return Err(BenchError::Failed(format!("{}: wrong bytes in the source", place.label)));
+            }
+        }
+        let of = |name: &str| grown.get(name).copied().unwrap_or(0);
+        let (requests, remote) = (of("fuse.write_bytes"), place.roles.len() > 1);
+        let right = match place.mount {
+            None => true,
+            Some(_) if place.passthrough => of("fuse.passthrough_opens") > 0 && requests < written / 20,
+            Some(_) => requests >= written / 10 * 9 && (!remote || of("tcp.send_bytes") >= written / 10 * 9),
+        };
+        let seen = format!("{written} bytes; fuse.write_bytes {requests}, tcp.send_bytes {}", of("tcp.send_bytes"));
+        Ok((grown, (!right).then(|| format!("another path than intended: {seen}"))))
+    }
+}
+
+/// The empty file systems, each with one file that all writers share.
+fn sink_cases<'a>(
+    suite: &'a BenchSuite,
+    group: &str,
+    sinks: &'a [Option<MountUnderTest>],
+    writers: usize,
+) -> Vec<BenchCase<'a>> {
+    let sinks = sinks.iter().flatten().map(move |sink| {
+        let uring = sink.at().display().to_string().ends_with("uring");
+        let (name, label) =
+            if uring { ("sink-uring", "empty fs, io_uring") } else { ("sink-dev", "empty fs, /dev/fuse") };
+        BenchCase::new(group, name, label, FigureUnit::Bandwidth, move || {
+            let files = vec![sink.at().join("data"); writers];
+            let job = LongWrites { suite, source: Path::new("") };
+            user_sample(
+                job.command(&files, suite.time),
+                LIMIT,
+                FigureUnit::Bandwidth,
+                ("writer", &[("mount", sink.daemon())]),
+            )
+        })
+    });
+    sinks.collect()
+}
+
+/// The bare block writer, `share` of its rate: by requests of 4 KiB a rate of round trips.
+fn bare_writer<'a>(
+    suite: &'a BenchSuite,
+    servers: &'a WriteServers,
+    group: &str,
+    name: &str,
+    label: &str,
+    (connections, block): (usize, u64),
+    share: f64,
+) -> BenchCase<'a> {
+    let unit = if block == BLOCK { FigureUnit::Bandwidth } else { FigureUnit::Rate };
+    BenchCase::new(group, name, label, unit, move || {
+        let mut words: Vec<String> = vec!["bare-write".into(), format!("{}:7103", servers.pair.server_ip)];
+        words.extend(["--connections", &connections.to_string(), "--block", &block.to_string()].map(String::from));
+        words.extend(["--time".to_owned(), format!("{}ms", suite.time.as_millis())]);
+        let command = suite.part_command(&words, Some(&servers.pair.client));
+        let mut sample = user_sample(command, LIMIT, unit, ("writer", &[("node", &servers.sink)]))?;
+        sample.value *= share;
+        Ok(sample)
+    })
+}
+
+/// Folders of the source, each used for one sample.
+struct FreshFolders<'a> {
+    source: &'a Path,
+    next: Cell<usize>,
+}
+
+/// Removes a folder at the end of a sample.
+struct FreshFolder(PathBuf);
+
+impl Drop for FreshFolder {
+    fn drop(&mut self) {
+        // The run's own directory is removed at its end in any case.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl FreshFolders<'_> {
+    /// A new folder: as `at` shows it, and its guard.
+    fn make(&self, at: &Path) -> Result<(PathBuf, FreshFolder)> {
+        let name = format!("folder-{}", self.next.replace(self.next.get() + 1));
+        let folder = self.source.join(&name);
+        std::fs::create_dir(&folder).map_err(|e| BenchError::io(folder.display(), &e))?;
+        Ok((at.join(name), FreshFolder(folder)))
+    }
+}
+
+fn small_files<'a>(
+    suite: &'a BenchSuite,
+    fresh: &'a FreshFolders<'a>,
+    group: &str,
+    place: &'a WritePlace<'a>,
+    (threads, files): (usize, usize),
+) -> BenchCase<'a> {
+    BenchCase::new(group, place.name, place.label, FigureUnit::Rate, move || {
+        let (folder, made) = fresh.make(&place.at)?;
+        let mut words = vec!["create".to_owned(), folder.display().to_string()];
+        words.extend(["--threads", &threads.to_string(), "--files", &files.to_string()].map(String::from));
+        let command = suite.part_command(&words, None);
+        let sample = user_sample(command, LIMIT, FigureUnit::Rate, ("writer", &place.roles))?;
+        let last = std::fs::read(made.0.join(format!("f{}", files - 1))).unwrap_or_default();
+        if last != written_block(0, 4096) {
+            return Err(BenchError::Failed("the last file is not whole in the source".into()));
+        }
+        Ok(sample)
+    })
+}
+
+/// An archive of a generated source tree: folders of 40 files, most of a few KiB.
+fn make_archive(suite: &BenchSuite) -> Result<PathBuf> {
+    show_progress("writes", "making the tree");
+    let (tree, archive) = (suite.memory.empty_subdir("tree")?, suite.memory.path().join("tree.tar"));
+    for n in 0..suite.tree_files {
+        let folder = tree.join(format!("d{}/e{}", n / 1600, n / 40));
+        if n.is_multiple_of(40) {
+            std::fs::create_dir_all(&folder).map_err(|e| BenchError::io(folder.display(), &e))?;
+        }
+        let len = [300, 1_500, 4_000, 9_000, 30_000][n * 7 % 5];
+        crate::scratch::write_file(&folder.join(format!("file-{n}.c")), n as u64, len)?;
+    }
+    let mut command = Command::new("tar");
+    command.arg("-C").arg(&tree).arg("-cf").arg(&archive).arg(".");
+    child::run_to_end(command, LIMIT)?;
+    suite.memory.empty_subdir("tree")?;
+    Ok(archive)
+}
+
+fn unpack<'a>(
+    fresh: &'a FreshFolders<'a>,
+    place: &'a WritePlace<'a>,
+    archive: &'a Path,
+    files: usize,
+) -> BenchCase<'a> {
+    BenchCase::new("untar of a source tree", place.name, place.label, FigureUnit::Time, move || {
+        let (folder, _made) = fresh.make(&place.at)?;
+        let mut command = Command::new("tar");
+        command.arg("-C").arg(&folder).arg("-xf").arg(archive);
+        let (done, mut cpu) = with_cpu(&place.roles, || child::run_to_end(command, LIMIT))?;
+        cpu.push(("writer", done.cpu));
+        let bytes = std::fs::metadata(archive).map_or(0, |found| found.len());
+        Ok(CaseSample { value: done.elapsed, bytes, ops: files as u64, cpu, latency_us: None })
+    })
+}
+
+fn synced_writes<'a>(
+    suite: &'a BenchSuite,
+    group: &str,
+    (name, label): (&str, &str),
+    at: &Path,
+    roles: Vec<CpuRole<'a>>,
+) -> BenchCase<'a> {
+    let file = at.join("synced").display().to_string();
+    BenchCase::new(group, name, label, FigureUnit::Rate, move || {
+        let time = format!("{}ms", suite.time.as_millis());
+        let words = ["write", &file, "--block", "4096", "--size", "4M", "--sync", "--time", &time].map(String::from);
+        user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, ("writer", &roles))
+    })
+}
