@@ -152,8 +152,8 @@ pub struct CommonArgs {
     /// TOML file with the same keys as the flags
     ///
     /// A flag overrides its environment variable, which overrides the file, which overrides the default. Keys at the
-    /// top level apply to all services; the tables [mount], [node], [coordinator] and [device-plugin] apply to one and
-    /// override the top level.
+    /// top level apply to all services; the tables [mount], [node], [coordinator], [device-plugin] and [csi-driver]
+    /// apply to one and override the top level.
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<PathBuf>,
     /// Memory budget for all buffers and cached blocks: a hard limit

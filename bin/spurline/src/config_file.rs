@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// The commands with a config file: at the top, or below `k8s`.
-pub const SERVICES: [&str; 4] = ["mount", "node", "coordinator", "device-plugin"];
+pub const SERVICES: [&str; 5] = ["mount", "node", "coordinator", "device-plugin", "csi-driver"];
 /// The command that holds services of its own.
 const GROUP: &str = "k8s";
 /// Flags without a key: the file cannot name itself.

@@ -6,7 +6,7 @@ mod common;
 mod driver;
 
 use common::wait_for;
-use driver::{DriverRig, capability, pair};
+use driver::{DriverRig, capability, capability_of, pair};
 use spurline_csi::pb;
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -49,6 +49,73 @@ fn a_volume_is_shared_by_the_pods_of_a_node_and_leaves_nothing() {
         rig.unstage("pv").unwrap();
     }
     rig.check_empty();
+}
+
+#[test]
+fn a_volume_with_rw_changes_its_source_but_not_for_pods_that_only_read() {
+    use pb::volume_capability::access_mode::Mode;
+    let Some(rig) = DriverRig::new() else { return };
+    let mut attributes = rig.attributes();
+    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
+    // A claim that only reads contradicts the option, and so does a bucket.
+    let error = rig.stage("pv", &attributes).unwrap_err();
+    assert!(error.code() == Code::InvalidArgument && error.message().contains("[ReadWriteMany]"), "{error}");
+    let many = || capability_of(Mode::MultiNodeMultiWriter);
+    let bucket = attributes.clone().into_iter().chain([pair(("source", "s3://bucket"))]).collect();
+    let error = rig.stage_as("pv", &bucket, many()).unwrap_err();
+    assert!(error.message().contains("s3://bucket is not a directory, and only directories can be changed"), "{error}");
+    rig.check_empty();
+
+    rig.stage_as("pv", &attributes, many()).unwrap();
+    rig.publish_as("pv", "writer", &attributes, many(), false).unwrap();
+    rig.publish_as("pv", "reader", &attributes, many(), true).unwrap();
+    std::fs::write(rig.target("writer").join("new"), b"written").unwrap();
+    assert_eq!(std::fs::read(rig.path("src/new")).unwrap(), b"written");
+    wait_for("the new file", || std::fs::read(rig.target("reader").join("new")).is_ok_and(|text| text == b"written"));
+    let refused = std::fs::write(rig.target("reader").join("other"), b"x").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    // It stays so when the mount process is replaced.
+    rig.signal(rig.processes()[0], rustix::process::Signal::KILL);
+    wait_for("the replaced mount", || rig.read("writer").is_ok() && rig.read("reader").is_ok());
+    std::fs::write(rig.target("writer").join("new"), b"again").unwrap();
+    let refused = std::fs::write(rig.target("reader").join("other"), b"x").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    for pod in ["writer", "reader"] {
+        rig.unpublish("pv", pod).unwrap();
+    }
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+    assert_eq!(std::fs::read(rig.path("src/new")).unwrap(), b"again");
+    // Without the option, claims of any mode are mounted for reading.
+    rig.stage_as("pv", &rig.attributes(), many()).unwrap();
+    rig.publish_as("pv", "writer", &rig.attributes(), many(), false).unwrap();
+    assert!(std::fs::write(rig.target("writer").join("new"), b"x").is_err());
+    rig.unpublish("pv", "writer").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+}
+
+#[test]
+fn flags_of_the_driver_come_from_variables_and_a_toml_file() {
+    let dir = common::tempdir();
+    let toml = dir.path().join("spurline.toml");
+    std::fs::write(&toml, "node-id = \"n\"\n[csi-driver]\nlauncher = \"process\"\nendpoint = \"csi.sock\"\n").unwrap();
+    let refused = |variable: Option<&str>| {
+        let mut command = common::spurline();
+        command.args(["k8s", "csi-driver", "--state-dir"]).arg(dir.path().join("state")).arg("--config").arg(&toml);
+        command.envs(variable.map(|value| ("SPURLINE_ENDPOINT", value)));
+        let out = command.output().unwrap();
+        (out.status.code(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (code, said) = refused(None);
+    assert!(code == Some(2) && said.contains("--endpoint csi.sock names no absolute path"), "{said}");
+    let (code, said) = refused(Some("other.sock"));
+    assert!(code == Some(2) && said.contains("--endpoint other.sock"), "{said}");
+    let (code, said) = refused(Some("/nowhere/at/all/csi.sock"));
+    assert!(code == Some(3) && said.contains("/nowhere/at/all/csi.sock") && said.contains("fix: "), "{said}");
+    std::fs::write(&toml, "[csi-driver]\nlauncer = \"pod\"\n").unwrap();
+    let (code, said) = refused(None);
+    assert!(code == Some(2) && said.contains("csi-driver.launcer") && said.contains("'launcher'"), "{said}");
 }
 
 #[test]

@@ -23,9 +23,16 @@ pub enum LauncherKind {
     Process,
 }
 
+/// Below the help.
+pub const NOTE: &str = "Every flag is also an environment variable (--state-dir: SPURLINE_STATE_DIR) and a key of the \
+TOML file given by --config. A flag overrides a variable, which overrides the file.";
+
 /// The arguments of `k8s csi-driver`.
 #[derive(Debug, Args)]
 pub struct CsiDriverArgs {
+    /// TOML file with the same keys as the flags; the table [csi-driver] overrides its top level
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Socket of the driver
     #[arg(long, value_name = "URL", default_value = "unix:///csi/csi.sock")]
     pub endpoint: String,
@@ -48,6 +55,9 @@ pub struct CsiDriverArgs {
     /// Log level: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
     #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
     pub log_filter: Option<String>,
+    /// Log to this file [default: standard error]
+    #[arg(long, value_name = "FILE", env = "SPURLINE_LOG_FILE")]
+    pub log: Option<PathBuf>,
 }
 
 /// Runs the driver until a signal.
@@ -57,7 +67,7 @@ pub struct CsiDriverArgs {
 pub fn run(args: CsiDriverArgs) -> Result<ExitCode, Fault> {
     raise_open_files()?;
     let ready = ReadySignal::new()?;
-    let log = LogConfig { file: None, filter: args.log_filter.clone(), format: LogFormat::Text };
+    let log = LogConfig { file: args.log.clone(), filter: args.log_filter.clone(), format: LogFormat::Text };
     logging::start_logging(&log, false, &HostLimits::detect())?;
     let (launcher, default_memory) = open_launcher(&args)?;
     let stopped = signals::stop_channel()?;

@@ -4,7 +4,7 @@ use crate::args::LogArgs;
 use crate::{logging, signals};
 use clap::Args;
 use spurline_config::{Fault, HostLimits, RawLog};
-use spurline_kube_plugin::{PluginSettings, start_plugin};
+use spurline_kube_plugin::{LockedMemory, PluginSettings, start_plugin};
 use spurline_observe::AdminTarget;
 use spurline_runtime::admin::open_metrics;
 use spurline_types::parse_duration;
@@ -28,6 +28,8 @@ Examples:
     spurline k8s device-plugin --config-file /config/config.json --host-root /host --metrics 0.0.0.0:9567
   On the host itself:
     spurline k8s device-plugin --config-file config.json
+  With the limit of locked memory raised for the pods that get a device, whatever their user:
+    spurline k8s device-plugin --config-file config.json --use-cdi --cdi-memlock unlimited
   What pods will get, before it runs:
     spurline k8s lint --config config.json
 
@@ -60,6 +62,10 @@ pub struct DevicePluginArgs {
     /// The host's directory of CDI files, for --use-cdi
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi", help_heading = "General")]
     pub cdi_dir: PathBuf,
+    /// Limit of locked memory of containers with a device, for --use-cdi: a size, or unlimited; a hook of the CDI file
+    /// sets it with the host's prlimit, also for users that are not root [default: the runtime's]
+    #[arg(long, value_name = "LIMIT", help_heading = "General")]
+    pub cdi_memlock: Option<LockedMemory>,
     /// Time between two looks at the ports and device nodes
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration, help_heading = "General")]
     pub health_interval: Duration,
@@ -78,12 +84,16 @@ pub fn run(args: DevicePluginArgs) -> Result<ExitCode, Fault> {
     if args.health_interval.is_zero() {
         return Err(Fault::usage("--health-interval is 0", "give a time, as in 5s"));
     }
+    if args.cdi_memlock.is_some() && !args.use_cdi {
+        return Err(Fault::usage("--cdi-memlock has no effect without --use-cdi", "give --use-cdi too"));
+    }
     logging::start_logging(&log, false, &host)?;
     let settings = PluginSettings {
         config_file: args.config_file,
         plugin_dir: args.plugin_dir,
         host_root: args.host_root,
         cdi_dir: args.use_cdi.then_some(args.cdi_dir),
+        cdi_memlock: args.cdi_memlock,
         health_interval: args.health_interval,
     };
     let mut plugin = start_plugin(settings)?;

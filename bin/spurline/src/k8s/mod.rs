@@ -2,7 +2,7 @@
 //! dispatches.
 
 mod advise;
-mod csi_driver;
+pub mod csi_driver;
 pub mod device_plugin;
 mod discover;
 mod explain;
@@ -46,7 +46,8 @@ pub enum KubeCommand {
     #[command(after_help = device_plugin::NOTE, after_long_help = device_plugin::EXAMPLES)]
     DevicePlugin(Box<device_plugin::DevicePluginArgs>),
     /// Run the CSI driver, which mounts volumes for the pods of this node
-    CsiDriver(csi_driver::CsiDriverArgs),
+    #[command(after_help = csi_driver::NOTE)]
+    CsiDriver(Box<csi_driver::CsiDriverArgs>),
     /// Print the manifests of a cluster: cache nodes, volumes, devices
     #[command(after_long_help = render::EXAMPLES)]
     Render(render::RenderArgs),
@@ -64,7 +65,7 @@ pub fn run(args: KubeCommandArgs) -> Result<ExitCode, Fault> {
         KubeCommand::Advise(args) => advise::run(&args),
         KubeCommand::Verify(args) => verify::run(&args),
         KubeCommand::DevicePlugin(args) => device_plugin::run(*args),
-        KubeCommand::CsiDriver(args) => csi_driver::run(args),
+        KubeCommand::CsiDriver(args) => csi_driver::run(*args),
         KubeCommand::Render(args) => render::run(args),
     }
 }

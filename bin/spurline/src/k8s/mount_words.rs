@@ -32,7 +32,10 @@ fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Result<MountW
     let settings = request.settings;
     // Without environment variables: those of the driver are not those of the mount process.
     let flags = MountArgs::augment_args(Command::new("mount"));
-    let options = fstab::flags_of_options(&flags, settings.options.join(",").as_bytes())?;
+    // In /etc/fstab rw means nothing, because mount(8) adds it; here it was written by a person.
+    let options: Vec<&str> =
+        settings.options.iter().map(|word| if word == "rw" { "writable" } else { word.as_str() }).collect();
+    let options = fstab::flags_of_options(&flags, options.join(",").as_bytes())?;
     let named = settings.flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}")));
     let mut given: Vec<OsString> = named.chain(options).collect();
     let has = |given: &[OsString], flag: &str| {
@@ -57,12 +60,13 @@ fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Result<MountW
         memory = memory.max(buffer / 3 * 4 + OUTSIDE);
     }
     let raw = parse(&flags, &given, &places)?;
+    let writable = raw.fuse.rw;
     let limits = HostLimits { cgroup: Some((memory, "the volume's attribute memory".into())), ..host.clone() };
     raw.check(&limits)?;
     let words = [OsString::from("mount")].into_iter().chain(given).chain(["--".into()]).chain(places);
     let words = words.map(|word| word.into_string()).collect::<Result<_, _>>();
     let words = words.map_err(|word| Fault::usage(format!("{} is no text", word.display()), ""))?;
-    Ok(MountWords { words, memory })
+    Ok(MountWords { words, memory, writable })
 }
 
 /// The raw settings of the words.
@@ -130,6 +134,12 @@ mod tests {
         assert!(words(&["buffer-size=3000M"], None).unwrap().memory >= 4000 << 20);
         let said = words(&["buffer-size=900M"], Some(512 << 20)).unwrap_err().to_string();
         assert!(said.contains("--buffer-size 900") && said.contains("the volume's attribute memory"), "{said}");
+    }
+
+    #[test]
+    fn rw_of_a_volume_is_the_flag() {
+        let made = words(&["rw"], None).unwrap_err().to_string();
+        assert!(made.contains("only directories can be changed"), "{made}");
     }
 
     #[test]

@@ -21,8 +21,8 @@ pub struct DriverRig {
     more: (Vec<String>, Vec<(String, String)>),
 }
 
+#[allow(dead_code, reason = "each test program uses a part")]
 impl DriverRig {
-    #[allow(dead_code, reason = "each test program uses a part")]
     /// A driver with processes of this host; `None` where file systems can't be mounted.
     pub fn new() -> Option<Arc<Self>> {
         let more = ["--launcher", "process"].map(str::to_owned).into();
@@ -79,10 +79,20 @@ impl DriverRig {
     }
 
     pub fn stage(&self, id: &str, attributes: &HashMap<String, String>) -> Result<(), Status> {
+        self.stage_as(id, attributes, capability())
+    }
+
+    /// The same with an access mode.
+    pub fn stage_as(
+        &self,
+        id: &str,
+        attributes: &HashMap<String, String>,
+        mode: pb::VolumeCapability,
+    ) -> Result<(), Status> {
         let request = pb::NodeStageVolumeRequest {
             volume_id: id.to_owned(),
             staging_target_path: self.path(&format!("staging-{id}")).display().to_string(),
-            volume_capability: Some(capability()),
+            volume_capability: Some(mode),
             volume_context: attributes.clone(),
             ..Default::default()
         };
@@ -98,11 +108,24 @@ impl DriverRig {
     }
 
     pub fn publish(&self, id: &str, pod: &str, attributes: &HashMap<String, String>) -> Result<(), Status> {
+        self.publish_as(id, pod, attributes, capability(), false)
+    }
+
+    /// The same with an access mode, and `readOnly` of the pod's volume.
+    pub fn publish_as(
+        &self,
+        id: &str,
+        pod: &str,
+        attributes: &HashMap<String, String>,
+        mode: pb::VolumeCapability,
+        readonly: bool,
+    ) -> Result<(), Status> {
         let request = pb::NodePublishVolumeRequest {
             volume_id: id.to_owned(),
             staging_target_path: self.path(&format!("staging-{id}")).display().to_string(),
             target_path: self.target(pod).display().to_string(),
-            volume_capability: Some(capability()),
+            volume_capability: Some(mode),
+            readonly,
             volume_context: attributes.clone(),
             ..Default::default()
         };
@@ -193,9 +216,14 @@ pub fn pair((key, value): (&str, &str)) -> (String, String) {
 
 /// A file system that many pods read.
 pub fn capability() -> pb::VolumeCapability {
-    use pb::volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode};
+    capability_of(pb::volume_capability::access_mode::Mode::MultiNodeReaderOnly)
+}
+
+/// A file system with an access mode.
+pub fn capability_of(mode: pb::volume_capability::access_mode::Mode) -> pb::VolumeCapability {
+    use pb::volume_capability::{AccessMode, AccessType, MountVolume};
     pb::VolumeCapability {
-        access_mode: Some(AccessMode { mode: Mode::MultiNodeReaderOnly.into() }),
+        access_mode: Some(AccessMode { mode: mode.into() }),
         access_type: Some(AccessType::Mount(MountVolume::default())),
     }
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 /// Names that no other test of the cluster uses.
 const NAMES: [&str; 2] = ["namespace=elsewhere", "storageClass.name=elsewhere"];
 /// What is off by default is on, and the other way round.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 14] = [
     "nodes.kind=StatefulSet",
     "nodes.rdmaNetwork=ib0:ib1",
     "nodes.rdmaResource=rdma/ib",
@@ -18,6 +18,7 @@ const OTHERS: [&str; 13] = [
     "coordinator.storage=1Gi",
     "devicePlugin.nfdLabel=true",
     "devicePlugin.useCdi=true",
+    "devicePlugin.memlock=unlimited",
     "test.enabled=true",
     "networkAttachment.enabled=true",
     "podMonitor.enabled=true",

@@ -52,6 +52,23 @@ fn a_pod_gets_its_own_hcas_and_no_more() {
 }
 
 #[test]
+fn device_nodes_for_diagnosis_only_where_they_are_named() {
+    let config = ib_config(8).replace("\"rdmaHcaMax\"", "\"extraDevices\": [\"umad\", \"issm\"], \"rdmaHcaMax\"");
+    let mut node = NodeRig::new(&hosts::gb200(), &config);
+    let Some(mut kubelet) = KubeletRig::start(&node, "none") else { return };
+    node.start(&[]);
+    kubelet.wait_capacity("rdma/ib", (8, 8));
+    let given = |pod: &serde_json::Value| {
+        let names = texts(&pod["devices"]).into_iter().map(|one| one.trim_start_matches("/dev/infiniband/").to_owned());
+        names.map(|one| one.replace(|c: char| c.is_ascii_digit(), "")).collect::<Vec<_>>()
+    };
+    assert_eq!(given(&kubelet.pod("one", "rdma/ib", 1)), ["issm rw", "rdma_cm rw", "umad rw", "uverbs rw"]);
+    node.configure(&config.replace(", \"issm\"", ""));
+    node.wait_log("a new configuration is in force", 1);
+    assert_eq!(given(&kubelet.pod("two", "rdma/ib", 1)), ["rdma_cm rw", "umad rw", "uverbs rw"]);
+}
+
+#[test]
 fn an_unhealthy_hca_takes_its_slots_away_and_brings_them_back() {
     let Some((node, mut kubelet)) = started(8, "none", &[]) else { return };
     kubelet.wait_capacity("rdma/ib", (8, 8));

@@ -2,7 +2,9 @@
 
 use crate::hosts;
 use crate::rig::{NodeRig, ib_config, wait_for};
+use serde_json::{Value, json};
 use std::os::unix::net::UnixListener;
+use std::process::Command;
 
 /// Runs a start that fails; exit code and messages.
 fn refused(rig: &NodeRig) -> (i32, String) {
@@ -116,4 +118,54 @@ fn resources_of_two_prefixes_do_not_collide() {
     rig.wait_log("a new configuration is in force", 1);
     wait_for("the other socket", || (rig.sockets() == ["spurline-rdma_ib.sock"]).then_some(()));
     assert_eq!(rig.metric("spurline_k8s_config_valid"), Some(1));
+}
+
+/// The hook of the CDI file in a container of a real runtime, whose user is not root. Within this host's hard limit, so
+/// that no capability is needed.
+#[test]
+fn the_hook_raises_locked_memory_for_a_user_without_privileges() {
+    let mut rig = NodeRig::new(&hosts::gb200(), &ib_config(8));
+    let out = rig.command(&["--cdi-memlock", "unlimited"]).output().unwrap();
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.code() == Some(2) && said.contains("give --use-cdi too"), "{said}");
+    let cdi = rig.path("cdi");
+    rig.start(&["--use-cdi", "--cdi-dir", cdi.to_str().unwrap(), "--cdi-memlock", "4M"]);
+    let file = cdi.join("spurline-rdma-ib.json");
+    let text = wait_for("the CDI file", || std::fs::read_to_string(&file).ok());
+    let spec: Value = serde_json::from_str(&text).unwrap();
+    let mut hook = spec["containerEdits"]["hooks"][0].clone();
+    assert_eq!(hook.as_object_mut().unwrap().remove("hookName").unwrap(), "createRuntime");
+
+    let found = |program: &str| Command::new(program).arg("--help").output().is_ok();
+    if !["runc", "busybox", "prlimit"].into_iter().all(found) {
+        return spurline_testkit::skip("runc", "there is no runc, busybox or prlimit here");
+    }
+    let bundle = rig.path("bundle");
+    for dir in ["bin", "proc", "dev", "sys"] {
+        std::fs::create_dir_all(bundle.join("rootfs").join(dir)).unwrap();
+    }
+    let shell = "cp \"$(command -v busybox)\" rootfs/bin/sh && runc spec";
+    assert!(Command::new("sh").args(["-c", shell]).current_dir(&bundle).status().unwrap().success());
+    let config = bundle.join("config.json");
+    let mut container: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    container["process"]["terminal"] = json!(false);
+    container["process"]["user"] = json!({ "uid": 1000, "gid": 1000 });
+    container["process"]["args"] = json!(["sh", "-c", "ulimit -l"]);
+    // What containerd sets; and words that look like the field that the hook reads.
+    container["process"]["rlimits"] = json!([{ "type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024 }]);
+    container["annotations"] = json!({ "a": "\"pid\": 1, ", "pid": "1" });
+    let run = |container: &Value, name: &str| {
+        std::fs::write(&config, container.to_string()).unwrap();
+        let id = format!("spurline-{name}-{}", std::process::id());
+        // The limit of a node's runtime: 64 KiB.
+        let limits = ["--memlock=65536:4194304", "runc", "run", &id];
+        let out = Command::new("prlimit").args(limits).current_dir(&bundle).output().unwrap();
+        (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (plain, said) = run(&container, "plain");
+    if plain.trim() != "64" {
+        return spurline_testkit::skip("runc", &format!("runc does not run here: {}", said.trim()));
+    }
+    container["hooks"] = json!({ "createRuntime": [hook] });
+    assert_eq!(run(&container, "hook"), ("4096\n".to_owned(), String::new()));
 }

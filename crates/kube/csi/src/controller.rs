@@ -1,7 +1,7 @@
 //! The CSI controller service: makes volumes from the parameters of a StorageClass. A volume is only a name and its
 //! attributes, so nothing is stored. It does not know nodes.
 
-use crate::node::{mount_flags, required};
+use crate::node::{check_access, mount_flags, required};
 use crate::pb;
 use crate::settings::VolumeSettings;
 use crate::volumes::{VolumeTable, status};
@@ -45,6 +45,7 @@ impl pb::controller_server::Controller for ControllerService {
         for capability in &request.volume_capabilities {
             let flags = mount_flags(Some(capability))?;
             let settings = VolumeSettings::parse(&request.parameters, &flags).map_err(status)?;
+            check_access(&settings, Some(capability))?;
             self.volumes.check(&settings).map_err(status)?;
         }
         let volume = pb::Volume {

@@ -23,6 +23,8 @@ pub struct LaunchPlan {
     pub launch: u32,
     /// The directory of the node that is the source, if it is one.
     pub source_dir: Option<PathBuf>,
+    /// Whether the source is changed.
+    pub writable: bool,
 }
 
 /// The state of a mount process.

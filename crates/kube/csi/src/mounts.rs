@@ -2,7 +2,7 @@
 //! a mount, which may hang. It does not know volumes.
 
 use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 use spurline_config::Fault;
 use spurline_fuse::{MountEntry, MountTable};
 use spurline_observe::locate::FS_TYPE;
@@ -40,11 +40,11 @@ pub(crate) fn is_mounted_below(dir: &Path) -> Result<bool, Fault> {
     Ok(table.entries().iter().any(|entry| entry.mountpoint.starts_with(dir)))
 }
 
-/// Binds the mount at `from` to the directory `to`, which is created.
+/// Binds the mount at `from` to the directory `to`, which is created, also read-only.
 ///
 /// # Errors
 /// When the directory can't be made, or the kernel refuses the bind.
-pub(crate) fn bind(from: &Path, to: &Path) -> Result<(), Fault> {
+pub(crate) fn bind(from: &Path, to: &Path, read_only: bool) -> Result<(), Fault> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o750)
@@ -54,6 +54,14 @@ pub(crate) fn bind(from: &Path, to: &Path) -> Result<(), Fault> {
         let _ = std::fs::remove_dir(to);
         let remedy = if e == Errno::PERM { "run the driver as root, in a pod with privileged: true" } else { "" };
         Fault::failed(format!("binding {} to {}: {e}", from.display(), to.display()), remedy)
+    })?;
+    if !read_only {
+        return Ok(());
+    }
+    mount_remount(to, MountFlags::BIND | MountFlags::RDONLY, "").map_err(|e| {
+        let _ = unmount(to, UnmountFlags::DETACH);
+        let _ = std::fs::remove_dir(to);
+        Fault::failed(format!("making {} read-only: {e}", to.display()), "")
     })
 }
 

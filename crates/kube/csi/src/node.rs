@@ -56,6 +56,24 @@ pub(crate) fn mount_flags(capability: Option<&pb::VolumeCapability>) -> Result<V
     }
 }
 
+/// Refuses the option `rw` for a claim that only reads.
+///
+/// # Errors
+/// When both are given.
+pub(crate) fn check_access(settings: &VolumeSettings, capability: Option<&pb::VolumeCapability>) -> Result<(), Status> {
+    use pb::volume_capability::access_mode::Mode;
+    let mode = capability.and_then(|one| one.access_mode.as_ref()).map(|one| one.mode());
+    match mode {
+        Some(Mode::MultiNodeReaderOnly | Mode::SingleNodeReaderOnly) if settings.is_writable() => {
+            Err(Status::invalid_argument(
+                "the volume has the mount option rw and the access mode ReadOnlyMany: write accessModes: \
+                 [ReadWriteMany], or leave rw out",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The volume that a request names.
 fn demand(
     volume_id: String,
@@ -64,6 +82,7 @@ fn demand(
     secrets: HashMap<String, String>,
 ) -> Result<VolumeDemand, Status> {
     let settings = VolumeSettings::parse(context, &mount_flags(capability)?).map_err(status)?;
+    check_access(&settings, capability)?;
     Ok(VolumeDemand { volume_id, settings, secrets })
 }
 
@@ -111,7 +130,7 @@ impl pb::node_server::Node for NodeService {
         let capability = request.volume_capability.as_ref();
         let demand = demand(request.volume_id, &request.volume_context, capability, request.secrets)?;
         let ephemeral = request.volume_context.get("csi.storage.k8s.io/ephemeral").is_some_and(|word| word == "true");
-        let target = PublishedTarget { path, pod: pod_of(&request.volume_context) };
+        let target = PublishedTarget { path, pod: pod_of(&request.volume_context), read_only: request.readonly };
         let volumes = Arc::clone(&self.volumes);
         finish(async move { volumes.publish(demand, target, !ephemeral).await }).await?;
         Ok(Response::new(pb::NodePublishVolumeResponse {}))

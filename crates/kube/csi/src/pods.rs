@@ -148,7 +148,9 @@ fn pod_of(template: &Value, plan: &LaunchPlan, name: &str, node: &str, node_word
     if let Some(source) = plan.source_dir.as_ref().map(|path| path.display().to_string()) {
         append(
             &mut container["volumeMounts"],
-            json!({ "name": "source", "mountPath": source, "readOnly": true, "mountPropagation": "HostToContainer" }),
+            json!({
+                "name": "source", "mountPath": source, "readOnly": !plan.writable, "mountPropagation": "HostToContainer",
+            }),
         );
         append(&mut spec["volumes"], json!({ "name": "source", "hostPath": { "path": source, "type": "Directory" } }));
     }
@@ -313,6 +315,7 @@ mod tests {
             memory: 512 << 20,
             launch: 3,
             source_dir: Some("/data".into()),
+            writable: false,
         }
     }
 

@@ -19,6 +19,9 @@ pub(crate) struct PublishedTarget {
     pub path: PathBuf,
     /// The pod; `None` where the caller does not name it.
     pub pod: Option<PodReference>,
+    /// Whether the pod may only read a volume that is written elsewhere.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// A volume of this node.
@@ -113,7 +116,7 @@ mod tests {
         let mut record = VolumeRecord::new("pv-1", settings);
         assert!(!record.is_used());
         let pod = PodReference { name: "p".into(), namespace: "n".into(), uid: "u".into() };
-        record.targets.push(PublishedTarget { path: "/t".into(), pod: Some(pod.clone()) });
+        record.targets.push(PublishedTarget { path: "/t".into(), pod: Some(pod.clone()), read_only: true });
         record.save(&at).unwrap();
         record.process = Some("7:8".into());
         record.save(&at).unwrap();

@@ -10,6 +10,8 @@ use std::path::Path;
 
 /// Attributes of a volume, with what they are for.
 const ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mountOptions", "memory"];
+/// Mount options of a volume that is written.
+const WRITABLE: [&str; 2] = ["rw", "writable"];
 /// Attributes that Kubernetes adds begin with this.
 const KUBERNETES: &str = "csi.storage.k8s.io/";
 /// What the provisioner adds to volumes that it made.
@@ -48,6 +50,8 @@ pub struct MountWords {
     pub words: Vec<String>,
     /// Memory limit of the process in bytes.
     pub memory: u64,
+    /// Whether the source is changed through the mount.
+    pub writable: bool,
 }
 
 /// Checks a mount with the parser of `spurline mount`, before a process is started.
@@ -60,6 +64,11 @@ pub trait MountArguments: Send + Sync + 'static {
 }
 
 impl VolumeSettings {
+    /// Whether the options ask for a mount that changes its source.
+    pub fn is_writable(&self) -> bool {
+        self.options.iter().any(|option| WRITABLE.contains(&option.as_str()))
+    }
+
     /// Reads a volume's attributes, and the mount options of its PersistentVolume or StorageClass.
     ///
     /// # Errors

@@ -209,7 +209,8 @@ impl VolumeTable {
             // Before the bind: a driver that ends here finds the directory again.
             record.save(&dir).map_err(status)?;
         }
-        if let Err(fault) = bind_target(&mount_point(&dir), &path) {
+        let bound = record.targets.iter().find(|known| known.path == path);
+        if let Err(fault) = bound.map_or(Ok(()), |target| bind_target(&mount_point(&dir), target)) {
             record.targets.retain(|known| known.path != path);
             if record.is_used() {
                 record.save(&dir).map_err(status)?;
@@ -409,7 +410,7 @@ impl VolumeTable {
     fn plan(&self, record: &VolumeRecord) -> Result<LaunchPlan, Fault> {
         let dir = self.dir_of(&record.volume_id);
         let files = find_secrets(&dir.join("secret"));
-        let MountWords { words, memory } = self.parts.arguments.of_mount(MountRequest {
+        let MountWords { words, memory, writable } = self.parts.arguments.of_mount(MountRequest {
             settings: &record.settings,
             own_flags: &files.flags,
             mountpoint: &mount_point(&dir),
@@ -426,6 +427,7 @@ impl VolumeTable {
             memory,
             launch: record.launches + 1,
             source_dir: source_dir(&record.settings.source),
+            writable,
         })
     }
 
@@ -550,7 +552,7 @@ impl VolumeTable {
         }
         let source = record.settings.source.clone();
         let outcome = match self.start_process(slot, record, since).await {
-            Ok(()) => record.targets.iter().try_for_each(|target| bind_target(&mount_point(&dir), &target.path)),
+            Ok(()) => record.targets.iter().try_for_each(|target| bind_target(&mount_point(&dir), target)),
             Err(why) => Err(Fault::failed(why.message(), "")),
         };
         match outcome {
@@ -627,14 +629,14 @@ async fn fetch_status(dir: &Path) -> Result<serde_json::Value, String> {
 }
 
 /// Binds the mount to a pod's directory, unless it is bound there; a dead mount is replaced.
-fn bind_target(point: &Path, target: &Path) -> Result<(), Fault> {
+fn bind_target(point: &Path, target: &PublishedTarget) -> Result<(), Fault> {
     let source = mounts::mount_at(point)?.map(|entry| entry.device);
-    match mounts::mount_at(target)? {
+    match mounts::mount_at(&target.path)? {
         Some(bound) if Some(bound.device) == source => return Ok(()),
-        Some(_) => mounts::detach_all(target)?,
+        Some(_) => mounts::detach_all(&target.path)?,
         None => {}
     }
-    mounts::bind(point, target)
+    mounts::bind(point, &target.path, target.read_only)
 }
 
 /// Notes why a volume can't be read, and when to try again.

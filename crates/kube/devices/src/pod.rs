@@ -4,6 +4,7 @@
 use crate::config::{PluginConfig, ResourceConfig};
 use crate::hca::{Hca, HcaLink, NodeHcas};
 use crate::select::select_hcas;
+use crate::verify::MEMLOCK_REMEDY;
 use serde_json::Value;
 use spurline_config::values::nearest_word;
 use spurline_fabric::finding::id;
@@ -248,7 +249,7 @@ impl PodExamination<'_> {
         let added: Vec<&str> =
             own["capabilities"]["add"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let may_lock = is_privileged || added.iter().any(|c| matches!(*c, "IPC_LOCK" | "ALL"));
-        let limits = "set LimitMEMLOCK=infinity in containerd.service, or raise the limit by a CDI or NRI hook";
+        let limits = format!("raise the limit for any user: {MEMLOCK_REMEDY}");
         if added.contains(&"CAP_IPC_LOCK") {
             let evidence = "capabilities.add has CAP_IPC_LOCK, and names have no CAP_ there".to_owned();
             self.add(id::K8S_POD_MEMLOCK, Severity::Error, subject, evidence, "write IPC_LOCK");
@@ -262,7 +263,7 @@ impl PodExamination<'_> {
             let evidence =
                 "it has no capability IPC_LOCK, so the runtime's limit of locked memory holds, often 64 KiB or 8 MiB"
                     .to_owned();
-            let remedy = format!("securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}; or {limits}");
+            let remedy = format!("as root: securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}; or {limits}");
             self.add(id::K8S_POD_MEMLOCK, Severity::Warning, subject, evidence, remedy);
         }
     }

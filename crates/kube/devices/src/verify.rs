@@ -5,6 +5,11 @@ use crate::hca::NodeHcas;
 use serde::Serialize;
 use spurline_fabric::{DevicePort, GidType, HostFacts, LinkLayer, PortState, RdmaDevice};
 
+/// How the limit of locked memory is raised for a container of any user.
+pub const MEMLOCK_REMEDY: &str = "--use-cdi --cdi-memlock unlimited of the device plugin (devicePlugin.useCdi and \
+                                  devicePlugin.memlock of `spurline k8s render`), the NRI plugin ulimit-adjuster, or \
+                                  LimitMEMLOCK=infinity in containerd.service";
+
 /// A row of the table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct VerifyRow {
@@ -171,7 +176,9 @@ fn verify_memlock(limits: &PodLimits<'_>) -> VerifyRow {
             "memlock",
             "this process",
             format!("{} KiB can be locked, {} are needed", limit >> 10, mib(limits.needed)),
-            "securityContext: {capabilities: {add: [IPC_LOCK]}} as root, or LimitMEMLOCK=infinity in containerd.service",
+            format!(
+                "as root: securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}; as another user: {MEMLOCK_REMEDY}"
+            ),
         ),
         Some(limit) => VerifyRow::passed("memlock", "this process", format!("{} can be locked", mib(limit))),
         None => VerifyRow::passed("memlock", "this process", "unlimited"),

@@ -48,6 +48,10 @@ fn plugin(source: FieldSource<'_>) -> Value {
                 json!(format!("--metrics=0.0.0.0:{METRICS_PORT}")),
             ],
             source.items_if(cdi, vec![json!("--use-cdi")]),
+            source.items_if(
+                Set("devicePlugin.memlock"),
+                vec![source.text("--cdi-memlock={}", "devicePlugin.memlock")],
+            ),
         ]),
         "ports": [{ "name": "metrics", "containerPort": METRICS_PORT }],
         "resources": { "requests": { "cpu": "5m", "memory": "16Mi" }, "limits": { "memory": "64Mi" } },

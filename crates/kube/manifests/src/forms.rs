@@ -155,6 +155,12 @@ fn check_values(values: &ClusterValues) -> Result<(), Fault> {
     if !["macvlan", "ipvlan", "ipoib"].contains(&network) {
         return Err(Fault::usage(format!("networkAttachment.type is '{network}'"), "write macvlan, ipvlan or ipoib"));
     }
+    if !text("devicePlugin.memlock").is_empty() && !on("devicePlugin.useCdi") {
+        return Err(Fault::usage(
+            "devicePlugin.memlock is set and devicePlugin.useCdi is false",
+            "set devicePlugin.useCdi to true: the limit is raised by a hook of CDI",
+        ));
+    }
     if on("nodes.enabled") && !on("coordinator.enabled") && text("registry").is_empty() {
         return Err(Fault::usage(
             "nodes.enabled is true and there is no registry: coordinator.enabled is false and registry is empty",

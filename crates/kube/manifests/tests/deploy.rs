@@ -112,6 +112,7 @@ fn helm_makes_the_same_objects() {
         "coordinator.storage=1Gi",
         "devicePlugin.nfdLabel=true",
         "devicePlugin.useCdi=true",
+        "devicePlugin.memlock=unlimited",
         "test.enabled=true",
         "networkAttachment.enabled=true",
         "networkAttachment.type=ipoib",

@@ -1,8 +1,9 @@
-//! Files of the Container Device Interface: one for each resource, one device for each HCA. It knows neither kubelet nor
-//! the runtime that reads them.
+//! Files of the Container Device Interface: one for each resource, one device for each HCA, with a hook that raises the
+//! limit of locked memory where that is wanted. It knows neither kubelet nor the runtime that reads them.
 
 use crate::advertised::AdvertisedResource;
 use serde_json::json;
+use spurline_types::Size;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -16,11 +17,57 @@ pub fn file_of(dir: &Path, resource: &str) -> PathBuf {
     dir.join(format!("{}.json", kind_of(resource).replace('/', "-")))
 }
 
+/// The limit of locked memory that containers with a device get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockedMemory {
+    /// None.
+    Unlimited,
+    /// This many bytes.
+    Bytes(u64),
+}
+
+impl std::str::FromStr for LockedMemory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "unlimited" => Ok(LockedMemory::Unlimited),
+            size => {
+                Ok(LockedMemory::Bytes(size.parse::<Size>().map_err(|e| format!("{e}; or write unlimited"))?.bytes()))
+            }
+        }
+    }
+}
+
+/// CDI has no edit for limits, so this one runs the host's prlimit(1) on the container's first process, whose id the
+/// runtime writes to the hook's standard input (OCI runtime specification, state). At `createRuntime` the process has no
+/// program yet, so all that it starts inherits the limit, whatever its user.
+fn memlock_hook(limit: LockedMemory) -> serde_json::Value {
+    let limit = match limit {
+        LockedMemory::Unlimited => "unlimited".to_owned(),
+        LockedMemory::Bytes(bytes) => bytes.to_string(),
+    };
+    // A quotation mark within another string of the state has a backslash before it, so only the field matches.
+    let pid = "\"$(sed -n 's/.*\"pid\" *: *\\([0-9][0-9]*\\).*/\\1/p')\"";
+    json!({
+        "hookName": "createRuntime",
+        "path": "/bin/sh",
+        "args": ["sh", "-c", format!("exec prlimit --memlock={limit}:{limit} --pid {pid}")],
+        "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+        "timeout": 10,
+    })
+}
+
 /// Writes the file of a resource, or removes it when no HCA has a device node.
 ///
 /// # Errors
 /// When the directory or the file can't be written.
-pub fn write_spec(dir: &Path, resource: &str, state: &AdvertisedResource) -> io::Result<()> {
+pub fn write_spec(
+    dir: &Path,
+    resource: &str,
+    state: &AdvertisedResource,
+    memlock: Option<LockedMemory>,
+) -> io::Result<()> {
     let node = |path: String| json!({"path": path.clone(), "hostPath": path, "permissions": "rw"});
     let devices: Vec<_> = state
         .hcas
@@ -36,7 +83,11 @@ pub fn write_spec(dir: &Path, resource: &str, state: &AdvertisedResource) -> io:
         return remove_spec(&file);
     }
     std::fs::create_dir_all(dir)?;
-    let spec = json!({"cdiVersion": "0.5.0", "kind": kind_of(resource), "devices": devices});
+    let mut spec = json!({"cdiVersion": "0.5.0", "kind": kind_of(resource), "devices": devices});
+    if let Some(limit) = memlock {
+        // Edits of the whole file are made once for a container, however many devices it has.
+        spec["containerEdits"] = json!({"hooks": [memlock_hook(limit)]});
+    }
     // A runtime reads every .json file of the directory at any time.
     let draft = file.with_extension("draft");
     std::fs::write(&draft, format!("{spec:#}\n"))?;
@@ -51,5 +102,17 @@ pub fn remove_spec(file: &Path) -> io::Result<()> {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_a_size_or_unlimited() {
+        assert_eq!("unlimited".parse(), Ok(LockedMemory::Unlimited));
+        assert_eq!("64M".parse(), Ok(LockedMemory::Bytes(64 << 20)));
+        assert!("much".parse::<LockedMemory>().unwrap_err().contains("or write unlimited"));
     }
 }

@@ -12,6 +12,7 @@ mod plugin;
 mod server;
 mod service;
 
+pub use cdi::LockedMemory;
 pub use metrics::PluginStatus;
 pub use plugin::{PluginSettings, RunningPlugin, start_plugin};
 

@@ -2,7 +2,7 @@
 //! what changed. Answers to kubelet are given elsewhere.
 
 use crate::advertised::AdvertisedResource;
-use crate::cdi;
+use crate::cdi::{self, LockedMemory};
 use crate::kubelet::{self, register_resource};
 use crate::metrics::{ObservedResource, PluginStatus, ResourceCounters};
 use crate::node_watch::NodeReader;
@@ -39,6 +39,8 @@ pub struct PluginSettings {
     pub host_root: Option<PathBuf>,
     /// Directory of CDI files; `None` gives pods device nodes.
     pub cdi_dir: Option<PathBuf>,
+    /// The limit of locked memory of containers with a device, by a hook in the CDI files; `None` leaves the runtime's.
+    pub cdi_memlock: Option<LockedMemory>,
     /// Time between two reads of HCA states.
     pub health_interval: Duration,
 }
@@ -318,7 +320,7 @@ impl DevicePluginLoop {
         }
         log_changes(name, &before, &state);
         if let Some(dir) = &self.settings.cdi_dir {
-            log_cdi(name, cdi::write_spec(dir, name, &state));
+            log_cdi(name, cdi::write_spec(dir, name, &state, self.settings.cdi_memlock));
         }
         served.state.send_replace(state);
     }
