@@ -109,7 +109,8 @@ use rig::{Node, mount};
 use spurline_net_sim::{FaultPlan, FaultRates};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, FileIdentity, FileTime, NamePath, NewTime, NodePath, OpId, WritableFile, WritableVolume,
+    AttrChange, Caller, Change, FileIdentity, FileLock, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime,
+    NodePath, OpId, WritableFile, WritableVolume,
 };
 use std::collections::BTreeSet;
 use std::fs;
@@ -458,4 +459,186 @@ fn a_node_with_another_directory_is_refused() {
     // The probe files are gone.
     assert_eq!(fs::read_dir(source.path()).unwrap().count() + fs::read_dir(other.path()).unwrap().count(), 0);
     let (_volume, _writes) = mount(source.path(), &[&one], None).unwrap();
+}
+
+fn lock_of(owner: u64, start: u64, end: u64, kind: LockKind) -> FileLock {
+    FileLock { family: LockFamily::Posix, owner, range: LockRange { start, end }, kind }
+}
+
+/// A lock that another mount took while its node was away is lost: nothing that was written under it arrives any more.
+#[test]
+fn a_lost_lock_fails_the_file_until_it_is_unlocked() {
+    let source = tempfile::tempdir().unwrap();
+    let mut node = Node::start(source.path(), true);
+    let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
+    let (_other, second) = mount(source.path(), &[&node], None).unwrap();
+    let file = create(&*writes, "f", 0).unwrap();
+    let again = writes.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let (mine, theirs) = (lock_of(1, 0, 9, LockKind::Write), lock_of(1, 5, 7, LockKind::Write));
+    file.set_lock(&mine, &root()).unwrap();
+    again.write_at(0, b"not synced", None).unwrap();
+    again.flush().unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    assert_eq!(other.set_lock(&theirs, &root()).unwrap_err().kind(), ErrorKind::Io(11));
+    assert!(other.test_lock(&theirs).unwrap().is_some());
+    // Taken again by the next process.
+    node.restart();
+    file.stat().unwrap();
+    assert_eq!(other.set_lock(&theirs, &root()).unwrap_err().kind(), ErrorKind::Io(11));
+    // Not fast enough.
+    node.restart();
+    other.set_lock(&theirs, &root()).unwrap();
+    other.write_at(0, b"the other's", None).unwrap();
+    other.sync(true).unwrap();
+    file.stat().unwrap();
+    let mut bytes = [0; 20];
+    assert_eq!(file.read_at(0, &mut bytes).unwrap_err().kind(), ErrorKind::Io(5));
+    // Through any open file: the bytes are refused, and that is reported.
+    again.write_at(0, b"too late", None).ok();
+    assert_eq!(again.sync(true).unwrap_err().kind(), ErrorKind::Io(5));
+    assert_eq!(fs::read(source.path().join("f")).unwrap(), b"the other's");
+    let all = lock_of(1, 0, u64::MAX >> 1, LockKind::Unlock);
+    file.set_lock(&all, &root()).unwrap();
+    assert_eq!(file.read_at(0, &mut bytes).unwrap(), 11);
+    drop(other);
+    file.set_lock(&mine, &root()).unwrap();
+    again.write_at(0, b"mine again", None).unwrap();
+    again.sync(true).unwrap();
+    assert_eq!(fs::read(source.path().join("f")).unwrap(), b"mine agains");
+}
+
+/// An open file of the model below.
+struct ModelFile {
+    mount: usize,
+    file: usize,
+    writes: bool,
+    open: Box<dyn WritableFile>,
+}
+
+/// Two mounts and two nodes, with calls drawn by a seed, faults of the network and nodes that are started again. What one
+/// has closed, synced or unlocked, every later open reads; own writes are read at once; locks are those of one table.
+fn close_to_open(seed: u64, steps: usize) {
+    const FILES: usize = 4;
+    let source = tempfile::tempdir().unwrap();
+    let mut nodes = [Node::start(source.path(), true), Node::start(source.path(), true)];
+    let plan = Arc::new(FaultPlan::new(seed, FaultRates::default()));
+    let mounts = [[0, 1], [1, 0]]
+        .map(|order| mount(source.path(), &order.map(|n: usize| &nodes[n]), Some(Arc::clone(&plan))).unwrap());
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut draw = |below: usize| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        ((state ^ state >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as usize % below
+    };
+    let path = |file: usize| format!("f{file}");
+    let mut content: Vec<Vec<u8>> = vec![Vec::new(); FILES];
+    // The mount with writes that no close, sync or unlock has published.
+    let mut unpublished: [Option<usize>; FILES] = [None; FILES];
+    let mut locks: [Option<usize>; FILES] = [None; FILES];
+    (0..FILES).for_each(|file| drop(create(&*mounts[0].1, &path(file), O_EXCL).unwrap()));
+    let mut opened: Vec<ModelFile> = Vec::new();
+    plan.set_rates(FaultRates { drop: 15, cut: 30, garbage: 15, ..FaultRates::default() });
+    let read_all = |open: &dyn WritableFile| {
+        let mut bytes = vec![0; 40_000];
+        let n = open.read_at(0, &mut bytes).unwrap();
+        bytes.truncate(n);
+        bytes
+    };
+    let whole = |kind| lock_of(3, 0, u64::MAX >> 1, kind);
+    for step in 0..steps {
+        let (mount, file) = (draw(2), draw(FILES));
+        let found = opened.iter().position(|open| (open.mount, open.file) == (mount, file));
+        // A file is written by one mount at a time, as its lock would have it.
+        let foreign = opened.iter().any(|open| open.writes && open.file == file && open.mount != mount);
+        match draw(16) {
+            // The one open file that has a lock stays the only one.
+            0..=2 if opened.len() < 8 && !foreign && (locks[file] != Some(mount) || found.is_none()) => {
+                let open = mounts[mount].1.open(dir(path(file).as_bytes()), O_RDWR, &root(), OP).unwrap();
+                assert_eq!(read_all(&*open), content[file], "seed {seed}, step {step}: an open for writing");
+                opened.push(ModelFile { mount, file, writes: true, open });
+            }
+            3 | 4 => {
+                let open = mounts[mount].1.open(dir(path(file).as_bytes()), 0, &root(), OP).unwrap();
+                if unpublished[file].is_none_or(|writer| writer == mount) {
+                    assert_eq!(read_all(&*open), content[file], "seed {seed}, step {step}: an open for reading");
+                }
+            }
+            5..=8 => {
+                let Some(at) = found else { continue };
+                let (offset, len) = (draw(20_000), 1 + draw(6000));
+                let bytes = pattern(len, step);
+                assert_eq!(opened[at].open.write_at(offset as u64, &bytes, None).unwrap(), len);
+                let end = content[file].len().max(offset + len);
+                content[file].resize(end, 0);
+                content[file][offset..offset + len].copy_from_slice(&bytes);
+                unpublished[file] = Some(mount);
+            }
+            9 => {
+                let Some(at) = found else { continue };
+                let len = draw(20_000);
+                let set = AttrChange { size: Some(len as u64), ..AttrChange::default() };
+                opened[at].open.set_attr(&set, &root(), OP).unwrap();
+                content[file].resize(len, 0);
+            }
+            10 => {
+                let Some(at) = found else { continue };
+                assert_eq!(read_all(&*opened[at].open), content[file], "seed {seed}, step {step}: own writes");
+                opened[at].open.sync(step % 2 == 0).unwrap();
+                unpublished[file] = None;
+            }
+            11 | 12 => {
+                let Some(at) = found else { continue };
+                let closed = opened.swap_remove(at);
+                closed.open.flush().unwrap();
+                drop(closed);
+                unpublished[file] = None;
+                locks[file] = locks[file].filter(|holder| *holder != mount);
+            }
+            13 => {
+                // One open file of each mount: locks belong to it.
+                let mut own = opened.iter().filter(|open| (open.mount, open.file) == (mount, file));
+                let (Some(open), None) = (own.next(), own.next()) else { continue };
+                let answer = open.open.set_lock(&whole(LockKind::Write), &root());
+                match (answer, locks[file]) {
+                    (Ok(()), None) => locks[file] = Some(mount),
+                    (Ok(()), Some(holder)) if holder == mount => {}
+                    (Err(error), Some(holder)) if holder != mount => assert_eq!(error.kind(), ErrorKind::Io(11)),
+                    (answer, holder) => panic!("seed {seed}, step {step}: {answer:?} while {holder:?} has it"),
+                }
+            }
+            14 => {
+                let Some(at) = found.filter(|_| locks[file] == Some(mount)) else { continue };
+                if opened.iter().filter(|open| (open.mount, open.file) == (mount, file)).count() == 1 {
+                    opened[at].open.set_lock(&whole(LockKind::Unlock), &root()).unwrap();
+                    (locks[file], unpublished[file]) = (None, None);
+                }
+            }
+            _ if draw(4) == 0 => {
+                nodes[draw(2)].restart();
+                // Each mount finds its files on the next process before another one asks for their locks.
+                for open in &opened {
+                    open.open.stat().unwrap();
+                }
+            }
+            _ => {}
+        }
+    }
+    plan.set_rates(FaultRates::default());
+    for open in opened.drain(..) {
+        open.open.flush().unwrap();
+        open.open.sync(false).unwrap();
+    }
+    for (file, wanted) in content.iter().enumerate() {
+        assert!(fs::read(source.path().join(path(file))).unwrap() == *wanted, "seed {seed}: f{file}");
+    }
+}
+
+/// `SPURLINE_WRITE_SEEDS=10..500` runs other seeds.
+#[test]
+fn two_mounts_agree_with_a_close_to_open_model() {
+    let seeds = std::env::var("SPURLINE_WRITE_SEEDS").unwrap_or("0..4".into());
+    let (first, last) = seeds.split_once("..").expect("SPURLINE_WRITE_SEEDS is FIRST..LAST");
+    for seed in first.parse().unwrap()..last.parse().unwrap() {
+        println!("SPURLINE_WRITE_SEEDS={seed}..{}", seed + 1);
+        close_to_open(seed, 200);
+    }
 }

@@ -7,6 +7,7 @@
 
 use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer};
 use super::files::{MOVES, OpenedAs, call_open};
+use super::held_locks::LostLocks;
 use super::retained::{AddedBytes, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
 use super::{GroupWrites, RequestContext};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -40,6 +41,7 @@ pub(crate) struct FileBytes {
     end: AtomicU64,
     /// Held during an append.
     appending: Mutex<()>,
+    pub lost_locks: LostLocks,
 }
 
 /// Which failures of its file an open file has reported.
@@ -418,6 +420,10 @@ impl GroupWrites {
         before: Option<u64>,
         change: &mut Option<u64>,
     ) -> (PieceOutcome, Option<Error>) {
+        // Another mount has the lock under which these bytes were written.
+        if let Err(error) = owner.bytes.lost_locks.check_none() {
+            return (PieceOutcome::Refused, Some(error));
+        }
         let home = owner.home();
         let ended = |error: Error, before| match is_transient(&error) {
             true => (PieceOutcome::Unsent(before), Some(error)),

@@ -186,7 +186,7 @@ impl OpenedAs {
         })?;
         tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
         writes.client.retries().add(1);
-        self.reclaim_locks(writes, &home);
+        self.reclaim_locks(writes, &home, lost);
         let another = home.instance != lost.instance;
         *self.home.lock() = home;
         if another {
@@ -223,7 +223,7 @@ pub(super) fn call_open(
     let mut before = None;
     let mut last = None;
     for _ in 0..MOVES {
-        opened.held.check_call(call)?;
+        opened.check_locks(call)?;
         let home = opened.home();
         match writes.send(CallTarget::Process(&home), call, context, number, before, dst) {
             Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {}
@@ -310,6 +310,7 @@ impl Drop for RemoteFile {
     fn drop(&mut self) {
         self.writes.end_behind(&self.opened);
         close_open(&self.writes, &self.opened);
+        self.opened.end_loss();
     }
 }
 
@@ -454,7 +455,7 @@ impl WritableFile for RemoteFile {
         let call = set_call(self.opened.number, lock);
         if lock.kind == LockKind::Unlock {
             // Forgotten first: a lock that is lost needs no node to be given up.
-            self.opened.held.note_lock(lock);
+            self.opened.note_lock(lock);
         } else {
             sent?;
         }
@@ -464,7 +465,7 @@ impl WritableFile for RemoteFile {
             if lock.kind == LockKind::Unlock {
                 return Ok(());
             }
-            self.opened.held.note_lock(lock);
+            self.opened.note_lock(lock);
             // If the file has moved since the answer, the lock was not among those that moved with it.
             if self.opened.home() == sent.home {
                 return Ok(());

@@ -10,7 +10,7 @@ use spurline_proto::WriteCall;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{Caller, FileLock};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// From `asm-generic/errno-base.h`.
@@ -37,28 +37,16 @@ impl HeldLocks {
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
+}
 
-    /// Notes a lock that was set or removed.
-    pub fn note_lock(&self, lock: &FileLock) {
-        let mut known = self.known.lock();
-        known.set_range(KnownLock { lock: *lock, pid: 0 });
-        self.any.store(!known.is_empty(), Ordering::Relaxed);
-        if known.is_empty() && self.lost.swap(false, Ordering::Relaxed) {
-            tracing::info!("a file whose locks were lost was unlocked");
-        }
-    }
+/// The open files of one object whose locks are lost. All of them fail: the owner of a lock may write through another one.
+#[derive(Default)]
+pub(crate) struct LostLocks(AtomicUsize);
 
-    /// Fails for a call that relies on locks which are lost.
-    pub fn check_call(&self, call: &WriteCall<'_>) -> Result<()> {
-        let relies = matches!(
-            call,
-            WriteCall::Read { .. }
-                | WriteCall::Write { .. }
-                | WriteCall::Allocate { .. }
-                | WriteCall::SetAttrOpen { .. }
-                | WriteCall::SetLock { .. }
-        );
-        if relies && self.lost.load(Ordering::Relaxed) {
+impl LostLocks {
+    /// Fails while there are some.
+    pub fn check_none(&self) -> Result<()> {
+        if self.0.load(Ordering::Acquire) > 0 {
             let why =
                 "the lock of this file was lost with a node, and another mount has it: close the file, or unlock it";
             return Err(Error::new(ErrorKind::Io(EIO), why));
@@ -68,16 +56,48 @@ impl HeldLocks {
 }
 
 impl OpenedAs {
-    /// Sets the locks again in process `home`, which has just opened the file.
-    pub(super) fn reclaim_locks(&self, writes: &GroupWrites, home: &HomeProcess) {
-        if !self.held.any() {
+    /// Notes a lock that was set or removed.
+    pub(super) fn note_lock(&self, lock: &FileLock) {
+        let mut known = self.held.known.lock();
+        known.set_range(KnownLock { lock: *lock, pid: 0 });
+        self.held.any.store(!known.is_empty(), Ordering::Relaxed);
+        if known.is_empty() {
+            self.end_loss();
+        }
+    }
+
+    /// The locks are gone, and so is their loss.
+    pub(super) fn end_loss(&self) {
+        if self.held.lost.swap(false, Ordering::AcqRel) {
+            self.bytes.lost_locks.0.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Fails for a call that relies on locks which are lost.
+    pub(super) fn check_locks(&self, call: &WriteCall<'_>) -> Result<()> {
+        let relies = matches!(
+            call,
+            WriteCall::Read { .. }
+                | WriteCall::Write { .. }
+                | WriteCall::Allocate { .. }
+                | WriteCall::SetAttrOpen { .. }
+                | WriteCall::SetLock { .. }
+        );
+        if relies { self.bytes.lost_locks.check_none() } else { Ok(()) }
+    }
+
+    /// Sets the locks again in process `home`, which has just opened the file that was open in `before`.
+    pub(super) fn reclaim_locks(&self, writes: &GroupWrites, home: &HomeProcess, before: &HomeProcess) {
+        if !self.held.any() || self.held.lost.load(Ordering::Acquire) {
             return;
         }
         let until = Instant::now() + RECLAIM.min(writes.client.patience().answer);
         let locks: Vec<FileLock> = self.held.known.lock().iter().map(|known| known.lock).collect();
         for lock in &locks {
-            let Err(error) = self.reclaim_lock(writes, home, lock, until) else { continue };
-            self.held.lost.store(true, Ordering::Relaxed);
+            let Err(error) = self.reclaim_lock(writes, (home, before), lock, until) else { continue };
+            if !self.held.lost.swap(true, Ordering::AcqRel) {
+                self.bytes.lost_locks.0.fetch_add(1, Ordering::AcqRel);
+            }
             tracing::warn!(
                 "a lock is lost with a node: {error}; the file fails with EIO until it is closed or unlocked"
             );
@@ -86,7 +106,13 @@ impl OpenedAs {
         tracing::info!(node = home.node, locks = locks.len(), "the locks of an open file moved to another node");
     }
 
-    fn reclaim_lock(&self, writes: &GroupWrites, home: &HomeProcess, lock: &FileLock, until: Instant) -> Result<()> {
+    fn reclaim_lock(
+        &self,
+        writes: &GroupWrites,
+        (home, before): (&HomeProcess, &HomeProcess),
+        lock: &FileLock,
+        until: Instant,
+    ) -> Result<()> {
         let root = Caller::default();
         loop {
             let call = set_call(self.number(), lock);
@@ -97,6 +123,12 @@ impl OpenedAs {
             };
             if error.kind() != ErrorKind::Io(EAGAIN) || Instant::now() >= until {
                 return Err(error);
+            }
+            if home.instance != before.instance {
+                // A process that is only cut off has the lock for this mount. It gives it up when it is reached, or when
+                // it has heard nothing for long.
+                let close = WriteCall::Close { file: self.number() };
+                let _ = writes.send(CallTarget::Process(before), &close, RequestContext::of(&root), 0, None, &mut []);
             }
             std::thread::sleep(RECLAIM_PAUSE);
         }

@@ -290,6 +290,27 @@ mod tests {
         assert_eq!(*session.begin_write(5).unwrap(), 5);
     }
 
+    /// The other open files stay: without a lock, none is in the way of another mount.
+    #[test]
+    fn idle_sessions_lose_the_files_with_locks_first() {
+        use spurline_volume::writes::{Caller, NodePath, WritableVolume as _};
+        let folder = tempfile::tempdir().unwrap();
+        let source = spurline_origin::WritableSource::open(folder.path(), None).unwrap();
+        let sessions = WriteSessions::default();
+        let session = sessions.session(1).unwrap();
+        for file in 1..=3 {
+            let at = NodePath { path: b"", expected: None };
+            let open = source.open_directory(at, &Caller::default()).unwrap();
+            session.add_object(file, OpenObject::Directory(open.into())).unwrap();
+        }
+        session.note_lock(1);
+        session.note_lock(2);
+        drop(session.close_object(2));
+        assert_eq!(sessions.expire_idle(Instant::now() + LOCKS_IDLE / 2), (0, 0));
+        assert_eq!(sessions.expire_idle(Instant::now() + LOCKS_IDLE), (0, 1));
+        assert!(session.open_object(1).is_none() && session.open_object(3).is_some());
+    }
+
     #[test]
     fn idle_sessions_end() {
         let sessions = WriteSessions::default();
