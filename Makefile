@@ -1,7 +1,7 @@
 # The two commands a fresh machine needs are `make demo` and `make test`. The work is done in scripts/.
 SHELL := /bin/bash
 
-.PHONY: help demo test build bench fmt lint deps install package image clean
+.PHONY: help demo test build bench fmt lint deps install package image test-arm64 clean
 
 help:
 	@echo "make demo     the main job on this machine, with no set-up: node, mount, cold and hot pass"
@@ -13,6 +13,7 @@ help:
 	@echo "make deps     install what is missing: system packages and the pinned Rust toolchain"
 	@echo "make install  programs, man pages, completions and systemd units below PREFIX (/usr/local), /etc/spurline,"
 	@echo "              and /sbin/mount.spurline for fstab"
+	@echo "make test-arm64  tests for arm64 in emulators, on amd64"
 	@echo "make package  a Debian package and an archive in target/packages; ARCH=arm64 cross-builds them"
 	@echo "make image    a container image as an OCI layout in target/packages; ARCH=arm64 cross-builds it"
 
@@ -48,13 +49,16 @@ install: build
 	@scripts/stage target/release "$(DESTDIR)" "$(PREFIX)"
 
 ARCH ?= $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
-package: build
+package:
 	@scripts/setup package
 	@scripts/package --arch $(ARCH) deb tarball
 
-image: build
+image:
 	@scripts/setup package
 	@scripts/package --arch $(ARCH) image
+
+test-arm64:
+	@scripts/test-arm64
 
 clean:
 	@. scripts/env && cargo clean

@@ -70,7 +70,7 @@ fn cpu_ns() -> u64 {
 /// Resident memory of this process, in bytes.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
+    text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * rustix::param::page_size() as u64
 }
 
 /// Nanoseconds of one `call`, made `times` times by each of `threads` threads at once.

@@ -186,7 +186,7 @@ impl RequestForgets for KernelPort {
 
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    text.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    text.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
 }
 
 /// One test, since it measures the memory of its process.

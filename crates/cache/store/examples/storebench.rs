@@ -26,7 +26,7 @@ fn cpu() -> Duration {
 
 fn rss() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    text.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4096
+    text.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * rustix::param::page_size() as u64
 }
 
 fn report(name: &str, bytes: u64, ops: u64, took: Duration, cpu: Duration) {

@@ -7,7 +7,7 @@ use spurline_store::{StoreConfig, index_bytes_per_block, synthesise};
 
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    text.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    text.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
 }
 
 #[test]
