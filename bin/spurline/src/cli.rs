@@ -195,11 +195,14 @@ Examples:
         --registry coordinator://head1:7400 --cache-group train -d";
 
 const STATS_EXAMPLES: &str = "\
-Sections of --schema: u usage, f fuse, m metadata, c blockcache, r remotecache (over any transport), e rdma, o object.
+Sections of --schema: u usage, f fuse, w writes, m metadata, c blockcache, r remotecache (over any transport), e rdma,
+o object.
 
 Examples:
   spurline stats /mnt/data
   spurline stats /mnt/data --json -c 1
+  A writable mount:
+    spurline stats /mnt/data --schema ufwr
   A node or a coordinator of this machine, by its address:
     spurline stats node1:7000 --schema ucro -l 5
   One of another machine, by the address of its metrics page (set --metrics there; the default is loopback only):

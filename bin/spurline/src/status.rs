@@ -151,13 +151,19 @@ fn writes_line(writes: &Value, stats: &Value) -> Option<String> {
     if let (Some(sessions), Some(files)) = (writes["sessions"].as_u64(), writes["open_files"].as_u64()) {
         return Some(format!("taken from mounts with --rw; {sessions} connected, {files} open files"));
     }
-    let fuse = &stats["fuse"];
+    let (fuse, behind) = (&stats["fuse"], &stats["writes"]);
     let (made, written) = (number(&fuse["change_ops"]), human_bytes(number(&fuse["write_bytes"])));
     let done = format!("{made} changes made, {written} written by requests");
-    Some(match writes["through_nodes"] == true {
-        true => format!("through nodes; {done}"),
-        false => format!("straight to the source; {done}"),
-    })
+    if writes["through_nodes"] != true {
+        return Some(format!("straight to the source; {done}"));
+    }
+    let bytes = |name: &str| human_bytes(number(&behind[name]));
+    let (dirty, memory, limit) = (bytes("dirty_bytes"), bytes("memory_bytes"), bytes("memory_limit_bytes"));
+    let failed = match number(&behind["failures"]) {
+        0 => String::new(),
+        n => format!("; {RED}{n} writes refused by the source after close or write had returned{RED:#}"),
+    };
+    Some(format!("through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{failed}"))
 }
 
 /// The local addresses of a peer's connections: ` from 10.0.0.1 on ib0, 10.0.1.1 on ib1`.
@@ -228,6 +234,16 @@ mod tests {
         assert_eq!(writes_line(&Value::Null, &stats), None, "an older process");
         let line = writes_line(&json!({"writable": true, "through_nodes": false}), &stats).unwrap();
         assert_eq!(line, "straight to the source; 7 changes made, 3.00 MiB written by requests");
+        let stats = json!({
+            "fuse": {"change_ops": 7, "write_bytes": 3 << 20},
+            "writes": {"dirty_bytes": 1 << 20, "memory_bytes": 2 << 20, "memory_limit_bytes": 100 << 20, "failures": 0}
+        });
+        let line = writes_line(&json!({"writable": true, "through_nodes": true}), &stats).unwrap();
+        assert_eq!(
+            line,
+            "through nodes; 7 changes made, 3.00 MiB written by requests; 1.00 MiB on the way, 2.00 MiB of 100 MiB held \
+             until durable"
+        );
         let line = writes_line(&json!({"writable": true, "sessions": 2, "open_files": 5}), &stats).unwrap();
         assert_eq!(line, "taken from mounts with --rw; 2 connected, 5 open files");
     }

@@ -35,7 +35,7 @@ struct StatsSection {
     columns: &'static [(&'static str, ColumnKind)],
 }
 
-const SECTIONS: [StatsSection; 7] = [
+const SECTIONS: [StatsSection; 8] = [
     StatsSection {
         letter: 'u',
         title: "usage",
@@ -53,6 +53,21 @@ const SECTIONS: [StatsSection; 7] = [
             ("lat", ColumnKind::Latency("fuse.busy_us", "fuse.ops")),
             ("read", ColumnKind::Flow("fuse.read_bytes")),
             ("err", ColumnKind::Rate("fuse.errors")),
+        ],
+    },
+    StatsSection {
+        letter: 'w',
+        title: "writes",
+        columns: &[
+            ("write", ColumnKind::Flow("fuse.write_bytes")),
+            ("lat", ColumnKind::Latency("fuse.write_us", "fuse.write_ops")),
+            ("chg", ColumnKind::Rate("fuse.change_ops")),
+            ("dirty", ColumnKind::Bytes("writes.dirty_bytes")),
+            ("behnd", ColumnKind::Latency("writes.behind_us", "writes.sent_ops")),
+            ("sync", ColumnKind::Latency("writes.sync_us", "writes.sync_ops")),
+            ("rsent", ColumnKind::Flow("writes.resent_bytes")),
+            ("fail", ColumnKind::Rate("writes.failures")),
+            ("srvd", ColumnKind::Flow("writes.served_bytes")),
         ],
     },
     StatsSection {
@@ -209,7 +224,7 @@ impl ColumnKind {
             ColumnKind::Count(name) => scaled_number(read_counter(now, name) as f64, 1000.0),
             ColumnKind::Rate(name) => {
                 let shown = scaled_number(grown(name) / seconds.max(1e-9), 1000.0);
-                let trouble = name.ends_with("errors") && grown(name) > 0.0;
+                let trouble = (name.ends_with("errors") || name.ends_with("failures")) && grown(name) > 0.0;
                 if trouble { (shown.0, AnsiColor::Red.on_default().bold()) } else { shown }
             }
             ColumnKind::Flow(name) => scaled_number(grown(name) / seconds.max(1e-9), 1024.0),
@@ -327,6 +342,23 @@ mod tests {
     }
 
     #[test]
+    fn a_writing_mount_and_its_node() {
+        let at = |n: u64| {
+            json!({
+                "fuse": {"write_bytes": (1u64 << 30) * n, "write_us": 500 * n, "write_ops": 4 * n, "change_ops": 30 * n},
+                "writes": {"dirty_bytes": 8 << 20, "behind_us": 6000 * n, "sent_ops": n, "sync_us": 0, "sync_ops": 0,
+                    "resent_bytes": 0, "failures": n, "served_bytes": 0}
+            })
+        };
+        let table = StatsTable::new("w").unwrap();
+        let [_, heads] = table.header_lines(false);
+        assert_eq!(heads, " write   lat   chg dirty behnd  sync rsent  fail  srvd");
+        let line = table.table_line(&at(1), &at(2), 1.0, false);
+        assert_eq!(line, " 1.00G  0.12    30 8.00M  6.00     -     0     1     0");
+        assert!(table.table_line(&at(1), &at(2), 1.0, true).contains("\u{1b}[1m\u{1b}[31m"), "failures are red");
+    }
+
+    #[test]
     fn colours_only_when_asked() {
         let [before, now] = recorded();
         let table = StatsTable::new("fo").unwrap();
@@ -340,7 +372,7 @@ mod tests {
     #[test]
     fn a_restarted_or_older_process_gives_no_nonsense() {
         let [before, now] = recorded();
-        let table = StatsTable::new("ufmcreo").unwrap();
+        let table = StatsTable::new("ufwmcreo").unwrap();
         let line = table.table_line(&now, &before, 1.0, false);
         assert!(!line.contains('T') || line.contains("5.00T"), "{line}");
         let empty = table.table_line(&json!({}), &json!({}), 0.0, false);

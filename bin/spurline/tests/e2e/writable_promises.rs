@@ -1,4 +1,4 @@
-//! Promises of SEMANTICS about writable mounts that no suite shows: users, devices, killed processes.
+//! Promises of SEMANTICS about writable mounts that no suite shows: replaced objects, users, devices, killed processes.
 
 use crate::common::*;
 use crate::writable_group::{Group, TmpFs, WAYS};
@@ -12,6 +12,31 @@ fn as_nobody(at: &std::path::Path, script: &str) -> Output {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", "cd \"$1\" && eval \"$2\"", "sh"]);
     finish(command.arg(at).arg(script).current_dir("/"))
+}
+
+/// Long cache times: the kernel uses names that are no longer right.
+const OLD_NAMES: [&str; 6] = ["--attr-cache", "60s", "--entry-cache", "60s", "--dir-entry-cache", "60s"];
+
+#[test]
+fn what_another_host_has_replaced_is_found_under_its_name() {
+    for nodes in [0, 2] {
+        let Some(group) = Group::start(nodes) else { return };
+        let mount = group.mount("mnt", 0, &[&OLD_NAMES[..], &["--no-passthrough"]].concat());
+        fs::create_dir(mount.path("dir")).unwrap();
+        fs::write(mount.path("dir/file"), "first").unwrap();
+        assert_eq!(fs::read(mount.path("dir/file")).unwrap(), b"first");
+        // Beside the mount: another file and another folder come under the names that the kernel holds.
+        fs::write(group.source.join("dir/new"), "second, longer").unwrap();
+        fs::rename(group.source.join("dir/new"), group.source.join("dir/file")).unwrap();
+        // A handle that is still being closed keeps the first one.
+        eventually("the name leads to the new file", || fs::read(mount.path("dir/file")).unwrap() == b"second, longer");
+        fs::rename(group.source.join("dir"), group.source.join("old")).unwrap();
+        fs::create_dir(group.source.join("dir")).unwrap();
+        fs::write(mount.path("dir/file"), "third").unwrap();
+        assert_eq!(fs::read(group.source.join("dir/file")).unwrap(), b"third");
+        assert_eq!(fs::read(group.source.join("old/file")).unwrap(), b"second, longer");
+        mount.unmount();
+    }
 }
 
 #[test]

@@ -258,6 +258,7 @@ fn writes_are_seen_in_the_access_log_in_stats_and_in_status() {
         for node in &group.nodes {
             let said = status(&node.address);
             assert!(said.contains("writes: taken from mounts with --rw; 1 connected, "), "{said}");
+            assert!(node.count("writes", "served_bytes") >= 5000 && node.count("writes", "served_ops") > 3);
         }
         mount.unmount();
     }

@@ -118,7 +118,7 @@ sections! {
         inode_limit_bytes: Gauge "bytes" "The share of --buffer-size for these inodes.",
         forgets_requested: Counter "inodes" "Inodes that the kernel was requested to forget because their memory was over its share.",
     }
-    /// Bytes written through nodes.
+    /// Bytes written through nodes: of a mount, and the requests that a node answered.
     writes: Writes {
         dirty_bytes: Gauge "bytes" "Bytes that programs have written and that no node has yet.",
         memory_bytes: Gauge "bytes" "Memory of bytes that no node has yet, or that no node has reported as durable.",
@@ -131,6 +131,9 @@ sections! {
         sync_us: Counter "microseconds" "Time spent on them, summed.",
         room_syncs: Counter "operations" "Those that were made because the memory for these bytes was full, or half full.",
         failures: Counter "operations" "Writes that the source refused after the program had gone on; reported at fsync and at close.",
+        served_ops: Counter "operations" "Requests of writing mounts that this node answered.",
+        served_bytes: Counter "bytes" "Bytes that these brought.",
+        served_us: Counter "microseconds" "Time spent on these, summed.",
     }
     /// Metadata of the origin.
     metadata: Metadata {

@@ -532,7 +532,15 @@ impl CacheNode {
             }
             NodeRequest::Warm { volume, verify, parts } => self.warm_parts(volume, verify, parts, responder),
             NodeRequest::Drop { volume, parts } => self.drop_parts(volume, parts, responder),
-            NodeRequest::Write(write) => self.serve_write(&write, responder),
+            NodeRequest::Write(write) => {
+                let start = Instant::now();
+                let result = self.serve_write(&write, responder);
+                let counted = &self.shared.stats.writes;
+                counted.served_ops.add(1);
+                counted.served_bytes.add(write.payload.len() as u64);
+                counted.served_us.add_us(start.elapsed());
+                result
+            }
             other => Err(Error::new(ErrorKind::Unsupported, format!("{other} is not served here"))),
         }
     }

@@ -216,8 +216,22 @@ impl WritableFileSystem {
         }
     }
 
-    /// Runs `op` on the object of a node, again when its path moved meanwhile.
+    /// Runs `op` on the object of a node, again when its path moved meanwhile. A path that leads nowhere is stale: the kernel
+    /// then looks its names up again.
     fn on_node<T>(
+        &self,
+        ino: u64,
+        caller: &FsCaller,
+        groups_decide: bool,
+        op: impl Fn(NodePath<'_>, &Caller) -> Result<T>,
+    ) -> FsResult<T> {
+        self.at_node(ino, caller, groups_decide, op).map_err(|error| match error.errno() {
+            libc::ENOENT | libc::ENOTDIR => FsError::Stale(ino),
+            _ => error,
+        })
+    }
+
+    fn at_node<T>(
         &self,
         ino: u64,
         caller: &FsCaller,
@@ -240,7 +254,7 @@ impl WritableFileSystem {
         groups_decide: bool,
         op: impl Fn(NamePath<'_>, &Caller) -> Result<T>,
     ) -> FsResult<T> {
-        self.on_node(parent, caller, groups_decide, |directory, caller| op(NamePath { directory, name }, caller))
+        self.at_node(parent, caller, groups_decide, |directory, caller| op(NamePath { directory, name }, caller))
     }
 
     /// Runs `attempt` until no rename but `own` ones can explain its failure.
