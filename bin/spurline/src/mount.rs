@@ -20,8 +20,20 @@ pub fn run(config: MountConfig, ready: ReadySignal) -> Result<(), Fault> {
     mount.join()
 }
 
-/// The first signal unmounts, the second ends the mount by force.
+/// The first signal unmounts, the second ends the mount by force, the third does not wait for nodes.
 fn stop_by_signal(stop: &Arc<MountStop>, count: u32) {
+    if let Some(unsent) = stop.describe_unsent() {
+        match count {
+            1 => {
+                tracing::warn!("no node has {unsent}; they are sent when their files are closed, or this process ends")
+            }
+            2 => tracing::warn!("lost, unless a node takes them now: {unsent}"),
+            _ => {
+                tracing::error!("lost: {unsent}");
+                std::process::exit(1);
+            }
+        }
+    }
     if count == 1 {
         let own = Arc::clone(stop);
         // On its own thread: an unmount takes a grace, within which a second signal counts.

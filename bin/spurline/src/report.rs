@@ -29,6 +29,11 @@ pub fn print_warnings(warnings: &[String]) {
     }
 }
 
+/// Prints a line of progress.
+pub fn print_note(line: &str) {
+    let _ = writeln!(anstream::stderr(), "{}", printable_lines(line));
+}
+
 /// Our own text of one or more lines, which may contain foreign text.
 fn printable_lines(words: &str) -> String {
     words.split('\n').map(|line| printable(line.as_bytes())).collect::<Vec<_>>().join("\n")

@@ -32,4 +32,5 @@ mod writable_group;
 mod writable_programs;
 mod writable_promises;
 mod writes;
+mod writes_behind;
 mod writes_nodes;

@@ -3,9 +3,10 @@
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::volume::{OpenVolume, open_volume};
-use crate::writes::{OpenWrites, capabilities_json, open_writes};
+use crate::writes::{OpenWrites, capabilities_json, describe_unsent, open_writes, unsent_json};
 use crate::{group, peer_status, setup};
 use serde_json::json;
+use spurline_client::GroupWrites;
 use spurline_config::{Fault, FuseIo, MountConfig};
 use spurline_fs::FileSystem;
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
@@ -120,6 +121,8 @@ impl PreparedMount {
         let works_on = Arc::clone(&volume.jobs);
         let jobs = JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
         let stop = Arc::new(MountStop::default());
+        let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
+        let _ = behind.map(|behind| stop.behind.set(behind));
         let target = admin_target(
             &config,
             (&volume, writes),
@@ -180,6 +183,10 @@ impl RunningMount {
         let RunningMount { session, parts: MountServices { admin, jobs, access_log, volume }, stop } = self;
         let at = session.mountpoint().display().to_string();
         let joined = session.join().map_err(mount_fault);
+        // Answers queries during that: an unmount shows what it waits for.
+        if let Some(behind) = stop.behind.get() {
+            behind.finish_closing();
+        }
         let ended = match stop.aborted.load(Ordering::SeqCst) {
             true => Err(Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), "")),
             false => joined,
@@ -198,6 +205,8 @@ impl RunningMount {
 /// Unmounts a mount, from before it is there.
 #[derive(Default)]
 pub struct MountStop {
+    /// Written bytes go to nodes later.
+    behind: OnceLock<Arc<GroupWrites>>,
     asked: AtomicBool,
     /// It was unmounted while files were open, which keep its session alive.
     detached: AtomicBool,
@@ -207,6 +216,11 @@ pub struct MountStop {
 }
 
 impl MountStop {
+    /// The written bytes that no node has yet, in words: they are lost if this process ends now. `None` if there are none.
+    pub fn describe_unsent(&self) -> Option<String> {
+        describe_unsent(&unsent_json(self.behind.get()?))
+    }
+
     /// Unmounts: at once, or as soon as the mount exists. Returns when it is unmounted, or detached after a grace.
     pub fn unmount(&self) {
         self.asked.store(true, Ordering::SeqCst);
@@ -423,8 +437,9 @@ fn admin_target(
     let (asked, counters) = (remote.clone(), Arc::clone(&stats));
     let (source, mountpoint) = (config.volume.source.to_string(), config.mountpoint.display().to_string());
     let (writable, through_nodes) = (writes.is_some(), remote.is_some());
+    let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
     let status = move || {
-        json!({
+        let mut status = json!({
             "kind": "mount",
             "state": setup::origin_state(&counters),
             "version": env!("CARGO_PKG_VERSION"),
@@ -435,7 +450,11 @@ fn admin_target(
             "disks": setup::disk_status(store.as_deref()),
             "peers": remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
             "group": follower.as_deref().map(group::group_status),
-        })
+        });
+        if let Some(behind) = &behind {
+            status["writes"]["behind"] = unsent_json(behind);
+        }
+        status
     };
     Arc::new(ProcessTarget {
         stats,

@@ -1,6 +1,7 @@
 //! Unmounts, also a mount that hangs or whose process is gone. It does not access the mount before the unmount call.
 
 use crate::locator::mount_process;
+use crate::writes::describe_unsent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -15,6 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// Interval of the reports during the wait for the mount's process.
+const UNSENT_INTERVAL: Duration = Duration::from_secs(1);
+
 /// How to unmount.
 #[derive(Debug, Clone, Copy)]
 pub struct UnmountRequest {
@@ -26,11 +30,19 @@ pub struct UnmountRequest {
     pub timeout: Duration,
 }
 
-/// Unmounts the mount of Spurline at `mountpoint`. `warn` receives what was left undone.
+/// What an unmount says while it goes on.
+pub struct UnmountReport<'a> {
+    /// Receives what was left undone.
+    pub warn: &'a dyn Fn(String),
+    /// Receives every second, during the wait for the mount's process, its written bytes that no node has yet.
+    pub unsent: &'a dyn Fn(String),
+}
+
+/// Unmounts the mount of Spurline at `mountpoint`.
 ///
 /// # Errors
 /// When the path is no mountpoint, is busy, or may not be unmounted by this user.
-pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, warn: &dyn Fn(String)) -> Result<(), Fault> {
+pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &UnmountReport<'_>) -> Result<(), Fault> {
     let mounts = locate::list_mounts()?;
     let found = locate::locate_mount(mountpoint, &mounts).filter(|l| l.below.is_empty());
     let Some(located) = found else {
@@ -53,12 +65,12 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, warn: &dyn Fn(S
     check_uncovered(&mount)?;
     let process = MountProcess::of_mount(&mount);
     if request.force {
-        abort_requests(&mount, warn)?;
+        abort_requests(&mount, report.warn)?;
     }
     unmount_now(&mount, request.lazy || request.force, request.force)?;
     match process {
         // With --lazy, an open file may keep it for days.
-        Some(process) if !request.lazy => process.wait_for_exit(request.timeout, &mount),
+        Some(process) if !request.lazy => process.wait_for_exit(request.timeout, &mount, report.unsent),
         _ => Ok(()),
     }
 }
@@ -203,11 +215,20 @@ impl MountProcess {
     }
 
     /// Waits until it has ended, so that the next mount can use its cache.
-    fn wait_for_exit(&self, limit: Duration, mount: &SpurlineMount) -> Result<(), Fault> {
+    fn wait_for_exit(&self, limit: Duration, mount: &SpurlineMount, unsent: &dyn Fn(String)) -> Result<(), Fault> {
         let start = Instant::now();
+        let admin = AdminPeer::Socket(self.socket.clone(), None);
+        let mut next = start + UNSENT_INTERVAL;
         while start.elapsed() < limit {
-            if self.ends_within(limit.saturating_sub(start.elapsed())) {
+            let left = limit.saturating_sub(start.elapsed());
+            if self.ends_within(left.min(UNSENT_INTERVAL)) {
                 return Ok(());
+            }
+            if Instant::now() >= next {
+                next = Instant::now() + UNSENT_INTERVAL;
+                // One that ends meanwhile does not answer.
+                let status = admin.fetch_status(UNSENT_INTERVAL).unwrap_or_default();
+                describe_unsent(&status["writes"]["behind"]).into_iter().for_each(unsent);
             }
         }
         let (at, seconds) = (mount.mountpoint.display(), limit.as_secs());

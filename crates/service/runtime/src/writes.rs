@@ -1,16 +1,22 @@
 //! Opens the changing side of a mount's volume, and describes it. It knows neither FUSE nor mountpoints.
 
 use serde_json::{Value, json};
-use spurline_client::GroupVolume;
+use spurline_client::{GroupVolume, GroupWrites};
 use spurline_config::{Fault, MountConfig, WritesConfig};
 use spurline_origin::{SourceLocation, Squash, WritableSource};
+use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{DirectoryRename, LockScope, WritableVolume, WriteCapabilities};
 use std::sync::Arc;
 
+/// The most files that a message names.
+const UNSENT_SHOWN: usize = 5;
+
 /// The changing side of a volume, and whether it acts for every user.
 pub(crate) struct OpenWrites {
     pub source: Arc<dyn WritableVolume>,
+    /// The same through nodes, which get written bytes later.
+    pub behind: Option<Arc<GroupWrites>>,
     pub serves_all_users: bool,
 }
 
@@ -25,16 +31,14 @@ pub(crate) fn open_writes(
 ) -> Result<OpenWrites, Fault> {
     if let Some(remote) = remote {
         // The nodes act for every user.
-        return Ok(OpenWrites {
-            source: remote.open_writes(writes.squash, config.volume.budget.write_bytes)?,
-            serves_all_users: true,
-        });
+        let source = remote.open_writes(writes.squash, config.volume.budget.write_bytes)?;
+        return Ok(OpenWrites { behind: Some(Arc::clone(&source)), source, serves_all_users: true });
     }
     let source = SourceLocation::parse(config.volume.source.as_str())?;
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
     let source = WritableSource::open(source.path(), squash)?;
     let serves_all_users = source.serves_all_users();
-    Ok(OpenWrites { source, serves_all_users })
+    Ok(OpenWrites { source, behind: None, serves_all_users })
 }
 
 /// Opens a node's source for changes.
@@ -53,6 +57,28 @@ pub(crate) fn open_node_writes(source: &str, writes: &WritesConfig) -> Result<Ar
         return Err(Error::new(ErrorKind::PermissionDenied, why));
     }
     Ok(opened)
+}
+
+/// Files with bytes that no node has yet, for `status`: the most first.
+pub(crate) fn unsent_json(writes: &GroupWrites) -> Value {
+    let mut files = writes.unsent_files();
+    files.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
+    let shown = files.iter().take(UNSENT_SHOWN).map(|(path, bytes)| json!({ "path": path, "bytes": bytes }));
+    json!({ "unsent_bytes": bytes, "unsent_files": files.len(), "unsent": shown.collect::<Vec<_>>() })
+}
+
+/// The bytes of [`unsent_json`] in words; `None` if there are none.
+pub fn describe_unsent(status: &Value) -> Option<String> {
+    let (bytes, files) = (status["unsent_bytes"].as_u64()?, status["unsent_files"].as_u64()?);
+    let shown = status["unsent"].as_array().into_iter().flatten().filter_map(|file| {
+        let size = human_bytes(file["bytes"].as_u64()?);
+        Some(format!("/{} ({size})", file["path"].as_str()?))
+    });
+    let shown: Vec<String> = shown.collect();
+    let more = files.saturating_sub(shown.len() as u64);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (bytes > 0).then(|| format!("{} of written bytes: {}{more}", human_bytes(bytes), shown.join(", ")))
 }
 
 /// What the source can do, for `spurline info`.
@@ -77,4 +103,18 @@ pub(crate) fn capabilities_json(can: &WriteCapabilities) -> Value {
         "holes": can.holes,
         "copy": can.copy,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsent_files_are_named() {
+        let status = |bytes, files| json!({ "unsent_bytes": bytes, "unsent_files": files, "unsent": [{ "path": "a/b", "bytes": bytes }] });
+        assert_eq!(describe_unsent(&status(0, 0)), None);
+        assert_eq!(describe_unsent(&status(2048, 1)).unwrap(), "2 KiB of written bytes: /a/b (2 KiB)");
+        assert!(describe_unsent(&status(2048, 3)).unwrap().ends_with("and 2 more"));
+        assert_eq!(describe_unsent(&Value::Null), None);
+    }
 }

@@ -6,7 +6,7 @@
 //! sync. Failures are counted per file, and reported at each open file's next sync and next close.
 
 use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer};
-use super::files::{MOVES, OpenedAs, call_open};
+use super::files::{MOVES, OpenedAs, call_open, close_open};
 use super::held_locks::LostLocks;
 use super::retained::{AddedBytes, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
 use super::{GroupWrites, RequestContext};
@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const SENDERS: usize = 4;
 /// How long a piece waits for more bytes.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Interval of looks at the files that are being closed.
+const CLOSING_PAUSE: Duration = Duration::from_millis(20);
 /// Unsent pieces of a file; above, its writers send too.
 const MOST_UNSENT: usize = 8;
 /// From `asm-generic/errno-base.h`.
@@ -42,6 +44,8 @@ pub(crate) struct FileBytes {
     /// Held during an append.
     appending: Mutex<()>,
     pub lost_locks: LostLocks,
+    /// Until then, it is known to have no file capabilities.
+    bare_until: Mutex<Option<Instant>>,
 }
 
 /// Which failures of its file an open file has reported.
@@ -78,6 +82,16 @@ impl FileBytes {
         if let Some(_none) = self.appending.try_lock() {
             self.end.store(size, Ordering::Relaxed);
         }
+    }
+
+    /// Whether the file is known to have no file capabilities (`security.capability`).
+    pub fn is_bare(&self) -> bool {
+        self.bare_until.lock().is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Notes that the file has no file capabilities, or that it may have some.
+    pub fn note_bare(&self, bare: bool) {
+        *self.bare_until.lock() = bare.then(|| Instant::now() + LONGEST_WAIT);
     }
 
     pub fn has_unsent(&self) -> bool {
@@ -142,13 +156,17 @@ enum SendJob {
     Piece(Weak<FileBytes>),
     /// A sync, so that memory becomes free.
     Room,
+    /// An open file that the program has closed while no node took its bytes; tried until then.
+    Close(Arc<OpenedAs>, Instant),
 }
 
 #[derive(Default)]
 struct SendJobs {
     ready: VecDeque<SendJob>,
     /// In the order of their times.
-    due: VecDeque<(Instant, Weak<FileBytes>)>,
+    due: VecDeque<(Instant, SendJob)>,
+    /// Jobs [`SendJob::Close`] that have not ended.
+    closing: usize,
     ended: bool,
 }
 
@@ -171,9 +189,9 @@ impl SendQueue {
         self.added.notify_one();
     }
 
-    fn push_due(&self, file: Weak<FileBytes>) {
+    fn push_due(&self, job: SendJob) {
         let mut jobs = self.jobs.lock();
-        jobs.due.push_back((Instant::now() + LONGEST_WAIT, file));
+        jobs.due.push_back((Instant::now() + LONGEST_WAIT, job));
         let first = jobs.due.len() == 1;
         drop(jobs);
         if first {
@@ -194,8 +212,8 @@ impl SendQueue {
             match jobs.due.front().map(|(at, _)| *at) {
                 None => self.added.wait(&mut jobs),
                 Some(at) if at <= Instant::now() => {
-                    let (_, file) = jobs.due.pop_front()?;
-                    return Some((SendJob::Piece(file), true));
+                    let (_, job) = jobs.due.pop_front()?;
+                    return Some((job, true));
                 }
                 Some(at) => {
                     self.added.wait_until(&mut jobs, at);
@@ -234,8 +252,17 @@ impl GroupWrites {
                 let sent = if all { self.send_all(&file) } else { self.send_ready(&file).map(drop) };
                 if let Err(error) = sent {
                     tracing::debug!("bytes of a write wait for a node: {error}");
-                    self.queue.push_due(Arc::downgrade(&file));
+                    self.queue.push_due(SendJob::Piece(Arc::downgrade(&file)));
                 }
+            }
+            SendJob::Close(opened, until) => {
+                let sent = self.send_all(&opened.bytes);
+                if sent.is_err() && Instant::now() < *until {
+                    self.queue.push_due(SendJob::Close(Arc::clone(opened), *until));
+                    return;
+                }
+                self.end_open(opened, sent.err());
+                self.queue.jobs.lock().closing -= 1;
             }
             SendJob::Room => {
                 // A failure is the file's, and an unreachable node stops the writers when the memory is full.
@@ -269,7 +296,7 @@ impl GroupWrites {
             }
         } else {
             if begun {
-                self.queue.push_due(Arc::downgrade(file));
+                self.queue.push_due(SendJob::Piece(Arc::downgrade(file)));
             }
             if ready {
                 self.queue.push_ready(SendJob::Piece(Arc::downgrade(file)));
@@ -552,10 +579,37 @@ impl GroupWrites {
         }
     }
 
-    /// An open file ends: its bytes are sent. Those that are not durable stay while another open file can send them again.
-    pub(super) fn end_behind(&self, opened: &OpenedAs) {
+    /// The program has closed a file, or its mount has ended: its bytes are sent, and it is closed. If no node takes them now,
+    /// threads try that for the time of an answer.
+    pub(super) fn close_behind(&self, opened: &Arc<OpenedAs>) {
+        let sent = match opened.failed_close() {
+            true => Err(unsteady()),
+            false => self.send_all(&opened.bytes),
+        };
+        if sent.is_ok() || !opened.bytes.has_unsent() {
+            return self.end_open(opened, None);
+        }
+        self.queue.jobs.lock().closing += 1;
+        let until = Instant::now() + self.client.patience().answer;
+        self.queue.push_due(SendJob::Close(Arc::clone(opened), until));
+    }
+
+    /// Waits until the files that were closed have ended.
+    pub fn finish_closing(&self) {
+        while self.queue.jobs.lock().closing > 0 {
+            std::thread::sleep(CLOSING_PAUSE);
+        }
+    }
+
+    /// Ends an open file. Its bytes that are not durable stay while another open file can send them again.
+    fn end_open(&self, opened: &OpenedAs, error: Option<Error>) {
+        self.leave_bytes(opened, error);
+        close_open(self, opened);
+        opened.end_loss();
+    }
+
+    fn leave_bytes(&self, opened: &OpenedAs, error: Option<Error>) {
         let file = &opened.bytes;
-        let sent = self.send_all(file);
         let home = opened.home();
         if file.list.lock().is_empty() {
             return;
@@ -568,7 +622,7 @@ impl GroupWrites {
         let lost = file.list.lock().pass_on(opened.number(), other, &self.client.stats, &mut changes);
         changes.into_iter().for_each(|number| self.numbers.end_number(number));
         if lost > 0 {
-            let error = sent.err().map_or_else(String::new, |error| format!(": {error}"));
+            let error = error.map_or_else(String::new, |error| format!(": {error}"));
             tracing::error!("{lost} bytes of '/{}' are lost, no node took them{error}", opened.shown_path());
             file.add_failure(Error::new(ErrorKind::Io(EIO), "no node took bytes of a closed file"));
         }
@@ -615,6 +669,11 @@ impl GroupWrites {
         if let Some(file) = self.known_bytes_of(identity) {
             file.list.lock().cut_at(size, &self.client.stats);
         }
+    }
+
+    /// The state of a file, if it is open.
+    pub(super) fn open_bytes_of(&self, identity: Option<FileIdentity>) -> Option<Arc<FileBytes>> {
+        identity.and_then(|identity| self.files.lock().get(&identity).and_then(Weak::upgrade))
     }
 
     /// The bytes of a file, if it is open and has some that are not durable.

@@ -15,6 +15,7 @@ use spurline_volume::writes::{
 };
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// From `asm-generic/fcntl.h`: flags that count only once.
 const O_CREAT: u32 = 0o100;
@@ -47,6 +48,8 @@ pub(crate) struct OpenedAs {
     pub reported: ReportedFailures,
     /// The process that copied bytes since the last sync, which are not kept here.
     copied: Mutex<Option<HomeProcess>>,
+    /// The last close failed, as no node took the bytes.
+    failed_close: AtomicBool,
     pub(super) held: HeldLocks,
 }
 
@@ -62,6 +65,7 @@ impl OpenedAs {
             reported: bytes.start_reports(),
             bytes,
             copied: Mutex::new(None),
+            failed_close: AtomicBool::new(false),
             held: HeldLocks::default(),
         }
     }
@@ -83,6 +87,7 @@ impl OpenedAs {
             bytes: Arc::default(),
             reported: ReportedFailures::default(),
             copied: Mutex::new(None),
+            failed_close: AtomicBool::new(false),
             held: HeldLocks::default(),
         }
     }
@@ -93,6 +98,11 @@ impl OpenedAs {
 
     pub fn home(&self) -> HomeProcess {
         self.home.lock().clone()
+    }
+
+    /// Whether the last close has reported that no node took the bytes.
+    pub fn failed_close(&self) -> bool {
+        self.failed_close.load(Ordering::Relaxed)
     }
 
     pub fn caller(&self) -> &Caller {
@@ -243,7 +253,7 @@ pub(super) fn call_open(
 }
 
 /// Closes an open object; its process may be gone, and the file with it.
-fn close_open(writes: &GroupWrites, opened: &OpenedAs) {
+pub(super) fn close_open(writes: &GroupWrites, opened: &OpenedAs) {
     writes.remove_open(opened.number);
     let call = WriteCall::Close { file: opened.number };
     let context = RequestContext::of(&opened.caller);
@@ -308,9 +318,7 @@ impl RemoteFile {
 
 impl Drop for RemoteFile {
     fn drop(&mut self) {
-        self.writes.end_behind(&self.opened);
-        close_open(&self.writes, &self.opened);
-        self.opened.end_loss();
+        self.writes.close_behind(&self.opened);
     }
 }
 
@@ -415,7 +423,9 @@ impl WritableFile for RemoteFile {
 
     fn flush(&self) -> Result<()> {
         let opened = &*self.opened;
-        self.writes.send_all(&opened.bytes)?;
+        let sent = self.send_bytes();
+        opened.failed_close.store(sent.is_err(), Ordering::Relaxed);
+        sent?;
         // The call finds out whether the process still has the bytes.
         let flushed = self.query(WriteCall::Flush { file: opened.number }, &opened.caller);
         opened.bytes.report_at_close(&opened.reported)?;

@@ -484,7 +484,12 @@ impl WritableVolume for GroupWrites {
                     self.cut_bytes_of(attr.identity, size);
                 }
             }
-            Change::SetXattr { .. } | Change::RemoveXattr { .. } => {}
+            Change::SetXattr { of, .. } => {
+                if let Some(open) = self.open_bytes_of(of.expected) {
+                    open.note_bare(false);
+                }
+            }
+            Change::RemoveXattr { .. } => {}
             _ => self.note(&path, &answer),
         }
         match answer {
@@ -495,9 +500,22 @@ impl WritableVolume for GroupWrites {
     }
 
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>> {
-        match self.query(at.path, WriteCall::GetXattr(at, name), caller)? {
-            WriteAnswer::Bytes(value) => Ok(value),
-            other => Err(unexpected(&other)),
+        // From `asm-generic/errno.h`.
+        const ENODATA: i32 = 61;
+        // The kernel requests them before each write. The source's kernel removes them at a write, whatever is known here.
+        let open = self.open_bytes_of(at.expected.filter(|_| name == b"security.capability"));
+        if open.as_ref().is_some_and(|open| open.is_bare()) {
+            return Err(Error::new(ErrorKind::Io(ENODATA), "the file has no capabilities"));
+        }
+        match self.query(at.path, WriteCall::GetXattr(at, name), caller) {
+            Ok(WriteAnswer::Bytes(value)) => Ok(value),
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) => {
+                if let Some(open) = open.filter(|_| error.kind() == ErrorKind::Io(ENODATA)) {
+                    open.note_bare(true);
+                }
+                Err(error)
+            }
         }
     }
 
