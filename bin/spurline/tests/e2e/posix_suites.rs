@@ -38,10 +38,17 @@ entries = [["daemon", "daemon"], ["bin", "bin"]]
 "#;
 
 /// Tests whose outcome on a mount says nothing, and the reason.
-const LEFT_OUT: [(&str, &str); 1] = [(
-    "link::link_count_max",
-    "the C library answers pathconf(_PC_LINK_MAX) itself, with 127 for every file system it does not know",
-)];
+const LEFT_OUT: [(&str, &str); 2] = [
+    (
+        "link::link_count_max",
+        "the C library answers pathconf(_PC_LINK_MAX) itself, with 127 for every file system it does not know",
+    ),
+    (
+        "open::etxtbsy",
+        "with O_RDONLY|O_TRUNC the kernel sends the truncation before it checks whether the file is being executed, and the \
+         program can end before that check",
+    ),
+];
 
 /// The outcome of each test in `at`.
 fn pjdfstest(program: &Path, config: &Path, at: &Path) -> BTreeMap<String, String> {
