@@ -63,6 +63,9 @@ pub enum CliCommand {
     /// List the rules of a group (pins and limits), with the bytes cached under each
     #[command(after_help = RULES_EXAMPLES)]
     Rules(RulesArgs),
+    /// Serve a mount to stock NFS clients over TCP and RDMA, by the kernel's NFS server
+    #[command(after_long_help = crate::export::EXAMPLES)]
+    Export(crate::export::ExportArgs),
     /// Measure throughput, operations, latency and processor time (runs the program spurline-bench)
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(BenchArgs),

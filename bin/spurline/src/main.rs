@@ -9,6 +9,7 @@ mod config_file;
 mod coordinator;
 mod demo;
 mod drain;
+mod export;
 mod fstab;
 mod generate;
 mod group_status;
@@ -100,6 +101,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Unpin(args) => rules::unpin_folders(args),
         CliCommand::Limit(args) => rules::limit_folders(args),
         CliCommand::Rules(args) => rules::list_rules(args),
+        CliCommand::Export(args) => export::run(args),
         CliCommand::Bench(args) => match bench::run(&args)? {},
         CliCommand::Net(args) => net::run(args),
         CliCommand::K8s(args) => k8s::run(args),

@@ -34,6 +34,8 @@ pub struct FileAttr {
 pub struct InodeEntry {
     /// The attributes. The lookup count of their `ino` was raised by one.
     pub attr: FileAttr,
+    /// Distinguishes inodes that have the same number in different mounts.
+    pub generation: u64,
     /// How long the name is valid for this inode.
     pub entry_ttl: Duration,
     /// How long the attributes are valid.

@@ -7,6 +7,7 @@ use crate::growth::OpenFiles;
 use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
 use crate::inode::{Inode, InodeTable, ROOT};
 use crate::inode_limit::LimitAlarm;
+use crate::name_records::NameRecords;
 use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use crate::readahead::ReadAhead;
@@ -15,8 +16,8 @@ use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Stats};
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Monotonic time since some moment before the file system was made.
@@ -46,6 +47,7 @@ pub struct FileSystem {
     capacity: Mutex<Option<(Duration, VolumeSpace)>>,
     readers: ActiveReaders,
     pub(crate) limit_alarm: LimitAlarm,
+    name_records: OnceLock<Arc<dyn NameRecords>>,
 }
 
 impl FileSystem {
@@ -80,7 +82,15 @@ impl FileSystem {
             capacity,
             readers,
             limit_alarm,
+            name_records: OnceLock::new(),
         }
+    }
+
+    /// Keeps the names of all inodes in `records` from now on, those of the present ones included: file handles of an NFS
+    /// server are resolved by them. Only the first call has an effect.
+    pub fn keep_names(&self, records: Arc<dyn NameRecords>) {
+        let records = self.name_records.get_or_init(|| records);
+        self.inodes.for_each(|inode| records.record_name(inode.ino, ROOT, inode.path()));
     }
 
     /// The file system's options.
@@ -110,6 +120,9 @@ impl FileSystem {
     pub(crate) fn intern_inode(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> Arc<Inode> {
         let (inode, new) = self.inodes.intern_path(path, attr, at, || self.open_inode(path, attr));
         if new {
+            if let Some(records) = self.name_records.get() {
+                records.record_name(inode.ino, ROOT, path);
+            }
             self.stats.fuse.inodes.add(1);
             self.stats.fuse.inode_bytes.add(inode.memory_bytes());
             if self.inodes.bytes() > self.config.inode_bytes {
@@ -155,9 +168,12 @@ impl FileSystem {
     /// # Errors
     /// `Stale` for a forgotten parent, `NotADirectory`, `NameTooLong`, or an error of the volume.
     pub fn lookup(&self, parent: u64, name: &[u8]) -> FsResult<LookupOutcome> {
-        let dir = self.live_inode(parent)?;
+        let dir = match self.inodes.get(parent) {
+            Some(dir) => dir,
+            None => return self.lookup_forgotten(parent, name),
+        };
         match name {
-            b"." => return self.lookup_path(dir.path()),
+            b"." => return self.lookup_itself(parent, dir.path()),
             b".." => return self.lookup_path(parent_of(dir.path())),
             b"" => return Err(FsError::Invalid("an empty name")),
             _ if name.len() > NAME_MAX => return Err(FsError::NameTooLong),
@@ -170,6 +186,27 @@ impl FileSystem {
             return Err(FsError::NotADirectory);
         }
         with_child(dir.path(), name, |path| self.lookup_path(path))
+    }
+
+    /// Finds an inode that the kernel has forgotten: it asks for `.` or `..` of a file handle.
+    fn lookup_forgotten(&self, ino: u64, name: &[u8]) -> FsResult<LookupOutcome> {
+        let path = self.name_records.get().and_then(|records| records.find_path(ino)).ok_or(FsError::Stale(ino))?;
+        match name {
+            b"." => self.lookup_itself(ino, &path),
+            b".." => self.lookup_path(parent_of(&path)),
+            _ => Err(FsError::Stale(ino)),
+        }
+    }
+
+    /// Finds the inode `ino` at its path; absent if the path has another one by now.
+    fn lookup_itself(&self, ino: u64, path: &[u8]) -> FsResult<LookupOutcome> {
+        match self.lookup_path(path)? {
+            LookupOutcome::Found(entry) if entry.attr.ino != ino => {
+                self.forget(entry.attr.ino, 1);
+                Ok(LookupOutcome::Absent { ttl: Duration::ZERO })
+            }
+            outcome => Ok(outcome),
+        }
     }
 
     fn lookup_path(&self, path: &[u8]) -> FsResult<LookupOutcome> {

@@ -16,6 +16,9 @@ use std::time::{Duration, SystemTime};
 /// The root's inode number.
 pub const ROOT: u64 = 1;
 
+/// A number that no inode has: 32-bit programs would take it for "unknown".
+const NO_INO: u64 = 0xffff_ffff;
+
 /// The low bits of an inode number select its shard, so that number and path are found under one lock.
 const SHARD_BITS: u32 = 6;
 const SHARDS: usize = 1 << SHARD_BITS;
@@ -39,9 +42,19 @@ fn key_of(kind: FileKind, id: ObjectId) -> InodeKey {
     }
 }
 
+/// The number of the inode with this key: the same in every mount of the source, so that an NFS server's file handles
+/// outlive a mount. Two inodes that the kernel references at the same time have different numbers all the same.
+fn number_of(key: InodeKey) -> u64 {
+    // Programs in languages without unsigned numbers would show the upper half as negative.
+    match key.0 & i64::MAX as u64 {
+        n @ (0 | ROOT | NO_INO) => n | 1 << 40,
+        n => n,
+    }
+}
+
 /// One file at one version, one directory, or one symbolic link at one version.
 pub struct Inode {
-    /// The inode number; never reused.
+    /// The inode number.
     pub ino: u64,
     /// File, directory or symbolic link.
     pub kind: FileKind,
@@ -124,6 +137,11 @@ impl Inode {
         let seen = Mutex::new(SeenAttr { mtime: attr.mtime, mode: attr.mode, at });
         let (lookup_count, opens) = (AtomicU64::new(0), Mutex::default());
         Inode { ino, kind: attr.kind, object, etag, growth, lookup_count, seen, opens }
+    }
+
+    /// Distinguishes inodes that have the same number in different mounts; 32 bits, as the kernel stores them.
+    pub fn generation(&self) -> u64 {
+        if self.ino == ROOT { 0 } else { key_of(self.kind, self.object.id).1 >> 32 }
     }
 
     /// The path below the source.
@@ -215,6 +233,7 @@ impl Inode {
     pub fn lookup_entry(&self, config: &FsConfig, age: Duration) -> InodeEntry {
         InodeEntry {
             attr: self.file_attr(config),
+            generation: self.generation(),
             entry_ttl: config.name_ttl(self.kind).saturating_sub(age),
             attr_ttl: config.attr_ttl.saturating_sub(age),
         }
@@ -231,10 +250,9 @@ pub struct InodeTable {
     bytes: AtomicU64,
 }
 
+#[derive(Default)]
 struct InodeShard {
     tables: RwLock<InodeMaps>,
-    /// The next number of this shard, without the shard's bits.
-    next: AtomicU64,
 }
 
 #[derive(Default)]
@@ -257,8 +275,7 @@ impl InodeTable {
         };
         let object = ObjectRef::new(source, b"", no_version.clone(), 0);
         let root = Arc::new(Inode::new(ROOT, object, &attr, Duration::ZERO));
-        let shard = |_| InodeShard { tables: RwLock::default(), next: AtomicU64::new(1) };
-        let (shards, bytes) = ((0..SHARDS).map(shard).collect(), AtomicU64::new(0));
+        let (shards, bytes) = ((0..SHARDS).map(|_| InodeShard::default()).collect(), AtomicU64::new(0));
         InodeTable { source: source.to_owned(), no_version, root, shards, bytes }
     }
 
@@ -270,9 +287,10 @@ impl InodeTable {
         self.shard_of(ino).tables.read().by_ino.get(&ino).cloned()
     }
 
-    /// The number of the inode of `path` with these attributes, if the kernel references one.
-    pub fn ino_of(&self, path: &[u8], attr: &ObjectAttr) -> Option<u64> {
-        self.find_known(path, attr).map(|inode| inode.ino)
+    /// The number of the inode of `path` with these attributes, which the kernel need not reference.
+    pub fn number_of(&self, path: &[u8], attr: &ObjectAttr) -> u64 {
+        let new = || number_of(key_of(attr.kind, self.object_id(path, attr)));
+        self.find_known(path, attr).map_or_else(new, |inode| inode.ino)
     }
 
     /// The number of the directory at `path`, if the kernel references one.
@@ -328,12 +346,10 @@ impl InodeTable {
             inode.refresh_attr(attr, at);
             return (inode, false);
         }
-        // Made outside the lock. If another thread was faster, one number stays unused.
-        let ino = shard.next.fetch_add(1, Ordering::Relaxed) << SHARD_BITS | (key.0 & (SHARDS as u64 - 1));
         let version = if attr.kind == FileKind::Directory { self.no_version.clone() } else { attr.version.clone() };
         let size = if attr.kind == FileKind::Directory { 0 } else { attr.size };
         let object = ObjectRef { id, path: path.into(), version, size };
-        let inode = Arc::new(Inode::new(ino, object, attr, at));
+        let mut inode = Inode::new(number_of(key), object, attr, at);
         let mut tables = shard.tables.write();
         if let Some(faster) = tables.find_matching(key, path, attr) {
             faster.lookup_count.fetch_add(1, Ordering::Relaxed);
@@ -342,9 +358,14 @@ impl InodeTable {
             faster.refresh_attr(attr, at);
             return (faster, false);
         }
-        inode.lookup_count.store(1, Ordering::Relaxed);
+        // An equal hash, or an inode with an older key of this path.
+        while tables.by_ino.contains_key(&inode.ino) {
+            inode.ino += SHARDS as u64;
+        }
+        *inode.lookup_count.get_mut() = 1;
+        let inode = Arc::new(inode);
         self.bytes.fetch_add(inode.memory_bytes(), Ordering::Relaxed);
-        tables.by_ino.insert(ino, Arc::clone(&inode));
+        tables.by_ino.insert(inode.ino, Arc::clone(&inode));
         tables.by_key.insert(key, Arc::clone(&inode));
         (inode, true)
     }

@@ -15,6 +15,7 @@ mod handle;
 mod inode;
 mod inode_limit;
 mod list;
+mod name_records;
 mod page_starts;
 mod passthrough;
 pub mod readahead;
@@ -27,6 +28,7 @@ pub use fs::{FileSystem, FsClock, OpenedFile};
 pub use inode::ROOT;
 pub use inode_limit::{ForgetCandidate, InodeLimiter, LimitAlarm, LimitedInodes, RequestForgets};
 pub use list::DirItem;
+pub use name_records::NameRecords;
 pub use passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 
 /// The longest name a file can have, in bytes.

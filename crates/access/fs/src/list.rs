@@ -8,8 +8,6 @@ use crate::handle::OpenKind;
 use crate::inode_limit::LimitedInodes as _;
 use spurline_types::FileKind;
 
-/// The inode number shown for a name that was listed but never looked up; no inode has it.
-const UNKNOWN_INO: u64 = 0xffff_ffff;
 /// Positions before the first name: `.` and `..`.
 const DOTS: u64 = 2;
 
@@ -19,7 +17,7 @@ pub struct DirItem<'a> {
     pub next: u64,
     /// The name.
     pub name: &'a [u8],
-    /// Inode number; 4294967295 if the name was never looked up.
+    /// Inode number.
     pub ino: u64,
     /// File, directory or symbolic link.
     pub kind: FileKind,
@@ -117,7 +115,7 @@ impl FileSystem {
                     }
                     taken
                 } else {
-                    let ino = self.inodes.ino_of(path, &listed.attr).unwrap_or(UNKNOWN_INO);
+                    let ino = self.inodes.number_of(path, &listed.attr);
                     take(&DirItem { next: position, name, ino, kind, entry: None })
                 }
             });

@@ -1,7 +1,6 @@
 //! Serves the kernel's requests from a [`FileSystem`]; it only converts types. All rules of the file system, errnos
 //! included, are in `spurline-fs`, where they are tested without a mount.
 
-use crate::ROOT_INO;
 use crate::backing::{BackingId, BackingRegistrar, RegisteredFile};
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
@@ -29,7 +28,6 @@ const REFUSALS: u32 = 8;
 /// A file system as a session's handler.
 pub struct FsHandler {
     file_system: Arc<FileSystem>,
-    generation: u64,
     passthrough: OnceLock<PassthroughState>,
     notifier: OnceLock<KernelNotifier>,
     inode_limiter: Mutex<Option<InodeLimiter>>,
@@ -57,7 +55,6 @@ impl FsHandler {
     pub fn new(fs: Arc<FileSystem>) -> Self {
         FsHandler {
             file_system: fs,
-            generation: draw_generation(),
             passthrough: OnceLock::new(),
             notifier: OnceLock::new(),
             inode_limiter: Mutex::default(),
@@ -76,9 +73,8 @@ impl FsHandler {
 
     fn lookup_reply(&self, found: &spurline_fs::InodeEntry) -> LookupReply {
         let attr = stat_attr(&found.attr);
-        // The kernel uses generation 0 for the root, whose number is the same in every mount.
-        let generation = if attr.ino == ROOT_INO { 0 } else { self.generation };
-        LookupReply { ino: attr.ino, generation, attr, entry_ttl: found.entry_ttl, attr_ttl: found.attr_ttl }
+        let &spurline_fs::InodeEntry { generation, entry_ttl, attr_ttl, .. } = found;
+        LookupReply { ino: attr.ino, generation, attr, entry_ttl, attr_ttl }
     }
 }
 

@@ -83,6 +83,22 @@ impl AdminPeer {
             }
         }
     }
+
+    /// Makes a mount keep the names of its inodes for an NFS server; sockets only.
+    ///
+    /// # Errors
+    /// As [`AdminPeer::fetch_stats`], and when the names can't be stored.
+    pub fn prepare_export(&self, limit: Duration) -> Result<()> {
+        match self {
+            AdminPeer::Socket(socket, user) => {
+                send_request_to(socket, *user, &json!({"op": "export"}), limit).map(|_| ())
+            }
+            AdminPeer::Http(address) => {
+                let text = format!("{address}: a metrics address prepares no export");
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
+    }
 }
 
 /// An error of a socket. A missed deadline gets a clear text in place of the system's.

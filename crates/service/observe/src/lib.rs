@@ -42,6 +42,14 @@ pub trait AdminTarget: Send + Sync + 'static {
         Err(Error::new(ErrorKind::Unsupported, "this process runs no jobs; use a mount or the coordinator"))
     }
 
+    /// Prepares the mount for an NFS server: its file handles outlive the mount from now on.
+    ///
+    /// # Errors
+    /// When this process has no mount, or the names can't be stored.
+    fn prepare_export(&self) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "this process has no mount"))
+    }
+
     /// Whether the process can do its work now.
     ///
     /// # Errors

@@ -32,6 +32,10 @@ pub struct SpurlineMount {
     pub uid: u32,
     /// The minor number of its device: its connection's name below /sys/fs/fuse/connections.
     pub minor: u32,
+    /// Whether users other than `uid` may use it.
+    pub allow_other: bool,
+    /// Whether it is mounted read-only.
+    pub read_only: bool,
 }
 
 /// The Spurline mounts of this mount namespace, the latest last.
@@ -76,6 +80,8 @@ fn parse_mountinfo(text: &[u8]) -> Vec<SpurlineMount> {
                 source: String::from_utf8_lossy(&unescape_octal(source)).into_owned(),
                 uid,
                 minor,
+                allow_other: options.split(',').any(|o| o == "allow_other"),
+                read_only: options.split(',').any(|o| o == "ro"),
             })
         })
         .collect()
@@ -300,7 +306,14 @@ mod tests {
     use super::*;
 
     fn mount(at: &Path) -> SpurlineMount {
-        SpurlineMount { mountpoint: at.to_owned(), source: "s".into(), uid: 0, minor: 0 }
+        SpurlineMount {
+            mountpoint: at.to_owned(),
+            source: "s".into(),
+            uid: 0,
+            minor: 0,
+            allow_other: false,
+            read_only: true,
+        }
     }
 
     #[test]

@@ -151,10 +151,11 @@ fn reply_to(line: &[u8], target: &dyn AdminTarget) -> Value {
             None => return invalid("info needs a path: text in 'path', or hexadecimal in 'path_hex'".into()),
         },
         Some("jobs") => target.jobs(&request),
+        Some("export") => target.prepare_export().map(|()| json!("ok")),
         Some("health") => target.health().map(|()| json!("ok")),
         other => {
             let named = other.unwrap_or("(none)");
-            return invalid(format!("unknown op '{named}'; there are stats, status, info, jobs, health"));
+            return invalid(format!("unknown op '{named}'; there are stats, status, info, jobs, export, health"));
         }
     };
     match answer {

@@ -104,6 +104,8 @@ pub struct ProcessTarget {
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
     /// The jobs of this process.
     pub jobs: Option<Arc<JobManager>>,
+    /// Prepares a mount for an NFS server.
+    pub export: Option<Box<dyn Fn() -> Result<()> + Send + Sync>>,
     /// Whether the service works.
     pub health: Box<dyn Fn() -> Result<()> + Send + Sync>,
 }
@@ -131,6 +133,10 @@ impl AdminTarget for ProcessTarget {
             Error::new(ErrorKind::Unsupported, why)
         };
         self.jobs.as_ref().ok_or_else(none)?.answer_request(request)
+    }
+    fn prepare_export(&self) -> Result<()> {
+        let none = || Error::new(ErrorKind::Unsupported, "this process has no mount");
+        self.export.as_ref().ok_or_else(none)?()
     }
     fn health(&self) -> Result<()> {
         (self.health)()

@@ -115,6 +115,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
             })
         },
         jobs: None,
+        export: None,
         health: Box::new(|| Ok(())),
     });
     let owner = listening.first().cloned().unwrap_or_default();

@@ -6,6 +6,7 @@
 pub mod admin;
 pub mod coordinator;
 pub mod drain;
+mod exported;
 pub mod group;
 pub mod group_nodes;
 pub mod jobs;

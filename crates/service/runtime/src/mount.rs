@@ -2,6 +2,7 @@
 //! command line: a front end stops the mount by [`MountStop`].
 
 use crate::admin::{AdminServices, ProcessTarget};
+use crate::exported::{ExportedNames, KeepNames};
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{OpenWrites, capabilities_json, describe_unsent, open_writes, unsent_json};
 use crate::{group, peer_status, setup};
@@ -49,6 +50,23 @@ pub struct PreparedMount {
 enum MountHandler {
     Reads(Arc<FsHandler>),
     Changes(Arc<WritableFsHandler>),
+}
+
+impl MountHandler {
+    /// How the file system keeps the names of its inodes. It does not keep the file system alive.
+    fn keep_names(&self) -> KeepNames {
+        match self {
+            MountHandler::Reads(handler) => {
+                let fs = Arc::downgrade(handler.fs());
+                Box::new(move |records| {
+                    if let Some(fs) = fs.upgrade() {
+                        fs.keep_names(records);
+                    }
+                })
+            }
+            MountHandler::Changes(_) => Box::new(|_| {}),
+        }
+    }
 }
 
 /// The services of a mount besides its session, in the order in which they end.
@@ -114,6 +132,8 @@ impl PreparedMount {
                 MountHandler::Changes(Arc::new(WritableFsHandler::new(Arc::new(fs))))
             }
         };
+        let exported = Arc::new(ExportedNames::new(config.volume.source.as_str(), &mountpoint, handler.keep_names()));
+        exported.open_if_exported();
         let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
         // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
         let chosen = Arc::new(OnceLock::new());
@@ -125,7 +145,7 @@ impl PreparedMount {
         let _ = behind.map(|behind| stop.behind.set(behind));
         let target = admin_target(
             &config,
-            (&volume, writes),
+            (&volume, writes, exported),
             stats,
             started,
             Arc::clone(&chosen),
@@ -425,7 +445,7 @@ impl spurline_fuse::RequestRecorder for FuseAccessLog {
 
 fn admin_target(
     config: &MountConfig,
-    (reads, writes): (&OpenVolume, Option<OpenWrites>),
+    (reads, writes, exported): (&OpenVolume, Option<OpenWrites>, Arc<ExportedNames>),
     stats: Arc<Stats>,
     started: Instant,
     fuse: Arc<OnceLock<String>>,
@@ -438,6 +458,7 @@ fn admin_target(
     let (source, mountpoint) = (config.volume.source.to_string(), config.mountpoint.display().to_string());
     let (writable, through_nodes) = (writes.is_some(), remote.is_some());
     let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
+    let shown = Arc::clone(&exported);
     let status = move || {
         let mut status = json!({
             "kind": "mount",
@@ -450,6 +471,7 @@ fn admin_target(
             "disks": setup::disk_status(store.as_deref()),
             "peers": remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
             "group": follower.as_deref().map(group::group_status),
+            "export": shown.to_json(),
         });
         if let Some(behind) = &behind {
             status["writes"]["behind"] = unsent_json(behind);
@@ -477,6 +499,7 @@ fn admin_target(
         }),
         status: Box::new(status),
         jobs: Some(board),
+        export: Some(Box::new(move || exported.keep_names())),
         health: Box::new(move || {
             stop.check_serves()?;
             asked.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))

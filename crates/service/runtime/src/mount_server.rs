@@ -89,7 +89,14 @@ mod tests {
 
     #[test]
     fn a_mount_that_nobody_has_open_is_served_by_nobody_or_that_can_not_be_seen() {
-        let mount = SpurlineMount { mountpoint: "/no/such/mount".into(), source: "s".into(), uid: 0, minor: u32::MAX };
+        let mount = SpurlineMount {
+            mountpoint: "/no/such/mount".into(),
+            source: "s".into(),
+            uid: 0,
+            minor: u32::MAX,
+            allow_other: false,
+            read_only: true,
+        };
         assert!(!matches!(find_server(&mount, &[]), MountServer::Process(_)));
     }
 }

@@ -180,6 +180,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
             })
         },
         jobs: None,
+        export: None,
         health: Box::new(move || setup::check_disks(&store.as_deref().map(|store| store.disks()).unwrap_or_default())),
     });
     let asked = Arc::downgrade(&look);

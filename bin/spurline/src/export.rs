@@ -1,0 +1,431 @@
+//! `spurline export`: the kernel's NFS server over a mount. The export crate knows the files, the changes and the
+//! requirements.
+
+use crate::net::facts::FromArgs;
+use crate::net::table::{BAD, DIM, GOOD, HEAD, WARN};
+use crate::report::printable;
+use clap::Args;
+use serde_json::{Value, json};
+use spurline_config::Fault;
+use spurline_export::{
+    ExportPlan, MountFacts, NfsMount, RequirementOutcome, RequirementState, ServerChange, ServerState, apply_plan,
+    check_requirements, client_mounts, parse_mountstats, reach_of, remove_export, shown_path,
+};
+use spurline_fabric::HostFacts;
+use spurline_observe::locate::{self, SpurlineMount};
+use spurline_runtime::locator::{ANSWER, locate_path};
+use std::net::{IpAddr, ToSocketAddrs as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Examples of --help.
+pub const EXAMPLES: &str = "\
+Without --apply and --remove nothing is changed: requirements, changes and the clients' commands are printed.
+
+Examples:
+  What would be done, and what clients type:
+    spurline export /mnt/data --clients 10.0.0.0/24 --rdma
+  Do it:
+    spurline export /mnt/data --clients 10.0.0.0/24 --rdma --apply
+  On a client, after mounting: which transport carries the data, and over how many connections:
+    spurline export --check server1
+  Take it back:
+    spurline export /mnt/data --remove";
+
+/// Most threads by default.
+const THREADS_MAX: usize = 64;
+
+/// The arguments of `export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Mountpoint
+    #[arg(required_unless_present = "check")]
+    pub mountpoint: Option<PathBuf>,
+    /// Clients that may mount it: networks, addresses, host names or * [default: the networks of this host's interfaces]
+    #[arg(long, value_name = "CIDR[,…]", value_delimiter = ',', value_parser = parse_client)]
+    pub clients: Vec<String>,
+    /// Serve over RDMA too, at port 20049
+    #[arg(long)]
+    pub rdma: bool,
+    /// Clients may write; the mount must be writable
+    #[arg(long)]
+    pub rw: bool,
+    /// The root user of a client is root on the mount too; without it, an unprivileged user
+    #[arg(long)]
+    pub no_root_squash: bool,
+    /// Threads of the NFS server, if it does not run yet [default: 2 for each processor, 8 to 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+    /// Print what would be done (the default)
+    #[arg(long, group = "action")]
+    pub print: bool,
+    /// Do it
+    #[arg(long, group = "action")]
+    pub apply: bool,
+    /// Take back what --apply has done
+    #[arg(long, group = "action")]
+    pub remove: bool,
+    /// On a client: how the NFS mounts of this server carry their data
+    #[arg(long, value_name = "HOST", group = "action", conflicts_with_all = ["mountpoint", "clients", "rdma", "rw"])]
+    pub check: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A word of exports(5) that stands for clients.
+fn parse_client(text: &str) -> Result<String, String> {
+    let network = |address: &str, prefix: &str| {
+        let most = match address.parse::<IpAddr>() {
+            Ok(IpAddr::V4(_)) => 32,
+            Ok(IpAddr::V6(_)) => 128,
+            Err(_) => return Err(format!("{address} is no address")),
+        };
+        match prefix.parse::<u8>() {
+            Ok(n) if n <= most => Ok(text.to_owned()),
+            _ => Err(format!("/{prefix} is no prefix length from 0 to {most}")),
+        }
+    };
+    if let Some((address, prefix)) = text.split_once('/') {
+        return network(address, prefix);
+    }
+    let name = |c: char| c.is_ascii_alphanumeric() || ".-_:*?@[]".contains(c);
+    match !text.is_empty() && text.chars().all(name) {
+        true => Ok(text.to_owned()),
+        false => Err("give a network (10.0.0.0/24), an address, a host name, @netgroup or *".into()),
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the path is no mount, a requirement is missing, or a change fails.
+pub fn run(args: ExportArgs) -> Result<ExitCode, Fault> {
+    if let Some(host) = &args.check {
+        return check_client(host, args.json);
+    }
+    let mountpoint = args.mountpoint.as_deref().unwrap_or(Path::new("/"));
+    let facts = HostFacts::read_from(&FromArgs { from: None }.tree()?);
+    if args.remove {
+        return take_back(&args, mountpoint);
+    }
+    let mount = find_mount(mountpoint)?;
+    let plan = plan_of(&args, &mount, &facts)?;
+    let server = ServerState::read();
+    let seen = MountFacts { allow_other: mount.allow_other, read_only: mount.read_only };
+    let requirements = check_requirements(&plan, &seen, &server, &facts);
+    let missing = requirements.iter().any(|r| r.state == RequirementState::Missing);
+    let changes = plan.changes(&server, Path::new("/"));
+    if !args.apply {
+        show(&args, &plan, &requirements, &changes, &server, &facts);
+        return Ok(ExitCode::from(if missing { 3 } else { 0 }));
+    }
+    if let Some(first) = requirements.iter().find(|r| r.state == RequirementState::Missing) {
+        return Err(Fault::missing(
+            format!("{} can't be exported: {}: {}", plan.mountpoint.display(), first.name, first.evidence),
+            first.remedy.clone(),
+        ));
+    }
+    apply(&args, &plan, &requirements, &facts)
+}
+
+fn apply(
+    args: &ExportArgs,
+    plan: &ExportPlan,
+    requirements: &[RequirementOutcome],
+    facts: &HostFacts,
+) -> Result<ExitCode, Fault> {
+    let (_, peer) = locate_path(&plan.mountpoint)?;
+    let mut made = Vec::new();
+    let applied = apply_plan(plan, Path::new("/"), &mut || peer.prepare_export(ANSWER), &mut |change| {
+        if !args.json {
+            anstream::println!("{DIM}{}{DIM:#}", change.command_line());
+        }
+        made.push(change.clone());
+    });
+    applied.map_err(|error| {
+        let remedy = format!("`spurline export {} --remove` takes back what was done", plan.mountpoint.display());
+        Fault::failed(error.message(), remedy)
+    })?;
+    let server = ServerState::read();
+    if plan.rdma && !server.serves_rdma() {
+        return Err(Fault::failed(
+            format!("the NFS server does not listen for RDMA: its ports are {}", server.ports.join(", ")),
+            "see the kernel's log (dmesg) about rpcrdma; TCP works",
+        ));
+    }
+    show(args, plan, requirements, &made, &server, facts);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
+    // The mount may be gone: then the record knows the source.
+    let plan = match find_mount(mountpoint) {
+        Ok(mount) => Some((mount.source, mount.mountpoint)),
+        Err(_) => {
+            let at = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
+            let records = spurline_export::ExportRecord::read_all(Path::new("/"));
+            records.into_iter().find(|(_, r)| r.mountpoint == at).map(|(_, r)| (r.source, r.mountpoint))
+        }
+    };
+    let nothing = || {
+        Fault::failed(
+            format!("{} is not exported by `spurline export`", mountpoint.display()),
+            "`exportfs -v` lists all exports of this host",
+        )
+    };
+    let (source, mountpoint) = plan.ok_or_else(nothing)?;
+    let plan = ExportPlan {
+        shown_path: mountpoint.clone(),
+        mountpoint,
+        source,
+        clients: Vec::new(),
+        writable: false,
+        trust_root: false,
+        rdma: false,
+        threads: 0,
+    };
+    let mut made = Vec::new();
+    let removed = remove_export(&plan, Path::new("/"), &mut |change| {
+        if !args.json {
+            anstream::println!("{DIM}{}{DIM:#}", change.command_line());
+        }
+        made.push(change.command_line());
+    });
+    match removed {
+        Ok(false) => Err(nothing()),
+        Ok(true) => {
+            if args.json {
+                anstream::println!("{}", json!({ "changes": made }));
+            } else {
+                anstream::println!("{GOOD}{} is no longer exported{GOOD:#}", plan.mountpoint.display());
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => Err(Fault::failed(error.message(), "run it as root; what was not removed is still there")),
+    }
+}
+
+fn find_mount(path: &Path) -> Result<SpurlineMount, Fault> {
+    let mounts = locate::list_mounts()?;
+    let found = locate::locate_mount(path, &mounts).filter(|l| l.below.is_empty());
+    found.map(|located| located.mount).ok_or_else(|| {
+        let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
+        let remedy = match known.is_empty() {
+            true => "Spurline has no mounts here".into(),
+            false => format!("its mounts are: {}", known.join(", ")),
+        };
+        Fault::failed(format!("{} is not a mountpoint of spurline", path.display()), remedy)
+    })
+}
+
+fn plan_of(args: &ExportArgs, mount: &SpurlineMount, facts: &HostFacts) -> Result<ExportPlan, Fault> {
+    let clients = match args.clients.is_empty() {
+        false => args.clients.clone(),
+        true => own_networks(facts),
+    };
+    if clients.is_empty() {
+        return Err(Fault::usage("this host's interfaces have no networks", "name the clients: --clients 10.0.0.0/24"));
+    }
+    let processors = std::thread::available_parallelism().map_or(8, usize::from);
+    let threads = args.threads.unwrap_or((2 * processors).clamp(8, THREADS_MAX) as u32);
+    Ok(ExportPlan {
+        shown_path: shown_path(Path::new("/"), &mount.mountpoint)?,
+        mountpoint: mount.mountpoint.clone(),
+        source: mount.source.clone(),
+        clients,
+        writable: args.rw,
+        trust_root: args.no_root_squash,
+        rdma: args.rdma,
+        threads,
+    })
+}
+
+/// The networks that this host's interfaces are in, loopback and link-local left out.
+fn own_networks(facts: &HostFacts) -> Vec<String> {
+    let (reach, _) = reach_of(facts);
+    let mut networks: Vec<String> = Vec::new();
+    for (ip, prefix) in facts.interfaces.iter().filter(|i| i.is_up).flat_map(|i| i.addresses.iter()) {
+        if !reach.contains(ip) {
+            continue;
+        }
+        let network = match ip {
+            IpAddr::V4(v4) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(*prefix)).unwrap_or(0);
+                IpAddr::V4((v4.to_bits() & mask).into())
+            }
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(*prefix)).unwrap_or(0);
+                IpAddr::V6((v6.to_bits() & mask).into())
+            }
+        };
+        let text = format!("{network}/{prefix}");
+        if !networks.contains(&text) {
+            networks.push(text);
+        }
+    }
+    networks
+}
+
+fn show(
+    args: &ExportArgs,
+    plan: &ExportPlan,
+    requirements: &[RequirementOutcome],
+    changes: &[ServerChange],
+    server: &ServerState,
+    facts: &HostFacts,
+) {
+    let (addresses, rails) = reach_of(facts);
+    let lines = client_mounts(&plan.shown_path, &addresses, &rails, plan.rdma);
+    if args.json {
+        let requirements: Vec<Value> = requirements
+            .iter()
+            .map(|r| json!({ "name": r.name, "state": r.state.word(), "evidence": r.evidence, "remedy": r.remedy }))
+            .collect();
+        let changes: Vec<Value> = changes
+            .iter()
+            .map(|change| match change {
+                ServerChange::Write { path, text } => {
+                    json!({ "command": change.command_line(), "path": path, "text": text })
+                }
+                _ => json!({ "command": change.command_line() }),
+            })
+            .collect();
+        let lines: Vec<Value> =
+            lines.iter().map(|l| json!({ "title": l.title, "command": l.command, "note": l.note })).collect();
+        anstream::println!(
+            "{}",
+            json!({
+                "id": plan.id(),
+                "fsid": plan.fsid(),
+                "mountpoint": plan.mountpoint,
+                "clients": plan.clients,
+                "applied": args.apply,
+                "requirements": requirements,
+                "changes": changes,
+                "mounts": lines,
+                "server": server.to_json(),
+            })
+        );
+        return;
+    }
+    if !args.apply {
+        anstream::println!("{HEAD}Requirements{HEAD:#}");
+        for r in requirements {
+            let (word, style) = match r.state {
+                RequirementState::Met => ("ok", GOOD),
+                RequirementState::Limited => ("limited", WARN),
+                RequirementState::Missing => ("missing", BAD),
+            };
+            anstream::println!("  {style}{word:<8}{style:#} {:<12} {}", r.name, printable(r.evidence.as_bytes()));
+            if !r.remedy.is_empty() {
+                anstream::println!("           fix: {}", r.remedy);
+            }
+        }
+        anstream::println!("\n{HEAD}Changes{HEAD:#} {DIM}(none is made without --apply){DIM:#}");
+        if changes.is_empty() {
+            anstream::println!("  none: it is exported like this already");
+        }
+        for change in changes {
+            anstream::println!("  {}", change.command_line());
+            if let ServerChange::Write { text, .. } = change {
+                text.lines().for_each(|line| anstream::println!("    {DIM}{line}{DIM:#}"));
+            }
+        }
+    } else {
+        let clients = plan.clients.join(", ");
+        anstream::println!("{GOOD}{} is exported to {clients}{GOOD:#}", plan.mountpoint.display());
+        for r in requirements.iter().filter(|r| r.state == RequirementState::Limited) {
+            anstream::println!("{WARN}limited{WARN:#} {}: {}; {}", r.name, r.evidence, r.remedy);
+        }
+    }
+    anstream::println!("\n{HEAD}Clients type{HEAD:#}");
+    for line in lines {
+        anstream::println!("  {DIM}# {}{DIM:#}", line.title);
+        anstream::println!("  {}", line.command);
+        if !line.note.is_empty() {
+            anstream::println!("  {DIM}# {}{DIM:#}", line.note);
+        }
+    }
+}
+
+/// Addresses that a host name stands for.
+fn addresses_of(host: &str) -> Vec<String> {
+    let named = (host, 0).to_socket_addrs().map(|found| found.map(|a| a.ip().to_string()).collect::<Vec<_>>());
+    named.unwrap_or_default()
+}
+
+fn check_client(host: &str, as_json: bool) -> Result<ExitCode, Fault> {
+    let path = "/proc/self/mountstats";
+    let text = std::fs::read(path).map_err(|e| Fault::failed(format!("{path}: {e}"), ""))?;
+    let addresses = addresses_of(host);
+    let own = |m: &NfsMount| m.server == host || m.address == host || addresses.contains(&m.address);
+    let all = parse_mountstats(&String::from_utf8_lossy(&text));
+    let (mounts, others): (Vec<NfsMount>, Vec<NfsMount>) = all.into_iter().partition(own);
+    if mounts.is_empty() {
+        let known: Vec<String> = others.iter().map(|m| format!("{} at {}", m.server, m.mountpoint)).collect();
+        let remedy = match known.is_empty() {
+            true => {
+                "this host has no NFS mounts; `spurline export MOUNTPOINT` on the server prints the commands".into()
+            }
+            false => format!("NFS mounts here are of: {}", known.join(", ")),
+        };
+        return Err(Fault::failed(format!("nothing of {host} is mounted here by NFS"), remedy));
+    }
+    let mut failed = false;
+    let mut rows = Vec::new();
+    for mount in &mounts {
+        let problems = problems_of(mount);
+        failed |= !problems.is_empty();
+        if as_json {
+            let connections: Vec<Value> =
+                mount.connections.iter().map(|c| json!({ "transport": c.transport, "requests": c.requests })).collect();
+            rows.push(json!({
+                "mountpoint": mount.mountpoint, "export": mount.export, "version": mount.version,
+                "transport": mount.transport, "address": mount.address, "asked_connections": mount.asked_connections,
+                "connections": connections, "read_bytes": mount.read_bytes, "written_bytes": mount.written_bytes,
+                "problems": problems,
+            }));
+            continue;
+        }
+        let carriers: Vec<String> =
+            mount.connections.iter().map(|c| format!("{} ({} requests)", c.transport, c.requests)).collect();
+        anstream::println!(
+            "{HEAD}{}{HEAD:#} {}:{} NFSv{} over {}",
+            printable(Path::new(&mount.mountpoint).as_os_str().as_bytes()),
+            mount.server,
+            mount.export,
+            mount.version,
+            mount.transport
+        );
+        anstream::println!("  connections  {}", carriers.join(", "));
+        anstream::println!("  read         {} bytes, written {} bytes", mount.read_bytes, mount.written_bytes);
+        for problem in problems {
+            anstream::println!("  {WARN}{problem}{WARN:#}");
+        }
+    }
+    if as_json {
+        anstream::println!("{}", json!({ "host": host, "mounts": rows }));
+    }
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// What is not as it was asked for.
+fn problems_of(mount: &NfsMount) -> Vec<String> {
+    let mut problems = Vec::new();
+    let made = mount.connections.len();
+    if mount.asked_connections > made {
+        let why = match (mount.version.starts_with('4'), mount.transport.starts_with("rdma")) {
+            (true, true) => {
+                ": it ignores nconnect for NFSv4 over RDMA; mount through one address per rail with max_connect"
+            }
+            _ => ": another mount of this server was made first, and its connections are shared",
+        };
+        problems.push(format!("{} connections were asked for, the kernel made {made}{why}", mount.asked_connections));
+    }
+    if let Some(other) = mount.connections.iter().find(|c| !mount.transport.starts_with(c.transport.as_str())) {
+        problems.push(format!("{} was asked for, and {} carries data", mount.transport, other.transport));
+    }
+    problems
+}

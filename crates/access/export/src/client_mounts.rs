@@ -1,0 +1,120 @@
+//! The lines that a client types to mount an export, for each version and transport.
+
+use crate::configuration::RDMA_PORT;
+use spurline_fabric::HostFacts;
+use std::net::IpAddr;
+use std::path::Path;
+
+/// Connections of a TCP mount, and the most that a stock kernel makes.
+const CONNECTIONS: usize = 8;
+
+/// A client's mount command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientMount {
+    /// The version and transport.
+    pub title: String,
+    /// The command.
+    pub command: String,
+    /// What to know about it; may be empty.
+    pub note: String,
+}
+
+/// Addresses of this host that clients can reach: all, and one of each RDMA interface.
+pub fn reach_of(host: &HostFacts) -> (Vec<IpAddr>, Vec<IpAddr>) {
+    let usable = |ip: &IpAddr| {
+        !ip.is_loopback()
+            && match ip {
+                IpAddr::V4(_) => true,
+                // Link-local addresses need an interface on the client.
+                IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+            }
+    };
+    let mut all = Vec::new();
+    let mut rails = Vec::new();
+    for interface in host.interfaces.iter().filter(|i| i.is_up) {
+        let mut own: Vec<IpAddr> = interface.addresses.iter().map(|(ip, _)| *ip).filter(&usable).collect();
+        own.sort_by_key(IpAddr::is_ipv6);
+        if interface.rdma.is_some() {
+            rails.extend(own.first());
+        }
+        all.extend(own);
+    }
+    all.sort_by_key(IpAddr::is_ipv6);
+    (all, rails)
+}
+
+/// The commands for clients of an export at `mountpoint`.
+pub fn client_mounts(mountpoint: &Path, addresses: &[IpAddr], rails: &[IpAddr], rdma: bool) -> Vec<ClientMount> {
+    let target = |ip: Option<&IpAddr>| {
+        let host =
+            ip.map_or_else(|| "SERVER".to_owned(), |ip| if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() });
+        let path = mountpoint.display().to_string();
+        let quote = if path.contains(|c: char| c.is_whitespace() || "'\"\\$`".contains(c)) { "'" } else { "" };
+        format!("{quote}{host}:{path}{quote} /mnt/spurline")
+    };
+    let tcp = target(addresses.first());
+    let line = |title: &str, options: &str, target: &str, note: &str| ClientMount {
+        title: title.to_owned(),
+        command: format!("mount -t nfs -o {options},hard {target}"),
+        note: note.to_owned(),
+    };
+    let mut lines = vec![
+        line("NFSv4.2, TCP", &format!("vers=4.2,proto=tcp,nconnect={CONNECTIONS}"), &tcp, ""),
+        line("NFSv3, TCP", &format!("vers=3,proto=tcp,nconnect={CONNECTIONS}"), &tcp, ""),
+    ];
+    if !rdma {
+        return lines;
+    }
+    let rail = target(rails.first().or(addresses.first()));
+    lines.push(line(
+        "NFSv4.2, RDMA",
+        &format!("vers=4.2,proto=rdma,port={RDMA_PORT}"),
+        &rail,
+        "the kernel ignores nconnect for NFSv4 over RDMA, and stays with TCP where the client has mounted this server by \
+         NFSv4 over TCP already",
+    ));
+    lines.push(line("NFSv3, RDMA", &format!("vers=3,proto=rdma,port={RDMA_PORT},mountproto=tcp"), &rail, ""));
+    if rails.len() > 1 {
+        let max = rails.len();
+        for (n, ip) in rails.iter().enumerate() {
+            let (title, at) = (format!("NFSv4.2, RDMA, rail {} of {max}", n + 1), target(Some(ip)));
+            let at = if n == 0 { at } else { at.replace("/mnt/spurline", &format!("/mnt/spurline-rail{}", n + 1)) };
+            let options = format!("vers=4.2,proto=rdma,port={RDMA_PORT},max_connect={max}");
+            let note = "mount it through each address: the connections are then shared. Stock kernels do not fail over \
+                        from one rail to another";
+            lines.push(line(&title, &options, &at, if n == 0 { note } else { "" }));
+        }
+        let same_family: Vec<String> =
+            rails.iter().filter(|ip| ip.is_ipv4() == rails[0].is_ipv4()).map(ToString::to_string).collect();
+        lines.push(line(
+            "NFSv3, RDMA, several rails with VAST's client",
+            &format!(
+                "vers=3,proto=rdma,port={RDMA_PORT},nconnect={},remoteports={}",
+                CONNECTIONS.max(max),
+                same_family.join("~")
+            ),
+            &rail,
+            "only the client package of VAST (vastnfs) knows remoteports",
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_transport_has_a_line_and_rails_have_one_each() {
+        let addresses: Vec<IpAddr> = ["192.0.2.1", "10.0.0.1", "10.0.1.1"].iter().map(|a| a.parse().unwrap()).collect();
+        let lines = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], true);
+        let all: Vec<&str> = lines.iter().map(|l| l.command.as_str()).collect();
+        assert_eq!(all[0], "mount -t nfs -o vers=4.2,proto=tcp,nconnect=8,hard 192.0.2.1:/mnt/d /mnt/spurline");
+        assert!(all[2].contains("proto=rdma,port=20049,hard 10.0.0.1:"), "{all:?}");
+        assert!(all[4].contains("max_connect=2") && all[5].contains("10.0.1.1:/mnt/d /mnt/spurline-rail2"), "{all:?}");
+        assert!(all[6].contains("remoteports=10.0.0.1~10.0.1.1"), "{all:?}");
+        let six = client_mounts(Path::new("/mnt/my d"), &["fd00::1".parse().unwrap()], &[], false);
+        assert!(six[1].command.ends_with("'[fd00::1]:/mnt/my d' /mnt/spurline"), "{}", six[1].command);
+        assert_eq!(six.len(), 2);
+    }
+}

@@ -1,0 +1,193 @@
+//! The names of a mount's inodes on disk, by which an NFS server's file handles are resolved after the kernel has
+//! forgotten an inode and after the mount was started again. Names are written in batches by a thread of its own.
+
+use parking_lot::{Condvar, Mutex};
+use redb::{Database, ReadableDatabase as _, TableDefinition};
+use spurline_fs::NameRecords;
+use spurline_types::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Inode number to the directory's number and the name.
+const NAMES: TableDefinition<'_, u64, (u64, &[u8])> = TableDefinition::new("names");
+/// Memory of the database's pages.
+const PAGE_CACHE: usize = 4 << 20;
+/// Names that wait for the disk; more are written by the thread that adds them.
+const WAITING_MAX: usize = 20_000;
+/// How long a name waits for others of its batch.
+const BATCH: Duration = Duration::from_millis(200);
+
+type WaitingNames = HashMap<u64, (u64, Box<[u8]>)>;
+
+/// The database of one mount.
+pub struct NameDatabase {
+    shared: Arc<SharedNames>,
+    writer: Option<JoinHandle<()>>,
+}
+
+struct SharedNames {
+    database: Database,
+    waiting: Mutex<QueuedNames>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct QueuedNames {
+    /// Not yet handed to the database.
+    new: WaitingNames,
+    /// Being written.
+    underway: Arc<WaitingNames>,
+    stop: bool,
+    reported: bool,
+}
+
+impl NameDatabase {
+    /// Opens or makes the database in a folder.
+    ///
+    /// # Errors
+    /// When the folder is missing, its disk fails, or another process has it open.
+    pub fn open(folder: &Path) -> Result<NameDatabase> {
+        let path = folder.join("names.redb");
+        let failed = |e: &dyn std::fmt::Display| Error::new(ErrorKind::Invalid, format!("{}: {e}", path.display()));
+        let database = Database::builder().set_cache_size(PAGE_CACHE).create(&path).map_err(|e| failed(&e))?;
+        let transaction = database.begin_write().map_err(|e| failed(&e))?;
+        transaction.open_table(NAMES).map_err(|e| failed(&e))?;
+        transaction.commit().map_err(|e| failed(&e))?;
+        let shared = Arc::new(SharedNames { database, waiting: Mutex::default(), changed: Condvar::new() });
+        let writing = Arc::clone(&shared);
+        let writer = std::thread::Builder::new().name("name-records".into()).spawn(move || writing.write_batches());
+        let writer = writer.map_err(|e| Error::io("a thread for the names of inodes", &e))?;
+        Ok(NameDatabase { shared, writer: Some(writer) })
+    }
+}
+
+impl Drop for NameDatabase {
+    fn drop(&mut self) {
+        self.shared.waiting.lock().stop = true;
+        self.shared.changed.notify_all();
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+impl SharedNames {
+    fn write_batches(&self) {
+        loop {
+            let mut waiting = self.waiting.lock();
+            while waiting.new.is_empty() && !waiting.stop {
+                self.changed.wait(&mut waiting);
+            }
+            if !waiting.stop && waiting.new.len() < WAITING_MAX {
+                self.changed.wait_for(&mut waiting, BATCH);
+            }
+            let stop = waiting.stop;
+            let batch = Arc::new(std::mem::take(&mut waiting.new));
+            waiting.underway = Arc::clone(&batch);
+            drop(waiting);
+            let written = self.write_names(&batch);
+            let mut waiting = self.waiting.lock();
+            waiting.underway = Arc::default();
+            if let Err(error) = written
+                && !std::mem::replace(&mut waiting.reported, true)
+            {
+                tracing::error!(
+                    "names of inodes can't be stored: {error}; file handles of NFS clients will be stale after a restart of \
+                     this mount"
+                );
+            }
+            self.changed.notify_all();
+            if stop && waiting.new.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn write_names(&self, names: &WaitingNames) -> std::result::Result<(), redb::Error> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let transaction = self.database.begin_write()?;
+        {
+            let mut table = transaction.open_table(NAMES)?;
+            for (ino, (parent, name)) in names {
+                table.insert(ino, (*parent, &**name))?;
+            }
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+
+    fn read_name(&self, ino: u64) -> std::result::Result<Option<(u64, Vec<u8>)>, redb::Error> {
+        let table = self.database.begin_read()?.open_table(NAMES)?;
+        Ok(table.get(ino)?.map(|found| {
+            let (parent, name) = found.value();
+            (parent, name.to_vec())
+        }))
+    }
+}
+
+impl NameRecords for NameDatabase {
+    fn record_name(&self, ino: u64, parent: u64, name: &[u8]) {
+        let mut waiting = self.shared.waiting.lock();
+        // A walk that is faster than the disk waits for it.
+        while waiting.new.len() >= WAITING_MAX && !waiting.stop {
+            self.shared.changed.notify_all();
+            self.shared.changed.wait_for(&mut waiting, BATCH);
+        }
+        let first = waiting.new.is_empty();
+        waiting.new.insert(ino, (parent, name.into()));
+        if first {
+            self.shared.changed.notify_all();
+        }
+    }
+
+    fn find_name(&self, ino: u64) -> Option<(u64, Vec<u8>)> {
+        let waiting = self.shared.waiting.lock();
+        if let Some((parent, name)) = waiting.new.get(&ino).or_else(|| waiting.underway.get(&ino)) {
+            return Some((*parent, name.to_vec()));
+        }
+        drop(waiting);
+        self.shared.read_name(ino).unwrap_or_else(|error| {
+            tracing::error!("the name of inode {ino} can't be read: {error}");
+            None
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_at_once_and_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = NameDatabase::open(folder.path()).unwrap();
+        for ino in 10..30_010u64 {
+            names.record_name(ino, 1, format!("file-{ino}").as_bytes());
+        }
+        names.record_name(7, 1, b"folder");
+        names.record_name(8, 7, b"below");
+        assert_eq!(names.find_path(8).unwrap(), b"folder/below");
+        names.record_name(7, 1, b"renamed");
+        drop(names);
+        let names = NameDatabase::open(folder.path()).unwrap();
+        assert_eq!(names.find_path(8).unwrap(), b"renamed/below");
+        assert_eq!(names.find_name(29_999).unwrap(), (1, b"file-29999".to_vec()));
+        assert!(names.find_path(5).is_none());
+    }
+
+    #[test]
+    fn a_second_process_and_a_missing_folder_are_refused_and_a_loop_of_names_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = NameDatabase::open(folder.path()).unwrap();
+        assert!(NameDatabase::open(folder.path()).is_err());
+        assert!(NameDatabase::open(&folder.path().join("missing")).is_err());
+        names.record_name(3, 4, b"a");
+        names.record_name(4, 3, b"b");
+        assert!(names.find_path(3).is_none());
+    }
+}
