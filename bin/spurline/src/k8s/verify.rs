@@ -5,6 +5,7 @@ mod pods;
 mod rails;
 
 use super::lint::read_text;
+use crate::net::collect::NODE_NAME_FILE;
 use crate::net::peer::TokenArgs;
 use crate::net::table::{BAD, GOOD, HEAD, append_table, styled_cell};
 use anstyle::Style;
@@ -15,7 +16,7 @@ use spurline_config::Fault;
 use spurline_fabric::{HostFacts, HostTree};
 use spurline_kube_devices::NodeHcas;
 use spurline_kube_devices::perftest::{PerftestReport, read_perftest};
-use spurline_kube_devices::verify::{PodLimits, RailIdentity, VerifyRow, identify_rail, shared_hardware, verify_pod};
+use spurline_kube_devices::verify::{PodLimits, VerifyEnd, VerifyRow, shared_hardware, verify_pod};
 use spurline_probe::client::ProbeSession;
 use spurline_rails::MemlockLimit;
 use spurline_types::{Size, parse_duration};
@@ -75,24 +76,6 @@ pub struct VerifyArgs {
     pub json: bool,
 }
 
-/// One end.
-struct VerifyEnd {
-    /// Its host name: the pod's, or what its manifest sets.
-    host: String,
-    rails: Vec<RailIdentity>,
-}
-
-impl VerifyEnd {
-    fn of(facts: &HostFacts) -> Self {
-        let ports = facts.devices.iter().flat_map(|d| d.ports.iter().map(move |p| identify_rail(facts, d, p)));
-        VerifyEnd { host: facts.hostname.clone().unwrap_or_else(|| "unknown".to_owned()), rails: ports.collect() }
-    }
-
-    fn to_json(&self) -> Value {
-        json!({"host": self.host, "rails": self.rails})
-    }
-}
-
 /// All results.
 #[derive(Default)]
 struct VerifyReport {
@@ -140,21 +123,19 @@ fn verify_here(args: &VerifyArgs, report: &mut VerifyReport) -> Result<(), Fault
         open_node: &open_node,
     };
     report.rows = verify_pod(&facts, &node, &limits);
-    report.here = Some(VerifyEnd::of(&facts));
-    if let Ok(name) = std::env::var("NODE_NAME") {
-        report.notes.push(format!("this pod runs on node {name}"));
-    }
+    let here = VerifyEnd::read_from(&tree, std::env::var("NODE_NAME").ok());
     let mut session = match &args.peer {
         Some(peer) => {
             let mut session = rails::connect_peer(peer, &args.token)?;
-            let there = VerifyEnd::of(&HostFacts::read_from(&rails::fetch_tree(&mut session)?));
-            let ours = report.here.as_ref().map_or(&[][..], |end| &end.rails);
-            report.notes.extend(shared_hardware(ours, &there.rails));
+            let tree = rails::fetch_tree(&mut session)?;
+            let there = VerifyEnd::read_from(&tree, tree.read_text(NODE_NAME_FILE));
+            report.notes.extend(shared_hardware(&here, &there));
             report.there = Some(there);
             Some(session)
         }
         None => None,
     };
+    report.here = Some(here);
     let has_device = report.rows.iter().any(|row| row.check == "device" && row.pass);
     let has_memory = report.rows.iter().all(|row| row.check != "memlock" || row.pass);
     if args.time.is_zero() {
@@ -284,8 +265,8 @@ fn report_json(report: &VerifyReport, passed: bool) -> Value {
         "pass": passed,
         "rows": report.rows,
         "measurements": report.figures,
-        "here": report.here.as_ref().map(VerifyEnd::to_json),
-        "peer": report.there.as_ref().map(VerifyEnd::to_json),
+        "here": report.here,
+        "peer": report.there,
         "perftest": report.perftest,
         "notes": report.notes,
     })
@@ -296,7 +277,8 @@ fn report_text(report: &VerifyReport, passed: bool) -> String {
     let plain = Style::new();
     for (name, end) in [("here", &report.here), ("peer", &report.there)] {
         let Some(end) = end else { continue };
-        out.push_str(&format!("{name}: {}\n", end.host));
+        let node = end.node.as_ref().map_or(String::new(), |node| format!(" on node {node}"));
+        out.push_str(&format!("{name}: {}{node}\n", end.host));
         for rail in &end.rails {
             let gid = rail.gid.as_deref().unwrap_or("no usable GID");
             let lid = rail.lid.filter(|lid| *lid > 0).map_or(String::new(), |lid| format!(", LID {lid}"));

@@ -3,11 +3,14 @@
 use super::facts::FromArgs;
 use clap::Args;
 use spurline_config::Fault;
-use spurline_fabric::{DoctorOptions, HostTree, archive, collect_facts, examine};
+use spurline_fabric::{DoctorOptions, HostTree, TreeEntry, archive, collect_facts, examine};
 use spurline_types::units::human_bytes;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+/// Where the collected files name the node of a cluster.
+pub const NODE_NAME_FILE: &str = "spurline/node-name";
 
 /// The arguments of `net collect`.
 #[derive(Debug, Args)]
@@ -57,11 +60,15 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// When they can't be packed.
 pub(super) fn pack_facts(tree: &HostTree) -> std::io::Result<(Vec<u8>, usize)> {
-    let entries = collect_facts(tree, |tree| {
+    let mut entries = collect_facts(tree, |tree| {
         drop(examine(tree, &DoctorOptions::default()));
         // `k8s` reads device nodes as well.
         drop(spurline_kube_devices::NodeHcas::read_from(tree));
     });
+    // In a pod no file names the node.
+    if let Ok(name) = std::env::var("NODE_NAME") {
+        entries.insert(NODE_NAME_FILE.to_owned(), TreeEntry::File(name.into_bytes()));
+    }
     let mut packed = Vec::new();
     archive::write_archive(&entries, &mut packed)?;
     Ok((packed, entries.len()))

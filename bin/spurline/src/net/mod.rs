@@ -3,7 +3,7 @@
 
 mod bw;
 mod causes;
-mod collect;
+pub mod collect;
 pub(crate) mod doctor;
 pub(crate) mod facts;
 mod fix;

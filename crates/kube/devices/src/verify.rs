@@ -3,7 +3,7 @@
 
 use crate::hca::NodeHcas;
 use serde::Serialize;
-use spurline_fabric::{DevicePort, GidType, HostFacts, LinkLayer, PortState, RdmaDevice};
+use spurline_fabric::{DevicePort, GidType, HostFacts, HostTree, LinkLayer, PortState, RdmaDevice};
 
 /// How the limit of locked memory is raised for a container of any user.
 pub const MEMLOCK_REMEDY: &str = "--use-cdi --cdi-memlock unlimited of the device plugin (devicePlugin.useCdi and \
@@ -185,14 +185,79 @@ fn verify_memlock(limits: &PodLimits<'_>) -> VerifyRow {
     }
 }
 
-/// Whether two ends share an HCA or a node, in a sentence.
-pub fn shared_hardware(here: &[RailIdentity], there: &[RailIdentity]) -> Option<String> {
-    let guids = |ends: &[RailIdentity]| -> Vec<String> { ends.iter().filter_map(|e| e.guid.clone()).collect() };
-    let (ours, theirs) = (guids(here), guids(there));
-    let common: Vec<&str> =
-        here.iter().filter(|e| e.guid.as_ref().is_some_and(|g| theirs.contains(g))).map(|e| e.hca.as_str()).collect();
-    if common.is_empty() || ours.is_empty() {
-        return None;
+/// One end of a measurement.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct VerifyEnd {
+    /// Its host name: the pod's, or what its manifest sets.
+    pub host: String,
+    /// Its node, where the pod's variable NODE_NAME names it.
+    pub node: Option<String>,
+    /// The ports of the HCAs that were given to it.
+    pub rails: Vec<RailIdentity>,
+    /// The GUIDs of all HCAs of its node: `/sys` shows them in every pod.
+    #[serde(skip)]
+    pub node_guids: Vec<String>,
+}
+
+impl VerifyEnd {
+    /// The end with these files.
+    pub fn read_from(tree: &HostTree, node: Option<String>) -> Self {
+        let (facts, hcas) = (HostFacts::read_from(tree), NodeHcas::read_from(tree));
+        // In a pod these are the device nodes that it was given.
+        let names = tree.list_names("dev/infiniband");
+        let given = |device: &&RdmaDevice| {
+            let uverbs = hcas.hcas.iter().find(|hca| hca.name == device.name).and_then(|hca| hca.uverbs.as_ref());
+            // Without the folder nothing is known, and all are shown.
+            names.is_empty() || uverbs.is_some_and(|one| names.contains(one))
+        };
+        let devices = facts.devices.iter().filter(given);
+        VerifyEnd {
+            host: facts.hostname.clone().unwrap_or_else(|| "unknown".to_owned()),
+            node,
+            rails: devices.flat_map(|d| d.ports.iter().map(|p| identify_rail(&facts, d, p))).collect(),
+            node_guids: facts.devices.iter().filter_map(|device| device.node_guid.clone()).collect(),
+        }
     }
-    Some(format!("both pods are on one node and share {}: the cables are not tested", common.join(", ")))
+}
+
+/// Whether two ends share an HCA or a node, in a sentence.
+pub fn shared_hardware(here: &VerifyEnd, there: &VerifyEnd) -> Option<String> {
+    let has = |guid: &Option<String>| there.rails.iter().any(|rail| guid.is_some() && rail.guid == *guid);
+    let common: Vec<&str> = here.rails.iter().filter(|rail| has(&rail.guid)).map(|rail| rail.hca.as_str()).collect();
+    if !common.is_empty() {
+        return Some(format!("both pods are on one node and share {}: the cables are not tested", common.join(", ")));
+    }
+    let one_name = here.node.is_some() && here.node == there.node;
+    if one_name || here.node_guids.iter().any(|guid| there.node_guids.contains(guid)) {
+        return Some(
+            "both pods are on one node, with HCAs of their own: paths between nodes are not tested".to_owned(),
+        );
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(node: Option<&str>, given: &str, all: &[&str]) -> VerifyEnd {
+        let rail =
+            RailIdentity { hca: format!("hca-{given}"), guid: Some(given.to_owned()), ..RailIdentity::default() };
+        VerifyEnd {
+            node: node.map(str::to_owned),
+            rails: vec![rail],
+            node_guids: all.iter().map(|guid| (*guid).to_owned()).collect(),
+            ..VerifyEnd::default()
+        }
+    }
+
+    #[test]
+    fn a_shared_hca_and_a_shared_node_are_told_apart() {
+        let said = |a: &VerifyEnd, b: &VerifyEnd| shared_hardware(a, b).unwrap_or_default();
+        let (one, two) = (end(None, "1", &["1", "2"]), end(None, "2", &["1", "2"]));
+        assert!(said(&one, &one).contains("share hca-1"));
+        assert!(said(&one, &two).contains("HCAs of their own"));
+        assert_eq!(said(&one, &end(None, "3", &["3"])), "");
+        assert!(said(&end(Some("n"), "1", &["1"]), &end(Some("n"), "3", &["3"])).contains("on one node"));
+    }
 }

@@ -49,7 +49,7 @@ fn token_args(source: FieldSource<'_>) -> Vec<Value> {
     list
 }
 
-fn field(name: &str, path: &str) -> Value {
+pub(crate) fn field(name: &str, path: &str) -> Value {
     json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } })
 }
 

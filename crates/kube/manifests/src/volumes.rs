@@ -1,6 +1,6 @@
 //! Volumes for pods: the CSI driver on each node, its controller, the template of mount pods, a StorageClass.
 
-use crate::cluster::{image_user, token_mount, token_volume, without_privileges};
+use crate::cluster::{field, image_user, token_mount, token_volume, without_privileges};
 use crate::context::{FieldSource, ValueCondition};
 use crate::yaml::text_of;
 use crate::{ManifestObject, args, labels};
@@ -321,6 +321,7 @@ pub(crate) fn test_pods(source: FieldSource<'_>) -> Vec<ManifestObject> {
                             vec![json!("--group-token-file=/etc/spurline/group/group-token")],
                         ),
                     ]),
+                    "env": [field("NODE_NAME", "spec.nodeName")],
                     "resources": source.limits_of("test.rdmaResource"),
                     "securityContext": { "runAsUser": 0, "capabilities": { "add": ["IPC_LOCK"] } },
                     "volumeMounts": args([
