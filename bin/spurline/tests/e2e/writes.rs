@@ -164,6 +164,13 @@ fn changes_are_made_as_their_callers_or_as_one_user() {
             assert!(run("chmod 600 public/file && ! chmod 777 public && ! chgrp 4321 public/file", &[]));
             assert!(run("chgrp 4321 public/file", &[4321]));
             assert_eq!(owner("public/file"), (65534, 4321, 0o600));
+            // What a member makes in a directory with the set-group-ID bit gets its group, and the bit.
+            fs::set_permissions(source.join("shared"), fs::Permissions::from_mode(0o2770)).unwrap();
+            assert!(run("umask 022; echo x > shared/new; mkdir shared/dir; ln -s new shared/link", &[4321]));
+            assert_eq!(owner("shared/new"), (65534, 4321, 0o644));
+            assert_eq!(owner("shared/dir"), (65534, 4321, 0o2755));
+            assert!(run("touch shared/own && chmod 2755 shared/own", &[4321]));
+            assert_eq!(owner("shared/own"), (65534, 4321, 0o2755));
         }
         mount.unmount();
     }
@@ -188,6 +195,86 @@ fn a_source_that_cannot_be_written_is_refused_with_the_reason() {
     let read_only = TmpFs::mount(&world.dir("small"), "ro");
     let out = world.run(&["mount", read_only.0.to_str().unwrap(), at, "--rw", "--cache-size", "0"]);
     refused(&out, 1, &["read-only"]);
+}
+
+#[test]
+fn a_directory_that_was_replaced_beside_the_mount_is_stale_and_nothing_else_breaks() {
+    for way in WAYS {
+        let world = World::new();
+        let Some((source, mount)) = writable(&world, way) else { return };
+        fs::create_dir(mount.path("d")).unwrap();
+        let old = File::open(mount.path("d")).unwrap();
+        fs::rename(source.join("d"), source.join("e")).unwrap();
+        fs::create_dir(source.join("d")).unwrap();
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&old, "in the old one", flags, Mode::RUSR);
+        assert_eq!(made.err(), Some(rustix::io::Errno::STALE));
+        assert_eq!(fs::read_dir(source.join("d")).unwrap().count(), 0, "nothing is made in the new one");
+        drop(old);
+        eventually("the new directory is found", || fs::write(mount.path("d/new"), "x").is_ok());
+        assert_eq!(fs::read(source.join("d/new")).unwrap(), b"x");
+        fs::write(mount.path("e/old"), "y").unwrap();
+        mount.unmount();
+    }
+}
+
+/// A file system with quotas of users: an image on a loop device.
+struct QuotaImage {
+    at: PathBuf,
+}
+
+impl QuotaImage {
+    /// Limits user 65534 to `kib`; the reason if this kernel has no such file system.
+    fn mount(world: &World, kib: u64) -> Result<QuotaImage, String> {
+        let (image, at) = (world.path("image"), world.dir("limited"));
+        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        let run = |command: &mut Command| match command.output() {
+            Ok(out) if out.status.success() => Ok(out),
+            Ok(out) => Err(String::from_utf8_lossy(&out.stderr).trim().to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        run(Command::new("mkfs.ext4").args(["-q", "-O", "quota", "-E", "quotatype=usrquota"]).arg(&image))?;
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at))?;
+        let limited = QuotaImage { at };
+        let device = run(Command::new("findmnt").args(["-n", "-o", "SOURCE"]).arg(&limited.at))?;
+        let device = std::ffi::CString::new(String::from_utf8_lossy(&device.stdout).trim()).unwrap();
+        // `struct if_dqblk`: the hard limit of blocks comes first, and the last word says which values count.
+        let mut limits = [0u64; 9];
+        (limits[0], limits[8]) = (kib, 1);
+        // From `linux/quota.h`: Q_SETQUOTA for users.
+        let command = 0x80_0008 << 8;
+        // SAFETY: the name ends with a NUL, and the structure is as long as the kernel reads.
+        let set = unsafe { libc::quotactl(command, device.as_ptr(), 65534, limits.as_mut_ptr().cast()) };
+        if set == 0 { Ok(limited) } else { Err(std::io::Error::last_os_error().to_string()) }
+    }
+}
+
+impl Drop for QuotaImage {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+#[test]
+fn a_quota_of_the_source_gives_its_errno_and_nothing_else_breaks() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let limited = match QuotaImage::mount(&world, 1024) {
+        Ok(limited) => limited,
+        Err(why) => return skip("quota", &format!("this kernel mounts no ext4 image with quotas: {why}")),
+    };
+    for path in [&world.path(""), &limited.at] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let mount = world.mount(limited.at.to_str().unwrap(), &["--rw", "-o", "allow_other", "--squash", "65534:65534"]);
+    let error = fs::write(mount.path("big"), bytes(1, 4 * MIB)).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EDQUOT));
+    assert_eq!(fs::read(mount.path("big")).unwrap(), fs::read(limited.at.join("big")).unwrap());
+    fs::remove_file(mount.path("big")).unwrap();
+    eventually("there is room again", || fs::write(mount.path("small"), bytes(2, 100_000)).is_ok());
+    mount.unmount();
 }
 
 #[test]
