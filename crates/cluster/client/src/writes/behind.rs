@@ -279,7 +279,8 @@ impl GroupWrites {
     pub(super) fn write_behind(&self, opened: &OpenedAs, new: &NewBytes<'_>) -> Result<()> {
         let file = &opened.bytes;
         let failures = file.failure_count();
-        let at_once = new.appended || opened.writes_at_once() || file.is_failing();
+        // A write under a lock finds out whether the lock was lost with a node.
+        let at_once = new.appended || opened.writes_at_once() || opened.held.any() || file.is_failing();
         let mut added = file.list.lock().add_bytes(&self.memory, new);
         if added.is_none() {
             self.make_room()?;
