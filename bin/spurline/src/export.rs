@@ -177,7 +177,7 @@ fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
     };
     let (source, mountpoint) = plan.ok_or_else(nothing)?;
     let plan = ExportPlan {
-        shown_path: mountpoint.clone(),
+        shown_path: shown_path(Path::new("/"), &mountpoint)?,
         mountpoint,
         source,
         clients: Vec::new(),

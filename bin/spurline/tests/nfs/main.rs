@@ -124,6 +124,8 @@ fn guest_clients_read_over_every_transport_and_their_handles_outlive_the_mount()
     }
     let gone = output(&["export", &rig.at(), "--remove"]);
     assert!(gone.contains("no longer exported"), "{gone}");
+    // The server was started for the export.
+    sh("grep -qx 0 /proc/fs/nfsd/threads");
     for left in ["/etc/nfs.conf.d/spurline.conf", "/etc/exports.d/spurline*", "/var/lib/spurline/exports/*"] {
         sh(&format!("! ls {left} 2>/dev/null"));
     }

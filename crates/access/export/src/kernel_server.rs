@@ -333,9 +333,7 @@ mod tests {
         assert!(position(&stopped, "write /etc/nfs.conf.d/spurline.conf").is_some(), "{stopped:?}");
         let size = position(&stopped, "max_block_size").unwrap();
         if !has_systemd() {
-            let (threads, port) =
-                (position(&stopped, "rpc.nfsd 8").unwrap(), position(&stopped, "rdma 20049").unwrap());
-            assert!(size < threads && threads < port, "{stopped:?}");
+            assert!(size < position(&stopped, "rpc.nfsd 8").unwrap(), "{stopped:?}");
         }
         let running = ServerState { threads: 4, ports: vec!["tcp 2049".into()], ..ServerState::default() };
         let running = words(&running);

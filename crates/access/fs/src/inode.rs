@@ -42,11 +42,12 @@ fn key_of(kind: FileKind, id: ObjectId) -> InodeKey {
     }
 }
 
-/// The number of the inode with this key: the same in every mount of the source, so that an NFS server's file handles
-/// outlive a mount. Two inodes that the kernel references at the same time have different numbers all the same.
-fn number_of(key: InodeKey) -> u64 {
-    // Programs in languages without unsigned numbers would show the upper half as negative.
-    match key.0 & i64::MAX as u64 {
+/// The number of the inode with this key and length: the same in every mount of the source, so that an NFS server's file
+/// handles outlive a mount. Two inodes that the kernel references at the same time have different numbers all the same.
+fn number_of(key: InodeKey, size: u64) -> u64 {
+    // The low bits select the shard. The sign is left out: languages without unsigned numbers would show it.
+    let mixed = key.0 ^ (size.wrapping_mul(0x9e37_79b9_7f4a_7c15) << SHARD_BITS);
+    match mixed & i64::MAX as u64 {
         n @ (0 | ROOT | NO_INO) => n | 1 << 40,
         n => n,
     }
@@ -289,7 +290,8 @@ impl InodeTable {
 
     /// The number of the inode of `path` with these attributes, which the kernel need not reference.
     pub fn number_of(&self, path: &[u8], attr: &ObjectAttr) -> u64 {
-        let new = || number_of(key_of(attr.kind, self.object_id(path, attr)));
+        let size = if attr.kind == FileKind::Directory { 0 } else { attr.size };
+        let new = || number_of(key_of(attr.kind, self.object_id(path, attr)), size);
         self.find_known(path, attr).map_or_else(new, |inode| inode.ino)
     }
 
@@ -349,7 +351,7 @@ impl InodeTable {
         let version = if attr.kind == FileKind::Directory { self.no_version.clone() } else { attr.version.clone() };
         let size = if attr.kind == FileKind::Directory { 0 } else { attr.size };
         let object = ObjectRef { id, path: path.into(), version, size };
-        let mut inode = Inode::new(number_of(key), object, attr, at);
+        let mut inode = Inode::new(number_of(key, size), object, attr, at);
         let mut tables = shard.tables.write();
         if let Some(faster) = tables.find_matching(key, path, attr) {
             faster.lookup_count.fetch_add(1, Ordering::Relaxed);
