@@ -10,7 +10,7 @@ use spurline_fs::writable::*;
 use spurline_types::Stats;
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, NodeAttr};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -64,6 +64,9 @@ struct Model {
     known: BTreeMap<u64, (u64, u64)>,
     handles: Vec<Handle>,
     locks: HashMap<u64, KnownLocks>,
+    /// Objects that the kernel forgot while they had several names: the names that it looks up later may be gone while
+    /// others remain. A kernel would look up one of those before it uses the object.
+    forgotten_links: BTreeSet<u64>,
     draw: Draw,
 }
 
@@ -103,6 +106,10 @@ impl Model {
     /// Whether the source can be asked about the object: by a name, or by an open file.
     fn is_reachable(&self, object: u64) -> bool {
         self.tree.has_name(object) || self.handles.iter().any(|handle| handle.object == object)
+    }
+
+    fn may_be_lost(&self, object: u64) -> bool {
+        !self.is_reachable(object) || self.forgotten_links.contains(&object)
     }
 
     fn step(&mut self) {
@@ -208,7 +215,9 @@ impl Model {
                 }
                 self.handles.push(Handle { ino, fh: opened.fh, object });
             }
-            Err(error) => assert!(error.errno() == libc::ENOENT && !self.is_reachable(object), "{error}"),
+            Err(error) => {
+                assert!(matches!(error.errno(), libc::ENOENT | libc::ESTALE) && self.may_be_lost(object), "{error}");
+            }
         }
     }
 
@@ -254,7 +263,9 @@ impl Model {
                 let wanted = self.tree.attr(object);
                 assert_eq!((attr.identity, attr.size, attr.nlink), (wanted.identity, wanted.size, wanted.nlink));
             }
-            Err(error) => assert!(error.errno() == libc::ENOENT && !self.is_reachable(object), "{error}"),
+            Err(error) => {
+                assert!(matches!(error.errno(), libc::ENOENT | libc::ESTALE) && self.may_be_lost(object), "{error}");
+            }
         }
     }
 
@@ -284,7 +295,12 @@ impl Model {
         let n = self.draw.below(all as usize) as u64 + 1;
         self.fs.forget(ino, n);
         match n == all {
-            true => drop(self.known.remove(&ino)),
+            true => {
+                let object = self.known.remove(&ino).unwrap().0;
+                if self.tree.has_name(object) && !self.tree.is_directory(object) && self.tree.attr(object).nlink > 1 {
+                    self.forgotten_links.insert(object);
+                }
+            }
             false => self.known.get_mut(&ino).unwrap().1 -= n,
         }
     }
@@ -352,7 +368,8 @@ fn run(seed: u64, steps: usize) {
     let (fs, source, stats) = file_system();
     let (known, handles, locks) = (BTreeMap::from([(ROOT, (ROOT_OBJECT, 1))]), Vec::new(), HashMap::new());
     let draw = Draw(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut model = Model { fs, source, tree: ObjectTree::default(), known, handles, locks, draw };
+    let (tree, forgotten_links) = (ObjectTree::default(), BTreeSet::new());
+    let mut model = Model { fs, source, tree, known, handles, locks, forgotten_links, draw };
     for step in 0..steps {
         let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.step()));
         stepped.unwrap_or_else(|_| panic!("seed {seed}, step {step}: SPURLINE_FS_SEEDS={seed}..{}", seed + 1));
