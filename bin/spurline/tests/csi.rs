@@ -257,6 +257,38 @@ fn bad_input_is_refused_with_the_sentence_and_leaves_nothing() {
 }
 
 #[test]
+fn a_key_that_the_store_refuses_is_named_and_the_right_one_mounts() {
+    let Some(rig) = DriverRig::new() else { return };
+    let store = rig.path("store");
+    std::fs::create_dir_all(store.join("data")).unwrap();
+    std::fs::write(store.join("data/file"), "bytes").unwrap();
+    let server = spurline_testkit::S3Server::start(&store).unwrap();
+    let options = format!("endpoint-url={},cache-size=0,metrics=none", server.endpoint());
+    let stage = |secret: &str| {
+        let request = pb::NodeStageVolumeRequest {
+            volume_id: "pv".into(),
+            staging_target_path: "/staging".into(),
+            volume_capability: Some(capability()),
+            volume_context: [pair(("source", "s3://data")), pair(("mountOptions", &options))].into(),
+            secrets: [("AWS_ACCESS_KEY_ID", spurline_testkit::ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", secret)]
+                .map(pair)
+                .into(),
+            ..Default::default()
+        };
+        rig.runtime.block_on(rig.client().node_stage_volume(request))
+    };
+    let error = stage("a-wrong-secret").unwrap_err();
+    let text = error.message();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    assert!(text.contains("s3://data") && text.contains("the secret does not fit the access key"), "{error}");
+    assert!(!text.contains("a-wrong-secret") && !text.contains('\n'), "{error}");
+    rig.check_empty();
+    stage(spurline_testkit::SECRET_KEY).unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+}
+
+#[test]
 fn a_pod_deleted_while_its_mount_starts_ends_the_start() {
     let Some(rig) = DriverRig::new() else { return };
     // A server that accepts and never answers keeps a start waiting.

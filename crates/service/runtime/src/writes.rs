@@ -113,7 +113,7 @@ mod tests {
     fn unsent_files_are_named() {
         let status = |bytes, files| json!({ "unsent_bytes": bytes, "unsent_files": files, "unsent": [{ "path": "a/b", "bytes": bytes }] });
         assert_eq!(describe_unsent(&status(0, 0)), None);
-        assert_eq!(describe_unsent(&status(2048, 1)).unwrap(), "2 KiB of written bytes: /a/b (2 KiB)");
+        assert_eq!(describe_unsent(&status(2048, 1)).unwrap(), "2.00 KiB of written bytes: /a/b (2.00 KiB)");
         assert!(describe_unsent(&status(2048, 3)).unwrap().ends_with("and 2 more"));
         assert_eq!(describe_unsent(&Value::Null), None);
     }
