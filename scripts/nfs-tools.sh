@@ -19,13 +19,13 @@ if [ ! -d "$dir" ]; then
         rm -rf "$new"
         exit 1
     fi
-    mkdir "$new/root"
+    mkdir "$new/tree"
     for package in "$new"/*.deb; do
-        dpkg-deb --extract "$package" "$new/root"
+        dpkg-deb --extract "$package" "$new/tree"
     done
-    rm -rf "$new"/*.deb "$new/log" "$new/root/usr/share/doc" "$new/root/usr/share/man" "$new/root/usr/share/locale"
+    rm -rf "$new"/*.deb "$new/log" "$new/tree/usr/share/doc" "$new/tree/usr/share/man" "$new/tree/usr/share/locale"
     chmod 755 "$new"
     # Another run may have done the same meanwhile.
     mv -T "$new" "$dir" 2>/dev/null || rm -rf "$new"
 fi
-echo "$dir/root"
+echo "$dir/tree"
