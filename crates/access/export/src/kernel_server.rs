@@ -3,6 +3,7 @@
 
 use crate::configuration::{ExportPlan, ExportRecord, RDMA_PORT};
 use serde_json::{Value, json};
+use spurline_types::octal::unescape_octal;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -43,7 +44,7 @@ impl ServerState {
         let exported = lines("/proc/fs/nfsd/exports")
             .iter()
             .filter(|line| !line.starts_with('#'))
-            .filter_map(|line| line.split_whitespace().next().map(unescape_octal))
+            .filter_map(|line| line.split_whitespace().next().map(decode_path))
             .collect();
         ServerState {
             threads: text("/proc/fs/nfsd/threads").trim().parse().unwrap_or(0),
@@ -71,23 +72,8 @@ fn trim_port(address: &str) -> &str {
     }
 }
 
-fn unescape_octal(word: &str) -> String {
-    let mut out = Vec::new();
-    let mut rest = word.as_bytes();
-    while let Some((first, more)) = rest.split_first() {
-        let code = more.get(..3).and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
-        match (first, code) {
-            (b'\\', Some(byte)) => {
-                out.push(byte);
-                rest = &more[3..];
-            }
-            _ => {
-                out.push(*first);
-                rest = more;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
+fn decode_path(word: &str) -> String {
+    String::from_utf8_lossy(&unescape_octal(word.as_bytes())).into_owned()
 }
 
 /// One change, done or to be done.
@@ -303,7 +289,7 @@ pub fn remove_export(plan: &ExportPlan, root: &Path, each: &mut dyn FnMut(&Serve
 fn has_other_exports(plan: &ExportPlan) -> bool {
     let table = std::fs::read_to_string("/var/lib/nfs/etab").unwrap_or_default();
     let own = plan.shown_path.display().to_string();
-    table.lines().filter_map(|line| line.split_whitespace().next()).any(|path| unescape_octal(path) != own)
+    table.lines().filter_map(|line| line.split_whitespace().next()).any(|path| decode_path(path) != own)
 }
 
 #[cfg(test)]
@@ -369,7 +355,7 @@ mod tests {
 
     #[test]
     fn words_of_the_kernel() {
-        assert_eq!(unescape_octal("/mnt/my\\040data"), "/mnt/my data");
+        assert_eq!(decode_path("/mnt/my\\040data"), "/mnt/my data");
         assert_eq!(trim_port("10.0.0.1:812"), "10.0.0.1");
         assert_eq!(trim_port("[fd00::1]:812"), "fd00::1");
     }

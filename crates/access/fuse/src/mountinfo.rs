@@ -1,5 +1,6 @@
 //! Reads the kernel's mount table. It accesses no mount itself, so a hung mount cannot block it.
 
+use spurline_types::octal::unescape_octal;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
@@ -109,9 +110,9 @@ fn parse_mountinfo(table: &[u8]) -> Vec<MountEntry> {
         let (id, parent) = (number(words.next())?, number(words.next())?);
         let device = std::str::from_utf8(words.next()?).ok()?;
         let (major, minor) = device.split_once(':')?;
-        let mountpoint = unescape_octal(words.nth(1)?);
+        let mountpoint = OsString::from_vec(unescape_octal(words.nth(1)?));
         let mut rest = words.skip_while(|w| *w != b"-").skip(1);
-        let text = |word: &[u8]| unescape_octal(word).to_string_lossy().into_owned();
+        let text = |word: &[u8]| String::from_utf8_lossy(&unescape_octal(word)).into_owned();
         Some(MountEntry {
             id,
             parent,
@@ -122,24 +123,6 @@ fn parse_mountinfo(table: &[u8]) -> Vec<MountEntry> {
         })
     };
     table.split(|b| *b == b'\n').filter_map(line).collect()
-}
-
-/// Decodes the kernel's `\040` for space, tab, newline and backslash.
-fn unescape_octal(word: &[u8]) -> OsString {
-    let mut out = Vec::with_capacity(word.len());
-    let mut at = 0;
-    while at < word.len() {
-        let octal =
-            word.get(at + 1..at + 4).filter(|d| word[at] == b'\\' && d.iter().all(|b| (b'0'..b'8').contains(b)));
-        if let Some(d) = octal {
-            out.push(d.iter().fold(0u32, |n, b| n * 8 + u32::from(b - b'0')) as u8);
-            at += 4;
-        } else {
-            out.push(word[at]);
-            at += 1;
-        }
-    }
-    OsString::from_vec(out)
 }
 
 #[cfg(test)]

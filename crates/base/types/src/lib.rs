@@ -10,6 +10,7 @@ pub mod host_port;
 pub mod id;
 pub mod id_hash;
 pub mod member;
+pub mod octal;
 pub mod path_stats;
 pub mod sink;
 pub mod stats;

@@ -3,6 +3,7 @@
 
 use crate::dial;
 use serde_json::json;
+use spurline_types::octal::unescape_octal;
 use spurline_types::{Error, ErrorKind, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -85,26 +86,6 @@ fn parse_mountinfo(text: &[u8]) -> Vec<SpurlineMount> {
             })
         })
         .collect()
-}
-
-/// Decodes the kernel's `\040` for blank, tab, newline and backslash.
-fn unescape_octal(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut i = 0;
-    while i < field.len() {
-        let octal = |b: &u8| (b'0'..=b'7').contains(b);
-        match field.get(i + 1..i + 4) {
-            Some(digits) if field[i] == b'\\' && digits.iter().all(octal) => {
-                out.push(digits.iter().fold(0u8, |n, d| n.wrapping_mul(8).wrapping_add(d - b'0')));
-                i += 4;
-            }
-            _ => {
-                out.push(field[i]);
-                i += 1;
-            }
-        }
-    }
-    out
 }
 
 /// A path divided into the mount that contains it and the rest, without a leading slash.
