@@ -19,6 +19,8 @@ mod lone;
 mod members;
 mod networks;
 mod outage;
+#[path = "../common/pjdfstest.rs"]
+mod pjdfstest;
 mod posix_suites;
 mod probe;
 mod programs;

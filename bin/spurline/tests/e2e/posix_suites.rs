@@ -2,9 +2,9 @@
 //! mount.
 
 use crate::common::*;
+use crate::pjdfstest;
 use crate::writable_group::{Group, draw};
 use rustix::fs::FallocateFlags;
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -23,20 +23,6 @@ fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
-const PJDFSTEST: &str = r#"
-[features]
-posix_fallocate = {}
-rename_ctime = {}
-stat_st_birthtime = {}
-utime_now = {}
-utimensat = {}
-[settings]
-naptime = 0.02
-allow_remount = false
-[dummy_auth]
-entries = [["daemon", "daemon"], ["bin", "bin"]]
-"#;
-
 /// Tests whose outcome on a mount says nothing, and the reason.
 const LEFT_OUT: [(&str, &str); 2] = [
     (
@@ -50,19 +36,6 @@ const LEFT_OUT: [(&str, &str); 2] = [
     ),
 ];
 
-/// The outcome of each test in `at`.
-fn pjdfstest(program: &Path, config: &Path, at: &Path) -> BTreeMap<String, String> {
-    let out = Command::new(program).arg("-c").arg(config).arg("-p").arg(at).env("NO_COLOR", "1").output().unwrap();
-    let text = String::from_utf8_lossy(&out.stdout);
-    let outcome = |line: &str| {
-        let (name, outcome) = line.split_once(char::is_whitespace)?;
-        name.contains("::").then(|| (name.to_owned(), outcome.trim().to_owned()))
-    };
-    let outcomes: BTreeMap<_, _> = text.lines().filter_map(outcome).collect();
-    assert!(outcomes.len() > 100, "{text}\n{}", String::from_utf8_lossy(&out.stderr));
-    outcomes
-}
-
 /// Alone without the source's file in the kernel and with it, and through two nodes.
 #[test]
 fn pjdfstest_passes_where_it_passes_on_the_bare_directory() {
@@ -72,16 +45,14 @@ fn pjdfstest_passes_where_it_passes_on_the_bare_directory() {
         let Some(group) = Group::start(nodes) else { return };
         let bare = group.world.dir("bare");
         fs::set_permissions(&bare, fs::Permissions::from_mode(0o755)).unwrap();
-        let config = group.world.file("pjdfstest.toml", PJDFSTEST.as_bytes());
+        let config = group.world.file("pjdfstest.toml", pjdfstest::configuration("0.02").as_bytes());
         let mount = group.mount("mnt", 0, &[&["-o", "suid,dev"], words].concat());
-        let want = pjdfstest(&program, &config, &bare);
-        let got = pjdfstest(&program, &config, &mount.at);
+        let want = pjdfstest::run_in(&program, &config, &bare, &[], 100);
+        let got = pjdfstest::run_in(&program, &config, &mount.at, &[], 100);
         let counts = |name: &str| LEFT_OUT.iter().all(|(left_out, _)| *left_out != name);
-        let worse: Vec<_> =
-            want.iter().filter(|(name, outcome)| counts(name) && got.get(*name) != Some(outcome)).collect();
-        let passed = got.values().filter(|outcome| *outcome == "ok").count();
-        println!("{nodes} nodes {words:?}: {passed} of {} tests pass, as on the bare directory", got.len());
-        assert!(worse.is_empty(), "{nodes} nodes {words:?}; on the bare directory: {worse:?}; on the mount: {got:?}");
+        let way = format!("{nodes} nodes {words:?}");
+        let passed = pjdfstest::check_equal(&way, &want, &got, counts);
+        println!("{way}: {passed} of {} tests pass, as on the bare directory", got.len());
         mount.unmount();
     }
 }

@@ -8,6 +8,8 @@ mod figures;
 mod links;
 mod loss;
 mod numa;
+#[path = "../common/pjdfstest.rs"]
+mod pjdfstest;
 mod rig;
 mod starts;
 mod writes;
