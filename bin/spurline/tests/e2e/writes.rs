@@ -101,6 +101,26 @@ fn what_posix_promises_holds_in_a_writable_mount() {
         assert_eq!(fs::read(&y).unwrap(), b"x");
         fs::write(source.join("y"), "changed beside it").unwrap();
         assert_eq!(fs::read(&y).unwrap(), b"changed beside it");
+        // An open that empties a file takes the bytes of another open file too, once, and none that come later.
+        let (early, flags) = (File::create(at("cut")).unwrap(), OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC);
+        early.write_all_at(&bytes(3, 5000), 0).unwrap();
+        let late = File::from(rustix::fs::open(at("cut"), flags, Mode::empty()).unwrap());
+        assert_eq!((fs::read(at("cut")).unwrap(), late.metadata().unwrap().len()), (vec![], 0));
+        late.write_all_at(b"late", 0).unwrap();
+        early.write_all_at(b"early", 4).unwrap();
+        drop((early, late));
+        assert_eq!(fs::read(source.join("cut")).unwrap(), b"lateearly");
+        // A program that runs is not emptied.
+        fs::copy("/bin/sleep", at("program")).unwrap();
+        fs::set_permissions(at("program"), fs::Permissions::from_mode(0o755)).unwrap();
+        let mut program = Command::new(at("program")).arg("1000").spawn().unwrap();
+        for access in [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR] {
+            let opened = rustix::fs::open(at("program"), access | OFlags::TRUNC | OFlags::CLOEXEC, Mode::empty());
+            assert_eq!(opened.err(), Some(rustix::io::Errno::TXTBSY));
+        }
+        program.kill().unwrap();
+        program.wait().unwrap();
+        assert!(fs::read(at("program")).unwrap() == fs::read("/bin/sleep").unwrap());
         // A listing has every name, and names can be removed during it.
         for n in 0..3000 {
             fs::write(source.join("z").join(format!("{n}")), "").unwrap();

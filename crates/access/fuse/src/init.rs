@@ -52,9 +52,9 @@ pub(crate) fn negotiate_init(
     }
     if let Some(writes) = config.writes {
         // Not write-back: it trusts sizes that another mount may have changed. Bytes change here, so attributes that
-        // moved invalidate pages. The source applies the mask, because a default ACL replaces it.
-        want |= init::AUTO_INVAL_DATA | init::ATOMIC_O_TRUNC | init::HANDLE_KILLPRIV_V2 | init::DONT_MASK;
-        want |= init::CREATE_SUPP_GROUP;
+        // moved invalidate pages. The source applies the mask, because a default ACL replaces it. Not ATOMIC_O_TRUNC: the
+        // kernel would send the truncation before it checks whether the file is being executed.
+        want |= init::AUTO_INVAL_DATA | init::HANDLE_KILLPRIV_V2 | init::DONT_MASK | init::CREATE_SUPP_GROUP;
         if writes.acls {
             want |= init::POSIX_ACL;
         }
