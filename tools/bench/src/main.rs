@@ -2,6 +2,7 @@
 //! processes of their own and deliberately knows nothing of their inside but their command line and counters.
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod child;
 mod cpu;
 mod error;
@@ -22,6 +23,7 @@ mod suite;
 mod table;
 mod train;
 
+use checkpoint::CheckpointArgs;
 use clap::Parser as _;
 use error::BenchError;
 use fleet::FleetArgs;
@@ -53,6 +55,9 @@ enum BenchCommand {
     /// Replay the reading of MLPerf Storage's training, and find how many accelerators are fed
     #[command(after_long_help = TRAIN_EXAMPLES)]
     Train(TrainArgs),
+    /// Write checkpoints by many ranks, and read them back elsewhere
+    #[command(after_long_help = CHECKPOINT_EXAMPLES)]
+    Checkpoint(CheckpointArgs),
     /// Be one ceiling or one load of the suite
     #[command(hide = true)]
     Part {
@@ -106,6 +111,18 @@ Examples:
   Two mounts beside each other, one over TCP and one over RDMA, with sixteen accelerators:
     spurline bench train --model retinanet --accelerator b200 --accelerators 16 --dir /mnt/tcp/d --dir /mnt/rdma/d --plot";
 
+const CHECKPOINT_EXAMPLES: &str = "\
+Each rank writes its files under temporary names, syncs and renames them. Then page caches are dropped, and the files are read
+back, with checksums compared. As in MLPerf Storage, the slowest rank is the score. All files are removed at the end.
+
+Examples:
+  A plain folder, two mounts of it, and two mounts of a node, in memory:
+    spurline bench checkpoint --html checkpoint.html
+  A mount of your own beside its source; read back through a second mount:
+    spurline bench checkpoint --dir plain=/srv/data --dir mount=/mnt/a:/mnt/b --ranks 16 --size 1G
+  Four hosts, each of which reads what another one wrote, in the full size of one of eight accelerators each:
+    spurline bench checkpoint --hosts c1,c2,c3,c4 --dir tcp=/mnt/tcp --dir rdma=/mnt/rdma --model llama3-70b --full-size";
+
 fn main() -> ExitCode {
     match run(BenchCli::parse().command) {
         Ok(code) => code,
@@ -131,6 +148,7 @@ fn run(command: BenchCommand) -> Result<ExitCode, BenchError> {
         }
         BenchCommand::Fio(args) => fleet::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Train(args) => train::run(&args).map(|()| ExitCode::SUCCESS),
+        BenchCommand::Checkpoint(args) => checkpoint::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Part { part } => part::run(&part).map(|()| ExitCode::SUCCESS),
         BenchCommand::Man { dir } => clap_mangen::generate_to(<BenchCli as clap::CommandFactory>::command(), &dir)
             .map(|()| ExitCode::SUCCESS)

@@ -92,6 +92,14 @@ pub fn is_mounted(at: &Path) -> bool {
     mounts.lines().filter_map(|l| l.split(' ').nth(1)).any(|m| Path::new(m) == at)
 }
 
+/// The folder above which another device begins.
+pub fn mountpoint_of(dir: &Path) -> PathBuf {
+    let device = |path: &Path| std::fs::metadata(path).map(|known| known.dev()).ok();
+    let own = device(dir);
+    let above = dir.ancestors().take_while(|path| device(path) == own).last();
+    above.unwrap_or(dir).to_owned()
+}
+
 /// A node and its address.
 #[derive(Debug)]
 pub struct NodeUnderTest {
@@ -217,6 +225,12 @@ mod tests {
         assert!(has_listener(std::process::id(), &addr));
         drop(listener);
         assert!(!has_listener(std::process::id(), &addr));
+    }
+
+    #[test]
+    fn mountpoints_are_found_above() {
+        assert_eq!(mountpoint_of(Path::new("/proc/self")), Path::new("/proc"));
+        assert_eq!(mountpoint_of(Path::new("/")), Path::new("/"));
     }
 
     #[test]

@@ -30,6 +30,11 @@ pub fn catch_signals() -> Result<()> {
     Ok(())
 }
 
+/// Ends all waits and measurements of this process, as a signal does.
+pub fn request_stop() {
+    stop_flag().store(true, Ordering::Relaxed);
+}
+
 /// # Errors
 /// `Interrupted` once the user has interrupted.
 pub fn check_stop() -> Result<()> {

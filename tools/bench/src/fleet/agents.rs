@@ -79,6 +79,17 @@ impl AgentHost {
         Ok(command)
     }
 
+    /// A command on this host over ssh, whose standard input and output are this process's pipes.
+    ///
+    /// # Errors
+    /// `Missing` without ssh.
+    pub fn piped_command(&self, words: &[&str]) -> Result<Command> {
+        let ssh = child::require_program("ssh", "openssh-client")?;
+        let mut command = Command::new(ssh);
+        command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", &self.host]).args(words);
+        Ok(command)
+    }
+
     /// Starts a server over ssh, and waits until it listens.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::plot::{self, BenchChart, ChartSeries};
 use crate::report_outputs::ReportOutputs;
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
-use agents::AgentHost;
+pub use agents::AgentHost;
 use outcome::FleetFigures;
 use serde_json::{Value, json};
 use std::path::PathBuf;

@@ -49,6 +49,8 @@ pub enum SuitePart {
     Under(OriginPart),
     /// Copy every file of a folder, through the origin crate alone
     Copy(CopyPart),
+    /// Be the ranks of one host: orders on standard input
+    CheckpointWorker,
 }
 
 /// The empty file system.
@@ -242,6 +244,7 @@ pub fn run(part: &SuitePart) -> Result<()> {
         SuitePart::Store(part) => store::run(part),
         SuitePart::Under(part) => origin::run(part),
         SuitePart::Copy(part) => copy::run(part),
+        SuitePart::CheckpointWorker => crate::checkpoint::run_worker(),
     }
 }
 

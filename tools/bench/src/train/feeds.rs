@@ -4,10 +4,9 @@
 use super::data_set::{self, DataFile};
 use crate::child;
 use crate::error::{BenchError, Result};
-use crate::mount::{CounterValues, MountUnderTest, NodeUnderTest, query_counters};
+use crate::mount::{CounterValues, MountUnderTest, NodeUnderTest, mountpoint_of, query_counters};
 use crate::netns::NamespacePair;
 use crate::scratch::ScratchDir;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// A kind of feed.
@@ -127,14 +126,6 @@ pub fn open_folder(spurline: &Path, dir: &Path) -> Result<TrainFeed> {
     Ok(TrainFeed { name, dir, files, mountpoint, mount: None, node: None, _net: None })
 }
 
-/// The folder above which another device begins.
-fn mountpoint_of(dir: &Path) -> PathBuf {
-    let device = |path: &Path| std::fs::metadata(path).map(|known| known.dev()).ok();
-    let own = device(dir);
-    let above = dir.ancestors().take_while(|path| device(path) == own).last();
-    above.unwrap_or(dir).to_owned()
-}
-
 /// The counters of a feed's processes.
 #[derive(Debug, Clone, Default)]
 pub struct FeedCounters {
@@ -157,16 +148,5 @@ impl TrainFeed {
         };
         let node = self.node.as_ref().map(|node| node.counters(spurline)).transpose()?;
         Ok(FeedCounters { mount, node })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mountpoints_are_found_above() {
-        assert_eq!(mountpoint_of(Path::new("/proc/self")), Path::new("/proc"));
-        assert_eq!(mountpoint_of(Path::new("/")), Path::new("/"));
     }
 }
