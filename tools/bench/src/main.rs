@@ -95,6 +95,8 @@ Examples:
         --dir tcp=/mnt/tcp/fio --dir rdma=/mnt/rdma/fio --nodes node1:9567 --html fio.html
   A job file of your own, with the fio servers started over ssh:
     spurline bench fio --job my.fio --hosts c1,c2 --dir /mnt/data --set BS=1m --ssh
+  Ten NFS cases (v3 and v4, TCP and RDMA, one connection and several) of an export, beside one of tmpfs by the same server:
+    spurline bench fio --hosts localhost --nfs tmpfs=10.0.0.1,10.0.1.1:/ram --nfs mount=10.0.0.1,10.0.1.1:/mnt --perftest
   The shipped job files:
     spurline bench fio --list-jobs";
 

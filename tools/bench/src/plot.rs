@@ -98,7 +98,7 @@ impl BenchChart {
             let (_, y) = at(&(least, value));
             let _ = writeln!(
                 out,
-                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
+                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"grid\"/>\
                  <text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 LEFT + WIDTH,
                 LEFT - 6.0,
@@ -121,7 +121,7 @@ impl BenchChart {
             let (_, y) = at(&(least, *value));
             let _ = writeln!(
                 out,
-                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#222\" stroke-dasharray=\"5 4\"/>\
+                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"mark\" stroke-dasharray=\"5 4\"/>\
                  <text x=\"{:.0}\" y=\"{:.1}\">{}</text>",
                 LEFT + WIDTH,
                 LEFT + WIDTH + 8.0,
@@ -242,7 +242,9 @@ pub fn page(
 body{{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;color:#222;background:#fff}}\n\
 svg{{display:block;margin:1.2em 0}}text{{font:12px system-ui,sans-serif}}.g{{font-weight:600}}p{{margin:.2em 0;color:#555}}\n\
 table{{border-collapse:collapse;margin:1em 0}}td,th{{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right}}\n\
-td:first-child,th:first-child{{text-align:left}}\n</style>\n<h1>{0}</h1>\n",
+td:first-child,th:first-child{{text-align:left}}text{{fill:currentColor}}.grid{{stroke:#ddd}}.mark{{stroke:#222}}\n\
+@media(prefers-color-scheme:dark){{body{{color:#ddd;background:#16181d}}p{{color:#aaa}}td,th{{border-color:#444}}.grid{{stroke:#444}}.mark{{stroke:#ddd}}}}\n\
+</style>\n<h1>{0}</h1>\n",
         escape(title)
     );
     for line in about {
@@ -313,6 +315,12 @@ mod tests {
         assert!(text.contains("A &amp; B") && text.contains("1 &lt; 2") && text.contains("&lt;over&gt;"), "{text}");
         assert_eq!((text.matches("<polyline").count(), text.matches("<rect").count()), (2, 4));
         assert!(!text.contains("http") && !text.contains("<script") && text.ends_with("</html>\n"), "{text}");
+        // What is drawn without a colour of its own follows the reader's scheme.
+        assert!(
+            text.contains("prefers-color-scheme:dark")
+                && !text.contains("stroke=\"#222")
+                && text.contains("class=\"mark\"")
+        );
         let open = text.matches("<svg").count();
         assert_eq!((open, text.matches("</svg>").count()), (2, 2));
     }

@@ -90,6 +90,27 @@ impl AgentHost {
         Ok(command)
     }
 
+    /// Whether it is this machine, by a name that always is.
+    pub fn is_here(&self) -> bool {
+        matches!(self.host.as_str(), "localhost" | "127.0.0.1" | "::1")
+    }
+
+    /// Starts a server on this machine, and waits until it listens.
+    ///
+    /// # Errors
+    /// `Missing` without fio.
+    pub fn start_here(&self, logs: &Path) -> Result<ServerProcess> {
+        let mut command = Command::new(child::require_program("fio", "fio")?);
+        command.arg(format!("--server=127.0.0.1,{}", self.port)).current_dir("/");
+        let log = logs.join(format!("agent-{}.log", self.port));
+        let mut process = ServerProcess::start(command, "fio --server", &log)?;
+        stop::wait_until("fio --server to listen", START, Duration::from_millis(50), || {
+            process.check_alive()?;
+            Ok(self.check_listens().ok())
+        })?;
+        Ok(process)
+    }
+
     /// Starts a server over ssh, and waits until it listens.
     ///
     /// # Errors

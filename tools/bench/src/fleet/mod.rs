@@ -3,6 +3,7 @@
 
 mod agents;
 mod job_file;
+mod nfs;
 mod outcome;
 
 use crate::child::{self, ServerProcess};
@@ -15,8 +16,10 @@ use crate::report_outputs::ReportOutputs;
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
 pub use agents::AgentHost;
+use nfs::{NfsCase, NfsExport, NfsMounts, NfsVariant, PerftestKind};
 use outcome::FleetFigures;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -31,8 +34,21 @@ pub struct FleetArgs {
     #[arg(long, value_name = "FILE", default_value = "seq-read-1m")]
     pub job: String,
     /// Folder on every host that the job reads or writes, with a name for reports; repeat for more, which run in turn
-    #[arg(long, value_name = "[NAME=]DIR", required_unless_present_any = ["list_jobs", "print_job"])]
+    #[arg(long, value_name = "[NAME=]DIR", required_unless_present_any = ["list_jobs", "print_job", "nfs"])]
     pub dir: Vec<String>,
+    /// Export of an NFS server, mounted on the hosts for each run, in each of ten cases; repeat for more, which are compared
+    /// with the first, case by case
+    #[arg(long, value_name = "[NAME=]HOST[,HOST]:/PATH")]
+    pub nfs: Vec<String>,
+    /// NFS cases: v3 or v4, tcp or rdma, then -nconnect, or -addresses with v4 [default: all ten]
+    #[arg(long, value_name = "CASE[,CASE]", value_delimiter = ',', requires = "nfs")]
+    pub nfs_case: Vec<String>,
+    /// Connections of the cases with -nconnect
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=16))]
+    pub nconnect: u32,
+    /// Measure ib_write_bw (for reads) or ib_read_bw (for writes) to the NFS server in the same run
+    #[arg(long, requires = "nfs")]
+    pub perftest: bool,
     /// Start the fio servers over ssh for this run [default: they run already, by fio --server]
     ///
     /// Then the counters of the mounts are read over ssh too.
@@ -87,6 +103,8 @@ pub struct FleetArgs {
 struct FleetVariant {
     name: String,
     dir: String,
+    /// What is mounted at the folder for a run.
+    nfs: Option<NfsVariant>,
 }
 
 /// One point of the matrix.
@@ -105,6 +123,8 @@ struct FleetRun {
     cpu: Vec<(&'static str, f64)>,
     /// Counters of mounts and nodes that grew.
     grown: CounterValues,
+    /// Connections that the kernel's NFS client made, by transport.
+    connections: BTreeMap<String, usize>,
 }
 
 /// All runs of one variant at one point.
@@ -134,7 +154,8 @@ impl FleetRow {
     }
 }
 
-const ROLES: [&str; 3] = ["fio", "mounts", "nodes"];
+/// `machine` is all that the hosts did: the kernel's NFS client belongs to no process.
+const ROLES: [&str; 4] = ["fio", "mounts", "nodes", "machine"];
 
 /// A run of the command.
 struct FleetBench<'a> {
@@ -161,7 +182,7 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     }
     crate::stop::catch_signals()?;
     child::require_program("fio", "fio")?;
-    let variants = args.dir.iter().map(|text| parse_variant(text)).collect::<Result<Vec<_>>>()?;
+    let mut variants = args.dir.iter().map(|text| parse_variant(text)).collect::<Result<Vec<_>>>()?;
     let hosts = args.hosts.iter().map(|text| AgentHost::parse(text)).collect::<Result<Vec<_>>>()?;
     let points = matrix_points(args, hosts.len())?;
     let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
@@ -171,17 +192,18 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     let scratch = ScratchDir::new(&args.work_dir, "fio")?;
     let (job, values) = (job_file::load_job(&args.job)?, given_values(args)?);
     let bench = FleetBench { args, hosts, job, values, spurline, scratch };
+    variants.extend(bench.nfs_variants()?);
     // All variables have values before anything is started.
     for variant in &variants {
         bench.job_text(variant, points[0])?;
     }
     let agents = bench.open_agents()?;
-    let mut rows = Vec::new();
+    let (mut rows, mut fabric) = (Vec::new(), Vec::new());
     for point in &points {
-        rows.extend(bench.run_point(&variants, *point)?);
+        rows.extend(bench.run_point(&variants, *point, &mut fabric)?);
     }
     drop(agents);
-    report(args, &bench, &rows)
+    report(args, &bench, &rows, &fabric)
 }
 
 fn parse_variant(text: &str) -> Result<FleetVariant> {
@@ -192,7 +214,7 @@ fn parse_variant(text: &str) -> Result<FleetVariant> {
     if !dir.starts_with('/') || name.is_empty() || dir.contains(['\n', '\r']) {
         return Err(BenchError::Usage(format!("--dir '{text}': give DIR or NAME=DIR with an absolute folder")));
     }
-    Ok(FleetVariant { name: name.to_owned(), dir: dir.to_owned() })
+    Ok(FleetVariant { name: name.to_owned(), dir: dir.to_owned(), nfs: None })
 }
 
 fn given_values(args: &FleetArgs) -> Result<Vec<(String, String)>> {
@@ -236,23 +258,61 @@ impl FleetBench<'_> {
         job_file::fill_job(&self.job, &values)
     }
 
-    /// Servers on all hosts: started, or found.
-    fn open_agents(&self) -> Result<Vec<ServerProcess>> {
-        if !self.args.ssh {
-            self.hosts.iter().try_for_each(AgentHost::check_listens)?;
+    /// The cases of all exports, the exports beside each other.
+    fn nfs_variants(&self) -> Result<Vec<FleetVariant>> {
+        let exports = self.args.nfs.iter().map(|text| NfsExport::parse(text)).collect::<Result<Vec<_>>>()?;
+        if exports.is_empty() {
             return Ok(Vec::new());
         }
+        if !self.args.ssh && !self.hosts.iter().all(AgentHost::is_here) {
+            return Err(BenchError::Usage(
+                "--nfs mounts on the hosts: give --ssh, or --hosts localhost for this machine".to_owned(),
+            ));
+        }
+        let cases = NfsCase::parse_all(&self.args.nfs_case)?;
+        let dir = self.scratch.path().join("nfs").join("nfs0").display().to_string();
+        let one = |case: NfsCase, export: &NfsExport| FleetVariant {
+            name: format!("{} {}", export.name, case.name),
+            dir: dir.clone(),
+            nfs: Some(NfsVariant { case, export: export.clone(), nconnect: self.args.nconnect }),
+        };
+        Ok(cases.iter().flat_map(|case| exports.iter().map(|export| one(*case, export)).collect::<Vec<_>>()).collect())
+    }
+
+    /// Which test of perftest is the ceiling of this job.
+    fn perftest_kind(&self) -> PerftestKind {
+        let writes = self.job.lines().any(|line| line.trim().starts_with("rw=") && line.contains("write"));
+        if writes { PerftestKind::Read } else { PerftestKind::Write }
+    }
+
+    /// Servers on all hosts: started, or found.
+    fn open_agents(&self) -> Result<Vec<ServerProcess>> {
         let logs = self.scratch.subdir("logs")?;
+        if !self.args.ssh {
+            let open = |host: &AgentHost| match host.check_listens() {
+                Ok(()) => Ok(None),
+                Err(_) if host.is_here() => host.start_here(&logs).map(Some),
+                Err(error) => Err(error),
+            };
+            return self.hosts.iter().filter_map(|host| open(host).transpose()).collect();
+        }
         self.hosts.iter().map(|host| host.start_over_ssh(&logs)).collect()
     }
 
     /// All rounds of a point, the variants in turn.
-    fn run_point(&self, variants: &[FleetVariant], point: FleetPoint) -> Result<Vec<FleetRow>> {
+    fn run_point(&self, variants: &[FleetVariant], point: FleetPoint, fabric: &mut Vec<f64>) -> Result<Vec<FleetRow>> {
         let mut rows: Vec<FleetRow> =
             variants.iter().map(|variant| FleetRow { variant: variant.clone(), point, runs: Vec::new() }).collect();
         for _ in 0..self.args.rounds {
+            if let Some(nfs) = variants.iter().find_map(|variant| variant.nfs.as_ref()).filter(|_| self.args.perftest) {
+                let logs = self.scratch.subdir("logs")?;
+                let kind = self.perftest_kind();
+                let rate = kind.measure(&self.hosts[0], self.args.ssh, &nfs.export.addresses[0], &logs)?;
+                anstream::eprintln!("{}: {} GB/s", kind.program(), three_digits(rate / 1e9));
+                fabric.push(rate);
+            }
             for row in &mut rows {
-                let run = self.run_once(&row.variant, point)?;
+                let run = self.run_variant(&row.variant, point)?;
                 anstream::eprintln!(
                     "{}: {} hosts, {} jobs, depth {}: {} GB/s",
                     row.variant.name,
@@ -265,6 +325,28 @@ impl FleetBench<'_> {
             }
         }
         Ok(rows)
+    }
+
+    /// One run, with the export mounted for it.
+    fn run_variant(&self, variant: &FleetVariant, point: FleetPoint) -> Result<FleetRun> {
+        let Some(nfs) = &variant.nfs else { return self.run_once(variant, point) };
+        let (hosts, ssh) = (&self.hosts[..point.clients], self.args.ssh);
+        let at = self.scratch.path().join("nfs");
+        let (mounts, dir) = NfsMounts::mount(hosts, ssh, nfs, &at)?;
+        let machine = || -> Result<f64> {
+            let ticks = rustix::param::clock_ticks_per_second() as f64;
+            let busy = |host: &AgentHost| {
+                let text = nfs::run_on(host, ssh, &["cat", "/proc/stat"])?;
+                nfs::busy_seconds(&text, ticks)
+                    .ok_or_else(|| BenchError::Failed(format!("/proc/stat of {} has no times", host.host)))
+            };
+            hosts.iter().map(busy).sum()
+        };
+        let before = machine()?;
+        let mut run = self.run_once(variant, point)?;
+        run.cpu.push(("machine", machine()? - before));
+        run.connections = mounts.connections(&dir)?;
+        Ok(run)
     }
 
     fn run_once(&self, variant: &FleetVariant, point: FleetPoint) -> Result<FleetRun> {
@@ -293,7 +375,7 @@ impl FleetBench<'_> {
             cpu.push((role, growth.get("usage.cpu_us").copied().unwrap_or(0) as f64 / 1e6));
             grown.extend(growth.into_iter().map(|(name, n)| (format!("{role}.{name}"), n)));
         }
-        Ok(FleetRun { figures, cpu, grown })
+        Ok(FleetRun { figures, cpu, grown, connections: BTreeMap::new() })
     }
 
     /// The summed counters of mounts and nodes, as far as they can be read.
@@ -344,12 +426,16 @@ fn carried_by(run: &FleetRun) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow]) -> Result<()> {
+fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &[f64]) -> Result<()> {
     let about = machine::describe_machine(bench.scratch.path(), bench.scratch.path());
     let names: Vec<&str> = bench.hosts.iter().map(|host| host.host.as_str()).collect();
     let summary = format!("{} on {}; medians of {} rounds in turn", args.job, names.join(", "), args.rounds);
-    let table = result_table(rows);
-    let mut notes: Vec<String> = Vec::new();
+    let perftest = (!fabric.is_empty()).then(|| (bench.perftest_kind().program(), median(fabric)));
+    let table = result_table(rows, perftest);
+    let mut notes: Vec<String> = nfs_notes(rows);
+    notes.extend(perftest.map(|(name, rate)| {
+        format!("{name} of 1 MiB, median of {}: {} GB/s.", fabric.len(), three_digits(rate / 1e9))
+    }));
     for row in rows {
         if let Some(carried) = row.runs.last().and_then(carried_by) {
             let FleetPoint { clients, jobs, depth } = row.point;
@@ -368,18 +454,51 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow]) -> Result
     notes.iter().for_each(|note| anstream::println!("{note}"));
     let result = json!({
         "schema": "spurline-bench-fio/1", "spurline": env!("CARGO_PKG_VERSION"), "job": args.job, "job_text": bench.job,
+        "perftest": perftest.map(|(name, rate)| json!({ "program": name, "bytes_per_second": rate })),
         "hosts": names, "rounds": args.rounds, "machine": about, "notes": notes,
-        "rows": rows.iter().map(row_json).collect::<Vec<_>>(),
+        "rows": rows.iter().map(|row| row_json(rows, row)).collect::<Vec<_>>(),
     });
     args.report.write_reports(&result, || plot::page("Spurline bench fio", &[summary], &[table], &charts, &notes))
 }
 
-/// The row of the first folder at the same point, which the others are compared with.
+/// The row at the same point that a row is compared with: of the first folder, or of the first export in the same case.
 fn first_row<'a>(rows: &'a [FleetRow], row: &FleetRow) -> Option<&'a FleetRow> {
-    rows.iter().find(|first| first.point == row.point).filter(|first| first.variant != row.variant)
+    let case = |row: &FleetRow| row.variant.nfs.as_ref().map(|nfs| nfs.case);
+    let mut same = rows.iter().filter(|first| first.point == row.point && case(first) == case(row));
+    same.next().filter(|first| first.variant != row.variant)
 }
 
-fn result_table(rows: &[FleetRow]) -> Vec<Vec<String>> {
+/// What the kernel made of each case, and the share of the time that another export costs more than the first.
+fn nfs_notes(rows: &[FleetRow]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for row in rows {
+        let (Some(nfs), Some(run)) = (&row.variant.nfs, row.runs.last()) else { continue };
+        let asked = nfs.case.asked(nfs.nconnect, nfs.export.addresses.len());
+        let made: usize = run.connections.values().sum();
+        let kinds: Vec<String> = run.connections.iter().map(|(kind, n)| format!("{n} over {kind}")).collect();
+        if rows.first().is_some_and(|first| first.point == row.point) && asked > 1 {
+            let less = if made < asked { "only " } else { "" };
+            notes.push(format!(
+                "{}: {asked} connections asked, the kernel made {less}{}.",
+                row.variant.name,
+                kinds.join(", ")
+            ));
+        }
+        if let Some(first) = first_row(rows, row) {
+            let share = 1.0 - row.bandwidth() / first.bandwidth().max(1e-9);
+            let FleetPoint { jobs, depth, .. } = row.point;
+            notes.push(format!(
+                "{} ({jobs} jobs, depth {depth}): {:.0} % of each byte's time is the exported file system's, beyond {}.",
+                row.variant.name,
+                share.max(0.0) * 100.0,
+                first.variant.name
+            ));
+        }
+    }
+    notes
+}
+
+fn result_table(rows: &[FleetRow], perftest: Option<(&str, f64)>) -> Vec<Vec<String>> {
     let heads = [
         "folder",
         "hosts",
@@ -392,9 +511,16 @@ fn result_table(rows: &[FleetRow]) -> Vec<Vec<String>> {
         "CPU-s/GiB fio",
         "mounts",
         "nodes",
+        "machine",
         "ratio",
     ];
     let mut table = vec![heads.map(str::to_owned).to_vec()];
+    // Only some runs know what a whole machine did.
+    let machine = rows.iter().any(|row| row.cpu_per_gib("machine").is_some());
+    if !machine {
+        table[0].remove(heads.len() - 2);
+    }
+    table[0].extend(perftest.map(|(name, _)| format!("of {name}")));
     for row in rows {
         let latency = |pick: fn((f64, f64)) -> f64| {
             let all: Vec<f64> = row.runs.iter().filter_map(|run| run.figures.all.latency_us).map(pick).collect();
@@ -410,9 +536,14 @@ fn result_table(rows: &[FleetRow]) -> Vec<Vec<String>> {
             latency(|times| times.0),
             latency(|times| times.1),
         ];
-        line.extend(ROLES.map(|role| row.cpu_per_gib(role).map_or("-".to_owned(), three_digits)));
+        let roles = if machine { &ROLES[..] } else { &ROLES[..3] };
+        line.extend(roles.iter().map(|role| row.cpu_per_gib(role).map_or("-".to_owned(), three_digits)));
         line.push(first_row(rows, row).map_or("-".to_owned(), |first| {
             format!("{:.2} of {}", row.bandwidth() / first.bandwidth().max(1e-9), first.variant.name)
+        }));
+        line.extend(perftest.map(|(_, rate)| {
+            let rdma = row.variant.nfs.as_ref().is_some_and(|nfs| nfs.case.rdma);
+            if rdma { format!("{:.2}", row.bandwidth() / rate.max(1e-9)) } else { "-".to_owned() }
         }));
         table.push(line);
     }
@@ -477,7 +608,7 @@ fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
     charts
 }
 
-fn row_json(row: &FleetRow) -> Value {
+fn row_json(rows: &[FleetRow], row: &FleetRow) -> Value {
     let host = |figures: &outcome::HostFigures| {
         json!({
             "host": figures.host, "bytes_per_second": figures.bandwidth, "iops": figures.iops, "bytes": figures.bytes,
@@ -489,7 +620,7 @@ fn row_json(row: &FleetRow) -> Value {
             run.cpu.iter().map(|(role, used)| ((*role).to_owned(), json!({ "seconds": used }))).collect();
         json!({
             "all": host(&run.figures.all), "hosts": run.figures.hosts.iter().map(host).collect::<Vec<_>>(),
-            "cpu": cpu, "counters": run.grown,
+            "cpu": cpu, "counters": run.grown, "connections": run.connections,
             "over_time": run.figures.over_time.iter()
                 .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
         })
@@ -498,7 +629,8 @@ fn row_json(row: &FleetRow) -> Value {
         ROLES.iter().filter_map(|role| Some(((*role).to_owned(), row.cpu_per_gib(role)?.into()))).collect();
     json!({
         "folder": row.variant.name, "dir": row.variant.dir, "hosts": row.point.clients, "jobs": row.point.jobs,
-        "depth": row.point.depth, "bytes_per_second": row.bandwidth(),
+        "depth": row.point.depth, "bytes_per_second": row.bandwidth(), "nfs_case": row.variant.nfs.as_ref().map(|nfs| nfs.case.name),
+        "ratio": first_row(rows, row).map(|first| row.bandwidth() / first.bandwidth().max(1e-9)),
         "iops": row.median_of(|run| run.figures.all.iops), "cpu_seconds_per_gib": cpu,
         "runs": row.runs.iter().map(run).collect::<Vec<_>>(),
     })
@@ -512,8 +644,9 @@ mod tests {
         let all = outcome::HostFigures { bandwidth, bytes: 1 << 30, cpu: 0.2, ..Default::default() };
         let figures = FleetFigures { all, over_time: vec![(0.5, bandwidth), (1.0, bandwidth)], ..Default::default() };
         let grown = [(format!("mounts.{name}.recv_bytes"), 5_000_000)].into();
-        let runs = vec![FleetRun { figures, cpu: vec![("fio", 0.2), ("mounts", 0.4)], grown }];
-        let variant = FleetVariant { name: name.into(), dir: format!("/mnt/{name}") };
+        let cpu = vec![("fio", 0.2), ("mounts", 0.4)];
+        let runs = vec![FleetRun { figures, cpu, grown, connections: BTreeMap::new() }];
+        let variant = FleetVariant { name: name.into(), dir: format!("/mnt/{name}"), nfs: None };
         FleetRow { variant, point: FleetPoint { clients, jobs: 1, depth: 1 }, runs }
     }
 
@@ -528,7 +661,7 @@ mod tests {
     #[test]
     fn rows_stand_beside_each_other() {
         let rows = [row("tcp", 1, 1e9), row("rdma", 1, 2e9), row("tcp", 2, 1.5e9), row("rdma", 2, 3e9)];
-        let table = result_table(&rows);
+        let table = result_table(&rows, None);
         assert_eq!((table.len(), table[4].last().unwrap().as_str()), (5, "2.00 of tcp"));
         assert_eq!(table[1][8..11], ["0.200", "0.400", "-"].map(str::to_owned));
         let charts = charts_of(&rows);
@@ -539,6 +672,43 @@ mod tests {
         );
         assert_eq!(charts[0].series[1].points, [(1.0, 2.0), (2.0, 3.0)]);
         assert_eq!(carried_by(&rows[1].runs[0]).unwrap(), "5 MB over rdma");
-        assert_eq!(row_json(&rows[0])["cpu_seconds_per_gib"], json!({ "fio": 0.2, "mounts": 0.4 }));
+        assert_eq!(row_json(&rows, &rows[0])["cpu_seconds_per_gib"], json!({ "fio": 0.2, "mounts": 0.4 }));
+    }
+
+    #[test]
+    fn exports_are_compared_case_by_case() {
+        let nfs = |export: &str, case: &str, bandwidth, made| {
+            let mut row = row("tcp", 1, bandwidth);
+            let case = NfsCase::parse_all(&[case.to_owned()]).unwrap()[0];
+            let export = NfsExport::parse(&format!("{export}=10.0.0.1:/x")).unwrap();
+            row.variant.name = format!("{} {}", export.name, case.name);
+            row.variant.nfs = Some(NfsVariant { case, export, nconnect: 4 });
+            row.runs[0].connections = [(if case.rdma { "rdma" } else { "tcp" }.to_owned(), made)].into();
+            row.runs[0].cpu.push(("machine", 1.5));
+            row
+        };
+        let rows = [
+            row("local", 1, 5e9),
+            nfs("tmpfs", "v3-tcp", 2e9, 1),
+            nfs("mount", "v3-tcp", 1.5e9, 1),
+            nfs("tmpfs", "v4-rdma-nconnect", 3e9, 1),
+            nfs("mount", "v4-rdma-nconnect", 2.4e9, 1),
+        ];
+        let table = result_table(&rows, Some(("ib_write_bw", 6e9)));
+        assert_eq!(table[0][11..], ["machine", "ratio", "of ib_write_bw"].map(str::to_owned));
+        assert_eq!(table[1][11..], ["-", "-", "-"].map(str::to_owned));
+        assert_eq!(table[2][11..], ["1.50", "-", "-"].map(str::to_owned));
+        assert_eq!(table[3][12..], ["0.75 of tmpfs v3-tcp", "-"].map(str::to_owned));
+        assert_eq!(table[5][12..], ["0.80 of tmpfs v4-rdma-nconnect", "0.40"].map(str::to_owned));
+        let notes = nfs_notes(&rows).join("\n");
+        assert!(notes.contains("mount v3-tcp (1 jobs, depth 1): 25 % of each byte's time"), "{notes}");
+        assert!(
+            notes.contains("mount v4-rdma-nconnect: 4 connections asked, the kernel made only 1 over rdma."),
+            "{notes}"
+        );
+        assert_eq!(
+            (&row_json(&rows, &rows[4])["nfs_case"], &row_json(&rows, &rows[4])["ratio"]),
+            (&"v4-rdma-nconnect".into(), &0.8.into())
+        );
     }
 }

@@ -1,0 +1,75 @@
+//! The NFS cases of `bench fio`: in the virtual machine by scripts/nfs-bench, with the kernel's server and client; and wrong words.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn said(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+#[test]
+fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
+    let programs = Path::new(env!("CARGO_BIN_EXE_spurline-bench")).parent().unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/nfs-bench"));
+    command.arg("--programs").arg(programs).arg("--out").arg(out.path()).args(["--seconds", "900", "--size", "16m"]);
+    command.args([
+        "--time",
+        "1s",
+        "--rounds",
+        "1",
+        "--depth",
+        "2",
+        "--nfs-case",
+        "v3-tcp,v4-rdma-nconnect,v4-tcp-addresses",
+    ]);
+    let done = command.output().unwrap();
+    if done.status.code() == Some(3) {
+        let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|word| matches!(word, "nfs" | "rdma")), "{}", said(&done));
+        println!("SKIP: {}", said(&done).trim());
+        return;
+    }
+    assert!(done.status.success(), "{}", said(&done));
+    let report: Value =
+        serde_json::from_str(&std::fs::read_to_string(out.path().join("report.json")).unwrap()).unwrap();
+    assert_eq!(report["perftest"]["program"], "ib_write_bw");
+    let rows = report["rows"].as_array().unwrap();
+    let row = |name: &str| rows.iter().find(|row| row["folder"] == name).unwrap_or_else(|| panic!("{name}: {report}"));
+    assert_eq!((rows.len(), row("mount-itself")["nfs_case"].is_null()), (7, true));
+    let connections = |name: &str, kind: &str| row(name)["runs"][0]["connections"][kind].as_u64();
+    assert_eq!(connections("spurline v3-tcp", "tcp"), Some(1), "{report}");
+    assert_eq!(connections("spurline v4-tcp-addresses", "tcp"), Some(2), "{report}");
+    assert!(connections("spurline v4-rdma-nconnect", "rdma") >= Some(1), "{report}");
+    for name in ["spurline v3-tcp", "spurline v4-rdma-nconnect"] {
+        let row = row(name);
+        assert!(row["ratio"].as_f64() > Some(0.0) && row["cpu_seconds_per_gib"]["machine"].is_number(), "{row}");
+    }
+    assert!(row("tmpfs v3-tcp")["ratio"].is_null());
+    let page = std::fs::read_to_string(out.path().join("report.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("v4-rdma-nconnect") && !page.contains("http://"));
+}
+
+#[test]
+fn wrong_words_say_what_is_right() {
+    let refused = |words: &[&str], code: i32, says: &str| {
+        let out = Command::new(env!("CARGO_BIN_EXE_spurline-bench")).arg("fio").args(words).output().unwrap();
+        assert!(out.status.code() == Some(code) && said(&out).contains(says), "{words:?}: {}", said(&out));
+    };
+    refused(&["--hosts", "a", "--dir", "/x", "--nfs-case", "v3-tcp"], 2, "--nfs");
+    refused(&["--hosts", "a", "--dir", "/x", "--perftest"], 2, "--nfs");
+    if Command::new("fio").arg("--version").output().is_err() {
+        println!("SKIP: fio is not installed");
+        return;
+    }
+    refused(&["--hosts", "localhost", "--nfs", "nas"], 2, "[NAME=]HOST[,HOST]:/PATH");
+    refused(&["--hosts", "localhost", "--nfs", "nas:/x", "--nfs-case", "v5-tcp"], 2, "v4-rdma-addresses");
+    refused(&["--hosts", "c1", "--nfs", "nas:/x"], 2, "give --ssh");
+    // Where mounting is possible at all, this export is not there.
+    refused(
+        &["--hosts", "localhost:8799", "--nfs", "127.0.0.1:/no/such/export", "--nfs-case", "v4-tcp"],
+        3,
+        "localhost: ",
+    );
+}
