@@ -121,6 +121,22 @@ fn what_posix_promises_holds_in_a_writable_mount() {
         program.kill().unwrap();
         program.wait().unwrap();
         assert!(fs::read(at("program")).unwrap() == fs::read("/bin/sleep").unwrap());
+        // Readers of a file that is being written see each write.
+        let written = File::create(at("growing")).unwrap();
+        let readers = [
+            File::open(at("growing")).unwrap(),
+            OpenOptions::new().read(true).write(true).open(at("growing")).unwrap(),
+        ];
+        for n in 0..200_u64 {
+            let whole = bytes(n, 3000);
+            written.write_all_at(&whole, n % 3 * 3000).unwrap();
+            for reader in &readers {
+                let mut seen = vec![0; 3000];
+                reader.read_exact_at(&mut seen, n % 3 * 3000).unwrap();
+                assert!(seen == whole, "write {n}");
+            }
+        }
+        drop((written, readers));
         // A listing has every name, and names can be removed during it.
         for n in 0..3000 {
             fs::write(source.join("z").join(format!("{n}")), "").unwrap();

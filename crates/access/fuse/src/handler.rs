@@ -176,6 +176,8 @@ pub struct InitInfo {
     pub backings: Option<BackingRegistrar>,
     /// Requests that make something have [`RequestCaller::group`].
     pub create_group: bool,
+    /// Files that bypass the page cache can be mapped.
+    pub direct_mmap: bool,
     /// Sends notifications to the kernel.
     pub notifier: KernelNotifier,
     /// Keeps the session able to serve while requests wait for others.

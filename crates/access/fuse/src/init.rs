@@ -12,6 +12,8 @@ pub(crate) struct InitAgreement {
     pub(crate) uring: bool,
     /// Requests that make something have the group of the directory, if the caller is a member.
     pub(crate) create_group: bool,
+    /// Files that bypass the kernel's pages can be mapped (Linux 6.6). Such a kernel also drops its pages before their writes.
+    pub(crate) direct_mmap: bool,
 }
 
 /// Linux 4.20: requests may have more than 32 pages.
@@ -91,6 +93,7 @@ pub(crate) fn negotiate_init(
         passthrough: got & init::PASSTHROUGH != 0,
         uring: got & init::OVER_IO_URING != 0,
         create_group: got & init::CREATE_SUPP_GROUP != 0,
+        direct_mmap: got & init::DIRECT_IO_ALLOW_MMAP != 0,
     };
     Ok((out, agreed))
 }

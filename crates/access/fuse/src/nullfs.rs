@@ -1,9 +1,10 @@
-//! A minimal file system: one directory with one file, `data`, served from one static buffer; what is written is dropped. It
-//! measures the upper limit for file systems on the same session code.
+//! A minimal file system: one directory with one file, `data`, served from one static buffer; what is written is dropped, and
+//! files that are made are forgotten. It measures the upper limit for file systems on the same session code.
 
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, LookupReply, RequestCaller, StatAttr, StatfsReply};
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const ROOT: u64 = crate::abi::ROOT_ID;
@@ -19,6 +20,8 @@ pub struct NullFs {
     /// Longer than its nominal length by the longest read, so that a read from any offset is one piece.
     held: Box<[u8]>,
     fill: bool,
+    /// The number of the last file that was made.
+    made: AtomicU64,
 }
 
 impl NullFs {
@@ -32,7 +35,7 @@ impl NullFs {
         let held = (held as usize).next_multiple_of(PATTERN).max(PATTERN);
         let byte = |i: usize| ((i % PATTERN) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
         let first: Vec<u8> = (0..PATTERN).map(byte).collect();
-        NullFs { size, held: first.repeat(held / PATTERN + 1).into(), fill: false }
+        NullFs { size, held: first.repeat(held / PATTERN + 1).into(), fill: false, made: AtomicU64::new(DATA) }
     }
 
     /// The same served from the slot's own buffer without writing to it: the cost of a file system whose bytes a
@@ -50,6 +53,7 @@ impl NullFs {
         match ino {
             ROOT => Some(StatAttr { nlink: 2, ..StatAttr::new(ROOT, libc::S_IFDIR | 0o555, 0) }),
             DATA => Some(StatAttr::new(DATA, libc::S_IFREG | 0o444, self.size)),
+            made if made <= self.made.load(Ordering::Relaxed) => Some(StatAttr::new(made, libc::S_IFREG | 0o644, 0)),
             _ => None,
         }
     }
@@ -100,6 +104,24 @@ impl FuseHandler for NullFs {
         _caller: &RequestCaller,
     ) -> Result<usize, Errno> {
         Ok(data.len())
+    }
+
+    fn create(
+        &self,
+        _parent: u64,
+        _name: &[u8],
+        _flags: u32,
+        _mode: u32,
+        _caller: &RequestCaller,
+    ) -> Result<(LookupReply, HandleReply), Errno> {
+        let ino = self.made.fetch_add(1, Ordering::Relaxed) + 1;
+        // As where a source has the locks: each close is a request.
+        let opened = HandleReply { flush: true, direct_io: true, ..HandleReply::default() };
+        Ok((self.lookup_reply(ino)?, opened))
+    }
+
+    fn flush(&self, _ino: u64, _fh: u64, _lock_owner: u64) -> Result<(), Errno> {
+        Ok(())
     }
 
     fn readdir(

@@ -582,8 +582,8 @@ fn init_info<H: FuseHandler>(shared: &Arc<SessionShared<H>>, agreed: InitAgreeme
     let backings = agreed.passthrough.then(|| BackingRegistrar::new(&shared.device));
     let notifier = KernelNotifier::new(&shared.device, agreed.minor);
     let waiting = WaitingSlots::new(shared);
-    let InitAgreement { minor, max_read, create_group, .. } = agreed;
-    InitInfo { minor, max_read, create_group, backings, notifier, waiting }
+    let InitAgreement { minor, max_read, create_group, direct_mmap, .. } = agreed;
+    InitInfo { minor, max_read, create_group, direct_mmap, backings, notifier, waiting }
 }
 
 /// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise it in sysfs. Returns a

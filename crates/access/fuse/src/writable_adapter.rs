@@ -107,7 +107,7 @@ impl WritableFsHandler {
             fh: opened.fh,
             keep_cache: opened.keep_cache,
             direct_io: opened.direct_io,
-            parallel_direct_writes: true,
+            parallel_direct_writes: opened.parallel,
             flush: opened.flush,
             backing: opened.backing.as_ref().map(|backing| BackingId(backing.id())),
             ..HandleReply::default()
@@ -154,6 +154,9 @@ impl FuseHandler for WritableFsHandler {
         let _ = self.notifier.set(info.notifier.clone());
         let _ = self.waiting.set(info.waiting.clone());
         self.create_group.store(info.create_group, Ordering::Relaxed);
+        if info.direct_mmap {
+            self.file_system.allow_direct_writes();
+        }
         let names = Box::new(KernelNames(info.notifier.clone()));
         match InodeLimiter::start(Arc::clone(&self.file_system) as _, names) {
             Ok(limiter) => *self.inode_limiter.lock() = limiter,

@@ -495,6 +495,16 @@ pub trait WritableDirectory: Send + Sync {
     fn stat(&self) -> Result<NodeAttr>;
 }
 
+/// What [`WritableVolume::create`] made or opened.
+pub struct CreatedFile {
+    /// The file's attributes.
+    pub attr: NodeAttr,
+    /// The open file.
+    pub file: Box<dyn WritableFile>,
+    /// The directory's attributes after that, if the source has them without a further request: the kernel requests them next.
+    pub directory: Option<NodeAttr>,
+}
+
 /// A tree of files to change. Paths are as for [`crate::Volume`]. A call may block as long as the source does.
 pub trait WritableVolume: Send + Sync {
     /// What the source can do.
@@ -534,14 +544,7 @@ pub trait WritableVolume: Send + Sync {
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
-    fn create(
-        &self,
-        at: NamePath<'_>,
-        flags: u32,
-        mode: u32,
-        caller: &Caller,
-        op: OpId,
-    ) -> Result<(NodeAttr, Box<dyn WritableFile>)>;
+    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller, op: OpId) -> Result<CreatedFile>;
 
     /// Makes a file without a name in a directory (`O_TMPFILE`).
     ///

@@ -139,7 +139,7 @@ fn name<'a>(directory: &'a [u8], name: &'a [u8]) -> NamePath<'a> {
 fn create(volume: &dyn WritableVolume, path: &str, flags: u32) -> Result<Box<dyn WritableFile>> {
     let (folder, last) = path.rsplit_once('/').unwrap_or(("", path));
     let at = name(folder.as_bytes(), last.as_bytes());
-    volume.create(at, O_RDWR | O_CREAT | flags, 0o644, &root(), OP).map(|(_, file)| file)
+    volume.create(at, O_RDWR | O_CREAT | flags, 0o644, &root(), OP).map(|created| created.file)
 }
 
 fn rename(volume: &dyn WritableVolume, from: &str, to: &str) -> Result<()> {
@@ -203,7 +203,10 @@ fn names_and_bytes_are_changed_through_a_node() {
     let stale = writes.stat(other, &root()).unwrap_err();
     assert!(matches!(stale.kind(), ErrorKind::Stale | ErrorKind::Io(116)), "{stale}");
     drop((file, opened));
-    assert_eq!(node.node.writes_json()["open_files"], 0);
+    // One request closes many files, soon.
+    while node.node.writes_json()["open_files"] != 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]

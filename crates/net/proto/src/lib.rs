@@ -38,7 +38,7 @@ pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN,
 pub use rail::{MAX_RAILS, RailInfo, RailLink};
 pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
 pub use write_answer::WriteAnswer;
-pub use writes::{MAX_GROUPS, WireCaller, WriteCall, WriteRequest};
+pub use writes::{FileNumbers, MAX_GROUPS, WireCaller, WriteCall, WriteRequest};
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 64;
@@ -49,7 +49,7 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"SPUR");
 /// The oldest protocol version this build speaks.
 pub const MIN_VERSION: u16 = 3;
 /// The newest protocol version this build speaks.
-pub const MAX_VERSION: u16 = 4;
+pub const MAX_VERSION: u16 = 5;
 /// The version of the frames themselves: header, order of parts, padding. The handshake agrees on the format of
 /// bodies, so every peer understands a handshake.
 pub const FRAME_VERSION: u16 = 1;

@@ -21,6 +21,8 @@ pub enum WriteAnswer {
     Done,
     /// It was done; the attributes now.
     Attr(NodeAttr),
+    /// A file was made or opened; its attributes, and those of its directory after that.
+    Created(NodeAttr, Option<NodeAttr>),
     /// A number of bytes, or an offset.
     Number(u64),
     /// Bytes: a link's target, an extended attribute, or names.
@@ -55,6 +57,7 @@ impl WriteAnswer {
             WriteAnswer::Failed(_) => 8,
             WriteAnswer::UnknownFile => 9,
             WriteAnswer::Unclear(_) => 10,
+            WriteAnswer::Created(..) => 11,
         }
     }
 }
@@ -65,6 +68,11 @@ impl AnswerBody for WriteAnswer {
         match self {
             WriteAnswer::Done | WriteAnswer::UnknownFile => {}
             WriteAnswer::Attr(attr) => put_node_attr(attr, out),
+            WriteAnswer::Created(attr, directory) => {
+                put_node_attr(attr, out);
+                out.put_u8(u8::from(directory.is_some()));
+                directory.iter().for_each(|attr| put_node_attr(attr, out));
+            }
             WriteAnswer::Number(n) => out.put_u64(*n),
             WriteAnswer::Bytes(bytes) => out.put_bytes(bytes),
             WriteAnswer::Names(names) => {
@@ -137,6 +145,11 @@ impl AnswerBody for WriteAnswer {
             }
             9 => WriteAnswer::UnknownFile,
             10 => WriteAnswer::Unclear(take_message(&mut take)?.to_owned()),
+            11 => {
+                let attr = take_node_attr(&mut take)?;
+                let directory = take_switch(&mut take, "whether a directory follows")?;
+                WriteAnswer::Created(attr, directory.then(|| take_node_attr(&mut take)).transpose()?)
+            }
             value => return Err(FrameError::Value { what: "the kind of an answer", value: value.into() }),
         };
         take.expect_end()?;

@@ -73,6 +73,33 @@ impl<'a> WireCaller<'a> {
     }
 }
 
+/// Numbers of open files, eight bytes each. Decoding borrows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileNumbers<'a>(&'a [[u8; 8]]);
+
+impl<'a> FileNumbers<'a> {
+    /// The numbers, encoded into `scratch`.
+    pub fn new(numbers: &[u64], scratch: &'a mut Vec<[u8; 8]>) -> Self {
+        scratch.clear();
+        scratch.extend(numbers.iter().map(|number| number.to_le_bytes()));
+        FileNumbers(scratch)
+    }
+
+    /// The numbers.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + 'a {
+        self.0.iter().map(|number| u64::from_le_bytes(*number))
+    }
+
+    fn take(take: &mut ByteCursor<'a>) -> Result<Self, FrameError> {
+        match take.take_bytes("numbers of open files")?.as_chunks::<8>() {
+            (numbers, []) => Ok(FileNumbers(numbers)),
+            (_, rest) => {
+                Err(FrameError::Value { what: "the length of a list of open files", value: rest.len() as u64 })
+            }
+        }
+    }
+}
+
 /// One operation on a writable volume. Numbers of files are those the mount chose when it opened them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteCall<'a> {
@@ -158,6 +185,8 @@ pub enum WriteCall<'a> {
         offset: u64,
         /// Whether the file loses its privilege bits as if the caller wrote.
         lose_privileges: bool,
+        /// Whether failures of earlier writes are reported too, as by [`WriteCall::Flush`].
+        flush: bool,
     },
     /// Allocates or frees space.
     Allocate {
@@ -260,10 +289,10 @@ pub enum WriteCall<'a> {
         /// The new number.
         file: u64,
     },
-    /// Closes an open file or directory.
+    /// Closes open files and directories.
     Close {
-        /// The file or directory.
-        file: u64,
+        /// Their numbers.
+        files: FileNumbers<'a>,
     },
     /// Keeps the session and its open files alive.
     Renew,
@@ -643,10 +672,10 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
             out.put_u64(*offset);
             out.put_u32(*len);
         }
-        WriteCall::Write { file, offset, lose_privileges } => {
+        WriteCall::Write { file, offset, lose_privileges, flush } => {
             out.put_u64(*file);
             out.put_u64(*offset);
-            out.put_u8(u8::from(*lose_privileges));
+            out.put_u8(u8::from(*lose_privileges) | u8::from(*flush) << 1);
         }
         WriteCall::Allocate { file, mode, offset, len } => {
             out.put_u64(*file);
@@ -668,7 +697,8 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
             out.put_u64(*file);
             out.put_u8(u8::from(*data_only));
         }
-        WriteCall::Flush { file } | WriteCall::StatOpen { file } | WriteCall::Close { file } => out.put_u64(*file),
+        WriteCall::Flush { file } | WriteCall::StatOpen { file } => out.put_u64(*file),
+        WriteCall::Close { files } => out.put_bytes(files.0.as_flattened()),
         WriteCall::SetAttrOpen { file, set } => {
             out.put_u64(*file);
             put_set(set, out);
@@ -728,11 +758,14 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
             offset: take.take_u64("an offset")?,
             len: take.take_u32("a read's length")?,
         },
-        17 => WriteCall::Write {
-            file: take.take_u64(FILE)?,
-            offset: take.take_u64("an offset")?,
-            lose_privileges: take_switch(take, "whether privileges are lost")?,
-        },
+        17 => {
+            let (file, offset) = (take.take_u64(FILE)?, take.take_u64("an offset")?);
+            let bits = take.take_u8("the flags of a write")?;
+            if bits > 3 {
+                return Err(FrameError::Value { what: "the flags of a write", value: bits.into() });
+            }
+            WriteCall::Write { file, offset, lose_privileges: bits & 1 != 0, flush: bits & 2 != 0 }
+        }
         18 => WriteCall::Allocate {
             file: take.take_u64(FILE)?,
             mode: take.take_u32("a mode")?,
@@ -778,7 +811,7 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
             max: take.take_u32("a page's length")?,
             attrs: take_switch(take, "whether attributes follow")?,
         },
-        28 => WriteCall::Close { file: take.take_u64(FILE)? },
+        28 => WriteCall::Close { files: FileNumbers::take(take)? },
         29 => WriteCall::Renew,
         30 => {
             WriteCall::Reopen { of: take.take_u64(FILE)?, flags: take.take_u32("flags")?, file: take.take_u64(FILE)? }

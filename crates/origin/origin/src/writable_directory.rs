@@ -17,8 +17,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, DirectoryRename, FileIdentity, FileTime, LockScope, NamePath, NewTime, NodeAttr,
-    NodePath, OpId, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+    AttrChange, Caller, Change, CreatedFile, DirectoryRename, FileIdentity, FileTime, LockScope, NamePath, NewTime,
+    NodeAttr, NodePath, OpId, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -343,26 +343,20 @@ impl WritableVolume for WritableSource {
         .map(|file| Box::new(file) as _)
     }
 
-    fn create(
-        &self,
-        at: NamePath<'_>,
-        flags: u32,
-        mode: u32,
-        caller: &Caller,
-        _op: OpId,
-    ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
-        let made = self.make("create of", &at, caller, || {
+    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller, _op: OpId) -> Result<CreatedFile> {
+        let (attr, file, directory) = self.make("create of", &at, caller, || {
             let dir = self.open_folder(at.directory)?;
+            let after = || stat_fd(dir.as_fd()).ok();
             let wanted = OFlags::from_bits_retain(flags & !SourceFile::NOT_PASSED);
             let exclusive = wanted | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             for _ in 0..RACES {
                 match rustix::fs::openat(&dir, at.name, exclusive, Mode::from_raw_mode(mode & 0o7777)) {
-                    Ok(fd) => return Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, &self.identities))),
+                    Ok(fd) => return Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, &self.identities), after())),
                     Err(Errno::EXIST) if flags & libc::O_EXCL as u32 == 0 => {
                         // Another process made it, or it is a link.
                         let found = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                         match rustix::fs::openat(&dir, at.name, found, Mode::empty()) {
-                            Ok(fd) => return Ok((stat_fd(fd.as_fd())?, self.open_file(fd.as_fd(), flags)?)),
+                            Ok(fd) => return Ok((stat_fd(fd.as_fd())?, self.open_file(fd.as_fd(), flags)?, after())),
                             Err(Errno::NOENT) => {}
                             Err(errno) => return Err(errno),
                         }
@@ -371,8 +365,8 @@ impl WritableVolume for WritableSource {
                 }
             }
             Err(Errno::STALE)
-        });
-        made.map(|(attr, file)| (attr, Box::new(file) as _))
+        })?;
+        Ok(CreatedFile { attr, file: Box::new(file), directory })
     }
 
     fn create_unnamed(

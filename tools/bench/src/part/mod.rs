@@ -123,6 +123,9 @@ pub struct CreatePart {
     /// Bytes of each
     #[arg(long, default_value = "4K")]
     pub size: Size,
+    /// What their names begin with
+    #[arg(long, default_value = "f")]
+    pub prefix: String,
 }
 
 /// A reader of blocks.

@@ -114,7 +114,7 @@ pub(super) fn create_files(part: &CreatePart) -> Result<()> {
             if n >= part.files {
                 return Ok(());
             }
-            let path = part.dir.join(format!("f{n}"));
+            let path = part.dir.join(format!("{}{n}", part.prefix));
             let made = OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut f| f.write_all(&text));
             made.map_err(|e| BenchError::io(path.display(), &e))?;
         }
@@ -155,7 +155,7 @@ mod tests {
         }
         part.files.push("/no/such/file".into());
         assert!(write_files(&part).is_err(), "and the others do not wait for ever");
-        let part = CreatePart { dir: dir.path().join("c"), threads: 3, files: 50, size: Size(100) };
+        let part = CreatePart { dir: dir.path().join("c"), threads: 3, files: 50, size: Size(100), prefix: "f".into() };
         assert!(create_files(&part).is_err());
         std::fs::create_dir(&part.dir).unwrap();
         create_files(&part).unwrap();

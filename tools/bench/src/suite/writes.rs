@@ -129,7 +129,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         let (fresh, files) = (&fresh, if suite.quick { 1_000 } else { 4_000 });
         let small = |place| small_files(suite, fresh, group, place, (threads, files));
         cases.push(small(&bare));
-        cases.extend(default_mount.map(|place| small(place).against("of tmpfs", &["tmpfs"], Some(0.5))));
+        cases.extend(small_files_sink(suite, group, sinks[1].as_ref().or(sinks[0].as_ref()), (threads, files)));
+        cases.extend(default_mount.map(|place| {
+            small(place).against("of tmpfs", &["tmpfs"], Some(0.5)).against("of empty fs", &["sink"], None)
+        }));
         if let Some(place) = &remote {
             let aim = || Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() });
             cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, aim));
@@ -345,6 +348,23 @@ fn small_files<'a>(
         }
         Ok(sample)
     })
+}
+
+/// The empty file system: what the requests of the kernel cost before anything is made.
+fn small_files_sink<'a>(
+    suite: &'a BenchSuite,
+    group: &str,
+    sink: Option<&'a MountUnderTest>,
+    (threads, files): (usize, usize),
+) -> Option<BenchCase<'a>> {
+    let (sink, round) = (sink?, Cell::new(0));
+    Some(BenchCase::new(group, "sink", "empty fs", FigureUnit::Rate, move || {
+        let prefix = format!("{threads}-{}-", round.replace(round.get() + 1));
+        let mut words = vec!["create".to_owned(), sink.at().display().to_string()];
+        words.extend(["--threads", &threads.to_string(), "--files", &files.to_string()].map(String::from));
+        words.extend(["--prefix".to_owned(), prefix]);
+        user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, ("writer", &[("mount", sink.daemon())]))
+    }))
 }
 
 /// An archive of a generated source tree: folders of 40 files, most of a few KiB.

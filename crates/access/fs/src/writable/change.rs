@@ -5,6 +5,8 @@ use crate::errno::{FsError, FsResult};
 use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, SourceSpace, WriteCapabilities};
 use std::time::Duration;
 
+/// The attribute with a file's capabilities.
+const CAPABILITIES: &[u8] = b"security.capability";
 /// `RENAME_EXCHANGE` of renameat2(2).
 const RENAME_EXCHANGE: u32 = 2;
 
@@ -41,6 +43,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
+        let _changing = self.directory_attrs.changing(parent);
         let op = self.next_op();
         let mode = match new {
             NewNode::Directory { mode } | NewNode::Node { mode, .. } => mode,
@@ -63,6 +66,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
+        let _changing = self.directory_attrs.changing(parent);
         let op = self.next_op();
         let by_path = self.while_moving(0, || {
             let from = self.nodes.resolve(ino).ok_or_else(|| self.missing(ino))?;
@@ -93,6 +97,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
+        let _changing = self.directory_attrs.changing(parent);
         let op = self.next_op();
         self.on_name(parent, name, caller, false, |at, caller| {
             let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
@@ -108,6 +113,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, caller: &FsCaller) -> FsResult<()> {
+        let _changing = [from.0, to.0].map(|directory| self.directory_attrs.changing(directory));
         let op = self.next_op();
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
@@ -139,6 +145,7 @@ impl WritableFileSystem {
         set: &AttrChange,
         caller: &FsCaller,
     ) -> FsResult<(NodeAttr, Duration)> {
+        let _changing = self.directory_attrs.changing(ino);
         let op = self.next_op();
         // Without its groups, a caller would silently lose the set-group-ID bit.
         let groups_decide = set.mode.is_some_and(|mode| mode & libc::S_ISGID != 0);
@@ -182,6 +189,10 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<Vec<u8>> {
+        // The kernel requests them before the first write. The source's kernel removes them at a write, whatever is known here.
+        if name == CAPABILITIES && self.nodes.is_bare(ino) {
+            return Err(errno_error(libc::ENODATA, "a new file has no capabilities"));
+        }
         self.on_node(ino, caller, false, |at, caller| self.source.get_xattr(at, name, caller))
     }
 
@@ -198,7 +209,11 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
+        let _changing = self.directory_attrs.changing(ino);
         let op = self.next_op();
+        if name == CAPABILITIES {
+            self.nodes.note_bare(ino, Duration::ZERO);
+        }
         // An ACL may cost the caller the set-group-ID bit, as a mode does.
         let groups_decide = name.starts_with(b"system.");
         self.on_node(ino, caller, groups_decide, |of, caller| {
@@ -213,6 +228,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
+        let _changing = self.directory_attrs.changing(ino);
         let op = self.next_op();
         self.on_node(ino, caller, false, |of, caller| {
             self.source.change(&Change::RemoveXattr { of, name }, caller, op)

@@ -5,6 +5,7 @@
 //! step with it. A path that moved while it was used is resolved again.
 
 mod change;
+mod directory_attrs;
 mod groups;
 mod limit;
 mod locks;
@@ -18,6 +19,7 @@ pub use open::OpenedNode;
 use crate::errno::{FsError, FsResult};
 use crate::handle::HandleTable;
 use crate::inode_limit::LimitAlarm;
+use directory_attrs::DirectoryAttrs;
 use locks::LockTable;
 use nodes::NodeTable;
 use open::{OpenNode, OpenNodeDirectory, OpenNodeFile};
@@ -30,7 +32,7 @@ use spurline_volume::writes::{
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Attempts of a call whose path moved meanwhile.
@@ -117,6 +119,7 @@ pub struct WritableFileSystem {
     directories: HandleTable<OpenNodeDirectory>,
     opens: Mutex<HashMap<u64, Arc<OpenNode>>>,
     nodes: NodeTable,
+    directory_attrs: DirectoryAttrs,
     locks: LockTable,
     limit_alarm: LimitAlarm,
     source: Arc<dyn WritableVolume>,
@@ -128,6 +131,7 @@ pub struct WritableFileSystem {
     locks_at_source: bool,
     session: u64,
     operations: AtomicU64,
+    direct_writes: AtomicBool,
 }
 
 impl WritableFileSystem {
@@ -153,6 +157,7 @@ impl WritableFileSystem {
             directories: HandleTable::new(),
             opens: Mutex::default(),
             nodes: NodeTable::new(root, Arc::clone(&stats)),
+            directory_attrs: DirectoryAttrs::default(),
             locks: LockTable::default(),
             limit_alarm: LimitAlarm::default(),
             source,
@@ -164,6 +169,7 @@ impl WritableFileSystem {
             // Drawn at random: numbers of an earlier mount must not look like repetitions.
             session: RandomState::new().hash_one(root),
             operations: AtomicU64::new(0),
+            direct_writes: AtomicBool::new(false),
         })
     }
 
@@ -342,6 +348,9 @@ impl WritableFileSystem {
             let attr = file.file.stat()?;
             self.nodes.note_sent(ino, &attr);
             return Ok((attr, ttl));
+        }
+        if let Some(known) = self.directory_attrs.find(ino, ttl) {
+            return Ok(known);
         }
         let answer = self.on_node(ino, caller, false, |at, caller| self.source.stat(at, caller));
         let attr = self.or_open_file(ino, answer, |file| file.file.stat())?;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Memory of a node: itself, and its places in two hash tables that are on average two thirds full.
-const NODE_BYTES: u64 = 440;
+const NODE_BYTES: u64 = 448;
 /// Memory of a name beside its bytes: in the node, in its directory, and as an allocation of its own.
 const NAME_BYTES: u64 = 150;
 
@@ -45,6 +45,8 @@ struct TreeNode {
     opened_as: Option<SeenBytes>,
     /// What the attributes said that the kernel got last.
     sent: Option<SeenBytes>,
+    /// Until then, it is known to have no file capabilities.
+    bare_until_ms: u64,
 }
 
 impl TreeNode {
@@ -58,6 +60,7 @@ impl TreeNode {
             children: None,
             opened_as: None,
             sent: None,
+            bare_until_ms: 0,
         })
     }
 }
@@ -283,6 +286,19 @@ impl NodeTable {
         if let Some(node) = self.tree.write().nodes.get_mut(&ino) {
             (node.sent, node.used_ms) = (SeenBytes::of(attr), now);
         }
+    }
+
+    /// Notes that a file has no capabilities, as one that was just made; `within`: for how long that is certain enough.
+    pub fn note_bare(&self, ino: u64, within: Duration) {
+        let until = self.now_ms() + u64::try_from(within.as_millis()).unwrap_or(0);
+        if let Some(node) = self.tree.write().nodes.get_mut(&ino) {
+            node.bare_until_ms = until;
+        }
+    }
+
+    /// Whether a file is known to have no capabilities.
+    pub fn is_bare(&self, ino: u64) -> bool {
+        self.tree.read().nodes.get(&ino).is_some_and(|node| self.now_ms() < node.bare_until_ms)
     }
 
     /// Stores what an open saw.

@@ -7,7 +7,8 @@ use crate::inode_limit::LimitedInodes as _;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{Caller, ListedName, NodeAttr, WritableDirectory, WritableFile};
+use spurline_volume::writes::{Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -27,6 +28,9 @@ struct OpenNodeState {
     cached: u32,
     passthrough: u32,
     live: Option<Arc<LiveBacking>>,
+    /// Opens that only write, past the kernel's pages. All later ones bypass them too: pages that are read during such a write
+    /// could be older than it.
+    direct_writers: u32,
 }
 
 /// An open file.
@@ -35,6 +39,7 @@ pub(super) struct OpenNodeFile {
     pub file: Box<dyn WritableFile>,
     writes: bool,
     passthrough: bool,
+    direct_writer: bool,
 }
 
 /// An open directory.
@@ -53,6 +58,8 @@ pub struct OpenedNode {
     pub moved: bool,
     /// Every read and write becomes a request.
     pub direct_io: bool,
+    /// Writes within the file are made at once.
+    pub parallel: bool,
     /// A close can report an error.
     pub flush: bool,
     /// The source's file, for the kernel.
@@ -60,6 +67,11 @@ pub struct OpenedNode {
 }
 
 impl WritableFileSystem {
+    /// The kernel can map files that bypass its pages: files that are only written may do that.
+    pub fn allow_direct_writes(&self) {
+        self.direct_writes.store(true, Ordering::Relaxed);
+    }
+
     /// Any open file of a node.
     pub(super) fn open_file_of(&self, ino: u64) -> Option<Arc<OpenNodeFile>> {
         let open = self.opens.lock().get(&ino).cloned()?;
@@ -95,7 +107,7 @@ impl WritableFileSystem {
             self.as_caller(caller, false, |caller| file.file.reopen(flags as u32, caller))
         })?;
         let attr = file.stat()?;
-        self.add_open(ino, file, flags, &attr, (caller, register))
+        self.add_open(ino, file, (flags, false), &attr, (caller, register))
     }
 
     /// Makes and opens a file in `parent`; raises its lookup count.
@@ -111,12 +123,20 @@ impl WritableFileSystem {
         caller: &FsCaller,
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<(NodeEntry, OpenedNode)> {
-        let op = self.next_op();
+        let (op, mark) = (self.next_op(), self.directory_attrs.mark(parent));
         let groups_decide = mode & libc::S_ISGID != 0;
-        let (attr, file) = self.on_name(parent, name, caller, groups_decide, |at, caller| {
+        let created = self.on_name(parent, name, caller, groups_decide, |at, caller| {
             self.source.create(at, flags as u32, mode, caller, op)
-        })?;
+        });
+        match created.as_ref().map(|created| created.directory) {
+            Ok(Some(attr)) => self.directory_attrs.note(parent, mark, attr),
+            _ => self.directory_attrs.drop_attr(parent),
+        }
+        let CreatedFile { attr, file, .. } = created?;
         let entry = self.intern(parent, name, attr);
+        if attr.size == 0 {
+            self.nodes.note_bare(entry.ino, self.config.attr_ttl);
+        }
         self.finish_create(entry, file, flags, (caller, register))
     }
 
@@ -148,7 +168,7 @@ impl WritableFileSystem {
         kernel: (&FsCaller, Option<&dyn RegisterBacking>),
     ) -> FsResult<(NodeEntry, OpenedNode)> {
         self.stats.fuse.change_ops.add(1);
-        match self.add_open(entry.ino, file, flags, &entry.attr, kernel) {
+        match self.add_open(entry.ino, file, (flags, entry.attr.size == 0), &entry.attr, kernel) {
             Ok(opened) => Ok((entry, opened)),
             Err(error) => {
                 self.forget(entry.ino, 1);
@@ -161,7 +181,7 @@ impl WritableFileSystem {
         &self,
         ino: u64,
         file: Box<dyn WritableFile>,
-        flags: i32,
+        (flags, made): (i32, bool),
         attr: &NodeAttr,
         (caller, register): (&FsCaller, Option<&dyn RegisterBacking>),
     ) -> FsResult<OpenedNode> {
@@ -181,7 +201,12 @@ impl WritableFileSystem {
             }
             _ => None,
         };
-        let file = Arc::new(OpenNodeFile { ino, file, writes, passthrough: backing.is_some() });
+        // A new file that is only written needs no pages; without them, the kernel requests no capabilities before its first
+        // write.
+        let only_writes = flags & libc::O_ACCMODE == libc::O_WRONLY;
+        let alone = made && state.files.is_empty() && backing.is_none();
+        let direct_writer = alone && only_writes && self.direct_writes.load(Ordering::Relaxed);
+        let file = Arc::new(OpenNodeFile { ino, file, writes, passthrough: backing.is_some(), direct_writer });
         let Some(fh) = self.files.insert(Arc::clone(&file)) else {
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
@@ -194,11 +219,15 @@ impl WritableFileSystem {
             None => state.cached += 1,
         }
         state.files.push((fh, Arc::downgrade(&file)));
+        state.direct_writers += u32::from(direct_writer);
+        // An appended record may land elsewhere than the kernel believes, if another host appends too.
+        let appends = writes && flags & libc::O_APPEND != 0;
+        let direct_io = backing.is_none() && (appends || state.direct_writers > 0);
         drop(state);
         self.stats.fuse.open_handles.add(1);
-        // An appended record may land elsewhere than the kernel believes, if another host appends too.
-        let direct_io = backing.is_none() && writes && flags & libc::O_APPEND != 0;
-        Ok(OpenedNode { fh, keep_cache: seen.same, moved: seen.moved, direct_io, flush, backing })
+        // Writes that overlap are made one after the other, unless the program goes around the page cache itself.
+        let parallel = flags & libc::O_DIRECT != 0;
+        Ok(OpenedNode { fh, keep_cache: seen.same, moved: seen.moved, direct_io, parallel, flush, backing })
     }
 
     /// Closes a file.
@@ -217,6 +246,7 @@ impl WritableFileSystem {
                 true => state.passthrough = state.passthrough.saturating_sub(1),
                 false => state.cached = state.cached.saturating_sub(1),
             }
+            state.direct_writers = state.direct_writers.saturating_sub(u32::from(file.direct_writer));
             if state.passthrough == 0 {
                 unused = state.live.take();
             }
@@ -327,6 +357,8 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn opendir(&self, ino: u64, caller: &FsCaller) -> FsResult<u64> {
         let directory = self.on_node(ino, caller, false, |at, caller| self.source.open_directory(at, caller))?;
+        // A listing changes the time of access.
+        self.directory_attrs.drop_attr(ino);
         let Some(fh) = self.directories.insert(Arc::new(OpenNodeDirectory { ino, directory })) else {
             return Err(errno_error(libc::ENFILE, "too many open directories"));
         };

@@ -312,23 +312,19 @@ impl WritableVolume for MemorySource {
         Ok(self.new_file(object))
     }
 
-    fn create(
-        &self,
-        at: NamePath<'_>,
-        flags: u32,
-        _mode: u32,
-        _caller: &Caller,
-        _op: OpId,
-    ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
-        let (object, attr) = self.with(|tree| {
+    fn create(&self, at: NamePath<'_>, flags: u32, _mode: u32, _caller: &Caller, _op: OpId) -> Result<CreatedFile> {
+        let (object, attr, directory) = self.with(|tree| {
             let directory = Self::resolve(tree, at.directory)?;
             let object = match tree.make(directory, at.name, false) {
                 Err(libc::EEXIST) if flags & libc::O_EXCL as u32 == 0 => tree.find(directory, at.name)?,
                 made => made?,
             };
-            if tree.is_directory(object) { Err(libc::EISDIR) } else { Ok((object, tree.attr(object))) }
+            if tree.is_directory(object) {
+                return Err(libc::EISDIR);
+            }
+            Ok((object, tree.attr(object), tree.attr(directory)))
         })?;
-        Ok((attr, self.new_file(object)))
+        Ok(CreatedFile { attr, file: self.new_file(object), directory: Some(directory) })
     }
 
     fn create_unnamed(

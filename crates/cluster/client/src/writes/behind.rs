@@ -6,7 +6,7 @@
 //! sync. Failures are counted per file, and reported at each open file's next sync and next close.
 
 use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer};
-use super::files::{MOVES, OpenedAs, call_open, close_open};
+use super::files::{MOVES, OpenedAs, call_open};
 use super::held_locks::LostLocks;
 use super::retained::{AddedBytes, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
 use super::{GroupWrites, RequestContext};
@@ -337,7 +337,7 @@ impl GroupWrites {
         let mut write = || {
             for _ in 0..MOVES {
                 self.send_all(&opened.bytes)?;
-                match self.send_bytes(opened, new, before, &mut change) {
+                match self.send_bytes(opened, new, (before, false), &mut change) {
                     (PieceOutcome::Sent(to), _) => {
                         if self.sync_file(opened, true)?.instance == to {
                             return opened.bytes.failure_after(failures);
@@ -368,22 +368,37 @@ impl GroupWrites {
             }
             list.mark()
         };
-        self.send_below(file, mark)
+        self.send_below(file, mark, None).map(drop)
     }
 
-    fn send_below(&self, file: &FileBytes, mark: u64) -> Result<()> {
-        let mut moves = 0;
+    /// As [`GroupWrites::send_all`], before a close of `opened`. Whether its last bytes were sent here: their request has then
+    /// reported failures as [`WriteCall::Flush`] does.
+    ///
+    /// # Errors
+    /// As [`GroupWrites::send_all`].
+    pub(super) fn send_at_close(&self, opened: &OpenedAs) -> Result<bool> {
+        let mark = opened.bytes.list.lock().mark();
+        self.send_below(&opened.bytes, mark, Some(opened.number()))
+    }
+
+    /// Sends what lies below `mark`. With `closing`, the last request for that open file is a flush as well; whether it was
+    /// sent.
+    fn send_below(&self, file: &FileBytes, mark: u64, closing: Option<u64>) -> Result<bool> {
+        let (mut moves, mut flushed) = (0, false);
         loop {
             let mut list = file.list.lock();
             let piece = loop {
                 match list.next_piece(mark, false) {
                     NextPiece::Send(piece) => break piece,
                     NextPiece::Wait => file.sent.wait(&mut list),
-                    NextPiece::Done => return Ok(()),
+                    NextPiece::Done => return Ok(flushed),
                 }
             };
+            let flush = closing == Some(piece.owner) && list.unsent_pieces() == 1;
             drop(list);
-            if !self.send_piece(file, piece)? {
+            let outcome = self.send_piece(file, piece, flush)?;
+            flushed = flush && matches!(outcome, PieceOutcome::Sent(_));
+            if let PieceOutcome::Unsent(_) = outcome {
                 moves += 1;
                 if moves > MOVES {
                     return Err(unsteady());
@@ -398,7 +413,7 @@ impl GroupWrites {
         match list.next_piece(u64::MAX, true) {
             NextPiece::Send(piece) => {
                 drop(list);
-                self.send_piece(file, piece)?;
+                self.send_piece(file, piece, false)?;
                 Ok(true)
             }
             NextPiece::Wait if list.unsent_pieces() > MOST_UNSENT => {
@@ -409,11 +424,11 @@ impl GroupWrites {
         }
     }
 
-    /// Sends a piece; false if its process was lost.
-    fn send_piece(&self, file: &FileBytes, mut piece: PieceToSend) -> Result<bool> {
+    /// Sends a piece; it stays unsent if its process was lost. `flush`: see [`WriteCall::Write`].
+    fn send_piece(&self, file: &FileBytes, mut piece: PieceToSend, flush: bool) -> Result<PieceOutcome> {
         let mut change = piece.change;
         let (outcome, error) = match self.open_file(piece.owner) {
-            Some(owner) => self.send_bytes(&owner, &piece.as_new(), piece.before, &mut change),
+            Some(owner) => self.send_bytes(&owner, &piece.as_new(), (piece.before, flush), &mut change),
             None => (PieceOutcome::Refused, Some(Error::new(ErrorKind::Io(EIO), "the file was closed"))),
         };
         if !matches!(outcome, PieceOutcome::Unsent(_)) {
@@ -436,7 +451,7 @@ impl GroupWrites {
         file.sent.notify_all();
         match (outcome, error) {
             (PieceOutcome::Unsent(_), Some(error)) => Err(error),
-            (outcome, _) => Ok(!matches!(outcome, PieceOutcome::Unsent(_))),
+            (outcome, _) => Ok(outcome),
         }
     }
 
@@ -445,7 +460,7 @@ impl GroupWrites {
         &self,
         owner: &OpenedAs,
         new: &NewBytes<'_>,
-        before: Option<u64>,
+        (before, flush): (Option<u64>, bool),
         change: &mut Option<u64>,
     ) -> (PieceOutcome, Option<Error>) {
         // Another mount has the lock under which these bytes were written.
@@ -467,7 +482,8 @@ impl GroupWrites {
             let most = self.most_bytes().min(new.data.len() - written);
             let payload = &new.data[written..written + most];
             let (file, offset) = (owner.number(), new.offset + written as u64);
-            let call = WriteCall::Write { file, offset, lose_privileges: new.lose_privileges.is_some() };
+            let flush = flush && written + most == new.data.len();
+            let call = WriteCall::Write { file, offset, lose_privileges: new.lose_privileges.is_some(), flush };
             let caller = new.lose_privileges.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() });
             let caller = caller.as_ref().unwrap_or(owner.caller());
             let context = RequestContext { payload, ..RequestContext::of(caller) };
@@ -519,7 +535,7 @@ impl GroupWrites {
         let mut other: Option<Arc<OpenedAs>> = None;
         let mut own = None;
         for _ in 0..MOVES {
-            self.send_below(file, mark)?;
+            self.send_below(file, mark, None)?;
             let stamp = file.list.lock().stamp();
             let through = other.take();
             let synced = self.sync_once(through.as_deref().unwrap_or(opened), data_only);
@@ -595,17 +611,18 @@ impl GroupWrites {
         self.queue.push_due(SendJob::Close(Arc::clone(opened), until));
     }
 
-    /// Waits until the files that were closed have ended.
+    /// Waits until the files that were closed have ended, and their nodes know.
     pub fn finish_closing(&self) {
         while self.queue.jobs.lock().closing > 0 {
             std::thread::sleep(CLOSING_PAUSE);
         }
+        self.report_closed();
     }
 
     /// Ends an open file. Its bytes that are not durable stay while another open file can send them again.
     fn end_open(&self, opened: &OpenedAs, error: Option<Error>) {
         self.leave_bytes(opened, error);
-        close_open(self, opened);
+        self.close_soon(opened);
         opened.end_loss();
     }
 

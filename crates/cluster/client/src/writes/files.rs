@@ -50,6 +50,8 @@ pub(crate) struct OpenedAs {
     copied: Mutex<Option<HomeProcess>>,
     /// The last close failed, as no node took the bytes.
     failed_close: AtomicBool,
+    /// It has written or changed something, which a close has to report.
+    used: AtomicBool,
     pub(super) held: HeldLocks,
 }
 
@@ -66,6 +68,7 @@ impl OpenedAs {
             bytes,
             copied: Mutex::new(None),
             failed_close: AtomicBool::new(false),
+            used: AtomicBool::new(false),
             held: HeldLocks::default(),
         }
     }
@@ -88,6 +91,7 @@ impl OpenedAs {
             reported: ReportedFailures::default(),
             copied: Mutex::new(None),
             failed_close: AtomicBool::new(false),
+            used: AtomicBool::new(false),
             held: HeldLocks::default(),
         }
     }
@@ -252,15 +256,6 @@ pub(super) fn call_open(
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no node keeps the file open")))
 }
 
-/// Closes an open object; its process may be gone, and the file with it.
-pub(super) fn close_open(writes: &GroupWrites, opened: &OpenedAs) {
-    writes.remove_open(opened.number);
-    let call = WriteCall::Close { file: opened.number };
-    let context = RequestContext::of(&opened.caller);
-    // An unreachable node closes it when the session ends.
-    let _ = writes.send(CallTarget::Process(&opened.home()), &call, context, 0, None, &mut []);
-}
-
 /// An open file.
 pub(crate) struct RemoteFile {
     writes: Arc<GroupWrites>,
@@ -298,12 +293,14 @@ impl RemoteFile {
 
     /// A call that is made once.
     pub fn change(&self, call: &WriteCall<'_>, context: RequestContext<'_>) -> Result<WriteAnswer> {
+        self.opened.used.store(true, Ordering::Relaxed);
         let number = self.writes.numbers.draw_number();
         settle_answer(call_open(&self.writes, &self.opened, call, context, number.get(), &mut [])?.answer)
     }
 
     /// Takes bytes that fit into one request.
     fn write_piece(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<()> {
+        self.opened.used.store(true, Ordering::Relaxed);
         let appends = self.opened.has_flag(O_APPEND);
         // One at a time, so that the place of each is known.
         let _one = appends.then(|| self.opened.bytes.begin_append());
@@ -398,6 +395,7 @@ impl WritableFile for RemoteFile {
             Ok(sent) => match settle_answer(sent.answer)? {
                 WriteAnswer::UnknownFile => Err(apart()),
                 answer => {
+                    to.opened.used.store(true, Ordering::Relaxed);
                     to.opened.copied.lock().get_or_insert(home);
                     number_of(answer)
                 }
@@ -423,11 +421,13 @@ impl WritableFile for RemoteFile {
 
     fn flush(&self) -> Result<()> {
         let opened = &*self.opened;
-        let sent = self.send_bytes();
+        let sent = self.writes.send_at_close(opened);
         opened.failed_close.store(sent.is_err(), Ordering::Relaxed);
-        sent?;
-        // The call finds out whether the process still has the bytes.
-        let flushed = self.query(WriteCall::Flush { file: opened.number }, &opened.caller);
+        // The call finds out whether the process still has the bytes; so does a write that goes there.
+        let flushed = match sent? || !opened.used.load(Ordering::Relaxed) {
+            true => Ok(WriteAnswer::Done),
+            false => self.query(WriteCall::Flush { file: opened.number }, &opened.caller),
+        };
         opened.bytes.report_at_close(&opened.reported)?;
         done(flushed?)
     }
@@ -516,7 +516,7 @@ impl RemoteDirectory {
 
 impl Drop for RemoteDirectory {
     fn drop(&mut self) {
-        close_open(&self.writes, &self.opened);
+        self.writes.close_soon(&self.opened);
     }
 }
 

@@ -6,7 +6,7 @@ use super::calls::{CallTarget, HomeProcess, settle_answer};
 use super::files::OpenedAs;
 use super::{GroupWrites, RequestContext};
 use parking_lot::Mutex;
-use spurline_proto::WriteCall;
+use spurline_proto::{FileNumbers, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{Caller, FileLock};
@@ -127,7 +127,8 @@ impl OpenedAs {
             if home.instance != before.instance {
                 // A process that is only cut off has the lock for this mount. It gives it up when it is reached, or when
                 // it has heard nothing for long.
-                let close = WriteCall::Close { file: self.number() };
+                let mut numbers = Vec::new();
+                let close = WriteCall::Close { files: FileNumbers::new(&[self.number()], &mut numbers) };
                 let _ = writes.send(CallTarget::Process(before), &close, RequestContext::of(&root), 0, None, &mut []);
             }
             std::thread::sleep(RECLAIM_PAUSE);

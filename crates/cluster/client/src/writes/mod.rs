@@ -7,6 +7,7 @@
 
 mod behind;
 mod calls;
+mod closing;
 mod files;
 mod held_locks;
 mod known;
@@ -17,6 +18,7 @@ mod retained;
 use crate::remote::GroupClient;
 use behind::{FileBytes, SendQueue};
 use calls::{CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
+use closing::ClosedFiles;
 use files::{OpenedAs, RemoteDirectory, RemoteFile};
 use held_locks::LOCK_RENEWAL;
 use known::KnownObjects;
@@ -27,8 +29,8 @@ use retained::WriteMemory;
 use spurline_proto::{MAX_WRITE, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    Caller, Change, DirectoryRename, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId, SourceSpace,
-    WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+    Caller, Change, CreatedFile, DirectoryRename, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId,
+    SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -82,6 +84,7 @@ pub struct GroupWrites {
     files: Mutex<HashMap<FileIdentity, Weak<FileBytes>>>,
     memory: Arc<WriteMemory>,
     queue: Arc<SendQueue>,
+    closed: Arc<ClosedFiles>,
     /// A sync to make room is under way.
     making_room: AtomicBool,
     /// The caller of all changes, in place of the calling processes.
@@ -120,6 +123,7 @@ impl GroupWrites {
             files: Mutex::default(),
             memory,
             queue: Arc::default(),
+            closed: Arc::default(),
             making_room: AtomicBool::new(false),
             session: RandomState::new().build_hasher().finish(),
             numbers: ChangeNumbers::default(),
@@ -140,6 +144,7 @@ impl GroupWrites {
                 let _ = writes.capabilities.set(can);
                 writes.start_renewal()?;
                 writes.start_senders()?;
+                writes.start_closing()?;
                 Ok(writes)
             }
             other => Err(unexpected(&other)),
@@ -244,7 +249,7 @@ impl GroupWrites {
     }
 
     fn note(&self, path: &[u8], answer: &WriteAnswer) {
-        if let WriteAnswer::Attr(attr) = answer {
+        if let WriteAnswer::Attr(attr) | WriteAnswer::Created(attr, _) = answer {
             self.known.note_object(path, attr.identity);
         }
     }
@@ -316,6 +321,7 @@ impl GroupWrites {
 impl Drop for GroupWrites {
     fn drop(&mut self) {
         self.queue.end();
+        self.closed.end();
     }
 }
 
@@ -379,21 +385,21 @@ impl WritableVolume for GroupWrites {
         self.new_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home })
     }
 
-    fn create(
-        &self,
-        at: NamePath<'_>,
-        flags: u32,
-        mode: u32,
-        caller: &Caller,
-        _op: OpId,
-    ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
+    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller, _op: OpId) -> Result<CreatedFile> {
         let (number, path) = (self.new_file_number(), join_path(at.directory.path, at.name));
         self.send_bytes_of(self.known.object(&path))?;
         let call = WriteCall::Create { at, flags, mode, file: number };
         let (answer, home) = self.change_at(&path, call, RequestContext::of(caller))?;
         self.note(&path, &answer);
-        let attr = attr_of(answer)?;
-        Ok((attr, self.new_file(path, FileOpening { number, attr, flags, caller, home })?))
+        let (attr, directory) = match answer {
+            WriteAnswer::Created(attr, directory) => (attr, directory),
+            answer => (attr_of(answer)?, None),
+        };
+        Ok(CreatedFile {
+            attr,
+            file: self.new_file(path, FileOpening { number, attr, flags, caller, home })?,
+            directory,
+        })
     }
 
     fn create_unnamed(
@@ -442,11 +448,13 @@ impl WritableVolume for GroupWrites {
                 join_path(at.directory.path, at.name)
             }
             Change::Unlink { at } | Change::Rmdir { at } => {
+                self.report_closed();
                 context.known[0] = self.known_at(at);
                 join_path(at.directory.path, at.name)
             }
             Change::Rename { from, to, .. } => {
                 self.send_bytes_below(&join_path(from.directory.path, from.name))?;
+                self.report_closed();
                 context.known = [self.known_at(from), self.known_at(to)];
                 join_path(to.directory.path, to.name)
             }

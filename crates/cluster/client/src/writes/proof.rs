@@ -5,7 +5,7 @@ use super::calls::{CallTarget, HomeProcess, settle_answer};
 use super::{GroupWrites, RequestContext};
 use crate::peer::GroupPeer;
 use parking_lot::{Mutex, RwLock};
-use spurline_proto::{WriteAnswer, WriteCall};
+use spurline_proto::{FileNumbers, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -140,13 +140,15 @@ impl GroupWrites {
         let number = self.numbers.draw_number();
         let call = WriteCall::Create { at, flags: O_RDWR | O_CREAT | O_EXCL, mode: 0o600, file };
         let made = settle_answer(self.send_unproven(witness, &call, RequestContext::of(&root), number.get())?)?;
-        let WriteAnswer::Attr(made) = made else { return Err(super::calls::unexpected(&made)) };
+        let WriteAnswer::Created(made, _) = made else { return Err(super::calls::unexpected(&made)) };
         let seen = self.find_identity(other, &WriteCall::Lookup(at));
         let number = self.numbers.draw_number();
         let remove = WriteCall::Change(Change::Unlink { at });
         // A probe that stays is an empty file.
         let removed = self.send_unproven(witness, &remove, RequestContext::of(&root), number.get());
-        let closed = self.send_unproven(witness, &WriteCall::Close { file }, RequestContext::of(&root), 0);
+        let mut numbers = Vec::new();
+        let close = WriteCall::Close { files: FileNumbers::new(&[file], &mut numbers) };
+        let closed = self.send_unproven(witness, &close, RequestContext::of(&root), 0);
         if let Err(error) = removed.and_then(settle_answer).and(closed) {
             tracing::warn!(node = witness.node, %error, "a probe file was not removed: {name}");
         }

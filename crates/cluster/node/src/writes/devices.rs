@@ -67,6 +67,9 @@ impl RootDevice {
     pub fn outward(self, answer: WriteAnswer) -> WriteAnswer {
         match answer {
             WriteAnswer::Attr(attr) => WriteAnswer::Attr(self.outward_attr(attr)),
+            WriteAnswer::Created(attr, directory) => {
+                WriteAnswer::Created(self.outward_attr(attr), directory.map(|attr| self.outward_attr(attr)))
+            }
             WriteAnswer::Names(mut names) => {
                 names.iter_mut().for_each(|listed| listed.attr = listed.attr.map(|attr| self.outward_attr(attr)));
                 WriteAnswer::Names(names)

@@ -291,12 +291,12 @@ impl ServedWrite<'_> {
                 WriteAnswer::Attr(attr)
             }
             WriteCall::Create { at, flags, mode, file } => {
-                let (mut attr, opened) = volume.create(at, flags, mode, &caller, request.op)?;
+                let mut created = volume.create(at, flags, mode, &caller, request.op)?;
                 if request.marked && flags & O_EXCL != 0 {
-                    attr = repeated::mark_new(volume, &at, &attr, request.op).unwrap_or(attr);
+                    created.attr = repeated::mark_new(volume, &at, &created.attr, request.op).unwrap_or(created.attr);
                 }
-                self.session.add_object(file, OpenObject::File(opened.into()))?;
-                WriteAnswer::Attr(attr)
+                self.session.add_object(file, OpenObject::File(created.file.into()))?;
+                WriteAnswer::Created(created.attr, created.directory)
             }
             WriteCall::CreateUnnamed { directory, flags, mode, file } => {
                 let (attr, opened) = volume.create_unnamed(directory, flags, mode, &caller, request.op)?;
@@ -334,9 +334,9 @@ impl ServedWrite<'_> {
                 }
             },
             WriteCall::Renew => WriteAnswer::Done,
-            WriteCall::Close { file } => {
+            WriteCall::Close { files } => {
                 // Closing a second time changes nothing.
-                drop(self.session.close_object(file));
+                files.iter().for_each(|file| drop(self.session.close_object(file)));
                 WriteAnswer::Done
             }
             WriteCall::ReadDirectory { file, from, max, attrs } => match self.session.open_object(file) {
@@ -381,7 +381,7 @@ impl ServedWrite<'_> {
     fn execute_open(&self, call: &WriteCall<'_>, file: &dyn WritableFile, caller: &Caller) -> Result<WriteAnswer> {
         let request = self.request;
         Ok(match *call {
-            WriteCall::Write { offset, lose_privileges, .. } => {
+            WriteCall::Write { offset, lose_privileges, flush, .. } => {
                 let mut done = 0;
                 if request.again && request.is_change() {
                     let Some(found) = repeated::find_appended(file, offset, request.payload)? else {
@@ -393,6 +393,9 @@ impl ServedWrite<'_> {
                 let rest = &request.payload[done..];
                 if !rest.is_empty() {
                     done += file.write_at(offset + done as u64, rest, lose_privileges.then_some(caller))?;
+                }
+                if flush {
+                    file.flush()?;
                 }
                 WriteAnswer::Number(done as u64)
             }
