@@ -247,6 +247,32 @@ fn services_start_with_the_settings_of_the_package_and_report_to_systemd() {
     }
 }
 
+/// The units under a systemd that started a virtual machine: `tests/systemd/units` says what has to hold.
+#[test]
+#[ignore = "takes minutes in a virtual machine; .ci/nightly runs it"]
+fn units_do_under_systemd_what_the_document_says() {
+    let Some(packages) = packages() else { return };
+    let dir = tempdir();
+    let (tree, newer) = (dir.path().join("tree"), dir.path().join("newer.deb"));
+    output_of(Command::new("dpkg-deb").arg("-R").arg(packages.path(".deb")).arg(&tree));
+    let control = tree.join("DEBIAN/control");
+    let version = format!("Version: {}-", env!("CARGO_PKG_VERSION"));
+    let text = std::fs::read_to_string(&control).unwrap();
+    std::fs::write(&control, text.replace(&format!("{version}1\n"), &format!("{version}2\n"))).unwrap();
+    output_of(Command::new("dpkg-deb").args(["--root-owner-group", "-Zgzip", "-z1", "--build"]).arg(&tree).arg(&newer));
+    let mut command = script("vm");
+    command.args(["--systemd", "--net", "none", "--seconds", "1800", "bash"]);
+    command.arg(root().join("tests/systemd/units")).arg(packages.path(".deb")).arg(&newer);
+    let out = command.output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    println!("{text}{}", String::from_utf8_lossy(&out.stderr));
+    match out.status.code() {
+        Some(3) => skip("systemd", text.lines().find_map(|line| line.strip_prefix("SKIP: ")).unwrap_or(&text)),
+        Some(0) => assert!(text.ends_with("all units passed\n")),
+        other => panic!("the units do not do what the document says ({other:?}), see above"),
+    }
+}
+
 /// An image as an OCI layout, made once; `None` where its packages can't be had.
 fn image() -> Option<&'static Path> {
     static IMAGE: LazyLock<Option<(tempfile::TempDir, PathBuf)>> = LazyLock::new(|| {

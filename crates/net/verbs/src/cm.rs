@@ -293,7 +293,12 @@ impl CmId {
         }
         // SAFETY: rdma_cm keeps context and device while the id is bound to them.
         let name: String = unsafe {
-            (*(*context).device).name.iter().take_while(|c| **c != 0).map(|c| char::from(c.cast_unsigned())).collect()
+            (*(*context).device)
+                .name
+                .iter()
+                .take_while(|c| **c != 0)
+                .map(|c| char::from(u8::from_ne_bytes(c.to_ne_bytes())))
+                .collect()
         };
         let (sgid, dgid) = self.gids();
         format!("{name} port {}, GID {sgid} to {dgid} ({} to {})", self.port_number(), shown(local), shown(peer))

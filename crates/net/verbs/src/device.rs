@@ -192,7 +192,7 @@ fn for_each_raw(verbs: &VerbsLibrary, mut f: impl FnMut(*mut sys::IbvDevice)) ->
 }
 
 fn c_text(raw: &[c_char]) -> String {
-    let bytes: Vec<u8> = raw.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
+    let bytes: Vec<u8> = raw.iter().take_while(|c| **c != 0).map(|c| u8::from_ne_bytes(c.to_ne_bytes())).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
