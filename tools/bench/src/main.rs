@@ -85,10 +85,13 @@ Examples:
     spurline bench suite --only disk --disk-dir /nvme0";
 
 const FLEET_EXAMPLES: &str = "\
-Each host needs fio: start 'fio --server' there, or give --ssh. The job file may use ${DIR}, ${JOBS}, ${DEPTH}, ${TIME} and
+Other hosts need fio: start 'fio --server' there, or give --ssh. The job file may use ${DIR}, ${JOBS}, ${DEPTH}, ${TIME} and
 ${SIZE}; fio's own sums over hosts are reported.
 
 Examples:
+  This machine alone: four files of 1 GiB, then reads of them through a mount, beside its source:
+    spurline bench fio --job prepare --dir /srv/data --jobs 4 --rounds 1
+    spurline bench fio --job seq-read-1m --dir plain=/srv/data --dir mount=/mnt/data --jobs 1,4 --plot
   The files, once, in the source of the mounts; then TCP beside RDMA on four hosts, from one host to all:
     spurline bench fio --job prepare --hosts node1 --dir /nfs/datasets/fio --jobs 4 --rounds 1
     spurline bench fio --job rand-read-1m --hosts c1,c2,c3,c4 --clients 1,2,4 --jobs 4 --depth 1,4,16 \\
@@ -96,7 +99,7 @@ Examples:
   A job file of your own, with the fio servers started over ssh:
     spurline bench fio --job my.fio --hosts c1,c2 --dir /mnt/data --set BS=1m --ssh
   Ten NFS cases (v3 and v4, TCP and RDMA, one connection and several) of an export, beside one of tmpfs by the same server:
-    spurline bench fio --hosts localhost --nfs tmpfs=10.0.0.1,10.0.1.1:/ram --nfs mount=10.0.0.1,10.0.1.1:/mnt --perftest
+    spurline bench fio --nfs tmpfs=10.0.0.1,10.0.1.1:/ram --nfs mount=10.0.0.1,10.0.1.1:/mnt --perftest
   The shipped job files:
     spurline bench fio --list-jobs";
 

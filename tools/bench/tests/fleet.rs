@@ -206,7 +206,7 @@ fn wrong_words_and_shipped_job_files() {
         let out = bench(words);
         assert!(out.status.code() == Some(2) && said(&out).contains(says), "{words:?}: {}", said(&out));
     };
-    refused(&[], "--hosts");
+    refused(&[], "--dir");
     if Command::new("fio").arg("--version").output().is_err() {
         println!("SKIP: fio is not installed");
         return;

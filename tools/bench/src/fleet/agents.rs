@@ -34,6 +34,8 @@ impl AgentHost {
             || BenchError::Usage(format!("--hosts: '{text}' is no host: give HOST or HOST:PORT, with commas between"));
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
+            // A server of this run: one that ends at this moment may still hold the usual port.
+            None if is_own_name(text) => (text, free_port()),
             None => (text, AGENT_PORT),
         };
         // A name that begins with a dash would be an option of ssh.
@@ -92,7 +94,7 @@ impl AgentHost {
 
     /// Whether it is this machine, by a name that always is.
     pub fn is_here(&self) -> bool {
-        matches!(self.host.as_str(), "localhost" | "127.0.0.1" | "::1")
+        is_own_name(&self.host)
     }
 
     /// Starts a server on this machine, and waits until it listens.
@@ -128,6 +130,16 @@ impl AgentHost {
     }
 }
 
+fn is_own_name(host: &str) -> bool {
+    matches!(host, "localhost" | "127.0.0.1")
+}
+
+/// A port that nothing has.
+fn free_port() -> u16 {
+    let bound = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
+    bound.map_or(AGENT_PORT, |address| address.port())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,6 +149,8 @@ mod tests {
         let host = |text| AgentHost::parse(text).map(|agent| (agent.host, agent.port));
         assert_eq!(host("node1").unwrap(), ("node1".into(), AGENT_PORT));
         assert_eq!(host("10.0.0.1:99").unwrap(), ("10.0.0.1".into(), 99));
+        assert_eq!(host("localhost:99").unwrap(), ("localhost".into(), 99));
+        assert_ne!(host("localhost").unwrap().1, AGENT_PORT);
         for wrong in ["", "a:b", ":1", "-oProxyCommand=x", "a b", "a/b", "a:1:2"] {
             assert!(host(wrong).is_err(), "{wrong}");
         }

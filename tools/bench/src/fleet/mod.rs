@@ -27,8 +27,9 @@ use std::time::Duration;
 /// The arguments of `bench fio`.
 #[derive(Debug, clap::Args)]
 pub struct FleetArgs {
-    /// Hosts that run the job at once, HOST or HOST:PORT (default 8765), with commas between
-    #[arg(long, value_name = "HOST[,HOST]", value_delimiter = ',', required_unless_present_any = ["list_jobs", "print_job"])]
+    /// Hosts that run the job at once, HOST or HOST:PORT (default 8765), with commas between; localhost gets a fio
+    /// server for this run
+    #[arg(long, value_name = "HOST[,HOST]", value_delimiter = ',', default_value = "localhost")]
     pub hosts: Vec<String>,
     /// Job file of fio, or the name of a shipped one
     #[arg(long, value_name = "FILE", default_value = "seq-read-1m")]
@@ -75,10 +76,11 @@ pub struct FleetArgs {
     /// Rounds, all folders in turn; medians are reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
-    /// Metrics pages of the mounts, HOST:PORT, for their processor time and bytes [default: none, with --ssh over ssh]
+    /// Mounts, for their processor time and bytes: metrics pages HOST:PORT, or mountpoints of this machine [default: none, with
+    /// --ssh over ssh]
     #[arg(long, value_name = "ADDR[,ADDR]", value_delimiter = ',')]
     pub mounts: Vec<String>,
-    /// Metrics pages of the nodes, HOST:PORT, for their processor time
+    /// Nodes, HOST:PORT, for their processor time
     #[arg(long, value_name = "ADDR[,ADDR]", value_delimiter = ',')]
     pub nodes: Vec<String>,
     /// Forms of the report.
@@ -156,6 +158,9 @@ impl FleetRow {
 
 /// `machine` is all that the hosts did: the kernel's NFS client belongs to no process.
 const ROLES: [&str; 4] = ["fio", "mounts", "nodes", "machine"];
+
+/// Further tries after a lost connection.
+const TRIES: usize = 3;
 
 /// A run of the command.
 struct FleetBench<'a> {
@@ -356,12 +361,25 @@ impl FleetBench<'_> {
         std::fs::write(&job, self.job_text(variant, point)?).map_err(|e| BenchError::io(job.display(), &e))?;
         let hosts = &self.hosts[..point.clients];
         let before = self.read_counters(variant, hosts)?;
-        let mut command = Command::new("fio");
-        command.arg("--output-format=json").current_dir(&dir);
-        for host in hosts {
-            command.arg(host.client_word()).arg("job.fio");
+        let start = || {
+            let mut command = Command::new("fio");
+            command.arg("--output-format=json").current_dir(&dir);
+            for host in hosts {
+                command.arg(host.client_word()).arg("job.fio");
+            }
+            child::run_to_end(command, self.args.time * 3 + Duration::from_secs(120))
+        };
+        let mut done = start();
+        for _ in 0..TRIES {
+            match &done {
+                Err(BenchError::Failed(why)) if is_lost_connection(why) => {
+                    std::thread::sleep(Duration::from_millis(500));
+                    crate::stop::check_stop()?;
+                    done = start();
+                }
+                _ => break,
+            }
         }
-        let done = child::run_to_end(command, self.args.time * 3 + Duration::from_secs(120));
         let figures = match done {
             Ok(done) => outcome::parse_fleet(&done.out)?,
             Err(BenchError::Failed(why)) => return Err(BenchError::Failed(short_reason(&why))),
@@ -410,6 +428,11 @@ fn sum_counters(all: &[CounterValues]) -> CounterValues {
         *sum.entry(name.clone()).or_default() += n;
     }
     sum
+}
+
+/// A server of fio that is about to end its process for the connection before closes the next one, without a job having run.
+fn is_lost_connection(why: &str) -> bool {
+    why.contains(" disconnected") || why.trim_end().ends_with("exit status: 1:")
 }
 
 /// fio's own lines out of a failed run, without its JSON.
@@ -673,6 +696,13 @@ mod tests {
         assert_eq!(charts[0].series[1].points, [(1.0, 2.0), (2.0, 3.0)]);
         assert_eq!(carried_by(&rows[1].runs[0]).unwrap(), "5 MB over rdma");
         assert_eq!(row_json(&rows, &rows[0])["cpu_seconds_per_gib"], json!({ "fio": 0.2, "mounts": 0.4 }));
+    }
+
+    #[test]
+    fn lost_connections_are_told_from_failed_jobs() {
+        assert!(is_lost_connection("fio --client=h: exit status: 1: client: host=h disconnected"));
+        assert!(is_lost_connection("fio --client=h: exit status: 1: "));
+        assert!(!is_lost_connection("fio --client=h: exit status: 1: <h> fio: pid=1, err=2/file:filesetup.c"));
     }
 
     #[test]
