@@ -80,7 +80,7 @@ pub struct FleetArgs {
     /// --ssh over ssh]
     #[arg(long, value_name = "ADDR[,ADDR]", value_delimiter = ',')]
     pub mounts: Vec<String>,
-    /// Nodes, HOST:PORT, for their processor time
+    /// Metrics pages of the nodes, HOST:PORT, for their processor time
     #[arg(long, value_name = "ADDR[,ADDR]", value_delimiter = ',')]
     pub nodes: Vec<String>,
     /// Forms of the report.
