@@ -1,4 +1,5 @@
-//! The NFS cases of `bench fio`: in the virtual machine by scripts/nfs-bench, with the kernel's server and client; and wrong words.
+//! `bench fio` in the virtual machine: the NFS cases by scripts/nfs-bench, with the kernel's server and client, and TCP beside
+//! RDMA on two machines by scripts/rdma-bench; and wrong words.
 
 use serde_json::Value;
 use std::path::Path;
@@ -8,32 +9,44 @@ fn said(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-#[test]
-fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
+/// The report and the page of a script that runs guests, or a message that the test is skipped.
+fn reports_of(script: &str, more: &[&str]) -> Option<(Value, String)> {
     let programs = Path::new(env!("CARGO_BIN_EXE_spurline-bench")).parent().unwrap();
     let out = tempfile::tempdir().unwrap();
-    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/nfs-bench"));
-    command.arg("--programs").arg(programs).arg("--out").arg(out.path()).args(["--seconds", "900", "--size", "16m"]);
-    command.args([
-        "--time",
-        "1s",
-        "--rounds",
-        "1",
-        "--depth",
-        "2",
-        "--nfs-case",
-        "v3-tcp,v4-rdma-nconnect,v4-tcp-addresses",
-    ]);
-    let done = command.output().unwrap();
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts").join(script));
+    command.arg("--programs").arg(programs).arg("--out").arg(out.path()).args(["--seconds", "900"]);
+    let done = command.args(more).args(["--time", "1s", "--rounds", "1"]).output().unwrap();
     if done.status.code() == Some(3) {
         let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
         assert!(!required.split(',').any(|word| matches!(word, "nfs" | "rdma")), "{}", said(&done));
         println!("SKIP: {}", said(&done).trim());
-        return;
+        return None;
     }
     assert!(done.status.success(), "{}", said(&done));
-    let report: Value =
-        serde_json::from_str(&std::fs::read_to_string(out.path().join("report.json")).unwrap()).unwrap();
+    let text = |name: &str| std::fs::read_to_string(out.path().join(name)).unwrap();
+    Some((serde_json::from_str(&text("report.json")).unwrap(), text("report.html")))
+}
+
+#[test]
+fn tcp_stands_beside_rdma_on_two_machines() {
+    let Some((report, page)) = reports_of("rdma-bench", &["--size", "4m", "--jobs", "2"]) else { return };
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2, "{report}");
+    for (row, transport) in rows.iter().zip(["tcp", "rdma"]) {
+        assert_eq!(row["folder"], transport);
+        // The counters prove which transport carried the bytes.
+        let received =
+            |name: &str| row["runs"][0]["counters"][format!("mounts.{name}.recv_bytes")].as_u64().unwrap_or(0);
+        assert!(received(transport) >= 1 << 20, "{row}");
+        assert!(row["cpu_seconds_per_gib"]["nodes"].is_number(), "{row}");
+    }
+    assert!(page.contains("<svg") && page.contains("Folders beside each other"));
+}
+
+#[test]
+fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
+    let more = ["--size", "16m", "--depth", "2", "--nfs-case", "v3-tcp,v4-rdma-nconnect,v4-tcp-addresses"];
+    let Some((report, page)) = reports_of("nfs-bench", &more) else { return };
     assert_eq!(report["perftest"]["program"], "ib_write_bw");
     let rows = report["rows"].as_array().unwrap();
     let row = |name: &str| rows.iter().find(|row| row["folder"] == name).unwrap_or_else(|| panic!("{name}: {report}"));
@@ -47,7 +60,6 @@ fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
         assert!(row["ratio"].as_f64() > Some(0.0) && row["cpu_seconds_per_gib"]["machine"].is_number(), "{row}");
     }
     assert!(row("tmpfs v3-tcp")["ratio"].is_null());
-    let page = std::fs::read_to_string(out.path().join("report.html")).unwrap();
     assert!(page.contains("<svg") && page.contains("v4-rdma-nconnect") && !page.contains("http://"));
 }
 
