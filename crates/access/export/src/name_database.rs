@@ -2,7 +2,7 @@
 //! forgotten an inode and after the mount was started again. Names are written in batches by a thread of its own.
 
 use parking_lot::{Condvar, Mutex};
-use redb::{Database, ReadableDatabase as _, TableDefinition};
+use redb::{Database, MultimapTableDefinition, ReadableDatabase as _};
 use spurline_fs::NameRecords;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
@@ -11,16 +11,24 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Inode number to the directory's number and the name.
-const NAMES: TableDefinition<'_, u64, (u64, &[u8])> = TableDefinition::new("names");
+/// Inode number to directories' numbers and the names there.
+const NAMES: MultimapTableDefinition<'_, u64, (u64, &[u8])> = MultimapTableDefinition::new("names");
 /// Memory of the database's pages.
 const PAGE_CACHE: usize = 4 << 20;
-/// Names that wait for the disk; more are written by the thread that adds them.
+/// Inodes whose names wait for the disk; more wait for the writing thread.
 const WAITING_MAX: usize = 20_000;
 /// How long a name waits for others of its batch.
 const BATCH: Duration = Duration::from_millis(200);
 
-type WaitingNames = HashMap<u64, (u64, Box<[u8]>)>;
+/// A name that was added or removed.
+struct NameChange {
+    parent: u64,
+    name: Box<[u8]>,
+    added: bool,
+}
+
+/// By inode; at most one change of each name.
+type WaitingNames = HashMap<u64, Vec<NameChange>>;
 
 /// The database of one mount.
 pub struct NameDatabase {
@@ -54,7 +62,7 @@ impl NameDatabase {
         let failed = |e: &dyn std::fmt::Display| Error::new(ErrorKind::Invalid, format!("{}: {e}", path.display()));
         let database = Database::builder().set_cache_size(PAGE_CACHE).create(&path).map_err(|e| failed(&e))?;
         let transaction = database.begin_write().map_err(|e| failed(&e))?;
-        transaction.open_table(NAMES).map_err(|e| failed(&e))?;
+        transaction.open_multimap_table(NAMES).map_err(|e| failed(&e))?;
         transaction.commit().map_err(|e| failed(&e))?;
         let shared = Arc::new(SharedNames { database, waiting: Mutex::default(), changed: Condvar::new() });
         let writing = Arc::clone(&shared);
@@ -112,49 +120,79 @@ impl SharedNames {
         }
         let transaction = self.database.begin_write()?;
         {
-            let mut table = transaction.open_table(NAMES)?;
-            for (ino, (parent, name)) in names {
-                table.insert(ino, (*parent, &**name))?;
+            let mut table = transaction.open_multimap_table(NAMES)?;
+            for (ino, changes) in names {
+                for NameChange { parent, name, added } in changes {
+                    match added {
+                        true => table.insert(ino, (*parent, &**name))?,
+                        false => table.remove(ino, (*parent, &**name))?,
+                    };
+                }
             }
         }
         transaction.commit()?;
         Ok(())
     }
 
-    fn read_name(&self, ino: u64) -> std::result::Result<Option<(u64, Vec<u8>)>, redb::Error> {
-        let table = self.database.begin_read()?.open_table(NAMES)?;
-        Ok(table.get(ino)?.map(|found| {
+    fn read_names(&self, ino: u64) -> std::result::Result<Vec<(u64, Vec<u8>)>, redb::Error> {
+        let table = self.database.begin_read()?.open_multimap_table(NAMES)?;
+        let mut names = Vec::new();
+        for found in table.get(ino)? {
+            let found = found?;
             let (parent, name) = found.value();
-            (parent, name.to_vec())
-        }))
+            names.push((parent, name.to_vec()));
+        }
+        Ok(names)
+    }
+
+    fn change_name(&self, ino: u64, parent: u64, name: &[u8], added: bool) {
+        let mut waiting = self.waiting.lock();
+        // A walk that is faster than the disk waits for it.
+        while waiting.new.len() >= WAITING_MAX && !waiting.stop {
+            self.changed.notify_all();
+            self.changed.wait_for(&mut waiting, BATCH);
+        }
+        let first = waiting.new.is_empty();
+        let changes = waiting.new.entry(ino).or_default();
+        match changes.iter_mut().find(|change| change.parent == parent && *change.name == *name) {
+            Some(change) => change.added = added,
+            None => changes.push(NameChange { parent, name: name.into(), added }),
+        }
+        if first {
+            self.changed.notify_all();
+        }
     }
 }
 
 impl NameRecords for NameDatabase {
     fn record_name(&self, ino: u64, parent: u64, name: &[u8]) {
-        let mut waiting = self.shared.waiting.lock();
-        // A walk that is faster than the disk waits for it.
-        while waiting.new.len() >= WAITING_MAX && !waiting.stop {
-            self.shared.changed.notify_all();
-            self.shared.changed.wait_for(&mut waiting, BATCH);
-        }
-        let first = waiting.new.is_empty();
-        waiting.new.insert(ino, (parent, name.into()));
-        if first {
-            self.shared.changed.notify_all();
-        }
+        self.shared.change_name(ino, parent, name, true);
     }
 
-    fn find_name(&self, ino: u64) -> Option<(u64, Vec<u8>)> {
+    fn remove_name(&self, ino: u64, parent: u64, name: &[u8]) {
+        self.shared.change_name(ino, parent, name, false);
+    }
+
+    fn find_names(&self, ino: u64) -> Vec<(u64, Vec<u8>)> {
+        let mut changes: Vec<(u64, Vec<u8>, bool)> = Vec::new();
         let waiting = self.shared.waiting.lock();
-        if let Some((parent, name)) = waiting.new.get(&ino).or_else(|| waiting.underway.get(&ino)) {
-            return Some((*parent, name.to_vec()));
+        for queue in [&*waiting.underway, &waiting.new] {
+            let of_inode = queue.get(&ino).into_iter().flatten();
+            changes.extend(of_inode.map(|change| (change.parent, change.name.to_vec(), change.added)));
         }
         drop(waiting);
-        self.shared.read_name(ino).unwrap_or_else(|error| {
-            tracing::error!("the name of inode {ino} can't be read: {error}");
-            None
-        })
+        let mut names = self.shared.read_names(ino).unwrap_or_else(|error| {
+            tracing::error!("the names of inode {ino} can't be read: {error}");
+            Vec::new()
+        });
+        for (parent, name, added) in changes {
+            names.retain(|known| known.0 != parent || known.1 != name);
+            if added {
+                // The last one is the most likely to be right.
+                names.insert(0, (parent, name));
+            }
+        }
+        names
     }
 }
 
@@ -172,11 +210,16 @@ mod tests {
         names.record_name(7, 1, b"folder");
         names.record_name(8, 7, b"below");
         assert_eq!(names.find_path(8).unwrap(), b"folder/below");
+        names.remove_name(7, 1, b"folder");
         names.record_name(7, 1, b"renamed");
+        names.record_name(8, 7, b"link");
+        assert_eq!(names.find_names(8).len(), 2);
         drop(names);
         let names = NameDatabase::open(folder.path()).unwrap();
         assert_eq!(names.find_path(8).unwrap(), b"renamed/below");
-        assert_eq!(names.find_name(29_999).unwrap(), (1, b"file-29999".to_vec()));
+        assert_eq!(names.find_names(29_999), [(1, b"file-29999".to_vec())]);
+        names.remove_name(8, 7, b"below");
+        assert_eq!(names.find_names(8), [(7, b"link".to_vec())]);
         assert!(names.find_path(5).is_none());
     }
 

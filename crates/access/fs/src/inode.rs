@@ -45,9 +45,14 @@ fn key_of(kind: FileKind, id: ObjectId) -> InodeKey {
 /// The number of the inode with this key and length: the same in every mount of the source, so that an NFS server's file
 /// handles outlive a mount. Two inodes that the kernel references at the same time have different numbers all the same.
 fn number_of(key: InodeKey, size: u64) -> u64 {
-    // The low bits select the shard. The sign is left out: languages without unsigned numbers would show it.
-    let mixed = key.0 ^ (size.wrapping_mul(0x9e37_79b9_7f4a_7c15) << SHARD_BITS);
-    match mixed & i64::MAX as u64 {
+    // The low bits select the shard.
+    usable_number(key.0 ^ (size.wrapping_mul(0x9e37_79b9_7f4a_7c15) << SHARD_BITS))
+}
+
+/// An inode number made of a hash.
+pub(crate) fn usable_number(hash: u64) -> u64 {
+    // The sign is left out: languages without unsigned numbers would show it.
+    match hash & i64::MAX as u64 {
         n @ (0 | ROOT | NO_INO) => n | 1 << 40,
         n => n,
     }

@@ -4,17 +4,20 @@
 use crate::inode::ROOT;
 
 /// Directories between a record and the root; more are a loop.
-const DEPTH_MAX: usize = 4096;
+pub(crate) const DEPTH_MAX: usize = 4096;
 
-/// A store of inode names.
+/// A store of inode names. An inode has several after hard links were made.
 pub trait NameRecords: Send + Sync {
-    /// Stores the name of an inode: its directory's number, and the name or path below that. Replaces an older name.
+    /// Stores a name of an inode: its directory's number, and the name or path below that.
     fn record_name(&self, ino: u64, parent: u64, name: &[u8]);
 
-    /// The stored name of an inode.
-    fn find_name(&self, ino: u64) -> Option<(u64, Vec<u8>)>;
+    /// Removes a name that no longer leads to the inode.
+    fn remove_name(&self, ino: u64, parent: u64, name: &[u8]);
 
-    /// The path of an inode below the root, by the names of its directories.
+    /// The stored names of an inode.
+    fn find_names(&self, ino: u64) -> Vec<(u64, Vec<u8>)>;
+
+    /// The path of an inode below the root, by the first names of it and of its directories.
     fn find_path(&self, ino: u64) -> Option<Vec<u8>> {
         let mut parts = Vec::new();
         let mut at = ino;
@@ -22,7 +25,7 @@ pub trait NameRecords: Send + Sync {
             if parts.len() == DEPTH_MAX {
                 return None;
             }
-            let (parent, name) = self.find_name(at)?;
+            let (parent, name) = self.find_names(at).into_iter().next()?;
             parts.push(name);
             at = parent;
         }

@@ -10,15 +10,20 @@ use std::sync::Arc;
 use support::Rig;
 
 #[derive(Default)]
-struct MemoryRecords(Mutex<HashMap<u64, (u64, Vec<u8>)>>);
+struct MemoryRecords(Mutex<HashMap<u64, Vec<(u64, Vec<u8>)>>>);
 
 impl NameRecords for MemoryRecords {
     fn record_name(&self, ino: u64, parent: u64, name: &[u8]) {
-        self.0.lock().insert(ino, (parent, name.to_vec()));
+        self.remove_name(ino, parent, name);
+        self.0.lock().entry(ino).or_default().push((parent, name.to_vec()));
     }
 
-    fn find_name(&self, ino: u64) -> Option<(u64, Vec<u8>)> {
-        self.0.lock().get(&ino).cloned()
+    fn remove_name(&self, ino: u64, parent: u64, name: &[u8]) {
+        self.0.lock().entry(ino).or_default().retain(|(at, own)| *at != parent || own != name);
+    }
+
+    fn find_names(&self, ino: u64) -> Vec<(u64, Vec<u8>)> {
+        self.0.lock().get(&ino).cloned().unwrap_or_default()
     }
 }
 

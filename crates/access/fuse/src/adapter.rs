@@ -14,7 +14,6 @@ use spurline_fs::{
 use spurline_types::FileKind;
 use spurline_volume::ReadData;
 use std::fs::File;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -131,14 +130,6 @@ impl spurline_fs::RegisteredBacking for RegisteredFile {
     fn backing_id(&self) -> i32 {
         RegisteredFile::id(self).0
     }
-}
-
-/// The generation of a mount's inodes, random and as wide as the kernel stores. Inode numbers restart at every mount: a
-/// file handle kept over a remount (by an NFS server that exports the mount) would otherwise reach another file with the
-/// same number. With another generation it is ESTALE.
-pub(crate) fn draw_generation() -> u64 {
-    let drawn = RandomState::new().build_hasher().finish() as u32;
-    u64::from(drawn.max(1))
 }
 
 /// The errno of a failure. Failures of the volume are logged.

@@ -1,7 +1,7 @@
 //! Serves the kernel's requests from a [`WritableFileSystem`]; it only converts types.
 
 use crate::ROOT_INO;
-use crate::adapter::{KernelNames, PassthroughState, draw_generation};
+use crate::adapter::{KernelNames, PassthroughState};
 use crate::backing::BackingId;
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
@@ -27,7 +27,6 @@ const PLUS_ENTRY: usize = 160;
 /// A writable file system as a session's handler.
 pub struct WritableFsHandler {
     file_system: Arc<WritableFileSystem>,
-    generation: u64,
     passthrough: OnceLock<PassthroughState>,
     notifier: OnceLock<KernelNotifier>,
     waiting: OnceLock<WaitingSlots>,
@@ -51,7 +50,6 @@ impl WritableFsHandler {
     pub fn new(fs: Arc<WritableFileSystem>) -> Self {
         WritableFsHandler {
             file_system: fs,
-            generation: draw_generation(),
             passthrough: OnceLock::new(),
             notifier: OnceLock::new(),
             waiting: OnceLock::new(),
@@ -70,7 +68,7 @@ impl WritableFsHandler {
     }
 
     fn lookup_reply(&self, entry: &NodeEntry) -> LookupReply {
-        let generation = if entry.ino == ROOT_INO { 0 } else { self.generation };
+        let generation = self.file_system.generation(&entry.attr.identity);
         let attr = self.stat_attr(&entry.attr);
         LookupReply { ino: entry.ino, generation, attr, entry_ttl: entry.entry_ttl, attr_ttl: entry.attr_ttl }
     }

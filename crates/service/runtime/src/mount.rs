@@ -64,7 +64,14 @@ impl MountHandler {
                     }
                 })
             }
-            MountHandler::Changes(_) => Box::new(|_| {}),
+            MountHandler::Changes(handler) => {
+                let fs = Arc::downgrade(handler.fs());
+                Box::new(move |records| {
+                    if let Some(fs) = fs.upgrade() {
+                        fs.keep_names(records);
+                    }
+                })
+            }
         }
     }
 }

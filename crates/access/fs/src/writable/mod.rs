@@ -11,6 +11,7 @@ mod limit;
 mod locks;
 mod nodes;
 mod open;
+mod recall;
 
 pub use change::NewNode;
 pub use locks::{BeginWait, LockRequest};
@@ -145,8 +146,7 @@ impl WritableFileSystem {
         config: WritableConfig,
         stats: Arc<Stats>,
     ) -> FsResult<Self> {
-        let (uid, gid) = config.owner;
-        let own = Caller { uid, gid, ..Caller::default() };
+        let own = process_caller(&config);
         let root = source.stat(NodePath { path: b"", expected: None }, &own)?.identity;
         if config.inode_bytes < u64::MAX {
             stats.fuse.inode_limit_bytes.set(config.inode_bytes);
@@ -189,6 +189,11 @@ impl WritableFileSystem {
             return identity.inode;
         }
         identity.inode ^ identity.device.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// Distinguishes inodes of the kernel that have the same number; the same in every mount of the source.
+    pub fn generation(&self, identity: &FileIdentity) -> u64 {
+        if *identity == self.root { 0 } else { nodes::generation_of(identity, &self.root) }
     }
 
     fn next_op(&self) -> OpId {
@@ -313,15 +318,8 @@ impl WritableFileSystem {
     /// # Errors
     /// `Stale` for a forgotten directory; the source's errno.
     pub fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeLookup> {
-        let same = match name {
-            b"." => Some(parent),
-            b".." => Some(self.nodes.parent_of(parent)),
-            _ => None,
-        };
-        if let Some(ino) = same {
-            let attr = self.on_node(ino, caller, false, |at, caller| self.source.stat(at, caller))?;
-            let ino = self.nodes.intern(None, &attr);
-            return Ok(NodeLookup::Found(self.node_entry(ino, attr)));
+        if matches!(name, b"." | b"..") {
+            return self.lookup_handle(parent, name == b"..").map(NodeLookup::Found);
         }
         match self.on_name(parent, name, caller, false, |at, caller| self.source.lookup(at, caller)) {
             Ok(attr) => Ok(NodeLookup::Found(self.intern(parent, name, attr))),
@@ -375,6 +373,12 @@ impl WritableFileSystem {
             answer => answer,
         }
     }
+}
+
+/// This process, for requests of the kernel that belong to no caller.
+fn process_caller(config: &WritableConfig) -> Caller {
+    let (uid, gid) = config.owner;
+    Caller { uid, gid, ..Caller::default() }
 }
 
 fn errno_of(error: &Error) -> i32 {

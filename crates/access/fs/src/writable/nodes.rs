@@ -1,7 +1,8 @@
 //! The inode table of a writable mount: which number belongs to which object of the source, under which names. A
 //! rename moves a whole tree by changing one name. It calls no volume and knows no handles.
 
-use crate::inode::ROOT;
+use crate::inode::{ROOT, usable_number};
+use crate::name_records::NameRecords;
 use parking_lot::RwLock;
 use spurline_types::Stats;
 use spurline_volume::writes::{FileIdentity, FileTime, NodeAttr, S_IFDIR, S_IFMT};
@@ -69,7 +70,9 @@ struct NodeTree {
     stats: Arc<Stats>,
     nodes: HashMap<u64, Box<TreeNode>>,
     by_identity: HashMap<FileIdentity, u64>,
-    last: u64,
+    root: FileIdentity,
+    /// The names are kept there, for file handles of an NFS server.
+    records: Option<Arc<dyn NameRecords>>,
     /// Memory of all nodes but the root.
     bytes: u64,
 }
@@ -117,11 +120,43 @@ impl NodeTable {
             stats,
             nodes: HashMap::from([(ROOT, node)]),
             by_identity: HashMap::from([(root, ROOT)]),
-            last: ROOT,
+            root,
+            records: None,
             bytes: 0,
         };
         let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
         NodeTable { tree: RwLock::new(tree), begun, ended, since: Instant::now() }
+    }
+
+    /// Keeps all names in `records` from now on, those of the present nodes included. Only the first call has an effect.
+    pub fn keep_names(&self, records: Arc<dyn NameRecords>) {
+        let mut names = Vec::new();
+        {
+            let mut tree = self.tree.write();
+            if tree.records.is_some() {
+                return;
+            }
+            tree.records = Some(Arc::clone(&records));
+            for (ino, node) in &tree.nodes {
+                names.extend(node.names.iter().map(|(parent, name)| (*ino, *parent, Arc::clone(name))));
+            }
+        }
+        // Without the lock: the store may wait for its disk. A name that was removed meanwhile stays in the store. It leads
+        // to nothing or to another object, which is found out when it is used.
+        for (ino, parent, name) in names {
+            records.record_name(ino, parent, &name);
+        }
+    }
+
+    /// Where names are kept.
+    pub fn name_records(&self) -> Option<Arc<dyn NameRecords>> {
+        self.tree.read().records.clone()
+    }
+
+    /// Raises the reference count of a node by one; false if there is no such node.
+    pub fn hold(&self, ino: u64) -> bool {
+        let mut tree = self.tree.write();
+        tree.nodes.get_mut(&ino).map(|node| node.lookups = node.lookups.saturating_add(1)).is_some()
     }
 
     /// The memory of all nodes but the root, in bytes; at most a tenth too few.
@@ -211,8 +246,7 @@ impl NodeTable {
         let mut tree = self.tree.write();
         let known = tree.by_identity.get(&identity).copied();
         let ino = known.unwrap_or_else(|| {
-            tree.last += 1;
-            let ino = tree.last;
+            let ino = tree.free_number(&identity);
             tree.nodes.insert(ino, TreeNode::new(identity, attr.mode & S_IFMT == S_IFDIR));
             tree.by_identity.insert(identity, ino);
             tree.stats.fuse.inodes.add(1);
@@ -321,6 +355,28 @@ impl Drop for RenameMark<'_> {
     }
 }
 
+/// Two hashes of an object, the same in every mount of the source and on every host. The device of the root is left out:
+/// a host numbers its mounts anew when it starts.
+fn hash_of(identity: &FileIdentity, root: &FileIdentity) -> (u64, u64) {
+    let device = if identity.device == root.device { 0 } else { identity.device };
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&device.to_le_bytes());
+    bytes[8..16].copy_from_slice(&identity.inode.to_le_bytes());
+    bytes[16..].copy_from_slice(&identity.born.to_le_bytes());
+    let hash = xxhash_rust::xxh3::xxh3_128(&bytes);
+    (hash as u64, (hash >> 64) as u64)
+}
+
+/// The number of an object's node.
+pub(super) fn number_of(identity: &FileIdentity, root: &FileIdentity) -> u64 {
+    usable_number(hash_of(identity, root).0)
+}
+
+/// Distinguishes objects that have the same number; 32 bits, as the kernel stores them.
+pub(super) fn generation_of(identity: &FileIdentity, root: &FileIdentity) -> u64 {
+    hash_of(identity, root).1 >> 32
+}
+
 fn name_bytes(name: &[u8]) -> u64 {
     NAME_BYTES + name.len() as u64
 }
@@ -334,6 +390,15 @@ impl NodeTree {
     fn free_memory(&mut self, bytes: u64) {
         self.bytes -= bytes;
         self.stats.fuse.inode_bytes.sub(bytes);
+    }
+
+    /// The number of a new node: that of its identity, or one after it if another node has that.
+    fn free_number(&self, identity: &FileIdentity) -> u64 {
+        let mut number = number_of(identity, &self.root);
+        while self.nodes.contains_key(&number) {
+            number = usable_number(number + 1);
+        }
+        number
     }
 
     fn child(&self, parent: u64, name: &[u8]) -> Option<u64> {
@@ -360,7 +425,13 @@ impl NodeTree {
             node.names.insert(0, (parent, Arc::clone(&name)));
             self.add_memory(name_bytes(&name));
         }
+        if let Some(records) = &self.records {
+            records.record_name(ino, parent, &name);
+        }
         for (parent, name) in lost {
+            if let Some(records) = &self.records {
+                records.remove_name(ino, parent, &name);
+            }
             self.free_memory(name_bytes(&name));
             self.remove_child(parent, &name);
         }
@@ -372,6 +443,9 @@ impl NodeTree {
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.names.retain(|(at, own)| *at != parent || **own != *name);
             self.free_memory(name_bytes(name));
+        }
+        if let Some(records) = &self.records {
+            records.remove_name(ino, parent, name);
         }
         self.remove_unused(ino);
     }

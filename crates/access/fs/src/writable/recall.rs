@@ -1,0 +1,79 @@
+//! File handles of an NFS server: a handle is an inode's number and generation. The kernel requests `.` or `..` of a number
+//! that it may have forgotten, and that this mount may never have given out. A number leads to its object by the names
+//! that were kept, each compared with the object it leads to.
+
+use super::{NodeEntry, WritableFileSystem, nodes, process_caller};
+use crate::errno::{FsError, FsResult};
+use crate::name_records::DEPTH_MAX;
+use spurline_volume::writes::{NamePath, NodePath};
+use std::sync::Arc;
+
+impl WritableFileSystem {
+    /// Keeps the names of all inodes in `records` from now on, those of the present ones included: file handles of an NFS
+    /// server are resolved by them. Only the first call has an effect.
+    pub fn keep_names(&self, records: Arc<dyn crate::NameRecords>) {
+        self.nodes.keep_names(records);
+    }
+
+    /// The object of a file handle, or its directory. No caller may be refused: the kernel has checked the right to use
+    /// handles, and the server checks its clients' rights afterwards.
+    pub(super) fn lookup_handle(&self, ino: u64, of_parent: bool) -> FsResult<NodeEntry> {
+        if !self.nodes.hold(ino) {
+            self.while_moving(0, || self.recall(ino, 0))?;
+        }
+        let at = if of_parent { self.nodes.parent_of(ino) } else { ino };
+        let own = process_caller(&self.config);
+        let answer = self.while_moving(0, || {
+            let node = self.nodes.resolve(at).ok_or_else(|| self.missing(at))?;
+            Ok(self.source.stat(NodePath { path: &node.path, expected: Some(node.identity) }, &own)?)
+        });
+        let answer = answer.map_err(|error| match error.errno() {
+            libc::ENOENT | libc::ENOTDIR => FsError::Stale(at),
+            _ => error,
+        });
+        let entry = self.or_open_file(at, answer, |file| file.file.stat()).map(|attr| {
+            let number = self.nodes.intern(None, &attr);
+            self.node_entry(number, attr)
+        });
+        self.nodes.forget(ino, 1);
+        entry
+    }
+
+    /// Takes a forgotten object into the table again, with one reference.
+    fn recall(&self, ino: u64, depth: usize) -> FsResult<()> {
+        let records = self.nodes.name_records().filter(|_| depth < DEPTH_MAX).ok_or(FsError::Stale(ino))?;
+        let own = process_caller(&self.config);
+        for (parent, name) in records.find_names(ino) {
+            if !self.nodes.hold(parent) {
+                match self.recall(parent, depth + 1) {
+                    Err(FsError::Stale(_)) => continue,
+                    answer => answer?,
+                }
+            }
+            let found = self.while_moving(0, || {
+                let node = self.nodes.resolve(parent).ok_or_else(|| self.missing(parent))?;
+                let directory = NodePath { path: &node.path, expected: Some(node.identity) };
+                Ok(self.source.lookup(NamePath { directory, name: &name }, &own)?)
+            });
+            let here = found.map(|attr| {
+                let same = nodes::number_of(&attr.identity, &self.root) == ino;
+                // The number is taken if another object has the same hash.
+                same.then(|| self.intern(parent, &name, attr).ino).is_some_and(|number| {
+                    if number != ino {
+                        self.nodes.forget(number, 1);
+                    }
+                    number == ino
+                })
+            });
+            // The name holds its directory now.
+            self.nodes.forget(parent, 1);
+            match here {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) if matches!(error.errno(), libc::ENOENT | libc::ENOTDIR | libc::ESTALE) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(FsError::Stale(ino))
+    }
+}

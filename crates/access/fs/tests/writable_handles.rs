@@ -1,0 +1,179 @@
+//! File handles of an NFS server that exports a writable mount: the number and generation of an inode that the kernel
+//! has forgotten lead back to its object, in this mount and in the next one, however it was renamed through the mount.
+
+mod objects;
+
+use objects::{MemorySource, NoReads, ROOT_OBJECT};
+use parking_lot::Mutex;
+use spurline_fs::writable::*;
+use spurline_fs::{NameRecords, ROOT};
+use spurline_types::Stats;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
+
+#[derive(Default)]
+struct MemoryRecords(Mutex<HashMap<u64, Vec<(u64, Vec<u8>)>>>);
+
+impl NameRecords for MemoryRecords {
+    fn record_name(&self, ino: u64, parent: u64, name: &[u8]) {
+        self.remove_name(ino, parent, name);
+        self.0.lock().entry(ino).or_default().push((parent, name.to_vec()));
+    }
+
+    fn remove_name(&self, ino: u64, parent: u64, name: &[u8]) {
+        self.0.lock().entry(ino).or_default().retain(|(at, own)| *at != parent || own != name);
+    }
+
+    fn find_names(&self, ino: u64) -> Vec<(u64, Vec<u8>)> {
+        self.0.lock().get(&ino).cloned().unwrap_or_default()
+    }
+}
+
+struct Rig {
+    source: Arc<MemorySource>,
+    records: Arc<MemoryRecords>,
+    fs: WritableFileSystem,
+}
+
+/// Number and generation, as in a file handle.
+type Handle = (u64, u64);
+
+impl Rig {
+    fn new() -> Rig {
+        let source = Arc::new(MemorySource::default());
+        let records = Arc::new(MemoryRecords::default());
+        let fs = mount(&source, &records);
+        Rig { source, records, fs }
+    }
+
+    /// Another mount of the same source, with what the first one has kept.
+    fn remount(&mut self) {
+        self.fs = mount(&self.source, &self.records);
+    }
+
+    fn handle(&self, entry: &NodeEntry) -> Handle {
+        (entry.ino, self.fs.generation(&entry.attr.identity))
+    }
+
+    fn find(&self, parent: u64, name: &str) -> Result<NodeEntry, i32> {
+        match self.fs.lookup(parent, name.as_bytes(), &CALLER).map_err(|error| error.errno())? {
+            NodeLookup::Found(entry) => Ok(entry),
+            NodeLookup::Absent { .. } => Err(libc::ENOENT),
+        }
+    }
+
+    fn make(&self, parent: u64, name: &str, directory: bool) -> Handle {
+        let new = match directory {
+            true => NewNode::Directory { mode: 0o755 },
+            false => NewNode::Node { mode: libc::S_IFREG | 0o644, rdev: 0 },
+        };
+        self.handle(&self.fs.make(parent, name.as_bytes(), new, &CALLER).unwrap())
+    }
+
+    fn rename(&self, from: (u64, &str), to: (u64, &str)) {
+        let (from, to) = ((from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()));
+        self.fs.rename(from, to, 0, &CALLER).unwrap();
+    }
+
+    /// Uses a handle as the server does, and forgets the inode again.
+    fn reach(&self, handle: Handle) -> Result<(), i32> {
+        let entry = self.find(handle.0, ".")?;
+        assert_eq!(self.handle(&entry), handle);
+        self.fs.forget(entry.ino, 1);
+        Ok(())
+    }
+
+    /// The kernel drops its caches.
+    fn forget(&self, handles: &[Handle]) {
+        handles.iter().for_each(|handle| self.fs.forget(handle.0, u64::MAX));
+        assert_eq!(self.fs.known_inodes(), 1);
+    }
+}
+
+fn mount(source: &Arc<MemorySource>, records: &Arc<MemoryRecords>) -> WritableFileSystem {
+    let second = Duration::from_secs(1);
+    let config = WritableConfig {
+        attr_ttl: second,
+        entry_ttl: second,
+        dir_entry_ttl: second,
+        negative_ttl: second,
+        kernel_checks: true,
+        inode_bytes: u64::MAX,
+        owner: (0, 0),
+        squash: None,
+    };
+    let fs = WritableFileSystem::new(Arc::new(NoReads), Arc::clone(source) as _, config, Arc::new(Stats::default()));
+    let fs = fs.unwrap();
+    fs.keep_names(Arc::clone(records) as _);
+    fs
+}
+
+#[test]
+fn a_handle_outlives_forgetting_renaming_and_the_mount() {
+    let mut rig = Rig::new();
+    let a = rig.make(ROOT, "a", true);
+    let b = rig.make(a.0, "b", true);
+    let file = rig.make(b.0, "file", false);
+    let other = rig.make(b.0, "other", false);
+    rig.rename((ROOT, "a"), (ROOT, "z"));
+    rig.rename((b.0, "file"), (ROOT, "moved"));
+    // A file over another one.
+    let replaced = rig.make(ROOT, "replaced", false);
+    rig.rename((b.0, "other"), (ROOT, "replaced"));
+    for _ in 0..2 {
+        rig.forget(&[a, b, file, other, replaced]);
+        for handle in [file, b, a, other] {
+            rig.reach(handle).unwrap();
+            assert_eq!(rig.fs.known_inodes(), 1, "what was used on the way is forgotten");
+        }
+        assert_eq!(rig.reach(replaced), Err(libc::ESTALE));
+        // The way up, for a server that needs the path.
+        assert_eq!(rig.find(b.0, "..").unwrap().ino, a.0);
+        assert_eq!(rig.find(a.0, "..").unwrap().ino, ROOT);
+        rig.fs.forget(a.0, 1);
+        rig.remount();
+    }
+    // Everything works by the handle alone.
+    let again = rig.find(b.0, ".").unwrap();
+    let new = rig.make(again.ino, "new", false);
+    rig.reach(new).unwrap();
+}
+
+#[test]
+fn a_file_with_several_names_is_reached_as_long_as_one_is_left() {
+    let mut rig = Rig::new();
+    let file = rig.make(ROOT, "first", false);
+    let entry = rig.fs.link(file.0, ROOT, b"second", &CALLER).unwrap();
+    assert_eq!(entry.ino, file.0);
+    rig.forget(&[file]);
+    rig.remount();
+    // The kernel of the second mount has seen one of the names only.
+    rig.find(ROOT, "first").unwrap();
+    rig.fs.remove(ROOT, b"first", false, &CALLER).unwrap();
+    rig.forget(&[file]);
+    rig.reach(file).unwrap();
+    rig.find(ROOT, "second").unwrap();
+    rig.fs.remove(ROOT, b"second", false, &CALLER).unwrap();
+    rig.forget(&[file]);
+    assert_eq!(rig.reach(file), Err(libc::ESTALE));
+}
+
+#[test]
+fn names_that_another_host_has_changed_lead_to_no_other_object() {
+    let rig = Rig::new();
+    let folder = rig.make(ROOT, "folder", true);
+    let file = rig.make(folder.0, "file", false);
+    rig.forget(&[folder, file]);
+    {
+        let mut tree = rig.source.tree.lock();
+        let at = tree.find(ROOT_OBJECT, b"folder").unwrap();
+        tree.remove(at, b"file", false).unwrap();
+        tree.make(at, b"file", false).unwrap();
+    }
+    assert_eq!(rig.reach(file), Err(libc::ESTALE));
+    rig.reach(folder).unwrap();
+    assert_eq!(rig.reach((folder.0 + 1, 0)), Err(libc::ESTALE), "a number that was never given out");
+}
