@@ -71,6 +71,9 @@ pub struct Caller {
     pub pid: u32,
     /// Its file mode creation mask. It does not count where the directory has a default ACL.
     pub umask: u32,
+    /// The kernel has checked its rights, by rules that the source can't see: the source refuses nothing for lack of
+    /// rights. Objects still get the caller's owner and group.
+    pub rights_checked: bool,
 }
 
 /// The number of a change, unique for the life of the source.

@@ -17,6 +17,8 @@ use spurline_volume::writes::{
 
 /// The most supplementary groups of a caller: the kernel's own limit.
 pub const MAX_GROUPS: usize = 65_536 / 8;
+/// The bit beside the mask that says [`Caller::rights_checked`]. A node that does not know it leaves it out with the mask.
+const RIGHTS_CHECKED: u32 = 1 << 31;
 
 /// The caller of a request, as its mount reports it. Decoding borrows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,8 +29,8 @@ pub struct WireCaller<'a> {
     pub gid: u32,
     /// Its thread, for messages.
     pub pid: u32,
-    /// Its file mode creation mask.
-    pub umask: u32,
+    /// Its file mode creation mask, and a flag.
+    mask_and_flag: u32,
     /// Its supplementary groups, four bytes each.
     groups: &'a [u8],
 }
@@ -38,17 +40,20 @@ impl<'a> WireCaller<'a> {
     pub fn new(caller: &Caller, scratch: &'a mut Vec<u8>) -> Self {
         scratch.clear();
         caller.groups.iter().for_each(|group| scratch.put_u32(*group));
-        WireCaller { uid: caller.uid, gid: caller.gid, pid: caller.pid, umask: caller.umask, groups: scratch }
+        let flag = if caller.rights_checked { RIGHTS_CHECKED } else { 0 };
+        let mask_and_flag = caller.umask & !RIGHTS_CHECKED | flag;
+        WireCaller { uid: caller.uid, gid: caller.gid, pid: caller.pid, mask_and_flag, groups: scratch }
     }
 
     /// The caller as the writable volume has it.
     pub fn to_caller(&self) -> Caller {
         let groups = self.groups.as_chunks::<4>().0.iter().map(|group| u32::from_le_bytes(*group)).collect();
-        Caller { uid: self.uid, gid: self.gid, groups, pid: self.pid, umask: self.umask }
+        let (umask, rights_checked) = (self.mask_and_flag & !RIGHTS_CHECKED, self.mask_and_flag & RIGHTS_CHECKED != 0);
+        Caller { uid: self.uid, gid: self.gid, groups, pid: self.pid, umask, rights_checked }
     }
 
     fn put(&self, out: &mut Vec<u8>) {
-        for n in [self.uid, self.gid, self.pid, self.umask] {
+        for n in [self.uid, self.gid, self.pid, self.mask_and_flag] {
             out.put_u32(n);
         }
         out.put_bytes(self.groups);
@@ -59,7 +64,7 @@ impl<'a> WireCaller<'a> {
             uid: take.take_u32("a user")?,
             gid: take.take_u32("a group")?,
             pid: take.take_u32("a thread")?,
-            umask: take.take_u32("a mask")?,
+            mask_and_flag: take.take_u32("a mask")?,
             groups: take.take_bytes("groups")?,
         };
         if !caller.groups.len().is_multiple_of(4) {

@@ -177,7 +177,7 @@ proptest! {
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { files }, WriteCall::Reopen { of: long, flags, file },
         ];
-        let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22 });
+        let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });
         let sent = WireCaller::new(&caller, &mut scratch);
         prop_assert_eq!(&sent.to_caller(), &caller);
         let op = OpId { session: long, number: id };

@@ -10,7 +10,9 @@ use rustix::fd::{BorrowedFd, IntoRawFd as _};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
-use rustix::thread::{UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{
+    CapabilitySet, UnshareFlags, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
 use rustix::{fs::Gid, fs::Uid};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::Caller;
@@ -25,6 +27,12 @@ pub struct Squash {
     /// The group.
     pub gid: u32,
 }
+
+/// What the kernel has checked already for a caller with [`Caller::rights_checked`].
+const CHECKED: CapabilitySet = CapabilitySet::DAC_OVERRIDE
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::FSETID);
 
 /// How this process acts for callers.
 pub(crate) struct CallerIdentities {
@@ -111,6 +119,12 @@ impl CallerIdentities {
         if uid != self.uid {
             set_thread_res_uid(None::<Uid>, Uid::from_raw(uid), None::<Uid>)?;
             assumed.uid = true;
+            if caller.rights_checked && self.squash.is_none() {
+                // The way back to root gives the thread all that it is permitted, and takes nothing from that.
+                let mut sets = capabilities(None)?;
+                sets.effective = CHECKED & sets.permitted;
+                set_capabilities(None, sets)?;
+            }
         }
         Ok(assumed)
     }

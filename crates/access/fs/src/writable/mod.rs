@@ -21,6 +21,7 @@ use crate::errno::{FsError, FsResult};
 use crate::handle::HandleTable;
 use crate::inode_limit::LimitAlarm;
 use directory_attrs::DirectoryAttrs;
+use groups::CallerRights;
 use locks::LockTable;
 use nodes::NodeTable;
 use open::{OpenNode, OpenNodeDirectory, OpenNodeFile};
@@ -203,10 +204,10 @@ impl WritableFileSystem {
     /// Runs `op` as the caller. Its supplementary groups are read from the system only where they can matter: reading
     /// them costs as much as a small request. The kernel has already checked permissions with all groups; so without
     /// them a call can only fail, and is then made again. The one group that decides about a new object comes with its
-    /// request from Linux 6.3 on.
+    /// request from Linux 6.3 on. The kernel's NFS server has no groups to read; what the kernel has permitted to it holds.
     fn as_caller<T>(&self, caller: &FsCaller, groups_decide: bool, op: impl Fn(&Caller) -> Result<T>) -> Result<T> {
         let FsCaller { uid, gid, pid, umask, create_group } = *caller;
-        let mut own = Caller { uid, gid, groups: Vec::new(), pid, umask };
+        let mut own = Caller { uid, gid, groups: Vec::new(), pid, umask, rights_checked: false };
         if uid == 0 {
             return op(&own);
         }
@@ -216,15 +217,26 @@ impl WritableFileSystem {
         if self.config.kernel_checks && (!groups_decide || create_group != CreateGroup::Unknown) {
             match op(&own) {
                 Err(error) if matches!(errno_of(&error), libc::EACCES | libc::EPERM) => {
-                    own.groups = groups::groups_of(pid);
-                    if own.groups.is_empty() { Err(error) } else { op(&own) }
+                    match self.add_rights(&mut own) {
+                        true => op(&own),
+                        false => Err(error),
+                    }
                 }
                 answer => answer,
             }
         } else {
-            own.groups = groups::groups_of(pid);
+            self.add_rights(&mut own);
             op(&own)
         }
+    }
+
+    /// Adds the rights that a caller has beside its user and group; false if there are none.
+    fn add_rights(&self, caller: &mut Caller) -> bool {
+        match groups::rights_of(caller.pid) {
+            CallerRights::Groups(groups) => caller.groups = groups,
+            CallerRights::NfsServer => caller.rights_checked = self.config.kernel_checks,
+        }
+        caller.rights_checked || !caller.groups.is_empty()
     }
 
     /// Runs `op` on the object of a node, again when its path moved meanwhile. A path that leads nowhere is stale: the kernel
