@@ -2,8 +2,9 @@
 //! RDMA, NFSv3 and NFSv4.2. Every test compares what a client reads with the source.
 
 mod rig;
+mod writes;
 
-use rig::{BIN, NfsRig, fails, output, sh};
+use rig::{BIN, CASES, NfsRig, fails, output, sh};
 use spurline_testkit::{GuestNet, run_in_guest, skip};
 use std::path::Path;
 use std::process::Command;
@@ -18,13 +19,6 @@ fn in_the_virtual_machine() {
     }
     run_in_guest(GuestNet::Two, &["guest_"], 900);
 }
-
-/// Every version and transport. A client that has mounted a server by NFSv4 uses the same connection for all of its
-/// NFSv4 mounts, so that TCP and RDMA take turns.
-const CASES: [[(&str, &str); 2]; 2] = [
-    [("v4tcp", "vers=4.2,proto=tcp"), ("v3tcp", "vers=3,proto=tcp,nolock")],
-    [("v4rdma", "vers=4.2,proto=rdma,port=20049"), ("v3rdma", "vers=3,proto=rdma,port=20049,nolock,mountproto=tcp")],
-];
 
 #[test]
 #[ignore = "needs the virtual machine"]

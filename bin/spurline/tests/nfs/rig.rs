@@ -18,6 +18,13 @@ pub fn sh(script: &str) {
     assert!(status.success(), "{status}: {text}");
 }
 
+/// Every version and transport. A client that has mounted a server by NFSv4 uses the same connection for all of its
+/// NFSv4 mounts, so that TCP and RDMA take turns.
+pub const CASES: [[(&str, &str); 2]; 2] = [
+    [("v4tcp", "vers=4.2,proto=tcp"), ("v3tcp", "vers=3,proto=tcp,nolock")],
+    [("v4rdma", "vers=4.2,proto=rdma,port=20049"), ("v3rdma", "vers=3,proto=rdma,port=20049,nolock,mountproto=tcp")],
+];
+
 fn run(words: &[&str], code: i32) -> String {
     let out = Command::new(BIN).args(words).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
@@ -47,6 +54,7 @@ fn ready() {
             grep -q ^_rpc: /etc/passwd || echo '_rpc:x:399:65534::/run/rpcbind:/usr/sbin/nologin' >>/etc/passwd
             [ -e /var/run ] || ln -s /run /var/run
             modprobe -a nfs nfsv4 nfsv3 fuse
+            rpcbind; rpc.statd --no-notify
             printf '[exports]\\nrootdir=/vmtmp\\n' >/etc/nfs.conf"
         ));
         std::fs::copy(env!("CARGO_BIN_EXE_spurline"), BIN).unwrap();

@@ -11,7 +11,8 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{
-    CapabilitySet, UnshareFlags, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    CapabilitySet, UnshareFlags, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
 };
 use rustix::{fs::Gid, fs::Uid};
 use spurline_types::{Error, ErrorKind, Result};
