@@ -1,31 +1,13 @@
 //! File handles of an NFS server: number and generation of an inode that the kernel has forgotten lead back to its file,
 //! in this mount and in the next one.
 
+mod records;
 mod support;
 
-use parking_lot::Mutex;
+use records::MemoryRecords;
 use spurline_fs::{FsConfig, InodeEntry, LookupOutcome, NameRecords, ROOT};
-use std::collections::HashMap;
 use std::sync::Arc;
 use support::Rig;
-
-#[derive(Default)]
-struct MemoryRecords(Mutex<HashMap<u64, Vec<(u64, Vec<u8>)>>>);
-
-impl NameRecords for MemoryRecords {
-    fn record_name(&self, ino: u64, parent: u64, name: &[u8]) {
-        self.remove_name(ino, parent, name);
-        self.0.lock().entry(ino).or_default().push((parent, name.to_vec()));
-    }
-
-    fn remove_name(&self, ino: u64, parent: u64, name: &[u8]) {
-        self.0.lock().entry(ino).or_default().retain(|(at, own)| *at != parent || own != name);
-    }
-
-    fn find_names(&self, ino: u64) -> Vec<(u64, Vec<u8>)> {
-        self.0.lock().get(&ino).cloned().unwrap_or_default()
-    }
-}
 
 fn found(rig: &Rig, parent: u64, name: &[u8]) -> Option<InodeEntry> {
     match rig.fs.lookup(parent, name).unwrap() {

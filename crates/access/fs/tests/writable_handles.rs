@@ -2,35 +2,17 @@
 //! has forgotten lead back to its object, in this mount and in the next one, however it was renamed through the mount.
 
 mod objects;
+mod records;
 
 use objects::{MemorySource, NoReads, ROOT_OBJECT};
-use parking_lot::Mutex;
+use records::MemoryRecords;
 use spurline_fs::writable::*;
 use spurline_fs::{NameRecords, ROOT};
 use spurline_types::Stats;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
-
-#[derive(Default)]
-struct MemoryRecords(Mutex<HashMap<u64, Vec<(u64, Vec<u8>)>>>);
-
-impl NameRecords for MemoryRecords {
-    fn record_name(&self, ino: u64, parent: u64, name: &[u8]) {
-        self.remove_name(ino, parent, name);
-        self.0.lock().entry(ino).or_default().push((parent, name.to_vec()));
-    }
-
-    fn remove_name(&self, ino: u64, parent: u64, name: &[u8]) {
-        self.0.lock().entry(ino).or_default().retain(|(at, own)| *at != parent || own != name);
-    }
-
-    fn find_names(&self, ino: u64) -> Vec<(u64, Vec<u8>)> {
-        self.0.lock().get(&ino).cloned().unwrap_or_default()
-    }
-}
 
 struct Rig {
     source: Arc<MemorySource>,

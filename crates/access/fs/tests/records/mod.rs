@@ -1,0 +1,25 @@
+//! A store of inode names in memory.
+
+use parking_lot::Mutex;
+use spurline_fs::NameRecords;
+use std::collections::HashMap;
+
+type InodeNames = Vec<(u64, Vec<u8>)>;
+
+#[derive(Default)]
+pub struct MemoryRecords(Mutex<HashMap<u64, InodeNames>>);
+
+impl NameRecords for MemoryRecords {
+    fn record_name(&self, ino: u64, parent: u64, name: &[u8]) {
+        self.remove_name(ino, parent, name);
+        self.0.lock().entry(ino).or_default().push((parent, name.to_vec()));
+    }
+
+    fn remove_name(&self, ino: u64, parent: u64, name: &[u8]) {
+        self.0.lock().entry(ino).or_default().retain(|(at, own)| *at != parent || own != name);
+    }
+
+    fn find_names(&self, ino: u64) -> InodeNames {
+        self.0.lock().get(&ino).cloned().unwrap_or_default()
+    }
+}
