@@ -6,8 +6,8 @@ mod records;
 
 use objects::{MemorySource, NoReads, ROOT_OBJECT};
 use records::MemoryRecords;
+use spurline_fs::ROOT;
 use spurline_fs::writable::*;
-use spurline_fs::{NameRecords, ROOT};
 use spurline_types::Stats;
 use std::sync::Arc;
 use std::time::Duration;
