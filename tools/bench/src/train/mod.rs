@@ -91,12 +91,18 @@ impl FeedOutcome {
         median(&self.runs.iter().map(of).collect::<Vec<_>>())
     }
 
-    /// Withdraws the number that one measurement found, where the median of all rounds does not confirm it. What was
-    /// found is then the next smaller number that was fed on the way, from a single measurement.
-    fn withdraw_number(&mut self, required: f64) {
+    /// Corrects the number that one measurement found by the median of all rounds. Where it does not confirm the number,
+    /// what was found is the next smaller one that was fed on the way, from a single measurement.
+    fn correct_number(&mut self, required: f64) {
         let utilisation =
             |runs: &[TrainRun]| median(&runs.iter().map(|run| run.figures.utilisation()).collect::<Vec<_>>());
-        if self.fed.is_none_or(|fed| fed == 0) || utilisation(&self.runs) >= required {
+        let Some(fed) = self.fed else { return };
+        if utilisation(&self.runs) >= required {
+            // A single measurement may also fail by chance.
+            self.fed = Some(self.runs.first().map_or(fed, |run| run.accelerators));
+            return;
+        }
+        if fed == 0 {
             return;
         }
         let refused = self.runs.first().map_or(0, |run| run.accelerators);
@@ -145,7 +151,7 @@ pub fn run(args: &TrainArgs) -> Result<()> {
             outcome.runs.push(measure_feed(args, &load, feed, &spurline, accelerators, round)?);
         }
     }
-    outcomes.iter_mut().for_each(|outcome| outcome.withdraw_number(load.required));
+    outcomes.iter_mut().for_each(|outcome| outcome.correct_number(load.required));
     notes.push(format!(
         "Load average of this machine: {load_before:.1} before, {:.1} after, on {} processors.",
         machine::load_average(),
@@ -507,18 +513,25 @@ mod tests {
             runs,
         };
         let mut confirmed = outcome(vec![run_at(5, 0.9), run_at(5, 0.86), run_at(5, 0.2)]);
-        confirmed.withdraw_number(load.required);
+        confirmed.correct_number(load.required);
         assert_eq!((confirmed.fed, confirmed.runs.len()), (Some(5), 3));
         assert!(sentence(&load, &confirmed).contains("5 accelerators fed at 85 % or more (median 86.0 %)"));
         assert!(sentence(&load, &confirmed).contains("5 MB over TCP"), "{}", sentence(&load, &confirmed));
         let mut refused = outcome(vec![run_at(5, 0.9), run_at(5, 0.5), run_at(5, 0.2)]);
-        refused.withdraw_number(load.required);
+        refused.correct_number(load.required);
         assert_eq!((refused.fed, refused.runs.len(), refused.runs[0].accelerators), (Some(4), 1, 4));
         let mut none =
             FeedOutcome { tried: Vec::new(), ..outcome(vec![run_at(1, 0.9), run_at(1, 0.5), run_at(1, 0.2)]) };
-        none.withdraw_number(load.required);
+        none.correct_number(load.required);
         assert_eq!(none.fed, Some(0));
         assert!(sentence(&load, &none).contains("none is fed: 1 accelerator at"), "{}", sentence(&load, &none));
+        let mut by_chance = FeedOutcome {
+            fed: Some(0),
+            tried: Vec::new(),
+            ..outcome(vec![run_at(1, 0.8), run_at(1, 0.9), run_at(1, 0.95)])
+        };
+        by_chance.correct_number(load.required);
+        assert_eq!(by_chance.fed, Some(1));
         assert_eq!((client_cpu(&run_at(5, 1.0)) * 10.0).round(), 1.0, "reader and mount, not the node");
         assert_eq!(result_table(&load, &[confirmed])[1][6..9], ["0.200", "0.300", "0.400"].map(str::to_owned));
     }
