@@ -12,8 +12,8 @@ use spurline_export::{
     check_requirements, client_mounts, parse_mountstats, reach_of, remove_export, shown_path,
 };
 use spurline_fabric::HostFacts;
-use spurline_observe::locate::{self, SpurlineMount};
-use spurline_runtime::locator::{ANSWER, locate_path};
+use spurline_observe::locate::SpurlineMount;
+use spurline_runtime::locator::{ANSWER, find_mount, locate_path};
 use std::net::{IpAddr, ToSocketAddrs as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -205,19 +205,6 @@ fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
         }
         Err(error) => Err(Fault::failed(error.message(), "run it as root; what was not removed is still there")),
     }
-}
-
-fn find_mount(path: &Path) -> Result<SpurlineMount, Fault> {
-    let mounts = locate::list_mounts()?;
-    let found = locate::locate_mount(path, &mounts).filter(|l| l.below.is_empty());
-    found.map(|located| located.mount).ok_or_else(|| {
-        let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
-        let remedy = match known.is_empty() {
-            true => "Spurline has no mounts here".into(),
-            false => format!("its mounts are: {}", known.join(", ")),
-        };
-        Fault::failed(format!("{} is not a mountpoint of spurline", path.display()), remedy)
-    })
 }
 
 fn plan_of(args: &ExportArgs, mount: &SpurlineMount, facts: &HostFacts) -> Result<ExportPlan, Fault> {

@@ -93,10 +93,9 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
             let kind = status["kind"].as_str().unwrap_or("process");
             let cache = &stats["blockcache"];
             let number = |v: &Value| v.as_u64().unwrap_or(0);
-            let used = human_bytes(number(&cache["used_bytes"]));
-            let capacity = human_bytes(number(&cache["capacity_bytes"]));
             let style = if state == "up" { GREEN } else { RED };
-            anstream::println!("{BOLD}{shown}{BOLD:#}  {style}{state}{style:#}  {kind}  cache {used} of {capacity}");
+            let cache = cache_words(&status, number(&cache["used_bytes"]), number(&cache["capacity_bytes"]));
+            anstream::println!("{BOLD}{shown}{BOLD:#}  {style}{state}{style:#}  {kind}  {cache}");
             let metadata = &stats["metadata"];
             if number(&metadata["silent_origins"]) > 0 {
                 let stale = number(&metadata["stale_answers"]);
@@ -139,6 +138,16 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
                 }
             }
         }
+    }
+}
+
+/// What the cache disks of a process hold.
+fn cache_words(status: &Value, used: u64, capacity: u64) -> String {
+    let has_nodes = status["peers"].as_array();
+    match capacity {
+        0 if status["kind"] == "mount" && !has_nodes.is_none_or(Vec::is_empty) => "cache on its nodes".to_owned(),
+        0 => "no cache disk".to_owned(),
+        _ => format!("cache {} of {}", human_bytes(used), human_bytes(capacity)),
     }
 }
 
@@ -226,6 +235,14 @@ fn show_paths(peer: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_without_a_cache_disk_shows_no_size() {
+        let (alone, group) = (json!({"kind": "mount", "peers": []}), json!({"kind": "mount", "peers": [{}]}));
+        assert_eq!(cache_words(&alone, 0, 0), "no cache disk");
+        assert_eq!(cache_words(&group, 0, 0), "cache on its nodes");
+        assert_eq!(cache_words(&alone, 1 << 20, 1 << 30), "cache 1.00 MiB of 1.00 GiB");
+    }
 
     #[test]
     fn the_line_of_writes() {

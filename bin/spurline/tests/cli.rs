@@ -142,7 +142,14 @@ fn what_is_missing_exits_3() {
     refused(&run(&[&mount[..], &network].concat()), 3, &says);
     // Warnings before a refusal are printed all the same: a consumer ignores one of these flags.
     let consumer = ["--registry", "static:127.0.0.1:1", "--block-size", "1M"];
-    let unused = ["--block-size 1M", "is not used: with --registry the nodes decide the block size"];
+    let others = ["--free-space-ratio", "0.2", "--disk-timeout", "9s", "--max-downloads", "7"];
+    let consumer = [&consumer[..], &others].concat();
+    let unused = [
+        "--block-size 1M",
+        "is not used: with --registry the nodes decide the block size",
+        "--free-space-ratio, --disk-timeout are not used: with --registry the nodes hold the cache",
+        "--max-downloads is not used: with --registry the nodes read the source",
+    ];
     refused(&run(&[&mount[..], &network, &consumer].concat()), 3, &unused);
     let node = ["node", "--source", "/tmp", "--cache-dir", cache.to_str().unwrap(), "--metrics", "none"];
     refused(&run(&[&node[..], &network, &["--transport", "rdma"]].concat()), 3, &says);

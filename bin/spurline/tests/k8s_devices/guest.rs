@@ -49,8 +49,9 @@ fn side_a_verifies_the_rails_to_another_node() {
     assert_eq!(out.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&out.stderr));
     assert!(text.contains("on node node-a\n") && text.contains("on node node-b\n"), "{text}");
     assert!(!text.contains("on one node"), "{text}");
-    let report = command.arg("--json").output().unwrap();
-    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    let out = command.arg("--json").output().unwrap();
+    let report: Value =
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&out.stderr)));
     assert_eq!((&report["here"]["node"], &report["peer"]["node"]), (&"node-a".into(), &"node-b".into()));
     let guids = |end: &str| -> Vec<String> {
         let rails = report[end]["rails"].as_array().unwrap().iter();

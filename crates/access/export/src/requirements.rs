@@ -3,6 +3,9 @@
 use crate::configuration::ExportPlan;
 use crate::kernel_server::ServerState;
 use spurline_fabric::HostFacts;
+use spurline_types::octal::unescape_octal;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -180,17 +183,19 @@ fn pseudo_root_limit(plan: &ExportPlan) -> Option<RequirementOutcome> {
     }
     let mountpoint = &plan.mountpoint;
     let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mounts: Vec<(&str, &str)> = table
+    let mounts: Vec<(PathBuf, &str)> = table
         .lines()
         .filter_map(|line| {
             let (left, right) = line.split_once(" - ")?;
-            Some((left.split(' ').nth(4)?, right.split(' ').next()?))
+            let at = unescape_octal(left.split(' ').nth(4)?.as_bytes());
+            Some((PathBuf::from(OsString::from_vec(at)), right.split(' ').next()?))
         })
         .collect();
     let above = mountpoint.ancestors().skip(1);
-    let kinds = above.filter_map(|dir| mounts.iter().rev().find(|(at, _)| Path::new(at) == dir));
+    let kinds = above.filter_map(|dir| mounts.iter().rev().find(|(at, _)| at == dir));
     let unfit = kinds.into_iter().find(|(_, kind)| matches!(*kind, "overlay" | "tmpfs" | "ramfs" | "squashfs" | "9p"));
     unfit.map(|(at, kind)| {
+        let at = at.display();
         outcome(
             "nfsv4-root",
             RequirementState::Limited,

@@ -121,6 +121,10 @@ pub(crate) fn walk_files(
                     tell(WalkEvent::File(FileRecord::new(path.to_vec(), &attr)))?;
                     attr.kind
                 }
+                Ok(attr) if attr.kind == FileKind::Symlink => {
+                    tell(WalkEvent::Failed(path.to_vec(), "a symbolic link: name what it leads to".to_owned()))?;
+                    attr.kind
+                }
                 Ok(attr) => attr.kind,
                 Err(error) => {
                     tell(WalkEvent::Failed(path.to_vec(), error.to_string()))?;

@@ -16,8 +16,11 @@ use spurline_types::Fault;
 use spurline_types::{Error, ErrorKind, Result};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+/// Interval of heartbeats to the server.
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The server's command.
 const SERVER: &str = "`spurline net serve`";
 /// The remedy when no server listens.
@@ -135,10 +138,27 @@ impl ProbeSession {
         let open = OpenRequest { plan: plan.clone(), offer: Vec::new() };
         let frame = self.request_frame(kind::OPEN, &message::encode_message(&open), kind::OPENED, MAX_BODY)?;
         let opened: OpenReply = message::decode_message(&frame.body).map_err(|e| self.session_fault(&e))?;
-        match plan.transport {
+        self.with_heartbeats(|| match plan.transport {
             ProbeTransport::Tcp => (0..plan.streams.len()).map(|i| self.attach_tcp(plan, &opened, i)).collect(),
             ProbeTransport::Rdma => (0..plan.streams.len()).map(|i| self.connect_rdma(plan, &opened, i)).collect(),
-        }
+        })
+    }
+
+    /// Runs `work` with a heartbeat each second: many streams, or one slow one, take longer to connect than the server
+    /// waits for a message.
+    fn with_heartbeats<T>(&self, work: impl FnOnce() -> T) -> T {
+        let (done, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while ended.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
+                    // A lost server is noticed by the streams.
+                    let _ = self.send_heartbeat();
+                }
+            });
+            let result = work();
+            drop(done);
+            result
+        })
     }
 
     fn attach_tcp(

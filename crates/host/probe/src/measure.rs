@@ -1,7 +1,7 @@
 //! Whole measurements: bandwidth, latency and reachability between this host and a server, with the report of each
 //! end. Prints nothing and judges nothing.
 
-use crate::client::ProbeSession;
+use crate::client::{HEARTBEAT, ProbeSession};
 use crate::drive::{self, RunLimits, RunProgress, RunResult};
 use crate::link::{self, InterfaceLink, KernelFiles};
 use crate::message::{ProbeOp, ProbePlan, ProbeTransport, ServerReport};
@@ -12,8 +12,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Interval of heartbeats to the server.
-const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A round trip of this size shows whether large packets pass.
 const LARGE_MESSAGE: u64 = 64 << 10;
 

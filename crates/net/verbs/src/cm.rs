@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Options of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -220,6 +220,10 @@ impl Drop for CmChannel {
     }
 }
 
+/// Time of one attempt to resolve an address. The kernel looks again when its neighbour table changes, or when this time
+/// is over. An answer that comes after its first look and before it waits for changes is seen only then.
+const ADDRESS_TRY: Duration = Duration::from_secs(1);
+
 /// A connection in any state, or a listener.
 pub struct CmId {
     channel: Arc<CmChannel>,
@@ -353,15 +357,19 @@ impl CmId {
             c_int::try_from(left).unwrap_or(c_int::MAX).max(1)
         };
         let subject = || format!("{remote} from {local}");
-        // SAFETY: the id is open, both addresses are of their families' sizes.
-        let failed =
-            unsafe { (self.verbs().cm.rdma_resolve_addr)(self.raw, from.as_mut(), to.as_mut(), timeout(deadline)) };
-        if failed != 0 {
-            return Err(VerbsError::last_os("rdma_resolve_addr", subject()));
-        }
-        match self.expect_event(deadline, "resolving the address")? {
-            CmEventKind::AddressResolved => {}
-            other => return Err(unexpected_event(subject(), &other)),
+        loop {
+            let until = deadline.min(Instant::now() + ADDRESS_TRY);
+            // SAFETY: the id is open, both addresses are of their families' sizes.
+            let failed =
+                unsafe { (self.verbs().cm.rdma_resolve_addr)(self.raw, from.as_mut(), to.as_mut(), timeout(until)) };
+            if failed != 0 {
+                return Err(VerbsError::last_os("rdma_resolve_addr", subject()));
+            }
+            match self.expect_event(deadline, "resolving the address")? {
+                CmEventKind::AddressResolved => break,
+                CmEventKind::Failed(_, status) if status == -libc::ETIMEDOUT && Instant::now() < deadline => {}
+                other => return Err(unexpected_event(subject(), &other)),
+            }
         }
         // SAFETY: the id is open and its address resolved.
         if unsafe { (self.verbs().cm.rdma_resolve_route)(self.raw, timeout(deadline)) } != 0 {

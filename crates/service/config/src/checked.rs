@@ -252,6 +252,9 @@ impl RawVolume {
         let group = check_group(self.group)?;
         let alone = group.is_none();
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
+        if !alone {
+            warnings.extend(unused_origin_flags(&self.under));
+        }
         let rdma = !alone && wants_rdma(&self.net);
         let budget =
             derive_budget(self.buffer_size, &self.cache, &self.under, kernel, (rdma, alone), host, &mut warnings)?;
@@ -514,8 +517,16 @@ fn check_cache(
         (true, true) => vec![default_cache_dir(host)?],
         (true, false) => expand_dirs(&args.cache_dir)?,
     };
-    if !alone && !args.cache_dir.is_empty() {
-        warnings.push("--cache-dir is not used: with --registry the nodes hold the cache".to_owned());
+    if !alone {
+        let own = RawCache::default();
+        let unused = [
+            ("--cache-dir", !args.cache_dir.is_empty()),
+            ("--cache-size", args.cache_size != own.cache_size && args.cache_size != CacheSize::None),
+            ("--free-space-ratio", ratio != own.free_space_ratio),
+            ("--iorpc-mode", args.iorpc_mode != own.iorpc_mode),
+            ("--disk-timeout", args.disk_timeout != own.disk_timeout),
+        ];
+        warnings.extend(unused_flags(&unused, "hold the cache"));
     }
     if !alone && let Some(size) = args.block_size {
         warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
@@ -532,6 +543,29 @@ fn check_cache(
         iorpc_mode: args.iorpc_mode,
         disk_timeout: args.disk_timeout,
     })
+}
+
+/// A warning that names the given flags which only nodes use.
+fn unused_flags(flags: &[(&str, bool)], nodes_do: &str) -> Option<String> {
+    let given: Vec<&str> = flags.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect();
+    let verb = match given.len() {
+        0 => return None,
+        1 => "is",
+        _ => "are",
+    };
+    Some(format!("{} {verb} not used: with --registry the nodes {nodes_do}", given.join(", ")))
+}
+
+/// The flags of the origin that a mount of a group was given in vain.
+fn unused_origin_flags(args: &RawOrigin) -> Option<String> {
+    let own = RawOrigin::default();
+    let unused = [
+        ("--endpoint-url", args.endpoint_url.is_some()),
+        ("--region", args.region.is_some()),
+        ("--anonymous", args.anonymous),
+        ("--max-downloads", args.max_downloads != own.max_downloads),
+    ];
+    unused_flags(&unused, "read the source")
 }
 
 /// The pipe of one `sendfile`, in the kernel; larger ones are not used.

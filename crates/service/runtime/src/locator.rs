@@ -19,6 +19,23 @@ pub const ANSWER: Duration = Duration::from_secs(10);
 /// Time limit of each query while searching for a process.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// The mount of Spurline at a mountpoint.
+///
+/// # Errors
+/// When there is none, with those that there are.
+pub fn find_mount(mountpoint: &Path) -> Result<SpurlineMount, Fault> {
+    let mounts = locate::list_mounts()?;
+    let found = locate::locate_mount(mountpoint, &mounts).filter(|located| located.below.is_empty());
+    found.map(|located| located.mount).ok_or_else(|| {
+        let known: Vec<String> = mounts.iter().map(|mount| mount.mountpoint.display().to_string()).collect();
+        let remedy = match known.is_empty() {
+            true => "Spurline has no mounts here".into(),
+            false => format!("its mounts are: {}", known.join(", ")),
+        };
+        Fault::failed(format!("{} is not a mountpoint of spurline", mountpoint.display()), remedy)
+    })
+}
+
 /// The process of a target.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! Unmounts, also a mount that hangs or whose process is gone. It does not access the mount before the unmount call.
 
-use crate::locator::mount_process;
+use crate::locator::{find_mount, mount_process};
 use crate::writes::describe_unsent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
@@ -9,7 +9,7 @@ use spurline_config::Fault;
 use spurline_fuse::MountTable;
 use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
-use spurline_observe::locate::{self, SpurlineMount};
+use spurline_observe::locate::SpurlineMount;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -43,18 +43,7 @@ pub struct UnmountReport<'a> {
 /// # Errors
 /// When the path is no mountpoint, is busy, or may not be unmounted by this user.
 pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &UnmountReport<'_>) -> Result<(), Fault> {
-    let mounts = locate::list_mounts()?;
-    let found = locate::locate_mount(mountpoint, &mounts).filter(|l| l.below.is_empty());
-    let Some(located) = found else {
-        let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
-        let remedy = if known.is_empty() {
-            "Spurline has no mounts here".into()
-        } else {
-            format!("its mounts are: {}", known.join(", "))
-        };
-        return Err(Fault::failed(format!("{} is not a mountpoint of spurline", mountpoint.display()), remedy));
-    };
-    let mount = located.mount;
+    let mount = find_mount(mountpoint)?;
     let me = rustix::process::geteuid();
     if !me.is_root() && mount.uid != me.as_raw() {
         return Err(Fault::missing(

@@ -26,8 +26,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A dead peer is noticed after seven times 67 ms. On some devices 7 retries mean endless ones.
-const OPTIONS: ConnectOptions = ConnectOptions { ack_timeout: Some(14), retries: 6, rnr_retries: 6 };
+/// A dead peer is noticed after seven times 268 ms. On some devices 7 retries mean endless ones. Shorter timeouts expire
+/// on emulated devices of a busy host, and retransmissions without a loss break connections of Soft-RoCE (Linux 6.1).
+const OPTIONS: ConnectOptions = ConnectOptions { ack_timeout: Some(16), retries: 6, rnr_retries: 6 };
 /// Bytes of a request, a region or a count.
 const SMALL: usize = 64;
 /// Most memory of one stream: it is locked, and some limits on locked memory are low.
