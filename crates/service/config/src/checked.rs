@@ -556,7 +556,7 @@ fn unused_flags(flags: &[(&str, bool)], nodes_do: &str) -> Option<String> {
     Some(format!("{} {verb} not used: with --registry the nodes {nodes_do}", given.join(", ")))
 }
 
-/// The flags of the origin that a mount of a group was given in vain.
+/// The flags of the origin that a mount of a group does not use.
 fn unused_origin_flags(args: &RawOrigin) -> Option<String> {
     let own = RawOrigin::default();
     let unused = [
