@@ -22,8 +22,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
+	stub "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
@@ -139,6 +141,23 @@ func (k *kubelet) capacity() map[string]any {
 	return map[string]any{"capacity": plain(capacity), "allocatable": plain(allocatable), "removed": removed}
 }
 
+// stub serves a resource by the plugin of kubelet's own tests, which decides nothing: what is measured is kubelet.
+func (k *kubelet) stub(res string, count int) error {
+	devices := []*pluginapi.Device{}
+	for slot := 0; slot < count; slot++ {
+		devices = append(devices, &pluginapi.Device{ID: fmt.Sprintf("slot-%d", slot), Health: pluginapi.Healthy})
+	}
+	ctx := context.Background()
+	plugin := stub.NewDevicePluginStub(klog.Background(), devices, filepath.Join(k.dir, "stub.sock"), res, false, false)
+	plugin.SetAllocFunc(func(*pluginapi.AllocateRequest, map[string]*pluginapi.Device) (*pluginapi.AllocateResponse, error) {
+		return &pluginapi.AllocateResponse{ContainerResponses: []*pluginapi.ContainerAllocateResponse{{}}}, nil
+	})
+	if err := plugin.Start(ctx); err != nil {
+		return err
+	}
+	return plugin.Register(ctx, filepath.Join(k.dir, "kubelet.sock"), res, "")
+}
+
 func (k *kubelet) run(words []string) (any, error) {
 	switch words[0] {
 	case "capacity":
@@ -149,6 +168,12 @@ func (k *kubelet) run(words []string) (any, error) {
 			return nil, err
 		}
 		return k.admit(words[1], words[2], count), nil
+	case "stub":
+		count, err := strconv.Atoi(words[2])
+		if err != nil {
+			return nil, err
+		}
+		return map[string]any{}, k.stub(words[1], count)
 	case "remove":
 		k.remove(words[1])
 		return map[string]any{}, nil

@@ -62,6 +62,11 @@ impl DriverRig {
         wait_for("the driver's socket", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
     }
 
+    /// The driver's process id.
+    pub fn pid(&self) -> u32 {
+        self.driver.as_ref().expect("the driver runs").id()
+    }
+
     pub fn client(&self) -> NodeClient<Channel> {
         let socket = self.path("csi.sock");
         let connect = tower::service_fn(move |_| {

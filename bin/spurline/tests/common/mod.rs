@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 /// Longer than anything here takes on the busiest machine.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// The binary with no variable of the caller's that could steer it.
+/// The binary with no variable of the caller's that could steer it. `SPURLINE_PROGRAM` names another one, for figures.
 pub fn spurline() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline"));
+    let program = std::env::var_os("SPURLINE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_spurline").into());
+    let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("SPURLINE_") {
             command.env_remove(name);
@@ -33,6 +34,19 @@ pub fn fuse() -> bool {
     assert!(!required.split(',').any(|one| one == "fuse"), "SPURLINE_REQUIRE lists fuse: {reason}");
     println!("SKIP: {reason}");
     false
+}
+
+/// Resident memory of a process and the anonymous part of it, as the kernel shows them.
+pub fn memory_of(pid: u32) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let lines = status.lines().filter(|line| line.starts_with("VmRSS") || line.starts_with("RssAnon"));
+    lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>().join(", ")
+}
+
+/// The value below which `share` of the values lie.
+pub fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[((values.len() - 1) as f64 * share).round() as usize]
 }
 
 /// A directory with the path that mount tables show.

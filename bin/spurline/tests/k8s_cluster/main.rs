@@ -6,6 +6,8 @@ mod agent;
 mod common;
 #[path = "../common/driver.rs"]
 mod driver;
+mod figures;
 mod manifests;
+mod provision;
 mod server;
 mod volumes;

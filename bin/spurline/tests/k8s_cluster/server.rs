@@ -66,17 +66,7 @@ impl ClusterRig {
             "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
         std::fs::write(at("audit.yaml"), policy).unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "admin" } }],
-            "clusters": [{ "name": "test", "cluster": {
-                "server": format!("https://127.0.0.1:{port}"), "insecure-skip-tls-verify": true,
-            } }],
-            "users": [{ "name": "admin", "user": { "token": ADMIN } }],
-        });
-        std::fs::write(at("kubeconfig"), config.to_string()).unwrap();
+        write_kubeconfig(&at("kubeconfig"), port, ADMIN);
         let mut command = Command::new(tools.join("kube-apiserver"));
         command.arg(format!("--etcd-servers=http://127.0.0.1:{}", etcd.port()));
         command.arg(format!("--secure-port={port}")).args(["--bind-address=127.0.0.1", "--allow-privileged=true"]);
@@ -201,6 +191,15 @@ impl ClusterRig {
             .into()
     }
 
+    /// A file in `dir` for clients: of the administrator, or of an account with its namespace and name.
+    pub fn kubeconfig(&self, dir: &Path, account: Option<(&str, &str)>) -> PathBuf {
+        let Some((namespace, name)) = account else { return self.dir.path().join("kubeconfig") };
+        self.account_files(dir, namespace, name);
+        let path = dir.join("kubeconfig");
+        write_kubeconfig(&path, self.port, &std::fs::read_to_string(dir.join("token")).unwrap());
+        path
+    }
+
     /// What an account has done so far: `NAMESPACE VERB RESOURCE`, and the status of refusals.
     pub fn requests_of(&self, namespace: &str, account: &str) -> BTreeSet<String> {
         let user = format!("system:serviceaccount:{namespace}:{account}");
@@ -232,6 +231,21 @@ impl ClusterRig {
         });
         found.unwrap()["message"].as_str().unwrap().to_owned()
     }
+}
+
+/// Writes the file with which a client reaches the server.
+fn write_kubeconfig(path: &Path, port: u16, token: &str) {
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "user" } }],
+        "clusters": [{ "name": "test", "cluster": {
+            "server": format!("https://127.0.0.1:{port}"), "insecure-skip-tls-verify": true,
+        } }],
+        "users": [{ "name": "user", "user": { "token": token } }],
+    });
+    std::fs::write(path, config.to_string()).unwrap();
 }
 
 impl Drop for ClusterRig {

@@ -15,11 +15,20 @@ use tonic::{Code, Status};
 const ACCOUNT: &str = "spurline-csi";
 
 /// A node with the driver, installed by the rendered manifests.
-struct NodeRig {
+pub struct NodeRig {
     cluster: Arc<ClusterRig>,
     /// Before the agent: the driver ends first.
-    driver: DriverRig,
+    pub driver: DriverRig,
     agent: NodeAgent,
+}
+
+/// Applies everything that is rendered from the defaults.
+pub fn install(cluster: &ClusterRig) {
+    let out = spurline().args(["k8s", "render"]).output().unwrap();
+    let manifests = String::from_utf8(out.stdout).unwrap();
+    cluster.namespace(&json!({ "metadata": { "name": NAMESPACE } }));
+    let applied = cluster.kubectl(&["apply", "-f", "-"], &manifests);
+    assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
 }
 
 impl NodeRig {
@@ -29,11 +38,7 @@ impl NodeRig {
             return None;
         }
         let cluster = ClusterRig::shared()?;
-        let out = spurline().args(["k8s", "render"]).output().unwrap();
-        let manifests = String::from_utf8(out.stdout).unwrap();
-        cluster.namespace(&json!({ "metadata": { "name": NAMESPACE } }));
-        let applied = cluster.kubectl(&["apply", "-f", "-"], &manifests);
-        assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+        install(&cluster);
         let driver = DriverRig::with(node, |dir| {
             let variables = cluster.account_files(&dir.join("account"), NAMESPACE, account);
             let map = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/configmaps/spurline-mount-pod")).unwrap();
@@ -48,12 +53,12 @@ impl NodeRig {
         Some(NodeRig { cluster, driver, agent })
     }
 
-    fn new(node: &str) -> Option<Self> {
+    pub fn new(node: &str) -> Option<Self> {
         Self::with_account(node, ACCOUNT)
     }
 
     /// A pod of a user, which does not run here, and the attributes that the kubelet adds for it.
-    fn user_pod(&self, name: &str) -> (String, HashMap<String, String>) {
+    pub fn user_pod(&self, name: &str) -> (String, HashMap<String, String>) {
         let spec = json!({
             "metadata": { "name": name },
             "spec": { "nodeName": "elsewhere", "containers": [{ "name": "main", "image": "debian" }] },

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod figures;
 mod guest;
 #[path = "../../../../crates/host/fabric/tests/hosts/mod.rs"]
 mod hosts;

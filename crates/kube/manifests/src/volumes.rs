@@ -232,7 +232,7 @@ fn controller_driver(source: FieldSource<'_>) -> Value {
     let provisioner = json!({
         "name": "provisioner",
         "image": source.value("csi.provisionerImage"),
-        "args": ["--csi-address=/csi/csi.sock", "--leader-election", "--extra-create-metadata"],
+        "args": ["--csi-address=/csi/csi.sock", "--leader-election"],
         "resources": { "requests": { "cpu": "5m", "memory": "32Mi" }, "limits": { "memory": "128Mi" } },
         "volumeMounts": [{ "name": "socket", "mountPath": "/csi" }],
     });

@@ -58,3 +58,45 @@ fn connect_reason(socket: &Path, error: &std::io::Error) -> String {
     };
     format!("{}: {error}; {remedy}", socket.display())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pb::registration_server::{Registration, RegistrationServer};
+    use tokio::net::UnixListener;
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::{Request, Response, Status};
+
+    /// A kubelet that takes no plugin.
+    struct RefusingKubelet;
+
+    #[tonic::async_trait]
+    impl Registration for RefusingKubelet {
+        async fn register(&self, request: Request<pb::RegisterRequest>) -> Result<Response<pb::Empty>, Status> {
+            let version = request.into_inner().version;
+            Err(Status::unknown(format!("the requested version {version} is not supported")))
+        }
+    }
+
+    #[test]
+    fn each_way_of_failing_is_named() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let register = || register_resource(dir.path(), "rdma/ib", "x.sock");
+        let said = runtime.block_on(register()).unwrap_err();
+        assert!(said.contains("kubelet does not run, or its directory is another one: --plugin-dir"), "{said}");
+        // The socket of a kubelet that was killed.
+        let socket = dir.path().join(SOCKET);
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let said = runtime.block_on(register()).unwrap_err();
+        assert!(said.contains("kubelet does not listen yet, or has ended"), "{said}");
+        std::fs::remove_file(&socket).unwrap();
+        let said = runtime.block_on(async {
+            let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
+            let server = tonic::transport::Server::builder().add_service(RegistrationServer::new(RefusingKubelet));
+            tokio::spawn(server.serve_with_incoming(incoming));
+            register().await
+        });
+        assert_eq!(said, Err("kubelet refuses: the requested version v1beta1 is not supported".to_owned()));
+    }
+}
