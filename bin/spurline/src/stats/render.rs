@@ -68,6 +68,8 @@ const SECTIONS: [StatsSection; 8] = [
             ("rsent", ColumnKind::Flow("writes.resent_bytes")),
             ("fail", ColumnKind::Rate("writes.failures")),
             ("srvd", ColumnKind::Flow("writes.served_bytes")),
+            ("rdma", ColumnKind::Flow("rdma.read_bytes")),
+            ("rlat", ColumnKind::Latency("rdma.r_us", "rdma.r_ops")),
         ],
     },
     StatsSection {
@@ -347,14 +349,15 @@ mod tests {
             json!({
                 "fuse": {"write_bytes": (1u64 << 30) * n, "write_us": 500 * n, "write_ops": 4 * n, "change_ops": 30 * n},
                 "writes": {"dirty_bytes": 8 << 20, "behind_us": 6000 * n, "sent_ops": n, "sync_us": 0, "sync_ops": 0,
-                    "resent_bytes": 0, "failures": n, "served_bytes": 0}
+                    "resent_bytes": 0, "failures": n, "served_bytes": 0},
+                "rdma": {"read_bytes": (1u64 << 20) * n, "r_us": 900 * n, "r_ops": 3 * n}
             })
         };
         let table = StatsTable::new("w").unwrap();
         let [_, heads] = table.header_lines(false);
-        assert_eq!(heads, " write   lat   chg dirty behnd  sync rsent  fail  srvd");
+        assert_eq!(heads, " write   lat   chg dirty behnd  sync rsent  fail  srvd  rdma  rlat");
         let line = table.table_line(&at(1), &at(2), 1.0, false);
-        assert_eq!(line, " 1.00G  0.12    30 8.00M  6.00     -     0     1     0");
+        assert_eq!(line, " 1.00G  0.12    30 8.00M  6.00     -     0     1     0 1.00M  0.30");
         assert!(table.table_line(&at(1), &at(2), 1.0, true).contains("\u{1b}[1m\u{1b}[31m"), "failures are red");
     }
 
