@@ -29,9 +29,11 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
     })?;
     let report = UnmountReport {
         warn: &|warning| print_warnings(&[warning]),
+        note: &|note| print_note(&note),
         unsent: &|now| {
+            // Known before it is printed: the signal may come at once.
+            *unsent.lock().unwrap_or_else(PoisonError::into_inner) = Some(now.clone());
             print_note(&format!("waiting for a node to take {now}"));
-            *unsent.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         },
     };
     unmount_mount(&mountpoint, UnmountRequest { force, lazy, timeout }, &report)

@@ -5,11 +5,14 @@ mod abuse;
 mod cluster;
 mod common;
 mod copies;
+mod disk_image;
 mod disks;
 #[path = "../../../../crates/cluster/membership/tests/dns/dns_server.rs"]
 mod dns_server;
 mod drain;
 mod faults;
+#[path = "../common/fsx.rs"]
+mod fsx;
 mod group;
 mod hosts;
 mod jobs;
@@ -29,6 +32,7 @@ mod remote;
 mod rules;
 mod settings;
 mod trust;
+mod unmounts;
 mod writable_faults;
 mod writable_group;
 mod writable_programs;

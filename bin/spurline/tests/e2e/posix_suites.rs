@@ -2,8 +2,8 @@
 //! mount.
 
 use crate::common::*;
-use crate::pjdfstest;
 use crate::writable_group::{Group, draw};
+use crate::{fsx, pjdfstest};
 use rustix::fs::FallocateFlags;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -47,27 +47,6 @@ fn pjdfstest_passes_where_it_passes_on_the_bare_directory() {
     }
 }
 
-const FSX: &str = "
-flen = 1048576
-[opsize]
-max = 131072
-[weights]
-close_open = 1
-read = 5
-write = 5
-mapread = 3
-mapwrite = 3
-truncate = 2
-invalidate = 1
-fsync = 0.5
-fdatasync = 0.5
-posix_fallocate = 1
-punch_hole = 2
-sendfile = 1
-posix_fadvise = 1
-copy_file_range = 2
-";
-
 /// Random operations on one file, each read compared. `SPURLINE_FSX_OPS` asks for more of them.
 #[test]
 fn fsx_finds_no_wrong_byte() {
@@ -81,9 +60,9 @@ fn fsx_finds_no_wrong_byte() {
     for (nodes, words, ops) in ways {
         // In memory: most operations would otherwise wait for a disk's sync.
         let Some(group) = Group::start_in_memory(nodes, "64m") else { return };
-        let config = group.world.file("fsx.toml", FSX.as_bytes());
+        let config = group.world.file("fsx.toml", fsx::OPERATIONS.as_bytes());
         let mount = group.mount("mnt", 0, words);
-        let ops = more_operations().unwrap_or(ops).to_string();
+        let ops = fsx::more_operations().unwrap_or(ops).to_string();
         let mut command = Command::new(&program);
         command.args(["-N", &ops, "-S", "18", "-f"]).arg(&config).arg("-P").arg(group.world.dir("left"));
         let start = Instant::now();
@@ -92,10 +71,6 @@ fn fsx_finds_no_wrong_byte() {
         println!("{nodes} nodes {words:?}: {ops} operations in {:.1?}", start.elapsed());
         mount.unmount();
     }
-}
-
-fn more_operations() -> Option<u32> {
-    std::env::var("SPURLINE_FSX_OPS").ok()?.parse().ok()
 }
 
 /// Two mounts open, change and close the same files in turn, at times both at once: what one has closed or synced the
@@ -108,7 +83,7 @@ fn two_mounts_in_turn_find_no_wrong_byte() {
     println!("SPURLINE_SEED={seed}");
     let mut state: u64 = seed;
     let mut models = vec![Vec::new(); 3];
-    for turn in 0..more_operations().map_or(600, |ops| ops / 5) {
+    for turn in 0..fsx::more_operations().map_or(600, |ops| ops / 5) {
         let (which, number) = (draw(&mut state, 2) as usize, draw(&mut state, 3) as usize);
         let (path, model) = (mounts[which].path(format!("f{number}")), &mut models[number]);
         let told = format!("turn {turn}, mount {which}, file {number}");

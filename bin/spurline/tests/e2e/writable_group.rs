@@ -38,12 +38,17 @@ impl Group {
         for path in [&world.path(""), &source] {
             fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        let mut group = Group { nodes: Vec::new(), source, _memory: memory, world };
+        Some(Group { _memory: memory, ..Group::start_at(count, world, source) })
+    }
+
+    /// The same over a directory that is there.
+    pub fn start_at(count: usize, world: World, source: PathBuf) -> Group {
+        let mut group = Group { nodes: Vec::new(), source, _memory: None, world };
         for n in 0..count {
             let node = group.node(n, 0);
             group.nodes.push(node);
         }
-        Some(group)
+        group
     }
 
     pub fn node(&self, n: usize, port: u16) -> Node {

@@ -2,6 +2,7 @@
 //! programs.
 
 use crate::common::*;
+use crate::disk_image::DiskImage;
 use crate::writable_group::{Group, TmpFs, WAYS};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use std::fs::{self, File, OpenOptions};
@@ -254,50 +255,16 @@ fn a_directory_that_was_replaced_beside_the_mount_is_stale_and_nothing_else_brea
     }
 }
 
-/// A file system with quotas of users: an image on a loop device.
-struct QuotaImage {
-    at: PathBuf,
-}
-
-impl QuotaImage {
-    /// Limits user 65534 to `kib`; the reason if this kernel has no such file system.
-    fn mount(world: &World, kib: u64) -> Result<QuotaImage, String> {
-        let (image, at) = (world.path("image"), world.dir("limited"));
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        let run = |command: &mut Command| match command.output() {
-            Ok(out) if out.status.success() => Ok(out),
-            Ok(out) => Err(String::from_utf8_lossy(&out.stderr).trim().to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
-        run(Command::new("mkfs.ext4").args(["-q", "-O", "quota", "-E", "quotatype=usrquota"]).arg(&image))?;
-        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at))?;
-        let limited = QuotaImage { at };
-        let device = run(Command::new("findmnt").args(["-n", "-o", "SOURCE"]).arg(&limited.at))?;
-        let device = std::ffi::CString::new(String::from_utf8_lossy(&device.stdout).trim()).unwrap();
-        // `struct if_dqblk`: the hard limit of blocks comes first, and the last word says which values count.
-        let mut limits = [0u64; 9];
-        (limits[0], limits[8]) = (kib, 1);
-        // From `linux/quota.h`: Q_SETQUOTA for users.
-        let command = 0x80_0008 << 8;
-        // SAFETY: the name ends with a NUL, and the structure is as long as the kernel reads.
-        let set = unsafe { libc::quotactl(command, device.as_ptr(), 65534, limits.as_mut_ptr().cast()) };
-        if set == 0 { Ok(limited) } else { Err(std::io::Error::last_os_error().to_string()) }
-    }
-}
-
-impl Drop for QuotaImage {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
-    }
-}
-
 #[test]
 fn a_quota_of_the_source_gives_its_errno_and_nothing_else_breaks() {
     if !can_mount() {
         return;
     }
     let world = World::new();
-    let limited = match QuotaImage::mount(&world, 1024) {
+    let features = ["-O", "quota", "-E", "quotatype=usrquota"];
+    let memory = TmpFs::mount(&world.dir("memory"), "size=80m");
+    let limited = DiskImage::mount(&memory.0.join("image"), &world.dir("limited"), &features);
+    let limited = match limited.and_then(|disk| disk.limit_user(65534, 1024).map(|()| disk)) {
         Ok(limited) => limited,
         Err(why) => return skip("quota", &format!("this kernel mounts no ext4 image with quotas: {why}")),
     };

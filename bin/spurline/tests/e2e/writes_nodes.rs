@@ -163,6 +163,71 @@ fn a_lost_node_costs_writers_a_pause() {
     mount.unmount();
 }
 
+/// What `copy_file_range` reports as copied stays, whichever node is killed: without an error, also of the sync behind it.
+#[test]
+fn copies_outlive_killed_nodes() {
+    const CHUNK: usize = 64 << 10;
+    let Some(mut group) = Group::start(2) else { return };
+    let mount = group.mount("mnt", 0, &["--peer-silence", "1s"]);
+    let text = bytes(4, 16 * CHUNK);
+    fs::write(mount.path("from"), &text).unwrap();
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let ended = std::thread::scope(|scope| {
+        let copies = scope.spawn(|| {
+            let from = File::open(mount.path("from")).unwrap();
+            let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
+            // Both are on one node, as soon as their names are.
+            let names = (0..8).map(|n| format!("to{n}"));
+            let to: Vec<File> = names.map(|name| options().open(mount.path(name)).unwrap()).collect();
+            while !stop.load(Ordering::Acquire) {
+                for to in &to {
+                    // Bytes that the copy lies over, and some that lie over the copy.
+                    to.write_all_at(&vec![1; 16 * CHUNK], 0).unwrap();
+                    let (mut at, mut into) = (0, 0);
+                    while (at as usize) < text.len() {
+                        let copied =
+                            rustix::fs::copy_file_range(&from, Some(&mut at), to, Some(&mut into), CHUNK).unwrap();
+                        assert!(copied > 0, "at {at}");
+                    }
+                    to.write_all_at(b"over", 5).unwrap();
+                }
+                for to in &to {
+                    to.sync_all().unwrap();
+                    let mut seen = vec![0; text.len()];
+                    to.read_exact_at(&mut seen, 0).unwrap();
+                    assert!(seen[..5] == text[..5] && seen[5..9] == *b"over" && seen[9..] == text[9..]);
+                }
+                rounds.fetch_add(1, Ordering::Release);
+            }
+        });
+        let script = std::panic::AssertUnwindSafe(|| {
+            let go_on = |more: u64| {
+                let until = rounds.load(Ordering::Acquire) + more;
+                eventually("copies go on", || copies.is_finished() || rounds.load(Ordering::Acquire) >= until);
+                assert!(!copies.is_finished(), "copies ended");
+            };
+            go_on(1);
+            for n in [0, 1, 0, 1] {
+                group.nodes[n].process.kill();
+                go_on(1);
+                let port = group.nodes[n].port();
+                group.nodes[n] = group.node(n, port);
+                go_on(2);
+            }
+        });
+        let outcome = std::panic::catch_unwind(script);
+        stop.store(true, Ordering::Release);
+        let ended = copies.join();
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        ended
+    });
+    ended.unwrap();
+    for n in 0..8 {
+        assert!(fs::read(group.source.join(format!("to{n}"))).unwrap()[9..] == text[9..], "to{n}");
+    }
+    mount.unmount();
+}
+
 #[test]
 fn a_node_without_writable_is_named() {
     let Some(mut group) = Group::start(0) else { return };

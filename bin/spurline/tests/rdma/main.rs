@@ -5,6 +5,8 @@
 mod clients;
 mod faults;
 mod figures;
+#[path = "../common/fsx.rs"]
+mod fsx;
 mod links;
 mod loss;
 mod numa;

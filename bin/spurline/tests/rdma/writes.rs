@@ -1,11 +1,12 @@
 //! Writable mounts over rails: nodes read the bytes from the mount's memory. Writers see nothing of links that go down and of
 //! nodes that die.
 
-use crate::pjdfstest;
 use crate::rig::{Mount, Rig, count, run};
+use crate::{fsx, pjdfstest};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const BLOCK: usize = 256 << 10;
@@ -148,6 +149,16 @@ fn guest_writers_outlive_links_and_nodes() {
     assert!(mount.count("rdma", "retries") > 0);
 }
 
+/// A tool that scripts/setup installs; prints the reason if it is not there.
+fn find_tool(name: &str) -> Option<PathBuf> {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/bin").join(name);
+    let found = Some(tool).filter(|tool| tool.is_file());
+    if found.is_none() {
+        spurline_testkit::skip(name, &format!("{name} is not installed (scripts/setup test does it)"));
+    }
+    found
+}
+
 /// Tests of pjdfstest that run here each time: calls that act as their caller, and names that are made once. An emulated
 /// machine takes minutes for all of them, which `SPURLINE_PJDFSTEST=all` asks for.
 const PATTERNS: [&str; 3] = ["rename::", "open::", "ftruncate::"];
@@ -155,10 +166,7 @@ const PATTERNS: [&str; 3] = ["rename::", "open::", "ftruncate::"];
 #[test]
 #[ignore = "runs in the virtual machine"]
 fn guest_pjdfstest_passes_where_it_passes_on_the_bare_directory() {
-    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/bin/pjdfstest");
-    if !tool.is_file() {
-        return spurline_testkit::skip("pjdfstest", "pjdfstest is not installed (scripts/setup test does it)");
-    }
+    let Some(tool) = find_tool("pjdfstest") else { return };
     let rig = Rig::at(Path::new("/vmtmp/posix"));
     let (source, bare, program) = (rig.dir.join("src"), rig.dir.join("bare"), Path::new("/vmtmp/pjdfstest"));
     fs::copy(tool, program).unwrap();
@@ -190,5 +198,31 @@ fn guest_pjdfstest_passes_where_it_passes_on_the_bare_directory() {
         begun.elapsed() - bare_took,
         mount.count("remotecache", "ops") - ops
     );
+    assert_eq!(sent(&mount, "tcp"), tcp, "bytes went over TCP");
+}
+
+/// Random operations on one file, each read compared. `SPURLINE_FSX_OPS` asks for more of them.
+#[test]
+#[ignore = "runs in the virtual machine"]
+fn guest_fsx_finds_no_wrong_byte() {
+    let Some(tool) = find_tool("fsx") else { return };
+    let rig = Rig::at(Path::new("/vmtmp/fsx"));
+    let program = Path::new("/vmtmp/fsx-program");
+    fs::copy(tool, program).unwrap();
+    let rails = ["--rdma-network", "rail0:rail1"];
+    let ports = [7120, 7121];
+    let _nodes = ports.map(|port| rig.node(port, &[&rails[..], &["--writable"]].concat()));
+    let mount = rig.mount("mnt", &ports, &[&rails[..], &["--rw"]].concat());
+    mount.wait("all paths", |m| m.count("rdma", "paths_up") == 4);
+    let (config, left) = (rig.dir.join("fsx.toml"), rig.dir.join("left"));
+    fs::write(&config, fsx::OPERATIONS).unwrap();
+    fs::create_dir_all(&left).unwrap();
+    let ops = fsx::more_operations().unwrap_or(1000).to_string();
+    let (tcp, begun) = (sent(&mount, "tcp"), std::time::Instant::now());
+    let mut command = Command::new(program);
+    command.args(["-N", &ops, "-S", "18", "-f"]).arg(&config).arg("-P").arg(left).arg(mount.at.join("file"));
+    let out = command.output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+    println!("fsx over RDMA: {ops} operations in {:.0?}", begun.elapsed());
     assert_eq!(sent(&mount, "tcp"), tcp, "bytes went over TCP");
 }

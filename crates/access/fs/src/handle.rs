@@ -66,6 +66,15 @@ impl<T> HandleTable<T> {
         HandleTable { shards: std::array::from_fn(shard), turn: AtomicUsize::new(0) }
     }
 
+    /// Drops all handles.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            let shard = std::mem::replace(&mut *shard.write(), HandleShard { slots: Vec::new(), free: Vec::new() });
+            // Without the lock: closing a file may take as long as its source.
+            drop(shard);
+        }
+    }
+
     /// Stores `handle` and returns its number. `None` when 2^32 handles are open.
     pub fn insert(&self, handle: Arc<T>) -> Option<u64> {
         let shard = self.turn.fetch_add(1, Ordering::Relaxed) & (SHARDS - 1);

@@ -480,6 +480,11 @@ impl FuseSession {
         Err(MountError::Session { path: self.core.path.clone(), detail })
     }
 
+    /// Whether its connection was aborted: no request gets an answer any more.
+    pub fn is_broken(&self) -> bool {
+        self.core.state.lock().broken
+    }
+
     /// Waits like [`FuseSession::join`] for at most `within`; true when the session has ended.
     pub fn wait_ended(&self, within: Duration) -> bool {
         self.core.wait_for(within, |s| s.phase == SessionPhase::Ended)

@@ -165,6 +165,8 @@ impl FuseHandler for WritableFsHandler {
     fn destroy(&self) {
         let limiter = self.inode_limiter.lock().take();
         drop(limiter);
+        // Before the session counts as ended: what waits for its end also waits for written bytes.
+        self.file_system.close_all();
     }
 
     fn lookup(&self, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno> {

@@ -33,6 +33,10 @@ pub const UNMOUNT_GRACE: Duration = Duration::from_secs(5);
 /// The same for [`MountStop::abort`]: enough for an unmount that runs at the same time.
 const ABORT_GRACE: Duration = Duration::from_millis(100);
 
+/// How long calls on the source may last after an abort, and the interval of looks.
+const HUNG_GRACE: Duration = Duration::from_secs(3);
+const HUNG_STEP: Duration = Duration::from_secs(1);
+
 /// How long a health check tries to reach a node.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 
@@ -209,10 +213,18 @@ impl RunningMount {
     pub fn join(self) -> std::result::Result<(), Fault> {
         let RunningMount { session, parts: MountServices { admin, jobs, access_log, volume }, stop } = self;
         let at = session.mountpoint().display().to_string();
+        if stop.behind.get().is_none() && !wait_or_abandon(&session) {
+            tracing::error!("system calls on the source do not return: this process ends without them");
+            return Err(Fault::failed(format!("{at} was unmounted by force while its source did not respond"), ""));
+        }
         let joined = session.join().map_err(mount_fault);
         // Answers queries during that: an unmount shows what it waits for.
         if let Some(behind) = stop.behind.get() {
             behind.finish_closing();
+            // By force, nothing else is waited for.
+            if joined.is_ok() {
+                behind.finish_durably();
+            }
         }
         let ended = match stop.aborted.load(Ordering::SeqCst) {
             true => Err(Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), "")),
@@ -227,6 +239,21 @@ impl RunningMount {
         drop(volume);
         ended
     }
+}
+
+/// Waits for the end of the session; false when it was aborted and threads stay in calls on the source. The end of the
+/// process ends such calls, where the source's kernel allows that (NFS).
+fn wait_or_abandon(session: &FuseSession) -> bool {
+    let mut broken_for = Duration::ZERO;
+    while !session.wait_ended(HUNG_STEP) {
+        if session.is_broken() {
+            broken_for += HUNG_STEP;
+        }
+        if broken_for >= HUNG_GRACE {
+            return false;
+        }
+    }
+    true
 }
 
 /// Unmounts a mount, from before it is there.

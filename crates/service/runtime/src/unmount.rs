@@ -4,12 +4,14 @@ use crate::locator::{find_mount, mount_process};
 use crate::writes::describe_unsent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spurline_config::Fault;
 use spurline_fuse::MountTable;
 use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
 use spurline_observe::locate::SpurlineMount;
+use std::collections::HashMap;
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Interval of the reports during the wait for the mount's process.
-const UNSENT_INTERVAL: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How to unmount.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +36,8 @@ pub struct UnmountRequest {
 pub struct UnmountReport<'a> {
     /// Receives what was left undone.
     pub warn: &'a dyn Fn(String),
+    /// Receives what it waits for.
+    pub note: &'a dyn Fn(String),
     /// Receives every second, during the wait for the mount's process, its written bytes that no node has yet.
     pub unsent: &'a dyn Fn(String),
 }
@@ -59,7 +63,7 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &Unmoun
     unmount_now(&mount, request.lazy || request.force, request.force)?;
     match process {
         // With --lazy, an open file may keep it for days.
-        Some(process) if !request.lazy => process.wait_for_exit(request.timeout, &mount, report.unsent),
+        Some(process) if !request.lazy => process.wait_for_exit(request, &mount, report),
         _ => Ok(()),
     }
 }
@@ -185,13 +189,56 @@ fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
         }
         seen.push(namespace);
         let table = std::fs::read_to_string(process.join("mountinfo")).unwrap_or_default();
-        table.lines().any(|line| line.split(' ').nth(2) == Some(&device))
+        // The number of a mount that is gone can be that of another file system.
+        table.lines().any(|line| line.split(' ').nth(2) == Some(&device) && line.contains(" - fuse.spurline "))
     })
+}
+
+/// Threads of a process that stay in one system call, seen at several times.
+#[derive(Default)]
+struct HungCalls {
+    /// By the thread: where the kernel sleeps, and how often in turn it was seen there.
+    seen: HashMap<OsString, (String, u32)>,
+}
+
+impl HungCalls {
+    /// So many looks in turn: a busy disk lets a call wait for less.
+    const CERTAIN: u32 = 4;
+
+    fn look_at(&mut self, pid: Pid) {
+        let before = std::mem::take(&mut self.seen);
+        let threads = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+        for thread in threads.into_iter().flatten().flatten() {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            let sleeps = std::fs::read_to_string(thread.path().join("wchan")).unwrap_or_default();
+            // The state is behind the name, which can have any character. D: only the end of the call wakes it. A call on a
+            // FUSE source waits in that place of the kernel, and can't end before it is answered either.
+            let ends_alone = stat.rsplit(") ").next().is_none_or(|rest| !rest.starts_with('D'));
+            if ends_alone && sleeps != "request_wait_answer" {
+                continue;
+            }
+            let times =
+                before.get(&thread.file_name()).filter(|(at, _)| *at == sleeps).map_or(1, |(_, times)| times + 1);
+            self.seen.insert(thread.file_name(), (sleeps, times));
+        }
+    }
+
+    fn is_certain(&self) -> bool {
+        self.seen.values().any(|(_, times)| *times >= Self::CERTAIN)
+    }
+
+    /// The place in the kernel where most looks found a thread; `None` if no call hangs for certain.
+    fn describe(&self) -> Option<String> {
+        let (at, _) =
+            self.seen.values().filter(|(_, times)| *times >= Self::CERTAIN).max_by_key(|(_, times)| *times)?;
+        Some(if at.is_empty() || at == "0" { "uninterruptible".into() } else { format!("in {at}") })
+    }
 }
 
 /// The process of a mount.
 struct MountProcess {
     socket: PathBuf,
+    pid: Option<Pid>,
     /// `None` in another PID namespace, or before Linux 5.3.
     process: Option<OwnedFd>,
 }
@@ -199,29 +246,63 @@ struct MountProcess {
 impl MountProcess {
     fn of_mount(mount: &SpurlineMount) -> Option<MountProcess> {
         let Ok(AdminPeer::Socket(socket, _)) = mount_process(mount) else { return None };
-        let process = dial::listener_process(&socket).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Some(MountProcess { socket, process })
+        let pid = dial::listener_process(&socket);
+        let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Some(MountProcess { socket, pid, process })
     }
 
     /// Waits until it has ended, so that the next mount can use its cache.
-    fn wait_for_exit(&self, limit: Duration, mount: &SpurlineMount, unsent: &dyn Fn(String)) -> Result<(), Fault> {
-        let start = Instant::now();
+    fn wait_for_exit(
+        &self,
+        request: UnmountRequest,
+        mount: &SpurlineMount,
+        report: &UnmountReport<'_>,
+    ) -> Result<(), Fault> {
+        let (start, limit) = (Instant::now(), request.timeout);
         let admin = AdminPeer::Socket(self.socket.clone(), None);
-        let mut next = start + UNSENT_INTERVAL;
+        let mut next = start + REPORT_INTERVAL;
+        let (mut finishing, mut hung) = (false, HungCalls::default());
         while start.elapsed() < limit {
             let left = limit.saturating_sub(start.elapsed());
-            if self.ends_within(left.min(UNSENT_INTERVAL)) {
+            if self.ends_within(left.min(REPORT_INTERVAL)) {
                 return Ok(());
             }
-            if Instant::now() >= next {
-                next = Instant::now() + UNSENT_INTERVAL;
-                // One that ends meanwhile does not answer.
-                let status = admin.fetch_status(UNSENT_INTERVAL).unwrap_or_default();
-                describe_unsent(&status["writes"]["behind"]).into_iter().for_each(unsent);
+            if Instant::now() < next {
+                continue;
+            }
+            next = Instant::now() + REPORT_INTERVAL;
+            // One that ends meanwhile does not answer.
+            let status = admin.fetch_status(REPORT_INTERVAL).unwrap_or_default();
+            let behind = &status["writes"]["behind"];
+            describe_unsent(behind).into_iter().for_each(report.unsent);
+            if behind["finishing"] == true && !std::mem::replace(&mut finishing, true) {
+                (report.note)("waiting for the nodes to make the changes durable".into());
+            }
+            if let Some(pid) = self.pid {
+                hung.look_at(pid);
+            }
+            if request.force && hung.is_certain() {
+                break;
             }
         }
         let (at, seconds) = (mount.mountpoint.display(), limit.as_secs());
-        let others = namespaces_with(mount);
+        if let Some((pid, call)) = self.pid.zip(hung.describe()) {
+            return Err(Fault::failed(
+                format!(
+                    "{at} is unmounted, but its process {pid} can't end: a system call on the source does not return ({call})"
+                ),
+                "it ends when the source responds, or when the source itself is unmounted by force (umount -f); until then its \
+                 cache directory is in use",
+            ));
+        }
+        if finishing {
+            return Err(Fault::failed(
+                format!("{at} is unmounted, but its nodes have not made all changes durable after {seconds} s"),
+                "its process goes on and then ends; its log says so if a node fails. Wait longer with --timeout",
+            ));
+        }
+        // By force, it serves no namespace any more.
+        let others = if request.force { Vec::new() } else { namespaces_with(mount) };
         Err(match others.as_slice() {
             [] => Fault::failed(
                 format!("{at} is unmounted, but its process still runs after {seconds} s"),

@@ -65,7 +65,12 @@ pub(crate) fn unsent_json(writes: &GroupWrites) -> Value {
     files.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
     let shown = files.iter().take(UNSENT_SHOWN).map(|(path, bytes)| json!({ "path": path, "bytes": bytes }));
-    json!({ "unsent_bytes": bytes, "unsent_files": files.len(), "unsent": shown.collect::<Vec<_>>() })
+    json!({
+        "unsent_bytes": bytes,
+        "unsent_files": files.len(),
+        "unsent": shown.collect::<Vec<_>>(),
+        "finishing": writes.is_finishing(),
+    })
 }
 
 /// The bytes of [`unsent_json`] in words; `None` if there are none.

@@ -137,6 +137,12 @@ pub struct WritableFileSystem {
 }
 
 impl WritableFileSystem {
+    /// Closes what is still open, after the last request.
+    pub fn close_all(&self) {
+        self.files.clear();
+        self.directories.clear();
+    }
+
     /// A file system over the changing side of `volume`.
     ///
     /// # Errors

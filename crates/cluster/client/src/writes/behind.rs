@@ -111,7 +111,8 @@ impl FileBytes {
         self.list.lock().end()
     }
 
-    fn failure_count(&self) -> u64 {
+    /// The number of failures until now.
+    pub fn failure_count(&self) -> u64 {
         self.failures.lock().0
     }
 
@@ -123,7 +124,7 @@ impl FileBytes {
     }
 
     /// Fails if there was a failure after the first `count`.
-    fn failure_after(&self, count: u64) -> Result<()> {
+    pub fn failure_after(&self, count: u64) -> Result<()> {
         let failures = self.failures.lock();
         match &failures.1 {
             Some(error) if failures.0 > count => Err(error.clone()),

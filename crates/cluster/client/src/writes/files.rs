@@ -5,7 +5,7 @@ use super::behind::{FileBytes, ReportedFailures};
 use super::calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
 use super::held_locks::{HeldLocks, set_call};
 use super::retained::NewBytes;
-use super::{FileOpening, GroupWrites, O_TRUNC, RequestContext, attr_of};
+use super::{FileOpening, GroupWrites, O_ACCMODE, O_TRUNC, RequestContext, attr_of};
 use parking_lot::Mutex;
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
@@ -21,14 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;
 const O_APPEND: u32 = 0o2000;
-const O_ACCMODE: u32 = 0o3;
 /// A part of `O_SYNC` too.
 const O_DSYNC: u32 = 0o10000;
 const O_DIRECT: u32 = if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0o200_000 } else { 0o40_000 };
 /// From `linux/falloc.h`: the only mode that changes no bytes.
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
-/// From `asm-generic/errno-base.h`.
-const EIO: i32 = 5;
 /// How often an open file moves to another process within one call.
 pub(super) const MOVES: usize = 16;
 
@@ -46,8 +43,6 @@ pub(crate) struct OpenedAs {
     /// The bytes of the file that are not durable.
     pub bytes: Arc<FileBytes>,
     pub reported: ReportedFailures,
-    /// The process that copied bytes since the last sync, which are not kept here.
-    copied: Mutex<Option<HomeProcess>>,
     /// The last close failed, as no node took the bytes.
     failed_close: AtomicBool,
     /// It has written or changed something, which a close has to report.
@@ -66,7 +61,6 @@ impl OpenedAs {
             moving: Mutex::new(()),
             reported: bytes.start_reports(),
             bytes,
-            copied: Mutex::new(None),
             failed_close: AtomicBool::new(false),
             used: AtomicBool::new(false),
             held: HeldLocks::default(),
@@ -89,7 +83,6 @@ impl OpenedAs {
             moving: Mutex::new(()),
             bytes: Arc::default(),
             reported: ReportedFailures::default(),
-            copied: Mutex::new(None),
             failed_close: AtomicBool::new(false),
             used: AtomicBool::new(false),
             held: HeldLocks::default(),
@@ -127,6 +120,11 @@ impl OpenedAs {
         self.has_flag(O_DSYNC)
     }
 
+    /// It can write.
+    pub fn writes(&self) -> bool {
+        self.has_flag(O_ACCMODE)
+    }
+
     /// It can write, and where it wants.
     pub fn writes_anywhere(&self) -> bool {
         self.has_flag(O_ACCMODE) && !self.has_flag(O_APPEND)
@@ -142,17 +140,6 @@ impl OpenedAs {
     /// The path, for messages.
     pub fn shown_path(&self) -> String {
         String::from_utf8_lossy(&self.place.lock().0).into_owned()
-    }
-
-    /// A sync by `home` covers all copies of `held`, unless that is another process, which was lost: with its host, the
-    /// copied bytes are gone too, and a sync by the next process can't tell.
-    fn check_copied(&self, held: Option<&HomeProcess>, home: &HomeProcess) {
-        if let Some(lost) = held.filter(|lost| *lost != home) {
-            let shown = self.shown_path();
-            let what = format!("node {} was lost with copied bytes of '/{shown}' that were not synced", lost.node);
-            tracing::warn!("{what}");
-            self.bytes.add_failure(Error::new(ErrorKind::Io(EIO), what));
-        }
     }
 
     /// The attributes, by its process.
@@ -295,7 +282,9 @@ impl RemoteFile {
     pub fn change(&self, call: &WriteCall<'_>, context: RequestContext<'_>) -> Result<WriteAnswer> {
         self.opened.used.store(true, Ordering::Relaxed);
         let number = self.writes.numbers.draw_number();
-        settle_answer(call_open(&self.writes, &self.opened, call, context, number.get(), &mut [])?.answer)
+        let sent = call_open(&self.writes, &self.opened, call, context, number.get(), &mut [])?;
+        self.writes.note_touched(&sent.home);
+        settle_answer(sent.answer)
     }
 
     /// Takes bytes that fit into one request.
@@ -384,25 +373,30 @@ impl WritableFile for RemoteFile {
             return Err(apart());
         }
         self.writes.send_all(&self.opened.bytes)?;
-        // What lies below the copy must not be sent again.
-        self.writes.sync_file(&to.opened, true)?;
+        self.writes.send_all(&to.opened.bytes)?;
         let call = WriteCall::CopyRange { file: self.opened.number, offset, to: to.opened.number, to_offset, len };
         let context = RequestContext::of(caller);
-        let number = self.writes.numbers.draw_number();
+        let (number, failures) = (self.writes.numbers.draw_number(), to.opened.bytes.failure_count());
         let home = self.opened.home();
         // The other file may have moved, so this call does not: the caller then reads and writes.
-        match self.writes.send(CallTarget::Process(&home), &call, context, number.get(), None, &mut []) {
+        let copied = match self.writes.send(CallTarget::Process(&home), &call, context, number.get(), None, &mut []) {
             Ok(sent) => match settle_answer(sent.answer)? {
-                WriteAnswer::UnknownFile => Err(apart()),
+                WriteAnswer::UnknownFile => return Err(apart()),
                 answer => {
                     to.opened.used.store(true, Ordering::Relaxed);
-                    to.opened.copied.lock().get_or_insert(home);
-                    number_of(answer)
+                    number_of(answer)?
                 }
             },
-            Err(CallEnd::Lost { .. }) => Err(apart()),
-            Err(CallEnd::Failed(error)) => Err(error),
+            Err(CallEnd::Lost { .. }) => return Err(apart()),
+            Err(CallEnd::Failed(error)) => return Err(error),
+        };
+        // The mount has no bytes to send again, neither these nor what earlier writes would put over them. If the process
+        // is lost before they are durable, the caller reads and writes.
+        if copied > 0 && self.writes.sync_file(&to.opened, true)? != home {
+            return Err(apart());
         }
+        to.opened.bytes.failure_after(failures)?;
+        Ok(copied)
     }
 
     fn seek(&self, offset: u64, whence: u32) -> Result<u64> {
@@ -412,10 +406,7 @@ impl WritableFile for RemoteFile {
 
     fn sync(&self, data_only: bool) -> Result<()> {
         let opened = &*self.opened;
-        let copied = opened.copied.lock().clone();
-        let home = self.writes.sync_file(opened, data_only)?;
-        opened.check_copied(copied.as_ref(), &home);
-        opened.copied.lock().take_if(|now| Some(&*now) == copied.as_ref());
+        self.writes.sync_file(opened, data_only)?;
         opened.bytes.report_at_sync(&opened.reported)
     }
 

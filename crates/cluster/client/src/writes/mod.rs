@@ -17,7 +17,7 @@ mod retained;
 
 use crate::remote::GroupClient;
 use behind::{FileBytes, SendQueue};
-use calls::{CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
+use calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
 use closing::ClosedFiles;
 use files::{OpenedAs, RemoteDirectory, RemoteFile};
 use held_locks::LOCK_RENEWAL;
@@ -37,7 +37,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 thread_local! {
     /// Encoded groups of a caller, reused between requests.
@@ -46,6 +46,7 @@ thread_local! {
 
 /// From `asm-generic/fcntl.h`.
 const O_TRUNC: u32 = 0o1000;
+const O_ACCMODE: u32 = 0o3;
 
 /// Interval of session renewals: a quarter of the time after which a node ends a session.
 const RENEWAL: Duration = Duration::from_secs(30);
@@ -89,6 +90,10 @@ pub struct GroupWrites {
     making_room: AtomicBool,
     /// The caller of all changes, in place of the calling processes.
     squash: Option<Caller>,
+    /// Processes that executed changes which no sync of all has covered.
+    touched: Mutex<Vec<HomeProcess>>,
+    /// The last sync is under way.
+    finishing: AtomicBool,
     /// For open files, which outlive a call.
     this: Weak<GroupWrites>,
 }
@@ -125,6 +130,8 @@ impl GroupWrites {
             queue: Arc::default(),
             closed: Arc::default(),
             making_room: AtomicBool::new(false),
+            touched: Mutex::default(),
+            finishing: AtomicBool::new(false),
             session: RandomState::new().build_hasher().finish(),
             numbers: ChangeNumbers::default(),
             next_file: AtomicU64::new(1),
@@ -240,7 +247,65 @@ impl GroupWrites {
     ) -> Result<(WriteAnswer, HomeProcess)> {
         let number = self.numbers.draw_number();
         let sent = self.send(CallTarget::Path(path), &call, context, number.get(), None, &mut [])?;
+        let changes = match call {
+            WriteCall::Open { flags, .. } => flags & (O_ACCMODE | O_TRUNC) != 0,
+            WriteCall::OpenDirectory { .. } => false,
+            _ => true,
+        };
+        if changes {
+            self.note_touched(&sent.home);
+        }
         Ok((settle_answer(sent.answer)?, sent.home))
+    }
+
+    /// This process has changes that the next sync of all covers.
+    fn note_touched(&self, home: &HomeProcess) {
+        let mut touched = self.touched.lock();
+        if touched.iter().all(|known| known.instance != home.instance) {
+            touched.push(home.clone());
+        }
+    }
+
+    /// Makes all changes durable that were made until now: also those of closed files, and names.
+    fn sync_touched(&self) -> Result<()> {
+        self.sync_files()?;
+        let touched = std::mem::take(&mut *self.touched.lock());
+        // Files that stay open are written without another change of a path.
+        self.open_files().iter().filter(|file| file.writes()).for_each(|file| self.note_touched(&file.home()));
+        let (root, mut failed) = (Caller::default(), None);
+        for home in &touched {
+            let context = RequestContext::of(&root);
+            let error = match self.send(CallTarget::Process(home), &WriteCall::SyncAll, context, 0, None, &mut []) {
+                Ok(sent) => settle_answer(sent.answer).err(),
+                Err(CallEnd::Failed(error)) => {
+                    self.note_touched(home);
+                    Some(error)
+                }
+                // Bytes of open files are at the next process. Those of closed ones are where its host is.
+                Err(CallEnd::Lost { error, .. }) => {
+                    tracing::warn!("what was closed without fsync on node {} was not synced: {error}", home.node);
+                    None
+                }
+            };
+            failed = failed.or(error);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The mount has ended: makes all that it has changed durable.
+    pub fn finish_durably(&self) {
+        self.finishing.store(true, Ordering::Release);
+        let begun = Instant::now();
+        match self.sync_touched() {
+            Ok(()) => tracing::debug!("the nodes made all changes durable in {:.1?}", begun.elapsed()),
+            Err(error) => tracing::error!("not all changes of this mount are durable on their nodes: {error}"),
+        }
+        self.finishing.store(false, Ordering::Release);
+    }
+
+    /// Whether [`GroupWrites::finish_durably`] is under way.
+    pub fn is_finishing(&self) -> bool {
+        self.finishing.load(Ordering::Acquire)
     }
 
     /// What a name leads to, for a change that removes it.
@@ -542,14 +607,7 @@ impl WritableVolume for GroupWrites {
     }
 
     fn sync_all(&self) -> Result<()> {
-        self.sync_files()?;
-        // Each node has bytes of its own to write back.
-        let root = Caller::default();
-        for home in &self.homes() {
-            let context = RequestContext::of(&root);
-            let sent = self.send(CallTarget::Process(home), &WriteCall::SyncAll, context, 0, None, &mut []);
-            settle_answer(sent?.answer)?;
-        }
-        self.query(b"", WriteCall::SyncAll, &root).map(drop)
+        self.sync_touched()?;
+        self.query(b"", WriteCall::SyncAll, &Caller::default()).map(drop)
     }
 }
