@@ -252,7 +252,7 @@ fn write_slice(dir: &Path, writers: usize) -> Rate {
     Rate(mib / begun.elapsed().as_secs_f64(), (busy() - worked) * 1e3 / mib)
 }
 
-/// Reads of 1 MiB by perftest. A number of them, and no time (`-D`): with a time it stands still on Soft-RoCE.
+/// Reads of 1 MiB by perftest. A number of them, and no time (`-D`): with a time it stalls on Soft-RoCE.
 fn ib_read_bw() -> Rate {
     const READS: &str = "200";
     const WORDS: [&str; 9] = ["-d", "rxe0", "-s", "1048576", "-n", READS, "-F", "-p", "18600"];
