@@ -217,7 +217,7 @@ fn guest_fsx_finds_no_wrong_byte() {
     let (config, left) = (rig.dir.join("fsx.toml"), rig.dir.join("left"));
     fs::write(&config, fsx::OPERATIONS).unwrap();
     fs::create_dir_all(&left).unwrap();
-    let ops = fsx::more_operations().unwrap_or(1000).to_string();
+    let ops = fsx::more_operations().unwrap_or(200).to_string();
     let (tcp, begun) = (sent(&mount, "tcp"), std::time::Instant::now());
     let mut command = Command::new(program);
     command.args(["-N", &ops, "-S", "18", "-f"]).arg(&config).arg("-P").arg(left).arg(mount.at.join("file"));
