@@ -30,7 +30,7 @@ mod umount;
 
 use cli::CliCommand;
 use spurline_config::{Fault, HostLimits, LogConfig, RawCoordinator, RawMount, RawNode};
-use spurline_runtime::limits::raise_open_files;
+use spurline_runtime::limits::{obey_quotas, raise_open_files};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -61,6 +61,9 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Mount(args) => {
             let host = HostLimits::detect();
             let config = RawMount::from(*args).check(&host)?;
+            if config.fuse.writes.is_some() {
+                obey_quotas()?;
+            }
             match start_service(
                 &config.log,
                 config.background,
@@ -78,6 +81,9 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
             }
             let host = HostLimits::detect();
             let config = RawNode::from(words.args).check(&host)?;
+            if config.writes.is_some() {
+                obey_quotas()?;
+            }
             match start_service(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
                 StartOutcome::Waited(code) => Ok(code),
                 StartOutcome::Run(ready) => node::run(config, ready).map(done),

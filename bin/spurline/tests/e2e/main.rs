@@ -5,6 +5,7 @@ mod abuse;
 mod cluster;
 mod common;
 mod copies;
+#[path = "../common/disk_image.rs"]
 mod disk_image;
 mod disks;
 #[path = "../../../../crates/cluster/membership/tests/dns/dns_server.rs"]

@@ -3,6 +3,9 @@
 //! compares every byte, and reads from the counters which transport carried them.
 
 mod clients;
+#[allow(dead_code, reason = "the loss of power is tried on the host only")]
+#[path = "../common/disk_image.rs"]
+mod disk_image;
 mod faults;
 mod figures;
 #[path = "../common/fsx.rs"]

@@ -1,6 +1,7 @@
 //! Writable mounts over rails: nodes read the bytes from the mount's memory. Writers see nothing of links that go down and of
 //! nodes that die.
 
+use crate::disk_image::DiskImage;
 use crate::rig::{Mount, Rig, count, run};
 use crate::{fsx, pjdfstest};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -225,4 +226,47 @@ fn guest_fsx_finds_no_wrong_byte() {
     assert!(out.status.success(), "{out:?}");
     println!("fsx over RDMA: {ops} operations in {:.0?}", begun.elapsed());
     assert_eq!(sent(&mount, "tcp"), tcp, "bytes went over TCP");
+}
+
+/// Writes more than the quota, as the user that it limits, and returns the error of the write or of the sync.
+fn write_too_much(file: &Path) -> std::io::Error {
+    use std::io::Write as _;
+    let mut open = File::create(file).unwrap();
+    open.write_all(&vec![7u8; 4 << 20]).and_then(|()| open.sync_all()).expect_err("a user exceeds the quota")
+}
+
+#[test]
+#[ignore = "runs in the virtual machine"]
+fn guest_quotas_of_the_source_hold_alone_and_through_a_node() {
+    let rig = Rig::at(Path::new("/vmtmp/quota"));
+    run("modprobe", &["-a", "loop", "ext4", "quota_v2"]);
+    let source = rig.dir.join("src");
+    let features = ["-O", "quota", "-E", "quotatype=usrquota"];
+    let disk = DiskImage::mount(&rig.dir.join("image"), &source, &features).unwrap();
+    disk.limit_user(65534, 1024).unwrap();
+    for path in [&rig.dir, &source] {
+        fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+    }
+    let words = ["--rw", "-o", "allow_other", "--squash", "65534:65534"];
+    let check = |at: &Path| {
+        let error = write_too_much(&at.join("big"));
+        assert_eq!(error.raw_os_error(), Some(libc::EDQUOT), "{}", at.display());
+        // The next user of the same file system finds room again.
+        fs::remove_file(at.join("big")).unwrap();
+        let fits =
+            || fs::write(at.join("small"), vec![1u8; 100_000]).and_then(|()| File::open(at.join("small"))?.sync_all());
+        crate::rig::wait("room after the removal", &[], || fits().is_ok());
+    };
+    {
+        let _node = rig.node(7130, &["--writable"]);
+        let mount = rig.mount("through", &[7130], &words);
+        check(&mount.at);
+    }
+    let alone = rig.dir.join("alone");
+    fs::create_dir_all(&alone).unwrap();
+    let words: Vec<&str> = [&["mount", source.to_str().unwrap(), alone.to_str().unwrap(), "-d"][..], &words].concat();
+    run(crate::rig::BIN, &words);
+    let outcome = std::panic::catch_unwind(|| check(&alone));
+    run(crate::rig::BIN, &["umount", alone.to_str().unwrap()]);
+    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }

@@ -2,8 +2,8 @@
 //! time of one system call. It knows no path and no file.
 //!
 //! The kernel keeps these values per thread; only the C library's wrappers change them for all threads, and they are
-//! not used here. As another user than root, the thread also loses all capabilities, so that quotas, reserved blocks
-//! and set-user-ID bits are treated as the caller's own.
+//! not used here. As another user than root, the thread also loses all capabilities, so that
+//! set-user-ID bits are treated as the caller's own.
 #![allow(unsafe_code, reason = "unshare, which gives a thread a mask of its own, and a close that reports errors")]
 
 use rustix::fd::{BorrowedFd, IntoRawFd as _};

@@ -1,4 +1,4 @@
-//! The limit of open files, and the connections that it allows.
+//! The limit of open files and the connections that it allows, and the right to exceed quotas.
 
 use spurline_config::Fault;
 
@@ -28,6 +28,27 @@ pub fn raise_open_files() -> Result<(), Fault> {
         check_open_files(current.unwrap_or(u64::MAX))?;
     }
     Ok(())
+}
+
+/// Gives up the right to exceed quotas and to use reserved blocks (`CAP_SYS_RESOURCE`). This process writes the bytes of all
+/// its users as root, and the kernel would not limit them. Threads keep what their maker has: call it before the first one.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn obey_quotas() -> Result<(), Fault> {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let given_up = capabilities(None).and_then(|mut sets| {
+        for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
+            set.remove(CapabilitySet::SYS_RESOURCE);
+        }
+        set_capabilities(None, sets)
+    });
+    given_up.map_err(|error| {
+        Fault::missing(
+            format!("this process can't give up the right to exceed quotas of its source: {error}"),
+            "allow it capset(2), which a filter of system calls refuses",
+        )
+    })
 }
 
 fn check_open_files(limit: u64) -> Result<(), Fault> {

@@ -17,6 +17,7 @@ pub struct DiskImage {
     /// Where it is mounted.
     pub at: PathBuf,
     image: PathBuf,
+    options: &'static str,
 }
 
 fn run(command: &mut Command) -> Result<Output, String> {
@@ -33,13 +34,15 @@ impl DiskImage {
     pub fn mount(image: &Path, at: &Path, features: &[&str]) -> Result<DiskImage, String> {
         File::create(image).unwrap().set_len(64 << 20).unwrap();
         run(Command::new("mkfs.ext4").arg("-q").args(features).arg(image))?;
-        let disk = DiskImage { at: at.to_owned(), image: image.to_owned() };
+        // Without this option the kernel counts, and limits nothing.
+        let options = if features.contains(&"quota") { "loop,usrquota" } else { "loop" };
+        let disk = DiskImage { at: at.to_owned(), image: image.to_owned(), options };
         disk.mount_image()?;
         Ok(disk)
     }
 
     fn mount_image(&self) -> Result<(), String> {
-        run(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).arg(&self.image).arg(&self.at)).map(drop)
+        run(Command::new("mount").args(["-t", "ext4", "-o", self.options]).arg(&self.image).arg(&self.at)).map(drop)
     }
 
     /// The host loses its power and starts again: what was not durable is gone. No process may have files of it open.
