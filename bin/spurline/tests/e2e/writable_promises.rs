@@ -31,7 +31,7 @@ fn what_another_host_has_replaced_is_found_under_its_name() {
         // A handle that is still being closed keeps the first one.
         eventually("the name leads to the new file", || fs::read(mount.path("dir/file")).unwrap() == b"second, longer");
         // An open file is found by its old name for as long as the kernel holds that.
-        eventually("no file is open", || mount.count("fuse", "handles") == 0);
+        eventually("no file is open", || mount.count("fuse", "open_handles") == 0);
         fs::rename(group.source.join("dir"), group.source.join("old")).unwrap();
         fs::create_dir(group.source.join("dir")).unwrap();
         fs::write(mount.path("dir/file"), "third").unwrap();
