@@ -404,12 +404,17 @@ pub struct FuseArgs {
     /// Mount for reading and writing (also -o rw); the source has to be a directory
     ///
     /// Every change is made in the source at once, with the identity of the calling process: permissions and quotas are
-    /// the source's own. Locks hold within the mount. In /etc/fstab the word is writable, because mount(8) adds rw to all options.
+    /// the source's own. In /etc/fstab the word is writable, because mount(8) adds rw to all options.
     #[arg(long, visible_alias = "writable")]
     pub rw: bool,
     /// Make all changes as this user and group, in place of the calling process's
     #[arg(long, value_name = "UID:GID", value_parser = parse_squash)]
     pub squash: Option<(u32, u32)>,
+    /// Locks hold among the programs and NFS clients of this mount only, in place of all that use the source
+    ///
+    /// With --rw. NFSv3 clients of an export need it for locks: the kernel refuses them on a mount that sets locks in the source.
+    #[arg(long)]
+    pub local_locks: bool,
     /// Mount options: ro, rw, allow_other, (no_)default_permissions (on with allow_other), nonempty, fsname=NAME,
     /// (no)suid, (no)dev, (no)exec, (no)atime
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
@@ -537,8 +542,8 @@ raw! {
         peer_timeout, peer_silence,
     }
     FuseArgs => RawFuse {
-        read_only, rw, squash, options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads, no_passthrough,
-        max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
+        read_only, rw, squash, local_locks, options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads,
+        no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }
     LogArgs => RawLog { log, log_filter, log_format, metrics }
     TrustArgs => RawTrust { group_token_file, tls, tls_cert, tls_key, tls_ca }

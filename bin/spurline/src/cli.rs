@@ -198,7 +198,7 @@ Examples:
         --registry coordinator://head1:7400 --cache-group train -d";
 
 const STATS_EXAMPLES: &str = "\
-Sections of --schema: u usage, f fuse, w writes, m metadata, c blockcache, r remotecache (over any transport), e rdma,
+Sections of --schema: u usage, f fuse, w writes, x NFS export, m metadata, c blockcache, r remotecache (over any transport), e rdma,
 o object.
 
 Examples:

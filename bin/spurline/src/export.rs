@@ -8,12 +8,12 @@ use clap::Args;
 use serde_json::{Value, json};
 use spurline_config::Fault;
 use spurline_export::{
-    ExportPlan, MountFacts, NfsMount, RequirementOutcome, RequirementState, ServerChange, ServerState, apply_plan,
-    check_requirements, client_mounts, parse_mountstats, reach_of, remove_export, shown_path,
+    ExportPlan, MountFacts, NfsMount, RequirementOutcome, RequirementState, ServerChange, ServerState, V3_LOCKS,
+    apply_plan, check_requirements, client_mounts, parse_mountstats, reach_of, remove_export, shown_path,
 };
 use spurline_fabric::HostFacts;
 use spurline_observe::locate::SpurlineMount;
-use spurline_runtime::locator::{ANSWER, find_mount, locate_path};
+use spurline_runtime::locator::{ANSWER, find_mount, locate_path, mount_process};
 use std::net::{IpAddr, ToSocketAddrs as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -113,12 +113,16 @@ pub fn run(args: ExportArgs) -> Result<ExitCode, Fault> {
     let mount = find_mount(mountpoint)?;
     let plan = plan_of(&args, &mount, &facts)?;
     let server = ServerState::read();
-    let seen = MountFacts { allow_other: mount.allow_other, read_only: mount.read_only };
+    let seen = MountFacts {
+        allow_other: mount.allow_other,
+        read_only: mount.read_only,
+        source_locks: sets_source_locks(&mount),
+    };
     let requirements = check_requirements(&plan, &seen, &server, &facts);
     let missing = requirements.iter().any(|r| r.state == RequirementState::Missing);
     let changes = plan.changes(&server, Path::new("/"));
     if !args.apply {
-        show(&args, &plan, &requirements, &changes, &server, &facts);
+        show(&args, &plan, &requirements, (&changes, &[]), &server, &facts);
         return Ok(ExitCode::from(if missing { 3 } else { 0 }));
     }
     if let Some(first) = requirements.iter().find(|r| r.state == RequirementState::Missing) {
@@ -128,6 +132,12 @@ pub fn run(args: ExportArgs) -> Result<ExitCode, Fault> {
         ));
     }
     apply(&args, &plan, &requirements, &facts)
+}
+
+/// Whether the kernel sends locks of a mount to its process. One that does not answer is taken for one that has them.
+fn sets_source_locks(mount: &SpurlineMount) -> bool {
+    let status = mount_process(mount).map_err(|absent| absent.fault).and_then(|peer| Ok(peer.fetch_status(ANSWER)?));
+    !mount.read_only && status.map_or(true, |status| status["writes"]["locks"] != "mount")
 }
 
 fn apply(
@@ -144,7 +154,7 @@ fn apply(
         }
         made.push(change.clone());
     });
-    applied.map_err(|error| {
+    let others = applied.map_err(|error| {
         let remedy = format!("`spurline export {} --remove` takes back what was done", plan.mountpoint.display());
         Fault::failed(error.message(), remedy)
     })?;
@@ -155,7 +165,13 @@ fn apply(
             "see the kernel's log (dmesg) about rpcrdma; TCP works",
         ));
     }
-    show(args, plan, requirements, &made, &server, facts);
+    if !args.json {
+        for line in &others {
+            let line = printable(line.as_bytes());
+            anstream::eprintln!("{WARN}other exports of this host{WARN:#}: {line}; this one is made");
+        }
+    }
+    show(args, plan, requirements, (&made, &others), &server, facts);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -259,12 +275,13 @@ fn show(
     args: &ExportArgs,
     plan: &ExportPlan,
     requirements: &[RequirementOutcome],
-    changes: &[ServerChange],
+    (changes, others): (&[ServerChange], &[String]),
     server: &ServerState,
     facts: &HostFacts,
 ) {
     let (addresses, rails) = reach_of(facts);
-    let lines = client_mounts(&plan.shown_path, &addresses, &rails, plan.rdma);
+    let v3_locks = requirements.iter().all(|r| r.name != V3_LOCKS);
+    let lines = client_mounts(&plan.shown_path, &addresses, &rails, plan.rdma, v3_locks);
     if args.json {
         let requirements: Vec<Value> = requirements
             .iter()
@@ -291,6 +308,7 @@ fn show(
                 "applied": args.apply,
                 "requirements": requirements,
                 "changes": changes,
+                "other_exports": others,
                 "mounts": lines,
                 "server": server.to_json(),
             })

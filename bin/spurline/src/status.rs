@@ -12,6 +12,8 @@ use std::process::ExitCode;
 const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
+/// The most NFS clients that a line names.
+const CLIENTS_SHOWN: usize = 8;
 
 /// Runs the command; exit code 1 when one target does not answer, 3 when no named target does, or none is accessible.
 ///
@@ -118,6 +120,9 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
             if let Some(line) = writes_line(&status["writes"], &stats) {
                 anstream::println!("  writes: {line}");
             }
+            if let Some(line) = export_line(&status["export"]) {
+                anstream::println!("  export: {line}");
+            }
             show_group(&status["group"]);
             for rail in status["rails"].as_array().into_iter().flatten() {
                 let text = |k: &str| rail[k].as_str().unwrap_or("?");
@@ -173,6 +178,34 @@ fn writes_line(writes: &Value, stats: &Value) -> Option<String> {
         n => format!("; {RED}{n} writes refused by the source after close or write had returned{RED:#}"),
     };
     Some(format!("through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{failed}"))
+}
+
+/// The NFS export of a mount; `None` where there is none.
+fn export_line(export: &Value) -> Option<String> {
+    export["id"].as_str()?;
+    let number = |name: &str| export[name].as_u64().unwrap_or(0);
+    if export["active"] != true {
+        let why =
+            if number("threads") == 0 { "the NFS server does not run" } else { "the NFS server has no client of it" };
+        return Some(format!("{why}; `spurline export MOUNTPOINT` shows its requirements"));
+    }
+    let over = if export["rdma"] == true { "TCP and RDMA" } else { "TCP" };
+    let mode = if export["writable"] == true { "writable" } else { "read-only" };
+    let clients: Vec<&str> = export["clients"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let shown = clients.iter().take(CLIENTS_SHOWN).copied().collect::<Vec<_>>().join(", ");
+    let more = clients.len().saturating_sub(CLIENTS_SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let list = if clients.is_empty() { String::new() } else { format!(" ({shown}{more})") };
+    let (read, written) = (human_bytes(number("read_bytes")), human_bytes(number("write_bytes")));
+    let stale = match number("stale_handles") {
+        0 => String::new(),
+        n => format!("; {RED}{n} stale file handles{RED:#}"),
+    };
+    let count = if clients.len() == 1 { "1 client".to_owned() } else { format!("{} clients", clients.len()) };
+    Some(format!(
+        "{mode} by NFS over {over}, {count}{list}; {read} read, {written} written; {} threads{stale}",
+        number("threads")
+    ))
 }
 
 /// The local addresses of a peer's connections: ` from 10.0.0.1 on ib0, 10.0.1.1 on ib1`.
@@ -242,6 +275,19 @@ mod tests {
         assert_eq!(cache_words(&alone, 0, 0), "no cache disk");
         assert_eq!(cache_words(&group, 0, 0), "cache on its nodes");
         assert_eq!(cache_words(&alone, 1 << 20, 1 << 30), "cache 1.00 MiB of 1.00 GiB");
+    }
+
+    #[test]
+    fn the_line_of_an_export() {
+        assert_eq!(export_line(&Value::Null), None);
+        let stopped = json!({"id": "a", "active": false, "threads": 0});
+        assert!(export_line(&stopped).unwrap().contains("does not run"));
+        let clients: Vec<String> = (1..=9).map(|n| format!("10.0.0.{n}")).collect();
+        let served = json!({"id": "a", "active": true, "rdma": true, "writable": true, "clients": clients, "threads": 16,
+            "read_bytes": 3 << 20, "write_bytes": 0, "stale_handles": 0});
+        let line = export_line(&served).unwrap();
+        assert!(line.starts_with("writable by NFS over TCP and RDMA, 9 clients (10.0.0.1, "), "{line}");
+        assert!(line.ends_with(" and 1 more); 3.00 MiB read, 0 B written; 16 threads"), "{line}");
     }
 
     #[test]

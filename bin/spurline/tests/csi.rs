@@ -10,7 +10,7 @@ use driver::{DriverRig, capability, capability_of, pair};
 use spurline_csi::pb;
 use std::collections::HashMap;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use tonic::Code;
@@ -322,6 +322,152 @@ fn a_pod_deleted_while_its_mount_starts_ends_the_start() {
     rig.check_empty();
 }
 
+/// The files of a pod's service account and a template of mount pods in `dir`; the arguments that name them.
+fn service_account(dir: &Path) -> Vec<String> {
+    let authority = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    for (name, text) in [
+        ("token", "a-token"),
+        ("namespace", "spurline"),
+        ("ca.crt", authority.cert.pem().as_str()),
+        ("mount-pod.yaml", "spec: {containers: [{name: mount, image: i}]}"),
+    ] {
+        std::fs::write(dir.join(name), text).unwrap();
+    }
+    let words = [("--service-account", dir.to_owned()), ("--pod-template", dir.join("mount-pod.yaml"))];
+    words.into_iter().flat_map(|(flag, path)| [flag.to_owned(), path.display().to_string()]).collect()
+}
+
+/// The variables that name an API server at this port.
+fn api_server_at(port: u16) -> Vec<(String, String)> {
+    let port = port.to_string();
+    [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", port.as_str())].map(pair).into()
+}
+
+#[test]
+fn a_silent_api_server_is_named_and_nothing_stays() {
+    // It accepts connections and does not answer. The driver serves in spite of it.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let mut rig = DriverRig::with("node-1", |dir| (service_account(dir), api_server_at(port)));
+    let attributes = rig.attributes();
+    let inline = attributes.clone().into_iter().chain([pair(("csi.storage.k8s.io/ephemeral", "true"))]).collect();
+    let check = |error: tonic::Status, why: &str| {
+        let wanted = format!("127.0.0.1:{port} does not answer POST /api/v1/namespaces/spurline/pods: {why}");
+        let text = error.message();
+        assert!(text.contains(&wanted) && text.contains("NetworkPolicy") && !text.contains('\n'), "{error}");
+        rig.check_empty();
+    };
+    check(rig.stage("pv", &attributes).unwrap_err(), "no connection within 5 s");
+    check(rig.publish("csi-1", "a", &inline).unwrap_err(), "no connection within 5 s");
+    assert!(!rig.target("a").exists());
+    rig.unpublish("csi-1", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    drop(silent);
+    check(rig.stage("pv", &attributes).unwrap_err(), "Connection refused");
+    rig.end_driver(rustix::process::Signal::TERM);
+    assert!(!rig.path("csi.sock").exists());
+}
+
+#[test]
+fn a_silent_registry_or_node_ends_the_start_and_is_named() {
+    let Some(rig) = DriverRig::new() else { return };
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = silent.local_addr().unwrap().to_string();
+    std::thread::scope(|scope| {
+        for kind in ["static:", "coordinator://", "etcd://"] {
+            let (rig, at) = (&rig, &at);
+            scope.spawn(move || {
+                let mut attributes = rig.attributes();
+                attributes.insert("registry".into(), format!("{kind}{at}"));
+                let error = rig.stage(&format!("pv-{}", &kind[..4]), &attributes).unwrap_err();
+                assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+                let text = error.message();
+                assert!(text.contains(at.as_str()) && text.contains("no answer") && text.contains("; "), "{error}");
+                assert!(!text.contains('\n'), "{error}");
+            });
+        }
+    });
+    rig.check_empty();
+}
+
+#[test]
+fn a_cache_node_that_stops_is_in_the_condition_and_delays_no_end() {
+    let Some(rig) = DriverRig::new() else { return };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let mut command = common::spurline();
+    command.args(["node", "--cache-size", "0", "--metrics", "none", "--group-port", &port, "--source"]);
+    command.arg(rig.path("src")).stdin(Stdio::null()).stderr(std::fs::File::create(rig.path("node.log")).unwrap());
+    let mut node = command.spawn().unwrap();
+    let served = || std::fs::read_to_string(rig.path("node.log")).unwrap().contains("serving on");
+    wait_for("the node", || served() || node.try_wait().unwrap().is_some());
+    let mut attributes = rig.attributes();
+    attributes.insert("registry".into(), format!("static:127.0.0.1:{port}"));
+    let options = "cache-size=0,metrics=none,peer-timeout=3s,peer-silence=1s";
+    attributes.insert("mountOptions".into(), options.into());
+    rig.stage("pv", &attributes).unwrap();
+    rig.publish("pv", "a", &attributes).unwrap();
+    assert!(rig.read("a").is_ok() && !rig.condition("pv", "a").unwrap().abnormal);
+    let signal = |which| rig.signal(node.id() as i32, which);
+    signal(rustix::process::Signal::STOP);
+    let wanted = format!("no cache node of the volume answers: 127.0.0.1:{port}");
+    let mut seen = String::new();
+    wait_for("the condition", || {
+        // An error, not a hang.
+        let _ = std::fs::metadata(rig.target("a").join("file"));
+        let now = rig.condition("pv", "a").unwrap();
+        seen = now.message;
+        now.abnormal
+    });
+    assert!(seen.contains(&wanted), "{seen}");
+    signal(rustix::process::Signal::CONT);
+    wait_for("the node's return", || rig.read("a").is_ok() && !rig.condition("pv", "a").unwrap().abnormal);
+    signal(rustix::process::Signal::STOP);
+    rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+    node.kill().unwrap();
+    node.wait().unwrap();
+}
+
+#[test]
+fn a_driver_without_permission_ends_with_the_remedy() {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    let dir = common::tempdir();
+    let at = |name: &str| dir.path().join(name);
+    for (name, mode) in [("", 0o755), ("own", 0o755), ("roots", 0o700)] {
+        std::fs::create_dir_all(at(name)).unwrap();
+        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    if chown(at("own"), Some(65534), None).is_err() {
+        return spurline_testkit::skip("root", "only root can start the driver as another user");
+    }
+    let account = service_account(&at("roots"));
+    let template = at("mount-pod.yaml");
+    std::fs::copy(at("roots/mount-pod.yaml"), &template).unwrap();
+    let process = ["--launcher", "process"].map(str::to_owned).to_vec();
+    let pods = [account[..2].to_vec(), vec!["--pod-template".into(), template.display().to_string()]].concat();
+    for (state, socket, more, says) in [
+        ("roots/state", "own/csi.sock", &process, ["--state-dir", "as root"]),
+        ("own/state", "roots/csi.sock", &process, ["roots/csi.sock", "run the driver as root"]),
+        ("own/state", "own/csi.sock", &account, ["pod template", "ConfigMap"]),
+        ("own/state", "own/csi.sock", &pods, ["service account's file", "run the driver as root"]),
+    ] {
+        let plain = common::spurline();
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(plain.get_program());
+        command.args(["k8s", "csi-driver", "--node-id=n", "--state-dir"]).arg(at(state));
+        command.arg(format!("--endpoint=unix://{}", at(socket).display())).args(more).envs(api_server_at(1));
+        let Ok(out) = command.output() else { return spurline_testkit::skip("setpriv", "there is no setpriv here") };
+        let text = String::from_utf8(out.stderr).unwrap();
+        if text.starts_with("setpriv:") {
+            return spurline_testkit::skip("setpriv", "another user may not start the binary");
+        }
+        assert_eq!(out.status.code(), Some(3), "{text}");
+        assert!(says.iter().all(|word| text.contains(word)) && text.contains("Permission denied"), "{text}");
+        assert!(!at("own/csi.sock").exists());
+    }
+}
+
 #[test]
 fn calls_at_the_same_time_make_one_mount() {
     let Some(rig) = DriverRig::new() else { return };
@@ -363,13 +509,7 @@ fn calls_at_the_same_time_make_one_mount() {
 #[test]
 fn the_conformance_test_of_kubernetes_passes() {
     let Some(rig) = DriverRig::new() else { return };
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    let built =
-        std::process::Command::new(root.join("scripts/csi-sanity.sh")).stderr(Stdio::inherit()).output().unwrap();
-    if !built.status.success() {
-        return spurline_testkit::skip("csi-sanity", "csi-sanity is not built (scripts/csi-sanity.sh says why)");
-    }
-    let program = PathBuf::from(String::from_utf8(built.stdout).unwrap().trim());
+    let Some(program) = spurline_testkit::go_program("csi-sanity", "csi-sanity") else { return };
     let parameters = rig.path("parameters.yaml");
     let source = rig.path("src");
     let text = format!("source: {}\nmountOptions: cache-size=0,metrics=none\n", source.display());

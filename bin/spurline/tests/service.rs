@@ -63,6 +63,30 @@ fn process_of(out: &Output) -> String {
 }
 
 #[test]
+fn services_of_one_host_serve_metrics_at_different_ports_and_log_it() {
+    // Where this fails, another process has the port.
+    let _taken = std::net::TcpListener::bind("127.0.0.1:9567");
+    let rig = Rig::new();
+    let mount = |more: &[&str]| {
+        let mut command = rig.command();
+        command.arg("mount").arg(rig.path("src")).arg(rig.path("mnt")).args(["--cache-size", "0", "-d", "--log"]);
+        command.arg(rig.path("log")).args(more).output().unwrap()
+    };
+    let out = mount(&[]);
+    assert!(out.status.success(), "{}", text(&out));
+    let log = std::fs::read_to_string(rig.path("log")).unwrap();
+    let line = log.lines().find(|line| line.contains("metrics page")).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("127.0.0.1:9567 is in use") && line.contains("--metrics ADDR"), "{line}");
+    assert!(rig.run("umount", &rig.path("mnt"), &[]).status.success());
+    // An address that was given is a promise.
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = held.local_addr().unwrap().to_string();
+    let out = mount(&["--metrics", &address]);
+    assert_eq!(out.status.code(), Some(3), "{}", text(&out));
+    assert!(text(&out).contains(&address) && text(&out).contains("--metrics none"), "{}", text(&out));
+}
+
+#[test]
 fn a_low_limit_of_open_files_is_refused_at_start() {
     let rig = Rig::new();
     let (source, mnt) = (rig.path("src"), rig.path("mnt"));

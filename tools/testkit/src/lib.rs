@@ -1,11 +1,12 @@
 //! The servers and machines that tests use: an embedded S3 server over a directory or in memory, a proxy that injects
-//! faults, real etcd servers, and a virtual machine with RDMA devices. It deliberately knows nothing of Spurline.
+//! faults, real etcd servers, programs written in Go, and a virtual machine with RDMA devices. It deliberately knows nothing of Spurline.
 #![forbid(unsafe_code)]
 
 mod aws_identity;
 mod chaos_proxy;
 mod dir_s3;
 mod etcd;
+mod go_program;
 mod http1;
 mod listing;
 mod memory_s3;
@@ -15,6 +16,7 @@ mod vm;
 pub use aws_identity::{AwsIdentityServer, SSO_TOKEN};
 pub use chaos_proxy::{ChaosProxy, ProxyFault};
 pub use etcd::EtcdServer;
+pub use go_program::go_program;
 pub use server::S3Server;
 pub use vm::{GuestNet, in_guest, run_in_guest};
 

@@ -128,7 +128,7 @@ fn cargo_deny_accepts_the_dependencies() {
     if !Command::new("cargo").args(["deny", "--version"]).output().is_ok_and(|o| o.status.success()) {
         skip(
             "cargo-deny",
-            "cargo-deny is not installed (scripts/setup test does it): licences, sources and advisories are not checked",
+            "cargo-deny is not installed (scripts/setup nightly does it): licences, sources and advisories are not checked",
         );
         return;
     }

@@ -107,6 +107,7 @@ mod tests {
 
     #[test]
     fn options_become_words_that_the_program_accepts() {
+        assert!(words(&["rdma-network=ib0:ib1"], None).unwrap().words.contains(&"--rdma-network=ib0:ib1".to_owned()));
         let made = words(&["file-mode=555", "noatime"], None).unwrap();
         let wanted = [
             "mount",

@@ -18,6 +18,7 @@ use spurline_kube_devices::NodeHcas;
 use spurline_kube_devices::perftest::{PerftestReport, read_perftest};
 use spurline_kube_devices::verify::{PodLimits, VerifyEnd, VerifyRow, shared_hardware, verify_pod};
 use spurline_probe::client::ProbeSession;
+use spurline_probe::drive::RunLimits;
 use spurline_rails::MemlockLimit;
 use spurline_types::{Size, parse_duration};
 use std::path::PathBuf;
@@ -63,6 +64,9 @@ pub struct VerifyArgs {
     /// Length of each measurement; 0 measures nothing
     #[arg(short, long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
     pub time: Duration,
+    /// Longest wait for an answer of the peer, and longest stall of a measurement
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = parse_duration)]
+    pub timeout: Duration,
     /// Rate of the port in Gb/s, for --read
     #[arg(long, value_name = "GBPS", requires = "read")]
     pub rate: Option<f64>,
@@ -93,6 +97,10 @@ struct VerifyReport {
 /// When the other end can't be reached, or a file can't be read.
 pub fn run(args: &VerifyArgs) -> Result<ExitCode, Fault> {
     let mut report = VerifyReport::default();
+    if args.timeout < Duration::from_secs(2) {
+        let what = format!("--timeout {}s is too short", args.timeout.as_secs_f64());
+        return Err(Fault::usage(what, "both ends speak up every second: give it 2s or more"));
+    }
     if let Some(path) = &args.read {
         judge_perftest(args, read_perftest(&read_text(path, "--read")?), &mut report);
     } else if args.here || args.peer.is_some() {
@@ -126,8 +134,8 @@ fn verify_here(args: &VerifyArgs, report: &mut VerifyReport) -> Result<(), Fault
     let here = VerifyEnd::read_from(&tree, std::env::var("NODE_NAME").ok());
     let mut session = match &args.peer {
         Some(peer) => {
-            let mut session = rails::connect_peer(peer, &args.token)?;
-            let tree = rails::fetch_tree(&mut session)?;
+            let mut session = rails::connect_peer(peer, &args.token, args.timeout)?;
+            let tree = rails::fetch_tree(&mut session, args.timeout)?;
             let there = VerifyEnd::read_from(&tree, tree.read_text(NODE_NAME_FILE));
             report.notes.extend(shared_hardware(&here, &there));
             report.there = Some(there);
@@ -154,9 +162,10 @@ fn measure_rails(
     session: Option<&mut ProbeSession>,
     report: &mut VerifyReport,
 ) -> Result<(), Fault> {
+    let limits = RunLimits { time: args.time, ops: None, patience: args.timeout, pause: Duration::ZERO };
     let measured = match session {
-        Some(session) => rails::measure_to_peer(session, args.time)?,
-        None => rails::measure_loopback(args.time)?,
+        Some(session) => rails::measure_to_peer(session, &limits)?,
+        None => rails::measure_loopback(&limits)?,
     };
     if measured.is_empty() {
         report.notes.push(

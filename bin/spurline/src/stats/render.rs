@@ -35,7 +35,7 @@ struct StatsSection {
     columns: &'static [(&'static str, ColumnKind)],
 }
 
-const SECTIONS: [StatsSection; 8] = [
+const SECTIONS: [StatsSection; 9] = [
     StatsSection {
         letter: 'u',
         title: "usage",
@@ -70,6 +70,17 @@ const SECTIONS: [StatsSection; 8] = [
             ("srvd", ColumnKind::Flow("writes.served_bytes")),
             ("rdma", ColumnKind::Flow("rdma.read_bytes")),
             ("rlat", ColumnKind::Latency("rdma.r_us", "rdma.r_ops")),
+        ],
+    },
+    StatsSection {
+        letter: 'x',
+        title: "nfs export",
+        columns: &[
+            ("cli", ColumnKind::Count("export.clients")),
+            ("read", ColumnKind::Flow("export.read_bytes")),
+            ("write", ColumnKind::Flow("export.write_bytes")),
+            ("stale", ColumnKind::Rate("export.stale_handles")),
+            ("thrd", ColumnKind::Count("export.threads")),
         ],
     },
     StatsSection {
@@ -375,7 +386,7 @@ mod tests {
     #[test]
     fn a_restarted_or_older_process_gives_no_nonsense() {
         let [before, now] = recorded();
-        let table = StatsTable::new("ufwmcreo").unwrap();
+        let table = StatsTable::new("ufwxmcreo").unwrap();
         let line = table.table_line(&now, &before, 1.0, false);
         assert!(!line.contains('T') || line.contains("5.00T"), "{line}");
         let empty = table.table_line(&json!({}), &json!({}), 0.0, false);
@@ -410,6 +421,6 @@ mod tests {
                 assert!(text.len() < WIDTH, "{n}: {text}");
             }
         }
-        assert!(StatsTable::new("ux").is_err() && StatsTable::new("").is_err());
+        assert!(StatsTable::new("uz").is_err() && StatsTable::new("").is_err());
     }
 }

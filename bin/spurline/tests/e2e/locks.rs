@@ -6,12 +6,13 @@ use crate::writable_group::{Group, WAYS};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 fn open(path: &Path) -> File {
@@ -213,6 +214,47 @@ fn two_mounts_through_nodes_see_each_others_locks() {
     }
 }
 
+/// Each lock and each open of another program makes the kernel drop answers about the length of the file. A reader
+/// that holds its lock finds the whole file all the same.
+#[test]
+fn a_reader_with_a_lock_reads_up_to_the_end() {
+    const WRITES: usize = 60;
+    let Some(group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    drop(open(&one.path("log")));
+    let (written, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let file = open(&two.path("log"));
+                while !ended.load(Ordering::SeqCst) {
+                    rustix::fs::flock(&file, FlockOperation::LockShared).unwrap();
+                    let wanted = 8 * written.load(Ordering::SeqCst);
+                    let mut bytes = vec![0; wanted];
+                    file.read_exact_at(&mut bytes, 0).unwrap();
+                    assert_eq!((&file).seek(SeekFrom::End(0)).unwrap(), wanted as u64);
+                    rustix::fs::flock(&file, FlockOperation::Unlock).unwrap();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !ended.load(Ordering::SeqCst) {
+                drop(File::open(two.path("log")).unwrap());
+            }
+        });
+        let file = open(&one.path("log"));
+        for n in 0..WRITES {
+            rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+            file.write_all_at(&n.to_le_bytes(), 8 * n as u64).unwrap();
+            written.store(n + 1, Ordering::SeqCst);
+            rustix::fs::flock(&file, FlockOperation::Unlock).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        ended.store(true, Ordering::SeqCst);
+    });
+}
+
 /// Files with locks move to the next node with them.
 #[test]
 fn locks_outlive_a_lost_node() {
@@ -244,4 +286,43 @@ fn locks_outlive_a_lost_node() {
     }
     assert!(others.iter().all(|other| try_lock(other, libc::F_WRLCK, 0..10) && try_flock(other, EXCLUSIVE)));
     drop((held, others));
+}
+
+/// Two mounts count under a lock while both nodes are lost in turn: each finds its lock again before the other gets one, so
+/// that no update is lost and no call fails.
+#[test]
+fn a_counter_under_a_lock_survives_lost_nodes() {
+    let Some(mut group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    drop(open(&one.path("number")));
+    let ended = AtomicBool::new(false);
+    let counted: usize = std::thread::scope(|scope| {
+        let counters: Vec<_> = [&one, &two]
+            .map(|mount| {
+                let ended = &ended;
+                scope.spawn(move || {
+                    let (file, mut count) = (open(&mount.path("number")), 0);
+                    while !ended.load(Ordering::SeqCst) {
+                        add_one(&file, true);
+                        count += 1;
+                        // The other one gets its turn.
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
+                    count
+                })
+            })
+            .into_iter()
+            .collect();
+        for n in [0, 1] {
+            std::thread::sleep(Duration::from_millis(300));
+            group.nodes[n].process.kill();
+            std::thread::sleep(Duration::from_millis(300));
+            let port = group.nodes[n].port();
+            group.nodes[n] = group.node(n, port);
+        }
+        ended.store(true, Ordering::SeqCst);
+        counters.into_iter().map(|counter| counter.join().unwrap()).sum()
+    });
+    let number: [u8; 8] = fs::read(group.source.join("number")).unwrap().try_into().unwrap();
+    assert_eq!(u64::from_le_bytes(number), counted as u64);
 }

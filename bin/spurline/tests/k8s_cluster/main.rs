@@ -9,5 +9,6 @@ mod driver;
 mod figures;
 mod manifests;
 mod provision;
+mod relay;
 mod server;
 mod volumes;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use spurline_testkit::EtcdServer;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -28,17 +28,6 @@ pub struct ClusterRig {
 
 static SHARED: Mutex<Weak<ClusterRig>> = Mutex::new(Weak::new());
 
-/// The directory of kube-apiserver, kubectl and helm; `None` with a SKIP where they can't be built.
-pub fn tools() -> Option<PathBuf> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/kubernetes.sh");
-    let built = Command::new(script).stderr(Stdio::inherit()).output().unwrap();
-    if !built.status.success() {
-        spurline_testkit::skip("kubernetes", "there is no API server here (scripts/kubernetes.sh says why)");
-        return None;
-    }
-    Some(PathBuf::from(String::from_utf8(built.stdout).unwrap().trim()))
-}
-
 impl ClusterRig {
     /// The server; `None` with a SKIP where it can't be had.
     pub fn shared() -> Option<Arc<Self>> {
@@ -49,7 +38,7 @@ impl ClusterRig {
         if !EtcdServer::is_installed() {
             return None;
         }
-        let started = Arc::new(Self::start(tools()?));
+        let started = Arc::new(Self::start(spurline_testkit::go_program("kubernetes", "kubernetes")?));
         *shared = Arc::downgrade(&started);
         Some(started)
     }
@@ -189,6 +178,11 @@ impl ClusterRig {
         [("KUBERNETES_SERVICE_HOST", "127.0.0.1".to_owned()), ("KUBERNETES_SERVICE_PORT", self.port.to_string())]
             .map(|(name, value)| (name.to_owned(), value))
             .into()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
     }
 
     /// A file in `dir` for clients: of the administrator, or of an account with its namespace and name.

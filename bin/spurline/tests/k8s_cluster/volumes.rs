@@ -3,6 +3,7 @@
 use crate::agent::{NAMESPACE, NodeAgent, PodPolicy};
 use crate::common::{fuse, mounted_below, spurline, wait_for};
 use crate::driver::{DriverRig, capability, pair};
+use crate::relay::{RelayMode, ServerRelay};
 use crate::server::ClusterRig;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -34,13 +35,19 @@ pub fn install(cluster: &ClusterRig) {
 impl NodeRig {
     /// A node whose driver has this account; `None` with a SKIP where there is no server or no FUSE.
     fn with_account(node: &str, account: &str) -> Option<Self> {
+        Self::with_account_through(node, account, |_| None)
+    }
+
+    /// The same with a driver that reaches the server at another port, if `relay` makes one.
+    fn with_account_through(node: &str, account: &str, relay: impl FnOnce(&ClusterRig) -> Option<u16>) -> Option<Self> {
         if !fuse() {
             return None;
         }
         let cluster = ClusterRig::shared()?;
         install(&cluster);
         let driver = DriverRig::with(node, |dir| {
-            let variables = cluster.account_files(&dir.join("account"), NAMESPACE, account);
+            let mut variables = cluster.account_files(&dir.join("account"), NAMESPACE, account);
+            variables.extend(relay(&cluster).map(|port| pair(("KUBERNETES_SERVICE_PORT", &port.to_string()))));
             let map = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/configmaps/spurline-mount-pod")).unwrap();
             let template = dir.join("mount-pod.yaml");
             std::fs::write(&template, map["data"]["mount-pod.yaml"].as_str().unwrap()).unwrap();
@@ -112,6 +119,12 @@ fn a_volume_has_one_pod_on_its_node_and_takes_it_along() {
     let container = &spec["containers"][0];
     assert_eq!(container["resources"]["limits"]["memory"], (512 << 20).to_string());
     assert!(!rig.driver.condition("pv", "a").unwrap().abnormal);
+    // As docs/kubernetes.md finds it.
+    let words = ["-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=spurline-mount", "-o", "wide"];
+    let shown = String::from_utf8(rig.cluster.kubectl(&words, "").stdout).unwrap();
+    println!("{shown}");
+    let line = shown.lines().find(|line| line.contains("node-life")).unwrap_or_default();
+    assert!(line.starts_with("spurline-mount-") && line.contains("Running"), "{shown}");
     for pod in ["a", "b"] {
         rig.driver.unpublish("pv", pod).unwrap();
     }
@@ -198,6 +211,45 @@ fn a_pod_that_can_not_start_is_named_with_the_cause_and_leaves_nothing() {
         start.join().unwrap()
     });
     assert_eq!(error.code(), Code::Aborted, "{error}");
+    rig.check_empty();
+}
+
+/// A pod that the server has made, while its answer was lost, is removed with the volume when the server answers again.
+#[test]
+fn a_lost_answer_leaves_no_pod_and_readers_see_nothing_of_it() {
+    let mut made = None;
+    let rig = NodeRig::with_account_through("node-lost", ACCOUNT, |cluster| {
+        let relay = ServerRelay::start(cluster.address());
+        let port = relay.port;
+        made = Some(relay);
+        Some(port)
+    });
+    let (Some(rig), Some(relay)) = (rig, made) else { return };
+    let (_, attributes) = rig.user_pod("lost-a");
+    rig.driver.stage("pv", &rig.driver.attributes()).unwrap();
+    rig.driver.publish("pv", "a", &attributes).unwrap();
+    // The request goes over the connection that is open.
+    relay.set_mode(RelayMode::AnswersLost);
+    let error = std::thread::scope(|scope| {
+        let start = scope.spawn(|| rig.driver.stage("pv-lost", &rig.driver.attributes()).unwrap_err());
+        wait_for("the pod", || rig.pod_names().len() == 2);
+        start.join().unwrap()
+    });
+    assert!(error.message().contains("does not answer POST") && error.message().contains("10 s"), "{error}");
+    // Whether the pod exists is not known, and its record says so.
+    let left = || std::fs::read_dir(rig.driver.path("state/v")).unwrap().count();
+    assert_eq!(left(), 2);
+    // Mounted volumes need no server, but to end their pod.
+    assert!(rig.driver.read("a").is_ok());
+    rig.driver.unpublish("pv", "a").unwrap();
+    let error = rig.driver.unstage("pv").unwrap_err();
+    assert!(error.message().contains("does not answer DELETE"), "{error}");
+    assert!(!rig.driver.target("a").exists());
+    relay.set_mode(RelayMode::Open);
+    // As the kubelet does: connections that have lost answers end first.
+    wait_for("the end of the volume", || rig.driver.unstage("pv").is_ok());
+    wait_for("the end of both pods", || rig.pod_names().is_empty());
+    wait_for("the end of both volumes", || left() == 0);
     rig.check_empty();
 }
 

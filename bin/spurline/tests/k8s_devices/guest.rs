@@ -15,6 +15,9 @@ fn in_two_virtual_machines() {
     run_in_guest(GuestNet::Pair, &["side_"], 900);
 }
 
+/// Two emulated machines on a busy host: one of them may not run for longer than the default of 15 s.
+const TIMEOUT: [&str; 2] = ["--timeout", "90s"];
+
 /// A file that both machines see.
 fn shared(name: &str) -> std::path::PathBuf {
     std::path::PathBuf::from(std::env::var_os("SPURLINE_VM_SHARE").unwrap()).join(name)
@@ -24,7 +27,8 @@ fn shared(name: &str) -> std::path::PathBuf {
 #[ignore = "in_two_virtual_machines runs it in the second guest"]
 fn side_b_serves() {
     let mut server = spurline();
-    server.args(["net", "serve", "--bind", "all", "--port", "18600"]).env("NODE_NAME", "node-b").stdout(Stdio::null());
+    server.args(["net", "serve", "--bind", "all", "--port", "18600"]).args(TIMEOUT).env("NODE_NAME", "node-b");
+    server.stdout(Stdio::null());
     let mut server = server.spawn().unwrap();
     wait_for("the server", || std::net::TcpStream::connect("127.0.0.1:18600").ok());
     std::fs::write(shared("serving"), "").unwrap();
@@ -40,9 +44,9 @@ fn side_b_serves() {
 #[ignore = "in_two_virtual_machines runs it in the first guest"]
 fn side_a_verifies_the_rails_to_another_node() {
     wait_for("the other machine", || shared("serving").exists().then_some(()));
-    let peer = ["--peer", "10.77.0.2:18600"];
+    let peer = [["--peer", "10.77.0.2:18600"], TIMEOUT].concat();
     let mut command = spurline();
-    command.args(["k8s", "verify", "--min-share", "0", "--time", "1s"]).args(peer).env("NODE_NAME", "node-a");
+    command.args(["k8s", "verify", "--min-share", "0", "--time", "1s"]).args(&peer).env("NODE_NAME", "node-a");
     let out = command.output().unwrap();
     let text = String::from_utf8(out.stdout).unwrap();
     println!("{text}");

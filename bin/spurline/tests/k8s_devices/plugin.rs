@@ -76,6 +76,18 @@ fn without_kubelet_it_waits_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_silent_kubelet_is_named_and_delays_no_end() {
+    let mut rig = NodeRig::new(&hosts::gb200(), &ib_config(8));
+    // It takes connections and answers nothing.
+    let _silent = UnixListener::bind(rig.path("plugins/kubelet.sock")).unwrap();
+    rig.start(&[]);
+    rig.wait_log("kubelet.sock does not answer within 10 s; it is tried again", 1);
+    assert_eq!(rig.metric("spurline_k8s_registered{resource=\"rdma/ib\"}"), Some(0));
+    assert_eq!(rig.stop(), Some(0));
+    assert!(rig.sockets().is_empty());
+}
+
+#[test]
 fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
     let mut rig = NodeRig::new(&hosts::gb200(), &ib_config(8));
     let path = rig.path("plugins/spurline-rdma_ib.sock");

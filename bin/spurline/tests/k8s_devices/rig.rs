@@ -4,7 +4,7 @@ pub use crate::common::{LIMIT, spurline};
 use crate::hosts::Made;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -164,7 +164,7 @@ pub struct KubeletRig {
 impl KubeletRig {
     /// Starts it; `None` with a SKIP where it can't be built.
     pub fn start(node: &NodeRig, policy: &str) -> Option<Self> {
-        let program = kubelet_program()?;
+        let program = spurline_testkit::go_program("kubelet-devices", "kubelet")?;
         let mut command = Command::new(program);
         command.arg("--dir").arg(node.path("plugins")).args(["--policy", policy, "--numa", "2"]);
         let log = std::fs::File::create(node.path("kubelet.log")).unwrap();
@@ -218,20 +218,6 @@ impl Drop for KubeletRig {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// The program; `None` with a SKIP where it can't be built.
-fn kubelet_program() -> Option<PathBuf> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/kubelet-devices.sh");
-    let built = Command::new(script).stderr(Stdio::inherit()).output();
-    let path = built.ok().filter(|o| o.status.success()).and_then(|o| String::from_utf8(o.stdout).ok());
-    if path.is_none() {
-        spurline_testkit::skip(
-            "kubelet",
-            "kubelet's device manager is not built (scripts/kubelet-devices.sh says why)",
-        );
-    }
-    path.map(|p| PathBuf::from(p.trim()))
 }
 
 /// The strings of a JSON list, sorted.

@@ -1,7 +1,9 @@
 //! `spurline export`, with the real binary: the kernel's NFS server and client in the virtual machine, over TCP and over
 //! RDMA, NFSv3 and NFSv4.2. Every test compares what a client reads with the source.
 
+mod outages;
 mod rig;
+mod sources;
 mod writes;
 
 use rig::{BIN, CASES, NfsRig, fails, output, sh};
@@ -17,7 +19,7 @@ fn in_the_virtual_machine() {
         skip("nfs", &format!("no tools of NFS: {}", String::from_utf8_lossy(&tools.stderr).trim()));
         return;
     }
-    run_in_guest(GuestNet::Two, &["guest_"], 900);
+    run_in_guest(GuestNet::Two, &["guest_"], if rig::is_nightly() { 5400 } else { 1200 });
 }
 
 #[test]
@@ -103,7 +105,18 @@ fn guest_clients_read_over_every_transport_and_their_handles_outlive_the_mount()
         ));
         let status: serde_json::Value = serde_json::from_str(&output(&["status", &rig.at(), "--json"])).unwrap();
         assert_eq!(status["export"]["handles_kept"], true, "{status}");
+        assert_eq!(
+            (&status["export"]["active"], &status["export"]["writable"]),
+            (&true.into(), &false.into()),
+            "{status}"
+        );
         assert!(status["export"]["clients"].as_array().unwrap().iter().any(|c| c == "10.77.0.1"), "{status}");
+        assert!(status["export"]["read_bytes"].as_u64().unwrap() > 1 << 20, "{status}");
+        let shown = output(&["status", &rig.at()]);
+        assert!(shown.contains("export: read-only by NFS over TCP and RDMA, 1 client (10.77.0.1)"), "{shown}");
+        let stats: serde_json::Value =
+            serde_json::from_str(&output(&["stats", &rig.at(), "--json", "-c", "1"])).unwrap();
+        assert_eq!((&stats["export"]["active"], &stats["export"]["clients"]), (&1.into(), &1.into()), "{stats}");
         // A folder of many names is listed in pages.
         let count: usize = std::env::var("SPURLINE_NFS_NAMES").map_or(1_000, |n| n.parse().unwrap());
         sh(&format!(

@@ -1,18 +1,24 @@
 //! A mount in the guest, and the kernel's NFS server and client beside it.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Once;
 
 /// The program in the guest's own memory: the files of the host are far away from there.
 pub const BIN: &str = "/vmtmp/spurline";
+
+/// Whether this is the long form: many names, and all programs over every transport.
+pub fn is_nightly() -> bool {
+    ["SPURLINE_NFS_NAMES", "SPURLINE_NFS_ALL"].iter().any(|name| std::env::var_os(name).is_some())
+}
 
 /// Runs a script; each of its commands has to succeed.
 pub fn sh(script: &str) {
     // A client of a server that is gone waits for ever. The output goes to a file: a daemon would keep a pipe open.
     let log = std::fs::File::create("/vmtmp/script.log").unwrap();
     let mut command = Command::new("timeout");
-    command.args(["-k", "5", "200", "bash", "-euxo", "pipefail", "-c", script]).stdin(std::process::Stdio::null());
+    let limit = if is_nightly() { "1800" } else { "200" };
+    command.args(["-k", "5", limit, "bash", "-euxo", "pipefail", "-c", script]).stdin(std::process::Stdio::null());
     let status = command.stdout(log.try_clone().unwrap()).stderr(log).status().unwrap();
     let text = std::fs::read_to_string("/vmtmp/script.log").unwrap();
     assert!(status.success(), "{status}: {text}");
@@ -40,6 +46,24 @@ pub fn output(words: &[&str]) -> String {
 /// Output of a command that ends with `code`.
 pub fn fails(words: &[&str], code: i32) -> String {
     run(words, code)
+}
+
+/// A process of this test; it ends with it.
+pub struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a script whose output goes to `log`.
+pub fn start(script: &str, log: &str) -> Started {
+    let log = std::fs::File::create(log).unwrap();
+    let mut command = Command::new("bash");
+    command.args(["-euo", "pipefail", "-c", script]).stdin(std::process::Stdio::null());
+    Started(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
 }
 
 /// Installs the tools into the guest, which forgets them with all else, and loads the client's modules.

@@ -1,8 +1,7 @@
 //! Writable exports: programs of clients change files by NFSv3 and NFSv4.2, over TCP and over RDMA, and find what they
 //! wrote in the source. Clients go on after the mount was started again, and after a node was killed.
 
-use crate::rig::{BIN, CASES, NfsRig, output, sh};
-use std::process::{Child, Command};
+use crate::rig::{BIN, CASES, NfsRig, output, sh, start};
 
 /// What the classic suites of NFS clients try: names, attributes, sizes, exclusive creation, open files that lose their
 /// names, locks between clients. In a folder of its own; `$mnt` is the mount itself, `$src` its source.
@@ -87,10 +86,11 @@ fn guest_programs_of_clients_write_over_every_transport() {
                 test $after -gt $before"
             ));
         }
-        // A lock of NFSv4 is a lock in the source, which no other program there gets.
+        // A lock of NFSv4 is a lock in the source, which no other program there gets. The kernel refuses those of NFSv3.
         let [(one, _), (other, _)] = cases;
         sh(&format!(
             "cd {}; echo x >{one}/locked; exec 5<>{one}/locked; flock -n 5; grep OFDLCK /proc/locks; exec 5>&-
+            timeout 150 flock -n {other}/locked true 2>error && exit 1; grep 'No locks available' error
             for name in {one} {other}; do
                 for n in 1 2 3 4 5 6 7 8 9; do umount $name && break; sleep 1; done
             done",
@@ -103,23 +103,6 @@ fn guest_programs_of_clients_write_over_every_transport() {
 
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
-}
-
-/// A process of this test; it ends with it.
-struct Started(Child);
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(script: &str, log: &str) -> Started {
-    let log = std::fs::File::create(log).unwrap();
-    let mut command = Command::new("bash");
-    command.args(["-euo", "pipefail", "-c", script]).stdin(std::process::Stdio::null());
-    Started(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Figures, not tests: the cost of reads through a mount over TCP, one rail and two, and the cost of a fault and of
 //! its end. Run by hand in the virtual machine, as in BENCHMARKS.md.
 
-use crate::loss::{DIR, lose, pass_all, shared};
+use crate::loss::{DIR, lose, pass_all, prepare, shared};
 use crate::rig::{LEN, Mount, Rig, ask, count, run};
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -202,6 +202,7 @@ fn figures_of_silence() {
         }
         return;
     }
+    prepare("rail0");
     crate::rig::wait("the node on the other machine", &[], || shared("serving").exists());
     for (name, rails) in [("packets lost, to the other rail", "rail0:rail1"), ("packets lost, to TCP", "rail0")] {
         let paths = rails.split(':').count() as u64;

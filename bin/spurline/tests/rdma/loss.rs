@@ -26,26 +26,39 @@ fn side_b_serves() {
     }
 }
 
-/// No RoCE packet passes this machine's end of the cable, in either direction. Outgoing packets are lost by netem,
-/// which reports nothing to the sender: after a reported drop Soft-RoCE would send the same packet for ever.
-pub fn lose(rail: &str) {
-    let roce = "protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff";
+const ROCE: &str = "protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff";
+
+/// Gives a rail the queue that [`lose`] needs; to be called before the rail carries anything. While a queue is
+/// replaced the kernel reports packets as lost to their sender, and Soft-RoCE sends such a packet again for ever.
+pub fn prepare(rail: &str) {
     sh(&format!(
         "tc qdisc add dev {rail} root handle 1: prio bands 3 priomap 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 && \
-         tc qdisc add dev {rail} parent 1:3 handle 30: netem loss 100% && \
-         tc filter add dev {rail} parent 1: {roce} flowid 1:3 && \
-         tc qdisc add dev {rail} clsact && tc filter add dev {rail} ingress {roce} action drop"
+         tc qdisc add dev {rail} parent 1:3 handle 30: netem limit 100000 loss 0% && \
+         tc filter add dev {rail} parent 1: {ROCE} flowid 1:3 && tc qdisc add dev {rail} clsact"
+    ));
+}
+
+/// No RoCE packet passes this machine's end of the cable, in either direction, and nothing reports that to the sender.
+pub fn lose(rail: &str) {
+    sh(&format!(
+        "tc qdisc change dev {rail} parent 1:3 handle 30: netem limit 100000 loss 100% && \
+         tc filter add dev {rail} ingress {ROCE} action drop"
     ));
 }
 
 pub fn pass_all(rail: &str) {
-    sh(&format!("tc qdisc del dev {rail} clsact && tc qdisc del dev {rail} root"));
+    sh(&format!(
+        "tc filter del dev {rail} ingress && \
+         tc qdisc change dev {rail} parent 1:3 handle 30: netem limit 100000 loss 0%"
+    ));
 }
 
 #[test]
 #[ignore = "in_two_virtual_machines runs it in the first guest"]
 fn side_a_reads_while_packets_are_lost() {
     let rig = Rig::at(Path::new(DIR));
+    prepare("rail0");
+    prepare("rail1");
     crate::rig::wait("the node on the other machine", &[], || shared("serving").exists());
     let mount = rig.mount_of("mount", "static:10.77.0.2:7000", &RAILS);
     mount.wait("both paths", |m| m.count("rdma", "paths_up") == 2);

@@ -150,6 +150,49 @@ fn guest_writers_outlive_links_and_nodes() {
     assert!(mount.count("rdma", "retries") > 0);
 }
 
+/// A source that fills up and then becomes read-only gives its errno; reads and other files go on, all over RDMA.
+#[test]
+#[ignore = "runs in the virtual machine"]
+fn guest_a_full_or_read_only_source_gives_its_errno_over_rails() {
+    let rig = Rig::at(Path::new("/vmtmp/refusing"));
+    let source = rig.dir.join("src");
+    let remount = |options: &str| run("mount", &["-o", &format!("remount,{options}"), source.to_str().unwrap()]);
+    run("mount", &["-t", "tmpfs", "-o", "size=4m", "tmpfs", source.to_str().unwrap()]);
+    {
+        let rails = ["--rdma-network", "rail0:rail1"];
+        let _node = rig.node(7140, &[&rails[..], &["--writable"]].concat());
+        let mount = rig.mount("mnt", &[7140], &[&rails[..], &["--rw"]].concat());
+        mount.wait("both paths", |m| m.count("rdma", "paths_up") == 2);
+        let tcp = sent(&mount, "tcp");
+        let errno = |result: std::io::Result<()>| result.expect_err("the source refuses it").raw_os_error();
+        let too_much = fs::write(mount.at.join("big"), &rig.data[..8 << 20]);
+        assert_eq!(errno(too_much), Some(libc::ENOSPC));
+        fs::remove_file(mount.at.join("big")).unwrap();
+        fs::write(mount.at.join("small"), &rig.data[..BLOCK]).unwrap();
+        // The kernel reports the last close of a file some time after close(2).
+        crate::rig::wait("the source can be made read-only", &[], || {
+            let words = ["-o", "remount,ro", source.to_str().unwrap()];
+            Command::new("mount").args(words).output().unwrap().status.success()
+        });
+        for refused in [
+            fs::write(mount.at.join("new"), "x"),
+            OpenOptions::new().write(true).open(mount.at.join("small")).map(drop),
+            fs::create_dir(mount.at.join("folder")),
+            fs::remove_file(mount.at.join("small")),
+            fs::rename(mount.at.join("small"), mount.at.join("other")),
+        ] {
+            assert_eq!(errno(refused), Some(libc::EROFS));
+        }
+        assert!(fs::read(mount.at.join("small")).unwrap() == rig.data[..BLOCK], "wrong bytes");
+        remount("rw");
+        fs::write(mount.at.join("new"), &rig.data[..BLOCK]).unwrap();
+        File::open(mount.at.join("new")).unwrap().sync_all().unwrap();
+        assert!(fs::read(source.join("new")).unwrap() == rig.data[..BLOCK], "wrong bytes in the source");
+        assert_eq!(sent(&mount, "tcp"), tcp, "bytes went over TCP");
+    }
+    run("umount", &[source.to_str().unwrap()]);
+}
+
 /// A tool that scripts/setup installs; prints the reason if it is not there.
 fn find_tool(name: &str) -> Option<PathBuf> {
     let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/bin").join(name);

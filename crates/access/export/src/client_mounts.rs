@@ -43,8 +43,18 @@ pub fn reach_of(host: &HostFacts) -> (Vec<IpAddr>, Vec<IpAddr>) {
     (all, rails)
 }
 
-/// The commands for clients of an export at `mountpoint`.
-pub fn client_mounts(mountpoint: &Path, addresses: &[IpAddr], rails: &[IpAddr], rdma: bool) -> Vec<ClientMount> {
+/// A note beside the commands of NFSv3.
+const NO_LOCKS: &str = "locks fail with ENOLCK by NFSv3: use NFSv4, or mount the source with --local-locks";
+
+/// The commands for clients of an export at `mountpoint`. `v3_locks`: the kernel grants locks of NFSv3 clients.
+pub fn client_mounts(
+    mountpoint: &Path,
+    addresses: &[IpAddr],
+    rails: &[IpAddr],
+    rdma: bool,
+    v3_locks: bool,
+) -> Vec<ClientMount> {
+    let v3_note = if v3_locks { "" } else { NO_LOCKS };
     let target = |ip: Option<&IpAddr>| {
         let host =
             ip.map_or_else(|| "SERVER".to_owned(), |ip| if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() });
@@ -60,7 +70,7 @@ pub fn client_mounts(mountpoint: &Path, addresses: &[IpAddr], rails: &[IpAddr], 
     };
     let mut lines = vec![
         line("NFSv4.2, TCP", &format!("vers=4.2,proto=tcp,nconnect={CONNECTIONS}"), &tcp, ""),
-        line("NFSv3, TCP", &format!("vers=3,proto=tcp,nconnect={CONNECTIONS}"), &tcp, ""),
+        line("NFSv3, TCP", &format!("vers=3,proto=tcp,nconnect={CONNECTIONS}"), &tcp, v3_note),
     ];
     if !rdma {
         return lines;
@@ -73,7 +83,7 @@ pub fn client_mounts(mountpoint: &Path, addresses: &[IpAddr], rails: &[IpAddr], 
         "the kernel ignores nconnect for NFSv4 over RDMA, and stays with TCP where the client has mounted this server by \
          NFSv4 over TCP already",
     ));
-    lines.push(line("NFSv3, RDMA", &format!("vers=3,proto=rdma,port={RDMA_PORT},mountproto=tcp"), &rail, ""));
+    lines.push(line("NFSv3, RDMA", &format!("vers=3,proto=rdma,port={RDMA_PORT},mountproto=tcp"), &rail, v3_note));
     if rails.len() > 1 {
         let max = rails.len();
         for (n, ip) in rails.iter().enumerate() {
@@ -107,13 +117,15 @@ mod tests {
     #[test]
     fn every_transport_has_a_line_and_rails_have_one_each() {
         let addresses: Vec<IpAddr> = ["192.0.2.1", "10.0.0.1", "10.0.1.1"].iter().map(|a| a.parse().unwrap()).collect();
-        let lines = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], true);
+        let lines = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], true, true);
         let all: Vec<&str> = lines.iter().map(|l| l.command.as_str()).collect();
         assert_eq!(all[0], "mount -t nfs -o vers=4.2,proto=tcp,nconnect=8,hard 192.0.2.1:/mnt/d /mnt/spurline");
         assert!(all[2].contains("proto=rdma,port=20049,hard 10.0.0.1:"), "{all:?}");
         assert!(all[4].contains("max_connect=2") && all[5].contains("10.0.1.1:/mnt/d /mnt/spurline-rail2"), "{all:?}");
         assert!(all[6].contains("remoteports=10.0.0.1~10.0.1.1"), "{all:?}");
-        let six = client_mounts(Path::new("/mnt/my d"), &["fd00::1".parse().unwrap()], &[], false);
+        assert!(lines[1].note.is_empty());
+        let six = client_mounts(Path::new("/mnt/my d"), &["fd00::1".parse().unwrap()], &[], false, false);
+        assert!(six[1].note.contains("ENOLCK") && six[0].note.is_empty());
         assert!(six[1].command.ends_with("'[fd00::1]:/mnt/my d' /mnt/spurline"), "{}", six[1].command);
         assert_eq!(six.len(), 2);
     }

@@ -52,14 +52,14 @@ impl ExportPlan {
 
     /// The file system id that clients' file handles carry: the same on every host that exports the source.
     pub fn fsid(&self) -> String {
-        let hex = format!("{:032x}", xxh3_128(self.source.as_bytes()));
-        [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+        fsid_of(&self.source)
     }
 
     /// The table of exports(5) for this mount.
     pub fn exports_file(&self) -> ConfigurationFile {
+        // mp: while nothing is mounted there, clients wait. Else they would get the folder below, with the same fsid.
         let mut options =
-            format!("{},sync,no_subtree_check,fsid={}", if self.writable { "rw" } else { "ro" }, self.fsid());
+            format!("{},sync,mp,no_subtree_check,fsid={}", if self.writable { "rw" } else { "ro" }, self.fsid());
         if self.trust_root {
             options.push_str(",no_root_squash");
         }
@@ -89,6 +89,12 @@ impl ExportPlan {
     pub fn state_dir(&self) -> PathBuf {
         Path::new(STATE_DIR).join(self.id())
     }
+}
+
+/// The file system id of a source.
+pub(crate) fn fsid_of(source: &str) -> String {
+    let hex = format!("{:032x}", xxh3_128(source.as_bytes()));
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 /// The name of an export.
@@ -138,7 +144,7 @@ fn root_of_exports(text: &str) -> Option<String> {
 }
 
 /// A path in the words of exports(5): blanks and other separators in octal.
-fn escape_path(path: &Path) -> String {
+pub(crate) fn escape_path(path: &Path) -> String {
     let mut text = String::new();
     for byte in path.as_os_str().as_bytes() {
         match byte {
@@ -228,7 +234,7 @@ mod tests {
     fn the_files_are_what_exports_and_nfs_conf_expect() {
         let exports = plan().exports_file();
         let line = exports.text.lines().nth(1).unwrap();
-        let options = format!("(ro,sync,no_subtree_check,fsid={})", plan().fsid());
+        let options = format!("(ro,sync,mp,no_subtree_check,fsid={})", plan().fsid());
         assert_eq!(line, format!("/mnt/my\\040data 10.0.0.0/24{options} fd77::/64{options}"));
         assert!(plan().settings_file().text.contains("\nrdma=y\nrdma-port=20049\n"));
         let tcp = ExportPlan { rdma: false, writable: true, trust_root: true, ..plan() };

@@ -4,6 +4,7 @@
 
 mod client_mounts;
 mod configuration;
+mod export_use;
 mod kernel_server;
 mod mount_statistics;
 mod name_database;
@@ -11,7 +12,10 @@ mod requirements;
 
 pub use client_mounts::{ClientMount, client_mounts, reach_of};
 pub use configuration::{ExportPlan, ExportRecord, STATE_DIR, export_id, shown_path};
-pub use kernel_server::{ServerChange, ServerState, apply_plan, remove_export};
+pub use export_use::ExportUse;
+pub use kernel_server::{
+    ServerChange, ServerState, answer_waiting_clients, apply_plan, forget_cached_exports, remove_export,
+};
 pub use mount_statistics::{NfsConnection, NfsMount, parse_mountstats};
 pub use name_database::NameDatabase;
-pub use requirements::{MountFacts, RequirementOutcome, RequirementState, check_requirements};
+pub use requirements::{MountFacts, RequirementOutcome, RequirementState, V3_LOCKS, check_requirements};

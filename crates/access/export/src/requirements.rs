@@ -9,6 +9,9 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The requirement that NFSv3 clients can lock files.
+pub const V3_LOCKS: &str = "nfsv3-locks";
+
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequirementState {
@@ -51,6 +54,8 @@ pub struct MountFacts {
     pub allow_other: bool,
     /// Mounted read-only.
     pub read_only: bool,
+    /// Locks are set in the source, by requests of the kernel.
+    pub source_locks: bool,
 }
 
 fn outcome(
@@ -103,6 +108,16 @@ pub fn check_requirements(
         (true, false) => outcome("writable", Met, "the mount can be written", ""),
         (false, _) => outcome("writable", Met, "exported read-only", ""),
     });
+    if plan.writable && mount.source_locks {
+        // fuse_setlk() answers ENOLCK to lockd: it has no requests that are answered later.
+        all.push(outcome(
+            V3_LOCKS,
+            Limited,
+            "the kernel refuses locks of NFSv3 clients (NLM) with ENOLCK on a mount that sets locks in the source; NFSv4 has them",
+            "use NFSv4, or mount with --local-locks (locks then hold among this mount's programs and clients only); the client's \
+             nolock keeps them on that client",
+        ));
+    }
     let tools: Vec<&str> =
         ["exportfs", "rpc.nfsd", "rpc.mountd"].into_iter().filter(|tool| find_program(tool).is_none()).collect();
     all.push(match tools.is_empty() {
@@ -246,12 +261,17 @@ mod tests {
             rdma: true,
             threads: 8,
         };
-        let facts = MountFacts { allow_other: false, read_only: true };
+        let facts = MountFacts { allow_other: false, read_only: true, source_locks: true };
         let all = check_requirements(&plan, &facts, &ServerState::default(), &HostFacts::default());
         for name in ["allow_other", "writable", "rdma-device"] {
             let found = all.iter().find(|r| r.name == name).unwrap();
             assert!(found.state == RequirementState::Missing && !found.remedy.is_empty(), "{found:?}");
         }
         assert!(all.iter().all(|r| r.state == RequirementState::Met || !r.remedy.is_empty()), "{all:?}");
+        let locks = all.iter().find(|r| r.name == "nfsv3-locks").unwrap();
+        assert!(locks.state == RequirementState::Limited && locks.remedy.contains("--local-locks"), "{locks:?}");
+        let facts = MountFacts { source_locks: false, ..facts };
+        let all = check_requirements(&plan, &facts, &ServerState::default(), &HostFacts::default());
+        assert!(all.iter().all(|r| r.name != "nfsv3-locks"), "{all:?}");
     }
 }

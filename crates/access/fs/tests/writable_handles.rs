@@ -4,13 +4,12 @@
 mod objects;
 mod records;
 
-use objects::{MemorySource, NoReads, ROOT_OBJECT};
+use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};
 use records::MemoryRecords;
 use spurline_fs::ROOT;
 use spurline_fs::writable::*;
 use spurline_types::Stats;
 use std::sync::Arc;
-use std::time::Duration;
 
 const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
 
@@ -76,17 +75,7 @@ impl Rig {
 }
 
 fn mount(source: &Arc<MemorySource>, records: &Arc<MemoryRecords>) -> WritableFileSystem {
-    let second = Duration::from_secs(1);
-    let config = WritableConfig {
-        attr_ttl: second,
-        entry_ttl: second,
-        dir_entry_ttl: second,
-        negative_ttl: second,
-        kernel_checks: true,
-        inode_bytes: u64::MAX,
-        owner: (0, 0),
-        squash: None,
-    };
+    let config = writable_config(u64::MAX);
     let fs = WritableFileSystem::new(Arc::new(NoReads), Arc::clone(source) as _, config, Arc::new(Stats::default()));
     let fs = fs.unwrap();
     fs.keep_names(Arc::clone(records) as _);

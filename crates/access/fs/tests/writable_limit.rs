@@ -3,7 +3,7 @@
 
 mod objects;
 
-use objects::{MemorySource, NoReads, ROOT_OBJECT};
+use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};
 use parking_lot::Mutex;
 use spurline_fs::writable::*;
 use spurline_fs::{ForgetCandidate, InodeLimiter, LimitedInodes as _, ROOT, RequestForgets};
@@ -22,17 +22,8 @@ fn file_name(folder: usize, n: usize) -> String {
 }
 
 fn file_system(source: &Arc<MemorySource>, limit: u64) -> (Arc<WritableFileSystem>, Arc<Stats>) {
-    let (stats, second) = (Arc::new(Stats::default()), Duration::from_secs(1));
-    let config = WritableConfig {
-        attr_ttl: second,
-        entry_ttl: second,
-        dir_entry_ttl: second,
-        negative_ttl: second,
-        kernel_checks: true,
-        inode_bytes: limit,
-        owner: (0, 0),
-        squash: None,
-    };
+    let stats = Arc::new(Stats::default());
+    let config = writable_config(limit);
     let fs = WritableFileSystem::new(Arc::new(NoReads), Arc::clone(source) as _, config, Arc::clone(&stats));
     (Arc::new(fs.unwrap()), stats)
 }

@@ -4,7 +4,7 @@
 
 mod objects;
 
-use objects::{MemorySource, NoReads, ObjectTree, RENAME_EXCHANGE, ROOT_OBJECT, identity_of};
+use objects::{MemorySource, NoReads, ObjectTree, RENAME_EXCHANGE, ROOT_OBJECT, identity_of, writable_config};
 use spurline_fs::ROOT;
 use spurline_fs::writable::*;
 use spurline_types::Stats;
@@ -13,24 +13,13 @@ use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRa
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 const NAMES: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
 const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
 
 fn file_system() -> (WritableFileSystem, Arc<MemorySource>, Arc<Stats>) {
     let (source, stats) = (Arc::new(MemorySource::default()), Arc::new(Stats::default()));
-    let second = Duration::from_secs(1);
-    let config = WritableConfig {
-        attr_ttl: second,
-        entry_ttl: second,
-        dir_entry_ttl: second,
-        negative_ttl: second,
-        kernel_checks: true,
-        inode_bytes: u64::MAX,
-        owner: (0, 0),
-        squash: None,
-    };
+    let config = writable_config(u64::MAX);
     let fs = WritableFileSystem::new(Arc::new(NoReads), Arc::clone(&source) as _, config, Arc::clone(&stats)).unwrap();
     (fs, source, stats)
 }
@@ -350,7 +339,7 @@ impl Model {
             return;
         }
         let request = LockRequest { lock, pid: 7, number: 1 };
-        match self.fs.set_lock((ino, fh), &request, &CALLER, None) {
+        match self.fs.set_lock((ino, fh), &request, &CALLER, (None, false)) {
             Ok(_) => {
                 assert!(conflict.is_none(), "{lock:?} got past {conflict:?}");
                 known.set_range(KnownLock { lock, pid: 0 });

@@ -96,6 +96,7 @@ pub mod fopen {
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
+    pub const STORE: i32 = 4;
     /// 7.45, Linux 6.18.
     pub const PRUNE: i32 = 9;
 }
@@ -191,6 +192,7 @@ plain! {
     RenameIn 8 { newdir: u64 }
     Rename2In 16 { newdir: u64, flags: u32, padding: u32 }
     NotifyInvalInodeOut 24 { ino: u64, off: i64, len: i64 }
+    NotifyStoreOut 24 { nodeid: u64, offset: u64, size: u32, padding: u32 }
     LinkIn 8 { oldnodeid: u64 }
     CreateIn 16 { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     WriteIn 40 { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 }

@@ -85,6 +85,19 @@ impl KernelNotifier {
         }
     }
 
+    /// Puts a byte into the kernel's pages of the inode, which then has at least that length. Waits for reads and writes of
+    /// its page that are under way. An inode that the kernel does not have is no error.
+    ///
+    /// # Errors
+    /// ENODEV after the session's end; the kernel's error.
+    pub fn store_byte(&self, ino: u64, offset: u64, byte: u8) -> io::Result<()> {
+        let head = abi::NotifyStoreOut { nodeid: ino, offset, size: 1, padding: 0 };
+        match self.send(notify::STORE, &[bytes_of(&head), &[byte]]) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            sent => sent,
+        }
+    }
+
     fn send(&self, code: i32, pieces: &[&[u8]]) -> io::Result<()> {
         let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
         let len = size_of::<OutHeader>() + pieces.iter().map(|piece| piece.len()).sum::<usize>();

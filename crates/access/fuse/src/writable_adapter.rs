@@ -10,12 +10,14 @@ use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
 use crate::waiting::WaitingSlots;
 use parking_lot::Mutex;
 use spurline_fs::writable::{
-    BeginWait, CreateGroup, FsCaller, LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem,
+    BeginWait, CreateGroup, FsCaller, KernelView, LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode,
+    WritableFileSystem,
 };
 use spurline_fs::{FsError, InodeLimiter, RegisterBacking};
 use spurline_types::{Error, ErrorKind};
 use spurline_volume::writes::{AttrChange, FileLock, FileTime, ListedName, LockConflict, NodeAttr};
 use std::any::Any;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -42,6 +44,30 @@ impl BeginWait for SessionWait<'_> {
         let Some(slots) = self.0.get() else { return Ok(Box::new(())) };
         let no_slot = |errno: Errno| Error::new(ErrorKind::Io(errno.0), "no slot for a request that waits").into();
         slots.begin_wait().map(|slot| Box::new(slot) as _).map_err(no_slot)
+    }
+}
+
+/// The kernel's view of files, changed by notifications. Those about pages wait for requests that other slots serve.
+struct KernelPages<'a>(&'a KernelNotifier, &'a OnceLock<WaitingSlots>);
+
+impl KernelPages<'_> {
+    fn wait_for<T>(&self, send: impl FnOnce() -> T) -> T {
+        let _waiting = SessionWait(self.1).begin_wait();
+        send()
+    }
+}
+
+impl KernelView for KernelPages<'_> {
+    fn forget_attr(&self, ino: u64) -> io::Result<()> {
+        self.0.invalidate_attr(ino)
+    }
+
+    fn drop_pages(&self, ino: u64) -> io::Result<()> {
+        self.wait_for(|| self.0.invalidate_pages(ino))
+    }
+
+    fn store_byte(&self, ino: u64, offset: u64, byte: u8) -> io::Result<()> {
+        self.wait_for(|| self.0.store_byte(ino, offset, byte))
     }
 }
 
@@ -98,6 +124,10 @@ impl WritableFsHandler {
             (true, Some(group)) => CreateGroup::Member(group),
         };
         FsCaller { create_group, ..fs_caller(caller) }
+    }
+
+    fn kernel_pages(&self) -> Option<KernelPages<'_>> {
+        self.notifier.get().map(|notifier| KernelPages(notifier, &self.waiting))
     }
 
     fn handle_reply(&self, opened: &OpenedNode) -> HandleReply {
@@ -195,8 +225,8 @@ impl FuseHandler for WritableFsHandler {
         let opened = self.file_system.open(ino, flags as i32, &fs_caller(caller), self.register());
         let opened = call!("open", ino, opened)?;
         // Before the reply: the first read through the handle has to see the new length.
-        if let Some(notifier) = self.notifier.get().filter(|_| opened.moved)
-            && let Err(error) = notifier.invalidate_attr(ino)
+        if let Some(kernel) = self.kernel_pages().filter(|_| opened.moved)
+            && let Err(error) = self.file_system.refresh_opened(ino, &opened, &kernel)
         {
             tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
         }
@@ -384,14 +414,12 @@ impl FuseHandler for WritableFsHandler {
     ) -> Result<(), Errno> {
         let request = LockRequest { lock: *lock, pid, number: caller.unique };
         let begin = SessionWait(&self.waiting);
-        let wait = wait.then_some(&begin as &dyn BeginWait);
+        let wait = (Some(&begin as &dyn BeginWait), wait);
         let stale = call!("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), wait))?;
-        if let Some(notifier) = self.notifier.get().filter(|_| stale) {
-            // Pages may be waiting for a read that another slot has to serve.
-            let _waiting = begin.begin_wait();
-            if let Err(error) = notifier.invalidate_pages(at.0) {
-                tracing::debug!(ino = at.0, "the kernel keeps pages of a file that was locked: {error}");
-            }
+        if let Some(kernel) = self.kernel_pages().filter(|_| stale)
+            && let Err(error) = self.file_system.refresh_locked(at, &kernel)
+        {
+            tracing::debug!(ino = at.0, "the kernel keeps pages of a file that was locked: {error}");
         }
         Ok(())
     }

@@ -135,6 +135,15 @@ sections! {
         served_bytes: Counter "bytes" "Bytes that these brought.",
         served_us: Counter "microseconds" "Time spent on these, summed.",
     }
+    /// NFS clients of this mount, where the kernel's NFS server exports it.
+    export: Export {
+        active: Gauge "exports" "1 while the NFS server exports this mount, else 0.",
+        clients: Gauge "clients" "Addresses of NFS clients that the server has admitted to this mount.",
+        read_bytes: Counter "bytes" "Bytes that NFS clients have read from this mount, since the server took up the export.",
+        write_bytes: Counter "bytes" "Bytes that NFS clients have written to this mount, since the server took up the export.",
+        stale_handles: Counter "operations" "Requests of NFS clients whose file handle led to no file.",
+        threads: Gauge "threads" "Threads of the NFS server, for all of its exports.",
+    }
     /// Metadata of the origin.
     metadata: Metadata {
         ops: Counter "operations" "Lookups and listings sent to the origin or to a node.",

@@ -199,7 +199,12 @@ impl GroupPeer {
     }
 
     fn away_for(&self) -> Duration {
-        self.away_since.lock().map_or(Duration::ZERO, |since| since.elapsed())
+        self.away().unwrap_or_default()
+    }
+
+    /// How long it has been away, if it is.
+    pub(crate) fn away(&self) -> Option<Duration> {
+        self.away_since.lock().map(|since| since.elapsed())
     }
 
     /// Calls over paths beside TCP, one after the other while they break. `None` when none is connected and TCP is

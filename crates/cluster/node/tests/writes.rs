@@ -9,12 +9,13 @@ mod rig {
     use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
     use spurline_node::CacheNode;
     use spurline_origin::{OriginOptions, WritableSource};
-    use spurline_transport::{PathPool, PoolConfig};
+    use spurline_proto::{HelloRequest, WelcomeAnswer};
+    use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind};
     use spurline_types::{Member, Result, Stats};
     use std::net::SocketAddr;
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     pub const BLOCK: u64 = 1 << 20;
 
@@ -71,12 +72,58 @@ mod rig {
         }
     }
 
+    /// Connections of an older release, by their handshake.
+    pub struct OldHandshake {
+        inner: Arc<dyn Connector>,
+        /// The newest version that is offered.
+        offered: u16,
+        /// The mount takes the node's answer for this version.
+        found: u16,
+    }
+
+    impl Connector for OldHandshake {
+        fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
+            self.inner.connect(deadline)
+        }
+        fn connect_and_handshake(
+            &self,
+            hello: &HelloRequest<'_>,
+            process: u64,
+            deadline: Instant,
+        ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
+            let hello = HelloRequest { max_version: self.offered, ..*hello };
+            let (channel, welcome) = self.inner.connect_and_handshake(&hello, process, deadline)?;
+            assert_eq!(welcome.version, self.offered);
+            Ok((channel, WelcomeAnswer { version: self.found, ..welcome }))
+        }
+        fn kind(&self) -> TransportKind {
+            self.inner.kind()
+        }
+        fn peer(&self) -> &str {
+            self.inner.peer()
+        }
+    }
+
     /// A mount's side of `nodes`; its channels fail by `plan`.
     pub fn mount(
         dir: &Path,
         nodes: &[&Node],
         plan: Option<Arc<FaultPlan>>,
     ) -> Result<(Arc<GroupVolume>, Arc<GroupWrites>)> {
+        let volume = connect(dir, nodes, plan, None)?;
+        let writes = volume.open_writes(None, 4 * BLOCK)?;
+        // Tests say themselves when locks wait for those of lost nodes.
+        writes.set_lock_grace(Duration::ZERO, Duration::from_secs(60));
+        Ok((volume, writes))
+    }
+
+    /// The reading side of `nodes`; with `old`, the handshake offers the first version, and finds the second one.
+    pub fn connect(
+        dir: &Path,
+        nodes: &[&Node],
+        plan: Option<Arc<FaultPlan>>,
+        old: Option<(u16, u16)>,
+    ) -> Result<Arc<GroupVolume>> {
         let stats = Arc::new(Stats::default());
         let source = format!("file://{}", dir.display());
         let members: Vec<_> = nodes.iter().map(|n| Arc::new(Member::from_address(&n.at.to_string(), 100))).collect();
@@ -85,7 +132,12 @@ mod rig {
         let roster = GroupMembers::new(&members, move |member| {
             let tcp = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
             let faulty = FaultyConnector::new(Arc::new(tcp), Arc::clone(&plan));
-            let pool = PathPool::on_demand(Arc::new(faulty), "test", &of, PoolConfig::default(), Arc::clone(&counted));
+            let faulty: Arc<dyn Connector> = Arc::new(faulty);
+            let connector = match old {
+                None => faulty,
+                Some((offered, found)) => Arc::new(OldHandshake { inner: faulty, offered, found }),
+            };
+            let pool = PathPool::on_demand(connector, "test", &of, PoolConfig::default(), Arc::clone(&counted));
             GroupPeer::new(pool, member)
         });
         let config = GroupVolumeConfig {
@@ -97,17 +149,17 @@ mod rig {
             silence: Duration::from_secs(2),
             hedge_after: Duration::ZERO,
         };
-        let volume = GroupVolume::connect(&source, roster, config, stats, |block| {
+        GroupVolume::connect(&source, roster, config, stats, |block| {
             Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
-        })?;
-        let writes = volume.open_writes(None, 4 * BLOCK)?;
-        Ok((volume, writes))
+        })
     }
 }
 
-use rig::{Node, mount};
+use rig::{BLOCK, Node, connect, mount};
 use spurline_net_sim::{FaultPlan, FaultRates};
+use spurline_proto::{MAX_VERSION, MIN_WRITE_VERSION};
 use spurline_types::{ErrorKind, Result};
+use spurline_volume::Volume as _;
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, FileLock, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime,
     NodePath, OpId, WritableFile, WritableVolume,
@@ -464,6 +516,30 @@ fn a_node_with_another_directory_is_refused() {
     let (_volume, _writes) = mount(source.path(), &[&one], None).unwrap();
 }
 
+/// Releases with another form of writes: each side names the older one, and reads go on.
+#[test]
+fn an_older_release_is_named_and_reads_go_on() {
+    const OLD: u16 = MIN_WRITE_VERSION - 1;
+    let source = tempfile::tempdir().unwrap();
+    fs::write(source.path().join("f"), b"bytes").unwrap();
+    let nodes = [Node::start(source.path(), true), Node::start(source.path(), true)];
+    for count in [1, 2] {
+        let nodes: Vec<&Node> = nodes[..count].iter().collect();
+        for (found, older, said) in
+            [(OLD, "node", "the node's release is older"), (MAX_VERSION, "mount", "the mount's release is older")]
+        {
+            let volume = connect(source.path(), &nodes, None, Some((OLD, found))).unwrap();
+            let error = volume.open_writes(None, 4 * BLOCK).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{older}: {error}");
+            for words in [said, "speaks protocol version 4", "need 5", "upgrade", "--rw"] {
+                assert!(error.message().contains(words), "{older}: {error}");
+            }
+            assert_eq!(volume.lookup(b"f").unwrap().size, 5);
+        }
+    }
+    assert_eq!(fs::read_dir(source.path()).unwrap().count(), 1, "a probe file was made");
+}
+
 fn lock_of(owner: u64, start: u64, end: u64, kind: LockKind) -> FileLock {
     FileLock { family: LockFamily::Posix, owner, range: LockRange { start, end }, kind }
 }
@@ -508,6 +584,117 @@ fn a_lost_lock_fails_the_file_until_it_is_unlocked() {
     again.write_at(0, b"mine again", None).unwrap();
     again.sync(true).unwrap();
     assert_eq!(fs::read(source.path().join("f")).unwrap(), b"mine agains");
+}
+
+/// A lock is not taken again when others could have had it since: what was read under it may be old.
+#[test]
+fn a_lock_that_another_mount_has_had_is_lost_although_it_is_free() {
+    let source = tempfile::tempdir().unwrap();
+    let mut node = Node::start(source.path(), true);
+    let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
+    let (_other, second) = mount(source.path(), &[&node], None).unwrap();
+    let file = create(&*writes, "f", 0).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let mine = lock_of(1, 0, 9, LockKind::Write);
+    let unlock = FileLock { kind: LockKind::Unlock, ..mine };
+    let content = || fs::read_to_string(source.path().join("f")).unwrap();
+    let lose = |bytes: &[u8], why: &str| {
+        let before = content();
+        let written = file.write_at(0, bytes, None).map(drop).and_then(|()| file.sync(true));
+        assert_eq!(written.unwrap_err().kind(), ErrorKind::Io(5), "{why}");
+        assert_eq!(content(), before, "{why}");
+        file.set_lock(&unlock, &root()).unwrap();
+        // That failure is reported once, here or before.
+        let _ = (file.flush(), file.sync(true));
+        file.sync(true).unwrap();
+    };
+    // The mount was silent for too long.
+    file.set_lock(&mine, &root()).unwrap();
+    file.write_at(0, b"first", None).unwrap();
+    node.node.expire_write_sessions_at(Instant::now() + Duration::from_secs(20));
+    lose(b"silent", "the node has closed the file");
+    // The node was lost, and another mount was faster.
+    file.set_lock(&mine, &root()).unwrap();
+    node.restart();
+    other.set_lock(&mine, &root()).unwrap();
+    other.write_at(0, b"theirs", None).unwrap();
+    other.set_lock(&unlock, &root()).unwrap();
+    lose(b"late", "another mount has had the lock");
+    assert_eq!(content(), "theirs");
+    // The mount noticed the loss late: others no longer wait for it.
+    file.set_lock(&mine, &root()).unwrap();
+    writes.set_lock_grace(Duration::ZERO, Duration::ZERO);
+    node.restart();
+    lose(b"later", "too much time has passed");
+    writes.set_lock_grace(Duration::ZERO, Duration::from_secs(60));
+    file.set_lock(&mine, &root()).unwrap();
+    node.restart();
+    file.write_at(0, b"mine", None).unwrap();
+    file.sync(true).unwrap();
+    assert_eq!(content(), "miners");
+}
+
+/// What was written under a lock is not sent again after its release: another mount has changed it since.
+#[test]
+fn a_lost_node_brings_back_nothing_of_a_released_lock() {
+    let source = tempfile::tempdir().unwrap();
+    let mut node = Node::start(source.path(), true);
+    let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
+    let (_other, second) = mount(source.path(), &[&node], None).unwrap();
+    let whole = lock_of(1, 0, u64::MAX >> 1, LockKind::Write);
+    let unlock = FileLock { kind: LockKind::Unlock, ..whole };
+    let file = create(&*writes, "f", 0).unwrap();
+    let beside = writes.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    for (round, closes) in [(0, false), (1, true)] {
+        let again = writes.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+        let holder = if closes { &again } else { &file };
+        holder.set_lock(&whole, &root()).unwrap();
+        holder.write_at(0, b"old", None).unwrap();
+        match closes {
+            true => drop(again),
+            false => file.set_lock(&unlock, &root()).unwrap(),
+        }
+        other.set_lock(&whole, &root()).unwrap();
+        other.write_at(0, b"new", None).unwrap();
+        other.set_lock(&unlock, &root()).unwrap();
+        node.restart();
+        for open in [&file, &beside, &other] {
+            open.stat().unwrap();
+        }
+        assert_eq!(fs::read(source.path().join("f")).unwrap(), b"new", "round {round}");
+    }
+}
+
+/// After the loss of a node, those that had locks there take them again before others get any.
+#[test]
+fn new_locks_wait_for_those_of_a_lost_node() {
+    const GRACE: Duration = Duration::from_millis(500);
+    let source = tempfile::tempdir().unwrap();
+    let mut node = Node::start(source.path(), true);
+    let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
+    let (_other, second) = mount(source.path(), &[&node], None).unwrap();
+    second.set_lock_grace(GRACE, Duration::from_secs(60));
+    let file = create(&*writes, "f", 0).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let mine = lock_of(1, 0, 9, LockKind::Write);
+    file.set_lock(&mine, &root()).unwrap();
+    for _ in 0..2 {
+        node.restart();
+        let begun = Instant::now();
+        let mut answer = other.set_lock(&mine, &root()).map_err(|error| error.kind());
+        if begun.elapsed() < GRACE {
+            assert_eq!(answer, Err(ErrorKind::Throttled));
+        }
+        file.write_at(0, b"mine", None).unwrap();
+        while answer == Err(ErrorKind::Throttled) {
+            std::thread::sleep(Duration::from_millis(20));
+            answer = other.set_lock(&mine, &root()).map_err(|error| error.kind());
+        }
+        assert_eq!(answer, Err(ErrorKind::Io(11)), "its holder has it again");
+    }
+    file.set_lock(&FileLock { kind: LockKind::Unlock, ..mine }, &root()).unwrap();
+    other.set_lock(&mine, &root()).unwrap();
 }
 
 /// An open file of the model below.

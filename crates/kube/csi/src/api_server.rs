@@ -9,8 +9,13 @@ use std::time::Duration;
 
 /// Deadline of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// Deadline of a connection and its handshake.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Where Kubernetes puts the token, the authorities and the namespace of a pod.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+const NO_ANSWER_REMEDY: &str =
+    "check that pods of this node reach it (NetworkPolicy, firewall), and 'kubectl get --raw /readyz'";
 
 /// A client of the API server.
 #[derive(Debug)]
@@ -46,10 +51,7 @@ impl ApiServer {
         };
         let read = |name: &str| {
             let file = account.join(name);
-            std::fs::read_to_string(&file).map_err(|e| {
-                let what = format!("the service account's file {}: {e}", file.display());
-                Fault::missing(what, "leave automountServiceAccountToken on for the driver's pod")
-            })
+            std::fs::read_to_string(&file).map_err(|e| account_fault(&file, &e))
         };
         let (namespace, authorities) = (read("namespace")?.trim().to_owned(), read("ca.crt")?);
         let setup = |e: reqwest::Error| Fault::missing(format!("the API server's client: {}", root_cause(&e)), "");
@@ -58,6 +60,7 @@ impl ApiServer {
             .tls_certs_only(certificates)
             .no_proxy()
             .timeout(REQUEST_LIMIT)
+            .connect_timeout(CONNECT_LIMIT)
             .user_agent(concat!("spurline/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(setup)?;
@@ -69,20 +72,26 @@ impl ApiServer {
     ///
     /// # Errors
     /// When there is no answer.
-    pub(crate) async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<ApiAnswer, Fault> {
-        let url = format!("{}{path}", self.base);
-        let failed = |why: &dyn std::fmt::Display| {
-            Fault::failed(format!("the API server does not answer {method} {path}: {why}"), "")
-        };
+    pub(crate) async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<ApiAnswer, NoAnswer> {
         // Read for each request: Kubernetes replaces it every hour.
-        let token = std::fs::read_to_string(&self.token_file).map_err(|e| failed(&e))?;
-        let mut request = self.client.request(method.clone(), url).bearer_auth(token.trim());
+        let token = std::fs::read_to_string(&self.token_file)
+            .map_err(|e| NoAnswer { fault: account_fault(&self.token_file, &e), was_sent: false })?;
+        let none = |e: reqwest::Error| {
+            let why = match (e.is_timeout(), e.is_connect()) {
+                (true, true) => format!("no connection within {} s", CONNECT_LIMIT.as_secs()),
+                (true, false) => format!("no answer within {} s", REQUEST_LIMIT.as_secs()),
+                (false, _) => root_cause(&e),
+            };
+            let what = format!("the API server {} does not answer {method} {path}: {why}", self.base);
+            NoAnswer { fault: Fault::failed(what, NO_ANSWER_REMEDY), was_sent: !e.is_connect() }
+        };
+        let mut request = self.client.request(method.clone(), format!("{}{path}", self.base)).bearer_auth(token.trim());
         if let Some(body) = body {
             request = request.header("Content-Type", "application/json").body(body.to_string());
         }
-        let answer = request.send().await.map_err(|e| failed(&root_cause(&e)))?;
+        let answer = request.send().await.map_err(none)?;
         let status = answer.status().as_u16();
-        let bytes = answer.bytes().await.map_err(|e| failed(&root_cause(&e)))?;
+        let bytes = answer.bytes().await.map_err(none)?;
         let object = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
         Ok(ApiAnswer { status, object })
     }
@@ -99,17 +108,50 @@ impl ApiServer {
         also: &[u16],
     ) -> Result<ApiAnswer, Fault> {
         let answer = self.send(method.clone(), path, body).await?;
-        if (200..300).contains(&answer.status) || also.contains(&answer.status) {
-            return Ok(answer);
+        answer.check(&method, path, also)?;
+        Ok(answer)
+    }
+}
+
+impl ApiAnswer {
+    /// Accepts a success, or one of `also`.
+    ///
+    /// # Errors
+    /// When it is a refusal, with the server's message.
+    pub(crate) fn check(&self, method: &Method, path: &str, also: &[u16]) -> Result<(), Fault> {
+        if (200..300).contains(&self.status) || also.contains(&self.status) {
+            return Ok(());
         }
-        let why = answer.object["message"].as_str().unwrap_or("no message");
-        let what = format!("the API server refuses {method} {path} with status {}: {why}", answer.status);
-        let remedy = match answer.status {
+        let why = self.object["message"].as_str().unwrap_or("no message");
+        let what = format!("the API server refuses {method} {path} with status {}: {why}", self.status);
+        let remedy = match self.status {
             401 | 403 => "apply the ServiceAccount, Role and RoleBinding of 'spurline k8s render'",
             _ => "",
         };
         Err(Fault::failed(what, remedy))
     }
+}
+
+/// A request without an answer.
+#[derive(Debug)]
+pub(crate) struct NoAnswer {
+    pub fault: Fault,
+    /// Whether the server may have got the request.
+    pub was_sent: bool,
+}
+
+impl From<NoAnswer> for Fault {
+    fn from(none: NoAnswer) -> Self {
+        none.fault
+    }
+}
+
+fn account_fault(file: &Path, error: &std::io::Error) -> Fault {
+    let remedy = match error.kind() {
+        std::io::ErrorKind::PermissionDenied => "run the driver as root, or let its user read the file",
+        _ => "leave automountServiceAccountToken on for the driver's pod",
+    };
+    Fault::missing(format!("the service account's file {}: {error}", file.display()), remedy)
 }
 
 fn root_cause(error: &dyn std::error::Error) -> String {

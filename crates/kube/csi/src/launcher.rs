@@ -27,6 +27,21 @@ pub struct LaunchPlan {
     pub writable: bool,
 }
 
+/// A process that could not be started.
+#[derive(Debug)]
+pub struct LaunchFailure {
+    /// Why.
+    pub fault: Fault,
+    /// The name of the process if it may run in spite of it, because an answer was lost.
+    pub may_run: Option<String>,
+}
+
+impl From<Fault> for LaunchFailure {
+    fn from(fault: Fault) -> Self {
+        LaunchFailure { fault, may_run: None }
+    }
+}
+
 /// The state of a mount process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessState {
@@ -69,8 +84,8 @@ pub trait MountLauncher: Send + Sync + 'static {
     /// before the mount is ready.
     ///
     /// # Errors
-    /// When it can't be started.
-    async fn launch(&self, plan: &LaunchPlan) -> Result<String, Fault>;
+    /// When it can't be started, or it is not known whether it was.
+    async fn launch(&self, plan: &LaunchPlan) -> Result<String, LaunchFailure>;
 
     /// The state of a process.
     ///
@@ -85,7 +100,8 @@ pub trait MountLauncher: Send + Sync + 'static {
     /// When it may still run.
     async fn stop(&self, process: &str) -> Result<(), Fault>;
 
-    /// Ends processes of this node that are none of `known`: they belong to volumes that are gone.
+    /// Ends processes of this node that are none of `known` and that this driver did not start: they belong to volumes
+    /// that are gone.
     ///
     /// # Errors
     /// When they can't be determined or ended.

@@ -18,7 +18,7 @@ mod settings;
 mod volumes;
 
 pub use api_server::SERVICE_ACCOUNT;
-pub use launcher::{LaunchPlan, MountLauncher, PodReference, ProcessState, VolumeEvent};
+pub use launcher::{LaunchFailure, LaunchPlan, MountLauncher, PodReference, ProcessState, VolumeEvent};
 pub use pods::PodLauncher;
 pub use process::ProcessLauncher;
 pub use server::{CsiDriver, CsiDriverConfig};

@@ -3,13 +3,15 @@
 
 use crate::DRIVER_NAME;
 use crate::api_server::ApiServer;
-use crate::launcher::{LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
+use crate::launcher::{LaunchFailure, LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
 use crate::process::cause_of_end;
 use crate::settings::parse_quantity;
 use reqwest::Method;
 use serde_json::{Value, json};
 use spurline_config::Fault;
+use std::collections::HashSet;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The label of mount pods, with the node as its value, hashed because names of nodes may be too long.
@@ -40,6 +42,8 @@ pub struct PodLauncher {
     api: ApiServer,
     node: String,
     template: Value,
+    /// Pods that this driver made, or may have made, and has not deleted.
+    own: Mutex<HashSet<String>>,
 }
 
 impl PodLauncher {
@@ -56,13 +60,17 @@ impl PodLauncher {
         if template["spec"]["containers"].as_array().is_none_or(|containers| containers.is_empty()) {
             return Err(Fault::usage("the pod template has no spec.containers", TEMPLATE_REMEDY));
         }
-        Ok(PodLauncher { api: ApiServer::in_cluster(account)?, node: node.to_owned(), template })
+        Ok(PodLauncher { api: ApiServer::in_cluster(account)?, node: node.to_owned(), template, own: Mutex::default() })
     }
 
     /// The memory limit of the template in bytes, which is that of volumes that name none.
     pub fn default_memory(&self) -> Option<u64> {
         let limit = &self.template["spec"]["containers"][0]["resources"]["limits"]["memory"];
         parse_quantity(limit.as_str()?)
+    }
+
+    fn own(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pods_path(&self) -> String {
@@ -91,6 +99,23 @@ impl PodLauncher {
             time("lastTimestamp").max(time("eventTime")).to_owned()
         });
         Ok(last.and_then(|event| Some(event["message"].as_str()?.to_owned())))
+    }
+
+    /// Makes a pod in the place of one of the same name.
+    async fn create(&self, name: &str, pod: &Value) -> Result<(), LaunchFailure> {
+        let path = self.pods_path();
+        for also in [&[409][..], &[]] {
+            let sent = self.api.send(Method::POST, &path, Some(pod)).await;
+            let answer = sent
+                .map_err(|none| LaunchFailure { may_run: none.was_sent.then(|| name.to_owned()), fault: none.fault })?;
+            answer.check(&Method::POST, &path, also)?;
+            if answer.status != 409 {
+                break;
+            }
+            // Left from before a reboot of the node, whose records are gone.
+            self.delete(name).await?;
+        }
+        Ok(())
     }
 
     /// Deletes a pod and waits until it is gone.
@@ -225,16 +250,15 @@ fn state_of(pod: &Value) -> ProcessState {
 
 #[tonic::async_trait]
 impl MountLauncher for PodLauncher {
-    async fn launch(&self, plan: &LaunchPlan) -> Result<String, Fault> {
+    async fn launch(&self, plan: &LaunchPlan) -> Result<String, LaunchFailure> {
         let name = self.name_of(plan);
+        self.own().insert(name.clone());
         let pod = pod_of(&self.template, plan, &name, &self.node, &self.node_word());
-        let answer = self.api.expect(Method::POST, &self.pods_path(), Some(&pod), &[409]).await?;
-        if answer.status == 409 {
-            // Left from before a reboot of the node, whose records are gone.
-            self.delete(&name).await?;
-            self.api.expect(Method::POST, &self.pods_path(), Some(&pod), &[]).await?;
+        let made = self.create(&name, &pod).await;
+        if made.as_ref().is_err_and(|failure| failure.may_run.is_none()) {
+            self.own().remove(&name);
         }
-        Ok(name)
+        made.map(|()| name)
     }
 
     async fn process_state(&self, process: &str) -> Result<ProcessState, Fault> {
@@ -255,14 +279,17 @@ impl MountLauncher for PodLauncher {
     }
 
     async fn stop(&self, process: &str) -> Result<(), Fault> {
-        self.delete(process).await
+        self.delete(process).await?;
+        self.own().remove(process);
+        Ok(())
     }
 
     async fn end_others(&self, known: &[String]) -> Result<(), Fault> {
         let path = format!("{}?labelSelector={NODE_LABEL}%3D{}", self.pods_path(), self.node_word());
         let answer = self.api.expect(Method::GET, &path, None, &[]).await?;
         for pod in answer.object["items"].as_array().into_iter().flatten() {
-            if let Some(name) = pod["metadata"]["name"].as_str().filter(|name| !known.iter().any(|one| one == name)) {
+            let is_other = |name: &&str| !known.iter().any(|one| one == name) && !self.own().contains(*name);
+            if let Some(name) = pod["metadata"]["name"].as_str().filter(is_other) {
                 tracing::info!("the pod {name} belongs to no volume of this node and is deleted");
                 self.delete(name).await?;
             }
@@ -294,8 +321,15 @@ impl MountLauncher for PodLauncher {
                 "count": 1,
             });
             let path = format!("/api/v1/namespaces/{}/events", pod.namespace);
-            if let Err(fault) = self.api.expect(Method::POST, &path, Some(&object), &[]).await {
+            let sent = self.api.send(Method::POST, &path, Some(&object)).await;
+            // The volume waits for this: a server that does not answer is not tried again for each pod.
+            let is_silent = sent.is_err();
+            let done = sent.map_err(Fault::from).and_then(|answer| answer.check(&Method::POST, &path, &[]));
+            if let Err(fault) = done {
                 tracing::warn!("an event for pod {}/{}: {fault}", pod.namespace, pod.name);
+            }
+            if is_silent {
+                break;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Mount processes as children in process groups of their own: for hosts without Kubernetes, and for tests. A process
 //! outlives the driver; its name is its process id and its start time, so that a reused id is not mistaken for it.
 
-use crate::launcher::{LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
+use crate::launcher::{LaunchFailure, LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use spurline_config::Fault;
@@ -44,7 +44,7 @@ impl ProcessLauncher {
 
 #[tonic::async_trait]
 impl MountLauncher for ProcessLauncher {
-    async fn launch(&self, plan: &LaunchPlan) -> Result<String, Fault> {
+    async fn launch(&self, plan: &LaunchPlan) -> Result<String, LaunchFailure> {
         let path = plan.dir.join(LOG);
         let log = std::fs::File::create(&path)
             .map_err(|e| Fault::failed(format!("the log {}: {e}", path.display()), "make --state-dir writable"))?;

@@ -54,8 +54,14 @@ fn socket_path(endpoint: &str) -> Result<PathBuf, Fault> {
 
 /// Listens at `path`, in the place of a socket that an ended driver left.
 fn listen(path: &Path) -> Result<UnixListener, Fault> {
-    let failed = |e: &dyn std::fmt::Display| {
-        Fault::missing(format!("the socket {}: {e}", path.display()), "give --endpoint a path in a writable directory")
+    let failed = |e: std::io::Error| {
+        let remedy = match e.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                "run the driver as root, or give --endpoint a path in a directory that its user can write"
+            }
+            _ => "give --endpoint a path in a writable directory",
+        };
+        Fault::missing(format!("the socket {}: {e}", path.display()), remedy)
     };
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         return Err(Fault::missing(
@@ -66,11 +72,11 @@ fn listen(path: &Path) -> Result<UnixListener, Fault> {
     if let Err(e) = std::fs::remove_file(path)
         && e.kind() != std::io::ErrorKind::NotFound
     {
-        return Err(failed(&e));
+        return Err(failed(e));
     }
-    let listener = UnixListener::bind(path).map_err(|e| failed(&e))?;
+    let listener = UnixListener::bind(path).map_err(failed)?;
     // The kubelet is root; other users must not mount.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| failed(&e))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
     Ok(listener)
 }
 
@@ -108,6 +114,7 @@ impl CsiDriver {
         let listener = listen(&socket)?;
         drop(inside);
         runtime.spawn(Arc::clone(&volumes).watch());
+        runtime.spawn(Arc::clone(&volumes).end_others());
         let (stop, mut stopped) = watch::channel(false);
         let node = NodeService { node_id: config.node_id, volumes: Arc::clone(&volumes) };
         let server = tonic::transport::Server::builder()

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::Status;
 
-/// Longest start of a mount. The kubelet abandons a call after two minutes.
-const START_LIMIT: Duration = Duration::from_secs(100);
+/// Longest start of a mount. The kubelet abandons a call after two minutes, and what was started has to end before.
+const START_LIMIT: Duration = Duration::from_secs(90);
 /// Interval of looking at the mount table during a start.
 const MOUNT_POLL: Duration = Duration::from_millis(20);
 /// First and longest interval of querying the state of a process during a start.
@@ -28,6 +28,8 @@ const STATE_POLL: (Duration, Duration) = (Duration::from_millis(200), Duration::
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// First and longest pause before a failed replacement is tried again.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Most cache nodes that a condition names.
+const MOST_NODES: usize = 3;
 /// Deadline of a mount's status.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
 
@@ -83,21 +85,22 @@ pub(crate) struct VolumeTableParts {
 pub(crate) struct VolumeTable {
     parts: VolumeTableParts,
     slots: Mutex<HashMap<String, Arc<VolumeSlot>>>,
+    /// The processes in the records of an earlier driver.
+    found: Vec<String>,
 }
 
 impl VolumeTable {
-    /// Reads the records of an earlier driver. Their mounts go on; those that nothing uses are removed.
+    /// Reads the records of an earlier driver, whose mounts go on. Waits for no launcher.
     ///
     /// # Errors
     /// When the directory can't be read.
     pub(crate) async fn open(parts: VolumeTableParts) -> Result<Arc<Self>, Fault> {
-        let table = VolumeTable { parts, slots: Mutex::default() };
+        let mut table = VolumeTable { parts, slots: Mutex::default(), found: Vec::new() };
         let root = table.volumes_dir();
         let io = |e: std::io::Error| {
             Fault::missing(format!("the directory {}: {e}", root.display()), "give --state-dir a writable directory")
         };
         make_private_dir(&root).map_err(io)?;
-        let mut processes = Vec::new();
         for entry in std::fs::read_dir(&root).map_err(io)? {
             let dir = entry.map_err(io)?.path();
             let record = match VolumeRecord::load(&dir) {
@@ -111,21 +114,22 @@ impl VolumeTable {
                     continue;
                 }
             };
+            tracing::info!("found volume {} with {} pods", record.volume_id, record.targets.len());
+            table.found.extend(record.process.clone());
             let slot = table.slot(&record.volume_id);
-            let mut guard = slot.record.lock().await;
-            processes.extend(record.process.clone());
-            if record.is_used() {
-                tracing::info!("found volume {} with {} pods", record.volume_id, record.targets.len());
-                *guard = Some(record);
-            } else if let Err(fault) = table.end_volume(&record).await {
-                tracing::warn!("{fault}");
-                *guard = Some(record);
-            }
-        }
-        if let Err(fault) = table.parts.launcher.end_others(&processes).await {
-            tracing::warn!("{fault}");
+            *slot.record.lock().await = Some(record);
         }
         Ok(Arc::new(table))
+    }
+
+    /// Ends processes of an earlier driver whose records are gone; tried until it is done.
+    pub(crate) async fn end_others(self: Arc<Self>) {
+        let mut pause = RETRY_PAUSE.0;
+        while let Err(fault) = self.parts.launcher.end_others(&self.found).await {
+            tracing::warn!("mount processes of volumes that are gone: {fault}");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_PAUSE.1);
+        }
     }
 
     fn volumes_dir(&self) -> PathBuf {
@@ -180,7 +184,7 @@ impl VolumeTable {
         let slot = self.slot(&demand.volume_id);
         let since = slot.stops.load(Ordering::SeqCst);
         let mut guard = slot.record.lock().await;
-        let published = match guard.as_ref() {
+        let published = match guard.as_ref().filter(|record| record.is_used()) {
             None if staged => Err(Status::failed_precondition(format!(
                 "volume {} is not staged on this node: NodeStageVolume comes first",
                 demand.volume_id
@@ -288,11 +292,16 @@ impl VolumeTable {
         if let Some(record) = guard.as_ref()
             && record.settings != demand.settings
         {
-            return Err(Status::already_exists(format!(
-                "volume {} is mounted on this node with other attributes or mount options; remove the pods that use it \
-                 here, then start them again",
-                demand.volume_id
-            )));
+            if record.is_used() {
+                return Err(Status::already_exists(format!(
+                    "volume {} is mounted on this node with other attributes or mount options; remove the pods that use \
+                     it here, then start them again",
+                    demand.volume_id
+                )));
+            }
+            // Left from a call that could not end it.
+            self.end_volume(record).await.map_err(status)?;
+            *guard = None;
         }
         let dir = self.dir_of(&demand.volume_id);
         let record = guard.get_or_insert_with(|| VolumeRecord::new(&demand.volume_id, demand.settings.clone()));
@@ -335,9 +344,13 @@ impl VolumeTable {
         }
         record.launches += 1;
         let started = Instant::now();
-        let process = self.parts.launcher.launch(&plan).await.map_err(status)?;
-        record.process = Some(process.clone());
+        let launched = self.parts.launcher.launch(&plan).await;
+        record.process = match &launched {
+            Ok(process) => Some(process.clone()),
+            Err(failure) => failure.may_run.clone(),
+        };
         record.save(&dir).map_err(status)?;
+        let process = launched.map_err(|failure| status(failure.fault))?;
         let ready = self.await_mount(slot, record, &process, since).await;
         match &ready {
             Ok(()) => {
@@ -385,13 +398,16 @@ impl VolumeTable {
             if Instant::now() >= query_at {
                 interval = (interval * 3 / 2).min(STATE_POLL.1);
                 query_at = Instant::now() + interval;
-                match self.parts.launcher.process_state(process).await {
-                    Ok(ProcessState::Running) => pending.clear(),
-                    Ok(ProcessState::Pending(why)) => pending = why,
-                    Ok(ProcessState::Ended(why)) => {
+                let left = START_LIMIT.saturating_sub(started.elapsed());
+                match tokio::time::timeout(left, self.parts.launcher.process_state(process)).await {
+                    Ok(Ok(ProcessState::Running)) => pending.clear(),
+                    Ok(Ok(ProcessState::Pending(why))) => pending = why,
+                    Ok(Ok(ProcessState::Ended(why))) => {
                         return Err(Status::failed_precondition(format!("{source} can't be mounted: {why}")));
                     }
-                    Err(fault) => pending = fault.to_string(),
+                    Ok(Err(fault)) => pending = fault.to_string(),
+                    // The time is over, see below.
+                    Err(_) => {}
                 }
             }
             if started.elapsed() >= START_LIMIT {
@@ -486,16 +502,20 @@ impl VolumeTable {
                     health.cached_bytes += disk["used_bytes"].as_u64().unwrap_or(0);
                     health.cache_bytes += disk["capacity_bytes"].as_u64().unwrap_or(0);
                 }
-                match answer["state"].as_str() {
-                    Some("up") | None => {
+                let wrong = match answer["state"].as_str() {
+                    Some("up") | None => lost_nodes(&answer),
+                    Some(state) => Some(state.to_owned()),
+                };
+                match wrong {
+                    None => {
                         health.message = match last_end {
                             None => "the volume is mounted".to_owned(),
                             Some(why) => format!("the volume is mounted; its process was replaced because {why}"),
                         };
                     }
-                    Some(state) => {
+                    Some(why) => {
                         health.abnormal = true;
-                        health.message = state.to_owned();
+                        health.message = why;
                     }
                 }
             }
@@ -503,7 +523,7 @@ impl VolumeTable {
         Ok(Some(health))
     }
 
-    /// Replaces mount processes that ended, for ever.
+    /// Replaces mount processes that ended, and removes what earlier calls could not, for ever.
     pub(crate) async fn watch(self: Arc<Self>) {
         loop {
             tokio::time::sleep(WATCH_INTERVAL).await;
@@ -511,15 +531,18 @@ impl VolumeTable {
             for slot in slots {
                 // A volume that a call works on is checked next time.
                 let due = lock(&slot.trouble).as_ref().is_none_or(|trouble| trouble.retry_at <= Instant::now());
-                let dead = match slot.record.try_lock() {
+                let is_wrong = match slot.record.try_lock() {
                     Ok(guard) => guard.as_ref().is_some_and(|record| {
-                        record.is_used() && !serves(&self.dir_of(&record.volume_id)).unwrap_or(true)
+                        !record.is_used() || !serves(&self.dir_of(&record.volume_id)).unwrap_or(true)
                     }),
                     Err(_) => false,
                 };
-                if dead && due {
+                if is_wrong && due {
                     let table = Arc::clone(&self);
-                    tokio::spawn(async move { table.replace(&slot).await });
+                    tokio::spawn(async move {
+                        table.replace(&slot).await;
+                        table.remove_unused(&slot).await;
+                    });
                 }
             }
         }
@@ -568,6 +591,29 @@ impl VolumeTable {
                 if first {
                     self.report(record.pods(), true, "VolumeMountFailed", fault.to_string()).await;
                 }
+            }
+        }
+    }
+
+    /// Removes a volume that nothing uses: its process could not be ended by the call that wanted it.
+    async fn remove_unused(&self, slot: &Arc<VolumeSlot>) {
+        let Ok(mut guard) = slot.record.try_lock() else { return };
+        let Some(record) = guard.as_ref().filter(|record| !record.is_used()) else { return };
+        let volume_id = record.volume_id.clone();
+        match self.end_volume(record).await {
+            Ok(()) => {
+                tracing::info!("volume {volume_id}, which nothing uses, is removed");
+                *guard = None;
+                *lock(&slot.trouble) = None;
+                drop(guard);
+                self.forget(&volume_id, slot);
+            }
+            Err(fault) => {
+                let why = format!("volume {volume_id}, which nothing uses, can't be removed: {fault}");
+                if lock(&slot.trouble).is_none() {
+                    tracing::warn!("{why}; it is tried again");
+                }
+                set_trouble(slot, &why);
             }
         }
     }
@@ -626,6 +672,21 @@ async fn fetch_status(dir: &Path) -> Result<serde_json::Value, String> {
     let peer = AdminPeer::Socket(admin_socket(dir), None);
     let answer = tokio::task::spawn_blocking(move || peer.fetch_status(STATUS_LIMIT)).await;
     answer.map_err(|e| e.to_string())?.map_err(|e| e.message().to_owned())
+}
+
+/// That no cache node of the volume answers, when it has nodes and none does.
+fn lost_nodes(status: &serde_json::Value) -> Option<String> {
+    let peers = status["peers"].as_array().filter(|peers| !peers.is_empty())?;
+    if peers.iter().any(|peer| peer["state"] != "down") {
+        return None;
+    }
+    let words = |peer: &serde_json::Value| match (peer["address"].as_str(), peer["reason"].as_str()) {
+        (Some(address), None | Some("")) => address.to_owned(),
+        (address, reason) => format!("{} ({})", address.unwrap_or_default(), reason.unwrap_or_default()),
+    };
+    let named: Vec<String> = peers.iter().take(MOST_NODES).map(words).collect();
+    let more = if peers.len() > MOST_NODES { ", …" } else { "" };
+    Some(format!("no cache node of the volume answers: {}{more}", named.join(", ")))
 }
 
 /// Binds the mount to a pod's directory, unless it is bound there; a dead mount is replaced.

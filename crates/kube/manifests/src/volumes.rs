@@ -196,16 +196,15 @@ fn node_driver(source: FieldSource<'_>) -> Value {
 }
 
 fn controller_access(source: FieldSource<'_>) -> Vec<Value> {
-    let read = ["get", "list", "watch"];
+    // What csi-provisioner does for a driver without topology, attachments, snapshots and copies.
     let cluster = json!([
-        rule("", &["persistentvolumes"], &["get", "list", "watch", "create", "patch", "delete"]),
-        rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "update"]),
-        rule("", &["events"], &["list", "watch", "create", "update", "patch"]),
-        rule("", &["nodes"], &read),
-        rule("storage.k8s.io", &["storageclasses", "csinodes", "volumeattachments"], &read),
+        rule("", &["persistentvolumes"], &["list", "watch", "create", "patch", "delete"]),
+        rule("", &["persistentvolumeclaims"], &["list", "watch"]),
+        // A repeated event is a patch.
+        rule("", &["events"], &["create", "patch"]),
+        rule("storage.k8s.io", &["storageclasses"], &["list", "watch"]),
     ]);
-    let lease =
-        json!([rule("coordination.k8s.io", &["leases"], &["get", "watch", "list", "delete", "update", "create"])]);
+    let lease = json!([rule("coordination.k8s.io", &["leases"], &["create", "get", "update"])]);
     let (name, account) = ("spurline-csi-controller", "spurline-csi-controller");
     [access(source, true, name, account, cluster), access(source, false, name, account, lease)].concat()
 }

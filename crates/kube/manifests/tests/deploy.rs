@@ -76,14 +76,8 @@ fn plain(values: &ClusterValues) -> BTreeMap<String, Value> {
 
 /// A tool's output; `None` with a SKIP where the tools can't be built.
 fn output_of(tool: &str, words: &[&str]) -> Option<String> {
-    let script = deploy("../scripts/kubernetes.sh");
-    let built = Command::new(script).stderr(std::process::Stdio::inherit()).output().unwrap();
-    if !built.status.success() {
-        spurline_testkit::skip("kubernetes", &format!("there is no {tool} here (scripts/kubernetes.sh says why)"));
-        return None;
-    }
-    let program = Path::new(std::str::from_utf8(&built.stdout).unwrap().trim()).join(tool);
-    let out = Command::new(program).args(words).output().unwrap();
+    let programs = spurline_testkit::go_program("kubernetes", "kubernetes")?;
+    let out = Command::new(programs.join(tool)).args(words).output().unwrap();
     assert!(out.status.success(), "{tool} {words:?}: {}", String::from_utf8_lossy(&out.stderr));
     Some(String::from_utf8(out.stdout).unwrap())
 }

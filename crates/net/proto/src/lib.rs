@@ -21,6 +21,7 @@ mod answer;
 mod codec;
 mod header;
 mod object_ranges;
+mod open_flags;
 mod proof;
 mod rail;
 pub mod rdma;
@@ -34,6 +35,7 @@ pub use answer::{
 };
 pub use header::{FrameFlags, FrameHeader, FrameOp};
 pub use object_ranges::{ObjectRange, ObjectRanges, RangeDone, RangeList, RangesDone};
+pub use open_flags::OpenFlags;
 pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, TokenProof};
 pub use rail::{MAX_RAILS, RailInfo, RailLink};
 pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
@@ -50,6 +52,9 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"SPUR");
 pub const MIN_VERSION: u16 = 3;
 /// The newest protocol version this build speaks.
 pub const MAX_VERSION: u16 = 5;
+/// The oldest version whose peers write: other operations kept their form since [`MIN_VERSION`], those on writable volumes did
+/// not.
+pub const MIN_WRITE_VERSION: u16 = 5;
 /// The version of the frames themselves: header, order of parts, padding. The handshake agrees on the format of
 /// bodies, so every peer understands a handshake.
 pub const FRAME_VERSION: u16 = 1;

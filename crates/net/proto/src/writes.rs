@@ -9,7 +9,7 @@
 
 use crate::codec::{ByteCursor, PutValue};
 use crate::request::{VolumeId, check_name, take_path, take_switch, take_volume};
-use crate::{FrameError, MAX_WRITE};
+use crate::{FrameError, MAX_WRITE, OpenFlags};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime, NodePath,
     OpId,
@@ -130,8 +130,8 @@ pub enum WriteCall<'a> {
     Open {
         /// The file.
         at: NodePath<'a>,
-        /// As for `open(2)`.
-        flags: u32,
+        /// Its flags.
+        flags: OpenFlags,
         /// The number.
         file: u64,
     },
@@ -139,8 +139,8 @@ pub enum WriteCall<'a> {
     Create {
         /// Its name.
         at: NamePath<'a>,
-        /// As for `open(2)`.
-        flags: u32,
+        /// Its flags.
+        flags: OpenFlags,
         /// Permission bits of a new file.
         mode: u32,
         /// The number.
@@ -150,8 +150,8 @@ pub enum WriteCall<'a> {
     CreateUnnamed {
         /// The directory.
         directory: NodePath<'a>,
-        /// As for `open(2)`.
-        flags: u32,
+        /// Its flags.
+        flags: OpenFlags,
         /// Permission bits.
         mode: u32,
         /// The number.
@@ -289,8 +289,8 @@ pub enum WriteCall<'a> {
     Reopen {
         /// The open file.
         of: u64,
-        /// As for `open(2)`.
-        flags: u32,
+        /// Its flags.
+        flags: OpenFlags,
         /// The new number.
         file: u64,
     },
@@ -643,24 +643,24 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
         }
         WriteCall::Open { at, flags, file } => {
             put_node(at, out);
-            out.put_u32(*flags);
+            out.put_u32(flags.bits());
             out.put_u64(*file);
         }
         WriteCall::Create { at, flags, mode, file } => {
             put_name(at, out);
-            out.put_u32(*flags);
+            out.put_u32(flags.bits());
             out.put_u32(*mode);
             out.put_u64(*file);
         }
         WriteCall::CreateUnnamed { directory, flags, mode, file } => {
             put_node(directory, out);
-            out.put_u32(*flags);
+            out.put_u32(flags.bits());
             out.put_u32(*mode);
             out.put_u64(*file);
         }
         WriteCall::Reopen { of, flags, file } => {
             out.put_u64(*of);
-            out.put_u32(*flags);
+            out.put_u32(flags.bits());
             out.put_u64(*file);
         }
         WriteCall::LinkOpen { file, to } => {
@@ -730,6 +730,10 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
     }
 }
 
+fn take_flags(take: &mut ByteCursor<'_>) -> Result<OpenFlags, FrameError> {
+    take.take_u32("flags").map(OpenFlags::new)
+}
+
 fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError> {
     const FILE: &str = "the number of an open file";
     Ok(match take.take_u8("the kind of a call")? {
@@ -742,16 +746,16 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
         7 => WriteCall::Access(take_node(take)?, take.take_u32("rights")?),
         8 => WriteCall::GetXattr(take_node(take)?, take.take_bytes("an attribute's name")?),
         9 => WriteCall::ListXattr(take_node(take)?),
-        10 => WriteCall::Open { at: take_node(take)?, flags: take.take_u32("flags")?, file: take.take_u64(FILE)? },
+        10 => WriteCall::Open { at: take_node(take)?, flags: take_flags(take)?, file: take.take_u64(FILE)? },
         11 => WriteCall::Create {
             at: take_name(take)?,
-            flags: take.take_u32("flags")?,
+            flags: take_flags(take)?,
             mode: take.take_u32("a mode")?,
             file: take.take_u64(FILE)?,
         },
         12 => WriteCall::CreateUnnamed {
             directory: take_node(take)?,
-            flags: take.take_u32("flags")?,
+            flags: take_flags(take)?,
             mode: take.take_u32("a mode")?,
             file: take.take_u64(FILE)?,
         },
@@ -818,9 +822,7 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
         },
         28 => WriteCall::Close { files: FileNumbers::take(take)? },
         29 => WriteCall::Renew,
-        30 => {
-            WriteCall::Reopen { of: take.take_u64(FILE)?, flags: take.take_u32("flags")?, file: take.take_u64(FILE)? }
-        }
+        30 => WriteCall::Reopen { of: take.take_u64(FILE)?, flags: take_flags(take)?, file: take.take_u64(FILE)? },
         value => return Err(FrameError::Value { what: "the kind of a call", value: value.into() }),
     })
 }

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, FRAME_ALIGN, FileNumbers, FrameError, FrameFlags,
     FrameHeader, FrameOp, HEADER_LEN, HelloRequest, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE, NONCE_LEN,
-    NodeRequest, ObjectRange, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadFlags, ReadRequest,
-    TokenProof, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path, decode_error,
-    encode_error_message, frame_padding,
+    NodeRequest, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadFlags,
+    ReadRequest, TokenProof, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path,
+    decode_error, encode_error_message, frame_padding,
 };
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use spurline_volume::writes::{
@@ -153,6 +153,7 @@ proptest! {
             atime: again.then_some(time), mtime: Some(NewTime::Now),
         };
         let (file, offset, len, flags, mode) = (id, long, !long, number, !number);
+        let open = OpenFlags::new(number);
         let range = LockRange { start: long, end: id };
         let mut numbers = Vec::new();
         let files = FileNumbers::new(&[file, long, offset], &mut numbers);
@@ -165,8 +166,8 @@ proptest! {
         let calls = [
             WriteCall::Capabilities, WriteCall::Space, WriteCall::SyncAll, WriteCall::Renew, WriteCall::Stat(node),
             WriteCall::Lookup(at), WriteCall::ReadLink(node), WriteCall::Access(node, mode),
-            WriteCall::GetXattr(node, &name), WriteCall::ListXattr(node), WriteCall::Open { at: node, flags, file },
-            WriteCall::Create { at, flags, mode, file }, WriteCall::CreateUnnamed { directory: node, flags, mode, file },
+            WriteCall::GetXattr(node, &name), WriteCall::ListXattr(node), WriteCall::Open { at: node, flags: open, file },
+            WriteCall::Create { at, flags: open, mode, file }, WriteCall::CreateUnnamed { directory: node, flags: open, mode, file },
             WriteCall::LinkOpen { file, to: at }, WriteCall::OpenDirectory { at: node, file },
             WriteCall::Read { file, offset, len: number }, WriteCall::Write { file, offset, lose_privileges: yes, flush: again },
             WriteCall::Allocate { file, mode, offset, len },
@@ -175,7 +176,7 @@ proptest! {
             WriteCall::SetAttrOpen { file, set }, WriteCall::TestLock { file, owner: len, range, kind: LockKind::Read },
             WriteCall::SetLock { file, family: LockFamily::Flock, owner: len, range, kind: LockKind::Unlock },
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
-            WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { files }, WriteCall::Reopen { of: long, flags, file },
+            WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { files }, WriteCall::Reopen { of: long, flags: open, file },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });
         let sent = WireCaller::new(&caller, &mut scratch);

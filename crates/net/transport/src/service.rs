@@ -4,13 +4,13 @@
 use crate::proof_gate::{ProofGate, no_token};
 use crate::{ConnectionEndpoints, TransportKind};
 use spurline_proto::{
-    AnswerBody, FrameError, FrameHeader, FrameOp, HelloRequest, MAX_GREETING_BODY, MAX_REQUEST_BODY, NodeRequest,
-    WelcomeAnswer,
+    AnswerBody, FrameError, FrameHeader, FrameOp, HelloRequest, MAX_GREETING_BODY, MAX_REQUEST_BODY, MIN_WRITE_VERSION,
+    NodeRequest, WelcomeAnswer,
 };
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Number of the next parking: a lower number means parked for longer.
@@ -26,6 +26,8 @@ pub struct ConnState {
     id: u64,
     endpoints: ConnectionEndpoints,
     peer_name: OnceLock<String>,
+    /// The protocol version of its handshake; 0 before that.
+    version: AtomicU16,
     /// Its handshake named a source.
     for_data: AtomicBool,
     /// It holds a slot for data.
@@ -45,6 +47,7 @@ impl ConnState {
             id,
             endpoints,
             peer_name: OnceLock::new(),
+            version: AtomicU16::new(0),
             for_data: AtomicBool::new(false),
             admitted: AtomicBool::new(false),
             moved: AtomicBool::new(false),
@@ -110,6 +113,10 @@ impl ConnState {
     /// Marks it as being closed; false when a worker took it since that parking.
     pub(crate) fn mark_evicted(&self, parking: u64) -> bool {
         self.parked.compare_exchange(parking, EVICTED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+    /// The protocol version of the handshake; 0 before that.
+    pub fn version(&self) -> u16 {
+        self.version.load(Ordering::Acquire)
     }
     /// The peer's name from the handshake; `None` before that.
     pub fn peer_name(&self) -> Option<&str> {
@@ -245,6 +252,13 @@ pub fn dispatch_request(
             }
         }
     }
+    // Its form differs, so it is not decoded.
+    if header.op == FrameOp::Write && conn.version() < MIN_WRITE_VERSION {
+        return match responder.send_error(&old_writer(conn)) {
+            Ok(()) => NextStep::Continue,
+            Err(error) => NextStep::Close(error),
+        };
+    }
     let answered = match NodeRequest::decode(header.op, body).and_then(|request| request.with_payload(payload)) {
         // Before the handshake there is no second attempt.
         Err(e) if conn.peer_name().is_none() => return refuse(e.into(), responder),
@@ -265,6 +279,7 @@ pub fn dispatch_request(
             Err(e) => return refuse(e.into(), responder),
             Ok(version) => service.handle_hello(conn, &hello).and_then(|welcome| {
                 conn.peer_name.get_or_init(|| hello.peer.to_owned());
+                conn.version.store(version, Ordering::Release);
                 conn.for_data.store(!hello.source.is_empty(), Ordering::Release);
                 send_answer(&WelcomeAnswer { version, ..welcome }, responder)
             }),
@@ -291,6 +306,17 @@ pub fn dispatch_request(
         Ok(()) => NextStep::Continue,
         Err(error) => NextStep::Close(error),
     }
+}
+
+/// The refusal of a write by a peer whose release is too old for it.
+fn old_writer(conn: &ConnState) -> Error {
+    let why = format!(
+        "mount '{}' speaks protocol version {}, and writes through this node need {MIN_WRITE_VERSION}: the mount's release is \
+         older; upgrade spurline on its host, or mount without --rw",
+        conn.peer_name().unwrap_or_default(),
+        conn.version()
+    );
+    Error::new(ErrorKind::Unsupported, why)
 }
 
 fn send_answer(value: &impl AnswerBody, responder: &mut dyn Responder) -> Result<()> {

@@ -6,7 +6,7 @@ use common::{Fixture, conformance, list_all, object, pattern, read, read_until, 
 use spurline_origin::{AwsCredentials, EnvironmentSource, OriginOptions, OriginRead, OriginStore, open};
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use spurline_types::{ErrorKind, FileKind, SliceSink, Stats};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -155,14 +155,7 @@ impl Drop for Versity {
 
 #[test]
 fn keeps_the_common_rules_on_versitygw() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
-    let Ok(built) = Command::new(root.join("scripts/versitygw.sh")).stderr(Stdio::inherit()).output() else {
-        return spurline_testkit::skip("versitygw", "scripts/versitygw.sh can't be run");
-    };
-    let binary = String::from_utf8_lossy(&built.stdout).trim().to_owned();
-    if !built.status.success() || binary.is_empty() {
-        return spurline_testkit::skip("versitygw", "versitygw is not built (scripts/versitygw.sh says why)");
-    }
+    let Some(binary) = spurline_testkit::go_program("versitygw", "versitygw") else { return };
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("bucket")).unwrap();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

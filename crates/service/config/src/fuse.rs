@@ -11,6 +11,8 @@ use std::time::Duration;
 pub struct FuseConfig {
     /// Set for a mount that takes changes.
     pub writes: Option<WritesConfig>,
+    /// Locks hold among the programs of this mount only.
+    pub local_locks: bool,
     /// Mount options, all of them from [`MOUNT_OPTIONS`] or `fsname=`.
     pub options: Vec<String>,
     /// Largest request in bytes: a multiple of 4 KiB, from 8 KiB to 1 MiB.
@@ -109,6 +111,7 @@ pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fa
     };
     let config = FuseConfig {
         writes: check_writes(args)?,
+        local_locks: args.local_locks,
         options: check_options(&args.options)?,
         max_write: max_write as u32,
         attr_ttl: args.attr_cache,
@@ -134,11 +137,13 @@ fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault> {
         return Err(Fault::usage("both read-only and read-write are requested", "give --rw or --read-only, not both"));
     }
     if !rw {
-        return match args.squash {
+        let given = [("--squash", args.squash.is_some()), ("--local-locks", args.local_locks)];
+        return match given.iter().find(|(_, given)| *given) {
             None => Ok(None),
-            Some(_) => {
-                Err(Fault::usage("--squash has no effect in a read-only mount", "give --rw too, or leave it out"))
-            }
+            Some((flag, _)) => Err(Fault::usage(
+                format!("{flag} has no effect in a read-only mount"),
+                "give --rw too, or leave it out",
+            )),
         };
     }
     let shown = [
@@ -252,6 +257,7 @@ mod tests {
     fn session(attr_ms: u64, entry_ms: u64, dir_entry_ms: u64) -> FuseConfig {
         FuseConfig {
             writes: None,
+            local_locks: false,
             options: Vec::new(),
             max_write: 1 << 20,
             attr_ttl: Duration::from_millis(attr_ms),
@@ -302,6 +308,7 @@ mod tests {
         let squashed = |args: &mut RawFuse| (args.rw, args.squash) = (true, Some((7, 8)));
         assert_eq!(check(squashed).unwrap(), Some(WritesConfig { squash: Some((7, 8)) }));
         assert!(check(|args| args.squash = Some((7, 8))).unwrap_err().contains("--rw"));
+        assert!(check(|args| args.local_locks = true).unwrap_err().contains("--local-locks"));
         assert!(check(|args| (args.rw, args.read_only) = (true, true)).unwrap_err().contains("not both"));
         assert!(check(|args| (args.rw, args.options) = (true, vec!["ro".into()])).unwrap_err().contains("not both"));
         assert!(check(|args| (args.rw, args.uid) = (true, Some(1))).unwrap_err().contains("--uid"));

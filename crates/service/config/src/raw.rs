@@ -318,6 +318,8 @@ pub struct RawFuse {
     pub rw: bool,
     /// User and group of all changes; `None` for those of the calling processes.
     pub squash: Option<(u32, u32)>,
+    /// Locks hold among the programs of this mount only.
+    pub local_locks: bool,
     /// Mount options.
     pub options: Vec<String>,
     /// Largest FUSE request.
@@ -356,6 +358,7 @@ impl Default for RawFuse {
             read_only: false,
             rw: false,
             squash: None,
+            local_locks: false,
             options: Vec::new(),
             max_write: Size(1 << 20),
             attr_cache: Duration::from_secs(1),

@@ -54,6 +54,9 @@ fn every_metric_of_the_dashboard_exists() {
     for metric in ["running", "files_done", "bytes_done"] {
         assert!(seen.contains(&format!("spurline_jobs_{metric}")), "{metric} of jobs is not on the dashboard");
     }
+    for metric in ["clients", "read_bytes_total", "stale_handles_total"] {
+        assert!(seen.contains(&format!("spurline_export_{metric}")), "{metric} of exports is not on the dashboard");
+    }
     // What `spurline status` shows is there too.
     for metric in ["used_bytes", "capacity_bytes", "hit_bytes_total"] {
         assert!(seen.contains(&format!("spurline_blockcache_{metric}")), "{metric} is not on the dashboard");

@@ -71,7 +71,12 @@ pub fn open_metrics(
         Some(Ok(server)) => {
             let address = server.address();
             if server.moved() {
-                tracing::info!(%address, "metrics page; {} was taken", checked::DEFAULT_METRICS);
+                let wanted = checked::DEFAULT_METRICS;
+                tracing::warn!(
+                    %address,
+                    "metrics page; {wanted} is in use by another process: give each process of this host a port of its own \
+                     with --metrics ADDR, or --metrics none"
+                );
             } else {
                 tracing::info!(%address, "metrics page");
             }

@@ -2,18 +2,50 @@
 //! `spurline export` makes the folder.
 
 use serde_json::{Value, json};
-use spurline_export::{ExportRecord, NameDatabase, STATE_DIR, ServerState, export_id};
+use spurline_export::{
+    ExportRecord, ExportUse, NameDatabase, STATE_DIR, ServerState, answer_waiting_clients, export_id,
+    forget_cached_exports,
+};
 use spurline_fs::NameRecords;
 use spurline_types::Result;
+use spurline_types::stats::Export;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 /// Makes a file system keep its names in a store.
 pub(crate) type KeepNames = Box<dyn Fn(Arc<dyn NameRecords>) + Send + Sync>;
 
+/// Whether `spurline export` has exported a mount.
+pub(crate) fn is_exported(source: &str, mountpoint: &Path) -> bool {
+    ExportRecord::read(Path::new("/"), &export_id(source, mountpoint)).is_some()
+}
+
+/// Makes the NFS server look at an exported mountpoint anew: its clients wait where nothing is mounted. True if the mount is exported.
+pub(crate) fn renew_export(source: &str, mountpoint: &Path) -> bool {
+    if !is_exported(source, mountpoint) {
+        return false;
+    }
+    if let Err(error) = forget_cached_exports() {
+        tracing::warn!("the NFS server may still serve the mount before: {error}; run `exportfs -f` as root");
+    }
+    true
+}
+
+/// Makes NFS clients of an exported mount go on with the mount that is there now.
+pub(crate) fn resume_clients(source: &str, mountpoint: &Path) {
+    if !renew_export(source, mountpoint) {
+        return;
+    }
+    match answer_waiting_clients(source, mountpoint) {
+        Ok(waiting) => tracing::info!(waiting, "NFS clients of the export go on with this mount"),
+        Err(error) => tracing::warn!("NFS clients of the export may wait for two minutes: {error}"),
+    }
+}
+
 /// What keeps the names of a mount that is, or may become, exported.
 pub(crate) struct ExportedNames {
     id: String,
+    mountpoint: PathBuf,
     folder: PathBuf,
     keep: KeepNames,
     database: OnceLock<Arc<NameDatabase>>,
@@ -23,7 +55,7 @@ impl ExportedNames {
     pub fn new(source: &str, mountpoint: &Path, keep: KeepNames) -> Self {
         let id = export_id(source, mountpoint);
         let folder = Path::new("/").join(STATE_DIR).join(&id);
-        ExportedNames { id, folder, keep, database: OnceLock::new() }
+        ExportedNames { id, mountpoint: mountpoint.to_owned(), folder, keep, database: OnceLock::new() }
     }
 
     /// Opens the names of an export that exists; a mount that starts again continues with them.
@@ -57,13 +89,32 @@ impl ExportedNames {
     pub fn to_json(&self) -> Value {
         let Some(record) = ExportRecord::read(Path::new("/"), &self.id) else { return Value::Null };
         let server = ServerState::read();
+        let used = ExportUse::read(Path::new("/"), &self.mountpoint);
         json!({
             "id": self.id,
             "handles_kept": self.database.get().is_some(),
             "rdma": record.rdma,
             "threads": server.threads,
             "ports": server.ports,
-            "clients": server.clients,
+            "active": used.active && server.threads > 0,
+            "writable": used.writable,
+            "clients": used.clients,
+            "read_bytes": used.read_bytes,
+            "write_bytes": used.write_bytes,
+            "stale_handles": used.stale_handles,
         })
+    }
+
+    /// Shows the export in the counters.
+    pub fn set_counters(&self, shown: &Export) {
+        // Most mounts are not exported, and read no file for it.
+        let used = self.database.get().map(|_| ExportUse::read(Path::new("/"), &self.mountpoint)).unwrap_or_default();
+        let threads = if used.active { u64::from(ServerState::read_threads()) } else { 0 };
+        shown.active.set(u64::from(threads > 0));
+        shown.clients.set(used.clients.len() as u64);
+        shown.read_bytes.set(used.read_bytes);
+        shown.write_bytes.set(used.write_bytes);
+        shown.stale_handles.set(used.stale_handles);
+        shown.threads.set(threads);
     }
 }

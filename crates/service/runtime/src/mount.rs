@@ -2,9 +2,9 @@
 //! command line: a front end stops the mount by [`MountStop`].
 
 use crate::admin::{AdminServices, ProcessTarget};
-use crate::exported::{ExportedNames, KeepNames};
+use crate::exported::{ExportedNames, KeepNames, resume_clients};
 use crate::volume::{OpenVolume, open_volume};
-use crate::writes::{OpenWrites, capabilities_json, describe_unsent, open_writes, unsent_json};
+use crate::writes::{OpenWrites, capabilities_json, describe_unsent, lock_word, open_writes, unsent_json};
 use crate::{group, peer_status, setup};
 use serde_json::json;
 use spurline_client::GroupWrites;
@@ -193,6 +193,7 @@ impl PreparedMount {
             }
             ready => ready.map_err(mount_fault)?,
         }
+        resume_clients(config.volume.source.as_str(), session.mountpoint());
         let fuse = chosen.get_or_init(|| session.transport().map_or_else(String::new, |chosen| chosen.to_string()));
         tracing::info!("memory: {}", config.volume.budget);
         tracing::info!("{} is mounted on {}; {fuse}", config.volume.source, session.mountpoint().display());
@@ -446,7 +447,7 @@ fn session_config(
     };
     SessionConfig {
         writes: writes.map(|writes| {
-            let can = writes.source.capabilities();
+            let can = writes.capabilities();
             SessionWrites { acls: can.acls && options.checks_modes(), locks: can.locks == LockScope::Source }
         }),
         options,
@@ -492,6 +493,7 @@ fn admin_target(
     let (source, mountpoint) = (config.volume.source.to_string(), config.mountpoint.display().to_string());
     let (writable, through_nodes) = (writes.is_some(), remote.is_some());
     let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
+    let locks = writes.as_ref().map(|writes| lock_word(writes.capabilities().locks));
     let shown = Arc::clone(&exported);
     let status = move || {
         let mut status = json!({
@@ -501,7 +503,7 @@ fn admin_target(
             "source": source,
             "mountpoint": mountpoint,
             "fuse": fuse.get().map_or("starting", String::as_str),
-            "writes": { "writable": writable, "through_nodes": writable && through_nodes },
+            "writes": { "writable": writable, "through_nodes": writable && through_nodes, "locks": locks },
             "disks": setup::disk_status(store.as_deref()),
             "peers": remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
             "group": follower.as_deref().map(group::group_status),
@@ -516,8 +518,9 @@ fn admin_target(
         stats,
         started,
         gauges: {
-            let board = Arc::clone(&board);
+            let (board, exported) = (Arc::clone(&board), Arc::clone(&exported));
             Box::new(move |stats| {
+                exported.set_counters(&stats.export);
                 setup::set_memory_gauges(&pool, &tier, stats);
                 let mut totals = JobTotals::default();
                 board.add_totals(&mut totals);
@@ -527,7 +530,7 @@ fn admin_target(
         info: Box::new(move |path| {
             let mut info = volume.info(path)?;
             if let Some(writes) = &writes {
-                info["writes"] = capabilities_json(&writes.source.capabilities());
+                info["writes"] = capabilities_json(&writes.capabilities());
             }
             Ok(info)
         }),

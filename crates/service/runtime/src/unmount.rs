@@ -1,5 +1,6 @@
 //! Unmounts, also a mount that hangs or whose process is gone. It does not access the mount before the unmount call.
 
+use crate::exported::{is_exported, renew_export};
 use crate::locator::{find_mount, mount_process};
 use crate::writes::describe_unsent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -60,7 +61,14 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &Unmoun
     if request.force {
         abort_requests(&mount, report.warn)?;
     }
-    unmount_now(&mount, request.lazy || request.force, request.force)?;
+    // The NFS server holds the mount of a killed process, and answers its clients with errors.
+    let gone = process.is_none() && mount_process(&mount).is_err_and(|absent| !absent.may_run);
+    let dead_export = gone && is_exported(&mount.source, &mount.mountpoint);
+    unmount_now(&mount, request.lazy || request.force || dead_export, request.force)?;
+    if dead_export {
+        renew_export(&mount.source, &mount.mountpoint);
+        (report.note)("its NFS clients wait until it is mounted again".into());
+    }
     match process {
         // With --lazy, an open file may keep it for days.
         Some(process) if !request.lazy => process.wait_for_exit(request, &mount, report),
@@ -223,10 +231,6 @@ impl HungCalls {
         }
     }
 
-    fn is_certain(&self) -> bool {
-        self.seen.values().any(|(_, times)| *times >= Self::CERTAIN)
-    }
-
     /// The place in the kernel where most looks found a thread; `None` if no call hangs for certain.
     fn describe(&self) -> Option<String> {
         let (at, _) =
@@ -281,7 +285,7 @@ impl MountProcess {
             if let Some(pid) = self.pid {
                 hung.look_at(pid);
             }
-            if request.force && hung.is_certain() {
+            if request.force && hung.describe().is_some() {
                 break;
             }
         }

@@ -130,6 +130,10 @@ fn pool_bytes(config: &VolumeConfig) -> u64 {
     config.budget.total - config.budget.fuse_bytes() - config.budget.name_table_bytes()
 }
 
+/// Something listens there and says nothing.
+const SILENT_NODES_REMEDY: &str =
+    "look at the node's log, and whether another program or a proxy listens at its address";
+
 fn open_from_group(
     config: &VolumeConfig,
     group: &GroupConfig,
@@ -171,7 +175,11 @@ fn open_from_group(
             memory = Some((pool, Arc::clone(&tier)));
             Ok(tier)
         },
-    )?;
+    )
+    .map_err(|error| {
+        let remedy = if error.kind() == ErrorKind::Timeout { SILENT_NODES_REMEDY } else { "" };
+        Fault { remedy: remedy.to_owned(), ..Fault::from(error) }
+    })?;
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
     // An error of the source now is the error of every read, unless it is transient.
     match remote.lookup(b"") {

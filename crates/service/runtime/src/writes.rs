@@ -18,6 +18,19 @@ pub(crate) struct OpenWrites {
     /// The same through nodes, which get written bytes later.
     pub behind: Option<Arc<GroupWrites>>,
     pub serves_all_users: bool,
+    /// `--local-locks`.
+    pub local_locks: bool,
+}
+
+impl OpenWrites {
+    /// What the source can do for programs of this mount.
+    pub fn capabilities(&self) -> WriteCapabilities {
+        let mut can = self.source.capabilities();
+        if self.local_locks {
+            can.locks = LockScope::Mount;
+        }
+        can
+    }
 }
 
 /// Opens the source of `config` for changes, in this process or through the nodes of `remote`.
@@ -32,13 +45,14 @@ pub(crate) fn open_writes(
     if let Some(remote) = remote {
         // The nodes act for every user.
         let source = remote.open_writes(writes.squash, config.volume.budget.write_bytes)?;
-        return Ok(OpenWrites { behind: Some(Arc::clone(&source)), source, serves_all_users: true });
+        let behind = Some(Arc::clone(&source));
+        return Ok(OpenWrites { behind, source, serves_all_users: true, local_locks: config.fuse.local_locks });
     }
     let source = SourceLocation::parse(config.volume.source.as_str())?;
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
     let source = WritableSource::open(source.path(), squash)?;
     let serves_all_users = source.serves_all_users();
-    Ok(OpenWrites { source, behind: None, serves_all_users })
+    Ok(OpenWrites { source, behind: None, serves_all_users, local_locks: config.fuse.local_locks })
 }
 
 /// Opens a node's source for changes.
@@ -101,13 +115,18 @@ pub(crate) fn capabilities_json(can: &WriteCapabilities) -> Value {
         "acls": can.acls,
         "random_write": can.random_write,
         "atomic_append": can.atomic_append,
-        "locks": match can.locks {
-            LockScope::Mount => "mount",
-            LockScope::Source => "source",
-        },
+        "locks": lock_word(can.locks),
         "holes": can.holes,
         "copy": can.copy,
     })
+}
+
+/// A scope as a word of JSON.
+pub(crate) fn lock_word(scope: LockScope) -> &'static str {
+    match scope {
+        LockScope::Mount => "mount",
+        LockScope::Source => "source",
+    }
 }
 
 #[cfg(test)]

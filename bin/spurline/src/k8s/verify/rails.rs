@@ -18,8 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Longest wait for an answer, and longest stall of a transfer.
-const PATIENCE: Duration = Duration::from_secs(15);
 /// Connections of the server in this process: a measurement has a handful.
 const MAX_CONNECTIONS: usize = 32;
 /// Bytes of a message of the latency test, as in ib_write_lat.
@@ -54,17 +52,17 @@ pub struct RailMeasurement {
 ///
 /// # Errors
 /// As [`ProbeSession::connect`].
-pub fn connect_peer(peer: &str, token: &TokenArgs) -> Result<ProbeSession, Fault> {
+pub fn connect_peer(peer: &str, token: &TokenArgs, timeout: Duration) -> Result<ProbeSession, Fault> {
     let (peer, trust) = (client::parse_peer(peer)?, token.open()?);
-    ProbeSession::connect(&ConnectConfig { peer, from: Vec::new(), timeout: PATIENCE, trust })
+    ProbeSession::connect(&ConnectConfig { peer, from: Vec::new(), timeout, trust })
 }
 
 /// The facts of the other end.
 ///
 /// # Errors
 /// When it does not send them, or they can't be read.
-pub fn fetch_tree(session: &mut ProbeSession) -> Result<HostTree, Fault> {
-    let packed = session.fetch_facts(PATIENCE)?;
+pub fn fetch_tree(session: &mut ProbeSession, timeout: Duration) -> Result<HostTree, Fault> {
+    let packed = session.fetch_facts(timeout)?;
     let entries = archive::read_archive(packed.as_slice()).map_err(|error| {
         Fault::failed(format!("the other end's facts: {error}"), "use the same version on both ends")
     })?;
@@ -75,7 +73,7 @@ pub fn fetch_tree(session: &mut ProbeSession) -> Result<HostTree, Fault> {
 ///
 /// # Errors
 /// When the other end does not list its interfaces.
-pub fn measure_to_peer(session: &mut ProbeSession, time: Duration) -> Result<Vec<RailMeasurement>, Fault> {
+pub fn measure_to_peer(session: &mut ProbeSession, limits: &RunLimits) -> Result<Vec<RailMeasurement>, Fault> {
     let ours = local_interfaces(ProbeTransport::Rdma, session.local().ip())?;
     let theirs = session.fetch_interfaces(ProbeTransport::Rdma)?;
     let measure = |rail: &InterfaceRecord| {
@@ -83,7 +81,7 @@ pub fn measure_to_peer(session: &mut ProbeSession, time: Duration) -> Result<Vec
         let paths = choose_paths(Some(&names), &ours, &theirs);
         let result = paths
             .map_err(|why| Fault::missing(why, "see both ends with: spurline net list"))
-            .and_then(|paths| measure_path(session, &rail.interface, paths, time));
+            .and_then(|paths| measure_path(session, &rail.interface, paths, limits));
         RailMeasurement { interface: rail.interface.clone(), result }
     };
     Ok(ours.iter().map(measure).collect())
@@ -93,7 +91,7 @@ pub fn measure_to_peer(session: &mut ProbeSession, time: Duration) -> Result<Vec
 ///
 /// # Errors
 /// When the server in this process can't listen at the rails' addresses.
-pub fn measure_loopback(time: Duration) -> Result<Vec<RailMeasurement>, Fault> {
+pub fn measure_loopback(limits: &RunLimits) -> Result<Vec<RailMeasurement>, Fault> {
     let ours = local_interfaces(ProbeTransport::Rdma, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
     if ours.is_empty() {
         return Ok(Vec::new());
@@ -103,7 +101,7 @@ pub fn measure_loopback(time: Duration) -> Result<Vec<RailMeasurement>, Fault> {
     let server = ProbeServer::start(ServeConfig {
         addresses: ours.iter().map(|rail| rail.address).collect(),
         port: 0,
-        patience: PATIENCE,
+        patience: limits.patience,
         max_connections: MAX_CONNECTIONS,
         trust: Arc::clone(&trust),
         facts: None,
@@ -112,10 +110,11 @@ pub fn measure_loopback(time: Duration) -> Result<Vec<RailMeasurement>, Fault> {
     let measure = |rail: &InterfaceRecord| {
         let at = server.addresses().iter().find(|at| at.ip() == rail.address);
         let peer = at.map(ToString::to_string).unwrap_or_default();
-        let config = ConnectConfig { peer, from: vec![rail.address], timeout: PATIENCE, trust: Arc::clone(&trust) };
+        let config =
+            ConnectConfig { peer, from: vec![rail.address], timeout: limits.patience, trust: Arc::clone(&trust) };
         let path = PathPlan { from: rail.address, to: rail.address };
         let result = ProbeSession::connect(&config)
-            .and_then(|mut session| measure_path(&mut session, &rail.interface, vec![path], time));
+            .and_then(|mut session| measure_path(&mut session, &rail.interface, vec![path], limits));
         RailMeasurement { interface: rail.interface.clone(), result }
     };
     Ok(ours.iter().map(measure).collect())
@@ -125,9 +124,8 @@ fn measure_path(
     session: &mut ProbeSession,
     interface: &str,
     paths: Vec<PathPlan>,
-    time: Duration,
+    limits: &RunLimits,
 ) -> Result<RailFigures, Fault> {
-    let limits = RunLimits { time, ops: None, patience: PATIENCE, pause: Duration::ZERO };
     let never = AtomicBool::new(false);
     let plan = ProbePlan {
         transport: ProbeTransport::Rdma,
@@ -135,15 +133,21 @@ fn measure_path(
         paths,
         ..ProbePlan::default()
     };
-    let bandwidth = run_measurement(session, &plan, &limits, &never, &mut |_| {})?;
+    let bandwidth = run_measurement(session, &plan, limits, &never, &mut |_| {})?;
     if let Some(why) = bandwidth.error {
-        return Err(Fault::failed(why, "`spurline net bw` and `spurline net doctor` find the cause"));
+        return Err(Fault::failed(
+            why,
+            "`spurline net bw` and `spurline net doctor` find the cause; a busy peer may need a longer --timeout",
+        ));
     }
     let rates = byte_rates(&bandwidth);
     let plan = ProbePlan { size: LATENCY_BYTES, depth: 1, streams: vec![ProbeOp::PingPong], ..plan };
-    let latency = run_measurement(session, &plan, &limits, &never, &mut |_| {})?;
+    let latency = run_measurement(session, &plan, limits, &never, &mut |_| {})?;
     if let Some(why) = latency.error {
-        return Err(Fault::failed(why, "`spurline net lat` and `spurline net doctor` find the cause"));
+        return Err(Fault::failed(
+            why,
+            "`spurline net lat` and `spurline net doctor` find the cause; a busy peer may need a longer --timeout",
+        ));
     }
     let times = latency.measured.times.iter().map(|(_, times)| times).find(|times| times.count() > 0);
     // perftest reports half a round trip, and so does this.

@@ -5,6 +5,7 @@ use super::open::OpenNodeFile;
 use super::{FsCaller, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
 use parking_lot::{Condvar, Mutex};
+use spurline_types::ErrorKind;
 use spurline_volume::locks::{KnownLock, KnownLocks, LAST_BYTE, LockOwner};
 use spurline_volume::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
 use std::any::Any;
@@ -21,6 +22,8 @@ const WAKE: Duration = Duration::from_secs(1);
 /// How long a lock that was requested without a wait waits for the end of a close: the kernel tells of it after close(2)
 /// has returned.
 const CLOSING: Duration = Duration::from_millis(100);
+/// How long a lock that was requested without a wait waits after the loss of a node, for mounts that had it there.
+const UNSETTLED: Duration = Duration::from_secs(10);
 /// Interruptions that arrived before their request began to wait.
 const EARLY_MAX: usize = 256;
 
@@ -221,8 +224,13 @@ fn is_taken(error: &FsError) -> bool {
     error.errno() == libc::EAGAIN
 }
 
+/// It can't be known yet: a mount that had the lock in a lost node may take it again.
+fn is_unsettled(error: &FsError) -> bool {
+    matches!(error, FsError::Volume(error) if error.kind() == ErrorKind::Throttled)
+}
+
 impl WritableFileSystem {
-    /// Sets or removes a lock; with `wait`, as soon as no other is in the way. Returns whether the kernel has to drop its
+    /// Sets or removes a lock; with `wait`, as soon as no other is in the way. `slots`: see [`BeginWait`]. Returns whether the kernel has to drop its
     /// pages of the inode: what others wrote under their lock has to be read now.
     ///
     /// # Errors
@@ -233,7 +241,7 @@ impl WritableFileSystem {
         (ino, fh): (u64, u64),
         request: &LockRequest,
         caller: &FsCaller,
-        wait: Option<&dyn BeginWait>,
+        (slots, wait): (Option<&dyn BeginWait>, bool),
     ) -> FsResult<bool> {
         let file = self.file(ino, fh)?;
         let (mut waiting, mut pause, started) = (None, FIRST_PAUSE, Instant::now());
@@ -242,19 +250,22 @@ impl WritableFileSystem {
             let (answer, known) = self.try_lock((ino, fh), &file, request, caller);
             let taken = match answer {
                 Ok(()) => return Ok(request.lock.kind != LockKind::Unlock && self.has_pages(ino)),
-                Err(error) if is_taken(&error) => error,
+                Err(error) if is_taken(&error) || is_unsettled(&error) => error,
                 Err(error) => return Err(error),
             };
-            match wait {
-                Some(wait) if waiting.is_none() => {
-                    waiting = Some(wait.begin_wait()?);
+            let unsettled = is_unsettled(&taken);
+            let closing = || started.elapsed() < CLOSING && self.locks.is_closing(ino, &request.lock);
+            if waiting.is_none() && (wait || unsettled) {
+                waiting = Some(slots.map(BeginWait::begin_wait).transpose()?);
+                if wait {
                     self.give_up_flock((ino, fh), &file, request, caller);
                 }
-                Some(_) => {}
-                None if started.elapsed() < CLOSING && self.locks.is_closing(ino, &request.lock) => {}
-                None => return Err(taken),
             }
-            let longest = if known && wait.is_some() { WAKE } else { pause };
+            let patient = wait || unsettled && started.elapsed() < UNSETTLED;
+            if !patient && !closing() {
+                return Err(if unsettled { errno_error(libc::EAGAIN, "a node was lost") } else { taken });
+            }
+            let longest = if known && wait { WAKE } else { pause };
             self.locks.wait_release(seen, request.number, longest)?;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }

@@ -7,6 +7,7 @@
 mod change;
 mod directory_attrs;
 mod groups;
+mod kernel_view;
 mod limit;
 mod locks;
 mod nodes;
@@ -14,6 +15,7 @@ mod open;
 mod recall;
 
 pub use change::NewNode;
+pub use kernel_view::KernelView;
 pub use locks::{BeginWait, LockRequest};
 pub use open::OpenedNode;
 
@@ -22,6 +24,7 @@ use crate::handle::HandleTable;
 use crate::inode_limit::LimitAlarm;
 use directory_attrs::DirectoryAttrs;
 use groups::CallerRights;
+use kernel_view::KernelRefreshes;
 use locks::LockTable;
 use nodes::NodeTable;
 use open::{OpenNode, OpenNodeDirectory, OpenNodeFile};
@@ -123,6 +126,7 @@ pub struct WritableFileSystem {
     nodes: NodeTable,
     directory_attrs: DirectoryAttrs,
     locks: LockTable,
+    refreshes: KernelRefreshes,
     limit_alarm: LimitAlarm,
     source: Arc<dyn WritableVolume>,
     volume: Arc<dyn Volume>,
@@ -153,7 +157,8 @@ impl WritableFileSystem {
         config: WritableConfig,
         stats: Arc<Stats>,
     ) -> FsResult<Self> {
-        let own = process_caller(&config);
+        let (uid, gid) = config.owner;
+        let own = Caller { uid, gid, ..Caller::default() };
         let root = source.stat(NodePath { path: b"", expected: None }, &own)?.identity;
         if config.inode_bytes < u64::MAX {
             stats.fuse.inode_limit_bytes.set(config.inode_bytes);
@@ -166,6 +171,7 @@ impl WritableFileSystem {
             nodes: NodeTable::new(root, Arc::clone(&stats)),
             directory_attrs: DirectoryAttrs::default(),
             locks: LockTable::default(),
+            refreshes: KernelRefreshes::default(),
             limit_alarm: LimitAlarm::default(),
             source,
             volume,
@@ -391,12 +397,6 @@ impl WritableFileSystem {
             answer => answer,
         }
     }
-}
-
-/// This process, for requests of the kernel that belong to no caller.
-fn process_caller(config: &WritableConfig) -> Caller {
-    let (uid, gid) = config.owner;
-    Caller { uid, gid, ..Caller::default() }
 }
 
 fn errno_of(error: &Error) -> i32 {

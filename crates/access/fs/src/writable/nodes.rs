@@ -1,6 +1,7 @@
 //! The inode table of a writable mount: which number belongs to which object of the source, under which names. A
 //! rename moves a whole tree by changing one name. It calls no volume and knows no handles.
 
+use super::kernel_view::KernelSize;
 use crate::inode::{ROOT, usable_number};
 use crate::name_records::NameRecords;
 use parking_lot::RwLock;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Memory of a node: itself, and its places in two hash tables that are on average two thirds full.
-const NODE_BYTES: u64 = 448;
+const NODE_BYTES: u64 = 464;
 /// Memory of a name beside its bytes: in the node, in its directory, and as an allocation of its own.
 const NAME_BYTES: u64 = 150;
 
@@ -46,6 +47,8 @@ struct TreeNode {
     opened_as: Option<SeenBytes>,
     /// What the attributes said that the kernel got last.
     sent: Option<SeenBytes>,
+    /// Since it was first opened.
+    kernel_size: Option<Arc<KernelSize>>,
     /// Until then, it is known to have no file capabilities.
     bare_until_ms: u64,
 }
@@ -61,8 +64,17 @@ impl TreeNode {
             children: None,
             opened_as: None,
             sent: None,
+            kernel_size: None,
             bare_until_ms: 0,
         })
+    }
+
+    /// These attributes go to the kernel.
+    fn note_sent(&mut self, attr: &NodeAttr, now_ms: u64) {
+        (self.sent, self.used_ms) = (SeenBytes::of(attr), now_ms);
+        if let Some(size) = &self.kernel_size {
+            size.note_sent(attr.size);
+        }
     }
 }
 
@@ -99,6 +111,7 @@ pub(super) struct SeenAtOpen {
     pub same: bool,
     /// They are not those of the attributes that the kernel has.
     pub moved: bool,
+    pub kernel_size: Arc<KernelSize>,
 }
 
 /// All objects the kernel knows.
@@ -238,7 +251,7 @@ impl NodeTable {
                     && let Some(node) = tree.nodes.get_mut(&ino).filter(|node| node.identity == identity)
                 {
                     node.lookups = node.lookups.saturating_add(1);
-                    (node.sent, node.used_ms) = (SeenBytes::of(attr), now);
+                    node.note_sent(attr, now);
                     return ino;
                 }
             }
@@ -258,7 +271,7 @@ impl NodeTable {
         }
         if let Some(node) = tree.nodes.get_mut(&ino) {
             node.lookups = node.lookups.saturating_add(1);
-            (node.sent, node.used_ms) = (SeenBytes::of(attr), now);
+            node.note_sent(attr, now);
         }
         ino
     }
@@ -318,7 +331,14 @@ impl NodeTable {
     pub fn note_sent(&self, ino: u64, attr: &NodeAttr) {
         let now = self.now_ms();
         if let Some(node) = self.tree.write().nodes.get_mut(&ino) {
-            (node.sent, node.used_ms) = (SeenBytes::of(attr), now);
+            node.note_sent(attr, now);
+        }
+    }
+
+    /// The kernel gets no older attributes than these from now on.
+    pub fn note_refreshed(&self, ino: u64, attr: &NodeAttr) {
+        if let Some(node) = self.tree.write().nodes.get_mut(&ino) {
+            node.sent = SeenBytes::of(attr);
         }
     }
 
@@ -339,10 +359,13 @@ impl NodeTable {
     pub fn note_open(&self, ino: u64, attr: &NodeAttr) -> SeenAtOpen {
         let now = self.now_ms();
         let mut tree = self.tree.write();
-        let Some(node) = tree.nodes.get_mut(&ino) else { return SeenAtOpen { same: false, moved: true } };
+        let Some(node) = tree.nodes.get_mut(&ino) else {
+            return SeenAtOpen { same: false, moved: true, kernel_size: Arc::default() };
+        };
         let seen = SeenBytes::of(attr);
         node.used_ms = now;
-        SeenAtOpen { same: std::mem::replace(&mut node.opened_as, seen) == seen, moved: node.sent != seen }
+        let same = std::mem::replace(&mut node.opened_as, seen) == seen;
+        SeenAtOpen { same, moved: node.sent != seen, kernel_size: Arc::clone(node.kernel_size.get_or_insert_default()) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Open files and directories of a writable mount. Reads and writes go to the source's file, so that a write is read
 //! at once; where the kernel supports it, it reads and writes that file itself.
 
+use super::kernel_view::KernelSize;
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
 use crate::inode_limit::LimitedInodes as _;
@@ -40,6 +41,7 @@ pub(super) struct OpenNodeFile {
     writes: bool,
     passthrough: bool,
     direct_writer: bool,
+    pub kernel_size: Arc<KernelSize>,
 }
 
 /// An open directory.
@@ -54,8 +56,10 @@ pub struct OpenedNode {
     pub fh: u64,
     /// The kernel's pages of the inode are those of this version.
     pub keep_cache: bool,
-    /// The kernel's attributes of the inode are not of this version.
+    /// The kernel's attributes of the inode are not of this version: see [`WritableFileSystem::refresh_opened`].
     pub moved: bool,
+    /// The attributes at the open.
+    pub attr: NodeAttr,
     /// Every read and write becomes a request.
     pub direct_io: bool,
     /// Writes within the file are made at once.
@@ -206,7 +210,9 @@ impl WritableFileSystem {
         let only_writes = flags & libc::O_ACCMODE == libc::O_WRONLY;
         let alone = made && state.files.is_empty() && backing.is_none();
         let direct_writer = alone && only_writes && self.direct_writes.load(Ordering::Relaxed);
-        let file = Arc::new(OpenNodeFile { ino, file, writes, passthrough: backing.is_some(), direct_writer });
+        let passthrough = backing.is_some();
+        let file = OpenNodeFile { ino, file, writes, passthrough, direct_writer, kernel_size: seen.kernel_size };
+        let file = Arc::new(file);
         let Some(fh) = self.files.insert(Arc::clone(&file)) else {
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
@@ -227,7 +233,8 @@ impl WritableFileSystem {
         self.stats.fuse.open_handles.add(1);
         // Writes that overlap are made one after the other, unless the program goes around the page cache itself.
         let parallel = flags & libc::O_DIRECT != 0;
-        Ok(OpenedNode { fh, keep_cache: seen.same, moved: seen.moved, direct_io, parallel, flush, backing })
+        let (keep_cache, moved, attr) = (seen.same, seen.moved, *attr);
+        Ok(OpenedNode { fh, keep_cache, moved, attr, direct_io, parallel, flush, backing })
     }
 
     /// Closes a file.
@@ -292,6 +299,7 @@ impl WritableFileSystem {
             ..Caller::default()
         });
         let written = file.file.write_at(offset, data, caller.as_ref())?;
+        file.kernel_size.note_written(offset + written as u64);
         let stats = &self.stats.fuse;
         stats.write_ops.add(1);
         stats.write_bytes.add(written as u64);

@@ -2,10 +2,9 @@
 //! that it may have forgotten, and that this mount may never have given out. A number leads to its object by the names
 //! that were kept, each compared with the object it leads to.
 
-use super::{NodeEntry, WritableFileSystem, nodes, process_caller};
+use super::{FsCaller, NodeEntry, WritableFileSystem, nodes};
 use crate::errno::{FsError, FsResult};
 use crate::name_records::DEPTH_MAX;
-use spurline_volume::writes::{NamePath, NodePath};
 use std::sync::Arc;
 
 impl WritableFileSystem {
@@ -22,15 +21,7 @@ impl WritableFileSystem {
             self.while_moving(0, || self.recall(ino, 0))?;
         }
         let at = if of_parent { self.nodes.parent_of(ino) } else { ino };
-        let own = process_caller(&self.config);
-        let answer = self.while_moving(0, || {
-            let node = self.nodes.resolve(at).ok_or_else(|| self.missing(at))?;
-            Ok(self.source.stat(NodePath { path: &node.path, expected: Some(node.identity) }, &own)?)
-        });
-        let answer = answer.map_err(|error| match error.errno() {
-            libc::ENOENT | libc::ENOTDIR => FsError::Stale(at),
-            _ => error,
-        });
+        let answer = self.on_node(at, &self.own_caller(), false, |at, caller| self.source.stat(at, caller));
         let entry = self.or_open_file(at, answer, |file| file.file.stat()).map(|attr| {
             let number = self.nodes.intern(None, &attr);
             self.node_entry(number, attr)
@@ -39,10 +30,16 @@ impl WritableFileSystem {
         entry
     }
 
+    /// This process, for requests of the kernel that belong to no caller.
+    fn own_caller(&self) -> FsCaller {
+        let (uid, gid) = self.config.owner;
+        FsCaller { uid, gid, ..FsCaller::default() }
+    }
+
     /// Takes a forgotten object into the table again, with one reference.
     fn recall(&self, ino: u64, depth: usize) -> FsResult<()> {
         let records = self.nodes.name_records().filter(|_| depth < DEPTH_MAX).ok_or(FsError::Stale(ino))?;
-        let own = process_caller(&self.config);
+        let own = self.own_caller();
         for (parent, name) in records.find_names(ino) {
             if !self.nodes.hold(parent) {
                 match self.recall(parent, depth + 1) {
@@ -50,11 +47,7 @@ impl WritableFileSystem {
                     answer => answer?,
                 }
             }
-            let found = self.while_moving(0, || {
-                let node = self.nodes.resolve(parent).ok_or_else(|| self.missing(parent))?;
-                let directory = NodePath { path: &node.path, expected: Some(node.identity) };
-                Ok(self.source.lookup(NamePath { directory, name: &name }, &own)?)
-            });
+            let found = self.on_name(parent, &name, &own, false, |at, caller| self.source.lookup(at, caller));
             let here = found.map(|attr| {
                 let same = nodes::number_of(&attr.identity, &self.root) == ino;
                 // The number is taken if another object has the same hash.

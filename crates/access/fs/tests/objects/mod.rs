@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use parking_lot::Mutex;
+use spurline_fs::writable::WritableConfig;
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::*;
@@ -11,6 +12,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub const ROOT_OBJECT: u64 = 1;
 const RENAME_NOREPLACE: u32 = 1;
@@ -38,6 +40,21 @@ pub struct ObjectTree {
     objects: HashMap<u64, Kept>,
     last: u64,
     clock: i64,
+}
+
+/// A mount of root whose names and attributes are valid for a second.
+pub fn writable_config(inode_bytes: u64) -> WritableConfig {
+    let second = Duration::from_secs(1);
+    WritableConfig {
+        attr_ttl: second,
+        entry_ttl: second,
+        dir_entry_ttl: second,
+        negative_ttl: second,
+        kernel_checks: true,
+        inode_bytes,
+        owner: (0, 0),
+        squash: None,
+    }
 }
 
 impl Default for ObjectTree {

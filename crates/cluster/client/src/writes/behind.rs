@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const SENDERS: usize = 4;
 /// How long a piece waits for more bytes.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// How much earlier a piece is sent, so that one timer serves many.
+const DUE_TOGETHER: Duration = Duration::from_millis(50);
 /// Interval of looks at the files that are being closed.
 const CLOSING_PAUSE: Duration = Duration::from_millis(20);
 /// Unsent pieces of a file; above, its writers send too.
@@ -192,7 +194,9 @@ impl SendQueue {
 
     fn push_due(&self, job: SendJob) {
         let mut jobs = self.jobs.lock();
-        jobs.due.push_back((Instant::now() + LONGEST_WAIT, job));
+        let last = jobs.due.back().map(|(at, _)| *at);
+        let at = round_due(Instant::now() + LONGEST_WAIT, last);
+        jobs.due.push_back((at, job));
         let first = jobs.due.len() == 1;
         drop(jobs);
         if first {
@@ -222,6 +226,12 @@ impl SendQueue {
             }
         }
     }
+}
+
+/// When a job is due that could be due `at`, after a job that is due at `last`: with it, if that is a little earlier. Most
+/// pieces of small files are sent long before, and a timer for each would cost more than the piece.
+fn round_due(at: Instant, last: Option<Instant>) -> Instant {
+    last.filter(|last| at.saturating_duration_since(*last) < DUE_TOGETHER).unwrap_or(at)
 }
 
 /// Whether the nodes may take the bytes later.
@@ -491,9 +501,16 @@ impl GroupWrites {
             // The same bytes at the same place can be written twice, an append can't: it keeps its number until it is
             // answered.
             let number = if new.appended { *change.get_or_insert_with(|| self.numbers.draw_raw()) } else { 0 };
+            let confirms = owner.held.begin_confirm();
             let sent = match self.send(CallTarget::Process(&home), &call, context, number, before, &mut []) {
-                Ok(sent) if sent.answer == WriteAnswer::UnknownFile => return moved(before),
-                Ok(sent) => settle_answer(sent.answer),
+                Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {
+                    owner.note_unknown(&home);
+                    return moved(before);
+                }
+                Ok(sent) => {
+                    owner.held.confirm(confirms);
+                    settle_answer(sent.answer)
+                }
                 Err(CallEnd::Lost { sent, .. }) => return moved(if sent { Some(home.instance) } else { before }),
                 Err(CallEnd::Failed(error)) => return ended(error, before),
             };
@@ -574,6 +591,15 @@ impl GroupWrites {
         Err(unsteady())
     }
 
+    /// Makes the bytes of a file durable that would be sent again after the loss of a process: before others may change them.
+    ///
+    /// # Errors
+    /// When no node takes them; they are kept.
+    pub(super) fn sync_retained(&self, opened: &OpenedAs) -> Result<()> {
+        let durable = opened.bytes.list.lock().is_empty();
+        if durable { Ok(()) } else { self.sync_file(opened, true).map(drop) }
+    }
+
     /// One sync by the process of an open file.
     fn sync_once(&self, opened: &OpenedAs, data_only: bool) -> Result<HomeProcess> {
         let started = Instant::now();
@@ -602,6 +628,8 @@ impl GroupWrites {
     pub(super) fn close_behind(&self, opened: &Arc<OpenedAs>) {
         let sent = match opened.failed_close() {
             true => Err(unsteady()),
+            // Its locks go with it.
+            false if opened.held.any() => self.sync_retained(opened),
             false => self.send_all(&opened.bytes),
         };
         if sent.is_ok() || !opened.bytes.has_unsent() {
@@ -751,4 +779,23 @@ impl GroupWrites {
 
 fn unsteady() -> Error {
     Error::new(ErrorKind::Unavailable, "the file moved from node to node; try again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_that_follow_each_other_share_a_timer_and_none_is_late() {
+        let begun = Instant::now() + LONGEST_WAIT;
+        let (mut last, mut timers) = (None, 0);
+        for ms in 0..1000 {
+            let at = begun + Duration::from_millis(ms);
+            let due = round_due(at, last);
+            assert!(due <= at && at < due + DUE_TOGETHER);
+            timers += u64::from(last != Some(due));
+            last = Some(due);
+        }
+        assert_eq!(timers, 20);
+    }
 }

@@ -7,6 +7,7 @@
 //! 4. A node that is alive and late keeps its request until the deadline: it may still execute it.
 
 use super::GroupWrites;
+use super::proof::check_version;
 use crate::members::MembersSnapshot;
 use crate::peer::{GroupPeer, PeerFailure, landing_address};
 use crate::placement::{FIRST_HOLDERS, WantedRun};
@@ -97,6 +98,17 @@ impl GroupWrites {
         call.count_unanswered();
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         result
+    }
+}
+
+impl GroupWrites {
+    /// How long a node has been away that would be the home of a path before the one of `home`.
+    pub(super) fn better_node_away(&self, path: &[u8], home: &HomeProcess) -> Option<Duration> {
+        let wanted = WantedRun::of_block(ObjectId::from_text(self.client.source(), path, ""), 0, 1);
+        let (view, mut ranked) = (self.client.members().snapshot(), Vec::new());
+        view.find_holders(wanted, FIRST_HOLDERS, &mut ranked);
+        let better = ranked.iter().map(|index| view.peer(*index)).take_while(|peer| peer.name() != home.node);
+        better.filter_map(|peer| peer.away()).min()
     }
 }
 
@@ -251,6 +263,7 @@ impl PendingCall<'_, '_> {
         let answered = peer.attempt_write(near, deadline, &mut |lease, deadline| {
             let welcome = lease.welcome();
             instance = welcome.instance;
+            check_version(welcome).map_err(CallError::Answered)?;
             if only.is_some_and(|only| only != instance) {
                 let why = format!("node {} was started again", welcome.node);
                 return Err(CallError::Answered(Error::new(ErrorKind::Stale, why)));

@@ -94,7 +94,8 @@ impl GroupWrites {
         }
     }
 
-    fn close_numbers(&self, home: &HomeProcess, numbers: &[u64]) {
+    /// Closes open files on one node, now.
+    pub(super) fn close_numbers(&self, home: &HomeProcess, numbers: &[u64]) {
         let (mut scratch, root) = (Vec::new(), Caller::default());
         let call = WriteCall::Close { files: FileNumbers::new(numbers, &mut scratch) };
         // An unreachable node closes them when the session ends.

@@ -3,11 +3,11 @@
 
 use super::behind::{FileBytes, ReportedFailures};
 use super::calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
-use super::held_locks::{HeldLocks, set_call};
+use super::held_locks::{FileAfterLoss, HeldLocks, set_call};
 use super::retained::NewBytes;
 use super::{FileOpening, GroupWrites, O_ACCMODE, O_TRUNC, RequestContext, attr_of};
 use parking_lot::Mutex;
-use spurline_proto::{WriteAnswer, WriteCall};
+use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, NodePath, OpId,
@@ -16,6 +16,7 @@ use spurline_volume::writes::{
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// From `asm-generic/fcntl.h`: flags that count only once.
 const O_CREAT: u32 = 0o100;
@@ -137,6 +138,10 @@ impl OpenedAs {
         rest.is_some_and(|rest| path.is_empty() || rest.is_empty() || rest[0] == b'/')
     }
 
+    pub(super) fn current_path(&self) -> Vec<u8> {
+        self.place.lock().0.clone()
+    }
+
     /// The path, for messages.
     pub fn shown_path(&self) -> String {
         String::from_utf8_lossy(&self.place.lock().0).into_owned()
@@ -169,7 +174,10 @@ impl OpenedAs {
         let (path, expected) = self.place.lock().clone();
         let at = NodePath { path: &path, expected };
         let call = match self.flags {
-            Some(flags) => WriteCall::Open { at, flags: flags & !(O_CREAT | O_EXCL | O_TRUNC), file: self.number },
+            Some(flags) => {
+                let flags = OpenFlags::new(flags & !(O_CREAT | O_EXCL | O_TRUNC));
+                WriteCall::Open { at, flags, file: self.number }
+            }
             None => WriteCall::OpenDirectory { at, file: self.number },
         };
         // The right to open it was checked; it may have been lost since, as with a file that was made read-only.
@@ -187,10 +195,15 @@ impl OpenedAs {
         })?;
         tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
         writes.client.retries().add(1);
-        self.reclaim_locks(writes, &home, lost);
         let another = home.instance != lost.instance;
+        // The same process has kept it open.
+        if another && self.reclaim_locks(writes, &home, lost) == FileAfterLoss::Stayed {
+            writes.close_numbers(&home, &[self.number]);
+            return Ok(());
+        }
         *self.home.lock() = home;
         if another {
+            self.note_moved(writes, lost);
             writes.resend_from(&self.bytes, lost.instance);
         }
         Ok(())
@@ -224,11 +237,14 @@ pub(super) fn call_open(
     let mut before = None;
     let mut last = None;
     for _ in 0..MOVES {
-        opened.check_locks(call)?;
-        let home = opened.home();
+        opened.check_locks(writes, call)?;
+        let (home, confirms) = (opened.home(), opened.held.begin_confirm());
         match writes.send(CallTarget::Process(&home), call, context, number, before, dst) {
-            Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {}
-            Ok(sent) => return Ok(sent),
+            Ok(sent) if sent.answer == WriteAnswer::UnknownFile => opened.note_unknown(&home),
+            Ok(sent) => {
+                opened.held.confirm(confirms);
+                return Ok(sent);
+            }
             Err(CallEnd::Failed(error)) => return Err(error),
             Err(CallEnd::Lost { error, sent }) => {
                 if sent {
@@ -451,21 +467,24 @@ impl WritableFile for RemoteFile {
     }
 
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()> {
-        // The next owner of the lock reads what was written under this one.
-        let sent = self.send_bytes();
+        // The next owner of the lock reads what was written under this one. While no node takes that, the lock stays: sent after its
+        // release, the bytes would replace those of the next owner.
+        self.send_bytes()?;
         let call = set_call(self.opened.number, lock);
         if lock.kind == LockKind::Unlock {
+            // Nor are they sent again when a node is lost later.
+            self.writes.sync_retained(&self.opened)?;
             // Forgotten first: a lock that is lost needs no node to be given up.
             self.opened.note_lock(lock);
-        } else {
-            sent?;
         }
         loop {
+            let begun = Instant::now();
             let sent = call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut [])?;
             done(settle_answer(sent.answer)?)?;
             if lock.kind == LockKind::Unlock {
                 return Ok(());
             }
+            self.opened.held.confirm(Some(begun));
             self.opened.note_lock(lock);
             // If the file has moved since the answer, the lock was not among those that moved with it.
             if self.opened.home() == sent.home {
@@ -476,7 +495,7 @@ impl WritableFile for RemoteFile {
 
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
         let number = self.writes.new_file_number();
-        let call = WriteCall::Reopen { of: self.opened.number, flags, file: number };
+        let call = WriteCall::Reopen { of: self.opened.number, flags: OpenFlags::new(flags), file: number };
         self.writes.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
         let (path, home) = (self.opened.place.lock().0.clone(), self.opened.home());

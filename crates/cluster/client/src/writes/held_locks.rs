@@ -1,28 +1,74 @@
 //! The locks that a mount holds through its open files, and how they outlive a node: the next node gets them with the
-//! file. A lock that another mount took meanwhile is lost, and the file then fails with `EIO` until it is closed or unlocked.
-//! It knows no placement and no wire format.
+//! file, unless another mount may have had them meanwhile. A lock that is lost fails the file with `EIO` until it is closed or
+//! unlocked. It knows no placement and no wire format.
 
 use super::calls::{CallTarget, HomeProcess, settle_answer};
 use super::files::OpenedAs;
 use super::{GroupWrites, RequestContext};
 use parking_lot::Mutex;
-use spurline_proto::{FileNumbers, WriteCall};
+use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks};
-use spurline_volume::writes::{Caller, FileLock};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use spurline_volume::writes::{Caller, FileLock, LockKind};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// From `asm-generic/errno-base.h`.
 const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 
-/// Interval of requests for files with locks: a quarter of the time after which a node closes them.
-pub(crate) const LOCK_RENEWAL: Duration = Duration::from_secs(5);
-/// How long a lock is requested again from the next node while another is in the way: a lost process that still runs gives
-/// the mount's own lock up after 25 s.
-const RECLAIM: Duration = Duration::from_secs(30);
+/// Interval of requests for files with locks: a loss is seen early enough to take them again within [`LOCK_GRACE`].
+pub(crate) const LOCK_RENEWAL: Duration = Duration::from_secs(1);
+/// A mount that has seen a process lost sets no new lock in the next one for this long. A mount that had locks there takes them
+/// again only within this time since that process last answered. So no other mount can have had them in between.
+const LOCK_GRACE: Duration = Duration::from_secs(5);
+/// How long a process that is only cut off is waited for: it has the locks for 20 s.
+const CUT_OFF: Duration = Duration::from_secs(30);
 const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
+/// Lost processes that are remembered.
+const LOST_MAX: usize = 16;
+
+/// When locks are set after a process was lost.
+pub(crate) struct LockGrace {
+    new_after_ms: AtomicU64,
+    again_within_ms: AtomicU64,
+    /// The lost processes, and when that was seen first.
+    lost: Mutex<VecDeque<(u64, Instant)>>,
+}
+
+impl Default for LockGrace {
+    fn default() -> Self {
+        let grace = || AtomicU64::new(LOCK_GRACE.as_millis() as u64);
+        LockGrace { new_after_ms: grace(), again_within_ms: grace(), lost: Mutex::default() }
+    }
+}
+
+impl LockGrace {
+    fn new_after(&self) -> Duration {
+        Duration::from_millis(self.new_after_ms.load(Ordering::Relaxed))
+    }
+
+    fn again_within(&self) -> Duration {
+        Duration::from_millis(self.again_within_ms.load(Ordering::Relaxed))
+    }
+
+    /// From when on new locks may be set in the place of a lost process.
+    fn note_lost(&self, instance: u64) -> Instant {
+        let (mut lost, now) = (self.lost.lock(), Instant::now());
+        // A process that was found again may be lost a second time.
+        lost.retain(|(_, seen)| now - *seen < self.new_after());
+        let seen = lost.iter().find(|(of, _)| *of == instance).map(|(_, seen)| *seen);
+        let seen = seen.unwrap_or_else(|| {
+            lost.push_back((instance, now));
+            now
+        });
+        if lost.len() > LOST_MAX {
+            lost.pop_front();
+        }
+        seen + self.new_after()
+    }
+}
 
 /// The locks that were set through one open file.
 #[derive(Default)]
@@ -30,12 +76,29 @@ pub(crate) struct HeldLocks {
     known: Mutex<KnownLocks>,
     any: AtomicBool,
     lost: AtomicBool,
+    /// When the last request was sent that its process answered: it had the locks then.
+    confirmed: Mutex<Option<Instant>>,
+    /// New locks are set from then on; `None` before the first.
+    settled: Mutex<Option<Instant>>,
 }
 
 impl HeldLocks {
     /// Whether there are locks.
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
+    }
+
+    /// The time of a request whose answer confirms the locks.
+    pub fn begin_confirm(&self) -> Option<Instant> {
+        self.any().then(Instant::now)
+    }
+
+    /// The process answered a request that was sent at `sent`.
+    pub fn confirm(&self, sent: Option<Instant>) {
+        if sent.is_some() {
+            let mut confirmed = self.confirmed.lock();
+            *confirmed = (*confirmed).max(sent);
+        }
     }
 }
 
@@ -47,11 +110,28 @@ impl LostLocks {
     /// Fails while there are some.
     pub fn check_none(&self) -> Result<()> {
         if self.0.load(Ordering::Acquire) > 0 {
-            let why =
-                "the lock of this file was lost with a node, and another mount has it: close the file, or unlock it";
+            let why = "the lock of this file was lost with a node, and another mount may have had it: close the file, or unlock it";
             return Err(Error::new(ErrorKind::Io(EIO), why));
         }
         Ok(())
+    }
+}
+
+/// Where an open file is after its process could not be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FileAfterLoss {
+    /// In the process that has opened it now.
+    Moved,
+    /// In the process before, with its locks: that was only cut off.
+    Stayed,
+}
+
+impl GroupWrites {
+    /// Sets how long new locks wait after a loss, and within which time locks are taken again. For tests.
+    #[doc(hidden)]
+    pub fn set_lock_grace(&self, new_after: Duration, again_within: Duration) {
+        self.lock_grace.new_after_ms.store(new_after.as_millis() as u64, Ordering::Relaxed);
+        self.lock_grace.again_within_ms.store(again_within.as_millis() as u64, Ordering::Relaxed);
     }
 }
 
@@ -73,8 +153,49 @@ impl OpenedAs {
         }
     }
 
-    /// Fails for a call that relies on locks which are lost.
-    pub(super) fn check_locks(&self, call: &WriteCall<'_>) -> Result<()> {
+    fn begin_loss(&self, why: &str) {
+        if !self.held.lost.swap(true, Ordering::AcqRel) {
+            self.bytes.lost_locks.0.fetch_add(1, Ordering::AcqRel);
+            let path = self.shown_path();
+            tracing::warn!(
+                "a lock of '/{path}' is lost: {why}; the file fails with EIO until it is closed or unlocked"
+            );
+        }
+    }
+
+    /// Its process has closed it, and with it its locks.
+    pub(super) fn note_unknown(&self, home: &HomeProcess) {
+        if self.held.any() {
+            let why = format!("node {} has closed the file, as it heard nothing from this mount for long", home.node);
+            self.begin_loss(&why);
+        }
+    }
+
+    /// It moved because its process was lost.
+    pub(super) fn note_moved(&self, writes: &GroupWrites, lost: &HomeProcess) {
+        *self.held.settled.lock() = Some(writes.lock_grace.note_lost(lost.instance));
+    }
+
+    /// Fails for a new lock while mounts that had locks in a lost process may take them again.
+    ///
+    /// # Errors
+    /// `Throttled` until then.
+    fn check_settled(&self, writes: &GroupWrites) -> Result<()> {
+        let mut settled = self.held.settled.lock();
+        let at = *settled.get_or_insert_with(|| {
+            let away = writes.better_node_away(&self.current_path(), &self.home());
+            let left = away.map(|away| writes.lock_grace.new_after().saturating_sub(away));
+            Instant::now() + left.unwrap_or_default()
+        });
+        if Instant::now() < at {
+            let why = "a node was lost: mounts that had locks there take them again first";
+            return Err(Error::new(ErrorKind::Throttled, why));
+        }
+        Ok(())
+    }
+
+    /// Fails for a call that relies on locks which are lost, and for a new lock that has to wait.
+    pub(super) fn check_locks(&self, writes: &GroupWrites, call: &WriteCall<'_>) -> Result<()> {
         let relies = matches!(
             call,
             WriteCall::Read { .. }
@@ -83,56 +204,77 @@ impl OpenedAs {
                 | WriteCall::SetAttrOpen { .. }
                 | WriteCall::SetLock { .. }
         );
-        if relies { self.bytes.lost_locks.check_none() } else { Ok(()) }
+        if relies {
+            self.bytes.lost_locks.check_none()?;
+        }
+        match call {
+            WriteCall::SetLock { kind, .. } if *kind != LockKind::Unlock => self.check_settled(writes),
+            _ => Ok(()),
+        }
     }
 
     /// Sets the locks again in process `home`, which has just opened the file that was open in `before`.
-    pub(super) fn reclaim_locks(&self, writes: &GroupWrites, home: &HomeProcess, before: &HomeProcess) {
-        if !self.held.any() || self.held.lost.load(Ordering::Acquire) {
-            return;
-        }
-        let until = Instant::now() + RECLAIM.min(writes.client.patience().answer);
-        let locks: Vec<FileLock> = self.held.known.lock().iter().map(|known| known.lock).collect();
-        for lock in &locks {
-            let Err(error) = self.reclaim_lock(writes, (home, before), lock, until) else { continue };
-            if !self.held.lost.swap(true, Ordering::AcqRel) {
-                self.bytes.lost_locks.0.fetch_add(1, Ordering::AcqRel);
-            }
-            tracing::warn!(
-                "a lock is lost with a node: {error}; the file fails with EIO until it is closed or unlocked"
-            );
-            return;
-        }
-        tracing::info!(node = home.node, locks = locks.len(), "the locks of an open file moved to another node");
-    }
-
-    fn reclaim_lock(
+    pub(super) fn reclaim_locks(
         &self,
         writes: &GroupWrites,
-        (home, before): (&HomeProcess, &HomeProcess),
-        lock: &FileLock,
-        until: Instant,
-    ) -> Result<()> {
-        let root = Caller::default();
+        home: &HomeProcess,
+        before: &HomeProcess,
+    ) -> FileAfterLoss {
+        if !self.held.any() || self.held.lost.load(Ordering::Acquire) {
+            return FileAfterLoss::Moved;
+        }
+        let again_until = self.held.confirmed.lock().map(|confirmed| confirmed + writes.lock_grace.again_within());
+        let in_time = || again_until.is_some_and(|until| Instant::now() < until);
+        let until = Instant::now() + CUT_OFF.min(writes.client.patience().answer);
+        let locks: Vec<FileLock> = self.held.known.lock().iter().map(|known| known.lock).collect();
+        let mut last = Error::new(ErrorKind::Timeout, "too much time has passed since the lost node answered");
         loop {
-            let call = set_call(self.number(), lock);
-            let sent = writes.send(CallTarget::Process(home), &call, RequestContext::of(&root), 0, None, &mut []);
-            let error = match sent.map_err(Error::from).and_then(|sent| settle_answer(sent.answer)) {
-                Ok(_) => return Ok(()),
-                Err(error) => error,
-            };
-            if error.kind() != ErrorKind::Io(EAGAIN) || Instant::now() >= until {
-                return Err(error);
+            if in_time() {
+                match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, home, lock)) {
+                    // It was executed in time if the answer is.
+                    Ok(()) if in_time() => {
+                        tracing::info!(node = home.node, "{} locks of a file moved to another node", locks.len());
+                        return FileAfterLoss::Moved;
+                    }
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::Io(EAGAIN) => last = error,
+                    Err(error) => {
+                        self.begin_loss(&error.to_string());
+                        return FileAfterLoss::Moved;
+                    }
+                }
             }
-            if home.instance != before.instance {
-                // A process that is only cut off has the lock for this mount. It gives it up when it is reached, or when
-                // it has heard nothing for long.
-                let mut numbers = Vec::new();
-                let close = WriteCall::Close { files: FileNumbers::new(&[self.number()], &mut numbers) };
-                let _ = writes.send(CallTarget::Process(before), &close, RequestContext::of(&root), 0, None, &mut []);
+            // A process that is only cut off has the locks until it has heard nothing for long.
+            match self.is_open_at(writes, before) {
+                Some(true) => {
+                    tracing::info!(node = before.node, "a node with locks of an open file is reached again");
+                    return FileAfterLoss::Stayed;
+                }
+                Some(false) => {
+                    self.note_unknown(before);
+                    return FileAfterLoss::Moved;
+                }
+                None => {}
+            }
+            if Instant::now() >= until || !in_time() && last.kind() != ErrorKind::Io(EAGAIN) {
+                self.begin_loss(&last.to_string());
+                return FileAfterLoss::Moved;
             }
             std::thread::sleep(RECLAIM_PAUSE);
         }
+    }
+
+    /// Whether a process has this file open; `None` if it can't be reached.
+    fn is_open_at(&self, writes: &GroupWrites, process: &HomeProcess) -> Option<bool> {
+        let (call, root) = (WriteCall::StatOpen { file: self.number() }, Caller::default());
+        let sent = writes.send(CallTarget::Process(process), &call, RequestContext::of(&root), 0, None, &mut []);
+        sent.ok().map(|sent| sent.answer != WriteAnswer::UnknownFile)
+    }
+
+    fn reclaim_lock(&self, writes: &GroupWrites, home: &HomeProcess, lock: &FileLock) -> Result<()> {
+        let (call, root) = (set_call(self.number(), lock), Caller::default());
+        let context = RequestContext { reclaims: true, ..RequestContext::of(&root) };
+        settle_answer(writes.send(CallTarget::Process(home), &call, context, 0, None, &mut [])?.answer).map(drop)
     }
 }
 

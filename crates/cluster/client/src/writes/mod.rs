@@ -20,13 +20,13 @@ use behind::{FileBytes, SendQueue};
 use calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
 use closing::ClosedFiles;
 use files::{OpenedAs, RemoteDirectory, RemoteFile};
-use held_locks::LOCK_RENEWAL;
+use held_locks::{LOCK_RENEWAL, LockGrace};
 use known::KnownObjects;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
 use proof::ProvenProcesses;
 use retained::WriteMemory;
-use spurline_proto::{MAX_WRITE, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
+use spurline_proto::{MAX_WRITE, OpenFlags, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     Caller, Change, CreatedFile, DirectoryRename, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId,
@@ -94,6 +94,7 @@ pub struct GroupWrites {
     touched: Mutex<Vec<HomeProcess>>,
     /// The last sync is under way.
     finishing: AtomicBool,
+    lock_grace: LockGrace,
     /// For open files, which outlive a call.
     this: Weak<GroupWrites>,
 }
@@ -104,11 +105,13 @@ pub(crate) struct RequestContext<'a> {
     pub caller: &'a Caller,
     pub known: [Option<FileIdentity>; 2],
     pub payload: &'a [u8],
+    /// It sets a lock again that was set in a lost process.
+    pub reclaims: bool,
 }
 
 impl<'a> RequestContext<'a> {
     fn of(caller: &'a Caller) -> Self {
-        RequestContext { caller, known: [None; 2], payload: &[] }
+        RequestContext { caller, known: [None; 2], payload: &[], reclaims: false }
     }
 }
 
@@ -140,6 +143,7 @@ impl GroupWrites {
             opened: Mutex::default(),
             capabilities: OnceLock::new(),
             proofs: ProvenProcesses::default(),
+            lock_grace: LockGrace::default(),
             squash: squash.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() }),
             this: Weak::clone(this),
         });
@@ -224,7 +228,7 @@ impl GroupWrites {
         let marked = number != 0 && self.client.members().snapshot().members().len() > 1;
         let (known, payload, call) = (context.known, context.payload, *call);
         let build = |volume: VolumeId, again: bool| {
-            let (again, answered) = (again && number != 0, answered());
+            let (again, answered) = (again && number != 0 || context.reclaims, answered());
             WriteRequest { volume, op, answered, again, marked, known, caller, call, payload }
         };
         let result = self.call_node(target, &build, before, dst);
@@ -248,7 +252,7 @@ impl GroupWrites {
         let number = self.numbers.draw_number();
         let sent = self.send(CallTarget::Path(path), &call, context, number.get(), None, &mut [])?;
         let changes = match call {
-            WriteCall::Open { flags, .. } => flags & (O_ACCMODE | O_TRUNC) != 0,
+            WriteCall::Open { flags, .. } => flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE),
             WriteCall::OpenDirectory { .. } => false,
             _ => true,
         };
@@ -444,7 +448,7 @@ impl WritableVolume for GroupWrites {
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller, _op: OpId) -> Result<Box<dyn WritableFile>> {
         self.send_bytes_of(at.expected)?;
         let number = self.new_file_number();
-        let call = WriteCall::Open { at, flags, file: number };
+        let call = WriteCall::Open { at, flags: OpenFlags::new(flags), file: number };
         let (answer, home) = self.change_at(at.path, call, RequestContext::of(caller))?;
         let attr = attr_of(answer)?;
         self.new_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home })
@@ -453,7 +457,7 @@ impl WritableVolume for GroupWrites {
     fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller, _op: OpId) -> Result<CreatedFile> {
         let (number, path) = (self.new_file_number(), join_path(at.directory.path, at.name));
         self.send_bytes_of(self.known.object(&path))?;
-        let call = WriteCall::Create { at, flags, mode, file: number };
+        let call = WriteCall::Create { at, flags: OpenFlags::new(flags), mode, file: number };
         let (answer, home) = self.change_at(&path, call, RequestContext::of(caller))?;
         self.note(&path, &answer);
         let (attr, directory) = match answer {
@@ -476,7 +480,7 @@ impl WritableVolume for GroupWrites {
         _op: OpId,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
         let number = self.new_file_number();
-        let call = WriteCall::CreateUnnamed { directory, flags, mode, file: number };
+        let call = WriteCall::CreateUnnamed { directory, flags: OpenFlags::new(flags), mode, file: number };
         let (answer, home) = self.change_at(directory.path, call, RequestContext::of(caller))?;
         let attr = attr_of(answer)?;
         // Without a name it can't be opened on another node: the empty path is the root, which has another identity.

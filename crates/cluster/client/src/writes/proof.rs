@@ -5,7 +5,7 @@ use super::calls::{CallTarget, HomeProcess, settle_answer};
 use super::{GroupWrites, RequestContext};
 use crate::peer::GroupPeer;
 use parking_lot::{Mutex, RwLock};
-use spurline_proto::{FileNumbers, WriteAnswer, WriteCall};
+use spurline_proto::{FileNumbers, MIN_WRITE_VERSION, OpenFlags, WelcomeAnswer, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -42,31 +42,49 @@ impl ProvenProcesses {
     }
 }
 
+/// Checks that a node understands changes of this release.
+///
+/// # Errors
+/// `Unsupported` when it is older.
+pub(crate) fn check_version(welcome: &WelcomeAnswer) -> Result<()> {
+    if welcome.version >= MIN_WRITE_VERSION {
+        return Ok(());
+    }
+    let why = format!(
+        "node {} speaks protocol version {}, and writes of this mount need {MIN_WRITE_VERSION}: the node's release is older; \
+         upgrade spurline on its host, or mount without --rw",
+        welcome.node, welcome.version
+    );
+    Err(Error::new(ErrorKind::Unsupported, why))
+}
+
 impl GroupWrites {
     /// Whether requests may go to this process: a lone node needs no proof.
     pub(crate) fn is_trusted(&self, instance: u64) -> bool {
         self.proofs.contains(instance) || self.client.members().snapshot().members().len() < 2
     }
 
-    /// Proves all nodes that can be reached.
+    /// Checks the release of all nodes that can be reached, and proves their directories.
     ///
     /// # Errors
-    /// When one has another directory.
+    /// When one has another directory, or is too old for changes.
     pub(crate) fn prove_all(&self) -> Result<()> {
         let view = self.client.members().snapshot();
-        if view.members().len() < 2 {
-            return Ok(());
-        }
+        let lone = view.members().len() < 2;
         for index in 0..view.members().len() {
             let peer = view.peer(index as u32);
             let deadline = Instant::now() + self.client.patience().absence;
-            let instance = peer.tcp_pool().checkout(deadline).map(|lease| lease.welcome().instance);
+            let reached = peer.tcp_pool().checkout(deadline);
+            let instance = reached.map(|lease| check_version(lease.welcome()).map(|()| lease.welcome().instance));
             match instance {
                 // It is proved when it is back.
-                Err(error) => {
+                Err(error) if !lone => {
                     tracing::warn!(peer = peer.name(), %error, "a node is away, and proves its directory later")
                 }
-                Ok(instance) => self.prove_process(peer, instance)?,
+                // The first request reports it.
+                Err(_) => {}
+                Ok(instance) if lone => drop(instance?),
+                Ok(instance) => self.prove_process(peer, instance?)?,
             }
         }
         Ok(())
@@ -138,7 +156,7 @@ impl GroupWrites {
         let at = NamePath { directory: ROOT, name: name.as_bytes() };
         let (root, file) = (Caller::default(), self.new_file_number());
         let number = self.numbers.draw_number();
-        let call = WriteCall::Create { at, flags: O_RDWR | O_CREAT | O_EXCL, mode: 0o600, file };
+        let call = WriteCall::Create { at, flags: OpenFlags::new(O_RDWR | O_CREAT | O_EXCL), mode: 0o600, file };
         let made = settle_answer(self.send_unproven(witness, &call, RequestContext::of(&root), number.get())?)?;
         let WriteAnswer::Created(made, _) = made else { return Err(super::calls::unexpected(&made)) };
         let seen = self.find_identity(other, &WriteCall::Lookup(at));

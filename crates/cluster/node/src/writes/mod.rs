@@ -3,16 +3,18 @@
 
 mod apart;
 mod devices;
+mod grants;
 mod repeated;
 mod sessions;
 
 use crate::CacheNode;
 use apart::{CallerThreads, acts_as_caller};
 use devices::RootDevice;
+use grants::LockGrants;
 use parking_lot::RwLock;
 use repeated::RepeatedChange;
 use sessions::{ChangeState, OpenObject, WriteSession, WriteSessions};
-use spurline_proto::{AnswerBody as _, MAX_PAYLOAD, WriteAnswer, WriteCall, WriteRequest};
+use spurline_proto::{AnswerBody as _, MAX_PAYLOAD, OpenFlags, WriteAnswer, WriteCall, WriteRequest};
 use spurline_transport::Responder;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
@@ -32,9 +34,8 @@ const NAMES_MAX: u32 = 1000;
 /// From `asm-generic/errno-base.h` and `errno.h`.
 pub(crate) const EIO: i32 = 5;
 const EBADF: i32 = 9;
-/// From `asm-generic/fcntl.h`.
-const O_CREAT: u32 = 0o100;
-const O_EXCL: u32 = 0o200;
+/// Flags of an open that count only once.
+const MADE: u32 = OpenFlags::CREATE | OpenFlags::EXCLUSIVE;
 
 /// A source that is open for changes.
 struct WritableSource {
@@ -49,6 +50,7 @@ pub(crate) struct WriteService {
     /// By the number of the volume.
     sources: RwLock<Vec<(u32, Arc<WritableSource>)>>,
     sessions: WriteSessions,
+    grants: LockGrants,
     threads: CallerThreads,
 }
 
@@ -95,7 +97,13 @@ impl CacheNode {
 
     /// Ends the sessions of mounts that sent nothing for a while. To be called now and then.
     pub fn expire_write_sessions(&self) {
-        let (ended, unlocked) = self.writes.sessions().expire_idle(Instant::now());
+        self.expire_write_sessions_at(Instant::now());
+    }
+
+    /// As [`CacheNode::expire_write_sessions`], at another time. For tests.
+    #[doc(hidden)]
+    pub fn expire_write_sessions_at(&self, now: Instant) {
+        let (ended, unlocked) = self.writes.sessions().expire_idle(now);
         if unlocked > 0 {
             tracing::warn!(
                 "{unlocked} files with locks were closed: their mounts sent nothing for {:?}",
@@ -157,7 +165,8 @@ impl CacheNode {
         if let WriteCall::Read { file, offset, len } = request.call {
             return self.serve_open_read(&session, file, offset, len, responder);
         }
-        let serve = ServedWrite { source: &source, session: &session, request };
+        let grants = &self.writes.grants;
+        let serve = ServedWrite { source: &source, session: &session, grants, request };
         if !request.is_change() {
             let attempts = matches!(request.call, WriteCall::Write { .. }).then_some(request.answered);
             let _executing = attempts.map(|attempts| session.begin_write(attempts)).transpose()?;
@@ -227,6 +236,7 @@ fn failed(errno: i32, why: &str) -> WriteAnswer {
 struct ServedWrite<'a> {
     source: &'a WritableSource,
     session: &'a WriteSession,
+    grants: &'a LockGrants,
     request: &'a WriteRequest<'a>,
 }
 
@@ -260,7 +270,7 @@ impl ServedWrite<'_> {
                     (WriteAnswer::Attr(attr), WriteCall::Create { at, flags, file, .. }) => {
                         let path = devices::join_path(at.directory.path, at.name);
                         let at = NodePath { path: &path, expected: Some(attr.identity) };
-                        let opened = volume.open(at, flags & !(O_CREAT | O_EXCL), &caller, request.op)?;
+                        let opened = volume.open(at, flags.without(MADE).bits(), &caller, request.op)?;
                         self.session.add_object(*file, OpenObject::File(opened.into()))?;
                         Ok(answer)
                     }
@@ -285,21 +295,25 @@ impl ServedWrite<'_> {
             WriteCall::GetXattr(at, name) => WriteAnswer::Bytes(volume.get_xattr(at, name, &caller)?),
             WriteCall::ListXattr(at) => WriteAnswer::Bytes(volume.list_xattr(at, &caller)?),
             WriteCall::Open { at, flags, file } => {
-                let opened = volume.open(at, flags, &caller, request.op)?;
+                // The mount lost its connections and found this process again: the file's locks stay.
+                if let Some(open) = self.file(file)? {
+                    return Ok(WriteAnswer::Attr(open.stat()?));
+                }
+                let opened = volume.open(at, flags.bits(), &caller, request.op)?;
                 let attr = opened.stat()?;
                 self.session.add_object(file, OpenObject::File(opened.into()))?;
                 WriteAnswer::Attr(attr)
             }
             WriteCall::Create { at, flags, mode, file } => {
-                let mut created = volume.create(at, flags, mode, &caller, request.op)?;
-                if request.marked && flags & O_EXCL != 0 {
+                let mut created = volume.create(at, flags.bits(), mode, &caller, request.op)?;
+                if request.marked && flags.has_any(OpenFlags::EXCLUSIVE) {
                     created.attr = repeated::mark_new(volume, &at, &created.attr, request.op).unwrap_or(created.attr);
                 }
                 self.session.add_object(file, OpenObject::File(created.file.into()))?;
                 WriteAnswer::Created(created.attr, created.directory)
             }
             WriteCall::CreateUnnamed { directory, flags, mode, file } => {
-                let (attr, opened) = volume.create_unnamed(directory, flags, mode, &caller, request.op)?;
+                let (attr, opened) = volume.create_unnamed(directory, flags.bits(), mode, &caller, request.op)?;
                 self.session.add_object(file, OpenObject::File(opened.into()))?;
                 WriteAnswer::Attr(attr)
             }
@@ -309,7 +323,7 @@ impl ServedWrite<'_> {
             },
             WriteCall::Reopen { of, flags, file } => match self.file(of)? {
                 Some(open) => {
-                    let opened = open.reopen(flags, &caller)?;
+                    let opened = open.reopen(flags.bits(), &caller)?;
                     let attr = opened.stat()?;
                     self.session.add_object(file, OpenObject::File(opened.into()))?;
                     WriteAnswer::Attr(attr)
@@ -420,10 +434,20 @@ impl ServedWrite<'_> {
                 WriteAnswer::Conflict(conflict)
             }
             WriteCall::SetLock { file: number, family, owner, range, kind } => {
-                file.set_lock(&FileLock { family, owner, range, kind }, caller)?;
-                if kind != LockKind::Unlock {
-                    self.session.note_lock(number);
+                let lock = FileLock { family, owner, range, kind };
+                if kind == LockKind::Unlock {
+                    file.set_lock(&lock, caller)?;
+                    return Ok(WriteAnswer::Done);
                 }
+                let of = file.stat()?.identity;
+                file.set_lock(&lock, caller)?;
+                self.session.note_lock(number);
+                let (session, now) = (request.op.session, Instant::now());
+                if request.again && self.grants.had_another(of, session, &lock, now) {
+                    file.set_lock(&FileLock { kind: LockKind::Unlock, ..lock }, caller)?;
+                    return Ok(failed(EIO, "another mount has had the lock meanwhile"));
+                }
+                self.grants.note_grant(of, session, &lock, now);
                 WriteAnswer::Done
             }
             _ => failed(EIO, "no call on an open file"),

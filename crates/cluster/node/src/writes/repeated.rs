@@ -13,7 +13,7 @@
 //! the access time, which the node sets after it made an object. Attributes and extended attributes are set again.
 
 use super::devices::join_path;
-use spurline_proto::{WriteAnswer, WriteCall};
+use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, FileTime, NamePath, NewTime, NodeAttr, NodePath, OpId, WritableFile,
@@ -22,7 +22,6 @@ use spurline_volume::writes::{
 
 /// From `asm-generic/fcntl.h` and `linux/fs.h`.
 const O_RDONLY: u32 = 0;
-const O_EXCL: u32 = 0o200;
 const RENAME_EXCHANGE: u32 = 2;
 /// From `asm-generic/errno-base.h`.
 const ENOENT: i32 = 2;
@@ -57,7 +56,7 @@ impl RepeatedChange<'_> {
     /// The answer if the change was executed, or if that can't be known; `None` if it was not.
     pub fn find_outcome(&self, call: &WriteCall<'_>) -> Result<Option<WriteAnswer>> {
         match call {
-            WriteCall::Create { at, flags, .. } if flags & O_EXCL != 0 => self.made(at),
+            WriteCall::Create { at, flags, .. } if flags.has_any(OpenFlags::EXCLUSIVE) => self.made(at),
             WriteCall::Change(Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. }) => {
                 self.made(at)
             }

@@ -1,0 +1,134 @@
+//! What the kernel believes of a file's bytes, and how it learns that others have changed them. It knows neither locks nor the
+//! device that notifications go through.
+//!
+//! A notification makes the kernel drop the answer to a request for attributes that is under way, and not repeat the request.
+//! The read that made it then ends at the old length. So a notification alone can hide the end of a file from a
+//! reader that holds its lock. A length that grew is therefore put into the kernel before the program goes on: the last byte of
+//! the file is stored there. A length that shrank corrects itself at the first short read.
+
+use super::{FsResult, OpenedNode, WritableFileSystem};
+use parking_lot::Mutex;
+use spurline_types::{Error, Result};
+use spurline_volume::writes::{Caller, WritableFile};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Locks, so that files rarely meet.
+const SHARDS: usize = 16;
+/// From `asm-generic/fcntl.h`.
+const O_RDONLY: u32 = 0;
+
+/// What the kernel believes of files.
+pub trait KernelView {
+    /// Makes the kernel get the attributes again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn forget_attr(&self, ino: u64) -> io::Result<()>;
+
+    /// Makes the kernel drop the pages, and get the attributes again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn drop_pages(&self, ino: u64) -> io::Result<()>;
+
+    /// Puts a byte into the kernel's pages, whose file then has at least that length.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn store_byte(&self, ino: u64, offset: u64, byte: u8) -> io::Result<()>;
+}
+
+/// A length that the kernel's file certainly has at least: what it wrote itself, or got stored. Any answer with attributes can
+/// lower it; none raises it for certain, because the kernel drops some.
+#[derive(Default)]
+pub(super) struct KernelSize(AtomicU64);
+
+impl KernelSize {
+    /// The kernel wrote up to `end`.
+    pub fn note_written(&self, end: u64) {
+        self.0.fetch_max(end, Ordering::AcqRel);
+    }
+
+    /// An answer with this length goes to the kernel.
+    pub fn note_sent(&self, size: u64) {
+        self.0.fetch_min(size, Ordering::AcqRel);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// One change of the kernel's view of a file at a time.
+#[derive(Default)]
+pub(super) struct KernelRefreshes([Mutex<()>; SHARDS]);
+
+impl KernelRefreshes {
+    fn of(&self, ino: u64) -> &Mutex<()> {
+        &self.0[ino as usize % SHARDS]
+    }
+}
+
+impl WritableFileSystem {
+    /// The file was locked: what others wrote under their lock is read now, up to the end that it has now.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno; the kernel's.
+    pub fn refresh_locked(&self, (ino, fh): (u64, u64), kernel: &dyn KernelView) -> FsResult<()> {
+        let file = self.file(ino, fh)?;
+        let _one = self.refreshes.of(ino).lock();
+        // First: a page that is read until the byte is stored has the bytes up to there.
+        kernel_result(kernel.drop_pages(ino))?;
+        let size = file.file.stat()?.size;
+        self.grow_kernel_size(ino, &*file.file, &file.kernel_size, size, kernel)
+    }
+
+    /// The file was opened, and the kernel's attributes are of another version.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno; the kernel's.
+    pub fn refresh_opened(&self, ino: u64, opened: &OpenedNode, kernel: &dyn KernelView) -> FsResult<()> {
+        let file = self.file(ino, opened.fh)?;
+        let _one = self.refreshes.of(ino).lock();
+        if file.kernel_size.get() >= opened.attr.size {
+            kernel_result(kernel.forget_attr(ino))?;
+        } else {
+            kernel_result(kernel.drop_pages(ino))?;
+            self.grow_kernel_size(ino, &*file.file, &file.kernel_size, opened.attr.size, kernel)?;
+        }
+        // What the kernel gets from now on is not older.
+        self.nodes.note_refreshed(ino, &opened.attr);
+        Ok(())
+    }
+
+    fn grow_kernel_size(
+        &self,
+        ino: u64,
+        file: &dyn WritableFile,
+        known: &Arc<KernelSize>,
+        size: u64,
+        kernel: &dyn KernelView,
+    ) -> FsResult<()> {
+        let Some(last) = size.checked_sub(1).filter(|_| known.get() < size) else { return Ok(()) };
+        let mut byte = [0];
+        let read = |file: &dyn WritableFile, byte: &mut [u8]| -> Result<bool> { Ok(file.read_at(last, byte)? == 1) };
+        let found = match read(file, &mut byte) {
+            Ok(found) => found,
+            // It may be open for writing only.
+            Err(_) => read(&*file.reopen(O_RDONLY, &Caller::default())?, &mut byte)?,
+        };
+        if found {
+            // Before the kernel has it: a shorter length that goes there meanwhile counts.
+            known.note_written(size);
+            let stored = kernel.store_byte(ino, last, byte[0]);
+            kernel_result(stored.inspect_err(|_| known.note_sent(0)))?;
+        }
+        Ok(())
+    }
+}
+
+fn kernel_result(sent: io::Result<()>) -> FsResult<()> {
+    Ok(sent.map_err(|error| Error::io("the kernel took no notification", &error))?)
+}

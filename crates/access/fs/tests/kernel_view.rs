@@ -1,0 +1,113 @@
+//! The kernel's view of a file that others change: which notifications it gets, and in which order. The kernel here drops every
+//! answer with attributes, as the real one does when a notification overtakes the answer.
+
+mod objects;
+
+use objects::{MemorySource, NoReads, writable_config};
+use parking_lot::Mutex;
+use spurline_fs::ROOT;
+use spurline_fs::writable::*;
+use spurline_types::Stats;
+use spurline_volume::writes::AttrChange;
+use std::io;
+use std::sync::Arc;
+
+const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
+
+#[derive(Debug, PartialEq)]
+enum Notified {
+    Attr,
+    Pages,
+    Byte(u64, u8),
+}
+
+#[derive(Default)]
+struct ListedKernel(Mutex<Vec<Notified>>);
+
+impl ListedKernel {
+    fn take(&self) -> Vec<Notified> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+impl KernelView for ListedKernel {
+    fn forget_attr(&self, _: u64) -> io::Result<()> {
+        self.0.lock().push(Notified::Attr);
+        Ok(())
+    }
+    fn drop_pages(&self, _: u64) -> io::Result<()> {
+        self.0.lock().push(Notified::Pages);
+        Ok(())
+    }
+    fn store_byte(&self, _: u64, offset: u64, byte: u8) -> io::Result<()> {
+        self.0.lock().push(Notified::Byte(offset, byte));
+        Ok(())
+    }
+}
+
+fn mount(source: &Arc<MemorySource>) -> WritableFileSystem {
+    let stats = Arc::new(Stats::default());
+    WritableFileSystem::new(Arc::new(NoReads), Arc::clone(source) as _, writable_config(u64::MAX), stats).unwrap()
+}
+
+fn find(fs: &WritableFileSystem, name: &[u8]) -> u64 {
+    match fs.lookup(ROOT, name, &CALLER).unwrap() {
+        NodeLookup::Found(entry) => entry.ino,
+        NodeLookup::Absent { .. } => panic!("no such name"),
+    }
+}
+
+#[test]
+fn the_length_of_a_locked_file_is_in_the_kernel_before_its_holder_goes_on() {
+    let (source, kernel) = (Arc::new(MemorySource::default()), ListedKernel::default());
+    let (one, two) = (mount(&source), mount(&source));
+    let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let ino = find(&two, b"f");
+    let ours = two.open(ino, libc::O_RDWR, &CALLER, None).unwrap();
+    let refresh = || {
+        two.refresh_locked((ino, ours.fh), &kernel).unwrap();
+        kernel.take()
+    };
+    let write = |offset, data: &[u8]| {
+        one.write(entry.ino, theirs.fh, offset, data, None).unwrap();
+    };
+    assert_eq!(refresh(), [Notified::Pages], "it is empty");
+    write(0, b"ab");
+    assert_eq!(refresh(), [Notified::Pages, Notified::Byte(1, b'b')], "the byte comes after the old pages are gone");
+    assert_eq!(refresh(), [Notified::Pages], "the kernel has that length");
+    // Answers that the kernel may have dropped raise nothing.
+    write(2, b"c");
+    two.getattr(ino, Some(ours.fh), &CALLER).unwrap();
+    find(&two, b"f");
+    assert_eq!(refresh(), [Notified::Pages, Notified::Byte(2, b'c')]);
+    // What the kernel wrote itself.
+    two.write(ino, ours.fh, 3, b"d", None).unwrap();
+    assert_eq!(refresh(), [Notified::Pages]);
+    // Another has cut it, which the kernel may have seen, and it grew again.
+    let set = AttrChange { size: Some(1), ..AttrChange::default() };
+    one.setattr(entry.ino, Some(theirs.fh), &set, &CALLER).unwrap();
+    two.getattr(ino, Some(ours.fh), &CALLER).unwrap();
+    write(1, b"xy");
+    assert_eq!(refresh(), [Notified::Pages, Notified::Byte(2, b'y')]);
+}
+
+#[test]
+fn an_open_of_a_file_that_grew_puts_its_length_into_the_kernel_once() {
+    let (source, kernel) = (Arc::new(MemorySource::default()), ListedKernel::default());
+    let (one, two) = (mount(&source), mount(&source));
+    let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let ino = find(&two, b"f");
+    let open = || {
+        let opened = two.open(ino, libc::O_RDONLY, &CALLER, None).unwrap();
+        if opened.moved {
+            two.refresh_opened(ino, &opened, &kernel).unwrap();
+        }
+        kernel.take()
+    };
+    assert_eq!(open(), []);
+    one.write(entry.ino, theirs.fh, 0, b"ab", None).unwrap();
+    assert_eq!(open(), [Notified::Pages, Notified::Byte(1, b'b')]);
+    assert_eq!(open(), [], "the kernel's attributes are no older");
+    one.write(entry.ino, theirs.fh, 0, b"x", None).unwrap();
+    assert_eq!(open(), [Notified::Attr], "the length is the same");
+}
