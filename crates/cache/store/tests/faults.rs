@@ -568,8 +568,8 @@ fn a_full_disk_is_no_error_for_readers() {
     assert_eq!((state(&store), stats.blockcache.io_errors.get()), (DiskState::Normal, 0));
     assert!(stats.blockcache.write_skipped.get() >= 1);
     disk.set_fault(DiskFault::None);
-    eventually("room again", || put(&store, &obj, 2));
-    read(&store, &obj, 2).unwrap();
+    // What the disk takes while its limit is still that of the refusal is evicted again.
+    eventually("room again", || put(&store, &obj, 2) && read(&store, &obj, 2).is_some());
 }
 
 #[test]
