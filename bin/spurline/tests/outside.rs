@@ -76,7 +76,7 @@ fn a_node_of_this_machine_is_asked_by_socket_or_address() {
     assert!(status.contains("addresses: 192.0.2.1:7001, [2001:db8::1]:7001\n  weight: 70\n"), "{status}");
     let status: Value = serde_json::from_str(&out(&run(&["status", "127.0.0.1:7001", "--json"]))).unwrap();
     assert_eq!(status["target"], "127.0.0.1:7001");
-    refused(&run(&["stats", "127.0.0.1:7001", "--schema", "fz"]), 2, &["no section 'x'", "u usage"]);
+    refused(&run(&["stats", "127.0.0.1:7001", "--schema", "fz"]), 2, &["no section 'z'", "u usage"]);
     refused(&run(&["stats", "127.0.0.1:7001", "-l", "often"]), 2, &["is not a duration"]);
     refused(&run(&["stats", "127.0.0.1:7001", "-l", "0"]), 2, &["--interval"]);
 }
