@@ -255,6 +255,76 @@ fn a_reader_with_a_lock_reads_up_to_the_end() {
     });
 }
 
+/// A file that is mapped shared and writable, until the end of the value.
+struct SharedMap {
+    start: *mut u8,
+    len: usize,
+}
+
+impl SharedMap {
+    fn new(file: &File, len: usize) -> SharedMap {
+        let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+        // SAFETY: a new mapping of an open file, removed when the value is dropped.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        SharedMap { start: start.cast(), len }
+    }
+
+    fn byte(&self, at: usize) -> *mut u8 {
+        assert!(at < self.len);
+        self.start.wrapping_add(at)
+    }
+
+    fn store(&self, at: usize, byte: u8) {
+        // SAFETY: within the mapping, of a file that long.
+        unsafe { self.byte(at).write_volatile(byte) }
+    }
+
+    fn load(&self, at: usize) -> u8 {
+        // SAFETY: within the mapping, of a file that long.
+        unsafe { self.byte(at).read_volatile() }
+    }
+}
+
+impl Drop for SharedMap {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that was made with this length.
+        unsafe { libc::munmap(self.start.cast(), self.len) };
+    }
+}
+
+/// What a program stores into a shared map under its lock is there for the next one that gets the lock.
+#[test]
+fn stores_into_a_shared_map_are_written_before_their_lock_is_released() {
+    const LEN: usize = 3 * 4096;
+    let Some(group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+    for flock in [true, false] {
+        let name = format!("map-{flock}");
+        fs::write(one.path(&name), bytes(1, LEN)).unwrap();
+        let files = [&one, &two].map(|mount| open(&mount.path(&name)));
+        let maps = files.each_ref().map(|file| SharedMap::new(file, LEN));
+        let lock = |file: &File, locked: bool| match (flock, locked) {
+            (true, true) => rustix::fs::flock(file, FlockOperation::LockExclusive).unwrap(),
+            (true, false) => rustix::fs::flock(file, FlockOperation::Unlock).unwrap(),
+            (false, true) => call(file, libc::F_OFD_SETLKW, &mut record(libc::F_WRLCK, 0..1)).unwrap(),
+            (false, false) => call(file, libc::F_OFD_SETLK, &mut record(libc::F_UNLCK, 0..1)).unwrap(),
+        };
+        for n in 0..40 {
+            let (mine, other) = (n % 2, (n + 1) % 2);
+            let at = (n * 2011) % LEN;
+            lock(&files[mine], true);
+            maps[mine].store(at, n as u8);
+            lock(&files[mine], false);
+            lock(&files[other], true);
+            let mut byte = [0xff];
+            files[other].read_exact_at(&mut byte, at as u64).unwrap();
+            assert_eq!((byte[0], maps[other].load(at)), (n as u8, n as u8), "{name}, store {n}");
+            lock(&files[other], false);
+        }
+    }
+}
+
 /// Files with locks move to the next node with them.
 #[test]
 fn locks_outlive_a_lost_node() {

@@ -415,6 +415,11 @@ impl FuseHandler for WritableFsHandler {
         let request = LockRequest { lock: *lock, pid, number: caller.unique };
         let begin = SessionWait(&self.waiting);
         let wait = (Some(&begin as &dyn BeginWait), wait);
+        if let Some(kernel) = self.kernel_pages().filter(|_| self.file_system.gives_up_writes(at.0, lock))
+            && let Err(error) = kernel.drop_pages(at.0)
+        {
+            tracing::debug!(ino = at.0, "the kernel keeps pages of a file that is unlocked: {error}");
+        }
         let stale = call!("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), wait))?;
         if let Some(kernel) = self.kernel_pages().filter(|_| stale)
             && let Err(error) = self.file_system.refresh_locked(at, &kernel)

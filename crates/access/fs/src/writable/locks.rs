@@ -165,6 +165,10 @@ impl LockTable {
         self.finish_change(state, ino, !gone.is_empty());
     }
 
+    fn has_writer(&self, ino: u64, owner: LockOwner) -> bool {
+        !self.is_empty() && self.state.lock().files.get(&ino).is_some_and(|node| node.known.has_writer(owner))
+    }
+
     fn releases(&self) -> u64 {
         self.state.lock().releases
     }
@@ -323,6 +327,12 @@ impl WritableFileSystem {
         }
         let through = carrier.and_then(|carrier| self.files.get(carrier)).unwrap_or(file);
         Ok(through.file.test_lock(lock)?)
+    }
+
+    /// Whether a request gives up a lock under which the program may have stored bytes into a shared map: the kernel does not
+    /// send those before the request. At a close it does.
+    pub fn gives_up_writes(&self, ino: u64, lock: &FileLock) -> bool {
+        lock.kind != LockKind::Write && self.locks.has_writer(ino, lock.owner()) && self.has_pages(ino)
     }
 
     /// A process closed a descriptor of the file: it loses all of its locks of the file.
