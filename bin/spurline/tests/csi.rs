@@ -130,6 +130,26 @@ fn an_inline_volume_lives_as_long_as_its_pod() {
 }
 
 #[test]
+fn inline_volumes_of_strangers_have_no_rights_of_the_node() {
+    let rig = DriverRig::with("node-1", |_| (["--launcher", "process"].map(str::to_owned).into(), Vec::new()));
+    let mut attributes = rig.attributes();
+    let inline = pair(("csi.storage.k8s.io/ephemeral", "true"));
+    attributes.insert(inline.0, inline.1);
+    attributes.insert("mountOptions".into(), "cache-size=0".into());
+    for (more, says) in [
+        (pair(("source", &rig.path("src").display().to_string())), "as its source"),
+        (pair(("source", "s3://bucket")), "has no keys"),
+        (pair(("mountOptions", "access-log=/etc/spurline-test")), "the mount option access-log"),
+    ] {
+        attributes.insert(more.0, more.1);
+        let error = rig.publish("csi-1", "a", &attributes).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+        assert!(error.message().contains(says) && error.message().contains("PersistentVolume"), "{error}");
+    }
+    rig.check_empty();
+}
+
+#[test]
 fn a_restarted_driver_finds_its_mounts_and_readers_see_nothing_of_it() {
     let Some(mut rig) = DriverRig::new() else { return };
     let attributes = rig.attributes();
@@ -348,7 +368,9 @@ fn a_silent_api_server_is_named_and_nothing_stays() {
     // It accepts connections and does not answer. The driver serves in spite of it.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port();
-    let mut rig = DriverRig::with("node-1", |dir| (service_account(dir), api_server_at(port)));
+    let mut rig = DriverRig::with("node-1", |dir| {
+        ([service_account(dir), vec!["--trust-inline-volumes".to_owned()]].concat(), api_server_at(port))
+    });
     let attributes = rig.attributes();
     let inline = attributes.clone().into_iter().chain([pair(("csi.storage.k8s.io/ephemeral", "true"))]).collect();
     let check = |error: tonic::Status, why: &str| {

@@ -52,6 +52,10 @@ pub struct CsiDriverArgs {
     /// Directory with the token, the authorities and the namespace of the driver's pod
     #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT)]
     pub service_account: PathBuf,
+    /// Inline volumes may have directories of the node as their source, every mount option, and buckets with the node's
+    /// keys, as PersistentVolumes may: every author of a pod gets the rights of the node
+    #[arg(long)]
+    pub trust_inline_volumes: bool,
     /// Log level: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
     #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
     pub log_filter: Option<String>,
@@ -76,6 +80,7 @@ pub fn run(args: CsiDriverArgs) -> Result<ExitCode, Fault> {
         node_id: args.node_id,
         state_dir: args.state_dir,
         default_memory,
+        trust_inline: args.trust_inline_volumes,
         launcher,
         arguments: Arc::new(MountParser),
     })?;

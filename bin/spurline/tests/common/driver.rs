@@ -23,9 +23,9 @@ pub struct DriverRig {
 
 #[allow(dead_code, reason = "each test program uses a part")]
 impl DriverRig {
-    /// A driver with processes of this host; `None` where file systems can't be mounted.
+    /// A driver with processes of this host, which trusts inline volumes; `None` where file systems can't be mounted.
     pub fn new() -> Option<Arc<Self>> {
-        let more = ["--launcher", "process"].map(str::to_owned).into();
+        let more = ["--launcher", "process", "--trust-inline-volumes"].map(str::to_owned).into();
         fuse().then(|| Arc::new(Self::with("node-1", |_| (more, Vec::new()))))
     }
 

@@ -53,7 +53,7 @@ impl NodeRig {
             std::fs::write(&template, map["data"]["mount-pod.yaml"].as_str().unwrap()).unwrap();
             let words = ["--service-account".to_owned(), dir.join("account").display().to_string()];
             let template = ["--pod-template".to_owned(), template.display().to_string()];
-            ([words, template].concat(), variables)
+            ([&words[..], &template, &["--trust-inline-volumes".to_owned()]].concat(), variables)
         });
         std::fs::create_dir_all(driver.path("logs")).unwrap();
         let agent = NodeAgent::start(&cluster, node, &driver.path("logs"));

@@ -15,6 +15,8 @@ use tonic::{Request, Response, Status};
 pub(crate) struct NodeService {
     /// The node's name.
     pub node_id: String,
+    /// Inline volumes may have what a PersistentVolume may have.
+    pub trust_inline: bool,
     pub volumes: Arc<VolumeTable>,
 }
 
@@ -130,6 +132,9 @@ impl pb::node_server::Node for NodeService {
         let capability = request.volume_capability.as_ref();
         let demand = demand(request.volume_id, &request.volume_context, capability, request.secrets)?;
         let ephemeral = request.volume_context.get("csi.storage.k8s.io/ephemeral").is_some_and(|word| word == "true");
+        if ephemeral && !self.trust_inline {
+            demand.settings.check_inline(&demand.secrets).map_err(status)?;
+        }
         let target = PublishedTarget { path, pod: pod_of(&request.volume_context), read_only: request.readonly };
         let volumes = Arc::clone(&self.volumes);
         finish(async move { volumes.publish(demand, target, !ephemeral).await }).await?;

@@ -149,6 +149,7 @@ fn pod_of(template: &Value, plan: &LaunchPlan, name: &str, node: &str, node_word
     pod["kind"] = json!("Pod");
     pod["metadata"]["name"] = json!(name);
     pod["metadata"]["labels"]["app.kubernetes.io/name"] = json!("spurline-mount");
+    pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("spurline");
     pod["metadata"]["labels"][NODE_LABEL] = json!(node_word);
     pod["metadata"]["annotations"]["spurline.io/volume"] = json!(plan.volume_id);
     let spec = &mut pod["spec"];

@@ -26,6 +26,8 @@ pub struct CsiDriverConfig {
     pub state_dir: PathBuf,
     /// Memory limit of a mount process in bytes, where the volume names none.
     pub default_memory: u64,
+    /// Inline volumes may have what a PersistentVolume may have: directories of the node, all mount options, the node's keys.
+    pub trust_inline: bool,
     /// Starts mount processes.
     pub launcher: Arc<dyn MountLauncher>,
     /// Checks mounts.
@@ -116,7 +118,8 @@ impl CsiDriver {
         runtime.spawn(Arc::clone(&volumes).watch());
         runtime.spawn(Arc::clone(&volumes).end_others());
         let (stop, mut stopped) = watch::channel(false);
-        let node = NodeService { node_id: config.node_id, volumes: Arc::clone(&volumes) };
+        let node =
+            NodeService { node_id: config.node_id, trust_inline: config.trust_inline, volumes: Arc::clone(&volumes) };
         let server = tonic::transport::Server::builder()
             .add_service(pb::identity_server::IdentityServer::new(IdentityService))
             .add_service(pb::controller_server::ControllerServer::new(ControllerService { volumes }))

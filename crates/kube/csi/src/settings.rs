@@ -6,12 +6,47 @@ use spurline_config::Fault;
 use spurline_config::values::nearest_word;
 use spurline_types::Size;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Attributes of a volume, with what they are for.
 const ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mountOptions", "memory"];
 /// Mount options of a volume that is written.
 const WRITABLE: [&str; 2] = ["rw", "writable"];
+/// Mount options of inline volumes whose authors are not trusted: they name no file of the node and open no port, and grant no
+/// more than the source's keys do.
+const INLINE: [&str; 31] = [
+    "allow_other",
+    "anonymous",
+    "attr-cache",
+    "cache-size",
+    "default_permissions",
+    "dir-entry-cache",
+    "dir-mode",
+    "endpoint-url",
+    "entry-cache",
+    "file-mode",
+    "gid",
+    "hedge-after",
+    "kernel-readahead",
+    "max-downloads",
+    "max-readahead",
+    "nconnect",
+    "noatime",
+    "nodev",
+    "noexec",
+    "nosuid",
+    "origin-stall-timeout",
+    "origin-timeout",
+    "peer-silence",
+    "peer-timeout",
+    "rdma-network",
+    "read-only",
+    "region",
+    "replicas",
+    "ro",
+    "stale-if-error",
+    "transport",
+];
 /// Attributes that Kubernetes adds begin with this.
 const KUBERNETES: &str = "csi.storage.k8s.io/";
 /// What the provisioner adds to volumes that it made.
@@ -67,6 +102,43 @@ impl VolumeSettings {
     /// Whether the options ask for a mount that changes its source.
     pub fn is_writable(&self) -> bool {
         self.options.iter().any(|option| WRITABLE.contains(&option.as_str()))
+    }
+
+    /// Checks an inline volume, which the author of any pod may write: the mount process has more rights than that author.
+    ///
+    /// # Errors
+    /// When it would read directories of the node, files of the mount process or a bucket with the node's rights, or take
+    /// more memory than the driver grants.
+    pub fn check_inline(&self, secrets: &HashMap<String, String>) -> Result<(), Fault> {
+        const REMEDY: &str = "make a PersistentVolume, or start the driver with --trust-inline-volumes where every author of a \
+                              pod may have the node's rights";
+        let refuse = |what: String| Err(Fault::usage(format!("an inline volume can't have {what}"), REMEDY));
+        if self.source_dir().is_some() {
+            return refuse(format!("the directory {} as its source", self.source));
+        }
+        let name = |option: &String| option.split('=').next().unwrap_or_default().to_owned();
+        if let Some(option) = self.options.iter().map(name).find(|name| !INLINE.contains(&name.as_str())) {
+            return refuse(format!("the mount option {option}"));
+        }
+        if self.memory.is_some() {
+            return refuse("the attribute memory".to_owned());
+        }
+        let has = |flag: &str| self.flags.iter().any(|(name, _)| name == flag);
+        let keys = secrets.contains_key("AWS_ACCESS_KEY_ID") || secrets.contains_key("google-credentials.json");
+        if !has("registry") && !keys && !self.options.iter().any(|option| option == "anonymous") {
+            return Err(Fault::usage(
+                format!("the inline volume of {} has no keys, and those of the node are not for pods", self.source),
+                "name a secret with its keys in nodePublishSecretRef, give the mount option anonymous, or make a \
+                 PersistentVolume",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The directory that is the source, if it is one.
+    pub fn source_dir(&self) -> Option<PathBuf> {
+        let path = self.source.strip_prefix("file://").unwrap_or(&self.source);
+        path.starts_with('/').then(|| PathBuf::from(path))
     }
 
     /// Reads a volume's attributes, and the mount options of its PersistentVolume or StorageClass.
@@ -166,6 +238,38 @@ mod tests {
         assert_eq!(settings.flags, [pair("cache-group", "train"), pair("registry", "static:a:1,b:2")]);
         assert_eq!(settings.options, ["file-mode=555", "allow_other", "replicas=2\\,/a=3", "max-readahead=8M"]);
         assert_eq!(settings.memory, Some(1 << 30));
+    }
+
+    #[test]
+    fn inline_volumes_have_no_rights_of_the_node() {
+        let check = |pairs: &[(&str, &str)], secrets: &[&str]| {
+            let secrets = secrets.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect();
+            let checked = parsed(pairs, &[]).unwrap().check_inline(&secrets);
+            checked.map_err(|fault| fault.to_string())
+        };
+        let keys = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+        let bucket = ("source", "s3://b/x");
+        for (pairs, secrets) in [
+            (&[bucket, ("mountOptions", "cache-size=5G,file-mode=444,ro")][..], &keys[..]),
+            (&[bucket, ("mountOptions", "anonymous,endpoint-url=http://h:9000")], &[]),
+            (&[bucket, ("registry", "static:a:1"), ("cacheGroup", "g")], &["group-token"]),
+        ] {
+            check(pairs, secrets).unwrap();
+        }
+        for (pairs, says) in [
+            (&[("source", "/etc")][..], "the directory /etc as its source"),
+            (&[("source", "file:///etc"), ("registry", "static:a:1")], "the directory file:///etc"),
+            (&[bucket, ("mountOptions", "ro,access-log=/etc/x")], "the mount option access-log"),
+            (&[bucket, ("mountOptions", "metrics=0.0.0.0:1")], "the mount option metrics"),
+            (&[bucket, ("mountOptions", "rw")], "the mount option rw"),
+            (&[bucket, ("memory", "900Gi")], "the attribute memory"),
+            (&[bucket], "has no keys"),
+        ] {
+            let secrets: &[&str] = if says == "has no keys" { &[] } else { &keys };
+            let said = check(pairs, secrets).unwrap_err();
+            assert!(said.contains(says) && said.contains("PersistentVolume"), "{said}");
+        }
+        assert!(INLINE.is_sorted());
     }
 
     #[test]

@@ -442,7 +442,7 @@ impl VolumeTable {
             environment,
             memory,
             launch: record.launches + 1,
-            source_dir: source_dir(&record.settings.source),
+            source_dir: record.settings.source_dir(),
             writable,
         })
     }
@@ -635,12 +635,6 @@ impl VolumeTable {
         };
         self.parts.arguments.of_mount(request).map(drop)
     }
-}
-
-/// The directory that a source names, if it is one.
-fn source_dir(source: &str) -> Option<PathBuf> {
-    let path = source.strip_prefix("file://").unwrap_or(source);
-    path.starts_with('/').then(|| PathBuf::from(path))
 }
 
 /// The name of a volume on this node: its id may be any text.
