@@ -415,10 +415,10 @@ impl FuseHandler for WritableFsHandler {
         let request = LockRequest { lock: *lock, pid, number: caller.unique };
         let begin = SessionWait(&self.waiting);
         let wait = (Some(&begin as &dyn BeginWait), wait);
-        if let Some(kernel) = self.kernel_pages().filter(|_| self.file_system.gives_up_writes(at.0, lock))
+        if let Some(kernel) = self.kernel_pages().filter(|_| self.file_system.has_stores_to_write(at.0, lock))
             && let Err(error) = kernel.drop_pages(at.0)
         {
-            tracing::debug!(ino = at.0, "the kernel keeps pages of a file that is unlocked: {error}");
+            tracing::debug!(ino = at.0, "the kernel keeps pages of a file before a lock: {error}");
         }
         let stale = call!("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), wait))?;
         if let Some(kernel) = self.kernel_pages().filter(|_| stale)

@@ -86,11 +86,6 @@ impl KnownLocks {
         self.locks.iter().any(|known| known.lock.owner() == owner)
     }
 
-    /// Whether this owner has a lock for writing.
-    pub fn has_writer(&self, owner: LockOwner) -> bool {
-        self.locks.iter().any(|known| known.lock.owner() == owner && known.lock.kind == LockKind::Write)
-    }
-
     /// Forgets the locks of an owner.
     pub fn remove_owner(&mut self, owner: LockOwner) {
         self.locks.retain(|known| known.lock.owner() != owner);

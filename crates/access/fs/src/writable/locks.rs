@@ -165,8 +165,8 @@ impl LockTable {
         self.finish_change(state, ino, !gone.is_empty());
     }
 
-    fn has_writer(&self, ino: u64, owner: LockOwner) -> bool {
-        !self.is_empty() && self.state.lock().files.get(&ino).is_some_and(|node| node.known.has_writer(owner))
+    fn has_owner(&self, ino: u64, owner: LockOwner) -> bool {
+        !self.is_empty() && self.state.lock().files.get(&ino).is_some_and(|node| node.known.has_owner(owner))
     }
 
     fn releases(&self) -> u64 {
@@ -329,10 +329,11 @@ impl WritableFileSystem {
         Ok(through.file.test_lock(lock)?)
     }
 
-    /// Whether a request gives up a lock under which the program may have stored bytes into a shared map: the kernel does not
-    /// send those before the request. At a close it does.
-    pub fn gives_up_writes(&self, ino: u64, lock: &FileLock) -> bool {
-        lock.kind != LockKind::Write && self.locks.has_writer(ino, lock.owner()) && self.has_pages(ino)
+    /// Whether the kernel may have pages with bytes that programs stored into a shared map, which have to be written before a lock
+    /// is set or given up: it does so by itself at a close only. Bytes that were stored under a lock are there for the next one
+    /// that gets it; older ones must not be written over its bytes.
+    pub fn has_stores_to_write(&self, ino: u64, lock: &FileLock) -> bool {
+        (lock.kind != LockKind::Unlock || self.locks.has_owner(ino, lock.owner())) && self.has_pages(ino)
     }
 
     /// A process closed a descriptor of the file: it loses all of its locks of the file.
