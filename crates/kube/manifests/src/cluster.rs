@@ -1,8 +1,8 @@
 //! The cache itself: namespace, coordinator, cache nodes, and what protects and watches them.
 
 use crate::context::{FieldSource, ValueCondition};
-use crate::{ManifestObject, args, labels};
-use ValueCondition::{Is, Set, Unset};
+use crate::{ManifestObject, args, devices, labels};
+use ValueCondition::{Any, Is, Set, Unset};
 use serde_json::{Value, json};
 
 /// Where the group's token is in every container.
@@ -11,6 +11,9 @@ pub(crate) const TOKEN_DIR: &str = "/etc/spurline/group";
 const USER: u32 = 65532;
 /// The metrics page of every process.
 const METRICS_PORT: u16 = 9567;
+/// Processes of the group that have addresses of hosts.
+const HOST_NETWORK: ValueCondition =
+    Any(&[&[Set("nodes.enabled"), Set("nodes.hostNetwork")], &[Set("csi.enabled"), Set("csi.hostNetwork")]]);
 
 /// The objects.
 pub(crate) fn objects(source: FieldSource<'_>) -> Vec<ManifestObject> {
@@ -53,13 +56,19 @@ pub(crate) fn field(name: &str, path: &str) -> Value {
     json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } })
 }
 
-fn health_probe(path: &str, threshold: u32) -> Value {
+pub(crate) fn health_probe(path: &str, threshold: u32) -> Value {
     json!({
         "httpGet": { "path": path, "port": "metrics" },
         "periodSeconds": 10,
         "timeoutSeconds": 5,
         "failureThreshold": threshold,
     })
+}
+
+/// Gives a pod the secrets of its images' registry.
+pub(crate) fn add_pull_secrets(source: FieldSource<'_>, pod: &mut Value) {
+    let names = source.items_of("imagePullSecrets", |item| vec![json!({ "name": item.text("{}") })]);
+    source.keys_if(pod, Set("imagePullSecrets"), &json!({ "imagePullSecrets": names }));
 }
 
 /// The user of the image, for a pod. The group makes volumes and secrets accessible to it.
@@ -137,6 +146,7 @@ fn coordinator(source: FieldSource<'_>) -> Vec<ManifestObject> {
         },
     });
     source.keys_if(&mut set["spec"], Set("coordinator.storage"), &json!({ "volumeClaimTemplates": [state] }));
+    add_pull_secrets(source, &mut set["spec"]["template"]["spec"]);
     let service = json!({
         "apiVersion": "v1",
         "kind": "Service",
@@ -201,6 +211,7 @@ fn nodes(source: FieldSource<'_>) -> Vec<ManifestObject> {
 }
 
 fn node_pod(source: FieldSource<'_>) -> Value {
+    let own_devices = [Set("nodes.rdmaNetwork"), Unset("nodes.rdmaResource")];
     let mut container = json!({
         "name": "node",
         "image": source.value("image"),
@@ -232,10 +243,12 @@ fn node_pod(source: FieldSource<'_>) -> Value {
         "readinessProbe": health_probe("/healthz", 3),
         "resources": {
             "requests": { "cpu": "100m", "memory": source.value("nodes.memory") },
-            "limits": source.limits("nodes.memory", "nodes.rdmaResource"),
+            "limits": source.limits("nodes.memory", "nodes.rdmaResource", "nodes.rdmaNetwork"),
         },
         "securityContext": {
-            "allowPrivilegeEscalation": false,
+            // Device nodes of RDMA that no device plugin gives need privileges, and a privileged container may escalate.
+            "privileged": source.truth(&own_devices),
+            "allowPrivilegeEscalation": source.truth(&own_devices),
             // Directories of the host belong to root.
             "runAsUser": 0,
             // Registered memory beyond ulimit -l.
@@ -252,13 +265,14 @@ fn node_pod(source: FieldSource<'_>) -> Value {
     });
     let keys = json!({ "envFrom": [{ "secretRef": { "name": source.value("nodes.credentialsSecret") } }] });
     source.keys_if(&mut container, Set("nodes.credentialsSecret"), &keys);
-    json!({
+    let mut pod = json!({
         "automountServiceAccountToken": false,
         "containers": [container],
         "hostNetwork": source.value("nodes.hostNetwork"),
         // With the host's network, names of services need this.
         "dnsPolicy": "ClusterFirstWithHostNet",
         "nodeSelector": source.value("nodes.nodeSelector"),
+        "tolerations": source.value("nodes.tolerations"),
         "terminationGracePeriodSeconds": 60,
         "volumes": args([
             source.items_of("nodes.cacheDirs", |item| {
@@ -267,11 +281,17 @@ fn node_pod(source: FieldSource<'_>) -> Value {
             }),
             source.items_if(Set("groupSecret"), vec![token_volume(source)]),
         ]),
-    })
+    });
+    let class = json!({ "priorityClassName": source.value("nodes.priorityClassName") });
+    source.keys_if(&mut pod, Set("nodes.priorityClassName"), &class);
+    add_pull_secrets(source, &mut pod);
+    pod
 }
 
 fn network_policy(source: FieldSource<'_>) -> ManifestObject {
     let part = json!({ "app.kubernetes.io/part-of": "spurline" });
+    let tcp = |port: Value| json!({ "port": port, "protocol": "TCP" });
+    let group_ports = ["coordinator.port", "nodes.port"].map(|path| tcp(source.value(path)));
     let object = json!({
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -279,10 +299,14 @@ fn network_policy(source: FieldSource<'_>) -> ManifestObject {
         "spec": {
             "podSelector": { "matchLabels": part },
             "policyTypes": ["Ingress"],
-            "ingress": [
-                { "from": [{ "podSelector": { "matchLabels": part } }] },
-                { "ports": [{ "port": METRICS_PORT, "protocol": "TCP" }] },
-            ],
+            "ingress": args([
+                vec![
+                    json!({ "from": [{ "podSelector": { "matchLabels": part } }] }),
+                    json!({ "ports": [tcp(json!(METRICS_PORT)), tcp(json!(devices::METRICS_PORT))] }),
+                ],
+                // No selector matches addresses of hosts. The group's token is the check then.
+                source.items_if(HOST_NETWORK, vec![json!({ "ports": group_ports })]),
+            ]),
         },
     });
     ManifestObject::new("network-policy", &[Set("networkPolicy.enabled")], object)
@@ -292,7 +316,9 @@ fn pod_monitor(source: FieldSource<'_>) -> ManifestObject {
     let object = json!({
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
-        "metadata": { "name": "spurline", "namespace": source.namespace() },
+        "metadata": {
+            "name": "spurline", "namespace": source.namespace(), "labels": source.value("podMonitor.labels"),
+        },
         "spec": {
             "selector": { "matchLabels": { "app.kubernetes.io/part-of": "spurline" } },
             "podMetricsEndpoints": [{ "port": "metrics" }],

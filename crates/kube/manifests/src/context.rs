@@ -22,6 +22,8 @@ pub(crate) enum ValueCondition {
     Unset(&'static str),
     /// This word.
     Is(&'static str, &'static str),
+    /// All conditions of one of these groups.
+    Any(&'static [&'static [ValueCondition]]),
 }
 
 impl ValueCondition {
@@ -30,6 +32,10 @@ impl ValueCondition {
             ValueCondition::Set(path) => format!(".Values.{path}"),
             ValueCondition::Unset(path) => format!("not .Values.{path}"),
             ValueCondition::Is(path, word) => format!("eq .Values.{path} \"{word}\""),
+            ValueCondition::Any(groups) => {
+                let parts: Vec<String> = groups.iter().map(|group| format!("({})", all_of(group))).collect();
+                format!("or {}", parts.join(" "))
+            }
         }
     }
 }
@@ -117,6 +123,24 @@ impl FieldSource<'_> {
             ValueCondition::Set(path) => is_set(path),
             ValueCondition::Unset(path) => !is_set(path),
             ValueCondition::Is(path, word) => self.at(path) == word,
+            ValueCondition::Any(groups) => groups.iter().any(|group| group.iter().all(|one| self.holds(*one))),
+        }
+    }
+
+    /// Whether conditions hold, as a value.
+    pub(crate) fn truth(&self, conditions: &[ValueCondition]) -> Value {
+        match self.chart {
+            true => expression(&format!("if {} }}}}true{{{{ else }}}}false{{{{ end", all_of(conditions))),
+            false => Value::Bool(conditions.iter().all(|one| self.holds(*one))),
+        }
+    }
+
+    /// The first of two texts that is not empty.
+    pub(crate) fn either(&self, first: &'static str, second: &str) -> Value {
+        match self.chart {
+            true => expression(&format!(".Values.{first} | default .Values.{second} | quote")),
+            false if self.holds(ValueCondition::Set(first)) => self.value(first),
+            false => self.value(second),
         }
     }
 
@@ -149,18 +173,18 @@ impl FieldSource<'_> {
         }
     }
 
-    /// Limits of a container: its memory, and one device of a resource where one is named.
-    pub(crate) fn limits(&self, memory: &str, resource: &str) -> Value {
+    /// Limits of a container: its memory, and where a resource is named as many of its devices as `names` has names.
+    pub(crate) fn limits(&self, memory: &str, resource: &str, names: &str) -> Value {
         if self.chart {
             let (memory, resource) = (format!(".Values.{memory}"), format!(".Values.{resource}"));
             return expression(&format!(
-                "if {resource} }}}}{{{{ dict \"memory\" {memory} {resource} 1 | toJson }}}}{{{{ else }}}}{{{{ dict \"memory\" \
-                 {memory} | toJson }}}}{{{{ end"
+                "if {resource} }}}}{{{{ dict \"memory\" {memory} {resource} (splitList \":\" .Values.{names} | len) | toJson \
+                 }}}}{{{{ else }}}}{{{{ dict \"memory\" {memory} | toJson }}}}{{{{ end"
             ));
         }
         let mut limits = Map::from_iter([("memory".to_owned(), self.value(memory))]);
         if let Some(name) = self.at(resource).as_str().filter(|name| !name.is_empty()) {
-            limits.insert(name.to_owned(), Value::from(1));
+            limits.insert(name.to_owned(), Value::from(plain(self.at(names)).split(':').count()));
         }
         Value::Object(limits)
     }

@@ -1,5 +1,6 @@
 //! RDMA devices for pods: the device plugin, networks for pods, the pair of test pods.
 
+use crate::cluster::{add_pull_secrets, health_probe};
 use crate::context::{FieldSource, ValueCondition};
 use crate::yaml::text_of;
 use crate::{ManifestObject, args, labels, volumes};
@@ -7,7 +8,7 @@ use ValueCondition::{Set, Unset};
 use serde_json::{Value, json};
 
 /// The metrics page.
-const METRICS_PORT: u16 = 9568;
+pub(crate) const METRICS_PORT: u16 = 9568;
 
 /// The objects.
 pub(crate) fn objects(source: FieldSource<'_>) -> Vec<ManifestObject> {
@@ -54,6 +55,9 @@ fn plugin(source: FieldSource<'_>) -> Value {
             ),
         ]),
         "ports": [{ "name": "metrics", "containerPort": METRICS_PORT }],
+        "readinessProbe": health_probe("/healthz", 3),
+        // A wrong configuration and a kubelet that is away are no reasons to restart: this page answers then.
+        "livenessProbe": health_probe("/metrics", 6),
         "resources": { "requests": { "cpu": "5m", "memory": "16Mi" }, "limits": { "memory": "64Mi" } },
         "securityContext": {
             "allowPrivilegeEscalation": false,
@@ -93,6 +97,7 @@ fn plugin(source: FieldSource<'_>) -> Value {
     let label = json!({ "nodeSelector": { "feature.node.kubernetes.io/custom-rdma.available": "true" } });
     source.keys_if(&mut spec, Unset("devicePlugin.nfdLabel"), &nodes);
     source.keys_if(&mut spec, Set("devicePlugin.nfdLabel"), &label);
+    add_pull_secrets(source, &mut spec);
     json!({
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",

@@ -7,8 +7,10 @@ use spurline_config::values::nearest_word;
 
 /// The values with their defaults and what they mean; also the chart's `values.yaml`.
 pub const DEFAULT_VALUES: &str = include_str!("values.yaml");
-/// Values whose keys are free.
-const FREE: [&str; 2] = ["nodeSelector", "config"];
+/// Maps of labels.
+pub(crate) const LABELS: [&str; 2] = ["nodeSelector", "labels"];
+/// The map that is a configuration of its own.
+pub(crate) const DEVICE_CONFIG: &str = "config";
 
 /// The values of one cluster, complete.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,16 +49,29 @@ impl ClusterValues {
                 "write --set KEY=VALUE, with dots in KEY",
             ));
         };
-        let mut over = match self.find(path) {
-            // A word that looks like a number stays a word where one is wanted.
-            Some(Value::String(_)) => Value::String(value.to_owned()),
-            _ => parse_yaml("--set", value)?,
-        };
-        for key in path.rsplit('.') {
-            over = Value::Object(Map::from_iter([(key.to_owned(), over)]));
-        }
+        self.with_text(path, "--set", value)
+    }
+
+    /// The values with a text at a path with dots: as it is where a text is wanted, else read as YAML. `name` says where
+    /// the text is from.
+    ///
+    /// # Errors
+    /// As [`ClusterValues::with_file`].
+    pub fn with_text(self, path: &str, name: &str, text: &str) -> Result<Self, Fault> {
         let mut values = self;
-        merge(&mut values.0, over, "--set", "")?;
+        if let Some((map, key)) = label_of(path) {
+            // Several settings of one map add up.
+            let mut labels = values.find(map).and_then(Value::as_object).cloned().unwrap_or_default();
+            labels.insert(key, Value::String(text.to_owned()));
+            merge(&mut values.0, nested(map, Value::Object(labels)), name, "")?;
+            return Ok(values);
+        }
+        let over = match values.find(path) {
+            // A word that looks like a number stays a word where one is wanted.
+            Some(Value::String(_)) => Value::String(text.to_owned()),
+            _ => parse_yaml(name, text)?,
+        };
+        merge(&mut values.0, nested(path, over), name, "")?;
         Ok(values)
     }
 
@@ -71,16 +86,39 @@ impl ClusterValues {
     }
 }
 
+/// The map of labels that a path leads into, and the label. Labels have dots, which Helm wants with a backslash.
+fn label_of(path: &str) -> Option<(&str, String)> {
+    LABELS.iter().find_map(|map| {
+        let (before, key) = path.split_once(&format!(".{map}."))?;
+        Some((&path[..before.len() + 1 + map.len()], key.replace("\\.", ".")))
+    })
+}
+
+/// A value below the keys of a path with dots.
+fn nested(path: &str, value: Value) -> Value {
+    path.rsplit('.').fold(value, |below, key| Value::Object(Map::from_iter([(key.to_owned(), below)])))
+}
+
 fn parse_yaml(name: &str, text: &str) -> Result<Value, Fault> {
     serde_saphyr::from_str(text).map_err(|e| {
         let text = e.to_string();
-        Fault::usage(format!("{name} is not YAML: {}", text.lines().next().unwrap_or_default()), "")
+        let first = text.lines().next().unwrap_or_default();
+        // The library's advice is for programs.
+        let what = [", set DuplicateKeyPolicy", "; use from_"]
+            .iter()
+            .fold(first, |text, advice| text.split_once(advice).map_or(text, |(before, _)| before));
+        let remedy = match what.len() < first.len() {
+            true => "write each key once, and all of them in one document",
+            false => "correct the named line",
+        };
+        Fault::usage(format!("{name} is not YAML: {}", what.trim_start_matches("error: ")), remedy)
     })
 }
 
 /// Puts `over` on top of `base`, whose keys are the known ones.
 fn merge(base: &mut Value, over: Value, name: &str, at: &str) -> Result<(), Fault> {
-    let free = FREE.iter().any(|key| at.rsplit('.').next() == Some(key));
+    let last = at.rsplit('.').next().unwrap_or_default();
+    let free = LABELS.contains(&last) || last == DEVICE_CONFIG;
     match (base, over) {
         (Value::Object(known), Value::Object(over)) if !free => {
             for (key, value) in over {
@@ -98,7 +136,10 @@ fn merge(base: &mut Value, over: Value, name: &str, at: &str) -> Result<(), Faul
         }
         (base, over) => {
             if kind(base) != kind(&over) {
-                let what = format!("{name}: {at} is {}, not {}", kind(base), kind(&over));
+                let what = match at {
+                    "" => format!("{name} has {} at its root, not keys of values", kind(&over)),
+                    at => format!("{name}: {at} is {}, not {}", kind(base), kind(&over)),
+                };
                 return Err(Fault::usage(what, "see the comments in the defaults: spurline k8s render --print-values"));
             }
             *base = over;
@@ -121,6 +162,7 @@ fn kind(value: &Value) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn files_and_settings_lie_over_the_defaults() {
@@ -131,6 +173,12 @@ mod tests {
         assert_eq!(values.find("csi.memory"), Some(&Value::from("2Gi")));
         assert_eq!(values.find("nodes.nodeSelector.disk"), Some(&Value::from("nvme")));
         assert_eq!(values.clone().with_file("v", "").unwrap(), values);
+        let values = values.with_setting("nodes.nodeSelector.node-role.kubernetes.io/cache=").unwrap();
+        let values = values.with_setting(r"nodes.nodeSelector.spurline\.io/zone=1").unwrap();
+        let wanted = json!({ "disk": "nvme", "node-role.kubernetes.io/cache": "", "spurline.io/zone": "1" });
+        assert_eq!(values.find("nodes.nodeSelector"), Some(&wanted));
+        let values = values.with_text("devicePlugin.config", "c.json", r#"{"configList": []}"#).unwrap();
+        assert_eq!(values.find("devicePlugin.config"), Some(&json!({ "configList": [] })));
     }
 
     #[test]
@@ -141,7 +189,10 @@ mod tests {
             ("nodes: {prot: 1}", "unknown key nodes.prot; did you mean port?"),
             ("nodes: {port: high}", "nodes.port is a number, not a text"),
             ("nodes: [1]", "nodes is a map, not a list"),
-            ("{", "is not YAML"),
+            ("{", "is not YAML: line 1"),
+            ("image: a\nimage: b", "line 2 column 1: duplicate mapping key: image; write each key once"),
+            ("image: a\n---\nimage: b", "multiple YAML documents detected; write each key once"),
+            ("[1]", "v has a list at its root"),
         ] {
             let said = defaults().with_file("v", text).unwrap_err().to_string();
             assert!(said.contains(says) && !said.contains('\n'), "{said}");

@@ -1,22 +1,29 @@
 //! Volumes for pods: the CSI driver on each node, its controller, the template of mount pods, a StorageClass.
 
-use crate::cluster::{field, image_user, token_mount, token_volume, without_privileges};
+use crate::cluster::{add_pull_secrets, field, image_user, token_mount, token_volume, without_privileges};
 use crate::context::{FieldSource, ValueCondition};
-use crate::yaml::text_of;
+use crate::yaml::{expression, print, text_of};
 use crate::{ManifestObject, args, labels};
-use ValueCondition::{Is, Set};
+use ValueCondition::{Any, Is, Set};
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The driver's name, as in the crate `csi`.
 const DRIVER: &str = "csi.spurline.io";
 /// Directory of mounts; the same path on the node, in the driver and in mount pods.
 const STATE_DIR: &str = "/run/spurline-csi";
 
+/// The network of pods that need interfaces of their own.
+const NETWORK: &str = "spurline-rdma";
+/// The file of the mount pods' template, which a chart reads whole for its checksum.
+const TEMPLATE_FILE: &str = "csi-mount-pod";
+
 /// The objects.
 pub(crate) fn objects(source: FieldSource<'_>) -> Vec<ManifestObject> {
     let enabled = Set("csi.enabled");
     let part = |object| ManifestObject::new("csi", &[enabled], object);
-    let mut objects: Vec<_> = [driver_object(), account(source, "spurline-csi"), template(source)].map(part).into();
+    let mut objects = vec![part(driver_object()), part(account(source, "spurline-csi"))];
+    objects.push(ManifestObject::new(TEMPLATE_FILE, &[enabled], template(source)));
     objects.extend(node_access(source).into_iter().map(part));
     objects.push(part(node_driver(source)));
     let controller = |object| ManifestObject::new("csi-controller", &[enabled, Set("storageClass.enabled")], object);
@@ -51,10 +58,13 @@ fn account(source: FieldSource<'_>, name: &str) -> Value {
 }
 
 /// The pod of a volume; the driver adds name, node, arguments, secrets and the volume's directory.
-fn template(source: FieldSource<'_>) -> Value {
-    let pod = json!({
-        // The pod has no controller. Its end is the driver's business, so a node may be removed in spite of it.
-        "metadata": { "annotations": { "cluster-autoscaler.kubernetes.io/safe-to-evict": "true" } },
+fn mount_pod(source: FieldSource<'_>) -> Value {
+    let mut pod = json!({
+        "metadata": {
+            "labels": labels("mount"),
+            // The pod has no controller. Its end is the driver's business, so a node may be removed in spite of it.
+            "annotations": { "cluster-autoscaler.kubernetes.io/safe-to-evict": "true" },
+        },
         "spec": {
             "automountServiceAccountToken": false,
             "hostNetwork": source.value("csi.hostNetwork"),
@@ -80,12 +90,27 @@ fn template(source: FieldSource<'_>) -> Value {
             "volumes": [{ "name": "cache", "emptyDir": {} }],
         },
     });
+    add_pull_secrets(source, &mut pod["spec"]);
+    pod
+}
+
+fn template(source: FieldSource<'_>) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": { "name": "spurline-mount-pod", "namespace": source.namespace(), "labels": labels("csi") },
-        "data": { "mount-pod.yaml": text_of(pod) },
+        "data": { "mount-pod.yaml": text_of(mount_pod(source)) },
     })
+}
+
+/// Changes with the template, so that drivers are restarted and read it.
+fn template_checksum(source: FieldSource<'_>) -> Value {
+    if source.chart {
+        return expression(&format!(
+            "include (print .Template.BasePath \"/{TEMPLATE_FILE}.yaml\") . | sha256sum | quote"
+        ));
+    }
+    json!(format!("{:016x}", xxh3_64(print(&mount_pod(source)).as_bytes())))
 }
 
 fn rule(groups: &str, resources: &[&str], verbs: &[&str]) -> Value {
@@ -173,7 +198,7 @@ fn node_driver(source: FieldSource<'_>) -> Value {
         host_path("state", json!(STATE_DIR), "DirectoryOrCreate"),
         { "name": "template", "configMap": { "name": "spurline-mount-pod" } },
     ]);
-    json!({
+    let mut set = json!({
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": { "name": "spurline-csi", "namespace": source.namespace(), "labels": labels("csi") },
@@ -181,7 +206,9 @@ fn node_driver(source: FieldSource<'_>) -> Value {
             "selector": { "matchLabels": labels("csi") },
             "updateStrategy": { "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "10%" } },
             "template": {
-                "metadata": { "labels": labels("csi") },
+                "metadata": {
+                    "labels": labels("csi"), "annotations": { "checksum/mount-pod": template_checksum(source) },
+                },
                 "spec": {
                     "serviceAccountName": "spurline-csi",
                     "priorityClassName": "system-node-critical",
@@ -192,7 +219,9 @@ fn node_driver(source: FieldSource<'_>) -> Value {
                 },
             },
         },
-    })
+    });
+    add_pull_secrets(source, &mut set["spec"]["template"]["spec"]);
+    set
 }
 
 fn controller_access(source: FieldSource<'_>) -> Vec<Value> {
@@ -235,7 +264,7 @@ fn controller_driver(source: FieldSource<'_>) -> Value {
         "resources": { "requests": { "cpu": "5m", "memory": "32Mi" }, "limits": { "memory": "128Mi" } },
         "volumeMounts": [{ "name": "socket", "mountPath": "/csi" }],
     });
-    json!({
+    let mut deployment = json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {
@@ -256,7 +285,9 @@ fn controller_driver(source: FieldSource<'_>) -> Value {
                 },
             },
         },
-    })
+    });
+    add_pull_secrets(source, &mut deployment["spec"]["template"]["spec"]);
+    deployment
 }
 
 fn storage_class(source: FieldSource<'_>) -> Value {
@@ -264,10 +295,11 @@ fn storage_class(source: FieldSource<'_>) -> Value {
     let group = json!({ "registry": source.registry("{}"), "cacheGroup": source.value("cacheGroup") });
     source.keys_if(&mut parameters, Set("nodes.enabled"), &group);
     let secret = json!({
-        "csi.storage.k8s.io/node-stage-secret-name": source.value("groupSecret"),
+        "csi.storage.k8s.io/node-stage-secret-name": source.either("storageClass.secret", "groupSecret"),
         "csi.storage.k8s.io/node-stage-secret-namespace": source.namespace(),
     });
-    source.keys_if(&mut parameters, Set("groupSecret"), &secret);
+    let has_secret = Any(&[&[Set("storageClass.secret")], &[Set("groupSecret")]]);
+    source.keys_if(&mut parameters, has_secret, &secret);
     json!({
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -294,7 +326,7 @@ pub(crate) fn test_pods(source: FieldSource<'_>) -> Vec<ManifestObject> {
         },
     });
     let pod = |name: &str| {
-        json!({
+        let mut pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": { "name": name, "namespace": source.namespace(), "labels": labels("test") },
@@ -335,19 +367,23 @@ pub(crate) fn test_pods(source: FieldSource<'_>) -> Vec<ManifestObject> {
                     source.items_if(Set("groupSecret"), vec![token_volume(source)]),
                 ]),
             },
-        })
+        });
+        let network = json!({ "annotations": { "k8s.v1.cni.cncf.io/networks": NETWORK } });
+        source.keys_if(&mut pod["metadata"], Set("networkAttachment.enabled"), &network);
+        add_pull_secrets(source, &mut pod["spec"]);
+        pod
     };
     [claim, pod("spurline-test-a"), pod("spurline-test-b")]
         .map(|object| ManifestObject::new("test", &enabled, object))
         .into()
 }
 
-/// A network for pods that need interfaces of their own.
+/// A network for pods. Its addresses are unique in the cluster: `host-local` would give the same ones on each node.
 pub(crate) fn network_attachments(source: FieldSource<'_>) -> Vec<ManifestObject> {
     let plugin = |kind: &str, more: &str| {
         source.network_config(&format!(
             "{{\"cniVersion\": \"0.3.1\", \"type\": \"{kind}\", \"master\": \"MASTER\"{more}, \"ipam\": {{\"type\": \
-             \"host-local\", \"subnet\": \"SUBNET\"}}}}"
+             \"whereabouts\", \"range\": \"SUBNET\"}}}}"
         ))
     };
     [("macvlan", ", \"mode\": \"bridge\""), ("ipvlan", ", \"mode\": \"l2\""), ("ipoib", "")]
@@ -355,7 +391,7 @@ pub(crate) fn network_attachments(source: FieldSource<'_>) -> Vec<ManifestObject
             let object = json!({
                 "apiVersion": "k8s.cni.cncf.io/v1",
                 "kind": "NetworkAttachmentDefinition",
-                "metadata": { "name": "spurline-rdma", "namespace": source.namespace() },
+                "metadata": { "name": NETWORK, "namespace": source.namespace() },
                 "spec": { "config": plugin(kind, more) },
             });
             let conditions = [Set("networkAttachment.enabled"), Is("networkAttachment.type", kind)];

@@ -45,12 +45,19 @@ fn the_checked_in_files_are_the_rendered_ones() {
     assert!(wrong.is_empty(), "deploy/ differs from what render makes:\n  {}", wrong.join("\n  "));
 }
 
-/// The objects of a text, by kind and name. Files within objects are compared by what they mean.
+/// The annotation of the driver that changes with the template of mount pods.
+const CHECKSUM: &str = "checksum/mount-pod";
+
+/// The objects of a text, by kind and name. Files within objects are compared by what they mean; each form has checksums of
+/// its own.
 fn objects(text: &str) -> BTreeMap<String, Value> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap();
     let named = documents.into_iter().filter(|object| !object.is_null()).map(|mut object| {
         for file in object["data"].as_object_mut().into_iter().flat_map(|files| files.values_mut()) {
             *file = serde_saphyr::from_str(file.as_str().unwrap()).unwrap();
+        }
+        if let Some(notes) = object.pointer_mut("/spec/template/metadata/annotations") {
+            notes.as_object_mut().unwrap().remove(CHECKSUM);
         }
         drop_empty(&mut object);
         (format!("{} {}", object["kind"], object["metadata"]["name"]), object)
@@ -98,7 +105,13 @@ fn helm_makes_the_same_objects() {
         return;
     }
     let others = [
+        "imagePullSecrets={registry-keys}",
         "nodes.kind=StatefulSet",
+        "nodes.priorityClassName=system-node-critical",
+        "nodes.hostNetwork=false",
+        "csi.hostNetwork=false",
+        "storageClass.secret=bucket-keys",
+        "podMonitor.labels.release=prometheus",
         "nodes.rdmaNetwork=ib0:ib1",
         "nodes.rdmaResource=rdma/ib",
         "nodes.credentialsSecret=keys",
@@ -114,15 +127,43 @@ fn helm_makes_the_same_objects() {
         "networkPolicy.enabled=false",
         "groupSecret=",
     ];
-    for settings in [&[][..], &others[..others.len() - 1], &others, &["registry=etcd://e:2379"]] {
+    let own_devices = ["nodes.rdmaNetwork=ib0", "csi.hostNetwork=false"];
+    for settings in [&[][..], &others[..others.len() - 1], &others, &["registry=etcd://e:2379"], &own_devices] {
         // A helm from the Go module proxy assumes an old Kubernetes.
         let mut words = vec!["template", "spurline", chart, "--namespace", "spurline", "--kube-version", "1.30.0"];
         settings.iter().for_each(|setting| words.extend(["--set", setting]));
         let text = output_of("helm", &words).unwrap();
-        let values = settings.iter().fold(ClusterValues::defaults().unwrap(), |v, s| v.with_setting(s).unwrap());
+        // A list of --set is {a,b} to Helm, and YAML here.
+        let set = |values: ClusterValues, setting: &&str| {
+            values.with_setting(&setting.replace(['{'], "[").replace('}', "]")).unwrap()
+        };
+        let values = settings.iter().fold(ClusterValues::defaults().unwrap(), set);
         let mut wanted = plain(&values);
         // Helm makes the namespace of a release.
         wanted.retain(|_, object| object["kind"] != "Namespace");
         assert_eq!(objects(&text), wanted, "{settings:?}");
     }
+}
+
+/// The driver is restarted when the template of mount pods changes, and only then.
+#[test]
+fn the_driver_follows_the_template_of_mount_pods() {
+    let checksum = |text: &str| {
+        let line = text.lines().find(|line| line.contains(CHECKSUM)).unwrap();
+        line.trim().to_owned()
+    };
+    let plain = |setting: &str| {
+        let values = ClusterValues::defaults().unwrap().with_setting(setting).unwrap();
+        checksum(&render(&values, ManifestForm::Yaml).unwrap()[0].text)
+    };
+    let chart = deploy("helm/spurline");
+    let helm = |setting: &str| {
+        let words = ["template", "spurline", chart.to_str().unwrap(), "--kube-version", "1.30.0", "--set", setting];
+        output_of("helm", &words).map(|text| checksum(&text))
+    };
+    let settings = ["csi.memory=1Gi", "nodes.port=7001", "nodes.port=7002"];
+    let [other, same, again] = settings.map(plain);
+    assert!(other != same && same == again, "{other} {same} {again}");
+    let [Some(other), Some(same), Some(again)] = settings.map(helm) else { return };
+    assert!(other != same && same == again, "{other} {same} {again}");
 }
