@@ -8,7 +8,7 @@
 use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer};
 use super::files::{MOVES, OpenedAs, call_open};
 use super::held_locks::LostLocks;
-use super::retained::{AddedBytes, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
+use super::retained::{AddedBytes, AwaitedPiece, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
 use super::{GroupWrites, RequestContext};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_proto::{WriteAnswer, WriteCall};
@@ -286,23 +286,24 @@ impl GroupWrites {
     /// Takes the bytes of a write, which are sent later; at once if the file or its opening requires that.
     ///
     /// # Errors
-    /// When there is no memory and no node takes the bytes; the source's errno if they were sent at once.
-    pub(super) fn write_behind(&self, opened: &OpenedAs, new: &NewBytes<'_>) -> Result<()> {
+    /// When there is no memory and no node takes the bytes; the source's errno if they were sent at once. None of the bytes
+    /// are sent after that.
+    pub(super) fn write_behind(&self, opened: &OpenedAs, new: NewBytes<'_>) -> Result<()> {
         let file = &opened.bytes;
         let failures = file.failure_count();
         // A write under a lock finds out whether the lock was lost with a node.
         let at_once = new.appended || opened.writes_at_once() || opened.held.any() || file.is_failing();
+        let new = &NewBytes { awaited: at_once, ..new };
         let mut added = file.list.lock().add_bytes(&self.memory, new);
         if added.is_none() {
             self.make_room()?;
             added = file.list.lock().add_bytes(&self.memory, new);
         }
-        let Some(AddedBytes { begun, ready }) = added else {
+        let Some(AddedBytes { piece, begun, ready }) = added else {
             return self.write_durably(opened, new);
         };
         if at_once {
-            self.send_all(file)?;
-            file.failure_after(failures)?;
+            self.send_awaited(file, piece, failures)?;
             if opened.writes_durably() {
                 file.list.lock().release_sent_of(opened.number());
             }
@@ -325,6 +326,30 @@ impl GroupWrites {
             self.queue.push_ready(SendJob::Room);
         }
         Ok(())
+    }
+
+    /// Sends what is unsent, for a write whose bytes are `piece`. If they are sent, a failure of others is not its own.
+    fn send_awaited(&self, file: &FileBytes, piece: u64, failures: u64) -> Result<()> {
+        let sent = self.send_all(file);
+        let mut list = file.list.lock();
+        loop {
+            match list.end_awaited(piece, sent.is_err(), &self.client.stats) {
+                AwaitedPiece::Written => return Ok(()),
+                AwaitedPiece::Sending => file.sent.wait(&mut list),
+                AwaitedPiece::Refused => {
+                    drop(list);
+                    file.failure_after(failures)?;
+                    return sent.and_then(|()| Err(unsteady()));
+                }
+                AwaitedPiece::TakenBack(mut change) => {
+                    drop(list);
+                    // Those that overlap it wait for it.
+                    file.sent.notify_all();
+                    self.end_change(&mut change);
+                    return sent.and_then(|()| Err(unsteady()));
+                }
+            }
+        }
     }
 
     /// Makes room for writes: the file with the most bytes becomes durable.

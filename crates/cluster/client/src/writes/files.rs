@@ -311,8 +311,9 @@ impl RemoteFile {
         let _one = appends.then(|| self.opened.bytes.begin_append());
         let offset = if appends { self.opened.bytes.end() } else { offset };
         let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));
-        let new = NewBytes { owner: self.opened.number, offset, data, appended: appends, lose_privileges };
-        self.writes.write_behind(&self.opened, &new)?;
+        let new =
+            NewBytes { owner: self.opened.number, offset, data, appended: appends, lose_privileges, awaited: false };
+        self.writes.write_behind(&self.opened, new)?;
         self.opened.bytes.raise_end(offset + data.len() as u64);
         Ok(())
     }

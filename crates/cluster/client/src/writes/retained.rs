@@ -107,6 +107,8 @@ struct WrittenPiece {
     /// The process that got it before, and was lost.
     before: Option<u64>,
     change: Option<u64>,
+    /// Its writer waits for its outcome.
+    awaited: bool,
     since: Instant,
     /// `None` while it is sent.
     buffer: Option<WriteBuffer>,
@@ -137,11 +139,15 @@ pub(crate) struct NewBytes<'a> {
     pub appended: bool,
     /// The file loses its privilege bits as if this user and group wrote.
     pub lose_privileges: Option<(u32, u32)>,
+    /// The writer waits for the outcome: the bytes are a piece of their own, so that they can be taken back.
+    pub awaited: bool,
 }
 
 /// What a write added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddedBytes {
+    /// The number of their piece.
+    pub piece: u64,
     /// A piece begins, which has to be sent within some time.
     pub begun: bool,
     /// A piece got no more room and can be sent.
@@ -174,6 +180,7 @@ impl PieceToSend {
             data: &self.buffer[..self.len],
             appended: self.appended,
             lose_privileges: self.lose_privileges,
+            awaited: false,
         }
     }
 }
@@ -187,6 +194,19 @@ pub(crate) enum PieceOutcome {
     Unsent(Option<u64>),
     /// The source refuses it.
     Refused,
+}
+
+/// What became of a piece whose writer waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AwaitedPiece {
+    /// A process has it, or had it and was lost since: it is kept like the bytes of other writes.
+    Written,
+    /// The source refuses it.
+    Refused,
+    /// No process took it, and it is forgotten. With the number of an append without an answer.
+    TakenBack(Option<u64>),
+    /// Another thread is sending it.
+    Sending,
 }
 
 /// What to do next to have all pieces sent.
@@ -209,6 +229,8 @@ pub(crate) struct PieceList {
     sealed: bool,
     unsent_pieces: usize,
     unsent_bytes: u64,
+    /// Awaited pieces that the source refused.
+    refused: Vec<u64>,
 }
 
 impl PieceList {
@@ -248,12 +270,13 @@ impl PieceList {
 
     /// Adds the bytes of a write; `None` when there is no memory.
     pub fn add_bytes(&mut self, memory: &Arc<WriteMemory>, new: &NewBytes<'_>) -> Option<AddedBytes> {
-        let NewBytes { owner, offset, data, appended, lose_privileges } = *new;
+        let NewBytes { owner, offset, data, appended, lose_privileges, awaited } = *new;
         let follows = |last: &&mut WrittenPiece| last.owner == owner && last.end() == offset && !last.appended;
         let last = self.pieces.back_mut().filter(follows);
         let mut room = FIRST_ROOM;
         if let Some(last) = last.filter(|_| !appended) {
             if !self.sealed
+                && !awaited
                 && last.state == PieceState::Unsent
                 && last.lose_privileges == lose_privileges
                 && let Some(buffer) = &mut last.buffer
@@ -267,7 +290,7 @@ impl PieceList {
                 // Another write like this one would not fit.
                 let ready = left < data.len();
                 self.sealed |= ready;
-                return Some(AddedBytes { begun: false, ready });
+                return Some(AddedBytes { piece: last.number, begun: false, ready });
             }
             let capacity = last.len.next_power_of_two();
             room = (capacity * ROOM_GROWTH).clamp(FIRST_ROOM, MOST_ROOM);
@@ -277,7 +300,7 @@ impl PieceList {
             None => memory.take(data.len())?,
         };
         buffer[..data.len()].copy_from_slice(data);
-        let ready = free_room(&buffer, data.len()) < data.len();
+        let ready = awaited || free_room(&buffer, data.len()) < data.len();
         // The piece before gets no more bytes.
         let before_ready = self.unsent_pieces > 0 && !self.sealed;
         self.pieces.push_back(WrittenPiece {
@@ -290,15 +313,43 @@ impl PieceList {
             state: PieceState::Unsent,
             before: None,
             change: None,
+            awaited,
             since: Instant::now(),
             buffer: Some(buffer),
         });
+        let piece = self.next_number;
         self.next_number += 1;
         self.sealed = ready;
         self.unsent_pieces += 1;
         self.unsent_bytes += data.len() as u64;
         memory.stats.writes.dirty_bytes.add(data.len() as u64);
-        Some(AddedBytes { begun: true, ready: ready || before_ready })
+        Some(AddedBytes { piece, begun: true, ready: ready || before_ready })
+    }
+
+    /// Ends the wait for a piece. With `failed`, no process took all of the file's bytes: a piece that none has is
+    /// forgotten, since its write reports the failure.
+    pub fn end_awaited(&mut self, number: u64, failed: bool, stats: &Stats) -> AwaitedPiece {
+        if let Some(at) = self.refused.iter().position(|refused| *refused == number) {
+            self.refused.swap_remove(at);
+            return AwaitedPiece::Refused;
+        }
+        let index = self.position_of(number);
+        // Released, cut, or moved into the piece before it: it was sent.
+        let Some(piece) = self.pieces.get_mut(index).filter(|piece| piece.number == number) else {
+            return AwaitedPiece::Written;
+        };
+        if failed && piece.state == PieceState::Sending {
+            return AwaitedPiece::Sending;
+        }
+        piece.awaited = false;
+        if !failed || piece.state != PieceState::Unsent {
+            return AwaitedPiece::Written;
+        }
+        let (len, change) = (piece.len, piece.change);
+        self.pieces.remove(index);
+        self.count_sent(len, stats);
+        self.raise_sent_below();
+        AwaitedPiece::TakenBack(change)
     }
 
     fn position_of(&self, number: u64) -> usize {
@@ -369,8 +420,11 @@ impl PieceList {
                 piece.buffer = Some(sent.buffer);
             }
             PieceOutcome::Refused => {
-                let len = piece.len;
+                let (len, awaited) = (piece.len, piece.awaited);
                 self.pieces.remove(index);
+                if awaited {
+                    self.refused.push(sent.number);
+                }
                 self.count_sent(len, stats);
             }
         }
@@ -532,7 +586,7 @@ mod tests {
     }
 
     fn plain(offset: u64, data: &[u8]) -> NewBytes<'_> {
-        NewBytes { owner: 1, offset, data, appended: false, lose_privileges: None }
+        NewBytes { owner: 1, offset, data, appended: false, lose_privileges: None, awaited: false }
     }
 
     fn take(list: &mut PieceList) -> Option<PieceToSend> {
@@ -645,6 +699,40 @@ mod tests {
         assert_eq!(memory.used_bytes(), 16 << 10);
         list.resend_from(1, &stats);
         assert_eq!(send(&mut list, 2, &stats), [(0, b"line\n".repeat(100))]);
+    }
+
+    #[test]
+    fn a_write_that_failed_takes_its_own_bytes_back() {
+        let (memory, mut list) = (memory(), PieceList::default());
+        let stats = Arc::clone(&memory.stats);
+        list.add_bytes(&memory, &plain(0, b"kept")).unwrap();
+        let own = NewBytes { awaited: true, ..plain(4, b"own") };
+        let added = list.add_bytes(&memory, &own).unwrap();
+        assert!(added.begun && list.add_bytes(&memory, &plain(7, b"later")).unwrap().begun, "a piece of its own");
+        let (kept, sending) = (take(&mut list).unwrap(), take(&mut list).unwrap());
+        assert_eq!((sending.offset, list.end_awaited(added.piece, true, &stats)), (4, AwaitedPiece::Sending));
+        list.end_sending(sending, PieceOutcome::Unsent(Some(1)), &stats);
+        list.end_sending(kept, PieceOutcome::Unsent(None), &stats);
+        assert_eq!(list.end_awaited(added.piece, true, &stats), AwaitedPiece::TakenBack(None));
+        assert_eq!(send(&mut list, 2, &stats), [(0, b"kept".to_vec()), (7, b"later".to_vec())]);
+        // Appends: what a process has is written, whatever else failed, and its number ends with it.
+        let line = NewBytes { appended: true, awaited: true, ..plain(12, b"line") };
+        let added = list.add_bytes(&memory, &line).unwrap();
+        assert_eq!(send(&mut list, 2, &stats).len(), 1);
+        list.resend_from(2, &stats);
+        assert_eq!(list.end_awaited(added.piece, false, &stats), AwaitedPiece::Written, "it was sent before the loss");
+        assert_eq!(send(&mut list, 3, &stats).len(), 3);
+        let added = list.add_bytes(&memory, &line).unwrap();
+        let mut piece = take(&mut list).unwrap();
+        piece.change = Some(7);
+        list.end_sending(piece, PieceOutcome::Unsent(Some(3)), &stats);
+        assert_eq!(list.end_awaited(added.piece, true, &stats), AwaitedPiece::TakenBack(Some(7)));
+        let added = list.add_bytes(&memory, &line).unwrap();
+        let piece = take(&mut list).unwrap();
+        list.end_sending(piece, PieceOutcome::Refused, &stats);
+        let ended = [(); 2].map(|()| list.end_awaited(added.piece, false, &stats));
+        assert_eq!(ended, [AwaitedPiece::Refused, AwaitedPiece::Written], "reported once");
+        assert_eq!((list.unsent_pieces(), list.unsent_bytes(), stats.writes.dirty_bytes.get()), (0, 0, 0));
     }
 
     #[test]
