@@ -403,8 +403,9 @@ pub struct FuseArgs {
     pub read_only: bool,
     /// Mount for reading and writing (also -o rw); the source has to be a directory
     ///
-    /// Every change is made in the source at once, with the identity of the calling process: permissions and quotas are
-    /// the source's own. In /etc/fstab the word is writable, because mount(8) adds rw to all options.
+    /// Changes are made in the source, with the identity of the calling process: permissions and quotas are the source's
+    /// own. Through nodes, written bytes may come there later: at an fsync or a close, and after a second. A writable mount
+    /// has no block cache. In /etc/fstab the word is writable, because mount(8) adds rw to all options.
     #[arg(long, visible_alias = "writable")]
     pub rw: bool,
     /// Make all changes as this user and group, in place of the calling process's

@@ -88,7 +88,6 @@ fn what_posix_promises_holds_in_a_writable_mount() {
         file.sync_all().unwrap();
         file.sync_data().unwrap();
         File::open(&mount.at).unwrap().sync_all().unwrap();
-        rustix::fs::syncfs(File::open(&mount.at).unwrap()).unwrap();
         // Two appenders never overwrite each other.
         let append = || OpenOptions::new().append(true).create(true).open(at("log")).unwrap();
         let (mut one, mut other) = (append(), append());
@@ -231,7 +230,43 @@ fn a_source_that_cannot_be_written_is_refused_with_the_reason() {
     refused(&world.run(&["mount", "s3://bucket", at, "--rw"]), 2, &["s3://bucket", "not a directory"]);
     let read_only = TmpFs::mount(&world.dir("small"), "ro");
     let out = world.run(&["mount", read_only.0.to_str().unwrap(), at, "--rw", "--cache-size", "0"]);
-    refused(&out, 1, &["read-only"]);
+    refused(&out, 3, &["read-only", "remount,rw", "--rw out"]);
+    let node = |more: &[&str]| world.run(&[&["node", "--cache-size", "0", "--source"], more].concat());
+    refused(&node(&[read_only.0.to_str().unwrap(), "--writable"]), 3, &["read-only", "remount,rw", "--writable out"]);
+    let reader = world.node(&[source], 0, &[]);
+    let registry = format!("static:{}", reader.address);
+    refused(&mount(&["--rw", "--registry", &registry]), 3, &["takes no changes", "start it with --writable"]);
+    // A source that is not there is reported once, and a file is no source.
+    let missing = world.path("missing");
+    let said = refused(&world.run(&["mount", missing.to_str().unwrap(), at, "--rw"]), 3, &["create it"]);
+    assert_eq!(said.matches("can't be opened").count(), 1, "{said}");
+    let file = world.file("file", b"x");
+    refused(&world.run(&["mount", file.to_str().unwrap(), at, "--rw"]), 2, &["give a directory"]);
+    refused(&node(&[file.to_str().unwrap()]), 2, &["give a directory"]);
+}
+
+/// Reads go to the source's files, so that such mounts share the default directory, or none.
+#[test]
+fn a_lone_writable_mount_has_no_block_cache() {
+    let world = World::new();
+    let Some((source, one)) = writable(&world, &[]) else { return };
+    let (other, cache) = (world.dir("other"), world.path("cache/not-made"));
+    let mut command =
+        world.command(&["mount", source.to_str().unwrap(), other.to_str().unwrap(), "--rw", "--cache-dir"]);
+    let two = world.mount_at(command.arg(&cache), &other);
+    fs::write(one.path("file"), bytes(1, 300_000)).unwrap();
+    assert_eq!(fs::read(two.path("file")).unwrap(), bytes(1, 300_000));
+    let log = two.process().log();
+    assert!(
+        log.contains("WARN spurline: --cache-dir, ") && log.contains("a mount with --rw has no block cache"),
+        "{log}"
+    );
+    assert!(!log.contains("cache directory"), "{log}");
+    assert_eq!(fs::read_dir(world.path("cache")).unwrap().count(), 0);
+    let load = String::from_utf8(world.run(&["load", two.at.to_str().unwrap()]).stdout).unwrap();
+    assert!(load.contains("without --rw"), "{load}");
+    one.unmount();
+    two.unmount();
 }
 
 #[test]

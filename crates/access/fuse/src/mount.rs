@@ -72,6 +72,14 @@ pub enum MountError {
         /// The system's error.
         source: io::Error,
     },
+    /// The device is there, and this process may not open it.
+    #[error(
+        "/dev/fuse can't be opened: {source}; its mode has to admit this user (chmod 666 /dev/fuse), and a container has to be given the device (--device /dev/fuse --cap-add SYS_ADMIN)"
+    )]
+    DeviceDenied {
+        /// The system's error.
+        source: io::Error,
+    },
     /// Not root, and no fusermount3.
     #[error(
         "mounting as user {uid} needs fusermount3, and it was not found ({source}); install the package fuse3, or mount as root"
@@ -150,6 +158,7 @@ impl MountError {
         match self {
             MountError::Missing { .. }
             | MountError::NoDevice { .. }
+            | MountError::DeviceDenied { .. }
             | MountError::NoFusermount { .. }
             | MountError::AllowOther { .. }
             | MountError::Denied { .. } => 3,
@@ -277,13 +286,22 @@ fn c_string(bytes: &[u8], path: &Path) -> Result<CString, MountError> {
     CString::new(bytes).map_err(|e| MountError::System { what: "mounting on", path: path.into(), source: e.into() })
 }
 
+fn device_error(source: io::Error) -> MountError {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => MountError::DeviceDenied { source },
+        _ => MountError::NoDevice { source },
+    }
+}
+
+/// The same from the words of fusermount3, which are not translated.
+fn helper_device_error(said: String) -> MountError {
+    let denied = said.contains("Permission denied") || said.contains("not permitted");
+    let source = io::Error::other(said);
+    if denied { MountError::DeviceDenied { source } } else { MountError::NoDevice { source } }
+}
+
 fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<OwnedFd, MountError> {
-    let device: OwnedFd = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(DEVICE)
-        .map_err(|source| MountError::NoDevice { source })?
-        .into();
+    let device: OwnedFd = OpenOptions::new().read(true).write(true).open(DEVICE).map_err(device_error)?.into();
     // SAFETY: getuid and getgid have no conditions.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
     let words = options.kernel_words(max_read);
@@ -337,7 +355,7 @@ fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result
     let said = said.trim().to_string();
     match device {
         Ok(Some(device)) => Ok(device),
-        Ok(None) if said.contains("open /dev/fuse") => Err(MountError::NoDevice { source: io::Error::other(said) }),
+        Ok(None) if said.contains("open /dev/fuse") => Err(helper_device_error(said)),
         Ok(None) if said.contains("user_allow_other") => Err(MountError::AllowOther { uid }),
         Ok(None) => Err(MountError::Denied {
             path: path.into(),
@@ -497,5 +515,26 @@ fn owned_fd(fd: i64) -> io::Result<OwnedFd> {
         // SAFETY: the callers pass the answer of a call that makes a descriptor, which no other code has yet.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_denied_has_another_remedy_than_one_that_is_missing() {
+        let of_helper = |why| helper_device_error(format!("fusermount3: failed to open /dev/fuse: {why}"));
+        let of_system = |errno| device_error(io::Error::from_raw_os_error(errno));
+        for denied in [of_system(libc::EACCES), of_system(libc::EPERM), of_helper("Permission denied")] {
+            let said = denied.to_string();
+            assert!(said.contains("chmod 666 /dev/fuse") && !said.contains("modprobe"), "{said}");
+            assert_eq!(denied.exit_code(), 3);
+        }
+        for missing in [of_system(libc::ENOENT), of_system(libc::ENODEV), of_helper("No such device")] {
+            let said = missing.to_string();
+            assert!(said.contains("modprobe fuse") && !said.contains("chmod"), "{said}");
+            assert_eq!(missing.exit_code(), 3);
+        }
     }
 }

@@ -44,6 +44,8 @@ struct DirectoryReader {
     no_openat2: AtomicBool,
     /// The source directory did not exist at the last access.
     gone: AtomicBool,
+    /// It was opened before. An error at the first time is that of the start, and is reported there.
+    opened: AtomicBool,
     snapshots: ListingSnapshots,
     lag: ClockLag,
     writer_check: WriterCheck,
@@ -65,6 +67,7 @@ impl DirectoryOrigin {
             below,
             no_openat2: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            opened: AtomicBool::new(false),
             snapshots: ListingSnapshots::default(),
             lag: ClockLag::new(),
             writer_check: WriterCheck::default(),
@@ -285,7 +288,10 @@ impl DirectoryReader {
             Ok(_) if self.gone.load(Ordering::Relaxed) && self.gone.swap(false, Ordering::Relaxed) => {
                 tracing::info!("the source directory '{}' is available again", self.root.display());
             }
-            Err(error) if !self.gone.swap(true, Ordering::Relaxed) => tracing::warn!("{error}"),
+            Err(error) if self.opened.load(Ordering::Relaxed) && !self.gone.swap(true, Ordering::Relaxed) => {
+                tracing::warn!("{error}");
+            }
+            Ok(_) if !self.opened.load(Ordering::Relaxed) => self.opened.store(true, Ordering::Relaxed),
             _ => {}
         }
         opened

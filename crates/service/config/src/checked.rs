@@ -2,11 +2,12 @@
 //! machine (processors, memory, root) come from [`HostLimits`], and globs are matched against the file system.
 
 use crate::budget::{BudgetDemand, MemoryBudget};
+use crate::cache::{CacheConfig, CachePlace, check_cache};
 use crate::fuse::{self, FuseConfig, WritesConfig};
 use crate::host::HostLimits;
 use crate::raw::{RawCache, RawCoordinator, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawVolume};
 use crate::trust::TrustConfig;
-use crate::values::{CacheSize, IorpcMode, LogFormat, ReplicaCounts, SourceUrl, TransportMode, absolute_path};
+use crate::values::{LogFormat, ReplicaCounts, SourceUrl, TransportMode, absolute_path};
 use spurline_membership::url::{EtcdUrl, RegistryUrl as Registry};
 use spurline_types::fault::Fault;
 use spurline_types::{Congestion, Size};
@@ -138,23 +139,6 @@ pub struct CoordinatorConfig {
     pub background: bool,
 }
 
-/// The block cache.
-#[derive(Debug, Clone)]
-pub struct CacheConfig {
-    /// Cache directories: absolute, globs expanded, no duplicates; empty without a disk cache.
-    pub dirs: Vec<PathBuf>,
-    /// Capacity over all of them.
-    pub size: CacheSize,
-    /// The fraction of each disk to leave free; 0 to 0.99.
-    pub free_space_ratio: f64,
-    /// Block size in bytes: a power of two from 64 KiB to 64 MiB.
-    pub block_size: u64,
-    /// I/O mode of disk reads.
-    pub iorpc_mode: IorpcMode,
-    /// Deadline of one disk request.
-    pub disk_timeout: Duration,
-}
-
 /// Access to the origin.
 #[derive(Debug, Clone)]
 pub struct OriginConfig {
@@ -251,7 +235,13 @@ impl RawVolume {
         let mut warnings = Vec::new();
         let group = check_group(self.group)?;
         let alone = group.is_none();
-        let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
+        let changed = kernel.is_some_and(|(fuse, _)| fuse.writes.is_some());
+        let place = match (alone, changed) {
+            (false, _) => CachePlace::Nodes,
+            (true, true) => CachePlace::Nowhere,
+            (true, false) => CachePlace::Here,
+        };
+        let cache = check_cache(&self.cache, host, place, &mut warnings)?;
         if !alone {
             warnings.extend(unused_origin_flags(&self.under));
         }
@@ -266,7 +256,7 @@ impl RawVolume {
         Ok(VolumeConfig {
             source: self.source,
             reader,
-            changed: kernel.is_some_and(|(fuse, _)| fuse.writes.is_some()),
+            changed,
             group,
             replicas: self.replicas,
             hedge_after: check_hedge(self.hedge_after)?,
@@ -369,7 +359,7 @@ impl RawNode {
             warnings.push(text.to_owned());
         }
         let writes = check_node_writes(self.writable, self.squash, &sources)?;
-        let cache = check_cache(&self.cache, host, true, &mut warnings)?;
+        let cache = check_cache(&self.cache, host, CachePlace::Here, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
         let budget =
             derive_budget(self.buffer_size, &self.cache, &self.under, None, (rdma, true), host, &mut warnings)?;
@@ -488,72 +478,15 @@ fn check_group(args: RawGroup) -> Result<Option<GroupConfig>, Fault> {
     Ok(args.registry.map(|registry| GroupConfig { name, registry, zone, hold }))
 }
 
-/// Block size limits: below, the index outgrows the data; above, a miss fetches too much.
-const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
-
-fn check_cache(
-    args: &RawCache,
-    host: &HostLimits,
-    alone: bool,
-    warnings: &mut Vec<String>,
-) -> Result<CacheConfig, Fault> {
-    let block = args.block_size().bytes();
-    if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
-        return Err(Fault::usage(
-            format!("--block-size {} is not a power of two from 64K to 64M", args.block_size()),
-            "4M is the default; 1M suits small random reads",
-        ));
-    }
-    let ratio = args.free_space_ratio;
-    if !(0.0..=0.99).contains(&ratio) {
-        return Err(Fault::usage(
-            format!("--free-space-ratio {ratio} is not from 0 to 0.99"),
-            "0.1 leaves a tenth of the disk free",
-        ));
-    }
-    let used = alone && args.cache_size != CacheSize::None;
-    let dirs = match (used, args.cache_dir.is_empty()) {
-        (false, _) => Vec::new(),
-        (true, true) => vec![default_cache_dir(host)?],
-        (true, false) => expand_dirs(&args.cache_dir)?,
-    };
-    if !alone {
-        let own = RawCache::default();
-        let unused = [
-            ("--cache-dir", !args.cache_dir.is_empty()),
-            ("--cache-size", args.cache_size != own.cache_size && args.cache_size != CacheSize::None),
-            ("--free-space-ratio", ratio != own.free_space_ratio),
-            ("--iorpc-mode", args.iorpc_mode != own.iorpc_mode),
-            ("--disk-timeout", args.disk_timeout != own.disk_timeout),
-        ];
-        warnings.extend(unused_flags(&unused, "hold the cache"));
-    }
-    if !alone && let Some(size) = args.block_size {
-        warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
-    }
-    check_positive("--disk-timeout", args.disk_timeout)?;
-    if alone && args.iorpc_mode == IorpcMode::Splice {
-        warnings.extend(check_pipes(host));
-    }
-    Ok(CacheConfig {
-        dirs,
-        size: if used { args.cache_size } else { CacheSize::None },
-        free_space_ratio: ratio,
-        block_size: block,
-        iorpc_mode: args.iorpc_mode,
-        disk_timeout: args.disk_timeout,
-    })
-}
-
-/// A warning that names the given flags which only nodes use.
-fn unused_flags(flags: &[(&str, bool)], nodes_do: &str) -> Option<String> {
+/// A warning that names the given flags which have no effect, and why.
+pub(crate) fn unused_flags(flags: &[(&str, bool)], why: &str) -> Option<String> {
     let given: Vec<&str> = flags.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect();
     let verb = match given.len() {
         0 => return None,
         1 => "is",
         _ => "are",
     };
-    Some(format!("{} {verb} not used: with --registry the nodes {nodes_do}", given.join(", ")))
+    Some(format!("{} {verb} not used: {why}", given.join(", ")))
 }
 
 /// The flags of the origin that a mount of a group does not use.
@@ -565,70 +498,7 @@ fn unused_origin_flags(args: &RawOrigin) -> Option<String> {
         ("--anonymous", args.anonymous),
         ("--max-downloads", args.max_downloads != own.max_downloads),
     ];
-    unused_flags(&unused, "read the source")
-}
-
-/// The pipe of one `sendfile`, in the kernel; larger ones are not used.
-const SENDFILE_PIPE: u64 = 64 << 10;
-/// What other systems' splice modes need: they keep a whole block in a pipe.
-const SPLICE_PIPE: u64 = 8 << 20;
-
-/// What `fs.pipe-max-size` means for `--iorpc-mode splice`, where that may be in question.
-fn check_pipes(host: &HostLimits) -> Option<String> {
-    let limit = host.pipe_max_size.filter(|limit| *limit < SPLICE_PIPE)?;
-    Some(if limit < SENDFILE_PIPE && !host.root {
-        format!(
-            "--iorpc-mode splice: fs.pipe-max-size is {limit}, so sendfile moves less than {SENDFILE_PIPE} bytes at a \
-             time: sysctl -w fs.pipe-max-size={SPLICE_PIPE}"
-        )
-    } else {
-        format!(
-            "--iorpc-mode splice: fs.pipe-max-size is {limit}; that is enough for sendfile, which is used here (splice \
-             in JuiceFS needs {SPLICE_PIPE})"
-        )
-    })
-}
-
-fn default_cache_dir(host: &HostLimits) -> Result<PathBuf, Fault> {
-    if host.root {
-        return Ok(PathBuf::from("/var/cache/spurline"));
-    }
-    let home = host.home.as_ref().ok_or_else(|| {
-        Fault::usage("there is no default cache directory: HOME is not set", "give --cache-dir, or --cache-size 0")
-    })?;
-    Ok(home.join(".cache/spurline"))
-}
-
-fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
-    let mut dirs: Vec<PathBuf> = Vec::new();
-    for pattern in patterns {
-        let path = absolute_path(pattern);
-        let text = path.to_string_lossy();
-        let found = if text.contains(['*', '?', '[']) {
-            let paths = glob::glob(&text).map_err(|e| {
-                Fault::usage(
-                    format!("--cache-dir '{text}' is not a valid pattern: {e}"),
-                    "quote it, or list the directories",
-                )
-            })?;
-            let found: Vec<PathBuf> = paths.filter_map(Result::ok).filter(|p| p.is_dir()).collect();
-            if found.is_empty() {
-                return Err(Fault::usage(
-                    format!("--cache-dir '{text}' matches no directory"),
-                    "make the directories first, or name them without a pattern",
-                ));
-            }
-            found
-        } else {
-            vec![path]
-        };
-        for dir in found {
-            if !dirs.contains(&dir) {
-                dirs.push(dir);
-            }
-        }
-    }
-    Ok(dirs)
+    unused_flags(&unused, "with --registry the nodes read the source")
 }
 
 fn check_origin(args: RawOrigin) -> Result<OriginConfig, Fault> {
@@ -848,7 +718,7 @@ fn check_log(args: RawLog) -> LogConfig {
     LogConfig { file: args.log.as_deref().map(absolute_path), filter: args.log_filter, format: args.log_format }
 }
 
-fn check_positive(flag: &str, time: Duration) -> Result<(), Fault> {
+pub(crate) fn check_positive(flag: &str, time: Duration) -> Result<(), Fault> {
     if time.is_zero() {
         return Err(Fault::usage(format!("{flag} 0 would fail every request"), "give a time such as 10s"));
     }

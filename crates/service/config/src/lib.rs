@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod budget;
+pub mod cache;
 pub mod checked;
 pub mod fuse;
 pub mod host;
@@ -11,9 +12,10 @@ pub mod trust;
 pub mod values;
 
 pub use budget::{BudgetTerm, MemoryBudget};
+pub use cache::CacheConfig;
 pub use checked::{
-    CacheConfig, CoordinatorConfig, GroupConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig,
-    OriginConfig, RdmaConfig, VolumeConfig,
+    CoordinatorConfig, GroupConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig, OriginConfig,
+    RdmaConfig, VolumeConfig,
 };
 pub use fuse::{FuseConfig, MOUNT_OPTIONS, WritesConfig};
 pub use host::HostLimits;

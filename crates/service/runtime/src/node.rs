@@ -3,7 +3,7 @@
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::group::NodeGroup;
-use crate::writes::open_node_writes;
+use crate::writes::{open_node_writes, unwritable};
 use crate::{group, limits, rails, settings, setup};
 use serde_json::{Value, json};
 use spurline_cache::CacheContext;
@@ -73,7 +73,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     for source in &config.sources {
         let under =
             setup::open_under(source.as_str(), &[], &config.under, metadata_limits, &stats, &SharedBuckets::default())?;
-        under.check(Instant::now() + config.under.timeout)?;
+        setup::check_origin(&*under, config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
     let (fresh, store) = setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
@@ -101,7 +101,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     if let Some(writes) = config.writes {
         // A source that can't be changed is an error at the start.
         for source in &sources {
-            open_node_writes(source, &writes)?;
+            open_node_writes(source, &writes).map_err(|error| unwritable(error, "leave --writable out"))?;
         }
         node.accept_writes(Box::new(move |source| Ok(open_node_writes(source, &writes)?)));
         expire_sessions(&node)?;

@@ -10,7 +10,7 @@ use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The maximum age of metadata in a node; each mount requests its own maximum.
 pub const NODE_METADATA_TTL: Duration = Duration::from_secs(60);
@@ -66,6 +66,17 @@ pub fn open_under(
     let max_entries = (name_bytes / METADATA_NAME_BYTES) as usize;
     let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries, stale_if_error };
     Ok(Arc::new(CachedOrigin::with_shared(in_common, under, metadata, Arc::clone(stats))))
+}
+
+/// Checks that the origin answers and can be listed.
+///
+/// # Errors
+/// When it can't be reached within `limit`, or refuses; a usage error when its path is no directory.
+pub fn check_origin(under: &dyn OriginStore, limit: Duration) -> Result<(), Fault> {
+    under.check(Instant::now() + limit).map_err(|error| match error.kind() {
+        ErrorKind::NotADirectory => Fault::usage(error.message(), ""),
+        _ => error.into(),
+    })
 }
 
 /// The state of a process by its origins: `up`, or why it is not.

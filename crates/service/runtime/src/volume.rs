@@ -84,7 +84,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         stats,
         &SharedBuckets::default(),
     )?;
-    under.check(Instant::now() + config.under.timeout)?;
+    setup::check_origin(&*under, config.under.timeout)?;
     tracing::info!("source {}", under.describe());
     // A bucket has no folders that could be missing: a misspelt prefix is empty.
     let until = Instant::now() + config.under.timeout;
@@ -116,7 +116,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         Arc::clone(stats),
     );
     let cache = Cache::new(shared, under);
-    let jobs = Arc::new(target::LocalCacheTarget(Arc::clone(&cache)));
+    let jobs = Arc::new(target::LocalCacheTarget { cache: Arc::clone(&cache), unused: config.changed });
     Ok(OpenVolume { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None, fresh })
 }
 

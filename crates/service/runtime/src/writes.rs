@@ -44,15 +44,30 @@ pub(crate) fn open_writes(
 ) -> Result<OpenWrites, Fault> {
     if let Some(remote) = remote {
         // The nodes act for every user.
-        let source = remote.open_writes(writes.squash, config.volume.budget.write_bytes)?;
+        let opened = remote.open_writes(writes.squash, config.volume.budget.write_bytes);
+        // The node's error names its remedy.
+        let source = opened.map_err(|error| unwritable(error, ""))?;
         let behind = Some(Arc::clone(&source));
         return Ok(OpenWrites { behind, source, serves_all_users: true, local_locks: config.fuse.local_locks });
     }
     let source = SourceLocation::parse(config.volume.source.as_str())?;
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
-    let source = WritableSource::open(source.path(), squash)?;
+    let opened = WritableSource::open(source.path(), squash);
+    let source = opened.map_err(|error| unwritable(error, "leave --rw out"))?;
     let serves_all_users = source.serves_all_users();
     Ok(OpenWrites { source, behind: None, serves_all_users, local_locks: config.fuse.local_locks })
+}
+
+/// The error of a source that can't be changed, which is a missing prerequisite if it is read-only.
+pub(crate) fn unwritable(error: Error, or_else: &str) -> Fault {
+    match error.kind() {
+        ErrorKind::ReadOnly if or_else.is_empty() => Fault::missing(error.message(), ""),
+        ErrorKind::ReadOnly => Fault::missing(
+            error.message(),
+            format!("mount that file system for writing (mount -o remount,rw), or {or_else}"),
+        ),
+        _ => error.into(),
+    }
 }
 
 /// Opens a node's source for changes.

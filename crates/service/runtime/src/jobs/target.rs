@@ -22,7 +22,12 @@ const TOLD: Duration = Duration::from_secs(5);
 const COPIES: u32 = 8;
 
 /// The cache of this process.
-pub struct LocalCacheTarget(pub Arc<Cache>);
+pub struct LocalCacheTarget {
+    /// What is filled.
+    pub cache: Arc<Cache>,
+    /// The mount is writable, so that its reads go past the cache.
+    pub unused: bool,
+}
 
 /// The nodes of a group.
 pub struct GroupTarget {
@@ -46,7 +51,7 @@ fn check_result(worked: WorkDone) -> Result<WorkDone> {
 impl LocalCacheTarget {
     /// Block by block on the job's own thread; the job has a thread per concurrent request.
     fn fetch_parts(&self, parts: &[FilePart], verify: bool) -> Vec<Result<WorkDone>> {
-        let one = |part: &FilePart| self.sum_blocks(part, |index| self.0.bring_block(&part.object, index, verify));
+        let one = |part: &FilePart| self.sum_blocks(part, |index| self.cache.bring_block(&part.object, index, verify));
         parts.iter().map(one).collect()
     }
 
@@ -55,7 +60,7 @@ impl LocalCacheTarget {
     fn sum_blocks(&self, part: &FilePart, mut fetched: impl FnMut(u32) -> Result<bool>) -> Result<WorkDone> {
         let mut worked = WorkDone::default();
         for index in part.blocks.clone() {
-            let bytes = part.object.block_len(index, self.0.block_size()) as u64;
+            let bytes = part.object.block_len(index, self.cache.block_size()) as u64;
             if fetched(index)? { worked.moved += bytes } else { worked.held += bytes }
         }
         Ok(worked)
@@ -64,19 +69,19 @@ impl LocalCacheTarget {
 
 impl JobTarget for LocalCacheTarget {
     fn source(&self) -> &str {
-        self.0.source()
+        self.cache.source()
     }
     fn block_size(&self) -> u64 {
-        self.0.block_size()
+        self.cache.block_size()
     }
     fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
-        self.0.lookup(path)
+        self.cache.lookup(path)
     }
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
-        self.0.list(path, cursor, PAGE)
+        self.cache.list(path, cursor, PAGE)
     }
     fn parallel_short(&self, requests: usize) -> usize {
-        if !self.0.fetches_together() {
+        if !self.cache.fetches_together() {
             return 1;
         }
         // Threads for all processors come first.
@@ -92,7 +97,7 @@ impl JobTarget for LocalCacheTarget {
         }
         let all: Vec<_> =
             parts.iter().flat_map(|part| part.blocks.clone().map(|index| (&part.object, index))).collect();
-        let came = self.0.bring_blocks(&all, at_once);
+        let came = self.cache.bring_blocks(&all, at_once);
         let mut rest = came.as_slice();
         let one = |part: &FilePart| {
             let (of_part, after) = rest.split_at(part.blocks.len());
@@ -110,8 +115,13 @@ impl JobTarget for LocalCacheTarget {
         _bytes: u64,
         files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
     ) -> Option<String> {
+        if self.unused {
+            return Some(
+                "a mount with --rw reads past the cache: load through a mount of the source without --rw".into(),
+            );
+        }
         // A lone mount has no rules.
-        let Some(capacity) = self.0.capacity_bytes() else {
+        let Some(capacity) = self.cache.capacity_bytes() else {
             return Some(
                 "there is no cache disk (--cache-size 0): loaded data stays in memory only, within --buffer-size"
                     .into(),
@@ -121,8 +131,9 @@ impl JobTarget for LocalCacheTarget {
         remark::GroupCapacity::from_answers(&told).load_remark(self.source(), files.map(|(path, size)| (path, size, 1)))
     }
     fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
-        let one =
-            |part: &FilePart| Ok(WorkDone { held: 0, moved: self.0.drop_blocks(&part.object, part.blocks.clone()) });
+        let one = |part: &FilePart| {
+            Ok(WorkDone { held: 0, moved: self.cache.drop_blocks(&part.object, part.blocks.clone()) })
+        };
         parts.iter().map(one).collect()
     }
 }

@@ -1,0 +1,192 @@
+//! The checked settings of the block cache: its directories, size and blocks, and which process keeps it.
+
+use crate::checked::{check_positive, unused_flags};
+use crate::host::HostLimits;
+use crate::raw::RawCache;
+use crate::values::{CacheSize, IorpcMode, absolute_path};
+use spurline_types::fault::Fault;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The block cache.
+#[derive(Debug, Clone)]
+pub struct CacheConfig {
+    /// Cache directories: absolute, globs expanded, no duplicates; empty without a disk cache.
+    pub dirs: Vec<PathBuf>,
+    /// Capacity over all of them.
+    pub size: CacheSize,
+    /// The fraction of each disk to leave free; 0 to 0.99.
+    pub free_space_ratio: f64,
+    /// Block size in bytes: a power of two from 64 KiB to 64 MiB.
+    pub block_size: u64,
+    /// I/O mode of disk reads.
+    pub iorpc_mode: IorpcMode,
+    /// Deadline of one disk request.
+    pub disk_timeout: Duration,
+}
+
+/// Block size limits: below, the index outgrows the data; above, a miss fetches too much.
+const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
+
+/// Which process keeps blocks on disks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CachePlace {
+    /// This one.
+    Here,
+    /// The nodes of the group.
+    Nodes,
+    /// None: reads of a writable mount go to the source's files.
+    Nowhere,
+}
+
+/// The checked cache, and warnings about flags that have no effect.
+pub(crate) fn check_cache(
+    args: &RawCache,
+    host: &HostLimits,
+    place: CachePlace,
+    warnings: &mut Vec<String>,
+) -> Result<CacheConfig, Fault> {
+    let block = args.block_size().bytes();
+    if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
+        return Err(Fault::usage(
+            format!("--block-size {} is not a power of two from 64K to 64M", args.block_size()),
+            "4M is the default; 1M suits small random reads",
+        ));
+    }
+    let ratio = args.free_space_ratio;
+    if !(0.0..=0.99).contains(&ratio) {
+        return Err(Fault::usage(
+            format!("--free-space-ratio {ratio} is not from 0 to 0.99"),
+            "0.1 leaves a tenth of the disk free",
+        ));
+    }
+    let used = place == CachePlace::Here && args.cache_size != CacheSize::None;
+    let dirs = match (used, args.cache_dir.is_empty()) {
+        (false, _) => Vec::new(),
+        (true, true) => vec![default_cache_dir(host)?],
+        (true, false) => expand_dirs(&args.cache_dir)?,
+    };
+    let why = match place {
+        CachePlace::Here => None,
+        CachePlace::Nodes => Some("with --registry the nodes hold the cache"),
+        CachePlace::Nowhere => Some("a mount with --rw has no block cache"),
+    };
+    if let Some(why) = why {
+        let own = RawCache::default();
+        let unused = [
+            ("--cache-dir", !args.cache_dir.is_empty()),
+            ("--cache-size", args.cache_size != own.cache_size && args.cache_size != CacheSize::None),
+            ("--free-space-ratio", ratio != own.free_space_ratio),
+            ("--iorpc-mode", args.iorpc_mode != own.iorpc_mode),
+            ("--disk-timeout", args.disk_timeout != own.disk_timeout),
+        ];
+        warnings.extend(unused_flags(&unused, why));
+    }
+    if place == CachePlace::Nodes
+        && let Some(size) = args.block_size
+    {
+        warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
+    }
+    check_positive("--disk-timeout", args.disk_timeout)?;
+    if place == CachePlace::Here && args.iorpc_mode == IorpcMode::Splice {
+        warnings.extend(check_pipes(host));
+    }
+    Ok(CacheConfig {
+        dirs,
+        size: if used { args.cache_size } else { CacheSize::None },
+        free_space_ratio: ratio,
+        block_size: block,
+        iorpc_mode: args.iorpc_mode,
+        disk_timeout: args.disk_timeout,
+    })
+}
+
+/// The pipe of one `sendfile`, in the kernel; larger ones are not used.
+const SENDFILE_PIPE: u64 = 64 << 10;
+/// What other systems' splice modes need: they keep a whole block in a pipe.
+const SPLICE_PIPE: u64 = 8 << 20;
+
+/// What `fs.pipe-max-size` means for `--iorpc-mode splice`, where that may be in question.
+fn check_pipes(host: &HostLimits) -> Option<String> {
+    let limit = host.pipe_max_size.filter(|limit| *limit < SPLICE_PIPE)?;
+    Some(if limit < SENDFILE_PIPE && !host.root {
+        format!(
+            "--iorpc-mode splice: fs.pipe-max-size is {limit}, so sendfile moves less than {SENDFILE_PIPE} bytes at a \
+             time: sysctl -w fs.pipe-max-size={SPLICE_PIPE}"
+        )
+    } else {
+        format!(
+            "--iorpc-mode splice: fs.pipe-max-size is {limit}; that is enough for sendfile, which is used here (splice \
+             in JuiceFS needs {SPLICE_PIPE})"
+        )
+    })
+}
+
+fn default_cache_dir(host: &HostLimits) -> Result<PathBuf, Fault> {
+    if host.root {
+        return Ok(PathBuf::from("/var/cache/spurline"));
+    }
+    let home = host.home.as_ref().ok_or_else(|| {
+        Fault::usage("there is no default cache directory: HOME is not set", "give --cache-dir, or --cache-size 0")
+    })?;
+    Ok(home.join(".cache/spurline"))
+}
+
+fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
+    let mut dirs: Vec<PathBuf> = Vec::new();
+    for pattern in patterns {
+        let path = absolute_path(pattern);
+        let text = path.to_string_lossy();
+        let found = if text.contains(['*', '?', '[']) {
+            let paths = glob::glob(&text).map_err(|e| {
+                Fault::usage(
+                    format!("--cache-dir '{text}' is not a valid pattern: {e}"),
+                    "quote it, or list the directories",
+                )
+            })?;
+            let found: Vec<PathBuf> = paths.filter_map(Result::ok).filter(|p| p.is_dir()).collect();
+            if found.is_empty() {
+                return Err(Fault::usage(
+                    format!("--cache-dir '{text}' matches no directory"),
+                    "make the directories first, or name them without a pattern",
+                ));
+            }
+            found
+        } else {
+            vec![path]
+        };
+        for dir in found {
+            if !dirs.contains(&dir) {
+                dirs.push(dir);
+            }
+        }
+    }
+    Ok(dirs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::{RawMount, RawNode};
+
+    #[test]
+    fn a_writable_mount_has_no_cache_directories() {
+        let (host, given) = (HostLimits { root: true, ..HostLimits::detect() }, PathBuf::from("/given"));
+        let source = || "/srv".parse().unwrap();
+        let mount = |rw, dirs: &[PathBuf]| {
+            let mut raw = RawMount::new(source(), "/mnt".into());
+            (raw.fuse.rw, raw.volume.cache.cache_dir) = (rw, dirs.to_vec());
+            let volume = raw.check(&host).unwrap().volume;
+            (volume.cache.dirs, volume.cache.size != CacheSize::None, volume.warnings)
+        };
+        let (dirs, sized, warnings) = mount(false, &[]);
+        assert_eq!((dirs.len(), sized, warnings.len()), (1, true, 0));
+        assert_eq!(mount(true, &[]), (vec![], false, vec![]));
+        let said = vec!["--cache-dir is not used: a mount with --rw has no block cache".to_owned()];
+        assert_eq!(mount(true, std::slice::from_ref(&given)), (vec![], false, said));
+        // A node that takes changes serves readers too.
+        let mut node = RawNode::new(vec![source()]);
+        (node.writable, node.cache.cache_dir) = (true, vec![given.clone()]);
+        assert_eq!(node.check(&host).unwrap().cache.dirs, [given]);
+    }
+}
