@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Lone mounts of each way, and one through two nodes.
 fn on_every_way(test: impl Fn(&Group, Mount)) {
@@ -86,12 +86,16 @@ fn a_database_survives_the_kill_of_its_mount() {
     }
 }
 
-/// A tree as archives of programs have it: modes, times, links of both kinds, empty files and folders, long names.
-fn make_tree(at: &Path) {
+/// A tree as archives of programs have it: modes, times, links of both kinds, empty files and folders, long names. It has at
+/// least 300 files.
+fn make_tree(at: &Path, files: u64) {
     fs::create_dir(at).unwrap();
     let mut state = 0x5eed;
-    for n in 0..300u64 {
-        let folder = at.join(format!("d{}/e{}", n % 7, n % 3));
+    for n in 0..files {
+        let folder = match n {
+            0..300 => at.join(format!("d{}/e{}", n % 7, n % 3)),
+            _ => at.join(format!("s{}/t{}", n / 1000, n / 20)),
+        };
         fs::create_dir_all(&folder).unwrap();
         let len = [0, 1, 37, 4096, 9000, 70_000][draw(&mut state, 6) as usize];
         fs::write(folder.join(format!("file {n} {}", "x".repeat(n as usize % 90))), bytes(n, len)).unwrap();
@@ -120,7 +124,7 @@ fn archives_and_copies_arrive_whole() {
     }
     on_every_way(|group, mount| {
         let (tree, archive, back) = (group.world.path("tree"), group.world.path("tree.tar"), group.world.path("back"));
-        make_tree(&tree);
+        make_tree(&tree, 300);
         let (tree_text, archive, back_text) = (tree.display(), archive.display(), back.display());
         shell(
             &mount.at,
@@ -140,6 +144,28 @@ fn archives_and_copies_arrive_whole() {
         assert_eq!(differences(&tree, &mount.path("copied")), "");
         mount.unmount();
     });
+}
+
+/// `SPURLINE_TREE_FILES` asks for another number of files.
+#[test]
+fn a_large_source_tree_is_unpacked_whole() {
+    if !has("rsync") || !has("tar") {
+        return;
+    }
+    let files = std::env::var("SPURLINE_TREE_FILES").ok().and_then(|files| files.parse().ok()).unwrap_or(4000);
+    for (nodes, way) in [(0, WAYS[0]), (0, WAYS[1]), (2, WAYS[0])] {
+        let Some(group) = Group::start(nodes) else { return };
+        let mount = group.mount("mnt", 0, way);
+        let (tree, archive) = (group.world.path("tree"), group.world.path("tree.tar"));
+        make_tree(&tree, files);
+        shell(&group.world.path(""), "tar -C tree -cf tree.tar .");
+        let start = Instant::now();
+        shell(&mount.at, &format!("tar -xpf '{}'", archive.display()));
+        println!("{nodes} nodes {way:?}: {files} files unpacked in {:.1?}", start.elapsed());
+        assert_eq!(differences(&tree, &group.source), "");
+        shell(&mount.at, &format!("tar -df '{}'", archive.display()));
+        mount.unmount();
+    }
 }
 
 /// The calls of torch.distributed.checkpoint: each rank writes one file in sequence and syncs it; then the metadata comes under
