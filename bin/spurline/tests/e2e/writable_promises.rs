@@ -41,6 +41,22 @@ fn what_another_host_has_replaced_is_found_under_its_name() {
     }
 }
 
+/// Linux sends `FUSE_SYNCFS` to virtiofs and fuseblk only.
+#[test]
+fn a_sync_of_the_file_system_makes_nothing_durable_and_one_of_the_file_does() {
+    let Some(group) = Group::start(1) else { return };
+    let mount = group.mount("mnt", 0, &[]);
+    let file = File::create(mount.path("file")).unwrap();
+    file.write_all_at(&bytes(1, 300_000), 0).unwrap();
+    rustix::fs::syncfs(&file).unwrap();
+    // What is not durable is in the mount's memory.
+    assert!(mount.count("writes", "memory_bytes") >= 300_000);
+    file.sync_all().unwrap();
+    assert_eq!(mount.count("writes", "memory_bytes"), 0);
+    drop(file);
+    mount.unmount();
+}
+
 #[test]
 fn without_mode_checks_of_the_kernel_the_source_decides() {
     for nodes in [0, 1] {

@@ -28,7 +28,6 @@ pub enum ChangeRequest {
     SetLock { lock: abi::LkIn, wait: bool },
     Fsync { fh: u64, data_only: bool },
     Fsyncdir { fh: u64, data_only: bool },
-    Syncfs,
 }
 
 impl ChangeRequest {
@@ -56,7 +55,6 @@ impl ChangeRequest {
             ChangeRequest::SetLock { wait: true, .. } => "setlkw",
             ChangeRequest::Fsync { .. } => "fsync",
             ChangeRequest::Fsyncdir { .. } => "fsyncdir",
-            ChangeRequest::Syncfs => "syncfs",
         }
     }
 
@@ -120,7 +118,6 @@ pub(crate) fn decode_change(op: u32, args: &[u8], body: &[u8], extensions: &[u8]
             | opcode::SETLKW
             | opcode::FSYNC
             | opcode::FSYNCDIR
-            | opcode::SYNCFS
     );
     known.then(|| decode_known(op, args, body, group_of(extensions)))
 }
@@ -210,7 +207,6 @@ fn decode_known(op: u32, args: &[u8], body: &[u8], group: Option<u32>) -> Option
                 _ => ChangeRequest::Fsyncdir { fh, data_only },
             }
         }
-        opcode::SYNCFS => ChangeRequest::Syncfs,
         _ => return None,
     })
 }

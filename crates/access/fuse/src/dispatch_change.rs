@@ -94,7 +94,6 @@ impl<H: FuseHandler> RequestDispatcher<H> {
             }
             ChangeRequest::Fsync { fh, data_only } => done(h.fsync(ino, fh, data_only)?),
             ChangeRequest::Fsyncdir { fh, data_only } => done(h.fsyncdir(ino, fh, data_only)?),
-            ChangeRequest::Syncfs => done(h.syncfs()?),
         })
     }
 }

@@ -461,14 +461,6 @@ pub trait FuseHandler: Send + Sync + 'static {
         Err(Errno::ENOSYS)
     }
 
-    /// Makes all changes durable.
-    ///
-    /// # Errors
-    /// Those of the file system.
-    fn syncfs(&self) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
-    }
-
     /// Allocates or frees space of the handle `(ino, fh)`; `mode` as for fallocate(2).
     ///
     /// # Errors

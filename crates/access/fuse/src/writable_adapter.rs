@@ -1,6 +1,5 @@
 //! Serves the kernel's requests from a [`WritableFileSystem`]; it only converts types.
 
-use crate::ROOT_INO;
 use crate::adapter::{KernelNames, PassthroughState};
 use crate::backing::BackingId;
 use crate::errno::Errno;
@@ -443,10 +442,6 @@ impl FuseHandler for WritableFsHandler {
 
     fn fsyncdir(&self, ino: u64, fh: u64, data_only: bool) -> Result<(), Errno> {
         call!("fsyncdir", ino, self.file_system.fsyncdir(ino, fh, data_only))
-    }
-
-    fn syncfs(&self) -> Result<(), Errno> {
-        call!("syncfs", ROOT_INO, self.file_system.syncfs())
     }
 
     fn fallocate(

@@ -244,14 +244,6 @@ impl WritableFileSystem {
     pub fn statfs(&self) -> FsResult<SourceSpace> {
         Ok(self.source.space()?)
     }
-
-    /// Makes all changes durable.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub fn syncfs(&self) -> FsResult<()> {
-        Ok(self.source.sync_all()?)
-    }
 }
 
 /// The attributes of a change that has some.
