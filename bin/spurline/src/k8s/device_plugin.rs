@@ -77,7 +77,7 @@ pub struct DevicePluginArgs {
 /// Runs the plugin; returns when it has ended.
 ///
 /// # Errors
-/// When it can't start.
+/// When it can't start, or its loop panics.
 pub fn run(args: DevicePluginArgs) -> Result<ExitCode, Fault> {
     let host = HostLimits::detect();
     let (log, metrics) = RawLog::from(args.log).check()?;
@@ -97,10 +97,15 @@ pub fn run(args: DevicePluginArgs) -> Result<ExitCode, Fault> {
         health_interval: args.health_interval,
     };
     let mut plugin = start_plugin(settings)?;
-    let stopped = signals::stop_channel()?;
+    let stop = plugin.stopper();
+    signals::on_stop(move |count| {
+        stop();
+        if count > 1 {
+            std::process::exit(1);
+        }
+    })?;
     let status: Arc<dyn AdminTarget> = plugin.status();
     let _metrics = open_metrics(&metrics, &status)?;
-    let _ = stopped.recv();
-    plugin.stop();
+    plugin.wait()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -132,6 +132,35 @@ fn resources_of_two_prefixes_do_not_collide() {
     assert_eq!(rig.metric("spurline_k8s_config_valid"), Some(1));
 }
 
+#[test]
+fn a_cdi_file_that_cant_be_written_makes_slots_unhealthy_until_it_can() {
+    let mut rig = NodeRig::new(&hosts::gb200(), &ib_config(8));
+    let cdi = rig.path("cdi");
+    // A file where the directory should be.
+    std::fs::write(&cdi, "").unwrap();
+    rig.start(&["--use-cdi", "--cdi-dir", cdi.to_str().unwrap()]);
+    rig.wait_log("its CDI file", 1);
+    let health = wait_for("the health page", || rig.page("/healthz"));
+    assert!(health.contains("503") && health.contains("spurline-rdma-ib.json can't be written"), "{health}");
+    assert_eq!(rig.metric("spurline_k8s_healthy_slots{resource=\"rdma/ib\"}"), Some(0));
+    assert_eq!(rig.metric("spurline_k8s_cdi_valid{resource=\"rdma/ib\"}"), Some(0));
+    std::fs::remove_file(&cdi).unwrap();
+    rig.wait_log("rdma/ib: its CDI file is written", 1);
+    assert_eq!(rig.metric("spurline_k8s_healthy_slots{resource=\"rdma/ib\"}"), Some(8));
+    assert_eq!(rig.metric("spurline_k8s_cdi_valid{resource=\"rdma/ib\"}"), Some(1));
+    // One that is removed is written again.
+    let file = cdi.join("spurline-rdma-ib.json");
+    std::fs::remove_file(&file).unwrap();
+    wait_for("the file", || file.exists().then_some(()));
+    assert_eq!(rig.stop(), Some(0));
+    assert!(file.exists(), "containers of running pods may restart meanwhile");
+    // The next process removes the files of resources that are no longer configured.
+    rig.configure(&ib_config(8).replace("\"ib\"", "\"other\""));
+    rig.start(&["--use-cdi", "--cdi-dir", cdi.to_str().unwrap()]);
+    wait_for("the other file", || cdi.join("spurline-rdma-other.json").exists().then_some(()));
+    assert!(!file.exists());
+}
+
 /// The hook of the CDI file in a container of a real runtime, whose user is not root. Within this host's hard limit, so
 /// that no capability is needed.
 #[test]

@@ -30,6 +30,8 @@ pub struct AdvertisedResource {
     pub table: SlotTable,
     /// Whether the device node of the connection manager exists.
     pub rdma_cm: bool,
+    /// Why its CDI file can't be written, where pods get CDI names.
+    pub cdi_error: Option<String>,
 }
 
 impl AdvertisedResource {
@@ -53,7 +55,20 @@ impl AdvertisedResource {
         let hcas: Vec<AdvertisedHca> = select_hcas(node, &resource.selectors).into_iter().map(entry).collect();
         let names: Vec<&str> = hcas.iter().map(|h| h.name.as_str()).collect();
         let table = SlotTable::divide(&names, resource.slots);
-        AdvertisedResource { table, rdma_cm: node.rdma_cm, hcas }
+        AdvertisedResource { table, rdma_cm: node.rdma_cm, hcas, cdi_error: None }
+    }
+
+    /// Makes all slots unhealthy because the CDI file that describes their HCAs is not there.
+    pub fn refuse_cdi(&mut self, why: String) {
+        for hca in &mut self.hcas {
+            hca.obstacle.get_or_insert_with(|| why.clone());
+        }
+        self.cdi_error = Some(why);
+    }
+
+    /// Whether an HCA has a device node.
+    pub fn has_device_nodes(&self) -> bool {
+        self.hcas.iter().any(|hca| !hca.device_nodes.is_empty())
     }
 
     /// Number of slots, and of healthy ones.

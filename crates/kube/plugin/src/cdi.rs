@@ -7,9 +7,12 @@ use spurline_types::Size;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// The vendor of all kinds of devices.
+const VENDOR: &str = "spurline/";
+
 /// The kind of a resource's devices, `spurline/rdma-ib`.
 pub fn kind_of(resource: &str) -> String {
-    format!("spurline/{}", resource.replace(['/', '.'], "-"))
+    format!("{VENDOR}{}", resource.replace(['/', '.'], "-"))
 }
 
 /// The file of a resource.
@@ -94,11 +97,27 @@ pub fn write_spec(
     std::fs::rename(&draft, &file)
 }
 
+/// Removes this plugin's files of other resources than `resources`, of an earlier process, too; gives those that could not
+/// be removed.
+pub fn remove_other_specs(dir: &Path, resources: &[String]) -> Vec<(PathBuf, io::Error)> {
+    let kept: Vec<PathBuf> = resources.iter().map(|resource| file_of(dir, resource)).collect();
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let others = files.filter(|file| !kept.contains(file) && is_own_spec(file));
+    others.filter_map(|file| remove_spec(&file).err().map(|error| (file, error))).collect()
+}
+
+/// Whether a file is one of this plugin: by its name, and by the kind in it.
+fn is_own_spec(file: &Path) -> bool {
+    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if !name.starts_with("spurline-") || !name.ends_with(".json") {
+        return false;
+    }
+    let spec = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
+    spec.is_some_and(|spec| spec["kind"].as_str().is_some_and(|kind| kind.starts_with(VENDOR)))
+}
+
 /// Removes a file; a missing one is no error.
-///
-/// # Errors
-/// When it can't be removed.
-pub fn remove_spec(file: &Path) -> io::Result<()> {
+fn remove_spec(file: &Path) -> io::Result<()> {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -108,6 +127,24 @@ pub fn remove_spec(file: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_a_former_configuration_are_removed_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, kind: &str| {
+            std::fs::write(dir.path().join(name), json!({"kind": kind}).to_string()).unwrap();
+        };
+        write("spurline-rdma-a.json", "spurline/rdma-a");
+        write("spurline-rdma-b.json", "spurline/rdma-b");
+        write("spurline-other.json", "example.com/other");
+        write("nvidia.json", "nvidia.com/gpu");
+        assert!(remove_other_specs(dir.path(), &["rdma/b".to_owned()]).is_empty());
+        let names = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        assert_eq!(names, ["nvidia.json", "spurline-other.json", "spurline-rdma-b.json"]);
+        assert!(remove_other_specs(&dir.path().join("missing"), &[]).is_empty());
+    }
 
     #[test]
     fn a_limit_is_a_size_or_unlimited() {

@@ -85,6 +85,7 @@ impl PluginStatus {
                 "allocations": *r.counters.allocations.lock(),
                 "allocation_failures": r.counters.failures.load(Ordering::Relaxed),
                 "hcas": hcas,
+                "cdi_error": state.cdi_error,
             })
         };
         let resources: Vec<Value> = self.resources.lock().iter().map(resource).collect();
@@ -97,7 +98,7 @@ impl PluginStatus {
 }
 
 /// Name, kind and meaning of each metric.
-const METRICS: [(&str, &str, &str); 9] = [
+const METRICS: [(&str, &str, &str); 10] = [
     ("spurline_k8s_slots", "gauge", "slots that the node advertises"),
     ("spurline_k8s_healthy_slots", "gauge", "slots of HCAs that pods can use"),
     ("spurline_k8s_hca_healthy", "gauge", "1 when pods can use the HCA"),
@@ -105,6 +106,7 @@ const METRICS: [(&str, &str, &str); 9] = [
     ("spurline_k8s_allocation_failures_total", "counter", "allocations that failed"),
     ("spurline_k8s_registrations_total", "counter", "registrations that kubelet accepted"),
     ("spurline_k8s_registered", "gauge", "1 when the resource is registered at kubelet"),
+    ("spurline_k8s_cdi_valid", "gauge", "0 when the CDI file of the resource can't be written"),
     ("spurline_k8s_config_loads_total", "counter", "configurations that were applied"),
     ("spurline_k8s_config_valid", "gauge", "0 when the configuration file has an error and the former one is used"),
 ];
@@ -136,6 +138,7 @@ impl AdminTarget for PluginStatus {
             add("spurline_k8s_allocation_failures_total", of(""), counters.failures.load(Ordering::Relaxed));
             add("spurline_k8s_registrations_total", of(""), counters.registrations.load(Ordering::Relaxed));
             add("spurline_k8s_registered", of(""), u64::from(counters.is_registered.load(Ordering::Acquire)));
+            add("spurline_k8s_cdi_valid", of(""), u64::from(state.cdi_error.is_none()));
         }
         add("spurline_k8s_config_loads_total", String::new(), self.loads.load(Ordering::Relaxed));
         add("spurline_k8s_config_valid", String::new(), u64::from(self.config_error.lock().is_none()));
@@ -165,6 +168,11 @@ impl AdminTarget for PluginStatus {
             return Err(Error::new(ErrorKind::Invalid, why.clone()));
         }
         let resources = self.resources.lock();
+        for resource in resources.iter() {
+            if let Some(why) = &resource.state.borrow().cdi_error {
+                return Err(Error::new(ErrorKind::Unavailable, format!("{}: {why}", resource.resource)));
+            }
+        }
         match resources.iter().find(|r| !r.counters.is_registered.load(Ordering::Acquire)) {
             Some(r) => Err(Error::new(ErrorKind::Unavailable, format!("{} is not registered at kubelet", r.resource))),
             None => Ok(()),

@@ -11,9 +11,10 @@ use crate::service::ResourceService;
 use spurline_fabric::Severity;
 use spurline_kube_devices::{NodeHcas, PluginConfig, ResourceConfig, lint_node, read_config};
 use spurline_types::fault::Fault;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
@@ -45,18 +46,51 @@ pub struct PluginSettings {
     pub health_interval: Duration,
 }
 
+/// Why a plugin ends.
+#[derive(Debug)]
+enum PluginEnd {
+    /// It was asked to.
+    Asked,
+    /// Its loop panicked, with this message.
+    Panicked(String),
+}
+
 /// A running plugin.
 #[derive(Debug)]
 pub struct RunningPlugin {
     status: Arc<PluginStatus>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
+    ends: mpsc::Sender<PluginEnd>,
+    ended: mpsc::Receiver<PluginEnd>,
 }
 
 impl RunningPlugin {
     /// Its state, for the metrics page.
     pub fn status(&self) -> Arc<PluginStatus> {
         Arc::clone(&self.status)
+    }
+
+    /// A function that ends [`RunningPlugin::wait`], for a signal handler.
+    pub fn stopper(&self) -> impl Fn() + Send + 'static {
+        let ends = self.ends.clone();
+        move || drop(ends.send(PluginEnd::Asked))
+    }
+
+    /// Waits until the stopper is called, then ends the plugin.
+    ///
+    /// # Errors
+    /// When its loop panics: nothing is served any more, so the process has to end and be started anew.
+    pub fn wait(&mut self) -> Result<(), Fault> {
+        let end = self.ended.recv();
+        self.stop();
+        match end {
+            Ok(PluginEnd::Panicked(why)) => Err(Fault::failed(
+                format!("the plugin's loop panicked: {why}"),
+                "this is a defect: report it with the message above; started again, the plugin serves its resources anew",
+            )),
+            Ok(PluginEnd::Asked) | Err(_) => Ok(()),
+        }
     }
 
     /// Ends it: streams are closed and its sockets removed.
@@ -86,6 +120,14 @@ pub fn start_plugin(settings: PluginSettings) -> Result<RunningPlugin, Fault> {
     })?;
     let config = check_config(&settings, &text)
         .map_err(|why| Fault::usage(why, "`spurline k8s lint --config FILE` explains every finding"))?;
+    if let Some(root) = &settings.host_root
+        && !root.join("sys/class").is_dir()
+    {
+        return Err(Fault::missing(
+            format!("--host-root {}: there is no sys/class in it, so it shows no device of the host", root.display()),
+            "mount the host's /sys at DIR/sys and name DIR (hostPath /sys)",
+        ));
+    }
     if !settings.plugin_dir.is_dir() {
         return Err(Fault::missing(
             format!("{} is no directory", settings.plugin_dir.display()),
@@ -104,22 +146,35 @@ pub fn start_plugin(settings: PluginSettings) -> Result<RunningPlugin, Fault> {
         plugin.apply(&config)?;
     }
     let (stop, stopped) = oneshot::channel();
+    let (ends, ended) = mpsc::channel();
+    let panicked = ends.clone();
     let thread = std::thread::Builder::new()
         .name("device-plugin".to_owned())
         .spawn(move || {
-            runtime.block_on(async {
-                tokio::select! {
-                    () = plugin.run() => {}
-                    _ = stopped => {}
-                }
-                drop(plugin);
-                // Streams get time to end, so that kubelet sees it before the process is gone.
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            });
+            // What the loop owns is dropped while it unwinds: its sockets are gone before the end is reported.
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                runtime.block_on(async move {
+                    tokio::select! {
+                        () = plugin.run() => {}
+                        _ = stopped => {}
+                    }
+                    drop(plugin);
+                    // Streams get time to end, so that kubelet sees it before the process is gone.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                });
+            }));
             runtime.shutdown_background();
+            if let Err(panic) = result {
+                let _ = panicked.send(PluginEnd::Panicked(panic_message(panic.as_ref())));
+            }
         })
         .map_err(|error| Fault::failed(format!("the plugin's thread: {error}"), ""))?;
-    Ok(RunningPlugin { status, stop: Some(stop), thread: Some(thread) })
+    Ok(RunningPlugin { status, stop: Some(stop), thread: Some(thread), ends, ended })
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 fn read_file(path: &std::path::Path) -> Result<String, String> {
@@ -139,7 +194,10 @@ fn check_config(settings: &PluginSettings, text: &str) -> Result<PluginConfig, S
     }
     reading.config.ok_or_else(|| {
         let errors = reading.findings.iter().filter(|f| f.severity == Severity::Error);
-        let sentence = |f: &spurline_fabric::HostFinding| format!("{}: {} ({})", f.subject, f.evidence, f.remedy);
+        let sentence = |f: &spurline_fabric::HostFinding| match f.subject == name {
+            true => format!("{} ({})", f.evidence, f.remedy),
+            false => format!("{}: {} ({})", f.subject, f.evidence, f.remedy),
+        };
         format!("{name}: {}", errors.map(sentence).collect::<Vec<_>>().join("; "))
     })
 }
@@ -206,6 +264,7 @@ impl DevicePluginLoop {
                 next_health = now + self.settings.health_interval;
                 let (reader, node) = (self.reader.clone(), self.node.clone());
                 self.follow_node(move || reader.refresh(&node)).await;
+                self.follow_cdi();
             }
             self.follow_sockets().await;
             tokio::time::sleep(SOCKET_INTERVAL).await;
@@ -267,12 +326,14 @@ impl DevicePluginLoop {
         for resource in removed {
             let name = resource.config.resource();
             tracing::info!("{name} is no longer configured: kubelet sets its capacity to 0");
-            if let Some(dir) = &self.settings.cdi_dir {
-                log_cdi(&name, cdi::remove_spec(&cdi::file_of(dir, &name)));
+        }
+        if let Some(dir) = &self.settings.cdi_dir {
+            for (file, error) in cdi::remove_other_specs(dir, &names) {
+                tracing::warn!("{}: a CDI file of a former configuration stays: {error}", file.display());
             }
         }
         for config in &config.resources {
-            let state = Arc::new(AdvertisedResource::of_node(config, &self.node));
+            let state = AdvertisedResource::of_node(config, &self.node);
             let name = config.resource();
             match self.resources.iter_mut().find(|r| r.config.resource() == name) {
                 Some(served) => served.config = config.clone(),
@@ -296,7 +357,11 @@ impl DevicePluginLoop {
 
     /// Reads the node on a thread that may wait, and advertises what changed.
     async fn follow_node(&mut self, read: impl FnOnce() -> NodeHcas + Send + 'static) {
-        let Ok(node) = tokio::task::spawn_blocking(read).await else { return };
+        let node = match tokio::task::spawn_blocking(read).await {
+            Ok(node) => node,
+            Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+            Err(_) => return,
+        };
         if node == self.node {
             return;
         }
@@ -307,22 +372,45 @@ impl DevicePluginLoop {
             .map(|r| (r.config.resource(), AdvertisedResource::of_node(&r.config, &self.node)))
             .collect();
         for (name, state) in states {
-            self.advertise(&name, Arc::new(state));
+            self.advertise(&name, state);
         }
     }
 
-    fn advertise(&mut self, name: &str, state: Arc<AdvertisedResource>) {
+    /// Writes CDI files again that could not be written, or that someone removed.
+    fn follow_cdi(&mut self) {
+        let Some(dir) = &self.settings.cdi_dir else { return };
+        let is_due = |r: &&ServedResource| {
+            let state = r.state.borrow();
+            state.cdi_error.is_some() || (state.has_device_nodes() && !cdi::file_of(dir, &r.config.resource()).exists())
+        };
+        let due: Vec<(String, AdvertisedResource)> = self
+            .resources
+            .iter()
+            .filter(is_due)
+            .map(|r| (r.config.resource(), AdvertisedResource::of_node(&r.config, &self.node)))
+            .collect();
+        for (name, state) in due {
+            self.advertise(&name, state);
+        }
+    }
+
+    fn advertise(&mut self, name: &str, mut state: AdvertisedResource) {
         let Some(served) = self.resources.iter().find(|r| r.config.resource() == name) else { return };
         let before = Arc::clone(&served.state.borrow());
         let first = served.counters.registrations.load(Ordering::Relaxed) == 0 && before.hcas.is_empty();
-        if *before == *state && !first {
+        if let Some(dir) = &self.settings.cdi_dir
+            && let Err(error) = cdi::write_spec(dir, name, &state, self.settings.cdi_memlock)
+        {
+            // A pod with the name of a device that no file describes would be admitted, and not start.
+            let file = cdi::file_of(dir, name);
+            state.refuse_cdi(format!("its CDI file {} can't be written: {error}", file.display()));
+        }
+        if *before == state && !first {
             return;
         }
         log_changes(name, &before, &state);
-        if let Some(dir) = &self.settings.cdi_dir {
-            log_cdi(name, cdi::write_spec(dir, name, &state, self.settings.cdi_memlock));
-        }
-        served.state.send_replace(state);
+        log_cdi(name, &before, &state);
+        served.state.send_replace(Arc::new(state));
     }
 
     /// Renews sockets that were removed and registrations that do not hold any more.
@@ -434,11 +522,14 @@ impl ServedResource {
     }
 }
 
-fn log_cdi(resource: &str, result: std::io::Result<()>) {
-    if let Err(error) = result {
-        tracing::error!(
-            "{resource}: its CDI file: {error}; mount the host's directory of CDI files (--cdi-dir) writable"
-        );
+fn log_cdi(name: &str, before: &AdvertisedResource, now: &AdvertisedResource) {
+    match (&before.cdi_error, &now.cdi_error) {
+        (last, Some(why)) if last.as_ref() != Some(why) => tracing::error!(
+            "{name}: {why}; its slots are unhealthy until it is; mount the host's directory of CDI files (--cdi-dir) \
+             writable"
+        ),
+        (Some(_), None) => tracing::info!("{name}: its CDI file is written"),
+        _ => {}
     }
 }
 
