@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 /// Examples of --help.
 pub const EXAMPLES: &str = "\
-The answer goes to standard error, the manifests to standard output. Replace the subnet in them.
+The answer goes to standard error, the manifests to standard output. Replace the subnets in them.
 
 Examples:
   spurline k8s advise
@@ -73,7 +73,8 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, Fault> {
         return Ok(ExitCode::SUCCESS);
     }
     anstream::eprint!("{}", advice_text(&advice));
-    let manifests: Vec<&str> = advice.networks.iter().flat_map(|n| n.manifests.iter().map(String::as_str)).collect();
+    let of_networks = advice.networks.iter().flat_map(|network| &network.manifests);
+    let manifests: Vec<&str> = advice.manifests.iter().chain(of_networks).map(String::as_str).collect();
     if !manifests.is_empty() {
         anstream::print!("{}", manifests.join("---\n"));
     }

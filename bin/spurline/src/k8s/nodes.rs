@@ -5,7 +5,7 @@ use clap::Args;
 use spurline_config::Fault;
 use spurline_fabric::HostTree;
 use spurline_kube_devices::NodeHcas;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The flag.
 #[derive(Debug, Clone, Args)]
@@ -16,7 +16,7 @@ pub struct NodeArgs {
 }
 
 impl NodeArgs {
-    /// The nodes.
+    /// The nodes, each once.
     ///
     /// # Errors
     /// When a file or folder does not exist or holds no facts.
@@ -24,13 +24,34 @@ impl NodeArgs {
         if self.from.is_empty() {
             return Ok(vec![NodeHcas::read_from(&HostTree::live())]);
         }
-        let read = |path: &PathBuf| {
-            let mut node = NodeHcas::read_from(&open_facts(path)?);
+        let mut nodes: Vec<NodeHcas> = Vec::new();
+        for path in &self.from {
+            let tree = open_facts(path)?;
+            if !tree.exists("sys") {
+                return Err(no_facts(path));
+            }
+            let mut node = NodeHcas::read_from(&tree);
             if node.hostname.is_none() {
                 node.hostname = path.file_name().map(|name| name.to_string_lossy().into_owned());
             }
-            Ok(node)
-        };
-        self.from.iter().map(read).collect()
+            // One that is given twice would have its HCAs counted twice.
+            if !nodes.contains(&node) {
+                nodes.push(node);
+            }
+        }
+        Ok(nodes)
     }
+}
+
+/// A folder that is not laid out like `/`; often the one above those of the nodes.
+fn no_facts(path: &Path) -> Fault {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut below: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|entry| entry.join("sys").is_dir()).collect();
+    below.sort();
+    let remedy = match below.first() {
+        Some(first) => format!("name each node's folder in it, as in --from {}", first.display()),
+        None => "give a file that `spurline net collect -o FILE.tar.zst` wrote, or a folder laid out like /".to_owned(),
+    };
+    Fault::missing(format!("--from {}: it has no folder sys, so it holds no facts of a node", path.display()), remedy)
 }

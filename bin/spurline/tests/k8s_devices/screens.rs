@@ -32,6 +32,24 @@ fn a_configuration_is_proposed_and_lints_clean() {
 }
 
 #[test]
+fn a_folder_is_a_node_only_with_facts_and_a_node_counts_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = dir.path().join("one");
+    hosts::gb200().write_to(&node);
+    let (code, _, err) = run(&["k8s", "discover", "--from", text(dir.path())]);
+    let remedy = format!("--from {}", text(&node));
+    assert!(code == 3 && err.contains("holds no facts of a node") && err.contains(&remedy), "{code} {err}");
+    let empty = dir.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let (code, _, err) = run(&["k8s", "advise", "--from", text(&empty)]);
+    assert!(code == 3 && err.contains("spurline net collect"), "{code} {err}");
+    let (code, out, _) = run(&["k8s", "discover", "--json", "--from", text(&node), "--from", text(&node)]);
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &report["nodes"]), (0, &serde_json::json!(["gb200-01"])));
+    assert_eq!(report["groups"][0]["hcas"]["gb200-01"].as_array().unwrap().len(), 4, "{out}");
+}
+
+#[test]
 fn lint_reports_in_the_projects_form_and_by_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     hosts::gb200().write_to(dir.path());

@@ -49,6 +49,8 @@ pub struct ClusterAdvice {
     pub multus: bool,
     /// One answer for each kind of network.
     pub networks: Vec<NetworkAdvice>,
+    /// The manifests that all networks need, YAML documents.
+    pub manifests: Vec<String>,
     /// What to do besides.
     pub notes: Vec<String>,
 }
@@ -61,8 +63,9 @@ pub fn advise(nodes: &[NodeHcas], usage: RdmaUse, isolation: PodIsolation) -> Cl
             by_link.entry(hca.link).or_default().push((node, hca));
         }
     }
+    let mut subnets = ExampleSubnets::default();
     let networks: Vec<NetworkAdvice> =
-        by_link.iter().map(|(link, hcas)| advise_network(*link, hcas, usage, isolation)).collect();
+        by_link.iter().map(|(link, hcas)| advise_network(*link, hcas, usage, isolation, &mut subnets)).collect();
     let mut notes = Vec::new();
     if networks.is_empty() {
         notes.push("no node has an RDMA device: pods use TCP, and nothing is needed".to_owned());
@@ -87,10 +90,42 @@ pub fn advise(nodes: &[NodeHcas], usage: RdmaUse, isolation: PodIsolation) -> Cl
             exclusive.join(", ")
         ));
     }
-    ClusterAdvice { multus: networks.iter().any(|n| n.multus), networks, notes }
+    let has_functions = networks.iter().any(|n| n.attachment == "sr-iov");
+    ClusterAdvice {
+        multus: networks.iter().any(|n| n.multus),
+        manifests: has_functions.then(exclusive_manifest).into_iter().collect(),
+        networks,
+        notes,
+    }
 }
 
-fn advise_network(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], usage: RdmaUse, isolation: PodIsolation) -> NetworkAdvice {
+/// Subnets for manifests, each another one: rails in one subnet would not be told apart by the kernel. They are examples
+/// that an administrator replaces.
+#[derive(Default)]
+struct ExampleSubnets {
+    used: u8,
+}
+
+impl ExampleSubnets {
+    fn next(&mut self) -> String {
+        let subnet = format!("198.18.{}.0/24", self.used);
+        self.used = self.used.wrapping_add(1);
+        subnet
+    }
+}
+
+/// Whether virtual functions can be made of an HCA.
+fn is_divisible(hca: &Hca) -> bool {
+    hca.vendor.is_some() && !hca.is_virtual && !hca.interfaces.is_empty() && hca.link != HcaLink::Other
+}
+
+fn advise_network(
+    link: HcaLink,
+    hcas: &[(&NodeHcas, &Hca)],
+    usage: RdmaUse,
+    isolation: PodIsolation,
+    subnets: &mut ExampleSubnets,
+) -> NetworkAdvice {
     let mut interfaces: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (node, hca) in hcas {
         interfaces.entry(node.label().to_owned()).or_default().extend(parent_interface(hca));
@@ -103,6 +138,19 @@ fn advise_network(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], usage: RdmaUse, iso
             false,
             vec!["with hostNetwork: true a pod has the node's interfaces and GIDs", "its ports are the node's ports"],
         ),
+        (PodIsolation::VirtualFunction, _) if hcas.iter().all(|(_, hca)| hca.is_virtual) => (
+            "none",
+            false,
+            vec![
+                "these HCAs are virtual functions already, made by the machine below, and can't be divided again",
+                "share them among pods (--isolation shared), or give a pod a whole one by the host-device CNI",
+            ],
+        ),
+        (PodIsolation::VirtualFunction, _) if !hcas.iter().any(|(_, hca)| is_divisible(hca)) => (
+            "none",
+            false,
+            vec!["no virtual functions can be made of this kind of device; share it (--isolation shared)"],
+        ),
         (PodIsolation::VirtualFunction, _) => (
             "sr-iov",
             true,
@@ -110,6 +158,7 @@ fn advise_network(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], usage: RdmaUse, iso
                 "a virtual function gives a pod an HCA and addresses of its own, and the HCA limits it",
                 "the RDMA CNI moves the RDMA device into the pod; that needs exclusive mode",
                 "the SR-IOV network device plugin replaces this one for these HCAs",
+                "the manifests are for the SR-IOV network operator: one policy for each vendor, and a network on it",
             ],
         ),
         (PodIsolation::Shared, HcaLink::InfiniBand) if usage == RdmaUse::Verbs => (
@@ -134,6 +183,7 @@ fn advise_network(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], usage: RdmaUse, iso
             vec![
                 no_address,
                 "a macvlan (or ipvlan) on the HCA's interface brings an address and with it GIDs",
+                "where a node has several of these HCAs, a pod attaches the interface of each that it may get",
                 "pods on one node do not reach the node itself through a macvlan; use ipvlan where switches allow one MAC \
                  address per port",
             ],
@@ -141,8 +191,10 @@ fn advise_network(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], usage: RdmaUse, iso
         (PodIsolation::Shared, _) => ("none", false, vec!["this kind of device needs no interface in the pod"]),
     };
     let manifests = match attachment {
-        "macvlan" | "ipoib" => masters(&interfaces).iter().map(|m| attachment_manifest(attachment, m)).collect(),
-        "sr-iov" => vec![sriov_manifest(link)],
+        "macvlan" | "ipoib" => {
+            masters(&interfaces).iter().map(|m| attachment_manifest(attachment, m, &subnets.next())).collect()
+        }
+        "sr-iov" => sriov_manifests(link, hcas, subnets),
         _ => Vec::new(),
     };
     NetworkAdvice {
@@ -164,8 +216,8 @@ fn masters(interfaces: &BTreeMap<String, Vec<String>>) -> BTreeSet<&str> {
     interfaces.values().flatten().map(String::as_str).collect()
 }
 
-/// A NetworkAttachmentDefinition on one interface; the subnet is an example that an administrator replaces.
-pub fn attachment_manifest(kind: &str, master: &str) -> String {
+/// A NetworkAttachmentDefinition on one interface.
+fn attachment_manifest(kind: &str, master: &str, subnet: &str) -> String {
     let name: String = format!("rdma-{master}").to_ascii_lowercase().replace(['.', '_', ':'], "-");
     let mode = if kind == "macvlan" { "\n      \"mode\": \"bridge\"," } else { "" };
     format!(
@@ -179,29 +231,87 @@ spec:
       \"cniVersion\": \"0.3.1\",
       \"type\": \"{kind}\",
       \"master\": \"{master}\",{mode}
-      \"ipam\": {{\"type\": \"whereabouts\", \"range\": \"192.0.2.0/24\"}}
+      \"ipam\": {{\"type\": \"whereabouts\", \"range\": \"{subnet}\"}}
     }}
 "
     )
 }
 
-fn sriov_manifest(link: HcaLink) -> String {
-    let (name, link_type) = if link == HcaLink::InfiniBand { ("ib", "IB") } else { ("roce", "eth") };
-    format!(
-        "apiVersion: sriovnetwork.openshift.io/v1
+/// The nodes whose functions can be divided, by the label of node feature discovery.
+const SRIOV_NODES: &str = "feature.node.kubernetes.io/network-sriov.capable: \"true\"";
+
+/// A policy that makes virtual functions, and a network on them, for each vendor.
+fn sriov_manifests(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], subnets: &mut ExampleSubnets) -> Vec<String> {
+    let mut by_vendor: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (_, hca) in hcas.iter().filter(|(_, hca)| is_divisible(hca)) {
+        // The first interface is the function's own.
+        let functions = by_vendor.entry(hca.vendor.as_deref().unwrap_or_default()).or_default();
+        functions.extend(hca.interfaces.first().map(String::as_str));
+    }
+    let (word, link_type) = match link {
+        HcaLink::InfiniBand => ("ib", "\n  linkType: IB"),
+        HcaLink::Iwarp => ("iwarp", "\n  linkType: ETH"),
+        HcaLink::Mixed => ("vpi", ""),
+        HcaLink::Roce | HcaLink::Other => ("roce", "\n  linkType: ETH"),
+    };
+    let kind = if link == HcaLink::InfiniBand { "SriovIBNetwork" } else { "SriovNetwork" };
+    let is_alone = by_vendor.len() == 1;
+    let mut manifests = Vec::new();
+    for (vendor, functions) in by_vendor {
+        let name = if is_alone { word.to_owned() } else { format!("{word}-{vendor}") };
+        let resource = name.replace('-', "_");
+        let names: Vec<String> = functions.iter().map(|name| format!("\"{name}\"")).collect();
+        manifests.push(format!(
+            "apiVersion: sriovnetwork.openshift.io/v1
 kind: SriovNetworkNodePolicy
 metadata:
   name: rdma-{name}-vf
   namespace: sriov-network-operator
 spec:
-  resourceName: {name}_vf
+  resourceName: {resource}_vf
   nodeSelector:
-    feature.node.kubernetes.io/custom-rdma.available: \"true\"
+    {SRIOV_NODES}
   numVfs: 8
   nicSelector:
-    vendor: \"15b3\"
-  linkType: {link_type}
+    vendor: \"{vendor}\"
+    pfNames: [{functions}]{link_type}
   isRdma: true
+",
+            functions = names.join(", ")
+        ));
+        manifests.push(format!(
+            "apiVersion: sriovnetwork.openshift.io/v1
+kind: {kind}
+metadata:
+  name: rdma-{name}-vf
+  namespace: sriov-network-operator
+spec:
+  resourceName: {resource}_vf
+  networkNamespace: default
+  ipam: |
+    {{\"type\": \"whereabouts\", \"range\": \"{subnet}\"}}
+  metaPlugins: |
+    {{\"type\": \"rdma\"}}
+",
+            subnet = subnets.next()
+        ));
+    }
+    manifests
+}
+
+/// Exclusive mode, which the RDMA CNI needs, on the nodes with virtual functions.
+fn exclusive_manifest() -> String {
+    format!(
+        "apiVersion: sriovnetwork.openshift.io/v1
+kind: SriovNetworkPoolConfig
+metadata:
+  name: rdma-exclusive
+  namespace: sriov-network-operator
+spec:
+  nodeSelector:
+    matchLabels:
+      {SRIOV_NODES}
+  rdmaMode: exclusive
 "
     )
 }

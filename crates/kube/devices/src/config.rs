@@ -2,7 +2,7 @@
 //! silent. It reads no node.
 //!
 //! The reference is Mellanox/k8s-rdma-shared-dev-plugin. Its parser (Go's `encoding/json`) ignores the case of keys and
-//! unknown keys, and lets the last of repeated keys win.
+//! unknown keys, and merges the objects of repeated keys; of other repeated values the last one counts.
 
 use crate::json_tree::JsonNode;
 use spurline_config::values::nearest_word;
@@ -15,6 +15,8 @@ use std::time::Duration;
 const DEFAULT_PREFIX: &str = "rdma";
 /// Time between two scans of the node, where the file names none.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
+/// Longest time between two scans; a longer one has no use, and a point in time that far away may not exist.
+const MAX_INTERVAL: Duration = Duration::from_secs(365 * 86_400);
 /// The kernel's limit of an interface's name.
 const MAX_INTERFACE_NAME: usize = 15;
 
@@ -185,10 +187,8 @@ impl ConfigReader<'_> {
             self.add(id::K8S_CONFIG_FILE, Severity::Error, file, evidence, remedy);
             return None;
         };
-        if let Some(JsonNode::Text(_)) = entries.iter().find(|(k, _)| k == "config.json").map(|(_, v)| v) {
-            let evidence =
-                "it has the key 'config.json': it is the data of a ConfigMap, not the file itself".to_owned();
-            self.add(id::K8S_CONFIG_FILE, Severity::Error, file, evidence, "give the text below that key");
+        if let Some((evidence, remedy)) = foreign_object(&entries) {
+            self.add(id::K8S_CONFIG_FILE, Severity::Error, file, evidence.to_owned(), remedy);
             return None;
         }
         let mut fields = self.fields(file, entries, &TOP_KEYS);
@@ -214,7 +214,7 @@ impl ConfigReader<'_> {
         Some(PluginConfig { update_interval, resources })
     }
 
-    /// The known fields by their proper name. Keys match in any case; the last of repeated ones wins.
+    /// The known fields by their proper name. Keys match in any case; repeated ones are merged as Go does it.
     fn fields(
         &mut self,
         subject: &str,
@@ -232,10 +232,14 @@ impl ConfigReader<'_> {
                 self.add(id::K8S_CONFIG_KEY, Severity::Warning, subject, evidence, remedy);
                 continue;
             };
-            if fields.insert(proper, value).is_some() {
-                let evidence = format!("\"{proper}\" is given twice: the last one counts");
-                self.add(id::K8S_CONFIG_KEY, Severity::Warning, subject, evidence, "remove one");
-            }
+            let Some(first) = fields.remove(proper) else {
+                fields.insert(proper, value);
+                continue;
+            };
+            let (both, how) = merge_repeated(first, value);
+            fields.insert(proper, both);
+            let evidence = format!("\"{proper}\" is given twice: {how}");
+            self.add(id::K8S_CONFIG_KEY, Severity::Warning, subject, evidence, "write it once");
         }
         fields
     }
@@ -250,7 +254,16 @@ impl ConfigReader<'_> {
                 self.add(id::K8S_CONFIG_KEY, Severity::Info, file, evidence, remedy);
                 None
             }
-            Some(JsonNode::Integer(seconds @ 1..)) => Some(Duration::from_secs(seconds.unsigned_abs())),
+            Some(JsonNode::Integer(seconds @ 1..)) => {
+                let interval = Duration::from_secs(seconds.unsigned_abs());
+                if interval > MAX_INTERVAL {
+                    let evidence =
+                        format!("periodicUpdateInterval is {seconds} s: more than a year, which counts instead");
+                    let remedy = "leave the key out for a scan every 60 s, or write 0 for none";
+                    self.add(id::K8S_CONFIG_KEY, Severity::Warning, file, evidence, remedy);
+                }
+                Some(interval.min(MAX_INTERVAL))
+            }
             Some(other) => {
                 let is_negative = matches!(other, JsonNode::Integer(_));
                 let what = if is_negative { "negative" } else { other.kind() };
@@ -469,6 +482,59 @@ impl ConfigReader<'_> {
     }
 }
 
+/// What an object is that is no configuration of this plugin, and what to do; `None` when it may be one.
+fn foreign_object(entries: &[(String, JsonNode)]) -> Option<(&'static str, &'static str)> {
+    let value = |key: &str| entries.iter().find(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v);
+    if value("configList").is_some() {
+        return None;
+    }
+    if matches!(value("config.json"), Some(JsonNode::Text(_))) {
+        let evidence = "it has the key 'config.json': it is the data of a ConfigMap, not the file itself";
+        return Some((evidence, "give the text below that key"));
+    }
+    if value("kind").is_some() && value("apiVersion").is_some() {
+        let evidence = "it is an object of Kubernetes, not the file itself";
+        return Some((
+            evidence,
+            "of a ConfigMap, give the text of its data: kubectl get cm NAME -o jsonpath='{.data.config\\.json}'",
+        ));
+    }
+    if value("resourceList").is_some() {
+        let evidence = "it has the key resourceList: it is the configuration of the SR-IOV network device plugin";
+        return Some((
+            evidence,
+            "that plugin gives virtual functions; `spurline k8s discover` prints a configuration of this one",
+        ));
+    }
+    if value("resourceName").is_some() {
+        let evidence = "it is one entry, without the list around it";
+        return Some((evidence, "write {\"configList\": [ENTRY]}"));
+    }
+    None
+}
+
+/// The value of a key that is given twice, as Go's decoder leaves it, and the sentence for it: objects are merged, also
+/// those of lists by position; of other values the last one counts.
+fn merge_repeated(first: JsonNode, last: JsonNode) -> (JsonNode, &'static str) {
+    let is_object = |node: &JsonNode| matches!(node, JsonNode::Object(_));
+    match (first, last) {
+        (JsonNode::Object(mut entries), JsonNode::Object(more)) => {
+            entries.extend(more);
+            (JsonNode::Object(entries), "both count together")
+        }
+        (JsonNode::Array(first), JsonNode::Array(last)) if first.iter().chain(&last).any(is_object) => {
+            let mut before = first.into_iter();
+            let merge = |item: JsonNode| match before.next() {
+                Some(earlier) => merge_repeated(earlier, item).0,
+                None => item,
+            };
+            (JsonNode::Array(last.into_iter().map(merge).collect()), "entries of the same position are merged")
+        }
+        (first @ JsonNode::Object(_), JsonNode::Null) => (first, "the first one counts"),
+        (_, last) => (last, "the last one counts"),
+    }
+}
+
 /// The known key that a text most likely means.
 fn nearest_key(key: &str, known: &'static [&'static str]) -> Option<&'static str> {
     let lower = key.to_ascii_lowercase();
@@ -497,11 +563,20 @@ fn syntax_remedy(text: &str) -> String {
         "remove the comma before a closing bracket".to_owned()
     } else if text.contains("//") || text.contains("/*") {
         "JSON has no comments: remove them".to_owned()
+    } else if !trimmed.starts_with(['{', '[']) && is_yaml(trimmed) {
+        "this is YAML, and the file is JSON: write {\"configList\": [{\"resourceName\": …}]}".to_owned()
     } else if text.contains('\'') {
         "strings in JSON have double quotes".to_owned()
     } else {
         "correct the file at the named line".to_owned()
     }
+}
+
+/// Whether the first line that is no comment is a key of YAML.
+fn is_yaml(text: &str) -> bool {
+    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#') && *line != "---");
+    let key = first.and_then(|line| line.split_once(':')).map(|(key, _)| key.trim_start_matches("- "));
+    key.is_some_and(|key| !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'))
 }
 
 /// Why kubelet refuses a prefix: it has to be a DNS subdomain outside Kubernetes' own.
@@ -515,8 +590,12 @@ fn prefix_error(prefix: &str) -> Option<&'static str> {
     if prefix.contains('_') {
         return Some("has an underscore, and a domain has none");
     }
-    if prefix.contains("kubernetes.io") {
+    // kubelet looks for "kubernetes.io/" in the whole name, and for "requests." at its beginning.
+    if prefix.ends_with("kubernetes.io") {
         return Some("is reserved for Kubernetes");
+    }
+    if prefix.starts_with("requests.") {
+        return Some("begins like a quota's name");
     }
     if prefix.len() > 253 - "requests.".len() || !prefix.split('.').all(label) {
         return Some("is no domain in lower case");

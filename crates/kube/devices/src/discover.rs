@@ -56,6 +56,7 @@ struct GroupKey {
     link: HcaLink,
     is_bond: bool,
     is_virtual: bool,
+    /// 0 while no HCA of the kind has an active port.
     rate: u64,
     ids: (Option<String>, Option<String>),
 }
@@ -69,6 +70,16 @@ impl GroupKey {
             rate: hca.rate_gbps.map_or(0, |r| r as u64),
             ids: (hca.vendor.clone(), hca.device_id.clone()),
         }
+    }
+
+    /// The key with a rate, for an HCA without an active port: that of the fastest HCA that is the same otherwise.
+    fn with_rate_of(mut self, hcas: impl Iterator<Item = GroupKey>) -> Self {
+        if self.rate == 0 {
+            let fastest =
+                hcas.filter(|other| GroupKey { rate: 0, ..other.clone() } == self).map(|other| other.rate).max();
+            self.rate = fastest.unwrap_or(0);
+        }
+        self
     }
 
     fn base_name(&self) -> String {
@@ -108,7 +119,10 @@ pub fn discover(nodes: &[NodeHcas], slots: u32) -> DiscoveryReport {
                 Some(why) => {
                     left_out.push(LeftOutHca { node: node.label().to_owned(), hca: hca.name.clone(), why });
                 }
-                None => by_key.entry(GroupKey::of(hca)).or_default().push((index, hca)),
+                None => {
+                    let all = nodes.iter().flat_map(|node| &node.hcas).map(GroupKey::of);
+                    by_key.entry(GroupKey::of(hca).with_rate_of(all)).or_default().push((index, hca));
+                }
             }
         }
     }
@@ -136,10 +150,21 @@ pub fn discover(nodes: &[NodeHcas], slots: u32) -> DiscoveryReport {
             true => format!("{} select exactly these on every node", used.join(", ")),
             false => format!("no selectors select exactly these; {} also select others", used.join(", ")),
         };
+        let needs_interface = members.iter().any(|(_, hca)| hca.needs_interface());
+        let chance = match needs_interface && most > 1 {
+            true => {
+                "; a pod that requests fewer than all may get one that it has no interface on: give pods the interfaces of \
+                 all, or make an entry for each HCA with ifNames"
+            }
+            false => "",
+        };
         groups.push(ResourceGroup {
             resource: format!("rdma/{name}"),
             hcas,
-            why: format!("{}; {how}; rdmaHcaMax is {slots} for each of the {most} HCAs of a node", key.reason()),
+            why: format!(
+                "{}; {how}; rdmaHcaMax is {slots} for each of the {most} HCAs of a node{chance}",
+                key.reason()
+            ),
             numa_nodes: members.iter().filter_map(|(_, h)| h.numa_node).collect(),
         });
         if most > 1 {

@@ -64,7 +64,7 @@ pub struct Hca {
     pub interfaces: Vec<String>,
     /// The bonds among them.
     pub bonds: Vec<String>,
-    /// Rate of its fastest port in Gb/s.
+    /// Rate of its fastest active port in Gb/s: a port that is down shows the lowest rate, not its own.
     pub rate_gbps: Option<f64>,
     /// States of its ports, in order.
     pub port_states: Vec<PortState>,
@@ -104,6 +104,12 @@ impl Hca {
             return Some(format!("no port is active: {}", states.join(", ")));
         }
         None
+    }
+
+    /// Whether pods reach it only by an interface of it in their network namespace: its GIDs are made of the interface's
+    /// addresses.
+    pub fn needs_interface(&self) -> bool {
+        matches!(self.link, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed)
     }
 
     /// `mlx5_0 (InfiniBand, 400 Gb/s, 15b3:1021)`.
@@ -214,7 +220,8 @@ fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca 
     let pci = device.pci.as_ref();
     let hex = |id: Option<u16>| id.map(|id| format!("{id:04x}"));
     let (interfaces, bonds) = interfaces_of(facts, device);
-    let rate = device.ports.iter().filter_map(|p| p.rate.as_ref().map(|r| r.gbps)).max_by(f64::total_cmp);
+    let active = device.ports.iter().filter(|p| p.state == PortState::Active);
+    let rate = active.filter_map(|p| p.rate.as_ref().map(|r| r.gbps)).max_by(f64::total_cmp);
     let is_virtual = pci.is_some_and(|p| p.physical.is_some() || p.model().is_some_and(|m| m.is_virtual));
     let mut hca = Hca {
         name: device.name.clone(),

@@ -29,7 +29,7 @@ impl JsonNode {
             JsonNode::Null => "null",
             JsonNode::Bool(_) => "true or false",
             JsonNode::Integer(_) => "a number",
-            JsonNode::Float(_) => "a number that is not whole",
+            JsonNode::Float(_) => "a number with a fraction or an exponent",
             JsonNode::Text(_) => "a string",
             JsonNode::Array(_) => "a list",
             JsonNode::Object(_) => "an object",

@@ -124,7 +124,11 @@ fn lint_entry(
                 false => (Severity::Info, "does not exist on this node"),
             };
             let evidence = format!("ifNames: {value} {why}");
-            add(id::K8S_NO_MATCH, severity, evidence, "correct the name, or remove it".to_owned());
+            let remedy = match other_case(value, node) {
+                Some(name) => format!("names are compared with their case: write \"{name}\""),
+                None => "correct the name, or remove it".to_owned(),
+            };
+            add(id::K8S_NO_MATCH, severity, evidence, remedy);
         }
         let through = selected.iter().find(|h| h.bonds.contains(value));
         if let Some(hca) = through {
@@ -136,6 +140,15 @@ fn lint_entry(
             let member = hca.interfaces.iter().find(|i| !hca.bonds.contains(i)).cloned().unwrap_or_default();
             add(id::K8S_SELECTOR, Severity::Info, evidence, format!("for use with both, name the member {member}"));
         }
+    }
+    let without: Vec<&str> =
+        selected.iter().filter(|hca| hca.interfaces.is_empty()).map(|hca| hca.name.as_str()).collect();
+    if !without.is_empty() && !resource.selectors.values(SelectorKey::LinkTypes).is_empty() {
+        let evidence = format!(
+            "linkTypes: {} without an interface; the reference takes the link type of the interface and selects none",
+            without.join(", ")
+        );
+        add(id::K8S_SELECTOR, Severity::Info, evidence, "for use with both, load ib_ipoib".to_owned());
     }
     let links: BTreeSet<HcaLink> = selected.iter().map(|h| h.link).collect();
     if links.len() > 1 {
@@ -178,15 +191,25 @@ fn lint_entry(
         }
     }
     if selected.len() > 1 && resource.slots > 0 {
-        add(
-            id::K8S_ONE_HCA,
-            Severity::Info,
-            format!(
-                "a pod that requests 1 gets one HCA of {}; the reference gives every pod all of them",
-                selected.len()
-            ),
-            format!("pods that use all rails request {}: {}", resource.resource(), selected.len()),
+        let all = format!("{}: {}", resource.resource(), selected.len());
+        let what = format!(
+            "a pod that requests 1 gets one HCA of {}; the reference gives every pod all of them",
+            selected.len()
         );
+        match selected.iter().any(|hca| hca.needs_interface()) {
+            true => {
+                let evidence = format!(
+                    "{what}. They are on Ethernet: a pod with fewer slots than HCAs may get one that it has no interface \
+                     on, and all GIDs are zero there"
+                );
+                let remedy = format!(
+                    "pods request {all} and have an attachment for each; or {}",
+                    entries_per_hca(resource, selected)
+                );
+                add(id::K8S_ONE_HCA, Severity::Warning, evidence, remedy);
+            }
+            false => add(id::K8S_ONE_HCA, Severity::Info, what, format!("pods that use all rails request {all}")),
+        }
     }
     let names: Vec<&str> = selected.iter().map(|h| h.name.as_str()).collect();
     let table = SlotTable::divide(&names, resource.slots);
@@ -209,6 +232,23 @@ fn lint_entry(
             format!("raise rdmaHcaMax to at least {}", selected.len()),
         );
     }
+}
+
+/// The remedy that gives each HCA a resource of its own.
+pub fn entries_per_hca(resource: &ResourceConfig, hcas: &[&Hca]) -> String {
+    let entry = |hca: &&Hca| {
+        let interface = hca.interfaces.first().map_or("INTERFACE", String::as_str);
+        let name = hca.bonds.first().map_or(interface, String::as_str);
+        let word: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+        format!("{}_{word} with ifNames [\"{interface}\"]", resource.name)
+    };
+    format!("make an entry for each: {}", hcas.iter().map(entry).collect::<Vec<_>>().join(", "))
+}
+
+/// The interface of the node whose name differs in case only.
+fn other_case<'a>(name: &str, node: &'a NodeHcas) -> Option<&'a str> {
+    let mut others = node.interfaces.iter().map(String::as_str);
+    others.find(|other| *other != name && other.eq_ignore_ascii_case(name))
 }
 
 /// Why an entry matches nothing: the HCA that passes the most selectors, and the selector that excludes it.
@@ -250,6 +290,9 @@ fn interface_remedy(wanted: &[String], node: &NodeHcas) -> String {
     for name in wanted {
         if node.interfaces.contains(name) {
             return format!("{name} exists and has no RDMA device; those that have one: {}", with_hca.join(", "));
+        }
+        if let Some(other) = other_case(name, node) {
+            return format!("names are compared with their case: write \"{other}\"");
         }
         if let Some(near) = nearest_word(name, with_hca.iter().copied()) {
             return format!("did you mean \"{near}\"? Interfaces with an RDMA device: {}", with_hca.join(", "));

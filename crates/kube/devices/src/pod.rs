@@ -3,6 +3,7 @@
 
 use crate::config::{PluginConfig, ResourceConfig};
 use crate::hca::{Hca, HcaLink, NodeHcas};
+use crate::lint::entries_per_hca;
 use crate::select::select_hcas;
 use crate::verify::MEMLOCK_REMEDY;
 use serde_json::Value;
@@ -93,6 +94,17 @@ impl PodManifest {
     }
 }
 
+/// What a container requests, on a node that has it.
+struct NodeRequest<'a> {
+    /// The container.
+    subject: String,
+    resource: &'a ResourceConfig,
+    count: u64,
+    node: &'a NodeHcas,
+    /// The HCAs that it may get there.
+    hcas: Vec<&'a Hca>,
+}
+
 struct PodExamination<'a> {
     pod: &'a PodObject,
     manifest: &'a PodManifest,
@@ -100,7 +112,7 @@ struct PodExamination<'a> {
     findings: &'a mut Vec<HostFinding>,
 }
 
-impl PodExamination<'_> {
+impl<'a> PodExamination<'a> {
     fn add(
         &mut self,
         id: &'static str,
@@ -116,7 +128,7 @@ impl PodExamination<'_> {
         let spec = &self.pod.spec;
         let lists = ["initContainers", "containers"].into_iter().filter_map(|list| spec[list].as_array());
         let containers: Vec<&Value> = lists.flatten().collect();
-        let mut links = BTreeSet::new();
+        let mut node_requests = Vec::new();
         let mut requesting = 0;
         for container in &containers {
             let name = container["name"].as_str().unwrap_or("unnamed");
@@ -127,20 +139,31 @@ impl PodExamination<'_> {
             }
             requesting += 1;
             for (resource, count) in requests {
-                links.extend(self.check_request(&subject, &resource, count));
+                node_requests.extend(self.check_request(&subject, &resource, count));
             }
             self.check_memlock(container, &subject);
         }
-        if requesting == 0 {
+        // A privileged container has all device nodes without a request.
+        if requesting == 0 && !containers.iter().any(|container| is_privileged(container)) {
             let known: Vec<String> = self.context.config.resources.iter().map(ResourceConfig::resource).collect();
             let evidence = "no container requests an RDMA resource, so none gets a device node".to_owned();
             let remedy = format!("write resources: {{limits: {{{}: 1}}}}", known.first().map_or("rdma/NAME", |n| n));
             let label = self.pod.label.clone();
             self.add(id::K8S_POD_REQUEST, Severity::Error, &label, evidence, remedy);
         } else {
-            self.check_network(&links);
+            self.check_network(&node_requests);
         }
         self.check_devices(&containers);
+    }
+
+    /// `the configuration has rdma/ib, rdma/roce`.
+    fn known_resources(&self) -> String {
+        let known: Vec<String> = self.context.config.resources.iter().map(ResourceConfig::resource).collect();
+        match known.is_empty() {
+            true => "the configuration has no resource: no node here has an RDMA device (`spurline k8s discover`)"
+                .to_owned(),
+            false => format!("the configuration has {}", known.join(", ")),
+        }
     }
 
     /// The RDMA resources of a container, from `limits`.
@@ -177,30 +200,29 @@ impl PodExamination<'_> {
         found
     }
 
-    /// Compares a request with the configuration and the nodes; gives the links of its HCAs.
-    fn check_request(&mut self, subject: &str, resource: &str, count: u64) -> BTreeSet<HcaLink> {
+    /// Compares a request with the configuration and the nodes; gives what it may get on each.
+    fn check_request(&mut self, subject: &str, resource: &str, count: u64) -> Vec<NodeRequest<'a>> {
         let context = self.context;
         let Some(config) = context.config.resources.iter().find(|r| r.resource() == resource) else {
             let known: Vec<String> = context.config.resources.iter().map(ResourceConfig::resource).collect();
             let near = nearest_word(resource, known.iter().map(String::as_str));
             let remedy = match near {
                 Some(near) => format!("did you mean {near}? The configuration has {}", known.join(", ")),
-                None => format!("the configuration has {}", known.join(", ")),
+                None => self.known_resources(),
             };
             let evidence = format!("no entry of the configuration makes {resource}: the pod stays Pending");
             self.add(id::K8S_POD_REQUEST, Severity::Error, subject, evidence, remedy);
-            return BTreeSet::new();
+            return Vec::new();
         };
         if count > u64::from(config.slots) {
             let evidence =
                 format!("it requests {count} {resource}, and a node has {} slots: it stays Pending", config.slots);
             self.add(id::K8S_POD_REQUEST, Severity::Error, subject, evidence, "request fewer, or raise rdmaHcaMax");
         }
-        let mut links = BTreeSet::new();
-        let mut fitting = 0;
+        let mut requests = Vec::new();
         for node in &context.nodes {
             let hcas = select_hcas(node, &config.selectors);
-            let usable: Vec<&&Hca> = hcas.iter().filter(|h| h.obstacle().is_none()).collect();
+            let usable: Vec<&Hca> = hcas.iter().copied().filter(|h| h.obstacle().is_none()).collect();
             if usable.is_empty() {
                 let why = match hcas.first().and_then(|h| Some((h, h.obstacle()?))) {
                     Some((hca, why)) => format!("{} there is unhealthy: {why}", hca.name),
@@ -210,8 +232,6 @@ impl PodExamination<'_> {
                 self.add(id::K8S_NO_MATCH, Severity::Info, subject, evidence, "the pod is not placed there");
                 continue;
             }
-            fitting += 1;
-            links.extend(usable.iter().map(|h| h.link));
             let names: Vec<String> = usable.iter().map(|h| h.describe()).collect();
             if count > usable.len() as u64 {
                 let evidence = format!(
@@ -226,8 +246,9 @@ impl PodExamination<'_> {
             let evidence =
                 format!("on {} it gets {} of {}", node.label(), count.min(usable.len() as u64), names.join(", "));
             self.add(id::K8S_MATCH, Severity::Info, subject, evidence, "none needed");
+            requests.push(NodeRequest { subject: subject.to_owned(), resource: config, count, node, hcas: usable });
         }
-        if fitting == 0 {
+        if requests.is_empty() {
             let evidence = format!("no node has a usable {resource}: the pod stays Pending");
             self.add(
                 id::K8S_POD_REQUEST,
@@ -237,7 +258,7 @@ impl PodExamination<'_> {
                 "`spurline k8s lint` says why on each node",
             );
         }
-        links
+        requests
     }
 
     fn check_memlock(&mut self, container: &Value, subject: &str) {
@@ -245,10 +266,9 @@ impl PodExamination<'_> {
         let of_either = |key: &str| if own[key].is_null() { shared[key].clone() } else { own[key].clone() };
         let user = of_either("runAsUser").as_u64();
         let is_other = user.is_some_and(|u| u != 0) || (user.is_none() && of_either("runAsNonRoot") == true);
-        let is_privileged = own["privileged"] == true;
         let added: Vec<&str> =
             own["capabilities"]["add"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let may_lock = is_privileged || added.iter().any(|c| matches!(*c, "IPC_LOCK" | "ALL"));
+        let may_lock = is_privileged(container) || added.iter().any(|c| matches!(*c, "IPC_LOCK" | "ALL"));
         let limits = format!("raise the limit for any user: {MEMLOCK_REMEDY}");
         if added.contains(&"CAP_IPC_LOCK") {
             let evidence = "capabilities.add has CAP_IPC_LOCK, and names have no CAP_ there".to_owned();
@@ -268,13 +288,14 @@ impl PodExamination<'_> {
         }
     }
 
-    fn check_network(&mut self, links: &BTreeSet<HcaLink>) {
+    fn check_network(&mut self, requests: &[NodeRequest<'a>]) {
         let label = self.pod.label.clone();
+        let links: BTreeSet<HcaLink> = requests.iter().flat_map(|r| &r.hcas).map(|hca| hca.link).collect();
         if self.pod.spec["hostNetwork"] == true || links.is_empty() {
             return;
         }
         let networks = network_names(&self.pod.annotations[NETWORKS]);
-        let needs_address = links.iter().any(|l| matches!(l, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed));
+        let needs_address = requests.iter().flat_map(|r| &r.hcas).any(|hca| hca.needs_interface());
         if networks.is_empty() {
             if needs_address {
                 let evidence =
@@ -294,18 +315,94 @@ impl PodExamination<'_> {
             }
             return;
         }
+        let mut masters = Vec::new();
         for name in networks {
             let Some(config) = self.manifest.attachments.get(&name) else {
                 let evidence = format!("the attachment {name} is not in this file and was not checked");
                 let remedy = "append it to the file: kubectl get network-attachment-definition NAME -o yaml";
                 self.add(id::K8S_POD_NETWORK, Severity::Info, &label, evidence, remedy);
+                masters.push(None);
                 continue;
             };
-            self.check_attachment(&label, &name, &config.clone());
+            masters.push(self.check_attachment(&label, &name, &config.clone()));
+        }
+        // Of an attachment that is not known, or is wrong, it can't be said where it leads.
+        if let Some(masters) = masters.into_iter().collect::<Option<Vec<String>>>() {
+            self.check_interfaces(requests, &masters);
         }
     }
 
-    fn check_attachment(&mut self, label: &str, name: &str, config: &Value) {
+    /// Compares the interfaces that the pod's attachments are on with the HCAs that it may get.
+    fn check_interfaces(&mut self, requests: &[NodeRequest<'a>], masters: &[String]) {
+        let is_attached = |hca: &Hca| hca.interfaces.iter().any(|interface| masters.contains(interface));
+        let names = |hcas: &[&Hca]| hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>().join(", ");
+        for request in requests {
+            let (attached, bare): (Vec<&Hca>, Vec<&Hca>) = request.hcas.iter().partition(|hca| is_attached(hca));
+            let node = request.node.label();
+            let resource = request.resource.resource();
+            if bare.is_empty() {
+                continue;
+            }
+            if !bare.iter().any(|hca| hca.needs_interface()) {
+                let evidence = format!(
+                    "on {node} it may get {}, and has no interface on it: verbs with LIDs work there, rdma_cm and IP \
+                     addresses do not",
+                    names(&bare)
+                );
+                let remedy = "none for programs that exchange LIDs (MPI, NCCL, perftest); else attach those, too";
+                self.add(id::K8S_POD_NETWORK, Severity::Info, &request.subject, evidence, remedy);
+                continue;
+            }
+            let masters_of = |hcas: &[&Hca]| {
+                let all = hcas.iter().filter_map(|hca| hca.bonds.first().or(hca.interfaces.first()));
+                all.map(String::as_str).collect::<Vec<_>>().join(", ")
+            };
+            if attached.is_empty() {
+                let is_served = |other: &NodeRequest<'_>| {
+                    other.subject == request.subject
+                        && other.resource == request.resource
+                        && other.hcas.iter().any(|hca| is_attached(hca))
+                };
+                let severity = if requests.iter().any(is_served) { Severity::Warning } else { Severity::Error };
+                let evidence = format!(
+                    "its attachments are on {}, and none of the HCAs that {resource} gives on {node} is there ({}): all \
+                     GIDs are zero in the pod",
+                    masters.join(", "),
+                    names(&bare)
+                );
+                let remedy = format!("attach a macvlan or ipvlan on {}", masters_of(&bare));
+                self.add(id::K8S_POD_NETWORK, severity, &request.subject, evidence, remedy);
+                continue;
+            }
+            let all = request.hcas.len();
+            let (evidence, remedy) = if request.count < all as u64 {
+                let evidence = format!(
+                    "on {node} it gets {} of {all} HCAs of {resource} and has an interface on {} only: with {} all GIDs \
+                     are zero in the pod",
+                    request.count,
+                    names(&attached),
+                    names(&bare)
+                );
+                let remedy = format!(
+                    "request {resource}: {all} and attach {}, too; or {}, and request those that the attachments are on",
+                    masters_of(&bare),
+                    entries_per_hca(request.resource, &request.hcas)
+                );
+                (evidence, remedy)
+            } else {
+                let evidence = format!(
+                    "on {node} it gets all HCAs of {resource} and has no interface on {}: all GIDs of it are zero in the \
+                     pod",
+                    names(&bare)
+                );
+                (evidence, format!("attach {}, too, or use the others only", masters_of(&bare)))
+            };
+            self.add(id::K8S_POD_NETWORK, Severity::Warning, &request.subject, evidence, remedy);
+        }
+    }
+
+    /// Examines an attachment; gives the interface that it is on, where that is known and right.
+    fn check_attachment(&mut self, label: &str, name: &str, config: &Value) -> Option<String> {
         // A list of plugins has its first one in charge of the interface.
         let first = if config["plugins"].is_array() { &config["plugins"][0] } else { config };
         let kind = first["type"].as_str().unwrap_or_default();
@@ -334,13 +431,16 @@ impl PodExamination<'_> {
                 let evidence = format!("attachment {name} is a {kind}: its interface is not on an RDMA device");
                 self.add(id::K8S_POD_NETWORK, Severity::Error, label, evidence, "use macvlan, ipvlan or ipoib");
             }
+            ("macvlan" | "ipvlan" | "ipoib" | "vlan", Some(_)) => return Some(master.to_owned()),
+            ("host-device", _) => return first["device"].as_str().map(str::to_owned),
             _ => {}
         }
+        None
     }
 
     fn check_devices(&mut self, containers: &[&Value]) {
         let label = self.pod.label.clone();
-        for container in containers.iter().filter(|c| c["securityContext"]["privileged"] == true) {
+        for container in containers.iter().filter(|container| is_privileged(container)) {
             let name = container["name"].as_str().unwrap_or("unnamed");
             let evidence = format!("container {name} is privileged: it can open every RDMA device of the node");
             let remedy = "remove privileged; IPC_LOCK and the requested device nodes are enough";
@@ -358,6 +458,10 @@ impl PodExamination<'_> {
             }
         }
     }
+}
+
+fn is_privileged(container: &Value) -> bool {
+    container["securityContext"]["privileged"] == true
 }
 
 /// A whole number, also as a text.

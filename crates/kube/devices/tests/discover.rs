@@ -80,6 +80,30 @@ fn one_configuration_serves_nodes_that_differ() {
 }
 
 #[test]
+fn a_rail_that_is_down_stays_in_its_resource() {
+    let mut made = hosts::gb200();
+    let port = "sys/devices/pci0002:03/0002:03:00.0/infiniband/mlx5_1/ports/1";
+    assert!(made.files.contains_key(&format!("{port}/rate")), "{:?}", made.files.keys());
+    made.put(&format!("{port}/state"), "1: DOWN").put(&format!("{port}/rate"), "10 Gb/sec (4X SDR)");
+    let node = node(&made);
+    let report = discover(std::slice::from_ref(&node), 64);
+    let names: Vec<&str> = report.groups.iter().map(|g| g.resource.as_str()).collect();
+    assert_eq!(names, ["rdma/ib", "rdma/roce_bond"]);
+    assert_eq!(report.groups[0].hcas["gb200-01"].len(), 4);
+    assert!(report.notes.iter().any(|n| n.contains("mlx5_1 on gb200-01 has no active port")), "{:?}", report.notes);
+    let findings = lint_config(&report.config.to_string(), "config.json", &node);
+    assert!(findings.iter().all(|f| f.id != "K8S-MIXED-HCAS"), "{findings:?}");
+}
+
+#[test]
+fn rails_on_ethernet_share_a_resource_whose_reason_names_the_chance() {
+    let report = discover(&[node(&hosts::gb200())], 8);
+    let why = |resource: &str| &report.groups.iter().find(|g| g.resource == resource).unwrap().why;
+    assert!(why("rdma/roce_bond").contains("may get one that it has no interface on"), "{}", why("rdma/roce_bond"));
+    assert!(!why("rdma/ib").contains("no interface"), "{}", why("rdma/ib"));
+}
+
+#[test]
 fn an_hca_without_a_device_node_is_left_out_with_its_reason() {
     let mut made = hosts::roce_jumbo();
     made.remove("sys/class/infiniband_verbs");

@@ -61,6 +61,20 @@ fn gb200_without_cm() -> Made {
     made
 }
 
+fn gb200_without_ipoib() -> Made {
+    let mut made = hosts::gb200();
+    for (directory, net) in [
+        ("0000:03:00.0", "ibp3s0"),
+        ("0002:03:00.0", "ibP2p3s0"),
+        ("0010:03:00.0", "ibP16p3s0"),
+        ("0012:03:00.0", "ibP18p3s0"),
+    ] {
+        made.remove(&format!("sys/devices/pci{}/{directory}/net/{net}", &directory[..7]));
+        made.remove(&format!("sys/class/net/{net}"));
+    }
+    made
+}
+
 fn roce_with_vlan() -> Made {
     let mut made = hosts::roce_jumbo();
     made.net(
@@ -127,6 +141,40 @@ fn syntax_cases() -> Vec<LintCase> {
             vec![("K8S-CONFIG-KEY", I, "periodicUpdateInterval is 0")],
         ),
         case(
+            "interval without end",
+            gb200,
+            select("\"linkTypes\": [\"infiniband\"]").replacen(
+                '{',
+                "{\"periodicUpdateInterval\": 9223372036854775807, ",
+                1,
+            ),
+            vec![("K8S-CONFIG-KEY", W, "more than a year")],
+        ),
+        case(
+            "a ConfigMap as JSON",
+            gb200,
+            "{\"apiVersion\": \"v1\", \"kind\": \"ConfigMap\", \"data\": {\"config.json\": \"{}\"}}".into(),
+            vec![("K8S-CONFIG-FILE", E, "an object of Kubernetes")],
+        ),
+        case(
+            "the SR-IOV plugin's file",
+            gb200,
+            "{\"resourceList\": [{\"resourceName\": \"x\"}]}".into(),
+            vec![("K8S-CONFIG-FILE", E, "SR-IOV network device plugin")],
+        ),
+        case(
+            "an entry without its list",
+            gb200,
+            "{\"resourceName\": \"x\", \"rdmaHcaMax\": 1}".into(),
+            vec![("K8S-CONFIG-FILE", E, "without the list around it")],
+        ),
+        case(
+            "YAML",
+            gb200,
+            "# devices\nconfigList:\n- resourceName: x\n".into(),
+            vec![("K8S-CONFIG-FILE", E, "this is YAML")],
+        ),
+        case(
             "an unknown key",
             gb200,
             select("\"linkTypes\": [\"infiniband\"]").replace("rdmaHcaMax", "rdmaHCAmaximum"),
@@ -156,7 +204,18 @@ fn syntax_cases() -> Vec<LintCase> {
             "a key twice",
             gb200,
             select("\"linkTypes\": [\"ether\"], \"linkTypes\": [\"infiniband\"]"),
-            vec![("K8S-CONFIG-KEY", W, "given twice"), ("K8S-MATCH", I, "mlx5_0 (InfiniBand")],
+            vec![("K8S-CONFIG-KEY", W, "given twice: the last one counts"), ("K8S-MATCH", I, "mlx5_0 (InfiniBand")],
+        ),
+        case(
+            "an object twice",
+            gb200,
+            select("\"vendors\": [\"15b3\"]")
+                .replace("\"rdmaHcaMax\"", "\"selectors\": {\"linkTypes\": [\"ether\"]}, \"rdmaHcaMax\""),
+            vec![
+                ("K8S-CONFIG-KEY", W, "both count together"),
+                ("K8S-HCA-UNCLAIMED", I, "mlx5_0"),
+                ("K8S-MATCH", I, "mlx5_bond_0"),
+            ],
         ),
         case(
             "numbers as vendors",
@@ -209,6 +268,19 @@ fn entry_cases() -> Vec<LintCase> {
         ),
         case("a reserved prefix", gb200, prefixed("kubernetes.io"), vec![("K8S-RESOURCE-NAME", E, "reserved")]),
         case("a prefix in capitals", gb200, prefixed("Example.com"), vec![("K8S-RESOURCE-NAME", E, "lower case")]),
+        case(
+            "below a reserved prefix",
+            gb200,
+            prefixed("example.kubernetes.io"),
+            vec![("K8S-RESOURCE-NAME", E, "reserved")],
+        ),
+        case("not below it", gb200, prefixed("kubernetes.io.example.com"), vec![("K8S-MATCH", I, "mlx5_0")]),
+        case(
+            "a quota's prefix",
+            gb200,
+            prefixed("requests.example.com"),
+            vec![("K8S-RESOURCE-NAME", E, "a quota's name")],
+        ),
         case("a domain as prefix", gb200, prefixed("nvidia.com"), vec![("K8S-MATCH", I, "mlx5_0")]),
         case("one name twice", gb200, two("", ""), vec![("K8S-RESOURCE-NAME", E, "same resource name and prefix")]),
         case(
@@ -222,7 +294,13 @@ fn entry_cases() -> Vec<LintCase> {
         case("zero", gb200, slots("\"rdmaHcaMax\": 0, "), vec![("K8S-SLOTS", W, "rdmaHcaMax is 0")]),
         case("negative", gb200, slots("\"rdmaHcaMax\": -5, "), vec![("K8S-SLOTS", E, "negative")]),
         case("a text", gb200, slots("\"rdmaHcaMax\": \"1000\", "), vec![("K8S-SLOTS", E, "a string")]),
-        case("a fraction", gb200, slots("\"rdmaHcaMax\": 10.5, "), vec![("K8S-SLOTS", E, "not whole")]),
+        case("a fraction", gb200, slots("\"rdmaHcaMax\": 10.5, "), vec![("K8S-SLOTS", E, "a fraction")]),
+        case(
+            "an exponent",
+            gb200,
+            slots("\"rdmaHcaMax\": 1e3, "),
+            vec![("K8S-SLOTS", E, "exponent, not a whole number")],
+        ),
         case("too large", gb200, slots("\"rdmaHcaMax\": 99999999999, "), vec![("K8S-SLOTS", E, "too large")]),
         case(
             "more than a message holds",
@@ -318,6 +396,18 @@ fn selector_cases() -> Vec<LintCase> {
             vec![("K8S-NO-MATCH", W, "did you mean \"ibp3s0\"?")],
         ),
         case(
+            "another case",
+            gb200,
+            select("\"ifNames\": [\"IBP3S0\"]"),
+            vec![("K8S-NO-MATCH", W, "with their case: write \"ibp3s0\"")],
+        ),
+        case(
+            "another case beside a name that fits",
+            gb200,
+            select("\"ifNames\": [\"ibp3s0\", \"IBp2P3S0\"]"),
+            vec![("K8S-NO-MATCH", I, "write \"ibP2p3s0\"")],
+        ),
+        case(
             "an interface without RDMA",
             hosts::efa,
             select("\"ifNames\": [\"ens5\"]"),
@@ -358,6 +448,13 @@ fn node_cases() -> Vec<LintCase> {
     vec![
         case("mixed links", gb200, all(), vec![("K8S-MIXED-HCAS", W, "InfiniBand and RoCE")]),
         case("one HCA for a slot", gb200, ib(), vec![("K8S-ONE-HCA", I, "one HCA of 4"), ("K8S-HCA-UNCLAIMED", I, "mlx5_bond_0")]),
+        case(
+            "one HCA for a slot on Ethernet",
+            gb200,
+            select("\"linkTypes\": [\"ether\"]"),
+            vec![("K8S-ONE-HCA", W, "one HCA of 2"), ("K8S-ONE-HCA", W, "x_bond0 with ifNames [\"enP6p3s0f0np0\"]")],
+        ),
+        case("InfiniBand without IPoIB", gb200_without_ipoib, ib(), vec![("K8S-SELECTOR", I, "load ib_ipoib"), ("K8S-MATCH", I, "mlx5_0")]),
         case(
             "two entries for one HCA",
             gb200,

@@ -8,7 +8,7 @@ use spurline_fabric::Severity::{Error as E, Info as I, Warning as W};
 use spurline_fabric::{HostTree, Severity, TreeEntry};
 use spurline_kube_devices::advise::{PodIsolation, RdmaUse, advise};
 use spurline_kube_devices::discover::discover;
-use spurline_kube_devices::{NodeHcas, PodContext, explain_pods, read_config};
+use spurline_kube_devices::{NodeHcas, PluginConfig, PodContext, explain_pods, read_config};
 use std::collections::BTreeMap;
 
 fn node(made: &Made) -> NodeHcas {
@@ -82,6 +82,11 @@ fn what_a_pod_gets_and_why_not() {
     );
     check("not YAML", "a: [", c, "K8S-POD-REQUEST", E, "not YAML");
     check("no pod", "kind: Service", c, "K8S-POD-REQUEST", E, "no pod");
+    let no_request = privileged.replace("rdma/ib: 4", "cpu: 4");
+    let found = explain_pods(&no_request, "pod.yaml", c);
+    assert!(found.iter().all(|f| f.id == "K8S-POD-DEVICES"), "privileged without a request: {found:#?}");
+    let none = PodContext { config: PluginConfig { update_interval: None, resources: Vec::new() }, nodes: Vec::new() };
+    check("no resource at all", GOOD, &none, "K8S-POD-REQUEST", E, "the configuration has no resource");
     let plain = PodContext { nodes: vec![node(&hosts::plain())], ..gb200.clone() };
     check("a node without", GOOD, &plain, "K8S-POD-REQUEST", E, "no node has a usable rdma/ib");
 }
@@ -123,6 +128,75 @@ spec:
     check("host network", &host, &gb200, "K8S-MATCH", I, "mlx5_bond_0");
 }
 
+/// A pod with a request, and macvlans or IPoIB children on interfaces.
+fn attached(request: &str, masters: &[&str]) -> String {
+    let names: Vec<String> = masters.iter().map(|m| format!("on-{}", m.to_lowercase())).collect();
+    let networks = names.join(",");
+    let mut text = GOOD.replace("{rdma/ib: 4}", request).replace(
+        "{name: train}",
+        &format!("{{name: train, annotations: {{k8s.v1.cni.cncf.io/networks: '{networks}'}}}}"),
+    );
+    for (name, master) in names.iter().zip(masters) {
+        let kind = if master.starts_with("ib") { "ipoib" } else { "macvlan" };
+        text += &format!(
+            "---\napiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {{name: {name}}}\n\
+             spec:\n  config: '{{\"type\": \"{kind}\", \"master\": \"{master}\"}}'\n"
+        );
+    }
+    text
+}
+
+#[test]
+fn attachments_are_compared_with_the_hcas_that_a_pod_may_get() {
+    let gb200 = context(&hosts::gb200());
+    let case = |request: &str, masters: &[&str], severity, part: &str| {
+        let what = format!("{request} on {masters:?}");
+        check(&what, &attached(request, masters), &gb200, "K8S-POD-NETWORK", severity, part);
+    };
+    case(
+        "{rdma/roce_bond: 1}",
+        &["bond0"],
+        W,
+        "gets 1 of 2 HCAs of rdma/roce_bond and has an interface on mlx5_bond_0 only",
+    );
+    case("{rdma/roce_bond: 1}", &["bond1"], W, "with mlx5_bond_0 all GIDs are zero");
+    // The remedy names a resource per rail.
+    case("{rdma/roce_bond: 1}", &["bond0"], W, "roce_bond_bond1 with ifNames [\"enP22p3s0f0np0\"]");
+    case(
+        "{rdma/roce_bond: 2}",
+        &["bond0"],
+        W,
+        "it gets all HCAs of rdma/roce_bond and has no interface on mlx5_bond_1",
+    );
+    case("{rdma/roce_bond: 1}", &["ibp3s0"], E, "none of the HCAs that rdma/roce_bond gives on gb200-01 is there");
+    case("{rdma/ib: 1}", &["ibp3s0"], I, "it may get mlx5_1, mlx5_4, mlx5_5");
+    let quiet = |request: &str, masters: &[&str]| {
+        let found = explain_pods(&attached(request, masters), "pod.yaml", &gb200);
+        assert!(found.iter().all(|f| f.id == "K8S-MATCH"), "{request} on {masters:?}: {found:#?}");
+    };
+    quiet("{rdma/roce_bond: 1}", &["bond0", "bond1"]);
+    quiet("{rdma/roce_bond: 2}", &["bond1", "bond0"]);
+    quiet("{rdma/ib: 4}", &["ibp3s0", "ibP2p3s0", "ibP16p3s0", "ibP18p3s0"]);
+    // With an entry for each rail the same pod has nothing to fear.
+    let entry = |name: &str, interface: &str| {
+        format!(
+            "{{\"resourceName\": \"{name}\", \"rdmaHcaMax\": 8, \"selectors\": {{\"ifNames\": [\"{interface}\"]}}}}"
+        )
+    };
+    let text = format!("{{\"configList\": [{}, {}]}}", entry("r0", "enP6p3s0f0np0"), entry("r1", "enP22p3s0f0np0"));
+    let split = PodContext { config: read_config(&text, "").config.unwrap(), ..gb200.clone() };
+    let found = explain_pods(&attached("{rdma/r0: 1}", &["bond0"]), "pod.yaml", &split);
+    assert!(found.iter().all(|f| f.id == "K8S-MATCH"), "{found:#?}");
+    check(
+        "the other rail",
+        &attached("{rdma/r1: 1}", &["bond0"]),
+        &split,
+        "K8S-POD-NETWORK",
+        E,
+        "attach a macvlan or ipvlan on bond1",
+    );
+}
+
 #[test]
 fn multus_is_needed_where_addresses_are() {
     let nodes = [node(&hosts::gb200())];
@@ -134,11 +208,58 @@ fn multus_is_needed_where_addresses_are() {
     assert_eq!(answer(RdmaUse::Verbs, shared), [("none", false, 0), ("macvlan", true, 2)]);
     assert_eq!(answer(RdmaUse::ConnectionManager, shared), [("ipoib", true, 4), ("macvlan", true, 2)]);
     assert_eq!(answer(RdmaUse::Verbs, PodIsolation::HostNetwork), [("host-network", false, 0); 2]);
-    assert_eq!(answer(RdmaUse::Verbs, PodIsolation::VirtualFunction), [("sr-iov", true, 1); 2]);
+    assert_eq!(answer(RdmaUse::Verbs, PodIsolation::VirtualFunction), [("sr-iov", true, 2); 2]);
     let roce = advise(&nodes, RdmaUse::Verbs, shared);
     assert!(roce.networks[1].manifests[0].contains("\"master\": \"bond0\""), "{:?}", roce.networks[1]);
     let none = advise(&[node(&hosts::plain())], RdmaUse::Verbs, shared);
     assert!(!none.multus && none.networks.is_empty() && none.notes[0].contains("TCP"));
+}
+
+#[test]
+fn each_rail_has_a_subnet_of_its_own() {
+    let advice = advise(&[node(&hosts::gb200())], RdmaUse::ConnectionManager, PodIsolation::Shared);
+    let manifests: Vec<&String> = advice.networks.iter().flat_map(|n| &n.manifests).collect();
+    let subnets: std::collections::BTreeSet<&str> =
+        manifests.iter().filter_map(|m| m.split("\"range\": \"").nth(1)?.split('"').next()).collect();
+    assert_eq!((manifests.len(), subnets.len()), (6, 6), "{manifests:?}");
+}
+
+#[test]
+fn virtual_functions_are_made_of_what_can_be_divided() {
+    let divide = |made: Made| advise(&[node(&made)], RdmaUse::Verbs, PodIsolation::VirtualFunction);
+    // Two kinds of network on one card of another vendor: two policies, each for its own function.
+    let e810 = divide(hosts::e810());
+    let manifests: Vec<&String> = e810.networks.iter().flat_map(|n| &n.manifests).collect();
+    let names: std::collections::BTreeSet<(&str, &str)> = manifests
+        .iter()
+        .filter_map(|m| Some((m.split("kind: ").nth(1)?.lines().next()?, m.split("name: ").nth(1)?.lines().next()?)))
+        .collect();
+    assert_eq!(
+        names.into_iter().collect::<Vec<_>>(),
+        [
+            ("SriovNetwork", "rdma-iwarp-vf"),
+            ("SriovNetwork", "rdma-roce-vf"),
+            ("SriovNetworkNodePolicy", "rdma-iwarp-vf"),
+            ("SriovNetworkNodePolicy", "rdma-roce-vf"),
+        ]
+    );
+    assert_eq!(manifests.len(), 4);
+    assert!(manifests[0].contains("vendor: \"8086\"\n    pfNames: [\"ens3f1\"]"), "{}", manifests[0]);
+    assert!(manifests.iter().filter(|m| m.contains("{\"type\": \"rdma\"}")).count() == 2, "{manifests:?}");
+    assert!(e810.manifests[0].contains("rdmaMode: exclusive"), "{:?}", e810.manifests);
+    let ib = divide(hosts::gb200());
+    assert!(ib.networks[0].manifests[1].contains("kind: SriovIBNetwork"), "{:?}", ib.networks[0].manifests);
+    assert!(ib.networks[0].manifests[0].contains("linkType: IB"), "{:?}", ib.networks[0].manifests);
+    for (made, reason) in [
+        (hosts::cloud_ipoib(), "virtual functions already"),
+        (hosts::efa(), "no virtual functions can be made"),
+        (hosts::soft_roce(), "no virtual functions can be made"),
+    ] {
+        let advice = divide(made);
+        let network = &advice.networks[0];
+        assert_eq!((network.attachment, network.manifests.len(), advice.manifests.len()), ("none", 0, 0));
+        assert!(network.reasons[0].contains(reason), "{:?}", network.reasons);
+    }
 }
 
 proptest::proptest! {
