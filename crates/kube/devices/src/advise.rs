@@ -66,12 +66,13 @@ pub fn advise(nodes: &[NodeHcas], usage: RdmaUse, isolation: PodIsolation) -> Cl
     let mut subnets = ExampleSubnets::default();
     let networks: Vec<NetworkAdvice> =
         by_link.iter().map(|(link, hcas)| advise_network(*link, hcas, usage, isolation, &mut subnets)).collect();
+    let has_functions = networks.iter().any(|n| n.attachment == "sr-iov");
     let mut notes = Vec::new();
     if networks.is_empty() {
         notes.push("no node has an RDMA device: pods use TCP, and nothing is needed".to_owned());
     }
     let exclusive: Vec<&str> = nodes.iter().filter(|n| n.rdma_exclusive == Some(true)).map(NodeHcas::label).collect();
-    if isolation == PodIsolation::VirtualFunction {
+    if has_functions {
         let shared: Vec<&str> = nodes
             .iter()
             .filter(|n| !n.hcas.is_empty() && n.rdma_exclusive == Some(false))
@@ -90,7 +91,6 @@ pub fn advise(nodes: &[NodeHcas], usage: RdmaUse, isolation: PodIsolation) -> Cl
             exclusive.join(", ")
         ));
     }
-    let has_functions = networks.iter().any(|n| n.attachment == "sr-iov");
     ClusterAdvice {
         multus: networks.iter().any(|n| n.multus),
         manifests: has_functions.then(exclusive_manifest).into_iter().collect(),
@@ -158,7 +158,7 @@ fn advise_network(
                 "a virtual function gives a pod an HCA and addresses of its own, and the HCA limits it",
                 "the RDMA CNI moves the RDMA device into the pod; that needs exclusive mode",
                 "the SR-IOV network device plugin replaces this one for these HCAs",
-                "the manifests are for the SR-IOV network operator: one policy for each vendor, and a network on it",
+                "the manifests are for the SR-IOV network operator: for each rail a policy, and a network on it",
             ],
         ),
         (PodIsolation::Shared, HcaLink::InfiniBand) if usage == RdmaUse::Verbs => (
@@ -216,9 +216,14 @@ fn masters(interfaces: &BTreeMap<String, Vec<String>>) -> BTreeSet<&str> {
     interfaces.values().flatten().map(String::as_str).collect()
 }
 
+/// The name of an object for an interface.
+fn object_name(interface: &str) -> String {
+    format!("rdma-{interface}").to_ascii_lowercase().replace(['.', '_', ':'], "-")
+}
+
 /// A NetworkAttachmentDefinition on one interface.
 fn attachment_manifest(kind: &str, master: &str, subnet: &str) -> String {
-    let name: String = format!("rdma-{master}").to_ascii_lowercase().replace(['.', '_', ':'], "-");
+    let name = object_name(master);
     let mode = if kind == "macvlan" { "\n      \"mode\": \"bridge\"," } else { "" };
     format!(
         "apiVersion: k8s.cni.cncf.io/v1
@@ -240,32 +245,27 @@ spec:
 /// The nodes whose functions can be divided, by the label of node feature discovery.
 const SRIOV_NODES: &str = "feature.node.kubernetes.io/network-sriov.capable: \"true\"";
 
-/// A policy that makes virtual functions, and a network on them, for each vendor.
+/// A policy that makes virtual functions, and a network on them, for each function: each rail is a network of its own.
 fn sriov_manifests(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], subnets: &mut ExampleSubnets) -> Vec<String> {
-    let mut by_vendor: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (_, hca) in hcas.iter().filter(|(_, hca)| is_divisible(hca)) {
-        // The first interface is the function's own.
-        let functions = by_vendor.entry(hca.vendor.as_deref().unwrap_or_default()).or_default();
-        functions.extend(hca.interfaces.first().map(String::as_str));
-    }
-    let (word, link_type) = match link {
-        HcaLink::InfiniBand => ("ib", "\n  linkType: IB"),
-        HcaLink::Iwarp => ("iwarp", "\n  linkType: ETH"),
-        HcaLink::Mixed => ("vpi", ""),
-        HcaLink::Roce | HcaLink::Other => ("roce", "\n  linkType: ETH"),
+    // The first interface is the function's own.
+    let function = |hca: &'_ Hca| Some((hca.interfaces.first()?.clone(), hca.vendor.clone()?));
+    let functions: BTreeMap<String, String> =
+        hcas.iter().filter(|(_, hca)| is_divisible(hca)).filter_map(|(_, hca)| function(hca)).collect();
+    let link_type = match link {
+        HcaLink::InfiniBand => "\n  linkType: IB",
+        HcaLink::Roce | HcaLink::Iwarp => "\n  linkType: ETH",
+        HcaLink::Mixed | HcaLink::Other => "",
     };
     let kind = if link == HcaLink::InfiniBand { "SriovIBNetwork" } else { "SriovNetwork" };
-    let is_alone = by_vendor.len() == 1;
     let mut manifests = Vec::new();
-    for (vendor, functions) in by_vendor {
-        let name = if is_alone { word.to_owned() } else { format!("{word}-{vendor}") };
+    for (function, vendor) in functions {
+        let name = object_name(&function);
         let resource = name.replace('-', "_");
-        let names: Vec<String> = functions.iter().map(|name| format!("\"{name}\"")).collect();
         manifests.push(format!(
             "apiVersion: sriovnetwork.openshift.io/v1
 kind: SriovNetworkNodePolicy
 metadata:
-  name: rdma-{name}-vf
+  name: {name}-vf
   namespace: sriov-network-operator
 spec:
   resourceName: {resource}_vf
@@ -274,16 +274,15 @@ spec:
   numVfs: 8
   nicSelector:
     vendor: \"{vendor}\"
-    pfNames: [{functions}]{link_type}
+    pfNames: [\"{function}\"]{link_type}
   isRdma: true
-",
-            functions = names.join(", ")
+"
         ));
         manifests.push(format!(
             "apiVersion: sriovnetwork.openshift.io/v1
 kind: {kind}
 metadata:
-  name: rdma-{name}-vf
+  name: {name}-vf
   namespace: sriov-network-operator
 spec:
   resourceName: {resource}_vf

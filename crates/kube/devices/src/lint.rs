@@ -196,11 +196,13 @@ fn lint_entry(
             "a pod that requests 1 gets one HCA of {}; the reference gives every pod all of them",
             selected.len()
         );
-        match selected.iter().any(|hca| hca.needs_interface()) {
-            true => {
+        let bound: Vec<&str> = selected.iter().filter(|h| h.needs_interface()).map(|h| h.name.as_str()).collect();
+        match bound.is_empty() {
+            false => {
                 let evidence = format!(
-                    "{what}. They are on Ethernet: a pod with fewer slots than HCAs may get one that it has no interface \
-                     on, and all GIDs are zero there"
+                    "{what}. On Ethernet ({}) a pod with fewer slots than HCAs may get one that it has no interface on, \
+                     and all GIDs are zero there",
+                    bound.join(", ")
                 );
                 let remedy = format!(
                     "pods request {all} and have an attachment for each; or {}",
@@ -208,7 +210,7 @@ fn lint_entry(
                 );
                 add(id::K8S_ONE_HCA, Severity::Warning, evidence, remedy);
             }
-            false => add(id::K8S_ONE_HCA, Severity::Info, what, format!("pods that use all rails request {all}")),
+            true => add(id::K8S_ONE_HCA, Severity::Info, what, format!("pods that use all rails request {all}")),
         }
     }
     let names: Vec<&str> = selected.iter().map(|h| h.name.as_str()).collect();

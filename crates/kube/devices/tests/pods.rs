@@ -208,7 +208,8 @@ fn multus_is_needed_where_addresses_are() {
     assert_eq!(answer(RdmaUse::Verbs, shared), [("none", false, 0), ("macvlan", true, 2)]);
     assert_eq!(answer(RdmaUse::ConnectionManager, shared), [("ipoib", true, 4), ("macvlan", true, 2)]);
     assert_eq!(answer(RdmaUse::Verbs, PodIsolation::HostNetwork), [("host-network", false, 0); 2]);
-    assert_eq!(answer(RdmaUse::Verbs, PodIsolation::VirtualFunction), [("sr-iov", true, 2); 2]);
+    let divided = [("sr-iov", true, 8), ("sr-iov", true, 4)];
+    assert_eq!(answer(RdmaUse::Verbs, PodIsolation::VirtualFunction), divided, "two objects for each rail");
     let roce = advise(&nodes, RdmaUse::Verbs, shared);
     assert!(roce.networks[1].manifests[0].contains("\"master\": \"bond0\""), "{:?}", roce.networks[1]);
     let none = advise(&[node(&hosts::plain())], RdmaUse::Verbs, shared);
@@ -237,10 +238,10 @@ fn virtual_functions_are_made_of_what_can_be_divided() {
     assert_eq!(
         names.into_iter().collect::<Vec<_>>(),
         [
-            ("SriovNetwork", "rdma-iwarp-vf"),
-            ("SriovNetwork", "rdma-roce-vf"),
-            ("SriovNetworkNodePolicy", "rdma-iwarp-vf"),
-            ("SriovNetworkNodePolicy", "rdma-roce-vf"),
+            ("SriovNetwork", "rdma-ens3f0-vf"),
+            ("SriovNetwork", "rdma-ens3f1-vf"),
+            ("SriovNetworkNodePolicy", "rdma-ens3f0-vf"),
+            ("SriovNetworkNodePolicy", "rdma-ens3f1-vf"),
         ]
     );
     assert_eq!(manifests.len(), 4);
@@ -259,6 +260,7 @@ fn virtual_functions_are_made_of_what_can_be_divided() {
         let network = &advice.networks[0];
         assert_eq!((network.attachment, network.manifests.len(), advice.manifests.len()), ("none", 0, 0));
         assert!(network.reasons[0].contains(reason), "{:?}", network.reasons);
+        assert!(advice.notes.is_empty(), "nothing needs exclusive mode: {:?}", advice.notes);
     }
 }
 
