@@ -33,6 +33,7 @@ build:
 bench:
 	@scripts/setup bench
 	@. scripts/env && cargo build --release --locked -p spurline -p spurline-bench -p spurline-testkit
+	@mkdir -p target/bench
 	@target/release/spurline bench suite --json target/bench/report.json --html target/bench/report.html $(BENCH)
 
 fmt:

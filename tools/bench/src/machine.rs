@@ -1,5 +1,6 @@
 //! The machine under test: kernel, processor, memory, kernel parameters, load. It only reads.
 
+use crate::stop::check_stop;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -79,7 +80,7 @@ pub fn touch_memory(bytes: u64) {
         for _ in 0..cpu_count() {
             scope.spawn(|| {
                 let mut memory = vec![0u8; each];
-                memory.chunks_mut(PAGE).for_each(|page| page[0] = 1);
+                memory.chunks_mut(PAGE).take_while(|_| check_stop().is_ok()).for_each(|page| page[0] = 1);
                 std::hint::black_box(&memory);
             });
         }

@@ -74,7 +74,8 @@ enum BenchCommand {
 }
 
 const SUITE_EXAMPLES: &str = "\
-It needs root (mounts, network namespaces), fio and iperf3; what is missing is skipped and said.
+It needs root (mounts, network namespaces), fio and iperf3; what is missing is skipped and said. Exit codes: 1 when a figure
+could not be taken, 3 when every section was skipped.
 
 Examples:
   Everything, about a quarter of an hour:
@@ -143,13 +144,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command; exit code 1 when a figure could not be taken, or with `--strict` is below its floor.
+/// Runs a command; exit code 1 when a figure could not be taken, or with `--strict` is below its floor; 3 when every section
+/// was skipped.
 fn run(command: BenchCommand) -> Result<ExitCode, BenchError> {
     match command {
         BenchCommand::Suite(args) => {
             let outcome = suite::run(&args)?;
             let failed = outcome.broken > 0 || (outcome.strict && outcome.below > 0);
-            Ok(ExitCode::from(u8::from(failed)))
+            let code = if failed { 1 } else { 3 * u8::from(outcome.measured == 0) };
+            Ok(ExitCode::from(code))
         }
         BenchCommand::Fio(args) => fleet::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Train(args) => train::run(&args).map(|()| ExitCode::SUCCESS),

@@ -43,7 +43,7 @@ impl NamespacePair {
         };
         let (s, c) = (&pair.server, &pair.client);
         let add = run_ip(&format!("netns add {s}")).and_then(|()| run_ip(&format!("netns add {c}")));
-        add.map_err(|e| BenchError::Missing(format!("network namespaces are not available here: {e}")))?;
+        add.map_err(|e| not_available("network namespaces are", e))?;
         let i = pair.interface;
         run_ip(&format!("-n {s} link add {i} type veth peer name {i} netns {c}"))?;
         for (ns, addr) in [(s, pair.server_ip), (c, pair.client_ip)] {
@@ -68,7 +68,7 @@ impl NamespacePair {
         command.args(words.split(' '));
         child::run_to_end(command, Duration::from_secs(20))
             .map(|_| ())
-            .map_err(|e| BenchError::Missing(format!("a slower link is not available here: {e}")))
+            .map_err(|e| not_available("a slower link is", e))
     }
 }
 
@@ -78,6 +78,14 @@ impl Drop for NamespacePair {
             // Deleting a namespace deletes its end of the pair. After Ctrl-C too: `run_to_end` would be interrupted.
             let _ = Command::new("ip").args(["netns", "del", ns]).status();
         }
+    }
+}
+
+/// What the kernel refuses is missing here; an interruption stays one.
+fn not_available(what: &str, error: BenchError) -> BenchError {
+    match error {
+        BenchError::Interrupted => BenchError::Interrupted,
+        error => BenchError::Missing(format!("{what} not available here: {error}")),
     }
 }
 
@@ -102,6 +110,13 @@ fn sweep_stale() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interruption_is_nothing_missing() {
+        assert_eq!(not_available("x is", BenchError::Interrupted), BenchError::Interrupted);
+        let missing = BenchError::Missing("x is not available here: no".into());
+        assert_eq!(not_available("x is", BenchError::Failed("no".into())), missing);
+    }
 
     #[test]
     fn two_hosts_and_nothing_left() {

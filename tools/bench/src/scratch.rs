@@ -18,11 +18,17 @@ pub struct ScratchDir {
 pub const PREFIX: &str = "spurbench";
 
 impl ScratchDir {
-    /// Creates a directory of this run in `parent`.
+    /// Creates a directory of this run in `parent`, which `flag` names on the command line.
     ///
     /// # Errors
-    /// When it can't be created.
-    pub fn new(parent: &Path, purpose: &str) -> Result<Self> {
+    /// `Missing` without `parent`; `Failed` when the directory can't be created.
+    pub fn new(parent: &Path, purpose: &str, flag: &str) -> Result<Self> {
+        if !parent.is_dir() {
+            return Err(BenchError::Missing(format!(
+                "there is no folder {}: make it, or give another one to {flag}",
+                parent.display()
+            )));
+        }
         let root = parent.join(format!("{PREFIX}-{}-{purpose}", std::process::id()));
         std::fs::create_dir_all(&root).map_err(|e| BenchError::io(root.display(), &e))?;
         Ok(ScratchDir { root })
@@ -174,13 +180,19 @@ mod tests {
     #[test]
     fn directories_go_away() {
         let parent = tempfile::tempdir().unwrap();
-        let scratch = ScratchDir::new(parent.path(), "t").unwrap();
+        let scratch = ScratchDir::new(parent.path(), "t", "--work-dir").unwrap();
         let root = scratch.path().to_owned();
         std::fs::write(scratch.subdir("a").unwrap().join("f"), b"x").unwrap();
         assert_eq!(std::fs::read_dir(scratch.empty_subdir("a").unwrap()).unwrap().count(), 0);
         assert!(!is_stale(&root.file_name().unwrap().to_string_lossy()));
         drop(scratch);
         assert!(!root.exists());
+        let absent = parent.path().join("absent");
+        let error = ScratchDir::new(&absent, "t", "--work-dir").unwrap_err();
+        assert!(
+            matches!(&error, BenchError::Missing(why) if why.contains("--work-dir")) && !absent.exists(),
+            "{error}"
+        );
         let stale = parent.path().join(format!("{PREFIX}-999999999-t"));
         let other = parent.path().join("other");
         std::fs::create_dir(&stale).unwrap();

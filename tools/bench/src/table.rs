@@ -2,6 +2,7 @@
 
 use crate::measure::{FigureUnit, ResultRow};
 use crate::numbers::{short_count, three_digits};
+use crate::plot::{BenchChart, ChartSeries};
 use anstyle::{AnsiColor, Style};
 use std::fmt::Write as _;
 
@@ -141,6 +142,23 @@ pub fn to_terminal(section: &SuiteSection) -> String {
         let _ = writeln!(out, "  {DIM}{note}{DIM:#}");
     }
     out
+}
+
+/// A chart with a bar per row for each group that was measured.
+pub fn to_charts(section: &SuiteSection) -> Vec<BenchChart> {
+    let chart = |(group, rows): (&str, Vec<&ResultRow>)| {
+        let measured: Vec<&ResultRow> = rows.into_iter().filter(|row| !row.samples.is_empty()).collect();
+        let (scale, y) = match measured.first()?.unit {
+            FigureUnit::Bandwidth => (1e-9, "GB/s"),
+            FigureUnit::Rate => (1.0, "1/s"),
+            FigureUnit::Time => (1.0, "s"),
+        };
+        let bar = |row: &&ResultRow| ChartSeries { name: row.label.clone(), points: vec![(0.0, row.median() * scale)] };
+        let series = measured.iter().map(bar).collect();
+        let title = format!("{}: {group}", section.name);
+        Some(BenchChart { title, x: String::new(), y: y.to_owned(), mark: None, series })
+    };
+    group_rows(&section.rows).into_iter().filter_map(chart).collect()
 }
 
 /// A table in Markdown.
@@ -348,6 +366,17 @@ mod tests {
         assert_eq!(text.matches("<rect").count(), 3);
         assert!(text.contains("#3f9d63") && text.contains("#cf4b40") && text.contains("#b8bcc2"));
         assert!(!text.contains("http"));
+    }
+
+    #[test]
+    fn charts_have_the_measured_rows() {
+        let charts = to_charts(&section());
+        assert_eq!((charts.len(), charts[0].title.as_str(), charts[0].y.as_str()), (1, "local: 1 MiB", "GB/s"));
+        let bars: Vec<(&str, f64)> =
+            charts[0].series.iter().map(|bar| (bar.name.as_str(), (bar.points[0].1 * 10.0).round() / 10.0)).collect();
+        assert_eq!(bars, [("null", 4.4), ("fast", 4.2), ("slow", 2.2)]);
+        assert!(charts[0].to_text(80).contains("null"));
+        assert!(to_charts(&SuiteSection { rows: Vec::new(), ..section() }).is_empty());
     }
 
     #[test]

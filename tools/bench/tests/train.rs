@@ -59,4 +59,7 @@ fn wrong_words_say_what_is_right() {
     let dir = empty.path().to_str().unwrap();
     refused(&["--model", "unet3d", "--dir", dir, "--spurline", "/bin/false"], 3, "bench train --make");
     refused(&["--model", "unet3d", "--make", dir, "--data", "20T"], 3, "MiB free");
+    let absent = empty.path().join("absent/files");
+    refused(&["--model", "unet3d", "--make", absent.to_str().unwrap(), "--data", "20T"], 3, "MiB free");
+    assert!(!absent.parent().unwrap().exists(), "nothing is made when the files do not fit");
 }

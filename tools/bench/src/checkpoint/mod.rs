@@ -86,6 +86,7 @@ struct CheckpointBench<'a> {
 /// `Usage` and `Missing` for wrong arguments and missing prerequisites; `Failed` when a rank fails or a checksum differs.
 pub fn run(args: &CheckpointArgs) -> Result<()> {
     crate::stop::catch_signals()?;
+    args.report.check_places()?;
     let hosts = args.hosts.iter().map(|text| AgentHost::parse(text)).collect::<Result<Vec<_>>>()?;
     let named = args.dir.iter().map(|text| CheckpointPlace::parse(text)).collect::<Result<Vec<_>>>()?;
     let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
@@ -100,7 +101,7 @@ pub fn run(args: &CheckpointArgs) -> Result<()> {
     }
     scratch::sweep_stale(&args.work_dir);
     let own = args.dir.is_empty();
-    let scratch = own.then(|| ScratchDir::new(&args.work_dir, "checkpoint")).transpose()?;
+    let scratch = own.then(|| ScratchDir::new(&args.work_dir, "checkpoint", "--work-dir")).transpose()?;
     let about_dir = scratch.as_ref().map_or(Path::new("/"), ScratchDir::path);
     let about = machine::describe_machine(about_dir, about_dir);
     let load_before = machine::load_average();

@@ -186,6 +186,7 @@ pub fn run(args: &FleetArgs) -> Result<()> {
         return Ok(());
     }
     crate::stop::catch_signals()?;
+    args.report.check_places()?;
     child::require_program("fio", "fio")?;
     let mut variants = args.dir.iter().map(|text| parse_variant(text)).collect::<Result<Vec<_>>>()?;
     let hosts = args.hosts.iter().map(|text| AgentHost::parse(text)).collect::<Result<Vec<_>>>()?;
@@ -194,7 +195,7 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     let wanted = args.spurline.is_some() || !args.mounts.is_empty() || !args.nodes.is_empty();
     let spurline = wanted.then(|| suite::program(args.spurline.as_deref(), &me)).transpose()?;
     scratch::sweep_stale(&args.work_dir);
-    let scratch = ScratchDir::new(&args.work_dir, "fio")?;
+    let scratch = ScratchDir::new(&args.work_dir, "fio", "--work-dir")?;
     let (job, values) = (job_file::load_job(&args.job)?, given_values(args)?);
     let bench = FleetBench { args, hosts, job, values, spurline, scratch };
     variants.extend(bench.nfs_variants()?);

@@ -19,7 +19,9 @@ use crate::fio;
 use crate::machine;
 use crate::measure::{self, BenchCase, CaseSample, FigureUnit, WarmUpResult};
 use crate::mount::{CounterValues, MountUnderTest, NodeUnderTest, counter_growth};
+use crate::report_outputs;
 use crate::scratch::{self, ScratchDir};
+use crate::stop;
 use crate::table::{self, SuiteSection};
 use serde_json::{Value, json};
 use std::io::{IsTerminal as _, Write as _};
@@ -48,6 +50,9 @@ pub struct SuiteArgs {
     /// Write a page with bars
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// Plot on the terminal
+    #[arg(long)]
+    pub plot: bool,
     /// Write the tables as Markdown
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
@@ -103,6 +108,8 @@ pub struct SuiteOutcome {
     pub below: usize,
     /// Figures that are missing or doubtful.
     pub broken: usize,
+    /// Sections with figures.
+    pub measured: usize,
     /// Whether anything below its floor is a failure.
     pub strict: bool,
 }
@@ -138,7 +145,10 @@ pub fn program(given: Option<&Path>, me: &Path) -> Result<PathBuf> {
 /// # Errors
 /// When nothing could be measured, or the user interrupts; sections that can't run are skipped with their reason.
 pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
-    crate::stop::catch_signals()?;
+    stop::catch_signals()?;
+    for (flag, path) in [("--json", &args.json), ("--html", &args.html), ("--markdown", &args.markdown)] {
+        report_outputs::check_report_place(flag, path.as_deref())?;
+    }
     let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
     for dir in [&args.memory_dir, &args.disk_dir] {
         scratch::sweep_stale(dir);
@@ -149,8 +159,8 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
         time: args.time.unwrap_or(Duration::from_millis(if args.quick { 500 } else { 1500 })),
         spurline: program(args.spurline.as_deref(), &me)?,
         me,
-        memory: ScratchDir::new(&args.memory_dir, "memory")?,
-        disk: ScratchDir::new(&args.disk_dir, "disk")?,
+        memory: ScratchDir::new(&args.memory_dir, "memory", "--memory-dir")?,
+        disk: ScratchDir::new(&args.disk_dir, "disk", "--disk-dir")?,
         s3_server: args.s3_server.clone(),
         tree_files: args.tree_files.unwrap_or(if args.quick { 2_000 } else { 10_000 }).max(1),
     };
@@ -172,17 +182,12 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
         if !args.only.is_empty() && !args.only.iter().any(|o| o == name) {
             continue;
         }
-        let section = match run(&suite) {
-            Ok(section) => section,
-            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
-            Err(e) => {
-                let failed = matches!(e, BenchError::Failed(_));
-                let why = if failed { format!("failed: {e}") } else { e.to_string() };
-                SuiteSection { name, title: "", skipped: Some(why), notes: Vec::new(), rows: Vec::new() }
-            }
-        };
+        let section = section_of(name, run(&suite), stop::check_stop())?;
         clear_line();
         anstream::print!("{}", table::to_terminal(&section));
+        if args.plot {
+            table::to_charts(&section).iter().for_each(|chart| anstream::print!("{}", chart.to_text(100)));
+        }
         sections.push(section);
     }
     let result = json!({
@@ -202,8 +207,42 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
         sections.iter().for_each(|s| text.push_str(&table::to_markdown(s)));
         text
     })?;
-    let mut outcome = SuiteOutcome { met: 0, below: 0, broken: 0, strict: args.strict };
-    for section in &sections {
+    let outcome = count_outcome(&sections, args.strict);
+    anstream::println!(
+        "\n{} of {} floors met, {} figures broken, {:.0} s",
+        outcome.met,
+        outcome.met + outcome.below,
+        outcome.broken,
+        start.elapsed().as_secs_f64()
+    );
+    if outcome.measured == 0 {
+        anstream::println!("Nothing was measured: see the reasons above.");
+    }
+    for path in [&args.json, &args.html, &args.markdown].into_iter().flatten() {
+        anstream::println!("written: {}", path.display());
+    }
+    Ok(outcome)
+}
+
+/// A section's result, or why there is none. A section may take an interruption for a part that is missing, so `stopped`
+/// counts first.
+fn section_of(name: &'static str, done: Result<SuiteSection>, stopped: Result<()>) -> Result<SuiteSection> {
+    stopped?;
+    match done {
+        Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
+        Err(e) => {
+            let failed = matches!(e, BenchError::Failed(_));
+            let why = if failed { format!("failed: {e}") } else { e.to_string() };
+            Ok(SuiteSection { name, title: "", skipped: Some(why), notes: Vec::new(), rows: Vec::new() })
+        }
+        section => section,
+    }
+}
+
+fn count_outcome(sections: &[SuiteSection], strict: bool) -> SuiteOutcome {
+    let skipped = sections.iter().filter(|section| section.skipped.is_some()).count();
+    let mut outcome = SuiteOutcome { met: 0, below: 0, broken: 0, measured: sections.len() - skipped, strict };
+    for section in sections {
         outcome.broken += usize::from(section.skipped.as_ref().is_some_and(|s| s.starts_with("failed")));
         for row in &section.rows {
             outcome.broken += usize::from(row.problem.is_some());
@@ -214,17 +253,7 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
             }
         }
     }
-    anstream::println!(
-        "\n{} of {} floors met, {} figures broken, {:.0} s",
-        outcome.met,
-        outcome.met + outcome.below,
-        outcome.broken,
-        start.elapsed().as_secs_f64()
-    );
-    for path in [&args.json, &args.html, &args.markdown].into_iter().flatten() {
-        anstream::println!("written: {}", path.display());
-    }
-    Ok(outcome)
+    outcome
 }
 
 /// A machine in one line.
@@ -256,9 +285,6 @@ fn section_json(section: &SuiteSection) -> Value {
 /// When it can't be written.
 pub fn write_report(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(|e| BenchError::io(dir.display(), &e))?;
-    }
     std::fs::write(path, text()).map_err(|e| BenchError::io(path.display(), &e))
 }
 
@@ -500,6 +526,26 @@ impl BenchSuite {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sections_are_skipped_and_interrupted() {
+        let name = "net";
+        let missing = || Err(BenchError::Missing("no fio".into()));
+        let skipped = section_of(name, missing(), Ok(())).unwrap();
+        assert_eq!(skipped.skipped.as_deref(), Some("no fio"));
+        let interrupted = |done, stopped| section_of(name, done, stopped).unwrap_err() == BenchError::Interrupted;
+        assert!(interrupted(Err(BenchError::Interrupted), Ok(())));
+        assert!(interrupted(missing(), Err(BenchError::Interrupted)));
+        assert!(interrupted(Ok(skipped.clone()), Err(BenchError::Interrupted)));
+        let failed = section_of(name, Err(BenchError::Failed("broken".into())), Ok(())).unwrap();
+        let done = SuiteSection { skipped: None, ..skipped.clone() };
+        let counts = |sections: &[SuiteSection]| {
+            let outcome = count_outcome(sections, false);
+            (outcome.measured, outcome.broken)
+        };
+        assert_eq!(counts(std::slice::from_ref(&skipped)), (0, 0));
+        assert_eq!(counts(&[skipped, failed, done]), (1, 1));
+    }
 
     #[test]
     fn ways_are_told_apart() {

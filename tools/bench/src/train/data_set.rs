@@ -35,18 +35,19 @@ pub fn plan_files(load: &TrainLoad, bytes: u64) -> Vec<DataFile> {
 /// # Errors
 /// When there is too little room, or a file can't be written.
 pub fn make_files(dir: &Path, files: &[DataFile]) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(|e| BenchError::io(dir.display(), &e))?;
     let missing = |file: &&(usize, &DataFile)| {
         std::fs::metadata(dir.join(&file.1.name)).map_or(true, |known| known.len() != file.1.len)
     };
     let all: Vec<(usize, &DataFile)> = files.iter().enumerate().collect();
     let wanted: Vec<&(usize, &DataFile)> = all.iter().filter(missing).collect();
     let bytes: u64 = wanted.iter().map(|(_, file)| file.len).sum();
-    let room = scratch::free_bytes(dir);
+    // The folder is made only when its files fit.
+    let room = dir.ancestors().find(|above| above.is_dir()).map_or(0, scratch::free_bytes);
     if bytes > room {
         let (at, need, have) = (dir.display(), bytes >> 20, room >> 20);
         return Err(BenchError::Missing(format!("{at} has {have} MiB free, {need} are needed: see --data")));
     }
+    std::fs::create_dir_all(dir).map_err(|e| BenchError::io(dir.display(), &e))?;
     wanted.into_iter().try_for_each(|(index, file)| scratch::write_file(&dir.join(&file.name), *index as u64, file.len))
 }
 

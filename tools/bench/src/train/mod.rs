@@ -121,6 +121,7 @@ impl FeedOutcome {
 /// `Usage` and `Missing` for wrong arguments and missing prerequisites; `Failed` when a feed does not work.
 pub fn run(args: &TrainArgs) -> Result<()> {
     crate::stop::catch_signals()?;
+    args.report.check_places()?;
     let load = TrainLoad::find(args.model, args.accelerator)?;
     if args.time < Duration::from_millis(100) {
         return Err(BenchError::Usage("--time below 100ms measures nothing: give 10s".into()));
@@ -134,7 +135,7 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
     let spurline = suite::program(args.spurline.as_deref(), &me)?;
     scratch::sweep_stale(&args.work_dir);
-    let scratch = ScratchDir::new(&args.work_dir, "train")?;
+    let scratch = ScratchDir::new(&args.work_dir, "train", "--work-dir")?;
     let about = machine::describe_machine(scratch.path(), scratch.path());
     let load_before = machine::load_average();
     let (summary, demand) = (suite::one_line(&about), demand_text(&load));
