@@ -41,3 +41,4 @@ mod writable_promises;
 mod writes;
 mod writes_behind;
 mod writes_nodes;
+mod writes_places;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use spurline_fs::ROOT;
 use spurline_fs::writable::*;
 use spurline_types::Stats;
-use spurline_volume::writes::AttrChange;
+use spurline_volume::writes::{AttrChange, WritePlace};
 use std::io;
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ fn the_length_of_a_locked_file_is_in_the_kernel_before_its_holder_goes_on() {
         kernel.take()
     };
     let write = |offset, data: &[u8]| {
-        one.write(entry.ino, theirs.fh, offset, data, None).unwrap();
+        one.write((entry.ino, theirs.fh), (offset, WritePlace::Offset), data, None).unwrap();
     };
     assert_eq!(refresh(), [Notified::Pages], "it is empty");
     write(0, b"ab");
@@ -81,7 +81,7 @@ fn the_length_of_a_locked_file_is_in_the_kernel_before_its_holder_goes_on() {
     find(&two, b"f");
     assert_eq!(refresh(), [Notified::Pages, Notified::Byte(2, b'c')]);
     // What the kernel wrote itself.
-    two.write(ino, ours.fh, 3, b"d", None).unwrap();
+    two.write((ino, ours.fh), (3, WritePlace::Offset), b"d", None).unwrap();
     assert_eq!(refresh(), [Notified::Pages]);
     // Another has cut it, which the kernel may have seen, and it grew again.
     let set = AttrChange { size: Some(1), ..AttrChange::default() };
@@ -105,9 +105,9 @@ fn an_open_of_a_file_that_grew_puts_its_length_into_the_kernel_once() {
         kernel.take()
     };
     assert_eq!(open(), []);
-    one.write(entry.ino, theirs.fh, 0, b"ab", None).unwrap();
+    one.write((entry.ino, theirs.fh), (0, WritePlace::Offset), b"ab", None).unwrap();
     assert_eq!(open(), [Notified::Pages, Notified::Byte(1, b'b')]);
     assert_eq!(open(), [], "the kernel's attributes are no older");
-    one.write(entry.ino, theirs.fh, 0, b"x", None).unwrap();
+    one.write((entry.ino, theirs.fh), (0, WritePlace::Offset), b"x", None).unwrap();
     assert_eq!(open(), [Notified::Attr], "the length is the same");
 }

@@ -9,7 +9,7 @@ use spurline_fs::ROOT;
 use spurline_fs::writable::*;
 use spurline_types::Stats;
 use spurline_volume::locks::{KnownLock, KnownLocks};
-use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, NodeAttr};
+use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, NodeAttr, WritePlace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -223,7 +223,7 @@ impl Model {
         let (offset, len) = (self.draw.below(3000) as u64, self.draw.below(2000) + 1);
         if self.draw.below(2) == 0 {
             let data: Vec<u8> = (0..len).map(|_| self.draw.below(256) as u8).collect();
-            assert_eq!(self.fs.write(ino, fh, offset, &data, None).unwrap(), len);
+            assert_eq!(self.fs.write((ino, fh), (offset, WritePlace::Offset), &data, None).unwrap(), len);
             self.tree.write(object, offset, &data).unwrap();
         } else {
             let mut read = vec![0; len];
@@ -410,7 +410,7 @@ fn renames_of_directories_are_hidden_from_calls_below_them() {
                 while !stop.load(Ordering::Acquire) {
                     assert_eq!(fs.getattr(file.ino, None, &CALLER).unwrap().0.identity, file.attr.identity);
                     assert!(matches!(fs.lookup(below, b"file", &CALLER).unwrap(), NodeLookup::Found(_)));
-                    fs.write(file.ino, opened.fh, 0, b"x", None).unwrap();
+                    fs.write((file.ino, opened.fh), (0, WritePlace::Offset), b"x", None).unwrap();
                     let made = fs.make(below, &own, NewNode::Node { mode: libc::S_IFREG, rdev: 0 }, &CALLER).unwrap();
                     fs.remove(below, &own, false, &CALLER).unwrap();
                     fs.forget(made.ino, 1);

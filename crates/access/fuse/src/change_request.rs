@@ -16,7 +16,7 @@ pub enum ChangeRequest {
     Rmdir { name: BodySpan },
     Rename { name: BodySpan, newdir: u64, newname: BodySpan, flags: u32 },
     Link { oldnodeid: u64, name: BodySpan },
-    Write { fh: u64, offset: u64, data: BodySpan, write_flags: u32 },
+    Write { fh: u64, offset: u64, data: BodySpan, write_flags: u32, flags: u32 },
     Create { name: BodySpan, flags: u32, mode: u32, umask: u32, group: Option<u32> },
     Tmpfile { flags: u32, mode: u32, umask: u32, group: Option<u32> },
     Setxattr { name: BodySpan, value: BodySpan, flags: u32 },
@@ -169,7 +169,7 @@ fn decode_known(op: u32, args: &[u8], body: &[u8], group: Option<u32>) -> Option
         opcode::WRITE => {
             let a: abi::WriteIn = read_plain(args)?;
             let data = BodySpan::first(a.size as usize, body)?;
-            ChangeRequest::Write { fh: a.fh, offset: a.offset, data, write_flags: a.write_flags }
+            ChangeRequest::Write { fh: a.fh, offset: a.offset, data, write_flags: a.write_flags, flags: a.flags }
         }
         opcode::CREATE => {
             let a: abi::CreateIn = read_plain(args)?;

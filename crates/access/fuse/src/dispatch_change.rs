@@ -7,7 +7,9 @@ use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, LookupReply, RequestCaller, StatAttr};
 use crate::reply::{ReplyReceipt, attr_out, entry_out, put_struct};
 use spurline_fs::writable::NewNode;
-use spurline_volume::writes::{AttrChange, FileLock, FileTime, LockConflict, LockFamily, LockKind, LockRange, NewTime};
+use spurline_volume::writes::{
+    AttrChange, FileLock, FileTime, LockConflict, LockFamily, LockKind, LockRange, NewTime, WritePlace,
+};
 use std::time::Duration;
 
 impl<H: FuseHandler> RequestDispatcher<H> {
@@ -56,10 +58,11 @@ impl<H: FuseHandler> RequestDispatcher<H> {
                 let entry = h.link(oldnodeid, ino, io.checked_name(name)?, &caller)?;
                 entry_reply(&mut io, &entry)
             }
-            ChangeRequest::Write { fh, offset, data, write_flags } => {
+            ChangeRequest::Write { fh, offset, data, write_flags, flags } => {
                 let lose_privileges = write_flags & abi::WRITE_KILL_SUIDGID != 0;
                 let data = data.slice_of(io.body());
-                let written = h.write((ino, fh), offset, data, lose_privileges, &caller)?;
+                let written =
+                    h.write((ino, fh), (offset, write_place(write_flags, flags)), data, lose_privileges, &caller)?;
                 put_struct(io.payload(), &abi::WriteOut { size: written as u32, padding: 0 })
             }
             ChangeRequest::Create { name, flags, mode, umask, group } => {
@@ -95,6 +98,15 @@ impl<H: FuseHandler> RequestDispatcher<H> {
             ChangeRequest::Fsync { fh, data_only } => done(h.fsync(ino, fh, data_only)?),
             ChangeRequest::Fsyncdir { fh, data_only } => done(h.fsyncdir(ino, fh, data_only)?),
         })
+    }
+}
+
+/// Where the bytes of a write go, by the flags that the open file has now.
+fn write_place(write_flags: u32, flags: u32) -> WritePlace {
+    match (write_flags & abi::WRITE_CACHE != 0, flags & libc::O_APPEND as u32 != 0) {
+        (true, _) => WritePlace::MappedPages,
+        (false, true) => WritePlace::End,
+        (false, false) => WritePlace::Offset,
     }
 }
 
@@ -176,6 +188,14 @@ mod tests {
             let device = libc::makedev(major, minor);
             assert_eq!(decode_device(encode_device(device)), device, "{major}:{minor}");
         }
+    }
+
+    #[test]
+    fn pages_and_writes_that_append_no_more_go_to_their_offset() {
+        let append = libc::O_APPEND as u32;
+        let places = [(0, append), (0, 0), (abi::WRITE_CACHE, append), (abi::WRITE_KILL_SUIDGID, append)];
+        let wanted = [WritePlace::End, WritePlace::Offset, WritePlace::MappedPages, WritePlace::End];
+        assert_eq!(places.map(|(write_flags, flags)| write_place(write_flags, flags)), wanted);
     }
 
     #[test]

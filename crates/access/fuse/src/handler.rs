@@ -8,7 +8,7 @@ use crate::notify::KernelNotifier;
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
 use crate::waiting::WaitingSlots;
 use spurline_fs::writable::NewNode;
-use spurline_volume::writes::{AttrChange, FileLock, LockConflict};
+use spurline_volume::writes::{AttrChange, FileLock, LockConflict, WritePlace};
 use std::time::{Duration, SystemTime};
 
 /// The caller of a request, from its header.
@@ -391,7 +391,7 @@ pub trait FuseHandler: Send + Sync + 'static {
         Err(Errno::EROFS)
     }
 
-    /// Writes to the handle `(ino, fh)`; returns the number of bytes. `lose_privileges`: the caller has no right to
+    /// Writes to the handle `(ino, fh)`, at `(offset, place)`; returns the number of bytes. `lose_privileges`: the caller has no right to
     /// keep the file's set-user-ID and set-group-ID bits.
     ///
     /// # Errors
@@ -399,7 +399,7 @@ pub trait FuseHandler: Send + Sync + 'static {
     fn write(
         &self,
         (ino, fh): (u64, u64),
-        offset: u64,
+        (offset, place): (u64, WritePlace),
         data: &[u8],
         lose_privileges: bool,
         caller: &RequestCaller,

@@ -4,6 +4,7 @@
 use crate::errno::Errno;
 use crate::handler::{FuseHandler, HandleReply, LookupReply, RequestCaller, StatAttr, StatfsReply};
 use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt};
+use spurline_volume::writes::WritePlace;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -98,7 +99,7 @@ impl FuseHandler for NullFs {
     fn write(
         &self,
         _handle: (u64, u64),
-        _offset: u64,
+        _at: (u64, WritePlace),
         data: &[u8],
         _lose_privileges: bool,
         _caller: &RequestCaller,

@@ -14,7 +14,7 @@ use spurline_fs::writable::{
 };
 use spurline_fs::{FsError, InodeLimiter, RegisterBacking};
 use spurline_types::{Error, ErrorKind};
-use spurline_volume::writes::{AttrChange, FileLock, FileTime, ListedName, LockConflict, NodeAttr};
+use spurline_volume::writes::{AttrChange, FileLock, FileTime, ListedName, LockConflict, NodeAttr, WritePlace};
 use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -380,14 +380,14 @@ impl FuseHandler for WritableFsHandler {
 
     fn write(
         &self,
-        (ino, fh): (u64, u64),
-        offset: u64,
+        at: (u64, u64),
+        place: (u64, WritePlace),
         data: &[u8],
         lose_privileges: bool,
         caller: &RequestCaller,
     ) -> Result<usize, Errno> {
         let caller = lose_privileges.then(|| fs_caller(caller));
-        call!("write", ino, self.file_system.write(ino, fh, offset, data, caller.as_ref()))
+        call!("write", at.0, self.file_system.write(at, place, data, caller.as_ref()))
     }
 
     fn flush(&self, ino: u64, fh: u64, lock_owner: u64) -> Result<(), Errno> {

@@ -386,6 +386,20 @@ impl FileLock {
     }
 }
 
+/// Where the bytes of a write go. A program can change that of its open file at any time (`fcntl(2)`, `F_SETFL`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WritePlace {
+    /// To the end of a file that was opened with `O_APPEND`, else to the offset.
+    #[default]
+    AsOpened,
+    /// To the end.
+    End,
+    /// To the offset.
+    Offset,
+    /// To the offset: changed pages of a memory map, from the kernel. No program waits for the result.
+    MappedPages,
+}
+
 /// An open file of the source. Dropping it closes it, and releases its locks.
 pub trait WritableFile: Send + Sync {
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
@@ -394,13 +408,27 @@ pub trait WritableFile: Send + Sync {
     /// The source's errno.
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize>;
 
-    /// Writes `data` at `offset`, or at the end of a file that was opened with `O_APPEND`; returns the number of
-    /// bytes written. With `lose_privileges`, the file loses its set-user-ID and set-group-ID bits as if its owner's
-    /// caller wrote.
+    /// Writes `data` at `offset`, or at the end of a file that was opened with `O_APPEND`; as
+    /// [`WritableFile::write_placed`].
     ///
     /// # Errors
     /// The source's errno.
-    fn write_at(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<usize>;
+    fn write_at(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<usize> {
+        self.write_placed(WritePlace::AsOpened, offset, data, lose_privileges)
+    }
+
+    /// Writes `data`; returns the number of bytes written. With `lose_privileges`, the file loses its set-user-ID and
+    /// set-group-ID bits as if this caller wrote.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn write_placed(
+        &self,
+        place: WritePlace,
+        offset: u64,
+        data: &[u8],
+        lose_privileges: Option<&Caller>,
+    ) -> Result<usize>;
 
     /// Allocates or frees space; `mode` as for `fallocate(2)`.
     ///

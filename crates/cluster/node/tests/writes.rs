@@ -531,7 +531,7 @@ fn an_older_release_is_named_and_reads_go_on() {
             let volume = connect(source.path(), &nodes, None, Some((OLD, found))).unwrap();
             let error = volume.open_writes(None, 4 * BLOCK).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{older}: {error}");
-            for words in [said, "speaks protocol version 4", "need 5", "upgrade", "--rw"] {
+            for words in [said, "speaks protocol version 5", "need 6", "upgrade", "--rw"] {
                 assert!(error.message().contains(words), "{older}: {error}");
             }
             assert_eq!(volume.lookup(b"f").unwrap().size, 5);

@@ -186,8 +186,10 @@ pub enum WriteCall<'a> {
     Write {
         /// The file.
         file: u64,
-        /// First byte; of no meaning for a file opened with `O_APPEND`.
+        /// First byte; of an append, where the mount expects it.
         offset: u64,
+        /// Whether the bytes go to the end, and not to the offset, whatever the file was opened for.
+        append: bool,
         /// Whether the file loses its privilege bits as if the caller wrote.
         lose_privileges: bool,
         /// Whether failures of earlier writes are reported too, as by [`WriteCall::Flush`].
@@ -677,10 +679,10 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
             out.put_u64(*offset);
             out.put_u32(*len);
         }
-        WriteCall::Write { file, offset, lose_privileges, flush } => {
+        WriteCall::Write { file, offset, append, lose_privileges, flush } => {
             out.put_u64(*file);
             out.put_u64(*offset);
-            out.put_u8(u8::from(*lose_privileges) | u8::from(*flush) << 1);
+            out.put_u8(u8::from(*lose_privileges) | u8::from(*flush) << 1 | u8::from(*append) << 2);
         }
         WriteCall::Allocate { file, mode, offset, len } => {
             out.put_u64(*file);
@@ -770,10 +772,11 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
         17 => {
             let (file, offset) = (take.take_u64(FILE)?, take.take_u64("an offset")?);
             let bits = take.take_u8("the flags of a write")?;
-            if bits > 3 {
+            if bits > 7 {
                 return Err(FrameError::Value { what: "the flags of a write", value: bits.into() });
             }
-            WriteCall::Write { file, offset, lose_privileges: bits & 1 != 0, flush: bits & 2 != 0 }
+            let (lose_privileges, flush, append) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+            WriteCall::Write { file, offset, append, lose_privileges, flush }
         }
         18 => WriteCall::Allocate {
             file: take.take_u64(FILE)?,

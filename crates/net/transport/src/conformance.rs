@@ -374,7 +374,7 @@ fn request_payloads(rig: &dyn TransportRig) {
             marked: false,
             known: [None; 2],
             caller: WireCaller::default(),
-            call: WriteCall::Write { file: 1, offset: 2, lose_privileges: false, flush: false },
+            call: WriteCall::Write { file: 1, offset: 2, append: false, lose_privileges: false, flush: false },
             payload,
         };
         let sent = call_decoded(&mut *channel, &NodeRequest::Write(write), &mut body, far_deadline());

@@ -351,7 +351,7 @@ impl WritableVolume for WritableSource {
             let exclusive = wanted | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             for _ in 0..RACES {
                 match rustix::fs::openat(&dir, at.name, exclusive, Mode::from_raw_mode(mode & 0o7777)) {
-                    Ok(fd) => return Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, &self.identities), after())),
+                    Ok(fd) => return Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, flags, &self.identities), after())),
                     Err(Errno::EXIST) if flags & libc::O_EXCL as u32 == 0 => {
                         // Another process made it, or it is a link.
                         let found = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -385,7 +385,7 @@ impl WritableVolume for WritableSource {
                 | OFlags::CLOEXEC
                 | (OFlags::from_bits_retain(flags) & OFlags::EXCL);
             let fd = rustix::fs::openat(&dir, c".", wanted, Mode::from_raw_mode(mode & 0o7777))?;
-            Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, &self.identities)))
+            Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, flags, &self.identities)))
         });
         made.map(|(attr, file)| (attr, Box::new(file) as _))
     }

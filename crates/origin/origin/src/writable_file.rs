@@ -7,16 +7,17 @@ use crate::writable_directory::{change_attr, failed, stat_fd, stat_name};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use spurline_types::Result;
 use spurline_volume::writes::{
-    AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpId, WritableDirectory, WritableFile,
+    AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpId, WritableDirectory, WritableFile, WritePlace,
 };
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io::IoSlice;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The name of an open descriptor in `/proc`, which leads to its object whatever its path is now.
 pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> ProcPath {
@@ -45,6 +46,10 @@ impl Deref for ProcPath {
 /// An open file.
 pub(crate) struct SourceFile {
     file: File,
+    /// It was opened for appending.
+    appends: bool,
+    /// The same file, opened for appending if `file` was not, and the other way round: made for the first write that needs it.
+    other_place: OnceLock<File>,
     identities: Arc<CallerIdentities>,
     /// The file system reports failures of writes when a file is closed.
     reports_at_close: bool,
@@ -62,10 +67,16 @@ impl SourceFile {
     pub(crate) const NOT_PASSED: u32 =
         (libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK) as u32;
 
-    pub(crate) fn new(fd: OwnedFd, identities: &Arc<CallerIdentities>) -> SourceFile {
+    pub(crate) fn new(fd: OwnedFd, flags: u32, identities: &Arc<CallerIdentities>) -> SourceFile {
         let reports_at_close = !own_clock(fd.as_fd());
-        let identities = Arc::clone(identities);
-        SourceFile { file: File::from(fd), identities, reports_at_close, locks: SourceLocks::default() }
+        SourceFile {
+            file: File::from(fd),
+            appends: OFlags::from_bits_retain(flags).contains(OFlags::APPEND),
+            other_place: OnceLock::new(),
+            identities: Arc::clone(identities),
+            reports_at_close,
+            locks: SourceLocks::default(),
+        }
     }
 
     /// Opens the file of `fd` for reads or writes. Anything but a file is refused: an open of a pipe could wait for
@@ -81,8 +92,32 @@ impl SourceFile {
             FileType::Symlink => return Err(Errno::LOOP),
             _ => return Err(Errno::STALE),
         }
-        let flags = OFlags::from_bits_retain(flags & !Self::NOT_PASSED) | OFlags::NOCTTY | OFlags::CLOEXEC;
-        Ok(SourceFile::new(rustix::fs::open(&*proc_path(fd), flags, Mode::empty())?, identities))
+        let opened_as = OFlags::from_bits_retain(flags & !Self::NOT_PASSED) | OFlags::NOCTTY | OFlags::CLOEXEC;
+        Ok(SourceFile::new(rustix::fs::open(&*proc_path(fd), opened_as, Mode::empty())?, flags, identities))
+    }
+
+    /// Writes to the place that the file was not opened for. The flags of `file` stay: another write can be under way.
+    fn write_other_place(&self, offset: u64, data: &[u8]) -> rustix::io::Result<usize> {
+        let other = match self.other_place.get() {
+            Some(other) => Ok(other),
+            None => {
+                let own = rustix::fs::fcntl_getfl(&self.file)? & (OFlags::DSYNC | OFlags::SYNC);
+                let place = if self.appends { OFlags::empty() } else { OFlags::APPEND };
+                let flags = own | place | OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+                let opened = rustix::fs::open(&*proc_path(self.file.as_fd()), flags, Mode::empty());
+                opened.map(|fd| self.other_place.get_or_init(|| File::from(fd)))
+            }
+        };
+        match other {
+            Ok(other) => rustix::io::pwrite(other, data, offset),
+            // The source refuses it to this process: its kernel can still do it, the second kind since Linux 6.9.
+            Err(Errno::ACCESS | Errno::PERM) => {
+                const NO_APPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
+                let flags = if self.appends { NO_APPEND } else { ReadWriteFlags::APPEND };
+                rustix::io::pwritev2(&self.file, &[IoSlice::new(data)], offset, flags)
+            }
+            Err(errno) => Err(errno),
+        }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -119,11 +154,26 @@ impl WritableFile for SourceFile {
         Ok(done)
     }
 
-    fn write_at(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<usize> {
+    fn write_placed(
+        &self,
+        place: WritePlace,
+        offset: u64,
+        data: &[u8],
+        lose_privileges: Option<&Caller>,
+    ) -> Result<usize> {
         let assumed = lose_privileges.map(|caller| self.identities.assume(caller)).transpose();
         let _as_caller = assumed.map_err(|errno| failed("write", errno))?;
+        let appends = match place {
+            WritePlace::AsOpened => self.appends,
+            WritePlace::End => true,
+            WritePlace::Offset | WritePlace::MappedPages => false,
+        };
         // A short write is the caller's to continue: it may be the last byte that fits.
-        retry(|| rustix::io::pwrite(&self.file, data, offset)).map_err(|errno| failed("write", errno))
+        let written = match appends == self.appends {
+            true => retry(|| rustix::io::pwrite(&self.file, data, offset)),
+            false => retry(|| self.write_other_place(offset, data)),
+        };
+        written.map_err(|errno| failed("write", errno))
     }
 
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::inode_limit::LimitedInodes as _;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile};
+use spurline_volume::writes::{Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile, WritePlace};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -277,16 +277,15 @@ impl WritableFileSystem {
         Ok(self.file(ino, fh)?.file.read_at(offset, dst)?)
     }
 
-    /// Writes `data` at `offset`; returns the number of bytes written. `lose_privileges`: the caller has no right to
-    /// keep the file's set-user-ID and set-group-ID bits.
+    /// Writes `data`; returns the number of bytes written. `lose_privileges`: the caller has no right to keep the file's
+    /// set-user-ID and set-group-ID bits.
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
     pub fn write(
         &self,
-        ino: u64,
-        fh: u64,
-        offset: u64,
+        (ino, fh): (u64, u64),
+        (offset, place): (u64, WritePlace),
         data: &[u8],
         lose_privileges: Option<&FsCaller>,
     ) -> FsResult<usize> {
@@ -298,7 +297,7 @@ impl WritableFileSystem {
             pid: caller.pid,
             ..Caller::default()
         });
-        let written = file.file.write_at(offset, data, caller.as_ref())?;
+        let written = file.file.write_placed(place, offset, data, caller.as_ref())?;
         file.kernel_size.note_written(offset + written as u64);
         let stats = &self.stats.fuse;
         stats.write_ops.add(1);

@@ -453,7 +453,7 @@ impl WritableFile for MemoryFile {
         Ok(bytes.len())
     }
 
-    fn write_at(&self, offset: u64, data: &[u8], _lose_privileges: Option<&Caller>) -> Result<usize> {
+    fn write_placed(&self, _: WritePlace, offset: u64, data: &[u8], _: Option<&Caller>) -> Result<usize> {
         self.tree.lock().write(self.object, offset, data).map_err(failed)
     }
 

@@ -292,7 +292,9 @@ impl GroupWrites {
         let file = &opened.bytes;
         let failures = file.failure_count();
         // A write under a lock finds out whether the lock was lost with a node.
-        let at_once = new.appended || opened.writes_at_once() || opened.held.any() || file.is_failing();
+        let waits = new.appended || opened.writes_at_once() || opened.held.any();
+        // No program waits for pages of a map: a failure is the file's, and the bytes stay.
+        let at_once = !new.mapped && (waits || file.is_failing());
         let new = &NewBytes { awaited: at_once, ..new };
         let mut added = file.list.lock().add_bytes(&self.memory, new);
         if added.is_none() {
@@ -519,7 +521,8 @@ impl GroupWrites {
             let payload = &new.data[written..written + most];
             let (file, offset) = (owner.number(), new.offset + written as u64);
             let flush = flush && written + most == new.data.len();
-            let call = WriteCall::Write { file, offset, lose_privileges: new.lose_privileges.is_some(), flush };
+            let (append, lose_privileges) = (new.appended, new.lose_privileges.is_some());
+            let call = WriteCall::Write { file, offset, append, lose_privileges, flush };
             let caller = new.lose_privileges.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() });
             let caller = caller.as_ref().unwrap_or(owner.caller());
             let context = RequestContext { payload, ..RequestContext::of(caller) };

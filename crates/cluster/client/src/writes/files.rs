@@ -11,7 +11,7 @@ use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, NodePath, OpId,
-    WritableDirectory, WritableFile,
+    WritableDirectory, WritableFile, WritePlace,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -304,15 +304,19 @@ impl RemoteFile {
     }
 
     /// Takes bytes that fit into one request.
-    fn write_piece(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<()> {
+    fn write_piece(&self, place: WritePlace, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<()> {
         self.opened.used.store(true, Ordering::Relaxed);
-        let appends = self.opened.has_flag(O_APPEND);
+        let appends = match place {
+            WritePlace::AsOpened => self.opened.has_flag(O_APPEND),
+            WritePlace::End => true,
+            WritePlace::Offset | WritePlace::MappedPages => false,
+        };
         // One at a time, so that the place of each is known.
         let _one = appends.then(|| self.opened.bytes.begin_append());
         let offset = if appends { self.opened.bytes.end() } else { offset };
         let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));
-        let new =
-            NewBytes { owner: self.opened.number, offset, data, appended: appends, lose_privileges, awaited: false };
+        let (owner, mapped) = (self.opened.number, place == WritePlace::MappedPages);
+        let new = NewBytes { owner, offset, data, appended: appends, mapped, lose_privileges, awaited: false };
         self.writes.write_behind(&self.opened, new)?;
         self.opened.bytes.raise_end(offset + data.len() as u64);
         Ok(())
@@ -357,10 +361,16 @@ impl WritableFile for RemoteFile {
         Ok(read)
     }
 
-    fn write_at(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<usize> {
+    fn write_placed(
+        &self,
+        place: WritePlace,
+        offset: u64,
+        data: &[u8],
+        lose_privileges: Option<&Caller>,
+    ) -> Result<usize> {
         let mut written = 0;
         for piece in data.chunks(self.writes.most_bytes()) {
-            match self.write_piece(offset + written as u64, piece, lose_privileges) {
+            match self.write_piece(place, offset + written as u64, piece, lose_privileges) {
                 Ok(()) => written += piece.len(),
                 Err(error) if written == 0 => return Err(error),
                 // The next write reports it.

@@ -137,6 +137,8 @@ pub(crate) struct NewBytes<'a> {
     pub data: &'a [u8],
     /// They were appended, and are expected at `offset`.
     pub appended: bool,
+    /// They are pages of a memory map.
+    pub mapped: bool,
     /// The file loses its privilege bits as if this user and group wrote.
     pub lose_privileges: Option<(u32, u32)>,
     /// The writer waits for the outcome: the bytes are a piece of their own, so that they can be taken back.
@@ -179,6 +181,7 @@ impl PieceToSend {
             offset: self.offset,
             data: &self.buffer[..self.len],
             appended: self.appended,
+            mapped: false,
             lose_privileges: self.lose_privileges,
             awaited: false,
         }
@@ -270,7 +273,7 @@ impl PieceList {
 
     /// Adds the bytes of a write; `None` when there is no memory.
     pub fn add_bytes(&mut self, memory: &Arc<WriteMemory>, new: &NewBytes<'_>) -> Option<AddedBytes> {
-        let NewBytes { owner, offset, data, appended, lose_privileges, awaited } = *new;
+        let NewBytes { owner, offset, data, appended, lose_privileges, awaited, .. } = *new;
         let follows = |last: &&mut WrittenPiece| last.owner == owner && last.end() == offset && !last.appended;
         let last = self.pieces.back_mut().filter(follows);
         let mut room = FIRST_ROOM;
@@ -586,7 +589,7 @@ mod tests {
     }
 
     fn plain(offset: u64, data: &[u8]) -> NewBytes<'_> {
-        NewBytes { owner: 1, offset, data, appended: false, lose_privileges: None, awaited: false }
+        NewBytes { owner: 1, offset, data, appended: false, mapped: false, lose_privileges: None, awaited: false }
     }
 
     fn take(list: &mut PieceList) -> Option<PieceToSend> {

@@ -18,7 +18,7 @@ use spurline_proto::{AnswerBody as _, MAX_PAYLOAD, OpenFlags, WriteAnswer, Write
 use spurline_transport::Responder;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    Caller, Change, FileLock, LockConflict, LockFamily, LockKind, NodePath, WritableFile, WritableVolume,
+    Caller, Change, FileLock, LockConflict, LockFamily, LockKind, NodePath, WritableFile, WritableVolume, WritePlace,
 };
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -395,7 +395,8 @@ impl ServedWrite<'_> {
     fn execute_open(&self, call: &WriteCall<'_>, file: &dyn WritableFile, caller: &Caller) -> Result<WriteAnswer> {
         let request = self.request;
         Ok(match *call {
-            WriteCall::Write { offset, lose_privileges, flush, .. } => {
+            WriteCall::Write { offset, append, lose_privileges, flush, .. } => {
+                let place = if append { WritePlace::End } else { WritePlace::Offset };
                 let mut done = 0;
                 if request.again && request.is_change() {
                     let Some(found) = repeated::find_appended(file, offset, request.payload)? else {
@@ -406,7 +407,8 @@ impl ServedWrite<'_> {
                 }
                 let rest = &request.payload[done..];
                 if !rest.is_empty() {
-                    done += file.write_at(offset + done as u64, rest, lose_privileges.then_some(caller))?;
+                    let lose_privileges = lose_privileges.then_some(caller);
+                    done += file.write_placed(place, offset + done as u64, rest, lose_privileges)?;
                 }
                 if flush {
                     file.flush()?;

@@ -152,7 +152,7 @@ pub fn write(file: u64, offset: usize, payload: &[u8]) -> NodeRequest<'_> {
         marked: false,
         known: [None; 2],
         caller: WireCaller::default(),
-        call: WriteCall::Write { file, offset: offset as u64, lose_privileges: false, flush: false },
+        call: WriteCall::Write { file, offset: offset as u64, append: false, lose_privileges: false, flush: false },
         payload,
     })
 }
