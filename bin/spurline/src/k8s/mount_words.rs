@@ -28,7 +28,11 @@ impl MountArguments for MountParser {
     }
 }
 
-fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Result<MountWords, Fault> {
+/// The words, on a host with these limits.
+///
+/// # Errors
+/// When `spurline mount` would refuse them.
+pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Result<MountWords, Fault> {
     let settings = request.settings;
     // Without environment variables: those of the driver are not those of the mount process.
     let flags = MountArgs::augment_args(Command::new("mount"));

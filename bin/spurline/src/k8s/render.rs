@@ -1,8 +1,13 @@
 //! `spurline k8s render`: prints the manifests of the crate `manifests`, or writes them to a directory.
 
+use super::mount_words::words_of_mount;
 use clap::{Args, ValueEnum};
-use spurline_config::Fault;
-use spurline_manifests::{ClusterValues, DEFAULT_VALUES, ManifestForm, RenderedFile, render};
+use spurline_config::{Fault, HostLimits};
+use spurline_csi::{MountRequest, VolumeSettings};
+use spurline_fabric::Severity;
+use spurline_kube_devices::{ResourceConfig, read_config};
+use spurline_manifests::{ClusterValues, DEFAULT_VALUES, FIRST_LINE, ManifestForm, RenderedFile, render};
+use std::collections::{BTreeSet, HashMap};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +18,9 @@ Examples:
   Look at what would be applied, and apply it:
     spurline k8s render --set nodes.sources='[s3://datasets]'
     spurline k8s render --values values.yaml | kubectl apply -f -
+  With the configuration of RDMA devices that was found on the nodes:
+    spurline k8s discover > config.json
+    spurline k8s render --values values.yaml --set-file devicePlugin.config=config.json
   The values with their meanings, as the start of a file:
     spurline k8s render --print-values > values.yaml
   A Kustomize base, or a Helm chart, whose defaults are these values:
@@ -39,6 +47,9 @@ pub struct RenderArgs {
     /// One value, over those of the file; repeat for more
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// One value that is the content of a file, over those of --values; repeat for more
+    #[arg(long, value_name = "KEY=FILE")]
+    pub set_file: Vec<String>,
     /// What to make
     #[arg(long, value_name = "FORM", default_value = "yaml")]
     pub form: FormArg,
@@ -46,7 +57,7 @@ pub struct RenderArgs {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Print the default values with their meanings
-    #[arg(long, conflicts_with_all = ["values", "set", "form", "out"])]
+    #[arg(long, conflicts_with_all = ["values", "set", "set_file", "form", "out"])]
     pub print_values: bool,
 }
 
@@ -60,14 +71,20 @@ pub fn run(args: RenderArgs) -> Result<ExitCode, Fault> {
     }
     let mut values = ClusterValues::defaults()?;
     if let Some(file) = &args.values {
-        let text = std::fs::read_to_string(file).map_err(|e| {
-            Fault::missing(format!("the values file {}: {e}", file.display()), "name a readable file with --values")
-        })?;
-        values = values.with_file(&file.display().to_string(), &text)?;
+        values = values.with_file(&file.display().to_string(), &read(file, "--values")?)?;
+    }
+    for setting in &args.set_file {
+        let Some((key, file)) = setting.split_once('=') else {
+            let remedy = "write --set-file KEY=FILE, such as devicePlugin.config=config.json";
+            return Err(Fault::usage(format!("--set-file {setting} names no file"), remedy));
+        };
+        values = values.with_text(key, file, &read(Path::new(file), "--set-file")?)?;
     }
     for setting in &args.set {
         values = values.with_setting(setting)?;
     }
+    check_devices(&values)?;
+    check_mount_options(&values)?;
     let form = match args.form {
         FormArg::Yaml => ManifestForm::Yaml,
         FormArg::Kustomize => ManifestForm::Kustomize,
@@ -79,12 +96,86 @@ pub fn run(args: RenderArgs) -> Result<ExitCode, Fault> {
             for file in &files {
                 write(&dir, file)?;
             }
+            remove_others(&dir, &files)?;
             println!("{} files are in {}", files.len(), dir.display());
             Ok(ExitCode::SUCCESS)
         }
         (None, ManifestForm::Yaml) => print(&files.iter().map(|file| file.text.as_str()).collect::<String>()),
         (None, _) => Err(Fault::usage("a Kustomize base or a chart has many files", "give --out DIR")),
     }
+}
+
+fn read(file: &Path, flag: &str) -> Result<String, Fault> {
+    std::fs::read_to_string(file).map_err(|e| {
+        Fault::missing(format!("the file {}: {e}", file.display()), format!("name a readable file with {flag}"))
+    })
+}
+
+/// Checks the configuration of the device plugin, and that pods request its resources.
+fn check_devices(values: &ClusterValues) -> Result<(), Fault> {
+    let Some(config) = values.find("devicePlugin.config").filter(|_| values.is_on("devicePlugin.enabled")) else {
+        return Ok(());
+    };
+    let name = "devicePlugin.config";
+    let reading = read_config(&config.to_string(), name);
+    let Some(config) = reading.config else {
+        let wrong = reading.findings.into_iter().find(|finding| finding.severity == Severity::Error);
+        let (subject, what, remedy) = wrong.map(|f| (f.subject, f.evidence, f.remedy)).unwrap_or_default();
+        let place = if subject == name { subject } else { format!("{name}: {subject}") };
+        return Err(Fault::usage(format!("{place}: {what}"), remedy));
+    };
+    let known: Vec<String> = config.resources.iter().map(ResourceConfig::resource).collect();
+    let test = if values.is_on("test.enabled") { values.text("test.rdmaResource") } else { "" };
+    let wanted = [("nodes.rdmaResource", values.text("nodes.rdmaResource")), ("test.rdmaResource", test)];
+    match wanted.into_iter().find(|(_, name)| !name.is_empty() && !known.iter().any(|one| one == name)) {
+        Some((key, name)) => Err(Fault::usage(
+            format!("{key} is {name}, which no entry of devicePlugin.config makes: the pods stay Pending"),
+            format!("write one of {}, or add the entry", known.join(", ")),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Checks the options of the StorageClass with the parser of `spurline mount`.
+fn check_mount_options(values: &ClusterValues) -> Result<(), Fault> {
+    if !values.is_on("csi.enabled") || !values.is_on("storageClass.enabled") {
+        return Ok(());
+    }
+    let options = values.find("storageClass.mountOptions").and_then(|list| list.as_array()).cloned();
+    let options: Vec<String> = options.into_iter().flatten().filter_map(|o| Some(o.as_str()?.to_owned())).collect();
+    let mut attributes = HashMap::from([("source".to_owned(), values.text("storageClass.source").to_owned())]);
+    attributes.insert("memory".to_owned(), values.text("csi.memory").to_owned());
+    if values.is_on("nodes.enabled") {
+        // Any one: it is the options that are checked.
+        attributes.insert("registry".to_owned(), "coordinator://spurline-coordinator:7400".to_owned());
+    }
+    let settings = VolumeSettings::parse(&attributes, &options)?;
+    // The limit of memory is the driver's default, which options may raise.
+    let default_memory = settings.memory.unwrap_or_default();
+    let settings = VolumeSettings { memory: None, ..settings };
+    let request = MountRequest { settings: &settings, own_flags: &[], mountpoint: Path::new("/mnt"), default_memory };
+    // This machine is not one of the cluster.
+    let host = HostLimits { memory_bytes: None, ..HostLimits::detect() };
+    words_of_mount(request, &host)
+        .map(drop)
+        .map_err(|fault| Fault { what: format!("storageClass.mountOptions: {}", fault.what), ..fault })
+}
+
+/// Removes files of an earlier run that this one did not make: a chart's would be applied.
+fn remove_others(dir: &Path, files: &[RenderedFile]) -> Result<(), Fault> {
+    let parents: BTreeSet<PathBuf> =
+        files.iter().filter_map(|f| Some(dir.join(&f.path).parent()?.to_owned())).collect();
+    for path in parents.iter().filter_map(|parent| std::fs::read_dir(parent).ok()).flatten().flatten() {
+        let path = path.path();
+        let is_ours = files.iter().any(|file| dir.join(&file.path) == path);
+        let is_made = || std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with(FIRST_LINE));
+        if !is_ours && path.extension().is_some_and(|end| end == "yaml") && is_made() {
+            std::fs::remove_file(&path)
+                .map_err(|e| Fault::failed(format!("{}: {e}", path.display()), "remove it: it is of an earlier run"))?;
+            println!("removed {}, which was of an earlier run", path.display());
+        }
+    }
+    Ok(())
 }
 
 fn write(dir: &Path, file: &RenderedFile) -> Result<(), Fault> {
@@ -97,5 +188,67 @@ fn print(text: &str) -> Result<ExitCode, Fault> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Fault::failed(format!("standard output: {e}"), "")),
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(settings: &[&str]) -> ClusterValues {
+        settings.iter().fold(ClusterValues::defaults().unwrap(), |values, one| values.with_setting(one).unwrap())
+    }
+
+    #[test]
+    fn devices_are_those_of_the_configuration() {
+        check_devices(&with(&["nodes.rdmaResource=rdma/roce", "test.enabled=true"])).unwrap();
+        check_devices(&with(&["devicePlugin.enabled=false", "nodes.rdmaResource=other/name"])).unwrap();
+        let negative = "devicePlugin.config={configList: [{resourceName: ib, rdmaHcaMax: -1}]}";
+        for (setting, says) in [
+            (
+                "nodes.rdmaResource=rdma/hca",
+                "nodes.rdmaResource is rdma/hca, which no entry of devicePlugin.config makes",
+            ),
+            ("devicePlugin.config={configList: []}", "devicePlugin.config: configList is "),
+            ("devicePlugin.config={}", "devicePlugin.config: configList is "),
+            (negative, "rdmaHcaMax"),
+        ] {
+            let said = check_devices(&with(&[setting])).unwrap_err().to_string();
+            assert!(said.contains(says) && !said.contains('\n'), "{setting}: {said}");
+        }
+        let said = check_devices(&with(&["test.enabled=true", "test.rdmaResource=rdma/x"])).unwrap_err().to_string();
+        assert!(said.contains("write one of rdma/ib, rdma/roce"), "{said}");
+    }
+
+    #[test]
+    fn mount_options_are_those_of_spurline_mount() {
+        check_mount_options(&with(&["storageClass.mountOptions=[rdma-network=ib0:ib1, max-readahead=64M]"])).unwrap();
+        check_mount_options(&with(&["csi.memory=4000Gi"])).unwrap();
+        check_mount_options(&with(&["nodes.enabled=false", "storageClass.source=/mnt/nfs"])).unwrap();
+        for (setting, says) in [
+            (
+                "storageClass.mountOptions=[cachesize=1G]",
+                "storageClass.mountOptions: -o cachesize=1G: unknown mount option",
+            ),
+            ("storageClass.mountOptions=[rw]", "only directories can be changed"),
+            ("csi.memory=8Mi", "buffer-size"),
+        ] {
+            let said = check_mount_options(&with(&[setting])).unwrap_err().to_string();
+            assert!(said.contains(says) && !said.contains('\n'), "{setting}: {said}");
+        }
+    }
+
+    #[test]
+    fn files_of_an_earlier_run_are_removed_and_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let file = RenderedFile { path: "nodes.yaml".into(), text: FIRST_LINE.into() };
+        write(dir.path(), &file).unwrap();
+        for (name, text) in [("test.yaml", FIRST_LINE), ("own.yaml", "kind: Pod\n"), ("notes.txt", FIRST_LINE)] {
+            std::fs::write(at(name), text).unwrap();
+        }
+        remove_others(dir.path(), &[file]).unwrap();
+        let is_there = ["nodes.yaml", "test.yaml", "own.yaml", "notes.txt"].map(|name| at(name).exists());
+        assert_eq!(is_there, [true, false, true, true]);
     }
 }

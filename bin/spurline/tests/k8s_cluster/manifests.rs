@@ -9,7 +9,12 @@ use std::process::Command;
 /// Names that no other test of the cluster uses.
 const NAMES: [&str; 2] = ["namespace=elsewhere", "storageClass.name=elsewhere"];
 /// What is off by default is on, and the other way round.
-const OTHERS: [&str; 14] = [
+const OTHERS: [&str; 19] = [
+    "nodes.priorityClassName=system-node-critical",
+    "nodes.hostNetwork=false",
+    "csi.hostNetwork=false",
+    "storageClass.secret=bucket-keys",
+    "podMonitor.labels.release=prometheus",
     "nodes.kind=StatefulSet",
     "nodes.rdmaNetwork=ib0:ib1",
     "nodes.rdmaResource=rdma/ib",
@@ -47,7 +52,9 @@ fn a_server_takes_all_forms() {
     cluster.namespace(&json!({ "metadata": { "name": "elsewhere" } }));
     let dir = tempfile::tempdir().unwrap();
     let mut counts = Vec::new();
-    for (number, settings) in [&NAMES[..], &[&NAMES[..], &OTHERS].concat()].into_iter().enumerate() {
+    // Nodes with the device nodes of the host.
+    let privileged = [&NAMES[..], &["nodes.rdmaNetwork=ib0:ib1"]].concat();
+    for (number, settings) in [&NAMES[..], &[&NAMES[..], &OTHERS].concat(), &privileged].into_iter().enumerate() {
         let at = |form: &str| dir.path().join(format!("{form}-{number}"));
         let plain = render(settings, "yaml", &at("yaml"));
         let base = render(settings, "kustomize", &at("kustomize"));
@@ -77,6 +84,7 @@ fn a_server_takes_all_forms() {
         }
     }
     // Helm makes the namespace of a release.
-    assert_eq!((counts[0], counts[0]), (counts[1], counts[2] + 1), "{counts:?}");
-    assert_eq!((counts[3], counts[3]), (counts[4], counts[5] + 1), "{counts:?}");
+    for forms in counts.chunks(3) {
+        assert_eq!((forms[0], forms[0]), (forms[1], forms[2] + 1), "{counts:?}");
+    }
 }

@@ -1,6 +1,8 @@
 //! The forms of the manifests: one text, a Kustomize base, a Helm chart.
 
+use crate::checks::check_values;
 use crate::context::{FieldSource, all_of};
+use crate::schema::schema_text;
 use crate::values::{ClusterValues, DEFAULT_VALUES};
 use crate::yaml::print;
 use crate::{ManifestObject, cluster, devices, volumes};
@@ -28,19 +30,26 @@ pub struct RenderedFile {
     pub text: String,
 }
 
-/// The first line of every file.
-const NOTE: &str = "# Made by 'spurline k8s render'; change the values, not this file.\n";
+/// The first line of every file that is made of objects.
+pub const FIRST_LINE: &str = "# Made by 'spurline k8s render'; change the values, not this file.\n";
 /// What a person has to know after an installation.
-const CHART_NOTES: &str = "Spurline is installed in the namespace {{ .Release.Namespace }}.\n\
-    Nodes and volumes need the secret {{ .Values.groupSecret }}:\n\
-    \x20 kubectl -n {{ .Release.Namespace }} create secret generic {{ .Values.groupSecret }} \
-    --from-literal=group-token=\"$(openssl rand -base64 32)\"\n\
-    docs/kubernetes.md shows the first pod.\n";
+const CHART_NOTES: &str = "Spurline is installed in the namespace {{ .Release.Namespace }}.
+Its pods mount file systems. Where Pod Security refuses that, allow it in this namespace:
+  kubectl label namespace {{ .Release.Namespace }} pod-security.kubernetes.io/enforce=privileged
+{{- if .Values.groupSecret }}
+Nodes and volumes need the secret {{ .Values.groupSecret }}:
+  kubectl -n {{ .Release.Namespace }} create secret generic {{ .Values.groupSecret }} \
+--from-literal=group-token=\"$(openssl rand -base64 32)\"
+{{- else }}
+There is no groupSecret: nodes accept every host that reaches their port.
+{{- end }}
+docs/kubernetes.md shows the first pod.
+";
 
 /// The manifests for `values` in one form.
 ///
 /// # Errors
-/// When the values contradict each other.
+/// When a value is wrong, or two contradict each other.
 pub fn render(values: &ClusterValues, form: ManifestForm) -> Result<Vec<RenderedFile>, Fault> {
     check_values(values)?;
     let source = FieldSource { values, chart: form == ManifestForm::Helm };
@@ -48,7 +57,7 @@ pub fn render(values: &ClusterValues, form: ManifestForm) -> Result<Vec<Rendered
         [cluster::objects(source), volumes::objects(source), devices::objects(source)].concat();
     Ok(match form {
         ManifestForm::Yaml => {
-            let mut text = NOTE.to_owned();
+            let mut text = FIRST_LINE.to_owned();
             for object in kept(&objects, source) {
                 let _ = write!(text, "---\n{}", print(&object.object));
             }
@@ -82,7 +91,7 @@ fn kustomize_files(objects: &[ManifestObject], source: FieldSource<'_>) -> Vec<R
         if of_file.is_empty() {
             continue;
         }
-        let mut text = NOTE.to_owned();
+        let mut text = FIRST_LINE.to_owned();
         for object in of_file {
             let _ = write!(text, "---\n{}", print(&object.object));
         }
@@ -96,7 +105,7 @@ fn kustomize_files(objects: &[ManifestObject], source: FieldSource<'_>) -> Vec<R
     });
     files.insert(
         0,
-        RenderedFile { path: "kustomization.yaml".into(), text: format!("{NOTE}{}", print(&kustomization)) },
+        RenderedFile { path: "kustomization.yaml".into(), text: format!("{FIRST_LINE}{}", print(&kustomization)) },
     );
     files
 }
@@ -119,12 +128,13 @@ fn chart_files(objects: &[ManifestObject], values: &ClusterValues) -> Vec<Render
     };
     let file = |path: &str, text: String| RenderedFile { path: path.to_owned(), text };
     let mut files = vec![
-        file("Chart.yaml", format!("{NOTE}{}", print(&chart))),
+        file("Chart.yaml", format!("{FIRST_LINE}{}", print(&chart))),
         file("values.yaml", defaults),
+        file("values.schema.json", schema_text(values)),
         file("templates/NOTES.txt", CHART_NOTES.to_owned()),
     ];
     for name in file_names(objects) {
-        let mut text = NOTE.to_owned();
+        let mut text = FIRST_LINE.to_owned();
         // Helm makes the release's namespace.
         for object in objects.iter().filter(|object| object.file == name && object.object["kind"] != "Namespace") {
             let body = print(&object.object);
@@ -139,39 +149,6 @@ fn chart_files(objects: &[ManifestObject], values: &ClusterValues) -> Vec<Render
         }
         files.push(file(&format!("templates/{name}.yaml"), text));
     }
-    files.retain(|file| file.text != NOTE);
+    files.retain(|file| file.text != FIRST_LINE);
     files
-}
-
-/// Checks values that contradict each other.
-fn check_values(values: &ClusterValues) -> Result<(), Fault> {
-    let text = |path: &str| values.find(path).and_then(|value| value.as_str()).unwrap_or_default();
-    let on = |path: &str| values.find(path).is_some_and(|value| value == true);
-    let kind = text("nodes.kind");
-    if !["DaemonSet", "StatefulSet"].contains(&kind) {
-        return Err(Fault::usage(format!("nodes.kind is '{kind}'"), "write DaemonSet or StatefulSet"));
-    }
-    let network = text("networkAttachment.type");
-    if !["macvlan", "ipvlan", "ipoib"].contains(&network) {
-        return Err(Fault::usage(format!("networkAttachment.type is '{network}'"), "write macvlan, ipvlan or ipoib"));
-    }
-    if !text("devicePlugin.memlock").is_empty() && !on("devicePlugin.useCdi") {
-        return Err(Fault::usage(
-            "devicePlugin.memlock is set and devicePlugin.useCdi is false",
-            "set devicePlugin.useCdi to true: the limit is raised by a hook of CDI",
-        ));
-    }
-    if on("nodes.enabled") && !on("coordinator.enabled") && text("registry").is_empty() {
-        return Err(Fault::usage(
-            "nodes.enabled is true and there is no registry: coordinator.enabled is false and registry is empty",
-            "set coordinator.enabled to true, or registry to etcd://HOST:2379",
-        ));
-    }
-    if values.find("nodes.sources").and_then(|list| list.as_array()).is_none_or(Vec::is_empty) && on("nodes.enabled") {
-        return Err(Fault::usage(
-            "nodes.sources is empty",
-            "list the buckets that nodes may read, such as s3://datasets",
-        ));
-    }
-    Ok(())
 }

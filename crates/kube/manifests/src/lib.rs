@@ -2,15 +2,18 @@
 //! and writes nothing itself, and talks to no cluster.
 #![forbid(unsafe_code)]
 
+mod checks;
 mod cluster;
 mod context;
 mod devices;
 mod forms;
+mod rules;
+mod schema;
 mod values;
 mod volumes;
 mod yaml;
 
-pub use forms::{ManifestForm, RenderedFile, render};
+pub use forms::{FIRST_LINE, ManifestForm, RenderedFile, render};
 pub use values::{ClusterValues, DEFAULT_VALUES};
 
 use context::ValueCondition;

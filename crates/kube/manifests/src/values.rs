@@ -76,8 +76,18 @@ impl ClusterValues {
     }
 
     /// The value at a path with dots.
-    pub(crate) fn find(&self, path: &str) -> Option<&Value> {
+    pub fn find(&self, path: &str) -> Option<&Value> {
         path.split('.').try_fold(&self.0, |value, key| value.get(key))
+    }
+
+    /// The text at a path with dots; empty where there is none.
+    pub fn text(&self, path: &str) -> &str {
+        self.find(path).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Whether the value at a path with dots is true.
+    pub fn is_on(&self, path: &str) -> bool {
+        self.find(path).is_some_and(|value| value == true)
     }
 
     /// All values.
@@ -148,7 +158,8 @@ fn merge(base: &mut Value, over: Value, name: &str, at: &str) -> Result<(), Faul
     }
 }
 
-fn kind(value: &Value) -> &'static str {
+/// The type of a value, in words.
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "nothing",
         Value::Bool(_) => "true or false",

@@ -167,3 +167,29 @@ fn the_driver_follows_the_template_of_mount_pods() {
     let [Some(other), Some(same), Some(again)] = settings.map(helm) else { return };
     assert!(other != same && same == again, "{other} {same} {again}");
 }
+
+/// Values that helm itself refuses, by the chart's schema.
+#[test]
+fn helm_refuses_wrong_values() {
+    let chart = deploy("helm/spurline");
+    let helm = |setting: &str| {
+        let programs = spurline_testkit::go_program("kubernetes", "kubernetes")?;
+        let words = ["template", "spurline", chart.to_str().unwrap(), "--kube-version", "1.30.0", "--set", setting];
+        Some(Command::new(programs.join("helm")).args(words).output().unwrap())
+    };
+    for (setting, says) in [
+        ("nodes.prot=1", "prot"),
+        ("foo=1", "foo"),
+        ("nodes.kind=Deployment", "nodes/kind"),
+        ("networkAttachment.type=bridge", "networkAttachment/type"),
+        ("nodes.port=99999", "nodes/port"),
+        ("nodes.sources=s3://b", "nodes/sources"),
+        ("nodes.nodeSelector.disk=1", "nodes/nodeSelector/disk"),
+        ("global.shared=1", ""),
+    ] {
+        let Some(out) = helm(setting) else { return };
+        let said = String::from_utf8_lossy(&out.stderr).replace('.', "/");
+        assert_eq!(out.status.success(), says.is_empty(), "{setting}: {said}");
+        assert!(said.contains(says), "{setting}: {said}");
+    }
+}

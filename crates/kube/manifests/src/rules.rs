@@ -1,0 +1,189 @@
+//! What each value has to be beyond the type of its default: for the check of a person's values and for the chart's schema.
+
+use spurline_config::values::parse_buffer_size;
+use spurline_config::{CacheSize, Registry, SourceUrl};
+use spurline_types::Size;
+use std::net::IpAddr;
+
+/// Whether a text is right; else what is wrong and, after a semicolon, what to write.
+pub(crate) type TextCheck = fn(&str) -> Result<(), String>;
+
+/// What a value has to be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ValueRule {
+    /// One of these words.
+    Words(&'static [&'static str]),
+    /// A whole number from one to another.
+    Number(u64, u64),
+    /// A text.
+    Text(TextCheck),
+    /// A text, or an empty one.
+    TextOrEmpty(TextCheck),
+    /// A list of texts.
+    Texts(TextCheck),
+    /// A list of maps, as Kubernetes has them.
+    Objects,
+}
+
+/// The rule of a value that is a text, a number or a list; `None` for others.
+pub(crate) fn rule_of(path: &str) -> Option<ValueRule> {
+    use ValueRule::{Number, Objects, Text, TextOrEmpty, Texts, Words};
+    Some(match path {
+        "imagePullPolicy" => Words(&["Always", "IfNotPresent", "Never"]),
+        "nodes.kind" => Words(&["DaemonSet", "StatefulSet"]),
+        "networkAttachment.type" => Words(&["macvlan", "ipvlan", "ipoib"]),
+        "coordinator.port" | "nodes.port" => Number(1, 65535),
+        "nodes.replicas" => Number(1, 100_000),
+        "namespace" => Text(namespace),
+        "image" | "csi.registrarImage" | "csi.provisionerImage" => Text(image),
+        "imagePullSecrets" => Texts(object_name),
+        "storageClass.name" => Text(object_name),
+        "groupSecret" | "nodes.credentialsSecret" | "storageClass.secret" | "nodes.priorityClassName" => {
+            TextOrEmpty(object_name)
+        }
+        "registry" => TextOrEmpty(registry),
+        "cacheGroup" => Text(word),
+        "coordinator.storage" => TextOrEmpty(quantity),
+        "coordinator.memory" | "nodes.memory" | "csi.memory" => Text(quantity),
+        "nodes.bufferSize" => Text(buffer_size),
+        "nodes.cacheSize" | "csi.cacheSize" => Text(cache_size),
+        "nodes.sources" => Texts(source),
+        "storageClass.source" => Text(source),
+        "nodes.endpointUrl" => TextOrEmpty(endpoint),
+        "nodes.cacheDirs" => Texts(cache_dir),
+        "nodes.tolerations" => Objects,
+        "nodes.rdmaNetwork" => TextOrEmpty(interfaces),
+        "nodes.rdmaResource" | "test.rdmaResource" => TextOrEmpty(resource),
+        "csi.kubeletDir" | "devicePlugin.kubeletDir" => Text(directory),
+        // Those of 'spurline mount', whose parser is the program's.
+        "storageClass.mountOptions" => Texts(word),
+        "devicePlugin.memlock" => TextOrEmpty(locked_memory),
+        "networkAttachment.master" => Text(interface),
+        "networkAttachment.subnet" => Text(subnet),
+        _ => return None,
+    })
+}
+
+fn check(is_right: bool, text: &str, wrong: &str) -> Result<(), String> {
+    if is_right { Ok(()) } else { Err(format!("'{text}' is {wrong}")) }
+}
+
+/// A name of DNS, whose parts between dots have lower-case letters, digits and hyphens.
+fn is_name(text: &str) -> bool {
+    let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let is_part = |part: &str| {
+        let inner = part.chars().all(|c| c == '-' || c.is_ascii_lowercase() || c.is_ascii_digit());
+        inner && is_end(part.chars().next()) && is_end(part.chars().last())
+    };
+    text.len() <= 253 && text.split('.').all(is_part)
+}
+
+fn namespace(text: &str) -> Result<(), String> {
+    let is_right = is_name(text) && text.len() <= 63 && !text.contains('.');
+    check(is_right, text, "no name of a namespace; write at most 63 lower-case letters, digits and hyphens")
+}
+
+fn object_name(text: &str) -> Result<(), String> {
+    check(is_name(text), text, "no name of an object; write lower-case letters, digits, hyphens and dots")
+}
+
+fn image(text: &str) -> Result<(), String> {
+    let is_right = !text.is_empty() && !text.contains(char::is_whitespace);
+    check(is_right, text, "no image; write REGISTRY/NAME:TAG, such as registry.example.com/spurline:0.1.0")
+}
+
+fn word(text: &str) -> Result<(), String> {
+    check(!text.is_empty() && !text.contains(char::is_whitespace), text, "no word; write one without blanks")
+}
+
+fn registry(text: &str) -> Result<(), String> {
+    text.parse::<Registry>().map(drop)
+}
+
+/// The bytes of a quantity of Kubernetes.
+pub(crate) fn bytes_of(quantity: &str) -> Option<u64> {
+    let end = quantity.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(quantity.len());
+    let (number, unit) = quantity.split_at(end);
+    let scale = match unit {
+        "" => 1.0,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "P" => 1e15,
+        "Ki" => 1024.0,
+        "Mi" => 1024f64.powi(2),
+        "Gi" => 1024f64.powi(3),
+        "Ti" => 1024f64.powi(4),
+        "Pi" => 1024f64.powi(5),
+        _ => return None,
+    };
+    let bytes = number.parse::<f64>().ok()? * scale;
+    (bytes >= 1.0).then_some(bytes as u64)
+}
+
+fn quantity(text: &str) -> Result<(), String> {
+    check(bytes_of(text).is_some(), text, "no quantity of Kubernetes; write 512Mi, 3Gi or 1Ti")
+}
+
+fn buffer_size(text: &str) -> Result<(), String> {
+    parse_buffer_size(text).map(drop)
+}
+
+fn cache_size(text: &str) -> Result<(), String> {
+    text.parse::<CacheSize>().map(drop)
+}
+
+fn source(text: &str) -> Result<(), String> {
+    let wrong = "no URL and no absolute directory; write s3://BUCKET, gs://BUCKET, az://CONTAINER or /DIR";
+    check(text.contains("://") || text.starts_with('/'), text, wrong)?;
+    text.parse::<SourceUrl>().map(drop)
+}
+
+fn endpoint(text: &str) -> Result<(), String> {
+    let is_right = ["http://", "https://"].iter().any(|scheme| text.len() > scheme.len() && text.starts_with(scheme));
+    check(is_right, text, "no address of a server; write http://HOST:PORT or https://HOST")
+}
+
+fn directory(text: &str) -> Result<(), String> {
+    check(text.starts_with('/'), text, "no absolute directory; begin it with /")
+}
+
+fn cache_dir(text: &str) -> Result<(), String> {
+    let is_right = text.starts_with('/') && text != "/" && !text.contains([':', '*', '?', '[']);
+    check(is_right, text, "no directory of one disk; write a list of absolute directories without patterns")
+}
+
+fn is_interface(name: &str) -> bool {
+    !name.is_empty() && name.len() <= 15 && !name.contains(['/', ',']) && !name.contains(char::is_whitespace)
+}
+
+fn interface(text: &str) -> Result<(), String> {
+    check(is_interface(text), text, "no name of an interface; write one of at most 15 characters, such as eth1")
+}
+
+fn interfaces(text: &str) -> Result<(), String> {
+    let names: Vec<&str> = text.split(':').collect();
+    let is_right = names.iter().all(|name| is_interface(name) && names.iter().filter(|n| n == &name).count() == 1);
+    check(is_right, text, "no list of interfaces; write each name once, with colons between: ib0:ib1")
+}
+
+fn resource(text: &str) -> Result<(), String> {
+    let is_right = text.split_once('/').is_some_and(|(prefix, name)| is_name(prefix) && !name.is_empty());
+    check(is_right, text, "no resource; write PREFIX/NAME, such as rdma/ib")
+}
+
+fn locked_memory(text: &str) -> Result<(), String> {
+    match text {
+        "unlimited" => Ok(()),
+        size => size.parse::<Size>().map(drop).map_err(|e| format!("{e}, or unlimited")),
+    }
+}
+
+fn subnet(text: &str) -> Result<(), String> {
+    let is_right = text.split_once('/').is_some_and(|(address, bits)| {
+        let most = address.parse().map(|address: IpAddr| if address.is_ipv4() { 32 } else { 128 });
+        most.is_ok_and(|most| bits.parse::<u8>().is_ok_and(|bits| bits <= most))
+    });
+    check(is_right, text, "no subnet; write ADDRESS/BITS, such as 192.168.100.0/24")
+}
