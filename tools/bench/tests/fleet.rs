@@ -195,6 +195,36 @@ fn servers_are_started_over_ssh_and_end_with_the_run() {
     assert!(said(&out).contains("Permission denied (publickey)"), "{}", said(&out));
 }
 
+/// `bench fio` on this machine, whose fio server it starts; none without fio.
+fn bench_here(words: &[&str], work: &Path) -> Option<Output> {
+    if Command::new("fio").arg("--version").output().is_err() {
+        let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|word| word == "fio"), "fio is not installed");
+        println!("SKIP: fio is not installed");
+        return None;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
+    command.arg("fio").args(words).arg("--work-dir").arg(work);
+    Some(command.output().unwrap())
+}
+
+#[test]
+fn the_rates_of_all_processes_are_summed_over_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    // Each of four processes is held at 1 MiB/s.
+    std::fs::write(at("own.fio"), format!("{}rate=1m\n", JOB.replace("randread", "read"))).unwrap();
+    let (data, job, json) = (dir.path().display().to_string(), at("own.fio"), at("r.json"));
+    let words = ["--dir", &data, "--job", &job, "--set", "BS=4k", "--size", "1m", "--jobs", "4"];
+    let more = ["--time", "3s", "--rounds", "1", "--json", &json];
+    let Some(out) = bench_here(&[&words[..], &more].concat(), dir.path()) else { return };
+    assert!(out.status.success(), "{}", said(&out));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let over_time = report["rows"][0]["runs"][0]["over_time"].as_array().unwrap();
+    let most = over_time.iter().filter_map(|point| point["bytes_per_second"].as_f64()).fold(0.0, f64::max);
+    assert!(most > 2.5 * f64::from(1 << 20), "{report}");
+}
+
 #[test]
 fn wrong_words_and_shipped_job_files() {
     let bench =

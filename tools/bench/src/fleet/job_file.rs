@@ -47,7 +47,8 @@ pub fn list_jobs() -> String {
 pub fn fill_job(text: &str, values: &[(String, String)]) -> Result<String> {
     let mut out = String::from("[global]\n");
     if !text.contains("write_bw_log") {
-        out.push_str("write_bw_log=over\nlog_avg_msec=500\nper_job_logs=0\n");
+        // One log for each process: in a shared one, fio's client gets the rate of one of them.
+        out.push_str("write_bw_log=over\nlog_avg_msec=500\nper_job_logs=1\n");
     }
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("${") {
@@ -82,6 +83,7 @@ mod tests {
             let text = fill_job(&load_job(name).unwrap(), &values).unwrap();
             assert!(!text.contains("${") && text.contains("directory=/mnt/a\n"), "{text}");
             assert!(text.contains("filename_format=spurline.$jobnum") && text.starts_with("[global]\nwrite_bw_log"));
+            assert!(text.contains("per_job_logs=1\n"), "{text}");
             assert!(list_jobs().contains(name));
         }
         assert!(fill_job("iodepth=${DEPTH}", &values).unwrap().ends_with("iodepth=4"), "the last one counts");

@@ -108,7 +108,7 @@ fn add_figures(sum: &mut HostFigures, one: &HostFigures) {
     }
 }
 
-/// Reads the bandwidth logs that servers sent into `dir`, and sums them: half seconds since the start.
+/// Reads the bandwidth logs that servers sent into `dir`, one for each process, and sums them: half seconds since the start.
 pub fn read_over_time(dir: &Path) -> Vec<(f64, f64)> {
     let mut sums: BTreeMap<u64, f64> = BTreeMap::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -117,12 +117,16 @@ pub fn read_over_time(dir: &Path) -> Vec<(f64, f64)> {
         }
         // Each line: milliseconds, KiB per second, direction, block size, offset.
         let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        // A delayed line of a process can fall into the half second of the next one: their mean counts.
+        let mut rates: BTreeMap<(u64, u64), (f64, f64)> = BTreeMap::new();
         for line in text.lines() {
             let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());
-            if let (Some(Ok(at)), Some(Ok(rate))) = (fields.next(), fields.next()) {
-                *sums.entry(at.saturating_add(250) / 500).or_default() += rate as f64 * 1024.0;
+            if let (Some(Ok(at)), Some(Ok(rate)), Some(Ok(way))) = (fields.next(), fields.next(), fields.next()) {
+                let (sum, count) = rates.entry((at.saturating_add(250) / 500, way)).or_default();
+                (*sum, *count) = (*sum + rate as f64 * 1024.0, *count + 1.0);
             }
         }
+        rates.into_iter().for_each(|((half, _), (sum, count))| *sums.entry(half).or_default() += sum / count);
     }
     sums.into_iter().map(|(half, rate)| (half as f64 / 2.0, rate)).collect()
 }
@@ -167,11 +171,16 @@ mod tests {
     }
 
     #[test]
-    fn logs_of_hosts_are_summed() {
+    fn logs_of_hosts_and_processes_are_summed() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("over_bw.log.a"), "500, 10, 0, 0, 0\n1008, 20, 0, 0, 0\n").unwrap();
-        std::fs::write(dir.path().join("over_bw.log.b"), "501, 1, 0, 0, 0\njunk\n").unwrap();
-        std::fs::write(dir.path().join("other"), "500, 99\n").unwrap();
-        assert_eq!(read_over_time(dir.path()), [(0.5, 11.0 * 1024.0), (1.0, 20.0 * 1024.0)]);
+        let log = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        log("over_bw.1.log.a", "500, 10, 0, 0, 0\n1008, 20, 0, 0, 0\n");
+        log("over_bw.2.log.a", "499, 4, 0, 0, 0\n502, 3, 1, 0, 0\n");
+        log("over_bw.1.log.b", "501, 1, 0, 0, 0\njunk\n");
+        log("other", "500, 99, 0\n");
+        assert_eq!(read_over_time(dir.path()), [(0.5, 18.0 * 1024.0), (1.0, 20.0 * 1024.0)]);
+        // Two lines of one process in one half second.
+        log("over_bw.1.log.b", "760, 2, 0, 0, 0\n1240, 4, 0, 0, 0\n");
+        assert_eq!(read_over_time(dir.path())[1], (1.0, 23.0 * 1024.0));
     }
 }
