@@ -209,6 +209,58 @@ fn a_dead_mount_process_is_replaced_and_the_cause_reported() {
     rig.check_empty();
 }
 
+/// Runs a script with root's rights.
+fn sh(script: &str) -> std::process::Output {
+    std::process::Command::new("sh").args(["-ec", script]).output().unwrap()
+}
+
+/// A container has a copy of the volume's mount, and gets what is mounted on that one: with `HostToContainer` it is a slave
+/// of it. So every further mount has to be made over the dead one.
+#[test]
+fn containers_of_a_volume_get_each_replacement() {
+    let Some(rig) = DriverRig::new() else { return };
+    let attributes = rig.attributes();
+    let pods = rig.path("pods").display().to_string();
+    // As kubelet's directory is on most hosts.
+    let out = sh(&format!("mount --bind {pods} {pods} && mount --make-shared {pods}"));
+    assert!(out.status.success(), "{out:?}");
+    rig.stage("pv", &attributes).unwrap();
+    rig.publish("pv", "a", &attributes).unwrap();
+    let volume = rig.path("container").display().to_string();
+    let start_container = || {
+        let script = format!(
+            "mkdir -p {volume}; mount --rbind {target} {volume}; mount --make-rslave {volume}; echo started; exec sleep 600",
+            target = rig.target("a").display()
+        );
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "--propagation", "unchanged", "sh", "-ec", &script]);
+        let mut container = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = [0; 8];
+        std::io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut line).unwrap();
+        container
+    };
+    let mut containers = vec![start_container()];
+    for round in 0..3 {
+        rig.signal(rig.processes()[0], rustix::process::Signal::KILL);
+        wait_for("the replaced mount", || rig.read("a").is_ok());
+        // Another container of the pod is started between two ends.
+        containers.push(start_container());
+        for container in &containers {
+            let seen = format!("nsenter -t {} -m cat {volume}/file", container.id());
+            wait_for("the container's mount", || sh(&seen).stdout == b"hello from the source");
+        }
+        assert!(rig.condition("pv", "a").is_ok(), "round {round}");
+    }
+    for container in &mut containers {
+        container.kill().unwrap();
+        container.wait().unwrap();
+    }
+    rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    assert!(sh(&format!("umount {pods}")).status.success());
+    rig.check_empty();
+}
+
 #[test]
 fn a_hung_mount_is_reported_and_does_not_hang_its_end() {
     let Some(rig) = DriverRig::new() else { return };

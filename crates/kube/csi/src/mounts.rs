@@ -11,7 +11,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path};
 
 /// Most mounts on one mountpoint that are detached.
-const MOST_LAYERS: usize = 64;
+pub(crate) const MOST_LAYERS: usize = 64;
 
 /// The topmost mount at `path`.
 ///
@@ -31,6 +31,15 @@ pub(crate) fn spurline_mount_at(path: &Path) -> Result<Option<MountEntry>, Fault
     Ok(mount_at(path)?.filter(|entry| entry.fstype == FS_TYPE))
 }
 
+/// The number of mounts at `path`, over each other.
+///
+/// # Errors
+/// As [`mount_at`].
+pub(crate) fn count_layers(path: &Path) -> Result<usize, Fault> {
+    let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), "mount /proc"))?;
+    Ok(table.entries().iter().filter(|entry| entry.mountpoint == path).count())
+}
+
 /// Whether anything is mounted at `dir` or below it.
 ///
 /// # Errors
@@ -40,16 +49,19 @@ pub(crate) fn is_mounted_below(dir: &Path) -> Result<bool, Fault> {
     Ok(table.entries().iter().any(|entry| entry.mountpoint.starts_with(dir)))
 }
 
-/// Binds the mount at `from` to the directory `to`, which is created, also read-only.
+/// Binds the mount at `from` to the directory `to`, which is created, or to the mount there; also read-only.
 ///
 /// # Errors
 /// When the directory can't be made, or the kernel refuses the bind.
 pub(crate) fn bind(from: &Path, to: &Path, read_only: bool) -> Result<(), Fault> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o750)
-        .create(to)
-        .map_err(|e| Fault::failed(format!("the directory {}: {e}", to.display()), ""))?;
+    // A dead mount does not even answer whether it is a directory.
+    if mount_at(to)?.is_none() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o750)
+            .create(to)
+            .map_err(|e| Fault::failed(format!("the directory {}: {e}", to.display()), ""))?;
+    }
     mount_bind(from, to).map_err(|e| {
         let _ = std::fs::remove_dir(to);
         let remedy = if e == Errno::PERM { "run the driver as root, in a pod with privileged: true" } else { "" };

@@ -24,6 +24,8 @@ const START_LIMIT: Duration = Duration::from_secs(90);
 const MOUNT_POLL: Duration = Duration::from_millis(20);
 /// First and longest interval of querying the state of a process during a start.
 const STATE_POLL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
+/// How long a mount that is gone waits for the report why its process ended.
+const END_REPORT_LIMIT: Duration = Duration::from_secs(10);
 /// Interval of checking that mount processes live.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// First and longest pause before a failed replacement is tried again.
@@ -561,11 +563,7 @@ impl VolumeTable {
         if first {
             let why = match &record.process {
                 None => "it was not started".to_owned(),
-                Some(process) => match self.parts.launcher.process_state(process).await {
-                    Ok(ProcessState::Ended(why)) => why,
-                    Ok(_) => format!("{process} unmounted it"),
-                    Err(fault) => fault.to_string(),
-                },
+                Some(process) => self.cause_of_end(process).await,
             };
             record.last_end = Some(why.clone());
             let message = format!("the mount process of {} ended: {why}", record.settings.source);
@@ -591,6 +589,19 @@ impl VolumeTable {
                 if first {
                     self.report(record.pods(), true, "VolumeMountFailed", fault.to_string()).await;
                 }
+            }
+        }
+    }
+
+    /// Why a process ended whose mount is gone. The kubelet reports the end of a container up to seconds later.
+    async fn cause_of_end(&self, process: &str) -> String {
+        let until = Instant::now() + END_REPORT_LIMIT;
+        loop {
+            match self.parts.launcher.process_state(process).await {
+                Ok(ProcessState::Ended(why)) => return why,
+                Ok(_) if Instant::now() >= until => return format!("{process} runs on without its mount"),
+                Ok(_) => tokio::time::sleep(STATE_POLL.0).await,
+                Err(fault) => return fault.to_string(),
             }
         }
     }
@@ -683,13 +694,16 @@ fn lost_nodes(status: &serde_json::Value) -> Option<String> {
     Some(format!("no cache node of the volume answers: {}{more}", named.join(", ")))
 }
 
-/// Binds the mount to a pod's directory, unless it is bound there; a dead mount is replaced.
+/// Binds the mount to a pod's directory, unless it is bound there. A dead mount stays below the new one: containers have copies
+/// of it as their volume, and with `HostToContainer` they get what is mounted over it.
 fn bind_target(point: &Path, target: &PublishedTarget) -> Result<(), Fault> {
     let source = mounts::mount_at(point)?.map(|entry| entry.device);
-    match mounts::mount_at(&target.path)? {
-        Some(bound) if Some(bound.device) == source => return Ok(()),
-        Some(_) => mounts::detach_all(&target.path)?,
-        None => {}
+    let bound = mounts::mount_at(&target.path)?;
+    if bound.is_some_and(|bound| Some(bound.device) == source) {
+        return Ok(());
+    }
+    if mounts::count_layers(&target.path)? >= mounts::MOST_LAYERS / 2 {
+        mounts::detach_all(&target.path)?;
     }
     mounts::bind(point, &target.path, target.read_only)
 }
