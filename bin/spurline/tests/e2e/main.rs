@@ -42,3 +42,4 @@ mod writes;
 mod writes_behind;
 mod writes_nodes;
 mod writes_places;
+mod writes_unnamed;

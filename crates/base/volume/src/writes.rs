@@ -386,6 +386,28 @@ impl FileLock {
     }
 }
 
+/// A call about the rights or the extended attributes of an open file, which may have no name any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenAttrCall<'a> {
+    /// As [`WritableVolume::access`].
+    Access(u32),
+    /// The value of the extended attribute with this name.
+    Get(&'a [u8]),
+    /// The names of the extended attributes, each followed by a NUL.
+    List,
+    /// As [`Change::SetXattr`].
+    Set {
+        /// The attribute's name.
+        name: &'a [u8],
+        /// Its value.
+        value: &'a [u8],
+        /// `XATTR_CREATE`, `XATTR_REPLACE`.
+        flags: u32,
+    },
+    /// Removes the extended attribute with this name.
+    Remove(&'a [u8]),
+}
+
 /// Where the bytes of a write go. A program can change that of its open file at any time (`fcntl(2)`, `F_SETFL`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WritePlace {
@@ -476,6 +498,12 @@ pub trait WritableFile: Send + Sync {
     /// # Errors
     /// The source's errno.
     fn set_attr(&self, set: &AttrChange, caller: &Caller, op: OpId) -> Result<NodeAttr>;
+
+    /// Answers a call about rights or extended attributes: a value or names, and nothing for the others.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>>;
 
     /// A lock of another owner that is in the way of this one, which is of `fcntl(2)`.
     ///

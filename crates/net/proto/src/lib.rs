@@ -21,6 +21,7 @@ mod answer;
 mod codec;
 mod header;
 mod object_ranges;
+mod open_attrs;
 mod open_flags;
 mod proof;
 mod rail;

@@ -8,11 +8,12 @@
 //! The bytes of a write, or the value of an extended attribute, are the payload of the request (see the crate's head).
 
 use crate::codec::{ByteCursor, PutValue};
+use crate::open_attrs::{put_attr_call, take_attr_call};
 use crate::request::{VolumeId, check_name, take_path, take_switch, take_volume};
 use crate::{FrameError, MAX_WRITE, OpenFlags};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime, NodePath,
-    OpId,
+    OpId, OpenAttrCall,
 };
 
 /// The most supplementary groups of a caller: the kernel's own limit.
@@ -252,6 +253,13 @@ pub enum WriteCall<'a> {
         /// Which, and their values.
         set: AttrChange,
     },
+    /// Answers a call about the rights or extended attributes of an open file. A value that is set is the payload.
+    AttrOpen {
+        /// The file.
+        file: u64,
+        /// The call.
+        call: OpenAttrCall<'a>,
+    },
     /// A lock that is in the way.
     TestLock {
         /// The file.
@@ -365,7 +373,8 @@ impl<'a> WriteRequest<'a> {
     /// The request with its bytes, which are the value of an extended attribute where one is set.
     pub(crate) fn with_payload(mut self, payload: &'a [u8]) -> Result<Self, FrameError> {
         match &mut self.call {
-            WriteCall::Change(Change::SetXattr { value, .. }) => *value = payload,
+            WriteCall::Change(Change::SetXattr { value, .. })
+            | WriteCall::AttrOpen { call: OpenAttrCall::Set { value, .. }, .. } => *value = payload,
             WriteCall::Write { .. } => {}
             _ if payload.is_empty() => {}
             _ => return Err(FrameError::Value { what: "the payload of a request", value: payload.len() as u64 }),
@@ -605,6 +614,7 @@ impl WriteCall<'_> {
             WriteCall::Close { .. } => (28, "close"),
             WriteCall::Renew => (29, "renewal of a session"),
             WriteCall::Reopen { .. } => (30, "second opening of an open file"),
+            WriteCall::AttrOpen { .. } => (31, "rights or extended attributes of an open file"),
         }
     }
 
@@ -709,6 +719,10 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
         WriteCall::SetAttrOpen { file, set } => {
             out.put_u64(*file);
             put_set(set, out);
+        }
+        WriteCall::AttrOpen { file, call } => {
+            out.put_u64(*file);
+            put_attr_call(call, out);
         }
         WriteCall::TestLock { file, owner, range, kind } => {
             out.put_u64(*file);
@@ -826,6 +840,7 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
         28 => WriteCall::Close { files: FileNumbers::take(take)? },
         29 => WriteCall::Renew,
         30 => WriteCall::Reopen { of: take.take_u64(FILE)?, flags: take_flags(take)?, file: take.take_u64(FILE)? },
+        31 => WriteCall::AttrOpen { file: take.take_u64(FILE)?, call: take_attr_call(take)? },
         value => return Err(FrameError::Value { what: "the kind of a call", value: value.into() }),
     })
 }

@@ -11,7 +11,8 @@ use spurline_proto::{
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, DirectoryRename, FileIdentity, FileTime, ListedName, LockConflict, LockFamily,
-    LockKind, LockRange, LockScope, NamePath, NewTime, NodeAttr, NodePath, OpId, SourceSpace, WriteCapabilities,
+    LockKind, LockRange, LockScope, NamePath, NewTime, NodeAttr, NodePath, OpId, OpenAttrCall, SourceSpace,
+    WriteCapabilities,
 };
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -163,6 +164,10 @@ proptest! {
             Change::Rename { from: at, to: at, flags }, Change::SetAttr { of: node, set },
             Change::SetXattr { of: node, name: &name, value: &[], flags }, Change::RemoveXattr { of: node, name: &name },
         ];
+        let attr_calls = [
+            OpenAttrCall::Access(mode), OpenAttrCall::Get(&name), OpenAttrCall::List, OpenAttrCall::Remove(&name),
+            OpenAttrCall::Set { name: &name, value: &[], flags },
+        ];
         let calls = [
             WriteCall::Capabilities, WriteCall::Space, WriteCall::SyncAll, WriteCall::Renew, WriteCall::Stat(node),
             WriteCall::Lookup(at), WriteCall::ReadLink(node), WriteCall::Access(node, mode),
@@ -182,7 +187,8 @@ proptest! {
         let sent = WireCaller::new(&caller, &mut scratch);
         prop_assert_eq!(&sent.to_caller(), &caller);
         let op = OpId { session: long, number: id };
-        for call in calls.into_iter().chain(changes.map(WriteCall::Change)) {
+        let attr_calls = attr_calls.map(|call| WriteCall::AttrOpen { file, call });
+        for call in calls.into_iter().chain(changes.map(WriteCall::Change)).chain(attr_calls) {
             let known = [yes.then_some(identity), again.then_some(identity)];
             let write = WriteRequest {
                 volume: VolumeId(volume), op, answered: len, again, marked, known, caller: sent, call, payload: &[],
@@ -190,7 +196,12 @@ proptest! {
             round_trip(NodeRequest::Write(write), id);
             // Only calls with bytes accept a payload, and the frame announces its length.
             let with = NodeRequest::Write(write).with_payload(&name);
-            let takes = matches!(call, WriteCall::Write { .. } | WriteCall::Change(Change::SetXattr { .. }));
+            let takes = matches!(
+                call,
+                WriteCall::Write { .. }
+                    | WriteCall::Change(Change::SetXattr { .. })
+                    | WriteCall::AttrOpen { call: OpenAttrCall::Set { .. }, .. }
+            );
             prop_assert_eq!(with.is_ok(), takes);
             if let Ok(with) = with {
                 let mut frame = Vec::new();

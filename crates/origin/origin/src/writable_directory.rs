@@ -7,7 +7,7 @@
 
 use crate::caller_identity::{AssumedIdentity, CallerIdentities, Squash};
 use crate::directory::{open_by_parts, show_path};
-use crate::writable_file::{SourceDirectory, SourceFile, proc_path};
+use crate::writable_file::{ProcPath, SourceDirectory, SourceFile, proc_path};
 use parking_lot::RwLock;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -330,8 +330,7 @@ impl WritableVolume for WritableSource {
     fn access(&self, at: NodePath<'_>, mask: u32, caller: &Caller) -> Result<()> {
         self.run("access to", at.path, caller, || {
             let fd = self.open_node(at)?;
-            let wanted = rustix::fs::Access::from_bits_truncate(mask);
-            rustix::fs::accessat(CWD, &*proc_path(fd.as_fd()), wanted, AtFlags::EACCESS)
+            check_access(&proc_path(fd.as_fd()), mask)
         })
     }
 
@@ -500,8 +499,13 @@ impl WritableVolume for WritableSource {
     }
 }
 
+/// `access(2)` of an open descriptor.
+pub(crate) fn check_access(path: &ProcPath, mask: u32) -> rustix::io::Result<()> {
+    rustix::fs::accessat(CWD, &**path, rustix::fs::Access::from_bits_truncate(mask), AtFlags::EACCESS)
+}
+
 /// A value of unknown length: in a small buffer, or in one of the kernel's largest.
-fn read_growing(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
+pub(crate) fn read_growing(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
     let mut small = [0u8; 256];
     match read(&mut small) {
         Ok(len) => Ok(small[..len].to_vec()),

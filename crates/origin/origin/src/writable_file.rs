@@ -3,14 +3,15 @@
 use crate::caller_identity::{CallerIdentities, close_copy};
 use crate::file_stat::own_clock;
 use crate::source_locks::SourceLocks;
-use crate::writable_directory::{change_attr, failed, stat_fd, stat_name};
+use crate::writable_directory::{change_attr, check_access, failed, read_growing, stat_fd, stat_name};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, XattrFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use spurline_types::Result;
 use spurline_volume::writes::{
-    AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpId, WritableDirectory, WritableFile, WritePlace,
+    AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpId, OpenAttrCall, WritableDirectory,
+    WritableFile, WritePlace,
 };
 use std::any::Any;
 use std::collections::VecDeque;
@@ -245,6 +246,29 @@ impl WritableFile for SourceFile {
                 }
             })?;
             stat_fd(self.file.as_fd())
+        })
+    }
+
+    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        let path = proc_path(self.file.as_fd());
+        let what = match call {
+            OpenAttrCall::Access(_) => "access",
+            OpenAttrCall::Get(_) => "getxattr",
+            OpenAttrCall::List => "listxattr",
+            OpenAttrCall::Set { .. } => "setxattr",
+            OpenAttrCall::Remove(_) => "removexattr",
+        };
+        self.as_caller(what, caller, || {
+            match *call {
+                OpenAttrCall::Get(name) => return read_growing(|buffer| rustix::fs::getxattr(&*path, name, buffer)),
+                OpenAttrCall::List => return read_growing(|buffer| rustix::fs::listxattr(&*path, buffer)),
+                OpenAttrCall::Access(mask) => check_access(&path, mask),
+                OpenAttrCall::Set { name, value, flags } => {
+                    rustix::fs::setxattr(&*path, name, value, XattrFlags::from_bits_retain(flags))
+                }
+                OpenAttrCall::Remove(name) => rustix::fs::removexattr(&*path, name),
+            }
+            .map(|()| Vec::new())
         })
     }
 

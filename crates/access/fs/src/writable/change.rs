@@ -2,7 +2,9 @@
 
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
-use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, SourceSpace, WriteCapabilities};
+use spurline_volume::writes::{
+    AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace, WriteCapabilities,
+};
 use std::time::Duration;
 
 /// The attribute with a file's capabilities.
@@ -181,7 +183,27 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn access(&self, ino: u64, mask: u32, caller: &FsCaller) -> FsResult<()> {
-        self.on_node(ino, caller, true, |at, caller| self.source.access(at, mask, caller))
+        let answer = self.on_node(ino, caller, true, |at, caller| self.source.access(at, mask, caller));
+        self.or_attr_of_open(ino, answer, OpenAttrCall::Access(mask), caller, drop)
+    }
+
+    /// `answer`, or that of an open file of the node to `call` if it has lost its name.
+    fn or_attr_of_open<T>(
+        &self,
+        ino: u64,
+        answer: FsResult<T>,
+        call: OpenAttrCall<'_>,
+        caller: &FsCaller,
+        found: impl FnOnce(Vec<u8>) -> T,
+    ) -> FsResult<T> {
+        let groups_decide = match call {
+            OpenAttrCall::Access(_) => true,
+            OpenAttrCall::Set { name, .. } => acl_name(name),
+            OpenAttrCall::Get(_) | OpenAttrCall::List | OpenAttrCall::Remove(_) => false,
+        };
+        self.or_open_file(ino, answer, |file| {
+            self.as_caller(caller, groups_decide, |caller| file.file.call_attr(&call, caller)).map(found)
+        })
     }
 
     /// An extended attribute's value.
@@ -193,7 +215,8 @@ impl WritableFileSystem {
         if name == CAPABILITIES && self.nodes.is_bare(ino) {
             return Err(errno_error(libc::ENODATA, "a new file has no capabilities"));
         }
-        self.on_node(ino, caller, false, |at, caller| self.source.get_xattr(at, name, caller))
+        let answer = self.on_node(ino, caller, false, |at, caller| self.source.get_xattr(at, name, caller));
+        self.or_attr_of_open(ino, answer, OpenAttrCall::Get(name), caller, |value| value)
     }
 
     /// The names of the extended attributes.
@@ -201,7 +224,8 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn listxattr(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
-        self.on_node(ino, caller, false, |at, caller| self.source.list_xattr(at, caller))
+        let answer = self.on_node(ino, caller, false, |at, caller| self.source.list_xattr(at, caller));
+        self.or_attr_of_open(ino, answer, OpenAttrCall::List, caller, |names| names)
     }
 
     /// Sets an extended attribute; `flags` as for `setxattr(2)`.
@@ -214,11 +238,10 @@ impl WritableFileSystem {
         if name == CAPABILITIES {
             self.nodes.note_bare(ino, Duration::ZERO);
         }
-        // An ACL may cost the caller the set-group-ID bit, as a mode does.
-        let groups_decide = name.starts_with(b"system.");
-        self.on_node(ino, caller, groups_decide, |of, caller| {
-            self.source.change(&Change::SetXattr { of, name, value, flags }, caller, op)
-        })?;
+        let answer = self.on_node(ino, caller, acl_name(name), |of, caller| {
+            self.source.change(&Change::SetXattr { of, name, value, flags }, caller, op).map(drop)
+        });
+        self.or_attr_of_open(ino, answer, OpenAttrCall::Set { name, value, flags }, caller, drop)?;
         self.stats.fuse.change_ops.add(1);
         Ok(())
     }
@@ -230,9 +253,10 @@ impl WritableFileSystem {
     pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(ino);
         let op = self.next_op();
-        self.on_node(ino, caller, false, |of, caller| {
-            self.source.change(&Change::RemoveXattr { of, name }, caller, op)
-        })?;
+        let answer = self.on_node(ino, caller, false, |of, caller| {
+            self.source.change(&Change::RemoveXattr { of, name }, caller, op).map(drop)
+        });
+        self.or_attr_of_open(ino, answer, OpenAttrCall::Remove(name), caller, drop)?;
         self.stats.fuse.change_ops.add(1);
         Ok(())
     }
@@ -244,6 +268,11 @@ impl WritableFileSystem {
     pub fn statfs(&self) -> FsResult<SourceSpace> {
         Ok(self.source.space()?)
     }
+}
+
+/// Whether it is the name of an ACL, which may cost the caller the set-group-ID bit, as a mode does.
+fn acl_name(name: &[u8]) -> bool {
+    name.starts_with(b"system.")
 }
 
 /// The attributes of a change that has some.

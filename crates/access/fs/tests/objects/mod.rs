@@ -457,6 +457,10 @@ impl WritableFile for MemoryFile {
         self.tree.lock().write(self.object, offset, data).map_err(failed)
     }
 
+    fn call_attr(&self, _call: &OpenAttrCall<'_>, _caller: &Caller) -> Result<Vec<u8>> {
+        Err(failed(libc::EOPNOTSUPP))
+    }
+
     fn allocate(&self, _mode: u32, _offset: u64, _len: u64, _caller: &Caller) -> Result<()> {
         Err(failed(libc::EOPNOTSUPP))
     }

@@ -5,13 +5,15 @@ use super::behind::{FileBytes, ReportedFailures};
 use super::calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
 use super::held_locks::{FileAfterLoss, HeldLocks, set_call};
 use super::retained::NewBytes;
-use super::{FileOpening, GroupWrites, O_ACCMODE, O_TRUNC, RequestContext, attr_of};
+use super::{
+    CAPABILITIES, ENODATA, FileOpening, GroupWrites, O_ACCMODE, O_TRUNC, RequestContext, attr_of, no_capabilities,
+};
 use parking_lot::Mutex;
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, NodePath, OpId,
-    WritableDirectory, WritableFile, WritePlace,
+    OpenAttrCall, WritableDirectory, WritableFile, WritePlace,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -466,6 +468,39 @@ impl WritableFile for RemoteFile {
             self.writes.cut_bytes_of(attr.identity, size);
         }
         Ok(attr)
+    }
+
+    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        // The kernel requests them before each write.
+        let capabilities = matches!(call, OpenAttrCall::Get(name) if *name == CAPABILITIES);
+        let bytes = &self.opened.bytes;
+        if capabilities && bytes.is_bare() {
+            return Err(no_capabilities());
+        }
+        let of_file = WriteCall::AttrOpen { file: self.opened.number, call: *call };
+        let answer = match *call {
+            OpenAttrCall::Set { value, .. } => {
+                bytes.note_bare(false);
+                self.writes.send_all(bytes)?;
+                self.change(&of_file, RequestContext { payload: value, ..RequestContext::of(caller) })
+            }
+            OpenAttrCall::Remove(_) => {
+                self.writes.send_all(bytes)?;
+                self.change(&of_file, RequestContext::of(caller))
+            }
+            OpenAttrCall::Access(_) | OpenAttrCall::Get(_) | OpenAttrCall::List => self.query(of_file, caller),
+        };
+        match answer {
+            Ok(WriteAnswer::Bytes(found)) => Ok(found),
+            Ok(WriteAnswer::Done) => Ok(Vec::new()),
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) => {
+                if capabilities && error.kind() == ErrorKind::Io(ENODATA) {
+                    bytes.note_bare(true);
+                }
+                Err(error)
+            }
+        }
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {

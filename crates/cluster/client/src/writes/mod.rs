@@ -47,6 +47,10 @@ thread_local! {
 /// From `asm-generic/fcntl.h`.
 const O_TRUNC: u32 = 0o1000;
 const O_ACCMODE: u32 = 0o3;
+/// From `asm-generic/errno.h`.
+const ENODATA: i32 = 61;
+/// The attribute with a file's capabilities.
+const CAPABILITIES: &[u8] = b"security.capability";
 
 /// Interval of session renewals: a quarter of the time after which a node ends a session.
 const RENEWAL: Duration = Duration::from_secs(30);
@@ -408,6 +412,10 @@ pub(crate) fn join_path(directory: &[u8], name: &[u8]) -> Vec<u8> {
     if directory.is_empty() { name.to_vec() } else { [directory, name].join(&b'/') }
 }
 
+fn no_capabilities() -> Error {
+    Error::new(ErrorKind::Io(ENODATA), "the file has no capabilities")
+}
+
 fn attr_of(answer: WriteAnswer) -> Result<NodeAttr> {
     match answer {
         WriteAnswer::Attr(attr) => Ok(attr),
@@ -577,12 +585,10 @@ impl WritableVolume for GroupWrites {
     }
 
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>> {
-        // From `asm-generic/errno.h`.
-        const ENODATA: i32 = 61;
         // The kernel requests them before each write. The source's kernel removes them at a write, whatever is known here.
-        let open = self.open_bytes_of(at.expected.filter(|_| name == b"security.capability"));
+        let open = self.open_bytes_of(at.expected.filter(|_| name == CAPABILITIES));
         if open.as_ref().is_some_and(|open| open.is_bare()) {
-            return Err(Error::new(ErrorKind::Io(ENODATA), "the file has no capabilities"));
+            return Err(no_capabilities());
         }
         match self.query(at.path, WriteCall::GetXattr(at, name), caller) {
             Ok(WriteAnswer::Bytes(value)) => Ok(value),

@@ -18,7 +18,8 @@ use spurline_proto::{AnswerBody as _, MAX_PAYLOAD, OpenFlags, WriteAnswer, Write
 use spurline_transport::Responder;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    Caller, Change, FileLock, LockConflict, LockFamily, LockKind, NodePath, WritableFile, WritableVolume, WritePlace,
+    Caller, Change, FileLock, LockConflict, LockFamily, LockKind, NodePath, OpenAttrCall, WritableFile, WritableVolume,
+    WritePlace,
 };
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -383,6 +384,7 @@ impl ServedWrite<'_> {
             | WriteCall::Seek { file, .. }
             | WriteCall::Flush { file }
             | WriteCall::SetAttrOpen { file, .. }
+            | WriteCall::AttrOpen { file, .. }
             | WriteCall::TestLock { file, .. }
             | WriteCall::SetLock { file, .. } => match self.file(file)? {
                 Some(file) => self.execute_open(&call, &*file, &caller)?,
@@ -429,6 +431,13 @@ impl ServedWrite<'_> {
                 WriteAnswer::Done
             }
             WriteCall::SetAttrOpen { ref set, .. } => WriteAnswer::Attr(file.set_attr(set, caller, request.op)?),
+            WriteCall::AttrOpen { ref call, .. } => {
+                let found = file.call_attr(call, caller)?;
+                match call {
+                    OpenAttrCall::Get(_) | OpenAttrCall::List => WriteAnswer::Bytes(found),
+                    OpenAttrCall::Access(_) | OpenAttrCall::Set { .. } | OpenAttrCall::Remove(_) => WriteAnswer::Done,
+                }
+            }
             WriteCall::TestLock { owner, range, kind, .. } => {
                 let lock = FileLock { family: LockFamily::Posix, owner, range, kind };
                 // A process of this host is none of the mount's.
