@@ -8,14 +8,14 @@ use clap::Args;
 use serde_json::{Value, json};
 use spurline_config::Fault;
 use spurline_export::{
-    ExportPlan, MountFacts, NfsMount, RequirementOutcome, RequirementState, ServerChange, ServerState, V3_LOCKS,
-    apply_plan, check_requirements, client_mounts, parse_mountstats, reach_of, remove_export, shown_path,
+    ExportPlan, ExportRecord, ExportService, MountFacts, NfsClientCounters, NfsMount, NfsServerCounters, NfsSettings,
+    RequirementOutcome, RequirementState, ServerChange, ServerState, V3_LOCKS, apply_plan, check_requirements,
+    client_mounts, exports_at, reach_of, remove_export, shown_path,
 };
 use spurline_fabric::HostFacts;
 use spurline_observe::locate::SpurlineMount;
 use spurline_runtime::locator::{ANSWER, find_mount, locate_path, mount_process};
-use std::net::{IpAddr, ToSocketAddrs as _};
-use std::os::unix::ffi::OsStrExt as _;
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -54,7 +54,8 @@ pub struct ExportArgs {
     /// The root user of a client is root on the mount too; without it, an unprivileged user
     #[arg(long)]
     pub no_root_squash: bool,
-    /// Threads of the NFS server, if it does not run yet [default: 2 for each processor, 8 to 64]
+    /// Threads of the NFS server, if it does not run yet; they only raise those of nfs.conf [default: those, else 2 for each
+    /// processor, 8 to 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,
     /// Print what would be done (the default)
@@ -82,15 +83,22 @@ fn parse_client(text: &str) -> Result<String, String> {
             Ok(IpAddr::V6(_)) => 128,
             Err(_) => return Err(format!("{address} is no address")),
         };
-        match prefix.parse::<u8>() {
-            Ok(n) if n <= most => Ok(text.to_owned()),
+        let is_mask = |mask: Ipv4Addr| most == 32 && mask.to_bits().leading_ones() == mask.to_bits().count_ones();
+        match (prefix.parse::<u8>(), prefix.parse::<Ipv4Addr>()) {
+            (Ok(n), _) if n <= most => Ok(text.to_owned()),
+            (_, Ok(mask)) if is_mask(mask) => Ok(text.to_owned()),
             _ => Err(format!("/{prefix} is no prefix length from 0 to {most}")),
         }
     };
     if let Some((address, prefix)) = text.split_once('/') {
         return network(address, prefix);
     }
-    let name = |c: char| c.is_ascii_alphanumeric() || ".-_:*?@[]".contains(c);
+    // No host has a name of numbers alone.
+    let looks_like_address = text.contains(':') || text.chars().all(|c| c.is_ascii_digit() || c == '.');
+    if !text.is_empty() && looks_like_address {
+        return text.parse::<IpAddr>().map(|_| text.to_owned()).map_err(|_| format!("{text} is no address"));
+    }
+    let name = |c: char| c.is_ascii_alphanumeric() || ".-_*?@[]".contains(c);
     match !text.is_empty() && text.chars().all(name) {
         true => Ok(text.to_owned()),
         false => Err("give a network (10.0.0.0/24), an address, a host name, @netgroup or *".into()),
@@ -112,17 +120,18 @@ pub fn run(args: ExportArgs) -> Result<ExitCode, Fault> {
     }
     let mount = find_mount(mountpoint)?;
     let plan = plan_of(&args, &mount, &facts)?;
-    let server = ServerState::read();
+    let host = ExportHost { server: ServerState::read(), settings: NfsSettings::read(Path::new("/")), facts };
     let seen = MountFacts {
         allow_other: mount.allow_other,
         read_only: mount.read_only,
         source_locks: sets_source_locks(&mount),
     };
-    let requirements = check_requirements(&plan, &seen, &server, &facts);
+    let exports = ExportRecord::read_all(Path::new("/"));
+    let requirements = check_requirements(&plan, &seen, (&host.server, &host.settings), &exports, &host.facts);
     let missing = requirements.iter().any(|r| r.state == RequirementState::Missing);
-    let changes = plan.changes(&server, Path::new("/"));
+    let changes = plan.changes(&host.server, Path::new("/"));
     if !args.apply {
-        show(&args, &plan, &requirements, (&changes, &[]), &server, &facts);
+        show(&args, &plan, &requirements, (&changes, &[]), &host);
         return Ok(ExitCode::from(if missing { 3 } else { 0 }));
     }
     if let Some(first) = requirements.iter().find(|r| r.state == RequirementState::Missing) {
@@ -131,7 +140,14 @@ pub fn run(args: ExportArgs) -> Result<ExitCode, Fault> {
             first.remedy.clone(),
         ));
     }
-    apply(&args, &plan, &requirements, &facts)
+    apply(&args, &plan, &requirements, host)
+}
+
+/// What the plan finds on this host.
+struct ExportHost {
+    server: ServerState,
+    settings: NfsSettings,
+    facts: HostFacts,
 }
 
 /// Whether the kernel sends locks of a mount to its process. One that does not answer is taken for one that has them.
@@ -144,7 +160,7 @@ fn apply(
     args: &ExportArgs,
     plan: &ExportPlan,
     requirements: &[RequirementOutcome],
-    facts: &HostFacts,
+    mut host: ExportHost,
 ) -> Result<ExitCode, Fault> {
     let (_, peer) = locate_path(&plan.mountpoint)?;
     let mut made = Vec::new();
@@ -158,10 +174,10 @@ fn apply(
         let remedy = format!("`spurline export {} --remove` takes back what was done", plan.mountpoint.display());
         Fault::failed(error.message(), remedy)
     })?;
-    let server = ServerState::read();
-    if plan.rdma && !server.serves_rdma() {
+    host.server = ServerState::read();
+    if plan.rdma && !host.server.serves_rdma() {
         return Err(Fault::failed(
-            format!("the NFS server does not listen for RDMA: its ports are {}", server.ports.join(", ")),
+            format!("the NFS server does not listen for RDMA: its ports are {}", host.server.ports.join(", ")),
             "see the kernel's log (dmesg) about rpcrdma; TCP works",
         ));
     }
@@ -171,56 +187,59 @@ fn apply(
             anstream::eprintln!("{WARN}other exports of this host{WARN:#}: {line}; this one is made");
         }
     }
-    show(args, plan, requirements, (&made, &others), &server, facts);
+    show(args, plan, requirements, (&made, &others), &host);
     Ok(ExitCode::SUCCESS)
 }
 
 fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
-    // The mount may be gone: then the record knows the source.
-    let plan = match find_mount(mountpoint) {
-        Ok(mount) => Some((mount.source, mount.mountpoint)),
-        Err(_) => {
-            let at = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
-            let records = spurline_export::ExportRecord::read_all(Path::new("/"));
-            records.into_iter().find(|(_, r)| r.mountpoint == at).map(|(_, r)| (r.source, r.mountpoint))
-        }
+    let root = Path::new("/");
+    // The mount may be gone, or another one be there: then the record knows the export.
+    let (mountpoint, source) = match find_mount(mountpoint) {
+        Ok(mount) => (mount.mountpoint, Some(mount.source)),
+        Err(_) => (std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned()), None),
     };
-    let nothing = || {
-        Fault::failed(
-            format!("{} is not exported by `spurline export`", mountpoint.display()),
+    let at = mountpoint.display();
+    let ids = exports_at(root, &mountpoint, source.as_deref());
+    if ids.is_empty() {
+        return Err(Fault::failed(
+            format!("{at} is not exported by `spurline export`"),
             "`exportfs -v` lists all exports of this host",
-        )
-    };
-    let (source, mountpoint) = plan.ok_or_else(nothing)?;
-    let plan = ExportPlan {
-        shown_path: shown_path(Path::new("/"), &mountpoint)?,
-        mountpoint,
-        source,
-        clients: Vec::new(),
-        writable: false,
-        trust_root: false,
-        rdma: false,
-        threads: 0,
-    };
+        ));
+    }
+    let user = rustix::process::geteuid();
+    if !user.is_root() {
+        return Err(Fault::missing(
+            format!("{at} stays exported: this is user {}", user.as_raw()),
+            "run it as root: the NFS server belongs to the kernel",
+        ));
+    }
+    let shown = shown_path(&NfsSettings::read(root), &mountpoint)?;
     let mut made = Vec::new();
-    let removed = remove_export(&plan, Path::new("/"), &mut |change| {
+    let removed = remove_export(&ids, &shown, root, &mut |change| {
         if !args.json {
             anstream::println!("{DIM}{}{DIM:#}", change.command_line());
         }
         made.push(change.command_line());
     });
-    match removed {
-        Ok(false) => Err(nothing()),
-        Ok(true) => {
-            if args.json {
-                anstream::println!("{}", json!({ "changes": made }));
-            } else {
-                anstream::println!("{GOOD}{} is no longer exported{GOOD:#}", plan.mountpoint.display());
-            }
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => Err(Fault::failed(error.message(), "run it as root; what was not removed is still there")),
+    let left =
+        removed.map_err(|error| Fault::failed(error.message(), "run it again: what was not removed is still there"))?;
+    if args.json {
+        anstream::println!("{}", json!({ "changes": made, "left": left }));
+    } else {
+        anstream::println!("{GOOD}{at} is no longer exported{GOOD:#}");
+        left.iter().for_each(|line| anstream::println!("{WARN}left{WARN:#} {line}"));
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The threads to ask for: those of the command line; else a default, where neither nfs.conf nor a server of the
+/// administrator has a number.
+fn threads_of(args: &ExportArgs) -> Option<u32> {
+    let root = Path::new("/");
+    let processors = std::thread::available_parallelism().map_or(8, usize::from);
+    let own = NfsSettings::read(root).threads().is_some()
+        || (ServerState::read_threads() > 0 && !spurline_export::started_server(root));
+    args.threads.or_else(|| (!own).then_some((2 * processors).clamp(8, THREADS_MAX) as u32))
 }
 
 fn plan_of(args: &ExportArgs, mount: &SpurlineMount, facts: &HostFacts) -> Result<ExportPlan, Fault> {
@@ -231,17 +250,16 @@ fn plan_of(args: &ExportArgs, mount: &SpurlineMount, facts: &HostFacts) -> Resul
     if clients.is_empty() {
         return Err(Fault::usage("this host's interfaces have no networks", "name the clients: --clients 10.0.0.0/24"));
     }
-    let processors = std::thread::available_parallelism().map_or(8, usize::from);
-    let threads = args.threads.unwrap_or((2 * processors).clamp(8, THREADS_MAX) as u32);
     Ok(ExportPlan {
-        shown_path: shown_path(Path::new("/"), &mount.mountpoint)?,
+        shown_path: shown_path(&NfsSettings::read(Path::new("/")), &mount.mountpoint)?,
         mountpoint: mount.mountpoint.clone(),
         source: mount.source.clone(),
+        writable_mount: !mount.read_only,
         clients,
         writable: args.rw,
         trust_root: args.no_root_squash,
         rdma: args.rdma,
-        threads,
+        threads: threads_of(args),
     })
 }
 
@@ -276,12 +294,17 @@ fn show(
     plan: &ExportPlan,
     requirements: &[RequirementOutcome],
     (changes, others): (&[ServerChange], &[String]),
-    server: &ServerState,
-    facts: &HostFacts,
+    host: &ExportHost,
 ) {
-    let (addresses, rails) = reach_of(facts);
-    let v3_locks = requirements.iter().all(|r| r.name != V3_LOCKS);
-    let lines = client_mounts(&plan.shown_path, &addresses, &rails, plan.rdma, v3_locks);
+    let (server, settings) = (&host.server, &host.settings);
+    let (addresses, rails) = reach_of(&host.facts);
+    let service = ExportService {
+        v4: server.refusal_of("4.2", settings).is_none(),
+        v3: server.refusal_of("3", settings).is_none(),
+        v3_locks: requirements.iter().all(|r| r.name != V3_LOCKS),
+        rdma_port: plan.rdma.then(|| server.rdma_port().unwrap_or(settings.rdma_port())),
+    };
+    let lines = client_mounts(&plan.shown_path, &addresses, &rails, service);
     if args.json {
         let requirements: Vec<Value> = requirements
             .iter()
@@ -344,6 +367,12 @@ fn show(
         for r in requirements.iter().filter(|r| r.state == RequirementState::Limited) {
             anstream::println!("{WARN}limited{WARN:#} {}: {}; {}", r.name, r.evidence, r.remedy);
         }
+        if changes.iter().any(|change| change.command_line() == "systemctl start nfs-server") {
+            anstream::println!(
+                "the server was started for now: `systemctl enable nfs-server` starts it with the host, too, as a unit or an \
+                 entry of /etc/fstab does with the mount"
+            );
+        }
     }
     anstream::println!("\n{HEAD}Clients type{HEAD:#}");
     for line in lines {
@@ -356,18 +385,16 @@ fn show(
 }
 
 /// Addresses that a host name stands for.
-fn addresses_of(host: &str) -> Vec<String> {
-    let named = (host, 0).to_socket_addrs().map(|found| found.map(|a| a.ip().to_string()).collect::<Vec<_>>());
+fn addresses_of(host: &str) -> Vec<IpAddr> {
+    let named = (host, 0).to_socket_addrs().map(|found| found.map(|a| a.ip()).collect::<Vec<_>>());
     named.unwrap_or_default()
 }
 
 fn check_client(host: &str, as_json: bool) -> Result<ExitCode, Fault> {
-    let path = "/proc/self/mountstats";
-    let text = std::fs::read(path).map_err(|e| Fault::failed(format!("{path}: {e}"), ""))?;
+    let root = Path::new("/");
+    let all = NfsMount::read_all(root).map_err(|e| Fault::failed(format!("/proc/self/mountstats: {e}"), ""))?;
     let addresses = addresses_of(host);
-    let own = |m: &NfsMount| m.server == host || m.address == host || addresses.contains(&m.address);
-    let all = parse_mountstats(&String::from_utf8_lossy(&text));
-    let (mounts, others): (Vec<NfsMount>, Vec<NfsMount>) = all.into_iter().partition(own);
+    let (mounts, others): (Vec<NfsMount>, Vec<NfsMount>) = all.into_iter().partition(|m| m.is_of(host, &addresses));
     if mounts.is_empty() {
         let known: Vec<String> = others.iter().map(|m| format!("{} at {}", m.server, m.mountpoint)).collect();
         let remedy = match known.is_empty() {
@@ -378,59 +405,124 @@ fn check_client(host: &str, as_json: bool) -> Result<ExitCode, Fault> {
         };
         return Err(Fault::failed(format!("nothing of {host} is mounted here by NFS"), remedy));
     }
+    let (server, served, called) = (ServerState::read(), NfsServerCounters::read(root), NfsClientCounters::read(root));
     let mut failed = false;
     let mut rows = Vec::new();
     for mount in &mounts {
-        let problems = problems_of(mount);
+        let (problems, notes) = (problems_of(mount), notes_on(mount));
         failed |= !problems.is_empty();
         if as_json {
             let connections: Vec<Value> =
                 mount.connections.iter().map(|c| json!({ "transport": c.transport, "requests": c.requests })).collect();
             rows.push(json!({
                 "mountpoint": mount.mountpoint, "export": mount.export, "version": mount.version,
-                "transport": mount.transport, "address": mount.address, "asked_connections": mount.asked_connections,
-                "connections": connections, "read_bytes": mount.read_bytes, "written_bytes": mount.written_bytes,
-                "problems": problems,
+                "transport": mount.transport, "addresses": mount.addresses, "connections": connections,
+                "read_bytes": mount.read_bytes, "written_bytes": mount.written_bytes, "problems": problems,
+                "notes": notes,
             }));
             continue;
         }
         let carriers: Vec<String> =
             mount.connections.iter().map(|c| format!("{} ({} requests)", c.transport, c.requests)).collect();
+        let addresses: Vec<String> = mount.addresses.iter().map(IpAddr::to_string).collect();
         anstream::println!(
             "{HEAD}{}{HEAD:#} {}:{} NFSv{} over {}",
-            printable(Path::new(&mount.mountpoint).as_os_str().as_bytes()),
+            printable(mount.mountpoint.as_bytes()),
             mount.server,
-            mount.export,
+            printable(mount.export.as_bytes()),
             mount.version,
             mount.transport
         );
-        anstream::println!("  connections  {}", carriers.join(", "));
+        anstream::println!("  server       {}", addresses.join(", "));
+        anstream::println!("  connections  {}: {}", mount.connections.len(), carriers.join(", "));
         anstream::println!("  read         {} bytes, written {} bytes", mount.read_bytes, mount.written_bytes);
-        for problem in problems {
-            anstream::println!("  {WARN}{problem}{WARN:#}");
-        }
+        problems.iter().for_each(|problem| anstream::println!("  {WARN}{problem}{WARN:#}"));
+        notes.iter().for_each(|note| anstream::println!("  {DIM}{note}{DIM:#}"));
     }
+    let serves = server.threads > 0;
     if as_json {
-        anstream::println!("{}", json!({ "host": host, "mounts": rows }));
+        let server = serves.then(|| json!({ "state": server.to_json(), "counters": served.to_json() }));
+        anstream::println!("{}", json!({ "host": host, "mounts": rows, "client": called.to_json(), "server": server }));
+        return Ok(ExitCode::from(u8::from(failed)));
+    }
+    anstream::println!(
+        "{HEAD}All NFS mounts of this host{HEAD:#}: {} calls, {} sent again",
+        called.calls,
+        called.sent_again
+    );
+    if serves {
+        anstream::println!(
+            "{HEAD}The NFS server of this host{HEAD:#}: {} threads at {}; {} calls, {} refused; {} bytes read, {} written",
+            server.threads,
+            server.ports.join(", "),
+            served.calls,
+            served.refused,
+            served.read_bytes,
+            served.write_bytes
+        );
     }
     Ok(ExitCode::from(u8::from(failed)))
 }
 
 /// What is not as it was asked for.
 fn problems_of(mount: &NfsMount) -> Vec<String> {
-    let mut problems = Vec::new();
-    let made = mount.connections.len();
-    if mount.asked_connections > made {
-        let why = match (mount.version.starts_with('4'), mount.transport.starts_with("rdma")) {
-            (true, true) => {
-                ": it ignores nconnect for NFSv4 over RDMA; mount through one address per rail with max_connect"
-            }
-            _ => ": another mount of this server was made first, and its connections are shared",
-        };
-        problems.push(format!("{} connections were asked for, the kernel made {made}{why}", mount.asked_connections));
+    let other = mount.connections.iter().find(|c| !mount.transport.starts_with(c.transport.as_str()));
+    other
+        .map(|other| format!("{} was asked for, and {} carries data", mount.transport, other.transport))
+        .into_iter()
+        .collect()
+}
+
+/// Why there is one connection. The kernel keeps no record of the number that was asked for.
+fn notes_on(mount: &NfsMount) -> Vec<String> {
+    let note = match (mount.connections.len(), mount.ignores_nconnect()) {
+        (1, true) => {
+            "the kernel makes one connection for each address for NFSv4 over RDMA: nconnect has no effect; mount through \
+             the address of each rail with max_connect"
+        }
+        (1, false) => {
+            "one connection: without nconnect, or another mount of this server was made first, and its connections are shared"
+        }
+        _ => return Vec::new(),
+    };
+    vec![note.to_owned()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_networks_addresses_and_names() {
+        let good = [
+            "10.0.0.0/24",
+            "10.0.0.0/255.255.255.0",
+            "fd00::/64",
+            "fd00::1",
+            "10.0.0.3",
+            "host-1.example",
+            "@group",
+            "*",
+            "node[1-4]*",
+        ];
+        for text in good {
+            assert_eq!(parse_client(text).as_deref(), Ok(text));
+        }
+        let bad = [
+            "",
+            "10.0.0.300",
+            "10.0.0",
+            "10.0.0.0/33",
+            "10.0.0.0/255.0.255.0",
+            "fd00::/129",
+            "fd00::/255.0.0.0",
+            "fd00::x",
+            "a(rw)",
+            "x;y",
+            "10.0.0.0/24 ",
+        ];
+        for text in bad {
+            assert!(parse_client(text).is_err(), "{text}");
+        }
     }
-    if let Some(other) = mount.connections.iter().find(|c| !mount.transport.starts_with(c.transport.as_str())) {
-        problems.push(format!("{} was asked for, and {} carries data", mount.transport, other.transport));
-    }
-    problems
 }

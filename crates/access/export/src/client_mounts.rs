@@ -1,12 +1,27 @@
 //! The lines that a client types to mount an export, for each version and transport.
 
-use crate::configuration::RDMA_PORT;
 use spurline_fabric::HostFacts;
 use std::net::IpAddr;
 use std::path::Path;
 
 /// Connections of a TCP mount, and the most that a stock kernel makes.
 const CONNECTIONS: usize = 8;
+
+/// The largest read and write that clients ask for; the server may answer with less.
+const REQUEST_BYTES: u32 = 1 << 20;
+
+/// What the server offers to clients of an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportService {
+    /// It serves NFSv4.2.
+    pub v4: bool,
+    /// It serves NFSv3.
+    pub v3: bool,
+    /// The kernel grants locks of NFSv3 clients.
+    pub v3_locks: bool,
+    /// The port of RDMA, if it is served.
+    pub rdma_port: Option<u16>,
+}
 
 /// A client's mount command.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,15 +61,14 @@ pub fn reach_of(host: &HostFacts) -> (Vec<IpAddr>, Vec<IpAddr>) {
 /// A note beside the commands of NFSv3.
 const NO_LOCKS: &str = "locks fail with ENOLCK by NFSv3: use NFSv4, or mount the source with --local-locks";
 
-/// The commands for clients of an export at `mountpoint`. `v3_locks`: the kernel grants locks of NFSv3 clients.
+/// The commands for clients of an export at `mountpoint`.
 pub fn client_mounts(
     mountpoint: &Path,
     addresses: &[IpAddr],
     rails: &[IpAddr],
-    rdma: bool,
-    v3_locks: bool,
+    service: ExportService,
 ) -> Vec<ClientMount> {
-    let v3_note = if v3_locks { "" } else { NO_LOCKS };
+    let v3_note = if service.v3_locks { "" } else { NO_LOCKS };
     let target = |ip: Option<&IpAddr>| {
         let host =
             ip.map_or_else(|| "SERVER".to_owned(), |ip| if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() });
@@ -65,41 +79,49 @@ pub fn client_mounts(
     let tcp = target(addresses.first());
     let line = |title: &str, options: &str, target: &str, note: &str| ClientMount {
         title: title.to_owned(),
-        command: format!("mount -t nfs -o {options},hard {target}"),
+        command: format!("mount -t nfs -o {options},rsize={REQUEST_BYTES},wsize={REQUEST_BYTES},hard {target}"),
         note: note.to_owned(),
     };
-    let mut lines = vec![
-        line("NFSv4.2, TCP", &format!("vers=4.2,proto=tcp,nconnect={CONNECTIONS}"), &tcp, ""),
-        line("NFSv3, TCP", &format!("vers=3,proto=tcp,nconnect={CONNECTIONS}"), &tcp, v3_note),
-    ];
-    if !rdma {
-        return lines;
+    let mut lines = Vec::new();
+    if service.v4 {
+        lines.push(line("NFSv4.2, TCP", &format!("vers=4.2,proto=tcp,nconnect={CONNECTIONS}"), &tcp, ""));
     }
+    if service.v3 {
+        lines.push(line("NFSv3, TCP", &format!("vers=3,proto=tcp,nconnect={CONNECTIONS}"), &tcp, v3_note));
+    }
+    let Some(port) = service.rdma_port else { return lines };
     let rail = target(rails.first().or(addresses.first()));
-    lines.push(line(
-        "NFSv4.2, RDMA",
-        &format!("vers=4.2,proto=rdma,port={RDMA_PORT}"),
-        &rail,
-        "the kernel ignores nconnect for NFSv4 over RDMA, and stays with TCP where the client has mounted this server by \
-         NFSv4 over TCP already",
-    ));
-    lines.push(line("NFSv3, RDMA", &format!("vers=3,proto=rdma,port={RDMA_PORT},mountproto=tcp"), &rail, v3_note));
+    if service.v4 {
+        lines.push(line(
+            "NFSv4.2, RDMA",
+            &format!("vers=4.2,proto=rdma,port={port}"),
+            &rail,
+            "the kernel ignores nconnect for NFSv4 over RDMA, and stays with TCP where the client has mounted this server by \
+             NFSv4 over TCP already",
+        ));
+    }
+    if service.v3 {
+        lines.push(line("NFSv3, RDMA", &format!("vers=3,proto=rdma,port={port},mountproto=tcp"), &rail, v3_note));
+    }
     if rails.len() > 1 {
         let max = rails.len();
-        for (n, ip) in rails.iter().enumerate() {
+        for (n, ip) in rails.iter().enumerate().filter(|_| service.v4) {
             let (title, at) = (format!("NFSv4.2, RDMA, rail {} of {max}", n + 1), target(Some(ip)));
             let at = if n == 0 { at } else { at.replace("/mnt/spurline", &format!("/mnt/spurline-rail{}", n + 1)) };
-            let options = format!("vers=4.2,proto=rdma,port={RDMA_PORT},max_connect={max}");
+            let options = format!("vers=4.2,proto=rdma,port={port},max_connect={max}");
             let note = "mount it through each address: the connections are then shared. Stock kernels do not fail over \
                         from one rail to another";
             lines.push(line(&title, &options, &at, if n == 0 { note } else { "" }));
         }
         let same_family: Vec<String> =
             rails.iter().filter(|ip| ip.is_ipv4() == rails[0].is_ipv4()).map(ToString::to_string).collect();
+        if !service.v3 {
+            return lines;
+        }
         lines.push(line(
             "NFSv3, RDMA, several rails with VAST's client",
             &format!(
-                "vers=3,proto=rdma,port={RDMA_PORT},nconnect={},remoteports={}",
+                "vers=3,proto=rdma,port={port},nconnect={},remoteports={}",
                 CONNECTIONS.max(max),
                 same_family.join("~")
             ),
@@ -117,14 +139,21 @@ mod tests {
     #[test]
     fn every_transport_has_a_line_and_rails_have_one_each() {
         let addresses: Vec<IpAddr> = ["192.0.2.1", "10.0.0.1", "10.0.1.1"].iter().map(|a| a.parse().unwrap()).collect();
-        let lines = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], true, true);
+        let all = ExportService { v4: true, v3: true, v3_locks: true, rdma_port: Some(20049) };
+        let lines = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], all);
+        let only = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], ExportService { v3: false, ..all });
+        assert!(only.len() == 4 && only.iter().all(|line| line.title.starts_with("NFSv4")), "{only:?}");
         let all: Vec<&str> = lines.iter().map(|l| l.command.as_str()).collect();
-        assert_eq!(all[0], "mount -t nfs -o vers=4.2,proto=tcp,nconnect=8,hard 192.0.2.1:/mnt/d /mnt/spurline");
-        assert!(all[2].contains("proto=rdma,port=20049,hard 10.0.0.1:"), "{all:?}");
+        assert_eq!(
+            all[0],
+            "mount -t nfs -o vers=4.2,proto=tcp,nconnect=8,rsize=1048576,wsize=1048576,hard 192.0.2.1:/mnt/d /mnt/spurline"
+        );
+        assert!(all[2].contains("proto=rdma,port=20049,") && all[2].contains(" 10.0.0.1:"), "{all:?}");
         assert!(all[4].contains("max_connect=2") && all[5].contains("10.0.1.1:/mnt/d /mnt/spurline-rail2"), "{all:?}");
         assert!(all[6].contains("remoteports=10.0.0.1~10.0.1.1"), "{all:?}");
         assert!(lines[1].note.is_empty());
-        let six = client_mounts(Path::new("/mnt/my d"), &["fd00::1".parse().unwrap()], &[], false, false);
+        let tcp = ExportService { v4: true, v3: true, v3_locks: false, rdma_port: None };
+        let six = client_mounts(Path::new("/mnt/my d"), &["fd00::1".parse().unwrap()], &[], tcp);
         assert!(six[1].note.contains("ENOLCK") && six[0].note.is_empty());
         assert!(six[1].command.ends_with("'[fd00::1]:/mnt/my d' /mnt/spurline"), "{}", six[1].command);
         assert_eq!(six.len(), 2);

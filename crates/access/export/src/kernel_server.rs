@@ -1,26 +1,23 @@
-//! The kernel's NFS server: its state, and the changes that make or take back an export. Every change is a line that an
-//! administrator could type.
+//! The kernel's NFS server: its state, and which changes make or take back an export. It does not know how a change is made.
 
-use crate::configuration::{ExportPlan, ExportRecord, RDMA_PORT, escape_path, fsid_of};
+use crate::configuration::{ExportPlan, STATE_DIR, escape_path, export_id, exports_path};
+use crate::export_records::{ExportRecord, ServerRecord};
+use crate::server_changes::ServerChange;
+use crate::server_settings::{NfsSettings, settings_file, settings_path};
 use serde_json::{Value, json};
 use spurline_types::octal::unescape_octal;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, Result};
 use std::collections::BTreeSet;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::path::Path;
+use std::time::SystemTime;
 
-/// The largest request of the server: the most that the kernel takes.
+/// The largest request that exports ask for.
 const REQUEST_BYTES: u32 = 1 << 20;
 
-/// Makes the server read the tables of exports again.
-const RELOAD: [&str; 2] = ["exportfs", "-ra"];
+/// Where the largest request is set.
+const REQUEST_FILE: &str = "/proc/fs/nfsd/max_block_size";
 /// How long the kernel keeps an answer: as those of rpc.mountd.
 const ANSWER_SECONDS: u64 = 1800;
-/// The longest time of a command: systemd may start the server for a minute.
-const COMMAND_LIMIT: Duration = Duration::from_secs(90);
-
 /// What the running server shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerState {
@@ -32,6 +29,12 @@ pub struct ServerState {
     pub clients: BTreeSet<String>,
     /// Exported paths, as the kernel knows them.
     pub exported: Vec<String>,
+    /// Versions that are switched on and off: `+3 +4 -4.0 +4.1 +4.2`; empty before its first start.
+    pub versions: String,
+    /// The largest request; 0 before its first start.
+    pub request_bytes: u32,
+    /// The memory of this host, from which the kernel derives the largest request.
+    pub memory_bytes: u64,
 }
 
 impl ServerState {
@@ -55,7 +58,20 @@ impl ServerState {
             .filter(|line| !line.starts_with('#'))
             .filter_map(|line| line.split_whitespace().next().map(decode_path))
             .collect();
-        ServerState { threads: ServerState::read_threads(), ports: lines("/proc/fs/nfsd/portlist"), clients, exported }
+        // Each port has a line for each address family.
+        let ports: BTreeSet<String> = lines("/proc/fs/nfsd/portlist").into_iter().collect();
+        let memory = text("/proc/meminfo")
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
+        ServerState {
+            threads: ServerState::read_threads(),
+            ports: ports.into_iter().collect(),
+            clients,
+            exported,
+            versions: text("/proc/fs/nfsd/versions").trim().to_owned(),
+            request_bytes: text("/proc/fs/nfsd/max_block_size").trim().parse().unwrap_or(0),
+            memory_bytes: memory.unwrap_or(0) << 10,
+        }
     }
 
     /// Its threads alone; 0 when it does not run.
@@ -68,9 +84,47 @@ impl ServerState {
         self.ports.iter().any(|port| port.starts_with("rdma "))
     }
 
+    /// The port at which it accepts RDMA connections.
+    pub fn rdma_port(&self) -> Option<u16> {
+        self.ports.iter().find_map(|port| port.strip_prefix("rdma ")?.trim().parse().ok())
+    }
+
+    /// What keeps clients of a version (`3`, `4.2`) out; `None` if they are served.
+    pub fn refusal_of(&self, version: &str, settings: &NfsSettings) -> Option<String> {
+        let above = version.split('.').next().unwrap_or(version);
+        let off = |version: &str| self.versions.split(' ').any(|word| word.strip_prefix('-') == Some(version));
+        // A server that is started follows nfs.conf; what is not set there stays as it was.
+        if self.threads == 0
+            && let Some(setting) = settings.refusal_of(version)
+        {
+            return Some(format!("{setting} in nfs.conf"));
+        }
+        let stays = self.threads > 0 || !settings.switches_on(version);
+        (stays && (off(above) || off(version))).then(|| format!("{} in /proc/fs/nfsd/versions", self.versions))
+    }
+
+    /// The largest request that the server has, or will have once it is started.
+    fn request_limit(&self) -> u32 {
+        if self.request_bytes > 0 {
+            return self.request_bytes;
+        }
+        // As nfsd_get_default_max_blksize().
+        let mut bytes = REQUEST_BYTES;
+        while u64::from(bytes) > self.memory_bytes >> 12 && bytes >= 8 * 1024 * 2 {
+            bytes /= 2;
+        }
+        bytes
+    }
+
     /// As JSON.
     pub fn to_json(&self) -> Value {
-        json!({ "threads": self.threads, "ports": self.ports, "clients": self.clients, "exported": self.exported })
+        json!({
+            "threads": self.threads,
+            "ports": self.ports,
+            "versions": self.versions,
+            "clients": self.clients,
+            "exported": self.exported,
+        })
     }
 }
 
@@ -90,160 +144,19 @@ pub(crate) fn decode_path(word: &str) -> String {
     String::from_utf8_lossy(&unescape_octal(word.as_bytes())).into_owned()
 }
 
-/// One change, done or to be done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ServerChange {
-    /// Writes a file.
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Its whole text.
-        text: String,
-    },
-    /// Removes a file.
-    Remove(PathBuf),
-    /// Runs a command.
-    Run(Vec<String>),
-    /// Makes the server read the tables of exports again.
-    Reload {
-        /// The export that this is about, as clients name it.
-        path: PathBuf,
-        /// Whether it has to be exported afterwards.
-        exported: bool,
-    },
-    /// Writes a word to a file of the kernel.
-    Kernel {
-        /// The file.
-        path: PathBuf,
-        /// The word.
-        word: String,
-    },
-}
-
-impl ServerChange {
-    fn run(words: &[&str]) -> ServerChange {
-        ServerChange::Run(words.iter().map(|w| (*w).to_owned()).collect())
-    }
-
-    fn kernel(path: &str, word: impl ToString) -> ServerChange {
-        ServerChange::Kernel { path: path.into(), word: word.to_string() }
-    }
-
-    /// The line that a person would type.
-    pub fn command_line(&self) -> String {
-        match self {
-            ServerChange::Write { path, .. } => format!("write {}", path.display()),
-            ServerChange::Remove(path) => format!("rm {}", path.display()),
-            ServerChange::Run(words) => words.join(" "),
-            ServerChange::Reload { .. } => RELOAD.join(" "),
-            ServerChange::Kernel { path, word } => format!("echo {word} > {}", path.display()),
-        }
-    }
-
-    /// Makes the change; returns what a command said of other exports.
-    fn make(&self) -> Result<Vec<String>> {
-        match self {
-            ServerChange::Write { path, text } => {
-                let failed = |e: std::io::Error| Error::io(path.display(), &e);
-                if let Some(folder) = path.parent() {
-                    std::fs::create_dir_all(folder).map_err(failed)?;
-                }
-                std::fs::write(path, text).map_err(failed)?;
-            }
-            ServerChange::Remove(path) => match std::fs::remove_file(path) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(path.display(), &e)),
-                _ => {}
-            },
-            ServerChange::Kernel { path, word } => {
-                std::fs::write(path, format!("{word}\n")).map_err(|e| Error::io(self.command_line(), &e))?;
-            }
-            ServerChange::Run(words) => {
-                let words: Vec<&str> = words.iter().map(String::as_str).collect();
-                let said = run_command(&words)?;
-                if !said.success {
-                    let last = said.lines.last().map_or("it gave no reason", String::as_str);
-                    return Err(Error::new(
-                        ErrorKind::Unavailable,
-                        format!("`{}` failed: {last}", self.command_line()),
-                    ));
-                }
-            }
-            // It fails when any export of this host can't be made. The others are made nevertheless.
-            ServerChange::Reload { path, exported } => {
-                let said = run_command(&RELOAD)?;
-                if said.success {
-                    return Ok(Vec::new());
-                }
-                if is_exported(path) != *exported {
-                    let all =
-                        if said.lines.is_empty() { "it gave no reason".to_owned() } else { said.lines.join("; ") };
-                    return Err(Error::new(ErrorKind::Unavailable, format!("`{}` failed: {all}", self.command_line())));
-                }
-                return Ok(said.lines);
-            }
-        }
-        Ok(Vec::new())
-    }
-}
-
 /// Whether the tools' table has an export.
-fn is_exported(path: &Path) -> bool {
+pub(crate) fn is_exported(path: &Path) -> bool {
     exported_paths().any(|exported| Path::new(&exported) == path)
 }
 
+/// The tools' table.
+const TABLE: &str = "/var/lib/nfs/etab";
+
 /// The paths in the tools' table, as clients name them.
 fn exported_paths() -> impl Iterator<Item = String> {
-    let table = std::fs::read_to_string("/var/lib/nfs/etab").unwrap_or_default();
+    let table = std::fs::read_to_string(TABLE).unwrap_or_default();
     let paths: Vec<String> = table.lines().filter_map(|line| line.split_whitespace().next()).map(decode_path).collect();
     paths.into_iter()
-}
-
-/// The outcome of a command.
-struct CommandOutcome {
-    success: bool,
-    /// What it wrote to standard error.
-    lines: Vec<String>,
-}
-
-/// Runs a command, for [`COMMAND_LIMIT`] at most.
-fn run_command(words: &[&str]) -> Result<CommandOutcome> {
-    let (program, rest) = words.split_first().expect("a command has a program");
-    let line = words.join(" ");
-    let failed = |e: std::io::Error| Error::io(&line, &e);
-    let mut command = Command::new(program);
-    command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(failed)?;
-    let mut errors = child.stderr.take().expect("it is a pipe");
-    let (sender, receiver) = std::sync::mpsc::channel();
-    // A thread of its own: a command that hangs in the kernel does not end when it is killed.
-    std::thread::Builder::new()
-        .name("command".into())
-        .spawn(move || {
-            let mut text = Vec::new();
-            let _ = errors.read_to_end(&mut text);
-            let _ = sender.send(text);
-        })
-        .map_err(failed)?;
-    let end = Instant::now() + COMMAND_LIMIT;
-    let status = loop {
-        if let Some(status) = child.try_wait().map_err(failed)? {
-            break status;
-        }
-        if Instant::now() >= end {
-            let _ = child.kill();
-            let text = format!(
-                "`{line}` did not end within {} s: an exported file system may hang (`exportfs -v` lists them)",
-                COMMAND_LIMIT.as_secs()
-            );
-            return Err(Error::new(ErrorKind::Unavailable, text));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    // A daemon that it started may keep the pipe.
-    let text = receiver.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
-    Ok(CommandOutcome { success: status.success(), lines })
 }
 
 /// Whether systemd runs this host's services.
@@ -260,25 +173,46 @@ fn is_running(program: &str) -> bool {
 impl ExportPlan {
     /// The changes that make the export, in order, given the server's present state.
     pub fn changes(&self, server: &ServerState, root: &Path) -> Vec<ServerChange> {
+        let settings = NfsSettings::read(root);
         let mut changes = Vec::new();
-        for file in [self.settings_file(), self.exports_file()] {
+        // Another root holds another host's files: its server is not this one.
+        let here = root == Path::new("/");
+        // First, for it is the likeliest to fail.
+        if here && self.rdma && !Path::new("/sys/module/rpcrdma").is_dir() {
+            changes.push(ServerChange::run(&["modprobe", "rpcrdma"]));
+        }
+        let id = self.id();
+        let mut records = ExportRecord::read_all(root);
+        for (replaced, _) in
+            records.extract_if(.., |(other, record)| *other != id && record.mountpoint == self.mountpoint)
+        {
+            changes.push(ServerChange::Remove(root.join(exports_path(&replaced))));
+        }
+        records.retain(|(other, _)| *other != id);
+        records.push((id, self.record()));
+        let path = settings_path(root);
+        let shared = settings_file(&settings, records.iter().map(|(_, record)| record));
+        if shared.is_none() && path.exists() {
+            changes.push(ServerChange::Remove(path));
+        }
+        for file in shared.into_iter().chain([self.exports_file()]) {
             let path = root.join(&file.path);
             if std::fs::read_to_string(&path).is_ok_and(|text| text == file.text) {
                 continue;
             }
             changes.push(ServerChange::Write { path, text: file.text });
         }
-        // Another root holds another host's files: its server is not this one.
-        if root != Path::new("/") {
+        if !here {
             return changes;
         }
-        if self.rdma && !Path::new("/sys/module/rpcrdma").is_dir() {
-            changes.push(ServerChange::run(&["modprobe", "rpcrdma"]));
-        }
+        let reload = ServerChange::Reload { path: self.shown_path.clone(), clients: self.clients.clone() };
         if server.threads > 0 {
-            changes.push(ServerChange::Reload { path: self.shown_path.clone(), exported: true });
+            if !changes.is_empty() || !self.is_in_table(root) {
+                changes.push(reload);
+            }
             if self.rdma && !server.serves_rdma() {
-                changes.push(ServerChange::kernel("/proc/fs/nfsd/portlist", format!("rdma {RDMA_PORT}")));
+                let word = format!("rdma {}", settings.rdma_port());
+                changes.push(ServerChange::kernel("/proc/fs/nfsd/portlist", word));
             }
             return changes;
         }
@@ -291,21 +225,32 @@ impl ExportPlan {
             ]));
         }
         // It can be set only while no thread runs.
-        changes.push(ServerChange::kernel("/proc/fs/nfsd/max_block_size", REQUEST_BYTES));
+        if server.request_limit() < REQUEST_BYTES {
+            changes.push(ServerChange::kernel(REQUEST_FILE, REQUEST_BYTES));
+        }
         if has_systemd() {
             changes.push(ServerChange::run(&["systemctl", "start", "nfs-server"]));
+            changes.push(reload);
             return changes;
         }
         if !is_running("rpcbind") {
             changes.push(ServerChange::run(&["rpcbind"]));
         }
-        changes.push(ServerChange::Reload { path: self.shown_path.clone(), exported: true });
+        changes.push(reload);
         // It adds the port of RDMA that nfs.conf names, after the threads: the kernel refuses it before.
-        changes.push(ServerChange::run(&["rpc.nfsd", &self.threads.to_string()]));
+        let threads = self.threads.map(|n| n.to_string());
+        changes.push(ServerChange::run(&[&["rpc.nfsd"], threads.as_deref().as_slice()].concat()));
         if !is_running("rpc.mountd") {
             changes.push(ServerChange::run(&["rpc.mountd"]));
         }
         changes
+    }
+
+    /// Whether the tools have read the export's table since it was written.
+    fn is_in_table(&self, root: &Path) -> bool {
+        let time = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
+        let written = time(&root.join(exports_path(&self.id())));
+        is_exported(&self.shown_path) && written.is_some() && time(Path::new(TABLE)) >= written
     }
 }
 
@@ -325,60 +270,130 @@ pub fn apply_plan(
     let id = plan.id();
     let folder = root.join(plan.state_dir());
     std::fs::create_dir_all(&folder).map_err(|e| Error::io(folder.display(), &e))?;
-    let before = ExportRecord::read(root, &id);
-    let record = ExportRecord {
-        mountpoint: plan.mountpoint.clone(),
-        source: plan.source.clone(),
-        rdma: plan.rdma,
-        started_server: server.threads == 0 || before.is_some_and(|before| before.started_server),
-    };
-    record.write(root, &id)?;
+    let mut record = ServerRecord::read(root);
+    record.started |= server.threads == 0;
+    for change in &changes {
+        match change {
+            ServerChange::Run(words) if ["rpcbind", "rpc.mountd"].contains(&words[0].as_str()) => {
+                record.programs.retain(|program| *program != words[0]);
+                record.programs.push(words[0].clone());
+            }
+            ServerChange::Kernel { path, .. } if path == Path::new(REQUEST_FILE) => {
+                record.request_bytes = record.request_bytes.or(Some(server.request_limit()));
+            }
+            ServerChange::Kernel { .. } => record.rdma_added = true,
+            _ => {}
+        }
+    }
+    record.write(root)?;
+    plan.record().write(root, &id)?;
     prepare()?;
     let mut others = Vec::new();
     for change in &changes {
         each(change);
         others.extend(change.make()?);
     }
+    // What was exported at this mountpoint before is not there any more.
+    for (other, record) in ExportRecord::read_all(root) {
+        if other != id && record.mountpoint == plan.mountpoint {
+            remove_folder(&root.join(STATE_DIR).join(other))?;
+        }
+    }
     Ok(others)
 }
 
-/// Takes an export back: its files, its record and the names of its inodes; the server too, if it was started for it and
-/// exports nothing else.
+/// The exports that were made at a mountpoint: those that are recorded, and that of its present source.
+pub fn exports_at(root: &Path, mountpoint: &Path, source: Option<&str>) -> Vec<String> {
+    let records = ExportRecord::read_all(root).into_iter().filter(|(_, record)| record.mountpoint == mountpoint);
+    let mut ids: Vec<String> = records.map(|(id, _)| id).collect();
+    let own = source.map(|source| export_id(source, mountpoint));
+    ids.extend(own.filter(|id| !ids.contains(id) && root.join(exports_path(id)).exists()));
+    ids
+}
+
+/// Takes exports of one mountpoint back: their files, their records and the names of their inodes; the server too, if it was
+/// started for exports and exports nothing else. Returns what stays behind nevertheless.
 ///
 /// # Errors
 /// When a file can't be removed, or a command fails.
-pub fn remove_export(plan: &ExportPlan, root: &Path, each: &mut dyn FnMut(&ServerChange)) -> Result<bool> {
-    let id = plan.id();
-    let exports = root.join(plan.exports_file().path);
-    let record = ExportRecord::read(root, &id);
-    if record.is_none() && !exports.exists() {
-        return Ok(false);
-    }
-    let others = ExportRecord::read_all(root).into_iter().any(|(other, _)| other != id);
-    let mut changes = vec![ServerChange::Remove(exports)];
-    if !others {
-        changes.push(ServerChange::Remove(root.join(plan.settings_file().path)));
+pub fn remove_export(
+    ids: &[String],
+    shown: &Path,
+    root: &Path,
+    each: &mut dyn FnMut(&ServerChange),
+) -> Result<Vec<String>> {
+    let settings = NfsSettings::read(root);
+    let (own, others): (Vec<_>, Vec<_>) =
+        ExportRecord::read_all(root).into_iter().partition(|(id, _)| ids.contains(id));
+    let mut changes: Vec<ServerChange> =
+        ids.iter().map(|id| ServerChange::Remove(root.join(exports_path(id)))).collect();
+    let path = settings_path(root);
+    match settings_file(&settings, others.iter().map(|(_, record)| record)) {
+        Some(file) if std::fs::read_to_string(&path).is_ok_and(|text| text == file.text) => {}
+        Some(file) => changes.push(ServerChange::Write { path, text: file.text }),
+        None if path.exists() => changes.push(ServerChange::Remove(path)),
+        None => {}
     }
     let server = ServerState::read();
-    if root == Path::new("/") && server.threads > 0 {
-        changes.push(ServerChange::Reload { path: plan.shown_path.clone(), exported: false });
+    let record = ServerRecord::read(root);
+    let here = root == Path::new("/");
+    let stop = here && server.threads > 0 && others.is_empty() && record.started && !has_other_exports(shown);
+    if here && server.threads > 0 {
+        changes.push(ServerChange::Reload { path: shown.to_owned(), clients: Vec::new() });
         // What the kernel has cached holds the mount.
         changes.push(ServerChange::run(&["exportfs", "-f"]));
-        if !others && record.as_ref().is_some_and(|record| record.started_server) && !has_other_exports(plan) {
-            changes.push(match has_systemd() {
-                true => ServerChange::run(&["systemctl", "stop", "nfs-server"]),
-                false => ServerChange::run(&["rpc.nfsd", "0"]),
-            });
-        }
+    }
+    if stop {
+        changes.push(match has_systemd() {
+            true => ServerChange::run(&["systemctl", "stop", "nfs-server"]),
+            false => ServerChange::run(&["rpc.nfsd", "0"]),
+        });
+        changes.extend(record.request_bytes.map(|bytes| ServerChange::kernel(REQUEST_FILE, bytes)));
     }
     for change in &changes {
         each(change);
         change.make()?;
     }
-    let folder = root.join(plan.state_dir());
-    match std::fs::remove_dir_all(&folder) {
+    for id in ids {
+        remove_folder(&root.join(STATE_DIR).join(id))?;
+    }
+    let (before, server) = (server, if here { ServerState::read() } else { ServerState::default() });
+    let own_needs = own.iter().map(|(_, record)| record);
+    let mut left = Vec::new();
+    if before.threads > 0 && server.threads > 0 {
+        let rdma = !settings.serves_rdma() && others.iter().all(|(_, record)| !record.rdma);
+        if let Some(port) = server.rdma_port().filter(|_| rdma && own_needs.clone().any(|record| record.rdma)) {
+            left.push(format!("the server listens for RDMA at port {port} until it is started again"));
+        }
+        let wanted = others.iter().filter_map(|(_, record)| record.threads).chain(settings.threads()).max();
+        let threads = own_needs.clone().any(|record| record.threads == Some(server.threads));
+        if threads && wanted.is_none_or(|wanted| wanted < server.threads) {
+            left.push(format!("the server has {} threads until it is started again", server.threads));
+        }
+    }
+    if here && others.is_empty() {
+        if let Some(bytes) = record.request_bytes.filter(|before| server.threads > 0 && *before < server.request_bytes)
+        {
+            let now = server.request_bytes;
+            left.push(format!(
+                "the largest request is {now} bytes, before it was {bytes}: {REQUEST_FILE}, while no thread runs"
+            ));
+        }
+        let running: Vec<&str> = record.programs.iter().map(String::as_str).filter(|name| is_running(name)).collect();
+        if !running.is_empty() {
+            left.push(format!("{} still run; they were started for exports", running.join(" and ")));
+        }
+    }
+    if others.is_empty() {
+        ServerRecord::remove(root)?;
+    }
+    Ok(left)
+}
+
+fn remove_folder(folder: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(folder) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(folder.display(), &e)),
-        _ => Ok(true),
+        _ => Ok(()),
     }
 }
 
@@ -407,7 +422,9 @@ pub fn forget_cached_exports() -> Result<()> {
 /// When the kernel refuses an answer.
 pub fn answer_waiting_clients(source: &str, mountpoint: &Path) -> Result<usize> {
     const CACHE: &str = "/proc/net/rpc/nfsd.fh";
-    let fsid = fsid_of(source);
+    let Some(ExportRecord { fsid, .. }) = ExportRecord::read(Path::new("/"), &export_id(source, mountpoint)) else {
+        return Ok(0);
+    };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let open = std::fs::read_to_string(format!("{CACHE}/content")).unwrap_or_default();
     let mut answered = 0;
@@ -435,9 +452,9 @@ fn answer_to(line: &str, fsid: &str, expires: u64, mountpoint: &Path) -> Option<
     Some(format!("{domain} {kind} \\x{bytes} {expires} {}\n", escape_path(mountpoint)))
 }
 
-/// Whether the server exports paths that are not this export.
-fn has_other_exports(plan: &ExportPlan) -> bool {
-    exported_paths().any(|path| Path::new(&path) != plan.shown_path)
+/// Whether the server exports paths that are not this one.
+fn has_other_exports(shown: &Path) -> bool {
+    exported_paths().any(|path| Path::new(&path) != shown)
 }
 
 #[cfg(test)]
@@ -449,11 +466,12 @@ mod tests {
             mountpoint: folder.into(),
             shown_path: folder.into(),
             source: "s3://datasets".into(),
+            writable_mount: false,
             clients: vec!["*".into()],
             writable: false,
             trust_root: false,
             rdma: true,
-            threads: 8,
+            threads: Some(8),
         }
     }
 
@@ -469,6 +487,13 @@ mod tests {
         if !has_systemd() {
             assert!(size < position(&stopped, "rpc.nfsd 8").unwrap(), "{stopped:?}");
         }
+        // The kernel's own limit is as large on a host of 4 GiB, and an administrator may have raised it.
+        for large in [
+            ServerState { memory_bytes: 4 << 30, ..ServerState::default() },
+            ServerState { request_bytes: 4 << 20, ..ServerState::default() },
+        ] {
+            assert!(position(&words(&large), "max_block_size").is_none());
+        }
         let running = ServerState { threads: 4, ports: vec!["tcp 2049".into()], ..ServerState::default() };
         let running = words(&running);
         assert!(position(&running, "rpc.nfsd").is_none() && position(&running, "rdma 20049").is_some(), "{running:?}");
@@ -479,10 +504,12 @@ mod tests {
     fn what_is_removed_is_what_was_made_and_the_last_export_takes_the_settings_along() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        let (a, b) = (plan("/mnt/a"), plan("/mnt/b"));
+        // Exports share the settings of the server, whatever the order in which they are made.
+        let (a, b) = (plan("/mnt/a"), ExportPlan { rdma: false, source: "s3://others".into(), ..plan("/mnt/b") });
         let other = root.join("etc/exports.d/other.exports");
         std::fs::create_dir_all(other.parent().unwrap()).unwrap();
         std::fs::write(&other, "/srv *(ro)\n").unwrap();
+        let settings = settings_path(root);
         for plan in [&a, &b] {
             let mut made = Vec::new();
             apply_plan(plan, root, &mut || Ok(()), &mut |change| made.push(change.command_line())).unwrap();
@@ -491,14 +518,44 @@ mod tests {
             let mut again = 0;
             apply_plan(plan, root, &mut || Ok(()), &mut |_| again += 1).unwrap();
             assert_eq!(again, 0);
+            assert!(std::fs::read_to_string(&settings).unwrap().contains("\nrdma=y\nrdma-port=20049\n"));
         }
-        let settings = root.join(a.settings_file().path);
-        assert!(remove_export(&a, root, &mut |_| {}).unwrap());
-        assert!(settings.exists() && root.join(b.exports_file().path).exists());
-        assert!(!root.join(a.exports_file().path).exists() && !root.join(a.state_dir()).exists());
-        assert!(remove_export(&b, root, &mut |_| {}).unwrap());
+        let remove = |plan: &ExportPlan| {
+            let ids = exports_at(root, &plan.mountpoint, None);
+            assert_eq!(ids, [plan.id()]);
+            remove_export(&ids, &plan.shown_path, root, &mut |_| {}).unwrap();
+        };
+        remove(&a);
+        assert!(!std::fs::read_to_string(&settings).unwrap().contains("rdma"));
+        assert!(!root.join(exports_path(&a.id())).exists() && !root.join(a.state_dir()).exists());
+        assert!(root.join(exports_path(&b.id())).exists());
+        remove(&b);
         assert!(!settings.exists() && other.exists());
-        assert!(!remove_export(&b, root, &mut |_| {}).unwrap(), "a second removal finds nothing");
+        assert!(std::fs::read_dir(root.join(STATE_DIR)).unwrap().next().is_none());
+        assert!(exports_at(root, &b.mountpoint, Some(&b.source)).is_empty(), "a second removal finds nothing");
+    }
+
+    #[test]
+    fn another_source_at_a_mountpoint_replaces_the_export_that_was_there() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let (old, new) = (plan("/mnt/a"), ExportPlan { source: "s3://others".into(), ..plan("/mnt/a") });
+        apply_plan(&old, root, &mut || Ok(()), &mut |_| {}).unwrap();
+        assert_eq!(exports_at(root, Path::new("/mnt/a"), Some("s3://others")), [old.id()]);
+        apply_plan(&new, root, &mut || Ok(()), &mut |_| {}).unwrap();
+        assert_eq!(exports_at(root, Path::new("/mnt/a"), None), [new.id()]);
+        assert!(!root.join(exports_path(&old.id())).exists() && !root.join(old.state_dir()).exists());
+    }
+
+    #[test]
+    fn versions_that_the_server_does_not_serve() {
+        let settings = NfsSettings::default();
+        // As Linux 6.1 shows it.
+        let versions = "-3 +4 +4.1 +4.2".to_owned();
+        let running = ServerState { threads: 3, versions, ..ServerState::default() };
+        assert!(running.refusal_of("3", &settings).unwrap().contains("-3 +4"));
+        assert_eq!(running.refusal_of("4.2", &settings), None);
+        assert_eq!(ServerState::default().refusal_of("3", &settings), None);
     }
 
     #[test]
@@ -511,15 +568,6 @@ mod tests {
         assert_eq!(answer(&format!("{line} /mnt/a")), None, "the kernel has its answer");
         assert_eq!(answer("# 10.77.0.0/16 6 0x13ff9fcbe00ba8c755b11e8a489c6e8b"), None, "of another source");
         assert_eq!(answer("#domain fsidtype fsid [path]"), None);
-    }
-
-    #[test]
-    fn commands_end_with_their_reasons() {
-        let said = run_command(&["sh", "-c", "echo first >&2; echo >&2; echo last >&2; exit 1"]).unwrap();
-        assert_eq!((said.success, said.lines), (false, vec!["first".to_owned(), "last".to_owned()]));
-        let failed = ServerChange::run(&["sh", "-c", "echo why >&2; exit 1"]).make().unwrap_err();
-        assert!(failed.to_string().contains("why"), "{failed}");
-        assert!(run_command(&["/no/such/program"]).is_err());
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! What this host and this mount need before the kernel's NFS server can serve the mount; each with a remedy.
 
 use crate::configuration::ExportPlan;
+use crate::export_records::ExportRecord;
+use crate::firewall::check_firewall;
 use crate::kernel_server::ServerState;
+use crate::server_settings::NfsSettings;
 use spurline_fabric::HostFacts;
 use spurline_types::octal::unescape_octal;
 use std::ffi::OsString;
@@ -58,7 +61,7 @@ pub struct MountFacts {
     pub source_locks: bool,
 }
 
-fn outcome(
+pub(crate) fn outcome(
     name: &'static str,
     state: RequirementState,
     evidence: impl Into<String>,
@@ -67,25 +70,17 @@ fn outcome(
     RequirementOutcome { name, state, evidence: evidence.into(), remedy: remedy.into() }
 }
 
-/// Checks everything that the plan needs on this host.
+/// Checks everything that the plan needs on this host, beside its other exports.
 pub fn check_requirements(
     plan: &ExportPlan,
     mount: &MountFacts,
-    server: &ServerState,
+    (server, settings): (&ServerState, &NfsSettings),
+    exports: &[(String, ExportRecord)],
     host: &HostFacts,
 ) -> Vec<RequirementOutcome> {
     use RequirementState::{Limited, Met, Missing};
     let mut all = Vec::new();
-    let root = rustix::process::geteuid().is_root();
-    all.push(match root {
-        true => outcome("privilege", Met, "this is root", ""),
-        false => outcome(
-            "privilege",
-            Missing,
-            format!("this is user {}", rustix::process::geteuid().as_raw()),
-            "run it as root: the NFS server belongs to the kernel",
-        ),
-    });
+    all.push(check_privilege());
     all.push(match mount.allow_other {
         true => outcome("allow_other", Met, "the mount serves all users", ""),
         false => outcome(
@@ -108,6 +103,7 @@ pub fn check_requirements(
         (true, false) => outcome("writable", Met, "the mount can be written", ""),
         (false, _) => outcome("writable", Met, "exported read-only", ""),
     });
+    all.push(check_fsid(plan, exports));
     if plan.writable && mount.source_locks {
         // fuse_setlk() answers ENOLCK to lockd: it has no requests that are answered later.
         all.push(outcome(
@@ -129,18 +125,22 @@ pub fn check_requirements(
             "install the NFS server's tools: nfs-kernel-server (Debian, Ubuntu) or nfs-utils (others)",
         ),
     });
+    // The folder /proc/fs/nfsd is there in every kernel.
+    let file_systems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
     all.push(check_module(
         "nfsd",
-        Path::new("/proc/fs/nfsd"),
+        file_systems.lines().any(|line| line.ends_with("\tnfsd")),
         "the kernel has no NFS server; install its modules package",
     ));
+    all.push(check_versions(server, settings));
     if plan.rdma {
-        all.push(check_module(
-            "rpcrdma",
-            Path::new("/sys/module/rpcrdma"),
-            "install the module that belongs to the running RDMA drivers: with a vendor's drivers their own NFS over RDMA \
-             package, else the kernel's modules package",
-        ));
+        let loaded = Path::new("/sys/module/rpcrdma").is_dir();
+        let remedy = "install the module that belongs to the running RDMA drivers: with a vendor's drivers their own NFS over \
+                      RDMA package, else the kernel's modules package";
+        all.push(match foreign_drivers().filter(|_| !loaded) {
+            Some(evidence) => outcome("rpcrdma", Limited, evidence, remedy),
+            None => check_module("rpcrdma", loaded, remedy),
+        });
         let devices: Vec<&str> = host.devices.iter().map(|d| d.name.as_str()).collect();
         all.push(match devices.is_empty() {
             false => outcome("rdma-device", Met, devices.join(", "), ""),
@@ -151,14 +151,14 @@ pub fn check_requirements(
                 "export without --rdma, or see `spurline net doctor`",
             ),
         });
-        let foreign = server.ports.iter().find(|port| port.starts_with("rdma ") && !port.ends_with(" 20049"));
-        all.push(match foreign {
-            None => outcome("rdma-port", Met, "port 20049", ""),
+        let (listens, wanted) = (server.rdma_port(), settings.rdma_port());
+        all.push(match listens.filter(|port| *port != wanted) {
+            None => outcome("rdma-port", Met, format!("port {wanted}"), ""),
             Some(port) => outcome(
                 "rdma-port",
                 Limited,
-                format!("the server listens at {port} already"),
-                "give clients that port, or restart the server to use 20049",
+                format!("the server listens at rdma {port} already, and a kernel's listener can't be closed"),
+                format!("give clients that port, or restart the server to use {wanted}"),
             ),
         });
     }
@@ -177,8 +177,99 @@ fn find_program(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-fn check_module(name: &'static str, loaded: &Path, remedy: &str) -> RequirementOutcome {
-    if loaded.is_dir() {
+/// Root, with all rights of the host: root of a container or of a user namespace can't reach the kernel's server.
+fn check_privilege() -> RequirementOutcome {
+    let user = rustix::process::geteuid();
+    if !user.is_root() {
+        let remedy = "run it as root: the NFS server belongs to the kernel";
+        return outcome("privilege", RequirementState::Missing, format!("this is user {}", user.as_raw()), remedy);
+    }
+    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    match missing_right(&text("/proc/self/uid_map"), &text("/proc/self/status")) {
+        None => outcome("privilege", RequirementState::Met, "this is root", ""),
+        Some(evidence) => outcome(
+            "privilege",
+            RequirementState::Missing,
+            evidence,
+            "run it as root of the host, or in a privileged container: the NFS server belongs to the kernel",
+        ),
+    }
+}
+
+/// What root lacks, by its map of users and its status.
+fn missing_right(uid_map: &str, status: &str) -> Option<String> {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let words: Vec<&str> = uid_map.split_whitespace().collect();
+    // All users of the host, and no others.
+    if !words.is_empty() && words != ["0", "0", "4294967295"] {
+        return Some(format!("this is root of a user namespace ({} in /proc/self/uid_map)", words.join(" ")));
+    }
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    let rights = u64::from_str_radix(effective.trim(), 16).ok()?;
+    (rights & (1 << CAP_SYS_ADMIN) == 0)
+        .then(|| "this is root without CAP_SYS_ADMIN, as in an unprivileged container".to_owned())
+}
+
+/// Two mounts with one file system id are one mount for the server and for clients: those of the second reach the first.
+fn check_fsid(plan: &ExportPlan, exports: &[(String, ExportRecord)]) -> RequirementOutcome {
+    let (id, fsid) = (plan.id(), plan.fsid());
+    let same = exports
+        .iter()
+        .find(|(other, record)| *other != id && record.fsid == fsid && record.mountpoint != plan.mountpoint);
+    match same {
+        None => outcome("fsid", RequirementState::Met, fsid, ""),
+        Some((_, record)) => {
+            let (at, kind) = (record.mountpoint.display(), if plan.writable_mount { "writable" } else { "read-only" });
+            outcome(
+                "fsid",
+                RequirementState::Missing,
+                format!(
+                    "{at} is exported, a {kind} mount of the same source: clients of this one would reach that one"
+                ),
+                format!("export one of them only: `spurline export {at} --remove` takes the other one back"),
+            )
+        }
+    }
+}
+
+/// Exports change no version that the administrator has switched off.
+fn check_versions(server: &ServerState, settings: &NfsSettings) -> RequirementOutcome {
+    let refused: Vec<(&str, String)> =
+        ["4.2", "3"].into_iter().filter_map(|version| Some((version, server.refusal_of(version, settings)?))).collect();
+    let remedy =
+        |version: &str| format!("for NFSv{version}, set vers{version}=y in nfs.conf and start the server again");
+    match refused.as_slice() {
+        [] => outcome("nfs-versions", RequirementState::Met, "NFSv3 and NFSv4.2", ""),
+        [(version, why)] => {
+            let other = if *version == "3" { "4.2" } else { "3" };
+            outcome(
+                "nfs-versions",
+                RequirementState::Limited,
+                format!("NFSv{version} is switched off ({why})"),
+                format!("clients use NFSv{other}; {}", remedy(version)),
+            )
+        }
+        [(_, why), ..] => outcome(
+            "nfs-versions",
+            RequirementState::Missing,
+            format!("NFSv3 and NFSv4.2 are switched off ({why})"),
+            remedy("4.2"),
+        ),
+    }
+}
+
+/// Whether the RDMA drivers that run are a vendor's, while the module of NFS over RDMA is the kernel's: their symbols differ.
+fn foreign_drivers() -> Option<String> {
+    let taint = std::fs::read_to_string("/sys/module/ib_core/taint").unwrap_or_default();
+    let said = Command::new("modinfo").args(["-F", "intree", "rpcrdma"]).stdin(Stdio::null()).output().ok()?;
+    (taint.contains('O') && said.stdout.starts_with(b"Y")).then(|| {
+        "ib_core is a vendor's module (/sys/module/ib_core/taint), and rpcrdma is the kernel's own: it may not load; --apply tries it"
+            .to_owned()
+    })
+}
+
+fn check_module(name: &'static str, loaded: bool, remedy: &str) -> RequirementOutcome {
+    if loaded {
         return outcome(name, RequirementState::Met, "loaded", "");
     }
     let out = Command::new("modprobe").args(["--dry-run", "--quiet", name]).stdin(Stdio::null()).output();
@@ -223,28 +314,6 @@ fn pseudo_root_limit(plan: &ExportPlan) -> Option<RequirementOutcome> {
     })
 }
 
-fn check_firewall(rdma: bool) -> RequirementOutcome {
-    let ufw =
-        std::fs::read_to_string("/etc/ufw/ufw.conf").is_ok_and(|text| text.lines().any(|l| l.trim() == "ENABLED=yes"));
-    let firewalld = Path::new("/run/firewalld").is_dir();
-    let more = if rdma { "; RDMA passes a host's firewall by, but switches may filter it" } else { "" };
-    match (ufw, firewalld) {
-        (false, false) => outcome("firewall", RequirementState::Met, "neither ufw nor firewalld is active", ""),
-        (true, _) => outcome(
-            "firewall",
-            RequirementState::Limited,
-            "ufw is active",
-            format!("allow the clients: ufw allow from CLIENTS to any port 2049,111,20048 proto tcp{more}"),
-        ),
-        (_, true) => outcome(
-            "firewall",
-            RequirementState::Limited,
-            "firewalld is active",
-            format!("allow the clients: firewall-cmd --add-service={{nfs,rpc-bind,mountd}}{more}"),
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,14 +324,19 @@ mod tests {
             mountpoint: "/mnt/a".into(),
             shown_path: "/mnt/a".into(),
             source: "/data".into(),
+            writable_mount: true,
             clients: vec!["*".into()],
             writable: true,
             trust_root: false,
             rdma: true,
-            threads: 8,
+            threads: Some(8),
         };
         let facts = MountFacts { allow_other: false, read_only: true, source_locks: true };
-        let all = check_requirements(&plan, &facts, &ServerState::default(), &HostFacts::default());
+        let check = |facts: &MountFacts| {
+            let server = (&ServerState::default(), &NfsSettings::default());
+            check_requirements(&plan, facts, server, &[], &HostFacts::default())
+        };
+        let all = check(&facts);
         for name in ["allow_other", "writable", "rdma-device"] {
             let found = all.iter().find(|r| r.name == name).unwrap();
             assert!(found.state == RequirementState::Missing && !found.remedy.is_empty(), "{found:?}");
@@ -271,7 +345,53 @@ mod tests {
         let locks = all.iter().find(|r| r.name == "nfsv3-locks").unwrap();
         assert!(locks.state == RequirementState::Limited && locks.remedy.contains("--local-locks"), "{locks:?}");
         let facts = MountFacts { source_locks: false, ..facts };
-        let all = check_requirements(&plan, &facts, &ServerState::default(), &HostFacts::default());
+        let all = check(&facts);
         assert!(all.iter().all(|r| r.name != "nfsv3-locks"), "{all:?}");
+    }
+    #[test]
+    fn two_mounts_of_one_source_and_kind_are_not_both_exported() {
+        let plan = |at: &str, writable_mount| ExportPlan {
+            mountpoint: at.into(),
+            shown_path: at.into(),
+            source: "/data".into(),
+            writable_mount,
+            clients: vec!["*".into()],
+            writable: false,
+            trust_root: false,
+            rdma: false,
+            threads: None,
+        };
+        let first = plan("/mnt/a", true);
+        let exports = [(first.id(), first.record())];
+        let state = |plan: &ExportPlan| check_fsid(plan, &exports);
+        assert_eq!(state(&first).state, RequirementState::Met, "the same once more");
+        assert_eq!(state(&plan("/mnt/b", false)).state, RequirementState::Met, "a read-only mount has its own id");
+        let same = state(&plan("/mnt/b", true));
+        assert!(same.state == RequirementState::Missing && same.remedy.contains("export /mnt/a --remove"), "{same:?}");
+        let other = ExportPlan { source: "/others".into(), ..plan("/mnt/b", true) };
+        assert_eq!(state(&other).state, RequirementState::Met);
+    }
+
+    #[test]
+    fn versions_that_are_switched_off_limit_clients() {
+        let (mut server, settings) = (ServerState { threads: 8, ..ServerState::default() }, NfsSettings::default());
+        assert_eq!(check_versions(&server, &settings).state, RequirementState::Met);
+        // As Linux 6.1 shows them.
+        server.versions = "-3 +4 +4.1 +4.2".into();
+        let limited = check_versions(&server, &settings);
+        assert!(limited.state == RequirementState::Limited && limited.remedy.contains("vers3=y"), "{limited:?}");
+        server.versions = "-3 -4 -4.1 -4.2".into();
+        assert_eq!(check_versions(&server, &settings).state, RequirementState::Missing);
+    }
+
+    #[test]
+    fn root_of_a_user_namespace_is_not_root() {
+        // As Linux 6.1 shows them, for root and after `unshare -Ur`.
+        let status = "CapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\nCapBnd:\t000001ffffffffff\n";
+        assert_eq!(missing_right("         0          0 4294967295\n", status), None);
+        assert!(missing_right("         0          0          1\n", status).unwrap().contains("0 0 1"));
+        // The rights that container engines leave by default.
+        let few = "CapEff:\t00000000a80425fb\n";
+        assert!(missing_right("         0          0 4294967295\n", few).unwrap().contains("CAP_SYS_ADMIN"));
     }
 }

@@ -1,0 +1,175 @@
+//! The settings of the NFS server: what the administrator has set in nfs.conf, and the file that exports add to it. It
+//! changes nothing that the administrator has set: threads are only raised, versions are left alone.
+
+use crate::configuration::{ConfigurationFile, RDMA_PORT};
+use crate::export_records::ExportRecord;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// The settings that exports add, shared by all of them.
+const SETTINGS_FILE: &str = "etc/nfs.conf.d/spurline.conf";
+
+/// What the administrator has set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NfsSettings {
+    /// By section and key, both in small letters.
+    values: BTreeMap<(String, String), String>,
+}
+
+impl NfsSettings {
+    /// Reads nfs.conf and the files that add to it below `root`, without the file of exports.
+    pub fn read(root: &Path) -> NfsSettings {
+        let more = std::fs::read_dir(root.join("etc/nfs.conf.d")).into_iter().flatten().flatten();
+        let mut files: Vec<PathBuf> = more.map(|file| file.path()).collect();
+        files.retain(|path| path.extension().is_some_and(|e| e == "conf") && *path != root.join(SETTINGS_FILE));
+        files.sort();
+        files.insert(0, root.join("etc/nfs.conf"));
+        let mut settings = NfsSettings::default();
+        for text in files.iter().filter_map(|path| std::fs::read_to_string(path).ok()) {
+            settings.add(&text);
+        }
+        settings
+    }
+
+    fn add(&mut self, text: &str) {
+        let mut section = String::new();
+        for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
+            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                section = name.trim().to_ascii_lowercase();
+            } else if let Some((key, value)) = line.split_once('=') {
+                let value = value.trim().trim_matches('"').to_owned();
+                self.values.insert((section.clone(), key.trim().to_ascii_lowercase()), value);
+            }
+        }
+    }
+
+    fn value(&self, section: &str, key: &str) -> Option<&str> {
+        self.values.get(&(section.to_owned(), key.to_owned())).map(String::as_str)
+    }
+
+    /// A setting of `[nfsd]` that is switched on or off; `None` if it is not set.
+    fn switch(&self, key: &str) -> Option<bool> {
+        match self.value("nfsd", key)?.to_ascii_lowercase().as_str() {
+            "1" | "t" | "true" | "y" | "yes" | "on" => Some(true),
+            "0" | "f" | "false" | "n" | "no" | "off" => Some(false),
+            _ => None,
+        }
+    }
+
+    /// The folder that clients see as the root of all exports.
+    pub fn root_of_exports(&self) -> Option<&str> {
+        self.value("exports", "rootdir").filter(|top| !top.is_empty())
+    }
+
+    /// The threads of the server, if they are set.
+    pub fn threads(&self) -> Option<u32> {
+        self.value("nfsd", "threads")?.parse().ok()
+    }
+
+    /// The setting that keeps clients of a version (`3`, `4.2`) out.
+    pub fn refusal_of(&self, version: &str) -> Option<String> {
+        let above = version.split('.').next().unwrap_or(version);
+        let keys = [format!("vers{above}"), format!("vers{version}"), "tcp".to_owned()];
+        keys.into_iter().find(|key| self.switch(key) == Some(false)).map(|key| format!("{key}=n"))
+    }
+
+    /// Whether a version (`3`, `4.2`) is switched on.
+    pub(crate) fn switches_on(&self, version: &str) -> bool {
+        self.switch(&format!("vers{version}")) == Some(true)
+    }
+
+    /// Whether the server listens for RDMA without any export.
+    pub fn serves_rdma(&self) -> bool {
+        self.switch("rdma") == Some(true)
+    }
+
+    /// The port of RDMA.
+    pub fn rdma_port(&self) -> u16 {
+        self.value("nfsd", "rdma-port").and_then(|port| port.parse().ok()).unwrap_or(RDMA_PORT)
+    }
+}
+
+/// The path of the settings that exports add.
+pub(crate) fn settings_path(root: &Path) -> PathBuf {
+    root.join(SETTINGS_FILE)
+}
+
+/// What all exports together add to the administrator's settings; `None` if nothing is missing.
+pub(crate) fn settings_file<'a>(
+    settings: &NfsSettings,
+    exports: impl Iterator<Item = &'a ExportRecord> + Clone,
+) -> Option<ConfigurationFile> {
+    let threads = exports.clone().filter_map(|export| export.threads).max();
+    let threads = threads.filter(|n| settings.threads().is_none_or(|own| own < *n));
+    let rdma = exports.clone().any(|export| export.rdma) && !settings.serves_rdma();
+    if threads.is_none() && !rdma {
+        return None;
+    }
+    let mut text = String::from("# Written by `spurline export`; removed with its last export.\n[nfsd]\n");
+    if let Some(threads) = threads {
+        let _ = writeln!(text, "threads={threads}");
+    }
+    if rdma {
+        let _ = writeln!(text, "rdma=y\nrdma-port={}", settings.rdma_port());
+    }
+    Some(ConfigurationFile { path: SETTINGS_FILE.into(), text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(rdma: bool, threads: Option<u32>) -> ExportRecord {
+        let (mountpoint, source, fsid) = ("/mnt/a".into(), "/d".into(), String::new());
+        ExportRecord { mountpoint, source, fsid, rdma, threads }
+    }
+
+    fn settings(text: &str) -> NfsSettings {
+        let mut settings = NfsSettings::default();
+        settings.add(text);
+        settings
+    }
+
+    #[test]
+    fn exports_share_one_file_that_has_what_any_of_them_needs() {
+        let lines = |settings: &NfsSettings, exports: &[ExportRecord]| {
+            settings_file(settings, exports.iter()).map(|file| file.text.lines().skip(2).collect::<Vec<_>>().join(" "))
+        };
+        let none = NfsSettings::default();
+        let both = [record(true, Some(8)), record(false, Some(16))];
+        assert_eq!(lines(&none, &both).unwrap(), "threads=16 rdma=y rdma-port=20049");
+        assert_eq!(lines(&none, &both[1..]).unwrap(), "threads=16");
+        assert_eq!(lines(&none, &[]), None);
+        // What the administrator has set stays.
+        assert_eq!(lines(&settings("[nfsd]\nthreads=32\n"), &both[1..]), None);
+        assert_eq!(lines(&settings("[nfsd]\nthreads=3\nvers3=n\n"), &both[1..]).unwrap(), "threads=16");
+        let own = settings("[nfsd]\nthreads=64\nrdma=yes\nrdma-port=20050\n");
+        assert_eq!((lines(&own, &both), own.rdma_port()), (None, 20050));
+    }
+
+    #[test]
+    fn versions_that_are_switched_off_are_named() {
+        let own = settings("# x\n[nfsd]\n vers3 = n\nVERS4.2=off\n");
+        assert_eq!(own.refusal_of("3").unwrap(), "vers3=n");
+        assert_eq!(own.refusal_of("4.2").unwrap(), "vers4.2=n");
+        assert_eq!(settings("[mountd]\nvers3=n\n[nfsd]\nvers3=y\n").refusal_of("3"), None);
+        assert_eq!(settings("[nfsd]\nvers4=0\n").refusal_of("4.2").unwrap(), "vers4=n");
+    }
+
+    #[test]
+    fn later_files_win_and_the_file_of_exports_is_not_the_administrators() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("etc/nfs.conf", "[nfsd]\nthreads=3\n");
+        write(SETTINGS_FILE, "[nfsd]\nthreads=64\n");
+        assert_eq!(NfsSettings::read(root.path()).threads(), Some(3));
+        write("etc/nfs.conf.d/a.conf", "[nfsd]\nthreads=5\n");
+        write("etc/nfs.conf.d/b.old", "[nfsd]\nthreads=7\n");
+        assert_eq!(NfsSettings::read(root.path()).threads(), Some(5));
+    }
+}
