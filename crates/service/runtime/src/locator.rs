@@ -28,11 +28,11 @@ pub fn find_mount(mountpoint: &Path) -> Result<SpurlineMount, Fault> {
     let found = locate::locate_mount(mountpoint, &mounts).filter(|located| located.below.is_empty());
     found.map(|located| located.mount).ok_or_else(|| {
         let known: Vec<String> = mounts.iter().map(|mount| mount.mountpoint.display().to_string()).collect();
-        let remedy = match known.is_empty() {
-            true => "Spurline has no mounts here".into(),
-            false => format!("its mounts are: {}", known.join(", ")),
-        };
-        Fault::failed(format!("{} is not a mountpoint of spurline", mountpoint.display()), remedy)
+        let what = format!("{} is not a mountpoint of spurline", mountpoint.display());
+        match known.is_empty() {
+            true => Fault::failed(format!("{what}: this host has none"), ""),
+            false => Fault::failed(what, format!("its mounts are: {}", known.join(", "))),
+        }
     })
 }
 

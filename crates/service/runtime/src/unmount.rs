@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spurline_config::Fault;
+use spurline_export::ServerState;
 use spurline_fuse::MountTable;
 use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
@@ -141,9 +142,21 @@ fn unmount_now(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fau
 
 fn busy_fault(at: &Path) -> Fault {
     let users = users_of(at);
+    let at_text = at.display();
+    // The kernel's server keeps what clients have used, and has no process that could be named.
+    if ServerState::read().exported.iter().any(|exported| Path::new(exported) == at) {
+        let evidence = if users.is_empty() { String::new() } else { format!(", and {}", users.join(", ")) };
+        return Fault::failed(
+            format!("{at_text} is busy: in use by the NFS server, which exports it{evidence}"),
+            format!(
+                "stop the server before the unmount and start it after the next mount (systemctl stop nfs-server, or rpc.nfsd 0): \
+                 its clients wait; or take the export back (`spurline export {at_text} --remove`)"
+            ),
+        );
+    }
     let evidence = if users.is_empty() { String::new() } else { format!(": in use by {}", users.join(", ")) };
     Fault::failed(
-        format!("{} is busy{evidence}", at.display()),
+        format!("{at_text} is busy{evidence}"),
         "end those programs, or give --lazy to detach it now and finish when they are done, or --force to fail their requests",
     )
 }
