@@ -1,9 +1,15 @@
 //! `spurline export`, with the real binary: the kernel's NFS server and client in the virtual machine, over TCP and over
 //! RDMA, NFSv3 and NFSv4.2. Every test compares what a client reads with the source.
 
+#[path = "../common/fsx.rs"]
+mod fsx;
 mod outages;
+#[path = "../common/pjdfstest.rs"]
+mod pjdfstest;
 mod rig;
+mod sharing;
 mod sources;
+mod suites;
 mod writes;
 
 use rig::{BIN, CASES, NfsRig, fails, output, sh};
@@ -28,6 +34,7 @@ fn guest_requirements_and_words_are_checked_before_anything_is_changed() {
     let rig = NfsRig::new("words");
     let usage = |words: &[&str]| fails(&[&["export"], words].concat(), 2);
     assert!(usage(&["/x", "--clients", "10.0.0.0/64"]).contains("0 to 32"));
+    assert!(usage(&["/x", "--clients", "10.0.0.300"]).contains("10.0.0.300 is no address"));
     assert!(usage(&["/x", "--apply", "--remove"]).contains("--remove"));
     assert!(fails(&["export", "/vmtmp"], 1).contains("not a mountpoint of spurline"));
     assert!(fails(&["export", "--check", "192.0.2.1"], 1).contains("192.0.2.1"));

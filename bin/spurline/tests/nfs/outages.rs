@@ -1,11 +1,7 @@
 //! Locks of NFSv3 clients, and what clients meet when the process of an exported mount is killed: errors at first, waits once
 //! the mount is taken away, and their files again when it is back.
 
-use crate::rig::{BIN, NfsRig, output, sh};
-
-/// Locks by NFSv3 need a kernel that grants them at once: seconds after the server has started, not minutes.
-const SHORT_GRACE: &str = "rpc.nfsd 0; echo 10 >/proc/fs/nfsd/nfsv4leasetime; echo 10 >/proc/fs/nfsd/nfsv4gracetime
-    echo 5 >/proc/sys/fs/nfs/nlm_grace_period; rpc.nfsd 8";
+use crate::rig::{BIN, NfsRig, SHORT_GRACE, output, sh};
 
 #[test]
 #[ignore = "needs the virtual machine"]

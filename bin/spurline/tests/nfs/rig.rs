@@ -31,6 +31,10 @@ pub const CASES: [[(&str, &str); 2]; 2] = [
     [("v4rdma", "vers=4.2,proto=rdma,port=20049"), ("v3rdma", "vers=3,proto=rdma,port=20049,nolock,mountproto=tcp")],
 ];
 
+/// New opens and locks need a server that grants them at once: seconds after it has started, not minutes.
+pub const SHORT_GRACE: &str = "rpc.nfsd 0; echo 10 >/proc/fs/nfsd/nfsv4leasetime; echo 10 >/proc/fs/nfsd/nfsv4gracetime
+    echo 5 >/proc/sys/fs/nfs/nlm_grace_period; rpc.nfsd 8";
+
 fn run(words: &[&str], code: i32) -> String {
     let out = Command::new(BIN).args(words).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
