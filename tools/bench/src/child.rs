@@ -81,11 +81,48 @@ pub struct FinishedChild {
     pub elapsed: f64,
 }
 
+/// A child that has ended, with success or without.
+#[derive(Debug)]
+pub struct ExitedChild {
+    name: String,
+    status: ExitStatus,
+    err: String,
+    done: FinishedChild,
+}
+
+impl ExitedChild {
+    /// All that it printed, its standard error first.
+    pub fn printed(&self) -> String {
+        format!("{}\n{}", self.err, self.done.out)
+    }
+
+    /// The child that succeeded.
+    ///
+    /// # Errors
+    /// `Failed` with its first lines when it did not.
+    pub fn into_success(self) -> Result<FinishedChild> {
+        if self.status.success() {
+            return Ok(self.done);
+        }
+        let lines = self.err.lines().chain(self.done.out.lines()).filter(|l| !l.trim().is_empty());
+        let head: String = lines.take(6).collect::<Vec<_>>().join(" | ");
+        Err(BenchError::Failed(format!("{}: {}: {head}", self.name, self.status)))
+    }
+}
+
 /// Runs a command to its end. Only one may run at a time in this process for `cpu` to be right.
 ///
 /// # Errors
 /// When it can't be started, fails, or does not end within `limit`.
 pub fn run_to_end(command: Command, limit: Duration) -> Result<FinishedChild> {
+    run_to_exit(command, limit)?.into_success()
+}
+
+/// The same, where a failure of the command is no error yet.
+///
+/// # Errors
+/// When it can't be started, or does not end within `limit`.
+pub fn run_to_exit(command: Command, limit: Duration) -> Result<ExitedChild> {
     let name = describe_command(&command);
     let mut command = tie_to_parent(&command, "KILL");
     let before = cpu::of_children()?;
@@ -119,13 +156,7 @@ pub fn run_to_end(command: Command, limit: Duration) -> Result<FinishedChild> {
     let cpu = cpu::of_children()? - before;
     let out = out.join().unwrap_or_default();
     let err = err.join().unwrap_or_default();
-    let status = status?;
-    if !status.success() {
-        let tail: String =
-            err.lines().chain(out.lines()).filter(|l| !l.trim().is_empty()).take(6).collect::<Vec<_>>().join(" | ");
-        return Err(BenchError::Failed(format!("{name}: {status}: {tail}")));
-    }
-    Ok(FinishedChild { out, cpu, elapsed })
+    Ok(ExitedChild { name, status: status?, err, done: FinishedChild { out, cpu, elapsed } })
 }
 
 fn wait_for_exit(child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus> {

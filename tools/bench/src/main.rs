@@ -87,7 +87,8 @@ Examples:
 
 const FLEET_EXAMPLES: &str = "\
 Other hosts need fio: start 'fio --server' there, or give --ssh. The job file may use ${DIR}, ${JOBS}, ${DEPTH}, ${TIME} and
-${SIZE}; fio's own sums over hosts are reported.
+${SIZE}; fio's own sums over hosts are reported. The shipped reading jobs make no files: --job prepare writes them, once, and they
+stay. The shipped writing jobs remove what they write.
 
 Examples:
   This machine alone: four files of 1 GiB, then reads of them through a mount, beside its source:

@@ -150,10 +150,15 @@ fn one_job_file_runs_on_both_hosts_at_once_in_turn_over_two_folders() {
     assert!(rows[3]["cpu_seconds_per_gib"]["fio"].is_number() && rows[3]["bytes_per_second"].as_f64() > Some(0.0));
     let page = std::fs::read_to_string(&html).unwrap();
     assert!(page.contains("<svg") && !page.contains("http://") && !page.contains("https://"));
-    // A job that fails on the hosts: fio's own words.
+    // A job that fails on the hosts: what to do, with fio's own words.
     let out = hosts
         .bench(&["--hosts", &all, "--dir", "/no/such/folder", "--job", "seq-read-1m", "--rounds", "1"], dir.path());
-    assert!(out.status.code() == Some(1) && said(&out).contains("fio"), "{}", said(&out));
+    assert!(
+        out.status.code() == Some(3) && said(&out).contains("there is no folder /no/such/folder"),
+        "{}",
+        said(&out)
+    );
+    assert!(said(&out).contains("failed parsing directory"), "{}", said(&out));
 }
 
 #[test]
@@ -223,6 +228,44 @@ fn the_rates_of_all_processes_are_summed_over_time() {
     let over_time = report["rows"][0]["runs"][0]["over_time"].as_array().unwrap();
     let most = over_time.iter().filter_map(|point| point["bytes_per_second"].as_f64()).fold(0.0, f64::max);
     assert!(most > 2.5 * f64::from(1 << 20), "{report}");
+}
+
+#[test]
+fn reading_jobs_make_no_files_and_writing_jobs_leave_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let left = || -> Vec<(String, u64)> {
+        let entry = |entry: std::io::Result<std::fs::DirEntry>| {
+            let entry = entry.unwrap();
+            (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().len())
+        };
+        let mut all: Vec<_> = std::fs::read_dir(&data).unwrap().map(entry).collect();
+        all.sort();
+        all
+    };
+    let run = |job: &str, more: &[&str]| {
+        let words = ["--dir", data.to_str().unwrap(), "--job", job, "--time", "1s", "--rounds", "1"];
+        bench_here(&[&words[..], more].concat(), dir.path())
+    };
+    let Some(out) = run("seq-read-1m", &["--size", "4m", "--jobs", "2"]) else { return };
+    let hint = "--job prepare --dir SOURCE --jobs 2 --size 4m";
+    assert!(out.status.code() == Some(3) && said(&out).contains(hint), "{}", said(&out));
+    assert!(left().is_empty(), "{:?}", left());
+    // Too short a file is not extended, and stays.
+    let prepared = run("prepare", &["--size", "2m", "--jobs", "2"]).unwrap();
+    assert!(prepared.status.success(), "{}", said(&prepared));
+    let out = run("rand-read-4k", &["--size", "4m", "--jobs", "2"]).unwrap();
+    assert!(out.status.code() == Some(3) && said(&out).contains(hint), "{}", said(&out));
+    let files = [("spurline.0".to_owned(), 2 << 20), ("spurline.1".to_owned(), 2 << 20)];
+    assert_eq!(left(), files);
+    let out = run("rand-read-4k", &["--size", "2m", "--jobs", "2"]).unwrap();
+    assert!(out.status.success(), "{}", said(&out));
+    let out = run("rand-write-4k", &["--size", "2m", "--jobs", "2"]).unwrap();
+    assert!(out.status.success(), "{}", said(&out));
+    assert_eq!(left(), files);
+    let absent = bench_here(&["--dir", "/no/such/folder"], dir.path()).unwrap();
+    assert!(absent.status.code() == Some(3) && said(&absent).contains("there is no folder"), "{}", said(&absent));
 }
 
 #[test]

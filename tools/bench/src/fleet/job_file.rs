@@ -30,6 +30,16 @@ pub fn load_job(name: &str) -> Result<String> {
     })
 }
 
+/// Whether it is a shipped job that only reads: its files were written by `prepare`.
+pub fn reads_prepared_files(name: &str) -> bool {
+    SHIPPED.iter().any(|(known, text)| *known == name && !writes_files(text))
+}
+
+/// Whether a job file has a job that writes.
+pub fn writes_files(text: &str) -> bool {
+    text.lines().any(|line| line.trim().starts_with("rw=") && line.contains("write"))
+}
+
 /// The names of the shipped job files, each with its first line.
 pub fn list_jobs() -> String {
     let line = |(name, text): &(&str, &str)| {
@@ -86,6 +96,11 @@ mod tests {
             assert!(text.contains("per_job_logs=1\n"), "{text}");
             assert!(list_jobs().contains(name));
         }
+        assert!(reads_prepared_files("rand-read-4k") && !reads_prepared_files("prepare"));
+        assert!(!reads_prepared_files("seq-write-1m") && !reads_prepared_files("own.fio"));
+        // What a measurement writes goes with it; what prepare writes stays.
+        let unlinks = |name| load_job(name).unwrap().contains("\nunlink=1\n");
+        assert!(unlinks("rand-write-4k") && unlinks("seq-write-1m") && !unlinks("prepare"));
         assert!(fill_job("iodepth=${DEPTH}", &values).unwrap().ends_with("iodepth=4"), "the last one counts");
         let error = fill_job("x=${NO_SUCH}", &values).unwrap_err().to_string();
         assert!(error.contains("--set NO_SUCH=VALUE"), "{error}");

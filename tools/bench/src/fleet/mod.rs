@@ -2,11 +2,12 @@
 //! and RDMA). This module runs the matrix and reports it.
 
 mod agents;
+mod failure;
 mod job_file;
 mod nfs;
 mod outcome;
 
-use crate::child::{self, ServerProcess};
+use crate::child::{self, FinishedChild, ServerProcess};
 use crate::error::{BenchError, Result};
 use crate::machine;
 use crate::mount::{CounterValues, counter_growth, parse_counters, query_counters};
@@ -16,11 +17,12 @@ use crate::report_outputs::ReportOutputs;
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
 pub use agents::AgentHost;
+use failure::FailedJob;
 use nfs::{NfsCase, NfsExport, NfsMounts, NfsVariant, PerftestKind};
 use outcome::FleetFigures;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -196,6 +198,9 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     let spurline = wanted.then(|| suite::program(args.spurline.as_deref(), &me)).transpose()?;
     scratch::sweep_stale(&args.work_dir);
     let scratch = ScratchDir::new(&args.work_dir, "fio", "--work-dir")?;
+    if hosts.iter().any(AgentHost::is_here) {
+        check_folders(&variants)?;
+    }
     let (job, values) = (job_file::load_job(&args.job)?, given_values(args)?);
     let bench = FleetBench { args, hosts, job, values, spurline, scratch };
     variants.extend(bench.nfs_variants()?);
@@ -221,6 +226,16 @@ fn parse_variant(text: &str) -> Result<FleetVariant> {
         return Err(BenchError::Usage(format!("--dir '{text}': give DIR or NAME=DIR with an absolute folder")));
     }
     Ok(FleetVariant { name: name.to_owned(), dir: dir.to_owned(), nfs: None })
+}
+
+/// Checks that the folders of this machine are there.
+fn check_folders(variants: &[FleetVariant]) -> Result<()> {
+    match variants.iter().find(|variant| !Path::new(&variant.dir).is_dir()) {
+        None => Ok(()),
+        Some(FleetVariant { dir, .. }) => {
+            Err(BenchError::Missing(format!("there is no folder {dir}: make it, or give another one to --dir")))
+        }
+    }
 }
 
 fn given_values(args: &FleetArgs) -> Result<Vec<(String, String)>> {
@@ -287,8 +302,7 @@ impl FleetBench<'_> {
 
     /// Which test of perftest is the ceiling of this job.
     fn perftest_kind(&self) -> PerftestKind {
-        let writes = self.job.lines().any(|line| line.trim().starts_with("rw=") && line.contains("write"));
-        if writes { PerftestKind::Read } else { PerftestKind::Write }
+        if job_file::writes_files(&self.job) { PerftestKind::Read } else { PerftestKind::Write }
     }
 
     /// Servers on all hosts: started, or found.
@@ -362,30 +376,39 @@ impl FleetBench<'_> {
         std::fs::write(&job, self.job_text(variant, point)?).map_err(|e| BenchError::io(job.display(), &e))?;
         let hosts = &self.hosts[..point.clients];
         let before = self.read_counters(variant, hosts)?;
-        let start = || {
+        let reads_prepared = job_file::reads_prepared_files(&self.args.job);
+        let start = || -> Result<(String, Result<FinishedChild>)> {
             let mut command = Command::new("fio");
             command.arg("--output-format=json").current_dir(&dir);
             for host in hosts {
-                command.arg(host.client_word()).arg("job.fio");
+                command.arg(host.client_word());
+                // A reading job would make and extend the files that it lacks, and leave them.
+                command.args(reads_prepared.then_some("--readonly")).arg("job.fio");
             }
-            child::run_to_end(command, self.args.time * 3 + Duration::from_secs(120))
+            let done = child::run_to_exit(command, self.args.time * 3 + Duration::from_secs(120))?;
+            Ok((done.printed(), done.into_success()))
         };
-        let mut done = start();
+        let (mut printed, mut done) = start()?;
         for _ in 0..TRIES {
             match &done {
                 Err(BenchError::Failed(why)) if is_lost_connection(why) => {
                     std::thread::sleep(Duration::from_millis(500));
                     crate::stop::check_stop()?;
-                    done = start();
+                    (printed, done) = start()?;
                 }
                 _ => break,
             }
         }
-        let figures = match done {
-            Ok(done) => outcome::parse_fleet(&done.out)?,
-            Err(BenchError::Failed(why)) => return Err(BenchError::Failed(short_reason(&why))),
-            Err(error) => return Err(error),
-        };
+        let place = variant.nfs.as_ref().map_or(variant.dir.clone(), |nfs| format!("the export {}", nfs.export.name));
+        let jobs = self.args.jobs.iter().copied().max().unwrap_or(1);
+        let failed = FailedJob { place, reads_prepared, size: &self.args.size, jobs };
+        if reads_prepared && printed.contains(failure::NOT_MADE) {
+            done = done.and(Err(BenchError::Failed("fio lacks files of its job".to_owned())));
+        }
+        let figures = done.and_then(|done| outcome::parse_fleet(&done.out)).map_err(|error| match error {
+            BenchError::Failed(why) => failed.explain(&printed, BenchError::Failed(short_reason(&why))),
+            error => error,
+        })?;
         let after = self.read_counters(variant, hosts)?;
         let figures = FleetFigures { over_time: outcome::read_over_time(&dir), ..figures };
         let (mut cpu, mut grown) = (vec![("fio", figures.all.cpu)], CounterValues::new());

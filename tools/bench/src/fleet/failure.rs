@@ -1,0 +1,98 @@
+//! Why a job failed on the hosts: fio's own lines, and the remedy where the reason is a known one. It runs nothing.
+
+use crate::error::BenchError;
+
+/// What fio with `--readonly` prints when a file is missing or shorter than the job's. Random reads beyond the end of a file can
+/// pass for a success.
+pub const NOT_MADE: &str = "refusing extend of file";
+
+/// What is known of the job that failed.
+#[derive(Debug, Clone)]
+pub struct FailedJob<'a> {
+    /// Its folder, or the export that was mounted for it.
+    pub place: String,
+    /// Whether it reads files that `prepare` writes.
+    pub reads_prepared: bool,
+    /// SIZE of the run.
+    pub size: &'a str,
+    /// The greatest number of processes on a host.
+    pub jobs: u32,
+}
+
+impl FailedJob<'_> {
+    /// The failure with a remedy, out of what fio printed; `other` where the reason is unknown.
+    pub fn explain(&self, printed: &str, other: BenchError) -> BenchError {
+        let place = &self.place;
+        let found = |what: &str| printed.lines().find(|line| line.contains(what)).map(str::trim);
+        let missing = |why: String, line: &str| BenchError::Missing(format!("{why} (fio: {line})"));
+        if let Some(line) = found("failed parsing directory") {
+            return missing(format!("there is no folder {place}: make it on each host, or name another one"), line);
+        }
+        let absent =
+            found("No such file or directory").or_else(|| found("func=full resid")).or_else(|| found(NOT_MADE));
+        if let Some(line) = absent.filter(|_| self.reads_prepared) {
+            let (jobs, size, last) = (self.jobs, self.size, self.jobs.saturating_sub(1));
+            let files = if last == 0 { "spurline.0".to_owned() } else { format!("spurline.0 to spurline.{last}") };
+            return missing(
+                format!(
+                    "{place} has no files {files} of {size} each, which this job reads: write them once, in the source of the \
+                     mount, with 'spurline bench fio --job prepare --dir SOURCE --jobs {jobs} --size {size} --rounds 1'"
+                ),
+                line,
+            );
+        }
+        if let Some(line) = found("Read-only file system") {
+            return missing(
+                format!(
+                    "{place} is read-only, and this job writes files: name a folder that is writable, such as the source of the \
+                     mount (for --job prepare) or a mount with --rw"
+                ),
+                line,
+            );
+        }
+        if let Some(line) = found("No space left on device") {
+            return missing(
+                format!(
+                    "{place} has too little room: give a smaller --size or fewer --jobs; files spurline.N that --job prepare \
+                     began are still there"
+                ),
+                line,
+            );
+        }
+        if let Some(line) = found("Permission denied") {
+            return missing(format!("{place} may not be used by the user of the fio server: change its rights"), line);
+        }
+        other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_reasons_have_a_remedy() {
+        let job = FailedJob { place: "/mnt/a".into(), reads_prepared: true, size: "2g", jobs: 4 };
+        let other = || BenchError::Failed("fio's words".into());
+        let said = |job: &FailedJob<'_>, printed: &str| match job.explain(printed, other()) {
+            BenchError::Missing(why) => why,
+            error => error.to_string(),
+        };
+        let open = "<c1> j: (g=0): rw=read\n<c1> fio: pid=7, err=2/file:filesetup.c:805, func=open(/mnt/a/spurline.1), \
+                    error=No such file or directory\n";
+        let why = said(&job, open);
+        assert!(why.contains("--job prepare --dir SOURCE --jobs 4 --size 2g") && why.contains("pid=7"), "{why}");
+        assert!(why.contains("spurline.0 to spurline.3"), "{why}");
+        let short = "<c1> fio: pid=7, err=5/file:backend.c:471, func=full resid, error=Input/output error";
+        assert!(said(&job, short).contains("prepare"));
+        assert!(said(&job, "<c1> fio: refusing extend of file due to read-only").contains("prepare"));
+        let own = FailedJob { reads_prepared: false, ..job.clone() };
+        assert_eq!((said(&own, open), said(&own, "")), ("fio's words".into(), "fio's words".into()));
+        let parsed = "<c1> fio: /mnt/a is not a directory\n<c1> fio: failed parsing directory=/mnt/a\n";
+        assert!(said(&job, parsed).starts_with("there is no folder /mnt/a"));
+        let error = |text: &str| format!("<c1> fio: pid=0, err=1/file:x.c:1, func=unlink, error={text}\n");
+        assert!(said(&own, &error("Read-only file system")).contains("--rw"));
+        assert!(said(&own, &error("No space left on device")).contains("smaller --size"));
+        assert!(said(&own, &error("Permission denied")).contains("rights"));
+    }
+}
