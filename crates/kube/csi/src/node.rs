@@ -133,7 +133,11 @@ impl pb::node_server::Node for NodeService {
         let demand = demand(request.volume_id, &request.volume_context, capability, request.secrets)?;
         let ephemeral = request.volume_context.get("csi.storage.k8s.io/ephemeral").is_some_and(|word| word == "true");
         if ephemeral && !self.trust_inline {
-            demand.settings.check_inline(&demand.secrets).map_err(status)?;
+            // First: a wrong option is named with the nearest one.
+            self.volumes
+                .check(&demand.settings)
+                .and_then(|()| demand.settings.check_inline(&demand.secrets))
+                .map_err(status)?;
         }
         let target = PublishedTarget { path, pod: pod_of(&request.volume_context), read_only: request.readonly };
         let volumes = Arc::clone(&self.volumes);
