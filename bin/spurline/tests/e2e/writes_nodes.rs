@@ -228,6 +228,53 @@ fn copies_outlive_killed_nodes() {
     mount.unmount();
 }
 
+/// Open files of lost nodes are opened again by any of their names, and a file that can't be found is stale.
+#[test]
+fn open_files_are_found_again_under_other_names() {
+    let Some(mut group) = Group::start(2) else { return };
+    let (one, two) = (group.mount("one", 0, &["--peer-silence", "1s"]), group.mount("two", 1, &[]));
+    let make = |name: &str| {
+        let mut file = OpenOptions::new().create_new(true).append(true).open(one.path(name)).unwrap();
+        file.write_all(b"before, ").unwrap();
+        file
+    };
+    for folder in ["folder", "other", "gone"] {
+        fs::create_dir(one.path(folder)).unwrap();
+    }
+    let linked = make("first");
+    fs::hard_link(one.path("first"), one.path("folder/second")).unwrap();
+    fs::remove_file(one.path("first")).unwrap();
+    // Another mount rotates a log, and moves a file to where this one has seen it since.
+    let rotated = make("log");
+    fs::rename(two.path("log"), two.path("log.1")).unwrap();
+    fs::write(two.path("log"), "a new log").unwrap();
+    let moved = make("moved");
+    fs::rename(two.path("moved"), two.path("other/moved")).unwrap();
+    eventually("the mount sees the new name", || fs::metadata(one.path("other/moved")).is_ok());
+    let lost = make("gone/file");
+    fs::rename(two.path("gone"), two.path("renamed")).unwrap();
+    for n in 0..2 {
+        group.nodes[n].process.kill();
+        let port = group.nodes[n].port();
+        group.nodes[n] = group.node(n, port);
+        // Each file is used on the node that is left.
+        for mut file in [&linked, &rotated, &moved] {
+            file.write_all(b"after").unwrap();
+            file.sync_all().unwrap();
+        }
+        if n == 1 {
+            assert_eq!((&lost).write_all(b"after").unwrap_err().raw_os_error(), Some(libc::ESTALE));
+        }
+    }
+    for name in ["folder/second", "log.1", "other/moved"] {
+        assert_eq!(fs::read_to_string(group.source.join(name)).unwrap(), "before, afterafter", "{name}");
+    }
+    assert_eq!(fs::read(group.source.join("renamed/file")).unwrap(), b"before, ");
+    drop((linked, rotated, moved, lost));
+    one.unmount();
+    two.unmount();
+}
+
 #[test]
 fn a_node_without_writable_is_named() {
     let Some(mut group) = Group::start(0) else { return };

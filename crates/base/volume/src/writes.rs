@@ -10,6 +10,7 @@
 use crate::locks::{LAST_BYTE, LockOwner};
 use spurline_types::{FileKind, Result};
 use std::fs::File;
+use std::sync::Weak;
 
 /// What a source can do. `spurline info` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -554,6 +555,12 @@ pub trait WritableDirectory: Send + Sync {
     fn stat(&self) -> Result<NodeAttr>;
 }
 
+/// The names that a file system knows.
+pub trait KnownNames: Send + Sync {
+    /// The paths that lead to an object, as far as they are known.
+    fn paths_of(&self, identity: FileIdentity) -> Vec<Vec<u8>>;
+}
+
 /// What [`WritableVolume::create`] made or opened.
 pub struct CreatedFile {
     /// The file's attributes.
@@ -568,6 +575,10 @@ pub struct CreatedFile {
 pub trait WritableVolume: Send + Sync {
     /// What the source can do.
     fn capabilities(&self) -> WriteCapabilities;
+
+    /// From now on, open files that have lost their path are looked for under `names`. Of no meaning for a volume that never opens
+    /// a file again.
+    fn use_names(&self, _names: Weak<dyn KnownNames>) {}
 
     /// Attributes of the object at `at`; a symbolic link is not followed.
     ///

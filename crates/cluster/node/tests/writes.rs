@@ -345,6 +345,23 @@ fn another_node_takes_over() {
     }
 }
 
+/// What was closed without a sync can be lost with its process, and a sync of all says so, once.
+#[test]
+fn a_sync_of_all_reports_a_lost_node() {
+    let source = tempfile::tempdir().unwrap();
+    let mut nodes = [Node::start(source.path(), true), Node::start(source.path(), true)];
+    let (_volume, writes) = mount(source.path(), &[&nodes[0], &nodes[1]], None).unwrap();
+    for n in 0..16 {
+        create(&*writes, &format!("f{n}"), O_EXCL).unwrap().write_at(0, b"bytes", None).unwrap();
+    }
+    writes.sync_all().unwrap();
+    create(&*writes, "later", O_EXCL).unwrap().write_at(0, b"bytes", None).unwrap();
+    nodes.iter_mut().for_each(Node::restart);
+    let error = writes.sync_all().unwrap_err();
+    assert!(error.kind() == ErrorKind::Io(5) && error.message().contains("without fsync"), "{error}");
+    writes.sync_all().unwrap();
+}
+
 fn cut(source: &Path, name: &str, len: u64) {
     fs::File::options().write(true).open(source.join(name)).unwrap().set_len(len).unwrap();
 }

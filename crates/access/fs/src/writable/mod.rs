@@ -36,8 +36,8 @@ use spurline_volume::writes::{
 };
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Attempts of a call whose path moved meanwhile.
@@ -123,7 +123,7 @@ pub struct WritableFileSystem {
     files: HandleTable<OpenNodeFile>,
     directories: HandleTable<OpenNodeDirectory>,
     opens: Mutex<HashMap<u64, Arc<OpenNode>>>,
-    nodes: NodeTable,
+    nodes: Arc<NodeTable>,
     directory_attrs: DirectoryAttrs,
     locks: LockTable,
     refreshes: KernelRefreshes,
@@ -164,11 +164,14 @@ impl WritableFileSystem {
             stats.fuse.inode_limit_bytes.set(config.inode_bytes);
         }
         let locks_at_source = source.capabilities().locks == LockScope::Source;
+        let nodes = Arc::new(NodeTable::new(root, Arc::clone(&stats)));
+        let names: Weak<NodeTable> = Arc::downgrade(&nodes);
+        source.use_names(names);
         Ok(WritableFileSystem {
             files: HandleTable::new(),
             directories: HandleTable::new(),
             opens: Mutex::default(),
-            nodes: NodeTable::new(root, Arc::clone(&stats)),
+            nodes,
             directory_attrs: DirectoryAttrs::default(),
             locks: LockTable::default(),
             refreshes: KernelRefreshes::default(),

@@ -6,7 +6,7 @@ use crate::inode::{ROOT, usable_number};
 use crate::name_records::NameRecords;
 use parking_lot::RwLock;
 use spurline_types::Stats;
-use spurline_volume::writes::{FileIdentity, FileTime, NodeAttr, S_IFDIR, S_IFMT};
+use spurline_volume::writes::{FileIdentity, FileTime, KnownNames, NodeAttr, S_IFDIR, S_IFMT};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -206,23 +206,7 @@ impl NodeTable {
     /// The present path of a node; `None` if it has no name, or the kernel has forgotten it.
     pub fn resolve(&self, ino: u64) -> Option<ResolvedNode> {
         let tree = self.tree.read();
-        let identity = tree.nodes.get(&ino)?.identity;
-        let mut parts: Vec<&Arc<[u8]>> = Vec::with_capacity(16);
-        let (mut at, mut len) = (ino, 0);
-        while at != ROOT {
-            let (parent, name) = tree.nodes.get(&at)?.names.first()?;
-            len += name.len() + 1;
-            parts.push(name);
-            at = *parent;
-        }
-        let mut path = Vec::with_capacity(len);
-        for part in parts.iter().rev() {
-            if !path.is_empty() {
-                path.push(b'/');
-            }
-            path.extend_from_slice(part);
-        }
-        Some(ResolvedNode { path, identity })
+        Some(ResolvedNode { identity: tree.nodes.get(&ino)?.identity, path: tree.path_of(ino, None)? })
     }
 
     /// Whether the kernel knows the node.
@@ -404,7 +388,40 @@ fn name_bytes(name: &[u8]) -> u64 {
     NAME_BYTES + name.len() as u64
 }
 
+impl KnownNames for NodeTable {
+    fn paths_of(&self, identity: FileIdentity) -> Vec<Vec<u8>> {
+        let tree = self.tree.read();
+        let node = tree.by_identity.get(&identity).and_then(|ino| tree.nodes.get(ino));
+        let names = node.map_or(&[][..], |node| &node.names);
+        names.iter().filter_map(|(parent, name)| tree.path_of(*parent, Some(name))).collect()
+    }
+}
+
 impl NodeTree {
+    /// The path of a node, or of `last` in it.
+    fn path_of(&self, ino: u64, last: Option<&Arc<[u8]>>) -> Option<Vec<u8>> {
+        let mut parts: Vec<&Arc<[u8]>> = Vec::with_capacity(16);
+        let (mut at, mut len) = (ino, 0);
+        if let Some(last) = last {
+            len = last.len() + 1;
+            parts.push(last);
+        }
+        while at != ROOT {
+            let (parent, name) = self.nodes.get(&at)?.names.first()?;
+            len += name.len() + 1;
+            parts.push(name);
+            at = *parent;
+        }
+        let mut path = Vec::with_capacity(len);
+        for part in parts.iter().rev() {
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(part);
+        }
+        Some(path)
+    }
+
     fn add_memory(&mut self, bytes: u64) {
         self.bytes += bytes;
         self.stats.fuse.inode_bytes.add(bytes);
@@ -553,6 +570,8 @@ mod tests {
         let file = table.intern(Some((b, b"file")), &seen(4));
         assert_eq!(path(&table, file).unwrap(), "a/b/file");
         assert_eq!(table.intern(Some((ROOT, b"link")), &seen(4)), file);
+        assert_eq!(table.paths_of(object(4)), [&b"link"[..], b"a/b/file"]);
+        assert!(table.paths_of(object(5)).is_empty());
         table.rename((ROOT, b"a"), (ROOT, b"z"), false);
         assert_eq!(path(&table, b).unwrap(), "z/b");
         table.unbind(ROOT, b"link");

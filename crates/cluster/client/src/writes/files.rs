@@ -3,26 +3,22 @@
 
 use super::behind::{FileBytes, ReportedFailures};
 use super::calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
-use super::held_locks::{FileAfterLoss, HeldLocks, set_call};
+use super::held_locks::{HeldLocks, set_call};
 use super::retained::NewBytes;
-use super::{
-    CAPABILITIES, ENODATA, FileOpening, GroupWrites, O_ACCMODE, O_TRUNC, RequestContext, attr_of, no_capabilities,
-};
+use super::{CAPABILITIES, ENODATA, FileOpening, GroupWrites, O_ACCMODE, RequestContext, attr_of, no_capabilities};
 use parking_lot::Mutex;
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, NodePath, OpId,
-    OpenAttrCall, WritableDirectory, WritableFile, WritePlace,
+    AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpId, OpenAttrCall,
+    WritableDirectory, WritableFile, WritePlace,
 };
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// From `asm-generic/fcntl.h`: flags that count only once.
-const O_CREAT: u32 = 0o100;
-const O_EXCL: u32 = 0o200;
+/// From `asm-generic/fcntl.h`.
 const O_APPEND: u32 = 0o2000;
 /// A part of `O_SYNC` too.
 const O_DSYNC: u32 = 0o10000;
@@ -34,15 +30,15 @@ pub(super) const MOVES: usize = 16;
 
 /// An open file or directory as the nodes know it.
 pub(crate) struct OpenedAs {
-    number: u64,
+    pub(super) number: u64,
     /// `None` for a directory.
-    flags: Option<u32>,
-    caller: Caller,
+    pub(super) flags: Option<u32>,
+    pub(super) caller: Caller,
     /// The path now, and the object.
-    place: Mutex<(Vec<u8>, Option<FileIdentity>)>,
-    home: Mutex<HomeProcess>,
+    pub(super) place: Mutex<(Vec<u8>, Option<FileIdentity>)>,
+    pub(super) home: Mutex<HomeProcess>,
     /// Held while it is opened elsewhere.
-    moving: Mutex<()>,
+    pub(super) moving: Mutex<()>,
     /// The bytes of the file that are not durable.
     pub bytes: Arc<FileBytes>,
     pub reported: ReportedFailures,
@@ -166,55 +162,6 @@ impl OpenedAs {
             }
         }
     }
-
-    /// Opens it on a node that can be reached, unless another thread has since `lost`.
-    pub(super) fn move_on(&self, writes: &GroupWrites, lost: &HomeProcess) -> Result<()> {
-        let _one = self.moving.lock();
-        if *self.home.lock() != *lost {
-            return Ok(());
-        }
-        let (path, expected) = self.place.lock().clone();
-        let at = NodePath { path: &path, expected };
-        let call = match self.flags {
-            Some(flags) => {
-                let flags = OpenFlags::new(flags & !(O_CREAT | O_EXCL | O_TRUNC));
-                WriteCall::Open { at, flags, file: self.number }
-            }
-            None => WriteCall::OpenDirectory { at, file: self.number },
-        };
-        // The right to open it was checked; it may have been lost since, as with a file that was made read-only.
-        let root = Caller::default();
-        let moved = writes.change_at(&path, call, RequestContext::of(&root));
-        let moved = match moved {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied || is_denied(error.kind()) => {
-                writes.change_at(&path, call, RequestContext::of(&self.caller))
-            }
-            other => other,
-        };
-        let (_, home) = moved.map_err(|error| {
-            let shown = String::from_utf8_lossy(&path);
-            error.context(format_args!("node {} was lost, and '/{shown}' can't be opened again", lost.node))
-        })?;
-        tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
-        writes.client.retries().add(1);
-        let another = home.instance != lost.instance;
-        // The same process has kept it open.
-        if another && self.reclaim_locks(writes, &home, lost) == FileAfterLoss::Stayed {
-            writes.close_numbers(&home, &[self.number]);
-            return Ok(());
-        }
-        *self.home.lock() = home;
-        if another {
-            self.note_moved(writes, lost);
-            writes.resend_from(&self.bytes, lost.instance);
-        }
-        Ok(())
-    }
-}
-
-fn is_denied(kind: ErrorKind) -> bool {
-    // From `asm-generic/errno-base.h`.
-    matches!(kind, ErrorKind::Io(1 | 13))
 }
 
 impl OpenedAs {

@@ -11,6 +11,7 @@ mod closing;
 mod files;
 mod held_locks;
 mod known;
+mod moving;
 mod numbers;
 mod proof;
 mod retained;
@@ -29,8 +30,8 @@ use retained::WriteMemory;
 use spurline_proto::{MAX_WRITE, OpenFlags, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    Caller, Change, CreatedFile, DirectoryRename, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId,
-    SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+    Caller, Change, CreatedFile, DirectoryRename, FileIdentity, KnownNames, LockScope, NamePath, NodeAttr, NodePath,
+    OpId, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -49,6 +50,8 @@ const O_TRUNC: u32 = 0o1000;
 const O_ACCMODE: u32 = 0o3;
 /// From `asm-generic/errno.h`.
 const ENODATA: i32 = 61;
+/// From `asm-generic/errno-base.h`.
+const EIO: i32 = 5;
 /// The attribute with a file's capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
 
@@ -81,6 +84,8 @@ pub struct GroupWrites {
     /// higher number.
     attempts: AtomicU64,
     known: KnownObjects,
+    /// The names that the file system over this volume knows.
+    names: OnceLock<Weak<dyn KnownNames>>,
     /// Open files and directories by their numbers, whose paths move with renames.
     opened: Mutex<HashMap<u64, Weak<OpenedAs>>>,
     capabilities: OnceLock<WriteCapabilities>,
@@ -144,6 +149,7 @@ impl GroupWrites {
             next_file: AtomicU64::new(1),
             attempts: AtomicU64::new(0),
             known: KnownObjects::default(),
+            names: OnceLock::new(),
             opened: Mutex::default(),
             capabilities: OnceLock::new(),
             proofs: ProvenProcesses::default(),
@@ -275,6 +281,9 @@ impl GroupWrites {
     }
 
     /// Makes all changes durable that were made until now: also those of closed files, and names.
+    ///
+    /// # Errors
+    /// `EIO`, once, when a process was lost with some of them; those of the nodes and of the source.
     fn sync_touched(&self) -> Result<()> {
         self.sync_files()?;
         let touched = std::mem::take(&mut *self.touched.lock());
@@ -291,8 +300,9 @@ impl GroupWrites {
                 }
                 // Bytes of open files are at the next process. Those of closed ones are where its host is.
                 Err(CallEnd::Lost { error, .. }) => {
-                    tracing::warn!("what was closed without fsync on node {} was not synced: {error}", home.node);
-                    None
+                    let why = format!("node {} was lost with files that were closed without fsync: {error}", home.node);
+                    tracing::warn!("{why}");
+                    Some(Error::new(ErrorKind::Io(EIO), why))
                 }
             };
             failed = failed.or(error);
@@ -337,6 +347,10 @@ impl GroupWrites {
                 true
             }
         });
+    }
+
+    fn names(&self) -> Option<Arc<dyn KnownNames>> {
+        self.names.get().and_then(Weak::upgrade)
     }
 
     fn stats(&self) -> &spurline_types::stats::Writes {
@@ -426,6 +440,11 @@ fn attr_of(answer: WriteAnswer) -> Result<NodeAttr> {
 impl WritableVolume for GroupWrites {
     fn capabilities(&self) -> WriteCapabilities {
         self.capabilities.get().cloned().unwrap_or(NO_CAPABILITIES)
+    }
+
+    fn use_names(&self, names: Weak<dyn KnownNames>) {
+        // Only the first call has an effect.
+        let _ = self.names.set(names);
     }
 
     fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr> {
