@@ -42,7 +42,7 @@ pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, 
     }
     let copy = command.clone();
     command.try_get_matches_from(words).map_err(|error| {
-        match environment_fault(&copy, &error).or_else(|| habits::explain_foreign_flag(&error)) {
+        match environment_fault(&copy, &error).or_else(|| habits::explain_foreign_word(&copy, &error)) {
             Some(fault) => ArgsRefusal::Fault(fault),
             None => ArgsRefusal::Clap(Box::new(error)),
         }

@@ -117,10 +117,30 @@ fn words_of_other_systems_work_or_are_explained() {
         ("--attrcacheto=5", "--attr-cache TIME"),
         ("--verify-cache-checksum=full", "every block is verified"),
         ("--prefetch=3", "--max-readahead"),
+        ("--writeback", "nothing is uploaded later"),
+        ("--max-uploads=20", "buckets are only read"),
+        ("--upload-delay=1m", "nothing is uploaded later"),
+        ("--token=x", "--group-token-file FILE"),
+        ("--subdir=a", "s3://BUCKET/FOLDER"),
+        ("--backup-meta=0", "no metadata engine"),
+        ("--heartbeat=12", "--member-hold TIME"),
     ] {
         let name = flag.split('=').next().unwrap();
         refused(&m(&[flag]), 2, &[name, "a flag of another file system", says]);
     }
+    for (words, says) in [
+        (&["warmup", "/mnt/x"][..], "spurline load PATH"),
+        (&["job", "load", "--path", "/x"], "spurline load PATH"),
+        (&["fs", "ls", "/"], "spurline free PATH"),
+        (&["doctor", "/mnt/x"], "spurline net doctor"),
+        (&["format", "redis://x", "y"], "spurline mount SOURCE MOUNTPOINT"),
+        (&["gateway"], "spurline export MOUNTPOINT"),
+    ] {
+        refused(&run(words), 2, &[words[0], "a command of another file system", says]);
+    }
+    refused(&run(&["load", "--path", "/x"]), 2, &["paths are words without a flag"]);
+    // A flag that another service has.
+    refused(&m(&["--rdma-port=7001"]), 2, &["--rdma-port is a flag of 'spurline node'"]);
     // splice looks at the kernel's limit of pipes.
     let limit = std::fs::read_to_string("/proc/sys/fs/pipe-max-size").unwrap();
     let words = ["--iorpc-mode=splice", "--rdma-network", "no-such0", "--cache-dir", dir.path().to_str().unwrap()];
