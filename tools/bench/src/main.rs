@@ -51,7 +51,7 @@ enum BenchCommand {
     Suite(SuiteArgs),
     /// Run one fio job file on many hosts at once, over several mounts in turn
     #[command(after_long_help = FLEET_EXAMPLES)]
-    Fio(FleetArgs),
+    Fio(Box<FleetArgs>),
     /// Replay the reading of MLPerf Storage's training, and find how many accelerators are fed
     #[command(after_long_help = TRAIN_EXAMPLES)]
     Train(TrainArgs),
@@ -100,8 +100,10 @@ Examples:
         --dir tcp=/mnt/tcp/fio --dir rdma=/mnt/rdma/fio --nodes node1:9567 --html fio.html
   A job file of your own, with the fio servers started over ssh:
     spurline bench fio --job my.fio --hosts c1,c2 --dir /mnt/data --set BS=1m --ssh
-  Ten NFS cases (v3 and v4, TCP and RDMA, one connection and several) of an export, beside one of tmpfs by the same server:
+  Ten NFS cases (v3 and v4, TCP and RDMA, one connection and several) of an export, beside one of tmpfs by the same server, here,
+  and on one to six clients with the processor time of the server:
     spurline bench fio --nfs tmpfs=10.0.0.1,10.0.1.1:/ram --nfs mount=10.0.0.1,10.0.1.1:/mnt --perftest
+    spurline bench fio --hosts c1,c2,c3,c4,c5,c6 --ssh --clients 1,2,3,4,5,6 --server-host 10.0.0.1 --nfs 10.0.0.1,10.0.1.1:/mnt
   The shipped job files:
     spurline bench fio --list-jobs";
 

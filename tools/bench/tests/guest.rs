@@ -46,7 +46,10 @@ fn tcp_stands_beside_rdma_on_two_machines() {
 #[test]
 fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
     let more = ["--size", "16m", "--depth", "2", "--nfs-case", "v3-tcp,v4-rdma-nconnect,v4-tcp-addresses"];
-    let Some((report, page)) = reports_of("nfs-bench", &more) else { return };
+    // Client and server are one machine.
+    let Some((report, page)) = reports_of("nfs-bench", &[&more[..], &["--server-host", "localhost"]].concat()) else {
+        return;
+    };
     assert_eq!(report["perftest"]["program"], "ib_write_bw");
     let rows = report["rows"].as_array().unwrap();
     let row = |name: &str| rows.iter().find(|row| row["folder"] == name).unwrap_or_else(|| panic!("{name}: {report}"));
@@ -58,6 +61,7 @@ fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
     for name in ["spurline v3-tcp", "spurline v4-rdma-nconnect"] {
         let row = row(name);
         assert!(row["ratio"].as_f64() > Some(0.0) && row["cpu_seconds_per_gib"]["machine"].is_number(), "{row}");
+        assert!(row["cpu_seconds_per_gib"]["server"].is_number(), "{row}");
     }
     assert!(row("tmpfs v3-tcp")["ratio"].is_null());
     assert!(page.contains("<svg") && page.contains("v4-rdma-nconnect") && !page.contains("http://"));
@@ -78,6 +82,8 @@ fn wrong_words_say_what_is_right() {
     refused(&["--hosts", "localhost", "--nfs", "nas"], 2, "[NAME=]HOST[,HOST]:/PATH");
     refused(&["--hosts", "localhost", "--nfs", "nas:/x", "--nfs-case", "v5-tcp"], 2, "v4-rdma-addresses");
     refused(&["--hosts", "c1", "--nfs", "nas:/x"], 2, "give --ssh");
+    refused(&["--hosts", "localhost", "--nfs", "nas:/x", "--server-host", "nas"], 2, "--server-host: give --ssh");
+    refused(&["--hosts", "localhost", "--dir", "/x", "--server-host", "nas"], 2, "--nfs");
     // Where mounting is possible at all, this export is not there.
     refused(
         &["--hosts", "localhost:8799", "--nfs", "127.0.0.1:/no/such/export", "--nfs-case", "v4-tcp"],

@@ -49,6 +49,9 @@ pub struct FleetArgs {
     /// Connections of the cases with -nconnect
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=16))]
     pub nconnect: u32,
+    /// Hosts of the NFS server, for their processor time: over ssh with --ssh, else localhost [default: it is not measured]
+    #[arg(long, value_name = "HOST[,HOST]", value_delimiter = ',', requires = "nfs")]
+    pub server_host: Vec<String>,
     /// Measure ib_write_bw (for reads) or ib_read_bw (for writes) to the NFS server in the same run
     #[arg(long, requires = "nfs")]
     pub perftest: bool,
@@ -158,8 +161,8 @@ impl FleetRow {
     }
 }
 
-/// `machine` is all that the hosts did: the kernel's NFS client belongs to no process.
-const ROLES: [&str; 4] = ["fio", "mounts", "nodes", "machine"];
+/// `machine` is all that the hosts did, and `server` all that those of the NFS server did: the kernel's NFS belongs to no process.
+const ROLES: [&str; 5] = ["fio", "mounts", "nodes", "machine", "server"];
 
 /// Further tries after a lost connection.
 const TRIES: usize = 3;
@@ -168,6 +171,7 @@ const TRIES: usize = 3;
 struct FleetBench<'a> {
     args: &'a FleetArgs,
     hosts: Vec<AgentHost>,
+    servers: Vec<AgentHost>,
     job: String,
     values: Vec<(String, String)>,
     spurline: Option<PathBuf>,
@@ -192,6 +196,10 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     child::require_program("fio", "fio")?;
     let mut variants = args.dir.iter().map(|text| parse_variant(text)).collect::<Result<Vec<_>>>()?;
     let hosts = args.hosts.iter().map(|text| AgentHost::parse(text)).collect::<Result<Vec<_>>>()?;
+    let servers = args.server_host.iter().map(|text| AgentHost::parse(text)).collect::<Result<Vec<_>>>()?;
+    if !args.ssh && !servers.iter().all(AgentHost::is_here) {
+        return Err(BenchError::Usage("--server-host: give --ssh, or localhost for this machine".to_owned()));
+    }
     let points = matrix_points(args, hosts.len())?;
     let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
     let wanted = args.spurline.is_some() || !args.mounts.is_empty() || !args.nodes.is_empty();
@@ -202,12 +210,13 @@ pub fn run(args: &FleetArgs) -> Result<()> {
         check_folders(&variants)?;
     }
     let (job, values) = (job_file::load_job(&args.job)?, given_values(args)?);
-    let bench = FleetBench { args, hosts, job, values, spurline, scratch };
+    let bench = FleetBench { args, hosts, servers, job, values, spurline, scratch };
     variants.extend(bench.nfs_variants()?);
     // All variables have values before anything is started.
     for variant in &variants {
         bench.job_text(variant, points[0])?;
     }
+    nfs::busy_of(&bench.servers, args.ssh)?;
     let agents = bench.open_agents()?;
     let (mut rows, mut fabric) = (Vec::new(), Vec::new());
     for point in &points {
@@ -353,18 +362,14 @@ impl FleetBench<'_> {
         let (hosts, ssh) = (&self.hosts[..point.clients], self.args.ssh);
         let at = self.scratch.path().join("nfs");
         let (mounts, dir) = NfsMounts::mount(hosts, ssh, nfs, &at)?;
-        let machine = || -> Result<f64> {
-            let ticks = rustix::param::clock_ticks_per_second() as f64;
-            let busy = |host: &AgentHost| {
-                let text = nfs::run_on(host, ssh, &["cat", "/proc/stat"])?;
-                nfs::busy_seconds(&text, ticks)
-                    .ok_or_else(|| BenchError::Failed(format!("/proc/stat of {} has no times", host.host)))
-            };
-            hosts.iter().map(busy).sum()
-        };
-        let before = machine()?;
+        let busy = || Ok::<_, BenchError>((nfs::busy_of(hosts, ssh)?, nfs::busy_of(&self.servers, ssh)?));
+        let before = busy()?;
         let mut run = self.run_once(variant, point)?;
-        run.cpu.push(("machine", machine()? - before));
+        let after = busy()?;
+        run.cpu.push(("machine", after.0 - before.0));
+        if !self.servers.is_empty() {
+            run.cpu.push(("server", after.1 - before.1));
+        }
         run.connections = mounts.connections(&dir)?;
         Ok(run)
     }
@@ -480,6 +485,9 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &
     let perftest = (!fabric.is_empty()).then(|| (bench.perftest_kind().program(), median(fabric)));
     let table = result_table(rows, perftest);
     let mut notes: Vec<String> = nfs_notes(rows);
+    if !args.nfs.is_empty() {
+        notes.push(machine_note(&bench.servers));
+    }
     notes.extend(perftest.map(|(name, rate)| {
         format!("{name} of 1 MiB, median of {}: {} GB/s.", fabric.len(), three_digits(rate / 1e9))
     }));
@@ -515,6 +523,16 @@ fn first_row<'a>(rows: &'a [FleetRow], row: &FleetRow) -> Option<&'a FleetRow> {
     same.next().filter(|first| first.variant != row.variant)
 }
 
+/// Whose processor time is counted where whole machines are.
+fn machine_note(servers: &[AgentHost]) -> String {
+    let names: Vec<&str> = servers.iter().map(|host| host.host.as_str()).collect();
+    let server = match names[..] {
+        [] => "the NFS server's is not in the report, unless it is one of them (--server-host measures it)".to_owned(),
+        _ => format!("server is that of {}", names.join(", ")),
+    };
+    format!("Processor time: machine is that of the hosts that run the job; {server}.")
+}
+
 /// What the kernel made of each case, and the share of the time that another export costs more than the first.
 fn nfs_notes(rows: &[FleetRow]) -> Vec<String> {
     let mut notes = Vec::new();
@@ -546,27 +564,13 @@ fn nfs_notes(rows: &[FleetRow]) -> Vec<String> {
 }
 
 fn result_table(rows: &[FleetRow], perftest: Option<(&str, f64)>) -> Vec<Vec<String>> {
-    let heads = [
-        "folder",
-        "hosts",
-        "jobs",
-        "depth",
-        "GB/s",
-        "IOPS",
-        "p50 µs",
-        "p99 µs",
-        "CPU-s/GiB fio",
-        "mounts",
-        "nodes",
-        "machine",
-        "ratio",
-    ];
+    let heads =
+        ["folder", "hosts", "jobs", "depth", "GB/s", "IOPS", "p50 µs", "p99 µs", "CPU-s/GiB fio", "mounts", "nodes"];
     let mut table = vec![heads.map(str::to_owned).to_vec()];
-    // Only some runs know what a whole machine did.
-    let machine = rows.iter().any(|row| row.cpu_per_gib("machine").is_some());
-    if !machine {
-        table[0].remove(heads.len() - 2);
-    }
+    // Only some runs know what whole machines did.
+    let known = |role: &&&str| rows.iter().any(|row| row.cpu_per_gib(role).is_some());
+    let whole: Vec<&str> = ROLES[3..].iter().filter(known).copied().collect();
+    table[0].extend(whole.iter().chain(&["ratio"]).map(|head| (*head).to_owned()));
     table[0].extend(perftest.map(|(name, _)| format!("of {name}")));
     for row in rows {
         let latency = |pick: fn((f64, f64)) -> f64| {
@@ -583,8 +587,9 @@ fn result_table(rows: &[FleetRow], perftest: Option<(&str, f64)>) -> Vec<Vec<Str
             latency(|times| times.0),
             latency(|times| times.1),
         ];
-        let roles = if machine { &ROLES[..] } else { &ROLES[..3] };
-        line.extend(roles.iter().map(|role| row.cpu_per_gib(role).map_or("-".to_owned(), three_digits)));
+        line.extend(
+            ROLES[..3].iter().chain(&whole).map(|role| row.cpu_per_gib(role).map_or("-".to_owned(), three_digits)),
+        );
         line.push(first_row(rows, row).map_or("-".to_owned(), |first| {
             format!("{:.2} of {}", row.bandwidth() / first.bandwidth().max(1e-9), first.variant.name)
         }));
@@ -754,6 +759,18 @@ mod tests {
         assert_eq!(table[2][11..], ["1.50", "-", "-"].map(str::to_owned));
         assert_eq!(table[3][12..], ["0.75 of tmpfs v3-tcp", "-"].map(str::to_owned));
         assert_eq!(table[5][12..], ["0.80 of tmpfs v4-rdma-nconnect", "0.40"].map(str::to_owned));
+        let mut measured = rows.map(|mut row| {
+            row.runs[0].cpu.push(("server", 2.5));
+            row
+        });
+        measured[1].runs[0].cpu.pop();
+        let table = result_table(&measured, None);
+        assert_eq!(table[0][11..], ["machine", "server", "ratio"].map(str::to_owned));
+        assert_eq!((table[2][12].as_str(), table[3][12].as_str()), ("-", "2.50"));
+        assert_eq!(row_json(&measured, &measured[2])["cpu_seconds_per_gib"]["server"], 2.5);
+        assert!(machine_note(&[]).contains("--server-host"));
+        assert!(machine_note(&[AgentHost::parse("nas1").unwrap()]).contains("server is that of nas1"));
+        let rows = measured;
         let notes = nfs_notes(&rows).join("\n");
         assert!(notes.contains("mount v3-tcp (1 jobs, depth 1): 25 % of each byte's time"), "{notes}");
         assert!(

@@ -249,8 +249,25 @@ fn count_connections(text: &str, dir: &str) -> BTreeMap<String, usize> {
     counted
 }
 
+/// Processor seconds that hosts have been busy, in all.
+///
+/// # Errors
+/// `Missing` for a host whose `/proc/stat` can't be read.
+pub fn busy_of(hosts: &[AgentHost], ssh: bool) -> Result<f64> {
+    let ticks = rustix::param::clock_ticks_per_second() as f64;
+    let busy = |host: &AgentHost| {
+        let missing = |why: &str| BenchError::Missing(format!("processor time of {}: {why}", host.host));
+        let text = run_on(host, ssh, &["cat", "/proc/stat"]).map_err(|error| match error {
+            BenchError::Failed(why) => missing(&why),
+            error => error,
+        })?;
+        busy_seconds(&text, ticks).ok_or_else(|| missing("/proc/stat has no times"))
+    };
+    hosts.iter().map(busy).sum()
+}
+
 /// Processor seconds that a whole machine has been busy, from the first line of `/proc/stat`.
-pub fn busy_seconds(text: &str, ticks_per_second: f64) -> Option<f64> {
+fn busy_seconds(text: &str, ticks_per_second: f64) -> Option<f64> {
     let fields: Vec<f64> =
         text.lines().next()?.strip_prefix("cpu ")?.split_whitespace().filter_map(|w| w.parse().ok()).collect();
     // user, nice, system, idle, iowait, irq, softirq; what a hypervisor took is not its own.
