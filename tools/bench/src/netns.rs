@@ -74,7 +74,9 @@ impl NamespacePair {
 
 impl Drop for NamespacePair {
     fn drop(&mut self) {
-        for ns in [&self.server, &self.client] {
+        // Without those that an interruption kept from being made.
+        let made = |ns: &&String| std::path::Path::new("/run/netns").join(ns).exists();
+        for ns in [&self.server, &self.client].into_iter().filter(made) {
             // Deleting a namespace deletes its end of the pair. After Ctrl-C too: `run_to_end` would be interrupted.
             let _ = Command::new("ip").args(["netns", "del", ns]).status();
         }
