@@ -66,6 +66,12 @@ fn guest_exports_share_the_administrators_server_and_leave_it_as_it_was() {
     // Another source is there now, and the export is taken back nevertheless.
     rig.unmount();
     sh(&format!("{BIN} mount {dir}/other {at} {flags}"));
+    let user = "setpriv --reuid 1234 --regid 1234 --clear-groups";
+    sh(&format!(
+        "cd {dir}; chmod 755 . /vmtmp; status=0; {user} {BIN} export {at} --remove >said 2>&1 || status=$?
+        test $status = 3; grep -q 'this is user 1234' said; test $(ls /etc/exports.d/spurline* | wc -l) = 2
+        status=0; unshare -Ur {BIN} export {at} >said 2>&1 || status=$?; test $status = 3; grep -q 'root of a user namespace' said"
+    ));
     let removed = output(&["export", &at, "--remove"]);
     assert!(removed.contains("left the server listens for RDMA at port 20049"), "{removed}");
     rig.unmount();

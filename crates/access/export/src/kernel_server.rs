@@ -361,8 +361,9 @@ pub fn remove_export(
     let own_needs = own.iter().map(|(_, record)| record);
     let mut left = Vec::new();
     if before.threads > 0 && server.threads > 0 {
-        let rdma = !settings.serves_rdma() && others.iter().all(|(_, record)| !record.rdma);
-        if let Some(port) = server.rdma_port().filter(|_| rdma && own_needs.clone().any(|record| record.rdma)) {
+        let asked = own_needs.clone().any(|record| record.rdma) && (record.rdma_added || record.started);
+        let rdma = asked && !settings.serves_rdma() && others.iter().all(|(_, record)| !record.rdma);
+        if let Some(port) = server.rdma_port().filter(|_| rdma) {
             left.push(format!("the server listens for RDMA at port {port} until it is started again"));
         }
         let wanted = others.iter().filter_map(|(_, record)| record.threads).chain(settings.threads()).max();
