@@ -100,7 +100,7 @@ fn a_program_turns_appending_on_and_off() {
             fcntl_setfl(file, fcntl_getfl(file).unwrap() | OFlags::APPEND).unwrap();
             file.write_all_at(b"end\n", 10).unwrap();
             assert!(fs::read(&source).unwrap().ends_with(b"end\n"), "{nodes} nodes, {way:?}");
-            fs::write(&source, &bytes[..before].iter().map(|_| b'-').collect::<Vec<_>>()).unwrap();
+            fs::write(&source, vec![b'-'; before]).unwrap();
         }
         drop((first, second));
         one.unmount();

@@ -375,3 +375,39 @@ impl WritableDirectory for SourceDirectory {
         stat_fd(self.fd.as_fd()).map_err(|errno| failed("fstat", errno))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::WritableSource;
+    use spurline_volume::writes::{Caller, NamePath, NodePath, OpId, WritableVolume as _, WritePlace};
+
+    /// A file that its writer may not open once more is written all the same.
+    #[test]
+    fn bytes_go_where_the_write_says_whatever_the_file_was_opened_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = WritableSource::open(folder.path(), None).unwrap();
+        let (own, op) = (Caller::default(), OpId { session: 0, number: 0 });
+        let directory = NodePath { path: b"", expected: None };
+        let writers = [None, Some(Caller { uid: 65534, gid: 65534, ..Caller::default() })];
+        let writers = &writers[..if source.serves_all_users() { 2 } else { 1 }];
+        for (flags, name) in [(libc::O_RDWR, &b"plain"[..]), (libc::O_RDWR | libc::O_APPEND, b"log")] {
+            for writer in writers {
+                let flags = (flags | libc::O_CREAT | libc::O_TRUNC) as u32;
+                let file = source.create(NamePath { directory, name }, flags, 0o600, &own, op).unwrap().file;
+                file.write_at(0, b"0123", None).unwrap();
+                for (place, offset, bytes) in [(WritePlace::End, 0, b"45"), (WritePlace::MappedPages, 1, b"ab")] {
+                    match file.write_placed(place, offset, bytes, writer.as_ref()) {
+                        // Before Linux 6.9, where it needs a second open file.
+                        Err(error) if error.kind() == spurline_types::ErrorKind::Io(libc::EOPNOTSUPP) => {
+                            assert!(name == b"log" && writer.is_some());
+                            file.write_placed(place, offset, bytes, None).unwrap();
+                        }
+                        written => assert_eq!(written.unwrap(), 2),
+                    }
+                }
+                let mut seen = [0; 8];
+                assert_eq!((file.read_at(0, &mut seen).unwrap(), &seen[..6]), (6, &b"0ab345"[..]), "{writer:?}");
+            }
+        }
+    }
+}
