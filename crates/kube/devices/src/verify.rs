@@ -177,7 +177,8 @@ fn verify_memlock(limits: &PodLimits<'_>) -> VerifyRow {
             "this process",
             format!("{} KiB can be locked, {} are needed", limit >> 10, mib(limits.needed)),
             format!(
-                "as root: securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}; as another user: {MEMLOCK_REMEDY}"
+                "as root: securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}; as another user: {MEMLOCK_REMEDY}. The first \
+                 of these sets the limit of the container's own program: run this there, not by `kubectl exec`"
             ),
         ),
         Some(limit) => VerifyRow::passed("memlock", "this process", format!("{} can be locked", mib(limit))),

@@ -206,7 +206,8 @@ fn nodes(source: FieldSource<'_>) -> Vec<ManifestObject> {
         ManifestObject::new("nodes", &[enabled, Is("nodes.kind", "DaemonSet")], daemon_set),
         ManifestObject::new("nodes", &[enabled, Is("nodes.kind", "StatefulSet")], stateful_set),
         ManifestObject::new("nodes", &[enabled], service),
-        ManifestObject::new("nodes", &[enabled], budget),
+        // The budget of a DaemonSet's pods can't be counted, because it has no scale; a drain leaves them out.
+        ManifestObject::new("nodes", &[enabled, Is("nodes.kind", "StatefulSet")], budget),
     ]
 }
 

@@ -162,14 +162,17 @@ fn node_driver(source: FieldSource<'_>) -> Value {
         "image": source.value("image"),
         "imagePullPolicy": source.value("imagePullPolicy"),
         "command": ["spurline"],
-        "args": [
-            "k8s",
-            "csi-driver",
-            "--endpoint=unix:///csi/csi.sock",
-            "--node-id=$(NODE_NAME)",
-            format!("--state-dir={STATE_DIR}"),
-            "--pod-template=/etc/spurline/template/mount-pod.yaml",
-        ],
+        "args": args([
+            vec![
+                json!("k8s"),
+                json!("csi-driver"),
+                json!("--endpoint=unix:///csi/csi.sock"),
+                json!("--node-id=$(NODE_NAME)"),
+                json!(format!("--state-dir={STATE_DIR}")),
+                json!("--pod-template=/etc/spurline/template/mount-pod.yaml"),
+            ],
+            source.items_if(Set("csi.trustInlineVolumes"), vec![json!("--trust-inline-volumes")]),
+        ]),
         "env": [{ "name": "NODE_NAME", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
         "resources": { "requests": { "cpu": "10m", "memory": "32Mi" }, "limits": { "memory": "128Mi" } },
         // Binding mounts for other pods takes this.
