@@ -3,9 +3,13 @@
 //! compares every byte, and reads from the counters which transport carried them.
 
 mod clients;
+#[path = "../common/mod.rs"]
+mod common;
 #[allow(dead_code, reason = "the loss of power is tried on the host only")]
 #[path = "../common/disk_image.rs"]
 mod disk_image;
+#[path = "../common/driver.rs"]
+mod driver;
 mod faults;
 mod figures;
 #[path = "../common/fsx.rs"]
@@ -17,6 +21,7 @@ mod numa;
 mod pjdfstest;
 mod rig;
 mod starts;
+mod volumes;
 mod writes;
 
 use spurline_testkit::{GuestNet, run_in_guest};

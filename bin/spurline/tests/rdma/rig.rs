@@ -185,6 +185,11 @@ impl Rig {
 pub fn ask(log: &Path, op: &str) -> Value {
     let text = std::fs::read_to_string(log).unwrap();
     let path = text.split("socket=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("a socket");
+    ask_socket(Path::new(path), op)
+}
+
+/// The same of a socket whose path is known.
+pub fn ask_socket(path: &Path, op: &str) -> Value {
     let mut socket = UnixStream::connect(path).unwrap();
     writeln!(socket, "{{\"op\":\"{op}\"}}").unwrap();
     let mut line = String::new();
