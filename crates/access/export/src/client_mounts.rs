@@ -10,6 +10,9 @@ const CONNECTIONS: usize = 8;
 /// The largest read and write that clients ask for; the server may answer with less.
 const REQUEST_BYTES: u32 = 1 << 20;
 
+/// Where clients mount the export.
+const CLIENT_MOUNTPOINT: &str = "/mnt/spurline";
+
 /// What the server offers to clients of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportService {
@@ -69,13 +72,14 @@ pub fn client_mounts(
     service: ExportService,
 ) -> Vec<ClientMount> {
     let v3_note = if service.v3_locks { "" } else { NO_LOCKS };
-    let target = |ip: Option<&IpAddr>| {
+    let target_at = |ip: Option<&IpAddr>, at: &str| {
         let host =
             ip.map_or_else(|| "SERVER".to_owned(), |ip| if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() });
         let path = mountpoint.display().to_string();
         let quote = if path.contains(|c: char| c.is_whitespace() || "'\"\\$`".contains(c)) { "'" } else { "" };
-        format!("{quote}{host}:{path}{quote} /mnt/spurline")
+        format!("{quote}{host}:{path}{quote} {at}")
     };
+    let target = |ip: Option<&IpAddr>| target_at(ip, CLIENT_MOUNTPOINT);
     let tcp = target(addresses.first());
     let line = |title: &str, options: &str, target: &str, note: &str| ClientMount {
         title: title.to_owned(),
@@ -106,12 +110,12 @@ pub fn client_mounts(
     if rails.len() > 1 {
         let max = rails.len();
         for (n, ip) in rails.iter().enumerate().filter(|_| service.v4) {
-            let (title, at) = (format!("NFSv4.2, RDMA, rail {} of {max}", n + 1), target(Some(ip)));
-            let at = if n == 0 { at } else { at.replace("/mnt/spurline", &format!("/mnt/spurline-rail{}", n + 1)) };
+            let title = format!("NFSv4.2, RDMA, rail {} of {max}", n + 1);
+            let at = if n == 0 { CLIENT_MOUNTPOINT.to_owned() } else { format!("{CLIENT_MOUNTPOINT}-rail{}", n + 1) };
             let options = format!("vers=4.2,proto=rdma,port={port},max_connect={max}");
             let note = "mount it through each address: the connections are then shared. Stock kernels do not fail over \
                         from one rail to another";
-            lines.push(line(&title, &options, &at, if n == 0 { note } else { "" }));
+            lines.push(line(&title, &options, &target_at(Some(ip), &at), if n == 0 { note } else { "" }));
         }
         let same_family: Vec<String> =
             rails.iter().filter(|ip| ip.is_ipv4() == rails[0].is_ipv4()).map(ToString::to_string).collect();
@@ -139,9 +143,10 @@ mod tests {
     #[test]
     fn every_transport_has_a_line_and_rails_have_one_each() {
         let addresses: Vec<IpAddr> = ["192.0.2.1", "10.0.0.1", "10.0.1.1"].iter().map(|a| a.parse().unwrap()).collect();
-        let all = ExportService { v4: true, v3: true, v3_locks: true, rdma_port: Some(20049) };
-        let lines = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], all);
-        let only = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], ExportService { v3: false, ..all });
+        let of_all = ExportService { v4: true, v3: true, v3_locks: true, rdma_port: Some(20049) };
+        let v4 = ExportService { v3: false, ..of_all };
+        let lines = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], of_all);
+        let only = client_mounts(Path::new("/mnt/d"), &addresses, &addresses[1..], v4);
         assert!(only.len() == 4 && only.iter().all(|line| line.title.starts_with("NFSv4")), "{only:?}");
         let all: Vec<&str> = lines.iter().map(|l| l.command.as_str()).collect();
         assert_eq!(
@@ -152,6 +157,9 @@ mod tests {
         assert!(all[4].contains("max_connect=2") && all[5].contains("10.0.1.1:/mnt/d /mnt/spurline-rail2"), "{all:?}");
         assert!(all[6].contains("remoteports=10.0.0.1~10.0.1.1"), "{all:?}");
         assert!(lines[1].note.is_empty());
+        // The server's path stays, also if it is that of the example on clients.
+        let same = client_mounts(Path::new("/mnt/spurline"), &addresses, &addresses[1..], v4);
+        assert!(same[3].command.ends_with(" 10.0.1.1:/mnt/spurline /mnt/spurline-rail2"), "{}", same[3].command);
         let tcp = ExportService { v4: true, v3: true, v3_locks: false, rdma_port: None };
         let six = client_mounts(Path::new("/mnt/my d"), &["fd00::1".parse().unwrap()], &[], tcp);
         assert!(six[1].note.contains("ENOLCK") && six[0].note.is_empty());
