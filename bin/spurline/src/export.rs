@@ -237,7 +237,7 @@ fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
 fn threads_of(args: &ExportArgs) -> Option<u32> {
     let root = Path::new("/");
     let processors = std::thread::available_parallelism().map_or(8, usize::from);
-    let own = NfsSettings::read(root).threads().is_some()
+    let own = NfsSettings::read(root).sets_threads()
         || (ServerState::read_threads() > 0 && !spurline_export::started_server(root));
     args.threads.or_else(|| (!own).then_some((2 * processors).clamp(8, THREADS_MAX) as u32))
 }

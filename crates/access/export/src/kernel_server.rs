@@ -3,7 +3,7 @@
 use crate::configuration::{ExportPlan, STATE_DIR, escape_path, export_id, exports_path};
 use crate::export_records::{ExportRecord, ServerRecord};
 use crate::server_changes::ServerChange;
-use crate::server_settings::{NfsSettings, settings_file, settings_path};
+use crate::server_settings::{NfsSettings, settings_file, settings_path, threads_at_start};
 use serde_json::{Value, json};
 use spurline_types::octal::unescape_octal;
 use spurline_types::{Error, Result};
@@ -238,7 +238,7 @@ impl ExportPlan {
         }
         changes.push(reload);
         // It adds the port of RDMA that nfs.conf names, after the threads: the kernel refuses it before.
-        let threads = self.threads.map(|n| n.to_string());
+        let threads = threads_at_start(&settings, records.iter().map(|(_, record)| record)).map(|n| n.to_string());
         changes.push(ServerChange::run(&[&["rpc.nfsd"], threads.as_deref().as_slice()].concat()));
         if !is_running("rpc.mountd") {
             changes.push(ServerChange::run(&["rpc.mountd"]));

@@ -35,10 +35,10 @@ impl NfsSettings {
     fn add(&mut self, text: &str) {
         let mut section = String::new();
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
-            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            if let Some((name, _)) = line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
                 section = name.trim().to_ascii_lowercase();
             } else if let Some((key, value)) = line.split_once('=') {
-                let value = value.trim().trim_matches('"').to_owned();
+                let value = strip_value(value).to_owned();
                 self.values.insert((section.clone(), key.trim().to_ascii_lowercase()), value);
             }
         }
@@ -62,9 +62,14 @@ impl NfsSettings {
         self.value("exports", "rootdir").filter(|top| !top.is_empty())
     }
 
-    /// The threads of the server, if they are set.
+    /// The threads of the server, if they are set to a number.
     pub fn threads(&self) -> Option<u32> {
         self.value("nfsd", "threads")?.parse().ok()
+    }
+
+    /// Whether the threads of the server are set, be it to something that is no number.
+    pub fn sets_threads(&self) -> bool {
+        self.value("nfsd", "threads").is_some()
     }
 
     /// The setting that keeps clients of a version (`3`, `4.2`) out.
@@ -90,6 +95,32 @@ impl NfsSettings {
     }
 }
 
+/// A value as nfs-utils reads it: without quotes of both kinds, and without a comment after a blank.
+fn strip_value(text: &str) -> &str {
+    let text = text.trim();
+    if let Some(quote) = text.chars().next().filter(|c| ['"', '\''].contains(c)) {
+        return text[1..].split(quote).next().unwrap_or_default();
+    }
+    let is_comment = |(at, c): &(usize, char)| {
+        ['#', ';'].contains(c) && text[..*at].chars().next_back().is_none_or(char::is_whitespace)
+    };
+    let end = text.char_indices().find(is_comment).map_or(text.len(), |(at, _)| at);
+    text[..end].trim_end()
+}
+
+/// The threads of a server that is started for exports: no fewer than any of them asks for, and than the administrator has
+/// set. `None` leaves them to the settings of the administrator.
+pub(crate) fn threads_at_start<'a>(
+    settings: &NfsSettings,
+    exports: impl Iterator<Item = &'a ExportRecord>,
+) -> Option<u32> {
+    if settings.sets_threads() && settings.threads().is_none() {
+        return None;
+    }
+    let asked = exports.filter_map(|export| export.threads).max()?;
+    Some(settings.threads().map_or(asked, |own| own.max(asked)))
+}
+
 /// The path of the settings that exports add.
 pub(crate) fn settings_path(root: &Path) -> PathBuf {
     root.join(SETTINGS_FILE)
@@ -100,8 +131,7 @@ pub(crate) fn settings_file<'a>(
     settings: &NfsSettings,
     exports: impl Iterator<Item = &'a ExportRecord> + Clone,
 ) -> Option<ConfigurationFile> {
-    let threads = exports.clone().filter_map(|export| export.threads).max();
-    let threads = threads.filter(|n| settings.threads().is_none_or(|own| own < *n));
+    let threads = threads_at_start(settings, exports.clone()).filter(|n| settings.threads() != Some(*n));
     let rdma = exports.clone().any(|export| export.rdma) && !settings.serves_rdma();
     if threads.is_none() && !rdma {
         return None;
@@ -146,6 +176,38 @@ mod tests {
         assert_eq!(lines(&settings("[nfsd]\nthreads=3\nvers3=n\n"), &both[1..]).unwrap(), "threads=16");
         let own = settings("[nfsd]\nthreads=64\nrdma=yes\nrdma-port=20050\n");
         assert_eq!((lines(&own, &both), own.rdma_port()), (None, 20050));
+    }
+
+    #[test]
+    fn values_have_quotes_and_comments() {
+        let threads = |text: &str| settings(&format!("[nfsd] # x\nthreads={text}\n")).threads();
+        for text in ["32", " 32\t# of the rack", "32 ; x", "\"32\"", "'32'", "'32' # x", "\"32\";x"] {
+            assert_eq!(threads(text), Some(32), "{text}");
+        }
+        let own = settings("[exports]\nrootdir='/srv #1' # x\n");
+        assert_eq!(own.root_of_exports(), Some("/srv #1"));
+        assert_eq!(settings("[exports]\nrootdir=/srv#1;2 #x\n").root_of_exports(), Some("/srv#1;2"));
+        assert_eq!(settings("[exports]\nrootdir= # none\n").root_of_exports(), None);
+        assert_eq!(settings("[nfsd]\nvers3='n' # x\n").refusal_of("3").unwrap(), "vers3=n");
+        // What is no number is the administrator's setting nevertheless.
+        for text in ["32x", "$threads"] {
+            let own = settings(&format!("[nfsd]\nthreads={text}\n"));
+            assert!(own.sets_threads() && own.threads().is_none());
+            assert_eq!(settings_file(&own, [record(false, Some(8))].iter()), None);
+        }
+    }
+
+    #[test]
+    fn a_server_starts_with_the_most_threads_that_anybody_asks_for() {
+        let start = |text: &str, exports: &[Option<u32>]| {
+            let exports: Vec<ExportRecord> = exports.iter().map(|threads| record(false, *threads)).collect();
+            threads_at_start(&settings(text), exports.iter())
+        };
+        assert_eq!(start("", &[Some(8), None, Some(16)]), Some(16));
+        assert_eq!(start("[nfsd]\nthreads=64\n", &[Some(8)]), Some(64));
+        assert_eq!(start("[nfsd]\nthreads=3\n", &[Some(8)]), Some(8));
+        assert_eq!(start("[nfsd]\nthreads=many\n", &[Some(8)]), None);
+        assert_eq!(start("[nfsd]\nthreads=64\n", &[None]), None);
     }
 
     #[test]
