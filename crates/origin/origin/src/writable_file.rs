@@ -49,7 +49,8 @@ pub(crate) struct SourceFile {
     file: File,
     /// It was opened for appending.
     appends: bool,
-    /// The same file, opened for appending if `file` was not, and the other way round: made for the first write that needs it.
+    /// The same file, opened for appending if `file` was not, and the other way round: made for the first write that needs it,
+    /// where the kernel has no flag for such a write.
     other_place: OnceLock<File>,
     identities: Arc<CallerIdentities>,
     /// The file system reports failures of writes when a file is closed.
@@ -97,28 +98,41 @@ impl SourceFile {
         Ok(SourceFile::new(rustix::fs::open(&*proc_path(fd), opened_as, Mode::empty())?, flags, identities))
     }
 
-    /// Writes to the place that the file was not opened for. The flags of `file` stay: another write can be under way.
+    /// Writes to the place that the file was not opened for, by a flag of the call: its access mode and its rights stay.
     fn write_other_place(&self, offset: u64, data: &[u8]) -> rustix::io::Result<usize> {
-        let other = match self.other_place.get() {
-            Some(other) => Ok(other),
-            None => {
-                let own = rustix::fs::fcntl_getfl(&self.file)? & (OFlags::DSYNC | OFlags::SYNC);
-                let place = if self.appends { OFlags::empty() } else { OFlags::APPEND };
-                let flags = own | place | OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
-                let opened = rustix::fs::open(&*proc_path(self.file.as_fd()), flags, Mode::empty());
-                opened.map(|fd| self.other_place.get_or_init(|| File::from(fd)))
-            }
-        };
-        match other {
-            Ok(other) => rustix::io::pwrite(other, data, offset),
-            // The source refuses it to this process: its kernel can still do it, the second kind since Linux 6.9.
-            Err(Errno::ACCESS | Errno::PERM) => {
-                const NO_APPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
-                let flags = if self.appends { NO_APPEND } else { ReadWriteFlags::APPEND };
-                rustix::io::pwritev2(&self.file, &[IoSlice::new(data)], offset, flags)
-            }
-            Err(errno) => Err(errno),
+        // Since Linux 6.9.
+        const NO_APPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
+        // Unlike `pwrite`, the call takes -1 for the descriptor's own position.
+        if i64::try_from(offset).is_err() {
+            return Err(Errno::INVAL);
         }
+        let flags = if self.appends { NO_APPEND } else { ReadWriteFlags::APPEND };
+        rustix::io::pwritev2(&self.file, &[IoSlice::new(data)], offset, flags)
+    }
+
+    /// The same file, opened for the other place, for a kernel that has no flag for it. To be called as this process.
+    fn open_other_place(&self) -> rustix::io::Result<&File> {
+        if let Some(other) = self.other_place.get() {
+            return Ok(other);
+        }
+        let own = rustix::fs::fcntl_getfl(&self.file)?;
+        // This process may have rights that the opener did not have.
+        if own & OFlags::RWMODE == OFlags::RDONLY {
+            return Err(Errno::BADF);
+        }
+        let place = if self.appends { OFlags::empty() } else { OFlags::APPEND };
+        let flags = (own & (OFlags::DSYNC | OFlags::SYNC)) | place | OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let opened =
+            rustix::fs::open(&*proc_path(self.file.as_fd()), flags, Mode::empty()).map_err(|errno| match errno {
+                // Only appends are permitted.
+                Errno::PERM => errno,
+                // No program expects the others of a write.
+                _ => {
+                    tracing::warn!("a file can't be opened once more for writes to another place: {errno}");
+                    Errno::IO
+                }
+            })?;
+        Ok(self.other_place.get_or_init(|| File::from(opened)))
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -162,17 +176,24 @@ impl WritableFile for SourceFile {
         data: &[u8],
         lose_privileges: Option<&Caller>,
     ) -> Result<usize> {
-        let assumed = lose_privileges.map(|caller| self.identities.assume(caller)).transpose();
-        let _as_caller = assumed.map_err(|errno| failed("write", errno))?;
         let appends = match place {
             WritePlace::AsOpened => self.appends,
             WritePlace::End => true,
             WritePlace::Offset | WritePlace::MappedPages => false,
         };
         // A short write is the caller's to continue: it may be the last byte that fits.
+        let write = |call: &dyn Fn() -> rustix::io::Result<usize>| {
+            let _as_caller = lose_privileges.map(|caller| self.identities.assume(caller)).transpose()?;
+            retry(call)
+        };
         let written = match appends == self.appends {
-            true => retry(|| rustix::io::pwrite(&self.file, data, offset)),
-            false => retry(|| self.write_other_place(offset, data)),
+            true => write(&|| rustix::io::pwrite(&self.file, data, offset)),
+            false => match write(&|| self.write_other_place(offset, data)) {
+                Err(Errno::OPNOTSUPP) => {
+                    self.open_other_place().and_then(|other| write(&|| rustix::io::pwrite(other, data, offset)))
+                }
+                written => written,
+            },
         };
         written.map_err(|errno| failed("write", errno))
     }
@@ -378,7 +399,10 @@ impl WritableDirectory for SourceDirectory {
 
 #[cfg(test)]
 mod tests {
+    use super::SourceFile;
     use crate::WritableSource;
+    use rustix::io::Errno;
+    use spurline_types::ErrorKind;
     use spurline_volume::writes::{Caller, NamePath, NodePath, OpId, WritableVolume as _, WritePlace};
 
     /// A file that its writer may not open once more is written all the same.
@@ -396,18 +420,48 @@ mod tests {
                 let file = source.create(NamePath { directory, name }, flags, 0o600, &own, op).unwrap().file;
                 file.write_at(0, b"0123", None).unwrap();
                 for (place, offset, bytes) in [(WritePlace::End, 0, b"45"), (WritePlace::MappedPages, 1, b"ab")] {
-                    match file.write_placed(place, offset, bytes, writer.as_ref()) {
-                        // Before Linux 6.9, where it needs a second open file.
-                        Err(error) if error.kind() == spurline_types::ErrorKind::Io(libc::EOPNOTSUPP) => {
-                            assert!(name == b"log" && writer.is_some());
-                            file.write_placed(place, offset, bytes, None).unwrap();
-                        }
-                        written => assert_eq!(written.unwrap(), 2),
-                    }
+                    assert_eq!(file.write_placed(place, offset, bytes, writer.as_ref()).unwrap(), 2, "{writer:?}");
                 }
                 let mut seen = [0; 8];
                 assert_eq!((file.read_at(0, &mut seen).unwrap(), &seen[..6]), (6, &b"0ab345"[..]), "{writer:?}");
             }
+        }
+    }
+
+    /// Neither way to the other place gives more than the opener got.
+    #[test]
+    fn a_file_opened_for_reading_takes_no_bytes_at_any_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = WritableSource::open(folder.path(), None).unwrap();
+        std::fs::write(folder.path().join("file"), "0123").unwrap();
+        let (own, op) = (Caller::default(), OpId { session: 0, number: 0 });
+        let at = NodePath { path: b"file", expected: None };
+        for flags in [libc::O_RDONLY, libc::O_RDONLY | libc::O_APPEND] {
+            let file = source.open(at, flags as u32, &own, op).unwrap();
+            for place in [WritePlace::AsOpened, WritePlace::End, WritePlace::Offset, WritePlace::MappedPages] {
+                let refused = file.write_placed(place, 0, b"x", None).unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::Io(libc::EBADF), "{place:?}");
+            }
+            let file = file.as_any().downcast_ref::<SourceFile>().unwrap();
+            assert_eq!(file.open_other_place().unwrap_err(), Errno::BADF);
+        }
+        assert_eq!(std::fs::read(folder.path().join("file")).unwrap(), b"0123");
+    }
+
+    /// What kernels without a flag for a write's place do.
+    #[test]
+    fn a_second_open_file_writes_to_the_other_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let source = WritableSource::open(folder.path(), None).unwrap();
+        let (own, op) = (Caller::default(), OpId { session: 0, number: 0 });
+        let at = NodePath { path: b"file", expected: None };
+        for (flags, seen) in [(libc::O_WRONLY, "0123x"), (libc::O_WRONLY | libc::O_APPEND, "x123")] {
+            std::fs::write(&path, "0123").unwrap();
+            let file = source.open(at, flags as u32, &own, op).unwrap();
+            let other = file.as_any().downcast_ref::<SourceFile>().unwrap().open_other_place().unwrap();
+            assert_eq!(rustix::io::pwrite(other, b"x", 0), Ok(1));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), seen);
         }
     }
 }
