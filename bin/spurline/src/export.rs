@@ -213,9 +213,8 @@ fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
             "run it as root: the NFS server belongs to the kernel",
         ));
     }
-    let shown = shown_path(&NfsSettings::read(root), &mountpoint)?;
     let mut made = Vec::new();
-    let removed = remove_export(&ids, &shown, root, &mut |change| {
+    let removed = remove_export(&ids, &mountpoint, root, &mut |change| {
         if !args.json {
             anstream::println!("{DIM}{}{DIM:#}", change.command_line());
         }
@@ -226,7 +225,7 @@ fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
     if args.json {
         anstream::println!("{}", json!({ "changes": made, "left": left }));
     } else {
-        anstream::println!("{GOOD}{at} is no longer exported{GOOD:#}");
+        anstream::println!("{GOOD}{at} is no longer exported by `spurline export`{GOOD:#}");
         left.iter().for_each(|line| anstream::println!("{WARN}left{WARN:#} {line}"));
     }
     Ok(ExitCode::SUCCESS)

@@ -60,6 +60,7 @@ impl ExportPlan {
     pub fn record(&self) -> ExportRecord {
         ExportRecord {
             mountpoint: self.mountpoint.clone(),
+            shown_path: self.shown_path.clone(),
             source: self.source.clone(),
             fsid: self.fsid(),
             rdma: self.rdma,

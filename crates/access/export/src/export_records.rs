@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 pub struct ExportRecord {
     /// The mountpoint.
     pub mountpoint: PathBuf,
+    /// The mountpoint as clients name it since then.
+    pub shown_path: PathBuf,
     /// The mount's source.
     pub source: String,
     /// The file system id in the file handles of clients.
@@ -36,8 +38,10 @@ impl ExportRecord {
     /// The record of an export; `None` if there is none, or it is not readable.
     pub fn read(root: &Path, id: &str) -> Option<ExportRecord> {
         let value = read_json(&root.join(STATE_DIR).join(id).join(Self::NAME))?;
+        let mountpoint = value["mountpoint"].as_str()?;
         Some(ExportRecord {
-            mountpoint: value["mountpoint"].as_str()?.into(),
+            mountpoint: mountpoint.into(),
+            shown_path: value["shown_path"].as_str().unwrap_or(mountpoint).into(),
             source: value["source"].as_str()?.to_owned(),
             fsid: value["fsid"].as_str()?.to_owned(),
             rdma: value["rdma"].as_bool()?,
@@ -53,6 +57,7 @@ impl ExportRecord {
         })?;
         let value = json!({
             "mountpoint": mountpoint,
+            "shown_path": self.shown_path.to_string_lossy(),
             "source": self.source,
             "fsid": self.fsid,
             "rdma": self.rdma,
@@ -139,6 +144,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let record = ExportRecord {
             mountpoint: "/mnt/x".into(),
+            shown_path: "/x".into(),
             source: "/d".into(),
             fsid: "b98bba83-53a7-0d7b-3fe5-a7f7159d9b2e".into(),
             rdma: true,

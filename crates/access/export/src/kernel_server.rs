@@ -1,6 +1,6 @@
 //! The kernel's NFS server: its state, and which changes make or take back an export. It does not know how a change is made.
 
-use crate::configuration::{ExportPlan, STATE_DIR, escape_path, export_id, exports_path};
+use crate::configuration::{ExportPlan, STATE_DIR, escape_path, export_id, exports_path, shown_path};
 use crate::export_records::{ExportRecord, ServerRecord};
 use crate::server_changes::ServerChange;
 use crate::server_settings::{NfsSettings, settings_file, settings_path, threads_at_start};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use spurline_types::octal::unescape_octal;
 use spurline_types::{Error, Result};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// The largest request that exports ask for.
@@ -271,7 +271,6 @@ pub fn apply_plan(
     let folder = root.join(plan.state_dir());
     std::fs::create_dir_all(&folder).map_err(|e| Error::io(folder.display(), &e))?;
     let mut record = ServerRecord::read(root);
-    record.started |= server.threads == 0;
     for change in &changes {
         match change {
             ServerChange::Run(words) if ["rpcbind", "rpc.mountd"].contains(&words[0].as_str()) => {
@@ -291,7 +290,13 @@ pub fn apply_plan(
     let mut others = Vec::new();
     for change in &changes {
         each(change);
-        others.extend(change.make()?);
+        let made = change.make();
+        // Not before: a server that the administrator starts after a failure is not that of exports.
+        if change.starts_server() && ServerState::read_threads() > 0 {
+            record.started = true;
+            record.write(root)?;
+        }
+        others.extend(made?);
     }
     // What was exported at this mountpoint before is not there any more.
     for (other, record) in ExportRecord::read_all(root) {
@@ -318,7 +323,7 @@ pub fn exports_at(root: &Path, mountpoint: &Path, source: Option<&str>) -> Vec<S
 /// When a file can't be removed, or a command fails.
 pub fn remove_export(
     ids: &[String],
-    shown: &Path,
+    mountpoint: &Path,
     root: &Path,
     each: &mut dyn FnMut(&ServerChange),
 ) -> Result<Vec<String>> {
@@ -337,22 +342,28 @@ pub fn remove_export(
     let server = ServerState::read();
     let record = ServerRecord::read(root);
     let here = root == Path::new("/");
-    let stop = here && server.threads > 0 && others.is_empty() && record.started && !has_other_exports(shown);
+    let shown = removed_path(&own, &settings, mountpoint);
     if here && server.threads > 0 {
-        changes.push(ServerChange::Reload { path: shown.to_owned(), clients: Vec::new() });
+        changes.push(ServerChange::Reload { path: shown.clone(), clients: Vec::new() });
         // What the kernel has cached holds the mount.
         changes.push(ServerChange::run(&["exportfs", "-f"]));
     }
-    if stop {
-        changes.push(match has_systemd() {
+    let mut make = |changes: &[ServerChange]| {
+        changes.iter().try_for_each(|change| {
+            each(change);
+            change.make().map(drop)
+        })
+    };
+    make(&changes)?;
+    // Only now the table shows what is exported by others.
+    let exported: Vec<String> = if here && server.threads > 0 { exported_paths().collect() } else { Vec::new() };
+    if here && server.threads > 0 && others.is_empty() && record.started && exported.is_empty() {
+        let mut changes = vec![match has_systemd() {
             true => ServerChange::run(&["systemctl", "stop", "nfs-server"]),
             false => ServerChange::run(&["rpc.nfsd", "0"]),
-        });
+        }];
         changes.extend(record.request_bytes.map(|bytes| ServerChange::kernel(REQUEST_FILE, bytes)));
-    }
-    for change in &changes {
-        each(change);
-        change.make()?;
+        make(&changes)?;
     }
     for id in ids {
         remove_folder(&root.join(STATE_DIR).join(id))?;
@@ -360,6 +371,12 @@ pub fn remove_export(
     let (before, server) = (server, if here { ServerState::read() } else { ServerState::default() });
     let own_needs = own.iter().map(|(_, record)| record);
     let mut left = Vec::new();
+    if exported.iter().any(|path| Path::new(path) == shown) {
+        left.push(format!(
+            "{} is exported by /etc/exports or another file of /etc/exports.d too, and stays so (`exportfs -v`)",
+            shown.display()
+        ));
+    }
     if before.threads > 0 && server.threads > 0 {
         let asked = own_needs.clone().any(|record| record.rdma) && (record.rdma_added || record.started);
         let rdma = asked && !settings.serves_rdma() && others.iter().all(|(_, record)| !record.rdma);
@@ -389,6 +406,15 @@ pub fn remove_export(
         ServerRecord::remove(root)?;
     }
     Ok(left)
+}
+
+/// The path, as clients name it, of exports that are taken back. The root of exports may be another one by now: the records
+/// know the former.
+fn removed_path(own: &[(String, ExportRecord)], settings: &NfsSettings, mountpoint: &Path) -> PathBuf {
+    match own.first() {
+        Some((_, record)) => record.shown_path.clone(),
+        None => shown_path(settings, mountpoint).unwrap_or_else(|_| mountpoint.to_owned()),
+    }
 }
 
 fn remove_folder(folder: &Path) -> Result<()> {
@@ -451,11 +477,6 @@ fn answer_to(line: &str, fsid: &str, expires: u64, mountpoint: &Path) -> Option<
         return None;
     }
     Some(format!("{domain} {kind} \\x{bytes} {expires} {}\n", escape_path(mountpoint)))
-}
-
-/// Whether the server exports paths that are not this one.
-fn has_other_exports(shown: &Path) -> bool {
-    exported_paths().any(|path| Path::new(&path) != shown)
 }
 
 #[cfg(test)]
@@ -524,7 +545,7 @@ mod tests {
         let remove = |plan: &ExportPlan| {
             let ids = exports_at(root, &plan.mountpoint, None);
             assert_eq!(ids, [plan.id()]);
-            remove_export(&ids, &plan.shown_path, root, &mut |_| {}).unwrap();
+            remove_export(&ids, &plan.mountpoint, root, &mut |_| {}).unwrap();
         };
         remove(&a);
         assert!(!std::fs::read_to_string(&settings).unwrap().contains("rdma"));
@@ -546,6 +567,35 @@ mod tests {
         apply_plan(&new, root, &mut || Ok(()), &mut |_| {}).unwrap();
         assert_eq!(exports_at(root, Path::new("/mnt/a"), None), [new.id()]);
         assert!(!root.join(exports_path(&old.id())).exists() && !root.join(old.state_dir()).exists());
+    }
+
+    #[test]
+    fn an_export_is_taken_back_by_the_path_that_it_was_made_with() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let plan = ExportPlan { shown_path: "/a".into(), ..plan("/srv/a") };
+        apply_plan(&plan, root, &mut || Ok(()), &mut |_| {}).unwrap();
+        std::fs::write(root.join("etc/nfs.conf"), "[exports]\nrootdir=/other\n").unwrap();
+        let (own, settings) = (ExportRecord::read_all(root), NfsSettings::read(root));
+        assert_eq!(removed_path(&own, &settings, &plan.mountpoint), Path::new("/a"));
+        assert_eq!(removed_path(&[], &settings, &plan.mountpoint), plan.mountpoint, "outside of the root");
+        assert_eq!(removed_path(&[], &settings, Path::new("/other/a")), Path::new("/a"));
+        remove_export(&[plan.id()], &plan.mountpoint, root, &mut |_| {}).unwrap();
+        assert!(ExportRecord::read_all(root).is_empty());
+    }
+
+    #[test]
+    fn a_server_counts_as_started_only_once_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let failed = || Err(Error::new(spurline_types::ErrorKind::Unavailable, "the mount is gone"));
+        apply_plan(&plan("/mnt/a"), root.path(), &mut { failed }, &mut |_| {}).unwrap_err();
+        assert!(!crate::export_records::started_server(root.path()));
+        let starts: Vec<ServerChange> = plan("/mnt/a")
+            .changes(&ServerState::default(), Path::new("/"))
+            .into_iter()
+            .filter(ServerChange::starts_server)
+            .collect();
+        assert_eq!(starts.len(), 1, "{starts:?}");
     }
 
     #[test]

@@ -48,6 +48,12 @@ impl ServerChange {
         ServerChange::Run(words.iter().map(|w| (*w).to_owned()).collect())
     }
 
+    /// Whether it starts the threads of the server.
+    pub(crate) fn starts_server(&self) -> bool {
+        let ServerChange::Run(words) = self else { return false };
+        words[0] == "rpc.nfsd" || words.iter().eq(["systemctl", "start", "nfs-server"])
+    }
+
     pub(crate) fn kernel(path: &str, word: impl ToString) -> ServerChange {
         ServerChange::Kernel { path: path.into(), word: word.to_string() }
     }
@@ -105,7 +111,7 @@ impl ServerChange {
                     );
                     return Err(Error::new(ErrorKind::Unavailable, text));
                 }
-                if is_exported(path) == clients.is_empty() {
+                if is_failed_reload(clients.is_empty(), said.success, is_exported(path)) {
                     let now = if clients.is_empty() { "is still exported" } else { "is not exported" };
                     let text = format!("{} {now} after `{}`: {all}", path.display(), self.command_line());
                     return Err(Error::new(ErrorKind::Unavailable, text));
@@ -115,6 +121,11 @@ impl ServerChange {
         }
         Ok(Vec::new())
     }
+}
+
+/// Whether a reload has missed its aim. A path that is taken back stays exported where the administrator exports it too.
+fn is_failed_reload(taken_back: bool, success: bool, exported: bool) -> bool {
+    if taken_back { exported && !success } else { !exported }
 }
 
 /// A word as a shell takes it.
@@ -199,6 +210,14 @@ mod tests {
         let line = ServerChange::run(&["sh", "-c", "mountpoint -q /x || mount it's"]).command_line();
         assert_eq!(line, "sh -c 'mountpoint -q /x || mount it'\\''s'");
         assert_eq!(ServerChange::run(&["rpc.nfsd", "8"]).command_line(), "rpc.nfsd 8");
+    }
+
+    #[test]
+    fn a_path_may_stay_exported_by_the_administrator() {
+        assert!(!is_failed_reload(true, true, true) && !is_failed_reload(true, false, false));
+        assert!(is_failed_reload(true, false, true), "the tables may not have been read");
+        // exportfs fails for any export of this host.
+        assert!(!is_failed_reload(false, false, true) && is_failed_reload(false, true, false));
     }
 
     #[test]

@@ -38,8 +38,8 @@ impl NfsSettings {
             if let Some((name, _)) = line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
                 section = name.trim().to_ascii_lowercase();
             } else if let Some((key, value)) = line.split_once('=') {
-                let value = strip_value(value).to_owned();
-                self.values.insert((section.clone(), key.trim().to_ascii_lowercase()), value);
+                let Some(value) = strip_value(value) else { continue };
+                self.values.insert((section.clone(), key.trim().to_ascii_lowercase()), value.to_owned());
             }
         }
     }
@@ -95,17 +95,14 @@ impl NfsSettings {
     }
 }
 
-/// A value as nfs-utils reads it: without quotes of both kinds, and without a comment after a blank.
-fn strip_value(text: &str) -> &str {
+/// A value as nfs-utils reads it: in quotes of either kind, else up to a comment. `None` without the second quote: the line
+/// counts for nothing.
+fn strip_value(text: &str) -> Option<&str> {
     let text = text.trim();
-    if let Some(quote) = text.chars().next().filter(|c| ['"', '\''].contains(c)) {
-        return text[1..].split(quote).next().unwrap_or_default();
+    match text.chars().next().filter(|c| ['"', '\''].contains(c)) {
+        Some(quote) => text[1..].split_once(quote).map(|(value, _)| value),
+        None => text.split(['#', ';']).next().map(str::trim_end),
     }
-    let is_comment = |(at, c): &(usize, char)| {
-        ['#', ';'].contains(c) && text[..*at].chars().next_back().is_none_or(char::is_whitespace)
-    };
-    let end = text.char_indices().find(is_comment).map_or(text.len(), |(at, _)| at);
-    text[..end].trim_end()
 }
 
 /// The threads of a server that is started for exports: no fewer than any of them asks for, and than the administrator has
@@ -151,8 +148,8 @@ mod tests {
     use super::*;
 
     fn record(rdma: bool, threads: Option<u32>) -> ExportRecord {
-        let (mountpoint, source, fsid) = ("/mnt/a".into(), "/d".into(), String::new());
-        ExportRecord { mountpoint, source, fsid, rdma, threads }
+        let (at, source, fsid) = ("/mnt/a", "/d".into(), String::new());
+        ExportRecord { mountpoint: at.into(), shown_path: at.into(), source, fsid, rdma, threads }
     }
 
     fn settings(text: &str) -> NfsSettings {
@@ -181,12 +178,12 @@ mod tests {
     #[test]
     fn values_have_quotes_and_comments() {
         let threads = |text: &str| settings(&format!("[nfsd] # x\nthreads={text}\n")).threads();
-        for text in ["32", " 32\t# of the rack", "32 ; x", "\"32\"", "'32'", "'32' # x", "\"32\";x"] {
+        for text in ["32", " 32\t# of the rack", "32;x", "\"32\"", "'32'", "'32' # x", "\"32\";x"] {
             assert_eq!(threads(text), Some(32), "{text}");
         }
         let own = settings("[exports]\nrootdir='/srv #1' # x\n");
         assert_eq!(own.root_of_exports(), Some("/srv #1"));
-        assert_eq!(settings("[exports]\nrootdir=/srv#1;2 #x\n").root_of_exports(), Some("/srv#1;2"));
+        assert_eq!(settings("[nfsd]\nthreads=3\nthreads='32\n").threads(), Some(3), "the quote has no end");
         assert_eq!(settings("[exports]\nrootdir= # none\n").root_of_exports(), None);
         assert_eq!(settings("[nfsd]\nvers3='n' # x\n").refusal_of("3").unwrap(), "vers3=n");
         // What is no number is the administrator's setting nevertheless.
