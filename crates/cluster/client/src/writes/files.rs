@@ -4,6 +4,7 @@
 use super::behind::{FileBytes, ReportedFailures};
 use super::calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
 use super::held_locks::{HeldLocks, set_call};
+use super::moving::VainSearch;
 use super::retained::NewBytes;
 use super::{CAPABILITIES, ENODATA, FileOpening, GroupWrites, O_ACCMODE, RequestContext, attr_of, no_capabilities};
 use parking_lot::Mutex;
@@ -39,6 +40,7 @@ pub(crate) struct OpenedAs {
     pub(super) home: Mutex<HomeProcess>,
     /// Held while it is opened elsewhere.
     pub(super) moving: Mutex<()>,
+    pub(super) vain_search: VainSearch,
     /// The bytes of the file that are not durable.
     pub bytes: Arc<FileBytes>,
     pub reported: ReportedFailures,
@@ -58,6 +60,7 @@ impl OpenedAs {
             place: Mutex::new((path, Some(opening.attr.identity))),
             home: Mutex::new(opening.home),
             moving: Mutex::new(()),
+            vain_search: VainSearch::default(),
             reported: bytes.start_reports(),
             bytes,
             failed_close: AtomicBool::new(false),
@@ -80,6 +83,7 @@ impl OpenedAs {
             place: Mutex::new((path, identity)),
             home: Mutex::new(home),
             moving: Mutex::new(()),
+            vain_search: VainSearch::default(),
             bytes: Arc::default(),
             reported: ReportedFailures::default(),
             failed_close: AtomicBool::new(false),

@@ -3,13 +3,15 @@
 //!
 //! Whatever name is tried, it has to lead to the object that was open.
 
-use super::calls::{CallTarget, HomeProcess, settle_answer, unexpected};
+use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer, unexpected};
 use super::files::OpenedAs;
 use super::held_locks::FileAfterLoss;
 use super::{GroupWrites, O_TRUNC, RequestContext, join_path};
+use parking_lot::Mutex;
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{Caller, FileIdentity, NodePath};
+use spurline_volume::writes::{Caller, FileIdentity, ListedName, NodePath};
+use std::time::{Duration, Instant};
 
 /// From `asm-generic/fcntl.h`: flags that count only once.
 const O_CREAT: u32 = 0o100;
@@ -24,6 +26,10 @@ const ESTALE: i32 = 116;
 const PAGE: u32 = 1000;
 /// Pages of a folder that is searched for a file: a log that was rotated lies in a small one.
 const MOST_PAGES: usize = 100;
+/// Searches of a folder within one move: a file can be renamed between the listing and the open.
+const SEARCHES: usize = 2;
+/// How long a folder is not searched again: every call on a file that is gone would read all of it.
+const SEARCH_PAUSE: Duration = Duration::from_secs(5);
 
 fn is_denied(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::PermissionDenied | ErrorKind::Io(EPERM | EACCES))
@@ -33,6 +39,42 @@ fn is_denied(kind: ErrorKind) -> bool {
 fn is_gone(kind: ErrorKind) -> bool {
     let by_errno = matches!(kind, ErrorKind::Io(ENOENT | ENOTDIR | ESTALE));
     by_errno || matches!(kind, ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::Stale)
+}
+
+/// Opens the first path that leads to the object; `None` when none does, or may be used.
+///
+/// # Errors
+/// Those that say nothing about the object, as when a node can't be reached.
+fn open_first<T>(
+    paths: impl IntoIterator<Item = Vec<u8>>,
+    mut open: impl FnMut(&[u8]) -> Result<T>,
+) -> Result<Option<(Vec<u8>, T)>> {
+    for path in paths {
+        match open(&path) {
+            Ok(opened) => return Ok(Some((path, opened))),
+            Err(error) if is_gone(error.kind()) || is_denied(error.kind()) => {
+                tracing::debug!("an open file is not found as '/{}': {error}", String::from_utf8_lossy(&path));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// The last search of a folder that did not find the file.
+#[derive(Default)]
+pub(super) struct VainSearch(Mutex<Option<(u64, Instant)>>);
+
+impl VainSearch {
+    /// Notes a search after the loss of a process.
+    fn note(&self, lost: &HomeProcess, now: Instant) {
+        *self.0.lock() = Some((lost.instance, now));
+    }
+
+    /// Whether there was one a short time ago, after the same loss.
+    fn is_recent(&self, lost: &HomeProcess, now: Instant) -> bool {
+        self.0.lock().is_some_and(|(of, at)| of == lost.instance && now < at + SEARCH_PAUSE)
+    }
 }
 
 impl OpenedAs {
@@ -49,14 +91,20 @@ impl OpenedAs {
         let mut moved = self.open_at(writes, &path, expected);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
             && let Some(known) = expected
-            && let Some((other, home)) = self.open_elsewhere(writes, &path, known)
         {
-            let mut place = self.place.lock();
-            // A rename of this mount may have been faster.
-            if place.0 == path {
-                place.0 = other;
+            match self.open_elsewhere(writes, &path, known, lost) {
+                Ok(Some((other, home))) => {
+                    let mut place = self.place.lock();
+                    // A rename of this mount may have been faster.
+                    if place.0 == path {
+                        place.0 = other;
+                    }
+                    moved = Ok(home);
+                }
+                Ok(None) => {}
+                // It may be found later: its bytes wait, as for a node.
+                Err(error) => moved = Err(error),
             }
-            moved = Ok(home);
         }
         let home = moved.map_err(|error| {
             let shown = String::from_utf8_lossy(&path);
@@ -108,49 +156,111 @@ impl OpenedAs {
     }
 
     /// Opens it by another name than `gone`: one that the mount knows, or one in the same folder, where another host may
-    /// have renamed it.
-    fn open_elsewhere(&self, writes: &GroupWrites, gone: &[u8], known: FileIdentity) -> Option<(Vec<u8>, HomeProcess)> {
-        let open = |path: Vec<u8>| match self.open_at(writes, &path, Some(known)) {
-            Ok(home) => Some((path, home)),
-            Err(error) => {
-                tracing::debug!("an open file is not found as '/{}': {error}", String::from_utf8_lossy(&path));
-                None
-            }
-        };
+    /// have renamed it. `None` when no such name leads to it.
+    fn open_elsewhere(
+        &self,
+        writes: &GroupWrites,
+        gone: &[u8],
+        known: FileIdentity,
+        lost: &HomeProcess,
+    ) -> Result<Option<(Vec<u8>, HomeProcess)>> {
+        let open = |path: &[u8]| self.open_at(writes, path, Some(known));
         let names = writes.names().map_or(Vec::new(), |names| names.paths_of(known));
-        names.into_iter().filter(|path| path != gone).find_map(open).or_else(|| {
-            // Without a time of birth, a number in a folder can belong to a later object.
-            let folder = &gone[..gone.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
-            let found = if known.born == 0 { None } else { self.find_in_folder(writes, folder, known.inode) };
-            found.and_then(open)
-        })
-    }
-
-    /// The path of the entry of a folder with this inode number.
-    fn find_in_folder(&self, writes: &GroupWrites, folder: &[u8], inode: u64) -> Option<Vec<u8>> {
-        let file = writes.new_file_number();
-        let call = WriteCall::OpenDirectory { at: NodePath { path: folder, expected: None }, file };
-        let home = self.change_anyway(writes, folder, call).ok()?;
-        let list = |from| -> Result<_> {
-            let call = WriteCall::ReadDirectory { file, from, max: PAGE, attrs: false };
-            let context = RequestContext::of(&self.caller);
-            match settle_answer(writes.send(CallTarget::Process(&home), &call, context, 0, None, &mut [])?.answer)? {
-                WriteAnswer::Names(names) => Ok(names),
-                other => Err(unexpected(&other)),
-            }
-        };
-        let (mut from, mut found) = (0, None);
-        for _ in 0..MOST_PAGES {
-            let Ok(names) = list(from) else { break };
-            let Some(last) = names.last() else { break };
-            from = last.next;
-            let here = names.iter().filter(|name| !matches!(&*name.name, b"." | b".."));
-            found = here.into_iter().find(|name| name.inode == inode).map(|name| join_path(folder, &name.name));
-            if found.is_some() {
-                break;
+        if let Some(found) = open_first(names.into_iter().filter(|path| path != gone), open)? {
+            return Ok(Some(found));
+        }
+        // Without a time of birth, a number in a folder can belong to a later object. The root and a file without a name
+        // are in no folder.
+        if known.born == 0 || gone.is_empty() || self.vain_search.is_recent(lost, Instant::now()) {
+            return Ok(None);
+        }
+        let folder = &gone[..gone.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
+        for _ in 0..SEARCHES {
+            let Some(path) = self.find_in_folder(writes, folder, known.inode)? else { break };
+            if let Some(found) = open_first([path], open)? {
+                return Ok(Some(found));
             }
         }
+        self.vain_search.note(lost, Instant::now());
+        Ok(None)
+    }
+
+    /// The path of the entry of a folder with this inode number; `None` when there is none, or the folder can't be read.
+    fn find_in_folder(&self, writes: &GroupWrites, folder: &[u8], inode: u64) -> Result<Option<Vec<u8>>> {
+        let file = writes.new_file_number();
+        let open = |_: &[u8]| {
+            let call = WriteCall::OpenDirectory { at: NodePath { path: folder, expected: None }, file };
+            self.change_anyway(writes, folder, call)
+        };
+        let Some((_, home)) = open_first([folder.to_vec()], open)? else { return Ok(None) };
+        let found = self.find_listed(writes, (&home, file), inode);
         writes.close_numbers(&home, &[file]);
-        found
+        Ok(found?.map(|name| join_path(folder, &name.name)))
+    }
+
+    /// The entry with this inode number, in an open directory of a process.
+    fn find_listed(
+        &self,
+        writes: &GroupWrites,
+        (home, file): (&HomeProcess, u64),
+        inode: u64,
+    ) -> Result<Option<ListedName>> {
+        let mut from = 0;
+        for _ in 0..MOST_PAGES {
+            let call = WriteCall::ReadDirectory { file, from, max: PAGE, attrs: false };
+            let context = RequestContext::of(&self.caller);
+            let lost = || Error::new(ErrorKind::Unavailable, format!("node {} was lost during a search", home.node));
+            let answer = match writes.send(CallTarget::Process(home), &call, context, 0, None, &mut []) {
+                Ok(sent) if sent.answer == WriteAnswer::UnknownFile => return Err(lost()),
+                Ok(sent) => settle_answer(sent.answer),
+                Err(CallEnd::Lost { .. }) => return Err(lost()),
+                Err(CallEnd::Failed(error)) => Err(error),
+            };
+            let names = match answer {
+                Ok(WriteAnswer::Names(names)) => names,
+                Ok(other) => return Err(unexpected(&other)),
+                Err(error) if is_gone(error.kind()) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            let Some(last) = names.last() else { break };
+            from = last.next;
+            let mut here = names.into_iter().filter(|name| !matches!(&*name.name, b"." | b".."));
+            if let Some(found) = here.find(|name| name.inode == inode) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_leads_elsewhere_is_passed_over_and_a_node_that_is_away_ends_the_search() {
+        let paths = || [b"gone".to_vec(), b"denied".to_vec(), b"away".to_vec(), b"here".to_vec()];
+        let mut away = true;
+        let mut open = |path: &[u8]| match path {
+            b"gone" => Err(Error::new(ErrorKind::Io(ENOENT), "no such file")),
+            b"denied" => Err(Error::new(ErrorKind::PermissionDenied, "not for this user")),
+            b"away" if std::mem::take(&mut away) => Err(Error::new(ErrorKind::Unavailable, "no node")),
+            b"away" => Err(Error::new(ErrorKind::Stale, "another object")),
+            _ => Ok(7),
+        };
+        let error = open_first(paths(), &mut open).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "the bytes wait for a node");
+        assert_eq!(open_first(paths(), &mut open).unwrap(), Some((b"here".to_vec(), 7)));
+        assert_eq!(open_first([b"gone".to_vec()], &mut open).unwrap(), None);
+    }
+
+    #[test]
+    fn a_folder_is_searched_again_after_a_pause_or_another_loss() {
+        let process = |instance| HomeProcess { node: "n".into(), instance };
+        let (search, now) = (VainSearch::default(), Instant::now());
+        assert!(!search.is_recent(&process(1), now));
+        search.note(&process(1), now);
+        assert!(search.is_recent(&process(1), now));
+        assert!(!search.is_recent(&process(2), now) && !search.is_recent(&process(1), now + SEARCH_PAUSE));
     }
 }
