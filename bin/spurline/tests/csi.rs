@@ -215,22 +215,28 @@ fn sh(script: &str) -> std::process::Output {
 }
 
 /// A container has a copy of the volume's mount, and gets what is mounted on that one: with `HostToContainer` it is a slave
-/// of it. So every further mount has to be made over the dead one.
+/// of it. So every further mount has to be made over the dead one, and over no other pod's.
 #[test]
 fn containers_of_a_volume_get_each_replacement() {
+    use pb::volume_capability::access_mode::Mode;
     let Some(rig) = DriverRig::new() else { return };
-    let attributes = rig.attributes();
-    let pods = rig.path("pods").display().to_string();
-    // As kubelet's directory is on most hosts.
-    let out = sh(&format!("mount --bind {pods} {pods} && mount --make-shared {pods}"));
-    assert!(out.status.success(), "{out:?}");
-    rig.stage("pv", &attributes).unwrap();
-    rig.publish("pv", "a", &attributes).unwrap();
+    let mut attributes = rig.attributes();
+    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
+    let many = || capability_of(Mode::MultiNodeMultiWriter);
+    // As kubelet's directory and that of the driver are on most hosts.
+    let shared = ["pods", "state"].map(|name| rig.path(name).display().to_string());
+    for dir in &shared {
+        let out = sh(&format!("mkdir -p {dir}; mount --bind {dir} {dir}; mount --make-shared {dir}"));
+        assert!(out.status.success(), "{out:?}");
+    }
+    rig.stage_as("pv", &attributes, many()).unwrap();
+    rig.publish_as("pv", "writer", &attributes, many(), false).unwrap();
+    rig.publish_as("pv", "reader", &attributes, many(), true).unwrap();
     let volume = rig.path("container").display().to_string();
-    let start_container = || {
+    let start_container = |pod: &str| {
         let script = format!(
             "mkdir -p {volume}; mount --rbind {target} {volume}; mount --make-rslave {volume}; echo started; exec sleep 600",
-            target = rig.target("a").display()
+            target = rig.target(pod).display()
         );
         let mut command = std::process::Command::new("unshare");
         command.args(["--mount", "--propagation", "unchanged", "sh", "-ec", &script]);
@@ -239,25 +245,36 @@ fn containers_of_a_volume_get_each_replacement() {
         std::io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut line).unwrap();
         container
     };
-    let mut containers = vec![start_container()];
-    for round in 0..3 {
+    let in_container = |id: u32, script: &str| sh(&format!("nsenter -t {id} -m sh -ec 'cd {volume}; {script}'"));
+    let mut containers = ["writer", "reader"].map(|pod| vec![start_container(pod)]);
+    for _ in 0..3 {
         rig.signal(rig.processes()[0], rustix::process::Signal::KILL);
-        wait_for("the replaced mount", || rig.read("a").is_ok());
-        // Another container of the pod is started between two ends.
-        containers.push(start_container());
-        for container in &containers {
-            let seen = format!("nsenter -t {} -m cat {volume}/file", container.id());
-            wait_for("the container's mount", || sh(&seen).stdout == b"hello from the source");
+        wait_for("the replaced mounts", || rig.read("writer").is_ok() && rig.read("reader").is_ok());
+        for (pod, containers) in ["writer", "reader"].into_iter().zip(&mut containers) {
+            // Another container of the pod is started between two ends.
+            containers.push(start_container(pod));
+            for container in containers {
+                let id = container.id();
+                wait_for("the container's mount", || in_container(id, "cat file").stdout == b"hello from the source");
+                assert_eq!(in_container(id, "echo x >written").status.success(), pod == "writer");
+            }
         }
-        assert!(rig.condition("pv", "a").is_ok(), "round {round}");
     }
-    for container in &mut containers {
+    // The end of one pod takes nothing from the other.
+    rig.unpublish("pv", "writer").unwrap();
+    assert!(rig.read("reader").is_ok());
+    for container in &containers[1] {
+        assert_eq!(in_container(container.id(), "cat file").stdout, b"hello from the source");
+    }
+    for container in containers.iter_mut().flatten() {
         container.kill().unwrap();
         container.wait().unwrap();
     }
-    rig.unpublish("pv", "a").unwrap();
+    rig.unpublish("pv", "reader").unwrap();
     rig.unstage("pv").unwrap();
-    assert!(sh(&format!("umount {pods}")).status.success());
+    for dir in shared {
+        assert!(sh(&format!("umount {dir}")).status.success());
+    }
     rig.check_empty();
 }
 

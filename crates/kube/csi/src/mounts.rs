@@ -2,7 +2,9 @@
 //! a mount, which may hang. It does not know volumes.
 
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_change, mount_remount, unmount,
+};
 use spurline_config::Fault;
 use spurline_fuse::{MountEntry, MountTable};
 use spurline_observe::locate::FS_TYPE;
@@ -49,31 +51,33 @@ pub(crate) fn is_mounted_below(dir: &Path) -> Result<bool, Fault> {
     Ok(table.entries().iter().any(|entry| entry.mountpoint.starts_with(dir)))
 }
 
-/// Binds the mount at `from` to the directory `to`, which is created, or to the mount there; also read-only.
+/// Binds the mount at `from` to the directory `to`, which is created, or to the mount there; also read-only. `step` is a directory
+/// of the driver's own, through which the bind is made: its mount is private, so that no two directories share what is
+/// mounted over them later, and it is read-only already when it is bound, so that no copy is ever writable.
 ///
 /// # Errors
-/// When the directory can't be made, or the kernel refuses the bind.
-pub(crate) fn bind(from: &Path, to: &Path, read_only: bool) -> Result<(), Fault> {
+/// When a directory can't be made, or the kernel refuses the bind.
+pub(crate) fn bind(from: &Path, to: &Path, read_only: bool, step: &Path) -> Result<(), Fault> {
+    let make = |dir: &Path| {
+        let made = DirBuilder::new().recursive(true).mode(0o750).create(dir);
+        made.map_err(|e| Fault::failed(format!("the directory {}: {e}", dir.display()), ""))
+    };
+    remove_mountpoint(step)?;
+    make(step)?;
     // A dead mount does not even answer whether it is a directory.
     if mount_at(to)?.is_none() {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o750)
-            .create(to)
-            .map_err(|e| Fault::failed(format!("the directory {}: {e}", to.display()), ""))?;
+        make(to)?;
     }
-    mount_bind(from, to).map_err(|e| {
+    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    let bound = mount_bind(from, step)
+        .and_then(|()| mount_change(step, MountPropagationFlags::PRIVATE))
+        .and_then(|()| if read_only { mount_remount(step, flags, "") } else { Ok(()) })
+        .and_then(|()| mount_bind(step, to));
+    remove_mountpoint(step)?;
+    bound.map_err(|e| {
         let _ = std::fs::remove_dir(to);
         let remedy = if e == Errno::PERM { "run the driver as root, in a pod with privileged: true" } else { "" };
         Fault::failed(format!("binding {} to {}: {e}", from.display(), to.display()), remedy)
-    })?;
-    if !read_only {
-        return Ok(());
-    }
-    mount_remount(to, MountFlags::BIND | MountFlags::RDONLY, "").map_err(|e| {
-        let _ = unmount(to, UnmountFlags::DETACH);
-        let _ = std::fs::remove_dir(to);
-        Fault::failed(format!("making {} read-only: {e}", to.display()), "")
     })
 }
 

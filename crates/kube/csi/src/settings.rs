@@ -2,8 +2,8 @@
 //! them, not here.
 
 use serde::{Deserialize, Serialize};
-use spurline_config::Fault;
 use spurline_config::values::nearest_word;
+use spurline_config::{Fault, Registry, SourceUrl};
 use spurline_types::Size;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,9 @@ impl VolumeSettings {
         const REMEDY: &str = "make a PersistentVolume, or start the driver with --trust-inline-volumes where every author of a \
                               pod may have the node's rights";
         let refuse = |what: String| Err(Fault::usage(format!("an inline volume can't have {what}"), REMEDY));
-        if self.source_dir().is_some() {
+        let source: SourceUrl =
+            self.source.parse().map_err(|what: String| Fault::usage(what, "correct the attribute source"))?;
+        if source.scheme() == "file" {
             return refuse(format!("the directory {} as its source", self.source));
         }
         let name = |option: &String| option.split('=').next().unwrap_or_default().to_owned();
@@ -123,9 +125,20 @@ impl VolumeSettings {
         if self.memory.is_some() {
             return refuse("the attribute memory".to_owned());
         }
-        let has = |flag: &str| self.flags.iter().any(|(name, _)| name == flag);
-        let keys = secrets.contains_key("AWS_ACCESS_KEY_ID") || secrets.contains_key("google-credentials.json");
-        if !has("registry") && !keys && !self.options.iter().any(|option| option == "anonymous") {
+        let registry = self.flags.iter().find(|(name, _)| name == "registry").map(|(_, url)| url.parse());
+        // Its options name files, whose content would be sent to servers that the pod's author chooses.
+        if let Some(Ok(Registry::Etcd(url))) = &registry
+            && (url.user.is_some()
+                || [&url.ca, &url.cert, &url.key, &url.password_file].iter().any(|file| file.is_some()))
+        {
+            return refuse("a registry with a user or with files".to_owned());
+        }
+        let keys = match source.scheme() {
+            "s3" => secrets.contains_key("AWS_ACCESS_KEY_ID"),
+            "gs" => secrets.contains_key("google-credentials.json"),
+            _ => false,
+        };
+        if registry.is_none() && !keys && !self.options.iter().any(|option| option == "anonymous") {
             return Err(Fault::usage(
                 format!("the inline volume of {} has no keys, and those of the node are not for pods", self.source),
                 "name a secret with its keys in nodePublishSecretRef, give the mount option anonymous, or make a \
@@ -137,7 +150,11 @@ impl VolumeSettings {
 
     /// The directory that is the source, if it is one.
     pub fn source_dir(&self) -> Option<PathBuf> {
-        let path = self.source.strip_prefix("file://").unwrap_or(&self.source);
+        let path = match self.source.split_once("://") {
+            Some((scheme, path)) if scheme.eq_ignore_ascii_case("file") => path,
+            Some(_) => return None,
+            None => &self.source,
+        };
         path.starts_with('/').then(|| PathBuf::from(path))
     }
 
@@ -253,19 +270,28 @@ mod tests {
             (&[bucket, ("mountOptions", "cache-size=5G,file-mode=444,ro")][..], &keys[..]),
             (&[bucket, ("mountOptions", "anonymous,endpoint-url=http://h:9000")], &[]),
             (&[bucket, ("registry", "static:a:1"), ("cacheGroup", "g")], &["group-token"]),
+            (&[bucket, ("registry", "etcd://a:2379,b:2379")], &["group-token"]),
+            (&[("source", "gs://b/x")], &["google-credentials.json"]),
         ] {
             check(pairs, secrets).unwrap();
         }
         for (pairs, says) in [
             (&[("source", "/etc")][..], "the directory /etc as its source"),
             (&[("source", "file:///etc"), ("registry", "static:a:1")], "the directory file:///etc"),
+            (&[("source", "FILE:///etc")], "the directory FILE:///etc"),
+            (&[("source", "proc")], "the directory proc"),
+            (&[bucket, ("registry", "etcd://h:1?user=u&password-file=/etc/shadow")], "a registry with a user"),
+            (&[bucket, ("registry", "etcd://h:1?ca=/etc/x")], "with files"),
+            (&[("source", "gs://b")], "has no keys"),
+            (&[("source", "az://b")], "has no keys"),
             (&[bucket, ("mountOptions", "ro,access-log=/etc/x")], "the mount option access-log"),
             (&[bucket, ("mountOptions", "metrics=0.0.0.0:1")], "the mount option metrics"),
             (&[bucket, ("mountOptions", "rw")], "the mount option rw"),
             (&[bucket, ("memory", "900Gi")], "the attribute memory"),
             (&[bucket], "has no keys"),
         ] {
-            let secrets: &[&str] = if says == "has no keys" { &[] } else { &keys };
+            let own = pairs.iter().any(|pair| *pair == bucket) && says == "has no keys";
+            let secrets: &[&str] = if own { &["google-credentials.json"] } else { &keys };
             let said = check(pairs, secrets).unwrap_err();
             assert!(said.contains(says) && said.contains("PersistentVolume"), "{said}");
         }

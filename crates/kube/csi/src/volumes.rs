@@ -216,7 +216,7 @@ impl VolumeTable {
             record.save(&dir).map_err(status)?;
         }
         let bound = record.targets.iter().find(|known| known.path == path);
-        if let Err(fault) = bound.map_or(Ok(()), |target| bind_target(&mount_point(&dir), target)) {
+        if let Err(fault) = bound.map_or(Ok(()), |target| bind_target(&dir, target)) {
             record.targets.retain(|known| known.path != path);
             if record.is_used() {
                 record.save(&dir).map_err(status)?;
@@ -573,7 +573,8 @@ impl VolumeTable {
         }
         let source = record.settings.source.clone();
         let outcome = match self.start_process(slot, record, since).await {
-            Ok(()) => record.targets.iter().try_for_each(|target| bind_target(&mount_point(&dir), target)),
+            // Each one that can be bound, and then the first error.
+            Ok(()) => record.targets.iter().map(|target| bind_target(&dir, target)).fold(Ok(()), Result::and),
             Err(why) => Err(Fault::failed(why.message(), "")),
         };
         match outcome {
@@ -696,8 +697,9 @@ fn lost_nodes(status: &serde_json::Value) -> Option<String> {
 
 /// Binds the mount to a pod's directory, unless it is bound there. A dead mount stays below the new one: containers have copies
 /// of it as their volume, and with `HostToContainer` they get what is mounted over it.
-fn bind_target(point: &Path, target: &PublishedTarget) -> Result<(), Fault> {
-    let source = mounts::mount_at(point)?.map(|entry| entry.device);
+fn bind_target(dir: &Path, target: &PublishedTarget) -> Result<(), Fault> {
+    let point = mount_point(dir);
+    let source = mounts::mount_at(&point)?.map(|entry| entry.device);
     let bound = mounts::mount_at(&target.path)?;
     if bound.is_some_and(|bound| Some(bound.device) == source) {
         return Ok(());
@@ -705,7 +707,7 @@ fn bind_target(point: &Path, target: &PublishedTarget) -> Result<(), Fault> {
     if mounts::count_layers(&target.path)? >= mounts::MOST_LAYERS / 2 {
         mounts::detach_all(&target.path)?;
     }
-    mounts::bind(point, &target.path, target.read_only)
+    mounts::bind(&point, &target.path, target.read_only, &dir.join("bind"))
 }
 
 /// Notes why a volume can't be read, and when to try again.
