@@ -83,7 +83,7 @@ fn wrong_sources_are_refused_in_words() {
     refused(&no_mount(&world, none.to_str().unwrap(), true, &[]), 3, &["none"]);
     let file = world.file("file", b"1");
     let out = no_mount(&world, file.to_str().unwrap(), true, &[]);
-    refused(&out, 1, &["file", "directory"]);
+    refused(&out, 2, &["file", "directory"]);
     let mut command = world.command(&[]);
     command.args(world.mount_words("s3://data")).args(at);
     command.env("AWS_ACCESS_KEY_ID", "SOMEBODYELSE").env("AWS_SECRET_ACCESS_KEY", "wrong");
