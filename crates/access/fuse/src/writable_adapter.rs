@@ -14,7 +14,9 @@ use spurline_fs::writable::{
 };
 use spurline_fs::{FsError, InodeLimiter, RegisterBacking};
 use spurline_types::{Error, ErrorKind};
-use spurline_volume::writes::{AttrChange, FileLock, FileTime, ListedName, LockConflict, NodeAttr, WritePlace};
+use spurline_volume::writes::{
+    AttrChange, FileLock, FileTime, ListedName, LockConflict, LockKind, NodeAttr, WritePlace,
+};
 use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,13 +48,37 @@ impl BeginWait for SessionWait<'_> {
     }
 }
 
-/// The kernel's view of files, changed by notifications. Those about pages wait for requests that other slots serve.
-struct KernelPages<'a>(&'a KernelNotifier, &'a OnceLock<WaitingSlots>);
+/// The kernel's view of files, changed by notifications. Those about pages wait for requests that other slots serve: each begins a
+/// wait, unless the request has begun one.
+struct KernelPages<'a>(&'a KernelNotifier, Option<&'a dyn BeginWait>);
 
 impl KernelPages<'_> {
-    fn wait_for<T>(&self, send: impl FnOnce() -> T) -> T {
-        let _waiting = SessionWait(self.1).begin_wait();
+    fn wait_for(&self, send: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let waiting = self.1.map(BeginWait::begin_wait).transpose();
+        let _waiting = waiting.map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
         send()
+    }
+
+    /// Drops the pages of a file before its lock changes, which writes those that a program has stored into. Returns a begun
+    /// wait for a lock that is set, so that nothing hinders the notifications that follow. Without a slot to wait in, a lock is
+    /// refused; a release goes on, and the stores are written later.
+    ///
+    /// # Errors
+    /// ENOLCK for a lock that is set, when there is no slot.
+    fn drop_before_lock(&self, ino: u64, lock: &FileLock) -> Result<Option<Box<dyn Any>>, Errno> {
+        let unlocks = lock.kind == LockKind::Unlock;
+        let slot = match self.1.map(BeginWait::begin_wait).transpose() {
+            Ok(slot) => slot,
+            Err(error) if unlocks => {
+                tracing::debug!(ino, "the kernel keeps pages of a file before a lock is released: {error}");
+                return Ok(None);
+            }
+            Err(error) => return Err(change_errno("setlk", ino, &error)),
+        };
+        if let Err(error) = self.0.invalidate_pages(ino) {
+            tracing::debug!(ino, "the kernel keeps pages of a file before a lock: {error}");
+        }
+        Ok(slot.filter(|_| !unlocks))
     }
 }
 
@@ -125,8 +151,8 @@ impl WritableFsHandler {
         FsCaller { create_group, ..fs_caller(caller) }
     }
 
-    fn kernel_pages(&self) -> Option<KernelPages<'_>> {
-        self.notifier.get().map(|notifier| KernelPages(notifier, &self.waiting))
+    fn kernel_pages<'a>(&'a self, begin: Option<&'a dyn BeginWait>) -> Option<KernelPages<'a>> {
+        self.notifier.get().map(|notifier| KernelPages(notifier, begin))
     }
 
     fn handle_reply(&self, opened: &OpenedNode) -> HandleReply {
@@ -224,7 +250,7 @@ impl FuseHandler for WritableFsHandler {
         let opened = self.file_system.open(ino, flags as i32, &fs_caller(caller), self.register());
         let opened = call!("open", ino, opened)?;
         // Before the reply: the first read through the handle has to see the new length.
-        if let Some(kernel) = self.kernel_pages().filter(|_| opened.moved)
+        if let Some(kernel) = self.kernel_pages(Some(&SessionWait(&self.waiting))).filter(|_| opened.moved)
             && let Err(error) = self.file_system.refresh_opened(ino, &opened, &kernel)
         {
             tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
@@ -413,14 +439,13 @@ impl FuseHandler for WritableFsHandler {
     ) -> Result<(), Errno> {
         let request = LockRequest { lock: *lock, pid, number: caller.unique };
         let begin = SessionWait(&self.waiting);
-        let wait = (Some(&begin as &dyn BeginWait), wait);
-        if let Some(kernel) = self.kernel_pages().filter(|_| self.file_system.has_stores_to_write(at.0, lock))
-            && let Err(error) = kernel.drop_pages(at.0)
-        {
-            tracing::debug!(ino = at.0, "the kernel keeps pages of a file before a lock: {error}");
-        }
-        let stale = call!("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), wait))?;
-        if let Some(kernel) = self.kernel_pages().filter(|_| stale)
+        let begin = Some(&begin as &dyn BeginWait);
+        let stores = self.kernel_pages(begin).filter(|_| self.file_system.has_stores_to_write(at.0, lock));
+        let slot = stores.map_or(Ok(None), |kernel| kernel.drop_before_lock(at.0, lock))?;
+        // One wait for the request, however often it waits.
+        let begin = begin.filter(|_| slot.is_none());
+        let stale = call!("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), (begin, wait)))?;
+        if let Some(kernel) = self.kernel_pages(begin).filter(|_| stale)
             && let Err(error) = self.file_system.refresh_locked(at, &kernel)
         {
             tracing::debug!(ino = at.0, "the kernel keeps pages of a file that was locked: {error}");
@@ -471,5 +496,46 @@ impl FuseHandler for WritableFsHandler {
 
     fn removexattr(&self, ino: u64, name: &[u8], caller: &RequestCaller) -> Result<(), Errno> {
         call!("removexattr", ino, self.file_system.removexattr(ino, name, &fs_caller(caller)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_volume::writes::{LockFamily, LockRange};
+    use std::io::Read as _;
+
+    /// Slots that are all taken, or not.
+    struct FullSlots(bool);
+
+    impl BeginWait for FullSlots {
+        fn begin_wait(&self) -> Result<Box<dyn Any>, FsError> {
+            match self.0 {
+                true => Err(Error::new(ErrorKind::Io(libc::ENOLCK), "all are taken").into()),
+                false => Ok(Box::new(())),
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_slot_to_wait_in_no_notification_is_sent_and_a_lock_is_refused() {
+        let (mut sent, device) = io::pipe().unwrap();
+        let device = Arc::new(device.into());
+        let notifier = KernelNotifier::new(&device, 38);
+        let range = LockRange { start: 0, end: 9 };
+        let lock = |kind| FileLock { family: LockFamily::Posix, owner: 1, range, kind };
+        let full = KernelPages(&notifier, Some(&FullSlots(true)));
+        assert_eq!(full.drop_before_lock(1, &lock(LockKind::Write)).unwrap_err(), Errno(libc::ENOLCK));
+        assert!(full.drop_before_lock(1, &lock(LockKind::Unlock)).unwrap().is_none());
+        assert_eq!(full.drop_pages(1).unwrap_err().raw_os_error(), Some(libc::ENOLCK));
+        let free = KernelPages(&notifier, Some(&FullSlots(false)));
+        assert!(free.drop_before_lock(1, &lock(LockKind::Unlock)).unwrap().is_none());
+        assert!(free.drop_before_lock(1, &lock(LockKind::Write)).unwrap().is_some(), "the wait goes on with the lock");
+        KernelPages(&notifier, None).drop_pages(1).unwrap();
+        drop(device);
+        let mut bytes = Vec::new();
+        sent.read_to_end(&mut bytes).unwrap();
+        let one = size_of::<crate::abi::OutHeader>() + size_of::<crate::abi::NotifyInvalInodeOut>();
+        assert_eq!(bytes.len(), 3 * one, "those of the free slots, and one within a wait");
     }
 }
