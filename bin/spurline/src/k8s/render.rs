@@ -1,6 +1,7 @@
 //! `spurline k8s render`: prints the manifests of the crate `manifests`, or writes them to a directory.
 
 use super::mount_words::words_of_mount;
+use crate::net::table::WARN;
 use clap::{Args, ValueEnum};
 use spurline_config::{Fault, HostLimits};
 use spurline_csi::{MountRequest, VolumeSettings};
@@ -83,7 +84,9 @@ pub fn run(args: RenderArgs) -> Result<ExitCode, Fault> {
     for setting in &args.set {
         values = values.with_setting(setting)?;
     }
-    check_devices(&values)?;
+    if let Some(warning) = check_devices(&values)? {
+        anstream::eprintln!("{WARN}warning{WARN:#} {warning}");
+    }
     check_mount_options(&values)?;
     let form = match args.form {
         FormArg::Yaml => ManifestForm::Yaml,
@@ -111,10 +114,11 @@ fn read(file: &Path, flag: &str) -> Result<String, Fault> {
     })
 }
 
-/// Checks the configuration of the device plugin, and that pods request its resources.
-fn check_devices(values: &ClusterValues) -> Result<(), Fault> {
+/// Checks the configuration of the device plugin, and that pods request its resources. Returns a warning about one with
+/// another prefix, which another plugin may make, such as that of SR-IOV.
+fn check_devices(values: &ClusterValues) -> Result<Option<String>, Fault> {
     let Some(config) = values.find("devicePlugin.config").filter(|_| values.is_on("devicePlugin.enabled")) else {
-        return Ok(());
+        return Ok(None);
     };
     let name = "devicePlugin.config";
     let reading = read_config(&config.to_string(), name);
@@ -127,13 +131,17 @@ fn check_devices(values: &ClusterValues) -> Result<(), Fault> {
     let known: Vec<String> = config.resources.iter().map(ResourceConfig::resource).collect();
     let test = if values.is_on("test.enabled") { values.text("test.rdmaResource") } else { "" };
     let wanted = [("nodes.rdmaResource", values.text("nodes.rdmaResource")), ("test.rdmaResource", test)];
-    match wanted.into_iter().find(|(_, name)| !name.is_empty() && !known.iter().any(|one| one == name)) {
-        Some((key, name)) => Err(Fault::usage(
-            format!("{key} is {name}, which no entry of devicePlugin.config makes: the pods stay Pending"),
-            format!("write one of {}, or add the entry", known.join(", ")),
-        )),
-        None => Ok(()),
+    let unknown = wanted.into_iter().filter(|(_, name)| !name.is_empty() && !known.iter().any(|one| one == name));
+    let prefix = |name: &str| name.split('/').next().map(str::to_owned);
+    let mut warning = None;
+    for (key, name) in unknown {
+        let what = format!("{key} is {name}, which no entry of devicePlugin.config makes: the pods stay Pending");
+        if known.iter().any(|one| prefix(one) == prefix(name)) {
+            return Err(Fault::usage(what, format!("write one of {}, or add the entry", known.join(", "))));
+        }
+        warning.get_or_insert(format!("{what}, unless another device plugin does"));
     }
+    Ok(warning)
 }
 
 /// Checks the options of the StorageClass with the parser of `spurline mount`.
@@ -201,8 +209,11 @@ mod tests {
 
     #[test]
     fn devices_are_those_of_the_configuration() {
-        check_devices(&with(&["nodes.rdmaResource=rdma/roce", "test.enabled=true"])).unwrap();
-        check_devices(&with(&["devicePlugin.enabled=false", "nodes.rdmaResource=other/name"])).unwrap();
+        let warning = |settings: &[&str]| check_devices(&with(settings)).unwrap();
+        assert_eq!(warning(&["nodes.rdmaResource=rdma/roce", "test.enabled=true"]), None);
+        assert_eq!(warning(&["devicePlugin.enabled=false", "nodes.rdmaResource=other/name"]), None);
+        let other = warning(&["nodes.rdmaResource=openshift.io/mlx_vf"]).unwrap();
+        assert!(other.contains("unless another device plugin does"), "{other}");
         let negative = "devicePlugin.config={configList: [{resourceName: ib, rdmaHcaMax: -1}]}";
         for (setting, says) in [
             (

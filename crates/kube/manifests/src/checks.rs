@@ -176,6 +176,7 @@ mod tests {
             ("imagePullSecrets=[{name: a}]", "imagePullSecrets has a map in its list"),
             ("groupSecret=a/b", "groupSecret: 'a/b'"),
             ("csi.memory=lots", "csi.memory: 'lots' is no quantity"),
+            ("csi.memory=1e10", "csi.memory: '1e10' is no size of the driver; write 512Mi"),
             ("nodes.memory=1Gi", "nodes.memory is 1Gi, which does not hold nodes.bufferSize, 2G"),
             ("nodes.bufferSize=huge", "nodes.bufferSize: 'huge' is not a size"),
             ("nodes.cacheSize=8192", "did you mean 8192M?"),
@@ -203,6 +204,9 @@ mod tests {
             let values = ClusterValues::defaults().unwrap().with_setting(setting).unwrap();
             let said = check_values(&values).unwrap_err().to_string();
             assert!(said.contains(says) && !said.contains('\n'), "{setting}: {said}");
+        }
+        for setting in ["nodes.replicas=0", "nodes.memory=1e10", "networkAttachment.subnet=10.0.0.1-10.0.0.100/24"] {
+            check_values(&ClusterValues::defaults().unwrap().with_setting(setting).unwrap()).unwrap();
         }
         let values = ClusterValues::defaults().unwrap().with_setting("test.enabled=true").unwrap();
         let said = check_values(&values.with_setting("csi.enabled=false").unwrap()).unwrap_err().to_string();

@@ -33,7 +33,7 @@ pub(crate) fn rule_of(path: &str) -> Option<ValueRule> {
         "nodes.kind" => Words(&["DaemonSet", "StatefulSet"]),
         "networkAttachment.type" => Words(&["macvlan", "ipvlan", "ipoib"]),
         "coordinator.port" | "nodes.port" => Number(1, 65535),
-        "nodes.replicas" => Number(1, 100_000),
+        "nodes.replicas" => Number(0, 100_000),
         "namespace" => Text(namespace),
         "image" | "csi.registrarImage" | "csi.provisionerImage" => Text(image),
         "imagePullSecrets" => Texts(object_name),
@@ -44,7 +44,8 @@ pub(crate) fn rule_of(path: &str) -> Option<ValueRule> {
         "registry" => TextOrEmpty(registry),
         "cacheGroup" => Text(word),
         "coordinator.storage" => TextOrEmpty(quantity),
-        "coordinator.memory" | "nodes.memory" | "csi.memory" => Text(quantity),
+        "coordinator.memory" | "nodes.memory" => Text(quantity),
+        "csi.memory" => Text(mount_memory),
         "nodes.bufferSize" => Text(buffer_size),
         "nodes.cacheSize" | "csi.cacheSize" => Text(cache_size),
         "nodes.sources" => Texts(source),
@@ -100,23 +101,28 @@ fn registry(text: &str) -> Result<(), String> {
     text.parse::<Registry>().map(drop)
 }
 
-/// The bytes of a quantity of Kubernetes.
+/// The bytes of a quantity of Kubernetes: a number, and a unit or a power of ten.
 pub(crate) fn bytes_of(quantity: &str) -> Option<u64> {
     let end = quantity.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(quantity.len());
     let (number, unit) = quantity.split_at(end);
     let scale = match unit {
         "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
         "k" => 1e3,
         "M" => 1e6,
         "G" => 1e9,
         "T" => 1e12,
         "P" => 1e15,
+        "E" => 1e18,
         "Ki" => 1024.0,
         "Mi" => 1024f64.powi(2),
         "Gi" => 1024f64.powi(3),
         "Ti" => 1024f64.powi(4),
         "Pi" => 1024f64.powi(5),
-        _ => return None,
+        "Ei" => 1024f64.powi(6),
+        power => 10f64.powi(power.strip_prefix(['e', 'E'])?.parse().ok()?),
     };
     let bytes = number.parse::<f64>().ok()? * scale;
     (bytes >= 1.0).then_some(bytes as u64)
@@ -124,6 +130,13 @@ pub(crate) fn bytes_of(quantity: &str) -> Option<u64> {
 
 fn quantity(text: &str) -> Result<(), String> {
     check(bytes_of(text).is_some(), text, "no quantity of Kubernetes; write 512Mi, 3Gi or 1Ti")
+}
+
+/// A limit of mount pods, which the driver reads as a size.
+fn mount_memory(text: &str) -> Result<(), String> {
+    quantity(text)?;
+    let is_size = text.strip_suffix('i').unwrap_or(text).parse::<Size>().is_ok();
+    check(is_size, text, "no size of the driver; write 512Mi, 3Gi or 1Ti")
 }
 
 fn buffer_size(text: &str) -> Result<(), String> {
@@ -180,10 +193,56 @@ fn locked_memory(text: &str) -> Result<(), String> {
     }
 }
 
+/// A subnet, or a part of one as whereabouts has it.
 fn subnet(text: &str) -> Result<(), String> {
-    let is_right = text.split_once('/').is_some_and(|(address, bits)| {
-        let most = address.parse().map(|address: IpAddr| if address.is_ipv4() { 32 } else { 128 });
-        most.is_ok_and(|most| bits.parse::<u8>().is_ok_and(|bits| bits <= most))
+    let is_right = text.split_once('/').is_some_and(|(addresses, bits)| {
+        let (first, last) = addresses.split_once('-').unwrap_or((addresses, addresses));
+        let (Ok(first), Ok(last)) = (first.parse::<IpAddr>(), last.parse::<IpAddr>()) else { return false };
+        let most = if first.is_ipv4() { 32 } else { 128 };
+        let is_range = first.is_ipv4() == last.is_ipv4() && first <= last;
+        is_range && bits.parse::<u8>().is_ok_and(|bits| bits <= most)
     });
-    check(is_right, text, "no subnet; write ADDRESS/BITS, such as 192.168.100.0/24")
+    let wrong =
+        "no subnet; write ADDRESS/BITS, such as 192.168.100.0/24, or a part of one: 192.168.100.10-192.168.100.99/24";
+    check(is_right, text, wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_those_of_kubernetes() {
+        let right = [
+            ("1e10", 10_000_000_000),
+            ("1E3", 1000),
+            ("12e+1", 120),
+            ("2500e-1", 250),
+            ("1E", 1_000_000_000_000_000_000),
+        ];
+        for (text, bytes) in
+            right.into_iter().chain([("1Ei", 1 << 60), ("1.5Gi", 3 << 29), (".5Ki", 512), ("4000m", 4)])
+        {
+            assert_eq!(bytes_of(text), Some(bytes), "{text}");
+        }
+        for text in ["", "e3", "1e", "1e1.5", "1K", "1GiB", "0", "1e-3", "-1", "1 Gi"] {
+            assert_eq!(bytes_of(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn subnets_and_parts_of_them() {
+        for text in ["10.0.0.0/24", "10.0.0.1-10.0.0.100/24", "fd00::/64", "fd00::10-fd00::ff/64"] {
+            assert_eq!(subnet(text), Ok(()), "{text}");
+        }
+        for text in [
+            "10.0.0.1-10.0.0.100",
+            "10.0.0.9-10.0.0.1/24",
+            "10.0.0.1-fd00::1/64",
+            "10.0.0.1-/24",
+            "10.0.0.1-10.0.0.2-10.0.0.3/24",
+        ] {
+            assert!(subnet(text).is_err(), "{text}");
+        }
+    }
 }

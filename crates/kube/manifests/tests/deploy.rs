@@ -186,6 +186,10 @@ fn helm_refuses_wrong_values() {
         ("nodes.sources=s3://b", "nodes/sources"),
         ("nodes.nodeSelector.disk=1", "nodes/nodeSelector/disk"),
         ("global.shared=1", ""),
+        ("enabled=true", ""),
+        ("enabled=1", "enabled"),
+        ("nodes.replicas=0", ""),
+        ("networkAttachment.subnet=10.0.0.1-10.0.0.100/24", ""),
     ] {
         let Some(out) = helm(setting) else { return };
         let said = String::from_utf8_lossy(&out.stderr).replace('.', "/");
