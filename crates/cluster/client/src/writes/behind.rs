@@ -307,7 +307,7 @@ impl GroupWrites {
         if at_once {
             self.send_awaited(file, piece, failures)?;
             if opened.writes_durably() {
-                file.list.lock().release_sent_of(opened.number());
+                file.list.lock().release_durable(piece);
             }
         } else {
             if begun {
@@ -742,7 +742,9 @@ impl GroupWrites {
     /// The file was cut to `size` bytes: those behind are not sent again.
     pub(super) fn cut_bytes_of(&self, identity: FileIdentity, size: u64) {
         if let Some(file) = self.known_bytes_of(identity) {
-            file.list.lock().cut_at(size, &self.client.stats);
+            let mut changes = Vec::new();
+            file.list.lock().cut_at(size, &self.client.stats, &mut changes);
+            changes.into_iter().for_each(|number| self.numbers.end_number(number));
         }
     }
 

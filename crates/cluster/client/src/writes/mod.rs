@@ -15,6 +15,7 @@ mod moving;
 mod numbers;
 mod proof;
 mod retained;
+mod write_memory;
 
 use crate::remote::GroupClient;
 use behind::{FileBytes, SendQueue};
@@ -26,7 +27,6 @@ use known::KnownObjects;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
 use proof::ProvenProcesses;
-use retained::WriteMemory;
 use spurline_proto::{MAX_WRITE, OpenFlags, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
@@ -39,6 +39,7 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+use write_memory::WriteMemory;
 
 thread_local! {
     /// Encoded groups of a caller, reused between requests.

@@ -5,12 +5,10 @@
 //! lost, it is unsent again. Pieces that overlap are sent one after the other, so that sending all of them again leaves
 //! the file as the program wrote it.
 
-use spurline_mem::{BufferPool, PoolBuf};
+use super::write_memory::{WriteBuffer, WriteMemory};
 use spurline_types::Stats;
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Least room of a piece: the least buffer of the pool.
@@ -19,70 +17,6 @@ const FIRST_ROOM: usize = 16 << 10;
 const MOST_ROOM: usize = 1 << 20;
 /// The room of a sequence's next piece is this multiple of the last one's.
 const ROOM_GROWTH: usize = 4;
-
-/// The memory for these bytes: a share of the mount's budget.
-pub(crate) struct WriteMemory {
-    pool: Arc<BufferPool>,
-    used: AtomicU64,
-    limit: u64,
-    stats: Arc<Stats>,
-}
-
-impl WriteMemory {
-    pub fn new(pool: &Arc<BufferPool>, limit: u64, stats: &Arc<Stats>) -> Arc<Self> {
-        stats.writes.memory_limit_bytes.set(limit);
-        Arc::new(WriteMemory { pool: Arc::clone(pool), used: AtomicU64::new(0), limit, stats: Arc::clone(stats) })
-    }
-
-    pub fn limit_bytes(&self) -> u64 {
-        self.limit
-    }
-
-    /// Memory in use.
-    pub fn used_bytes(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    fn take(self: &Arc<Self>, len: usize) -> Option<WriteBuffer> {
-        let bytes = BufferPool::footprint(len);
-        if self.used.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.limit
-            && let Some(buffer) = self.pool.try_alloc(len)
-        {
-            self.stats.writes.memory_bytes.add(bytes);
-            return Some(WriteBuffer { memory: Arc::clone(self), buffer });
-        }
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
-        None
-    }
-}
-
-/// A buffer of this memory.
-pub(crate) struct WriteBuffer {
-    memory: Arc<WriteMemory>,
-    buffer: PoolBuf,
-}
-
-impl Deref for WriteBuffer {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.buffer
-    }
-}
-
-impl DerefMut for WriteBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer
-    }
-}
-
-impl Drop for WriteBuffer {
-    fn drop(&mut self) {
-        let bytes = BufferPool::footprint(self.buffer.len());
-        self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
-        self.memory.stats.writes.memory_bytes.sub(bytes);
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PieceState {
@@ -412,6 +346,8 @@ impl PieceList {
         match outcome {
             PieceOutcome::Sent(to) => {
                 piece.state = PieceState::Sent { to, stamp };
+                // Sent again, it is another change.
+                piece.change = None;
                 piece.buffer = Some(sent.buffer);
                 let len = piece.len;
                 self.count_sent(len, stats);
@@ -504,9 +440,16 @@ impl PieceList {
         });
     }
 
-    /// What `owner` has sent is durable: its file was opened for that.
-    pub fn release_sent_of(&mut self, owner: u64) {
-        self.pieces.retain(|piece| !piece.is_sent() || piece.owner != owner);
+    /// A piece is durable by itself: its file was opened for that. It stays if one before it lies below it: sent again, that
+    /// one would be over it.
+    pub fn release_durable(&mut self, number: u64) {
+        let index = self.position_of(number);
+        let Some(piece) = self.pieces.get(index).filter(|piece| piece.number == number && piece.is_sent()) else {
+            return;
+        };
+        if self.pieces.range(..index).all(|before| !before.meets(piece)) {
+            self.pieces.remove(index);
+        }
     }
 
     /// The first piece below `mark`: its open file, and the process that has it.
@@ -551,8 +494,8 @@ impl PieceList {
         self.pieces.retain(|piece| !piece.is_sent() || piece.number >= mark);
     }
 
-    /// Forgets the bytes from `size` on: the file was cut there.
-    pub fn cut_at(&mut self, size: u64, stats: &Stats) {
+    /// Forgets the bytes from `size` on: the file was cut there. Adds the numbers of changes that are forgotten to `changes`.
+    pub fn cut_at(&mut self, size: u64, stats: &Stats, changes: &mut Vec<u64>) {
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.retain_mut(|piece| {
             let left = usize::try_from(size.saturating_sub(piece.offset)).unwrap_or(usize::MAX);
@@ -565,7 +508,10 @@ impl PieceList {
             if !piece.is_sent() {
                 self.unsent_bytes -= cut;
                 stats.writes.dirty_bytes.sub(cut);
-                self.unsent_pieces -= usize::from(left == 0);
+                if left == 0 {
+                    self.unsent_pieces -= 1;
+                    changes.extend(piece.change);
+                }
             }
             left > 0
         });
@@ -583,6 +529,7 @@ fn free_room(buffer: &WriteBuffer, len: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spurline_mem::BufferPool;
 
     fn memory() -> Arc<WriteMemory> {
         WriteMemory::new(&BufferPool::new(16 << 20, 1 << 20).unwrap(), 2 << 20, &Arc::default())
@@ -647,11 +594,51 @@ mod tests {
         assert_eq!(list.first_left(mark), Some((1, Some(1))), "the sync began too early, or another process made it");
         list.release(mark, list.stamp(), 1);
         assert_eq!((list.first_left(mark), list.first_left(u64::MAX)), (None, Some((1, Some(1)))));
-        list.cut_at(8, &stats);
+        list.cut_at(8, &stats, &mut Vec::new());
         list.resend_from(1, &stats);
         assert_eq!(send(&mut list, 2, &stats), [(6, b"la".to_vec())]);
-        list.cut_at(6, &stats);
+        list.cut_at(6, &stats, &mut Vec::new());
         assert!(list.is_empty() && memory.used_bytes() == 0);
+    }
+
+    #[test]
+    fn a_durable_write_leaves_what_others_have_sent() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        let own = |offset, data| NewBytes { owner: 2, awaited: true, ..plain(offset, data) };
+        list.add_bytes(&memory, &plain(0, b"older")).unwrap();
+        send(&mut list, 1, &stats);
+        list.pass_on(1, Some(2), &stats, &mut Vec::new());
+        let apart = list.add_bytes(&memory, &own(10, b"apart")).unwrap().piece;
+        list.release_durable(apart);
+        assert_eq!(list.bytes(), 10, "no process has it");
+        send(&mut list, 1, &stats);
+        list.release_durable(apart);
+        let over = list.add_bytes(&memory, &own(3, b"over")).unwrap().piece;
+        send(&mut list, 1, &stats);
+        list.release_durable(over);
+        list.resend_from(1, &stats);
+        assert_eq!(send(&mut list, 2, &stats), [(0, b"older".to_vec()), (3, b"over".to_vec())]);
+    }
+
+    #[test]
+    fn a_cut_ends_the_changes_behind_it() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        for (offset, change) in [(0, 7), (4, 8)] {
+            let line = NewBytes { appended: true, ..plain(offset, b"line") };
+            list.add_bytes(&memory, &line).unwrap();
+            // The first one is in the way of the second one.
+            let mut piece = take(&mut list).unwrap();
+            piece.change = Some(change);
+            list.end_sending(piece, PieceOutcome::Unsent(Some(1)), &stats);
+            if change == 7 {
+                send(&mut list, 1, &stats);
+            }
+        }
+        let mut changes = Vec::new();
+        list.cut_at(4, &stats, &mut changes);
+        assert_eq!((&*changes, list.unsent_pieces(), list.bytes()), (&[8][..], 0, 4));
+        list.resend_from(1, &stats);
+        assert_eq!(take(&mut list).unwrap().change, None, "it was answered");
     }
 
     #[test]
