@@ -4,7 +4,8 @@
 //! 1. The home of a path is the first of its holders that can be reached; all requests for the path go there.
 //! 2. A request whose connection broke is sent once more to the same node: its process remembers its answers.
 //! 3. Then it goes to the next holder, marked: that node first compares the source with the change.
-//! 4. A node that is alive and late keeps its request until the deadline: it may still execute it.
+//! 4. So does a request whose node is of an older release that knows no changes.
+//! 5. A node that is alive and late keeps its request until the deadline: it may still execute it.
 
 use super::GroupWrites;
 use super::proof::check_version;
@@ -140,7 +141,7 @@ impl PendingCall<'_, '_> {
         let deadline = started + patience.answer;
         let wanted = WantedRun::of_block(ObjectId::from_text(client.source(), path, ""), 0, 1);
         loop {
-            let mut last = None;
+            let (mut last, mut older) = (None, None);
             let view = client.members().snapshot();
             let view: &MembersSnapshot = &view;
             view.find_holders(wanted, FIRST_HOLDERS, ranked);
@@ -149,6 +150,11 @@ impl PendingCall<'_, '_> {
                 for _ in 0..ATTEMPTS {
                     match self.attempt(peer, deadline, None) {
                         Ok(answer) => return Ok(answer),
+                        // Its release is older: the next one can have the path.
+                        Err(PeerFailure::Answered(error)) if error.kind() == ErrorKind::Unsupported => {
+                            older = Some(error);
+                            break;
+                        }
                         Err(PeerFailure::Answered(error)) if error.kind().retry_advice() == RetryAdvice::Never => {
                             return Err(CallEnd::Failed(error));
                         }
@@ -172,6 +178,11 @@ impl PendingCall<'_, '_> {
                 if Instant::now() >= deadline {
                     break;
                 }
+            }
+            if last.is_none()
+                && let Some(error) = older
+            {
+                return Err(CallEnd::Failed(error));
             }
             let error = last.unwrap_or_else(|| {
                 let why = "the cache group has no node: name one with --registry static:host:port";
@@ -263,11 +274,12 @@ impl PendingCall<'_, '_> {
         let answered = peer.attempt_write(near, deadline, &mut |lease, deadline| {
             let welcome = lease.welcome();
             instance = welcome.instance;
-            check_version(welcome).map_err(CallError::Answered)?;
+            // First: the process that had the file open is gone, whatever release the next one is.
             if only.is_some_and(|only| only != instance) {
                 let why = format!("node {} was started again", welcome.node);
                 return Err(CallError::Answered(Error::new(ErrorKind::Stale, why)));
             }
+            check_version(welcome).map_err(CallError::Answered)?;
             if proven_only && !writes.is_trusted(instance) {
                 *unproven = Some(instance);
                 let why = format!("node {} has not proved to have the same directory", welcome.node);

@@ -1,161 +1,8 @@
 //! Changes through nodes, over TCP, in a real directory: names, bytes, a node that is lost, and answers that are lost.
 
-mod rig {
-    use spurline_cache::CacheContext;
-    use spurline_client::placement::{CopyCounts, ReaderLocation};
-    use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, GroupWrites, RequestPatience};
-    use spurline_mem::{BufferPool, MemTier};
-    use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector};
-    use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-    use spurline_node::CacheNode;
-    use spurline_origin::{OriginOptions, WritableSource};
-    use spurline_proto::{HelloRequest, WelcomeAnswer};
-    use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind};
-    use spurline_types::{Member, Result, Stats};
-    use std::net::SocketAddr;
-    use std::path::{Path, PathBuf};
-    use std::sync::Arc;
-    use std::time::{Duration, Instant};
+mod rig;
 
-    pub const BLOCK: u64 = 1 << 20;
-
-    /// A node of its own over `dir`.
-    pub struct Node {
-        pub at: SocketAddr,
-        pub node: Arc<CacheNode>,
-        server: Option<TcpServer>,
-        dir: PathBuf,
-        writable: bool,
-    }
-
-    impl Node {
-        pub fn start(dir: &Path, writable: bool) -> Node {
-            Self::start_at(dir, dir, "127.0.0.1:0".parse().unwrap(), writable)
-        }
-
-        /// A node that has another directory than its source says.
-        pub fn start_over(dir: &Path, real: &Path) -> Node {
-            Self::start_at(dir, real, "127.0.0.1:0".parse().unwrap(), true)
-        }
-
-        fn start_at(dir: &Path, real: &Path, at: SocketAddr, writable: bool) -> Node {
-            let stats = Arc::new(Stats::default());
-            let pool = BufferPool::new(64 * BLOCK, BLOCK as usize).unwrap();
-            let tier = MemTier::new(Arc::clone(&pool));
-            let time = Duration::from_secs(5);
-            let shared = CacheContext::new(tier, None, BLOCK, 16, time, false, Arc::clone(&stats));
-            let under_stats = Arc::clone(&stats);
-            let sources = vec![format!("file://{}", dir.display())];
-            let under = OriginOptions { within: sources.clone(), ..OriginOptions::default() };
-            let open = move |source: &str| spurline_origin::open(source, &under, Arc::clone(&under_stats));
-            let node = CacheNode::new("n", shared, sources, Box::new(open));
-            if writable {
-                let dir = real.to_owned();
-                node.accept_writes(Box::new(move |_| Ok(WritableSource::open(&dir, None)?)));
-            }
-            let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
-            let service = Arc::clone(&node);
-            let server = TcpServer::bind(&[at], service, config, stats).unwrap();
-            let at = server.local_addrs()[0];
-            Node { at, node, server: Some(server), dir: dir.to_owned(), writable }
-        }
-
-        /// Ends all connections and forgets all sessions.
-        pub fn kill(&mut self) {
-            drop(self.server.take());
-        }
-
-        /// Starts another process at the same address.
-        pub fn restart(&mut self) {
-            self.kill();
-            *self = Self::start_at(&self.dir, &self.dir, self.at, self.writable);
-        }
-    }
-
-    /// Connections of an older release, by their handshake.
-    pub struct OldHandshake {
-        inner: Arc<dyn Connector>,
-        /// The newest version that is offered.
-        offered: u16,
-        /// The mount takes the node's answer for this version.
-        found: u16,
-    }
-
-    impl Connector for OldHandshake {
-        fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
-            self.inner.connect(deadline)
-        }
-        fn connect_and_handshake(
-            &self,
-            hello: &HelloRequest<'_>,
-            process: u64,
-            deadline: Instant,
-        ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
-            let hello = HelloRequest { max_version: self.offered, ..*hello };
-            let (channel, welcome) = self.inner.connect_and_handshake(&hello, process, deadline)?;
-            assert_eq!(welcome.version, self.offered);
-            Ok((channel, WelcomeAnswer { version: self.found, ..welcome }))
-        }
-        fn kind(&self) -> TransportKind {
-            self.inner.kind()
-        }
-        fn peer(&self) -> &str {
-            self.inner.peer()
-        }
-    }
-
-    /// A mount's side of `nodes`; its channels fail by `plan`.
-    pub fn mount(
-        dir: &Path,
-        nodes: &[&Node],
-        plan: Option<Arc<FaultPlan>>,
-    ) -> Result<(Arc<GroupVolume>, Arc<GroupWrites>)> {
-        let volume = connect(dir, nodes, plan, None)?;
-        let writes = volume.open_writes(None, 4 * BLOCK)?;
-        // Tests say themselves when locks wait for those of lost nodes.
-        writes.set_lock_grace(Duration::ZERO, Duration::from_secs(60));
-        Ok((volume, writes))
-    }
-
-    /// The reading side of `nodes`; with `old`, the handshake offers the first version, and finds the second one.
-    pub fn connect(
-        dir: &Path,
-        nodes: &[&Node],
-        plan: Option<Arc<FaultPlan>>,
-        old: Option<(u16, u16)>,
-    ) -> Result<Arc<GroupVolume>> {
-        let stats = Arc::new(Stats::default());
-        let source = format!("file://{}", dir.display());
-        let members: Vec<_> = nodes.iter().map(|n| Arc::new(Member::from_address(&n.at.to_string(), 100))).collect();
-        let (of, counted) = (source.clone(), Arc::clone(&stats));
-        let plan = plan.unwrap_or_else(|| Arc::new(FaultPlan::new(1, FaultRates::default())));
-        let roster = GroupMembers::new(&members, move |member| {
-            let tcp = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
-            let faulty = FaultyConnector::new(Arc::new(tcp), Arc::clone(&plan));
-            let faulty: Arc<dyn Connector> = Arc::new(faulty);
-            let connector = match old {
-                None => faulty,
-                Some((offered, found)) => Arc::new(OldHandshake { inner: faulty, offered, found }),
-            };
-            let pool = PathPool::on_demand(connector, "test", &of, PoolConfig::default(), Arc::clone(&counted));
-            GroupPeer::new(pool, member)
-        });
-        let config = GroupVolumeConfig {
-            patience: RequestPatience::new(Duration::from_secs(10)),
-            fetchers: 4,
-            metadata_age: Duration::ZERO,
-            copies: CopyCounts::default(),
-            standpoint: ReaderLocation::default(),
-            silence: Duration::from_secs(2),
-            hedge_after: Duration::ZERO,
-        };
-        GroupVolume::connect(&source, roster, config, stats, |block| {
-            Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
-        })
-    }
-}
-
-use rig::{BLOCK, Node, connect, mount};
+use rig::{BLOCK, Node, OldRelease, connect, mount, start_writes};
 use spurline_net_sim::{FaultPlan, FaultRates};
 use spurline_proto::{MAX_VERSION, MIN_WRITE_VERSION};
 use spurline_types::{ErrorKind, Result};
@@ -168,6 +15,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const O_RDWR: u32 = 2;
@@ -545,7 +393,8 @@ fn an_older_release_is_named_and_reads_go_on() {
         for (found, older, said) in
             [(OLD, "node", "the node's release is older"), (MAX_VERSION, "mount", "the mount's release is older")]
         {
-            let volume = connect(source.path(), &nodes, None, Some((OLD, found))).unwrap();
+            let old = OldRelease { versions: (OLD, found), node: None, is_old: Arc::new(true.into()) };
+            let volume = connect(source.path(), &nodes, None, Some(old)).unwrap();
             let error = volume.open_writes(None, 4 * BLOCK).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{older}: {error}");
             for words in [said, "speaks protocol version 5", "need 6", "upgrade", "--rw"] {
@@ -555,6 +404,39 @@ fn an_older_release_is_named_and_reads_go_on() {
         }
     }
     assert_eq!(fs::read_dir(source.path()).unwrap().count(), 1, "a probe file was made");
+}
+
+/// A node that was started again with an older release is as good as lost: its files move with their bytes.
+#[test]
+fn files_of_a_node_with_an_older_release_move_on() {
+    let source = tempfile::tempdir().unwrap();
+    let mut nodes = [Node::start(source.path(), true), Node::start(source.path(), true)];
+    let is_old = Arc::new(AtomicBool::new(false));
+    let versions = (MIN_WRITE_VERSION - 1, MIN_WRITE_VERSION - 1);
+    let old = OldRelease { versions, node: Some(nodes[0].at), is_old: Arc::clone(&is_old) };
+    let volume = connect(source.path(), &[&nodes[0], &nodes[1]], None, Some(old)).unwrap();
+    let (_volume, writes) = start_writes(volume).unwrap();
+    let files: Vec<_> = (0..8).map(|n| create(&*writes, &format!("f{n}"), O_EXCL).unwrap()).collect();
+    let open_files = |node: &Node| node.node.writes_json()["open_files"].as_u64().unwrap();
+    assert!(open_files(&nodes[0]) > 0 && open_files(&nodes[1]) > 0, "both are homes");
+    for file in &files {
+        file.write_at(0, b"before, ", None).unwrap();
+    }
+    is_old.store(true, Ordering::Relaxed);
+    nodes[0].restart();
+    for (n, file) in files.iter().enumerate() {
+        file.write_at(8, b"after", None).unwrap();
+        file.sync(true).unwrap();
+        assert_eq!(fs::read(source.path().join(format!("f{n}"))).unwrap(), b"before, after");
+    }
+    assert_eq!(open_files(&nodes[1]), 8);
+    for n in 0..8 {
+        drop(create(&*writes, &format!("new{n}"), O_EXCL).unwrap());
+    }
+    // No other node is left.
+    nodes[1].kill();
+    let error = create(&*writes, "none", O_EXCL).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 
 fn lock_of(owner: u64, start: u64, end: u64, kind: LockKind) -> FileLock {

@@ -1,0 +1,177 @@
+//! Nodes over a directory, and mounts of it over TCP, whose connections fail by a plan.
+
+use spurline_cache::CacheContext;
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, GroupWrites, RequestPatience};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector};
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
+use spurline_node::CacheNode;
+use spurline_origin::{OriginOptions, WritableSource};
+use spurline_proto::{HelloRequest, WelcomeAnswer};
+use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind};
+use spurline_types::{Member, Result, Stats};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+pub const BLOCK: u64 = 1 << 20;
+
+/// A node of its own over `dir`.
+pub struct Node {
+    pub at: SocketAddr,
+    pub node: Arc<CacheNode>,
+    server: Option<TcpServer>,
+    dir: PathBuf,
+    writable: bool,
+}
+
+impl Node {
+    pub fn start(dir: &Path, writable: bool) -> Node {
+        Self::start_at(dir, dir, "127.0.0.1:0".parse().unwrap(), writable)
+    }
+
+    /// A node that has another directory than its source says.
+    pub fn start_over(dir: &Path, real: &Path) -> Node {
+        Self::start_at(dir, real, "127.0.0.1:0".parse().unwrap(), true)
+    }
+
+    fn start_at(dir: &Path, real: &Path, at: SocketAddr, writable: bool) -> Node {
+        let stats = Arc::new(Stats::default());
+        let pool = BufferPool::new(64 * BLOCK, BLOCK as usize).unwrap();
+        let tier = MemTier::new(Arc::clone(&pool));
+        let time = Duration::from_secs(5);
+        let shared = CacheContext::new(tier, None, BLOCK, 16, time, false, Arc::clone(&stats));
+        let under_stats = Arc::clone(&stats);
+        let sources = vec![format!("file://{}", dir.display())];
+        let under = OriginOptions { within: sources.clone(), ..OriginOptions::default() };
+        let open = move |source: &str| spurline_origin::open(source, &under, Arc::clone(&under_stats));
+        let node = CacheNode::new("n", shared, sources, Box::new(open));
+        if writable {
+            let dir = real.to_owned();
+            node.accept_writes(Box::new(move |_| Ok(WritableSource::open(&dir, None)?)));
+        }
+        let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
+        let service = Arc::clone(&node);
+        let server = TcpServer::bind(&[at], service, config, stats).unwrap();
+        let at = server.local_addrs()[0];
+        Node { at, node, server: Some(server), dir: dir.to_owned(), writable }
+    }
+
+    /// Ends all connections and forgets all sessions.
+    pub fn kill(&mut self) {
+        drop(self.server.take());
+    }
+
+    /// Starts another process at the same address.
+    pub fn restart(&mut self) {
+        self.kill();
+        *self = Self::start_at(&self.dir, &self.dir, self.at, self.writable);
+    }
+}
+
+/// Connections of an older release, by their handshake.
+pub struct OldHandshake {
+    inner: Arc<dyn Connector>,
+    /// The newest version that is offered.
+    offered: u16,
+    /// The mount takes the node's answer for this version.
+    found: u16,
+    /// Whether it is an older release by now.
+    is_old: Arc<AtomicBool>,
+}
+
+impl Connector for OldHandshake {
+    fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
+        self.inner.connect(deadline)
+    }
+    fn connect_and_handshake(
+        &self,
+        hello: &HelloRequest<'_>,
+        process: u64,
+        deadline: Instant,
+    ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
+        if !self.is_old.load(Ordering::Relaxed) {
+            return self.inner.connect_and_handshake(hello, process, deadline);
+        }
+        let hello = HelloRequest { max_version: self.offered, ..*hello };
+        let (channel, welcome) = self.inner.connect_and_handshake(&hello, process, deadline)?;
+        assert_eq!(welcome.version, self.offered);
+        Ok((channel, WelcomeAnswer { version: self.found, ..welcome }))
+    }
+    fn kind(&self) -> TransportKind {
+        self.inner.kind()
+    }
+    fn peer(&self) -> &str {
+        self.inner.peer()
+    }
+}
+
+/// A mount's side of `nodes`; its channels fail by `plan`.
+pub fn mount(
+    dir: &Path,
+    nodes: &[&Node],
+    plan: Option<Arc<FaultPlan>>,
+) -> Result<(Arc<GroupVolume>, Arc<GroupWrites>)> {
+    start_writes(connect(dir, nodes, plan, None)?)
+}
+
+/// The writing side of a mount.
+pub fn start_writes(volume: Arc<GroupVolume>) -> Result<(Arc<GroupVolume>, Arc<GroupWrites>)> {
+    let writes = volume.open_writes(None, 4 * BLOCK)?;
+    // Tests say themselves when locks wait for those of lost nodes.
+    writes.set_lock_grace(Duration::ZERO, Duration::from_secs(60));
+    Ok((volume, writes))
+}
+
+/// What of the nodes is of an older release: the handshake offers the first version, and finds the second one.
+#[derive(Clone)]
+pub struct OldRelease {
+    pub versions: (u16, u16),
+    /// This node only.
+    pub node: Option<SocketAddr>,
+    pub is_old: Arc<AtomicBool>,
+}
+
+/// The reading side of `nodes`, some of them with an older release.
+pub fn connect(
+    dir: &Path,
+    nodes: &[&Node],
+    plan: Option<Arc<FaultPlan>>,
+    old: Option<OldRelease>,
+) -> Result<Arc<GroupVolume>> {
+    let stats = Arc::new(Stats::default());
+    let source = format!("file://{}", dir.display());
+    let members: Vec<_> = nodes.iter().map(|n| Arc::new(Member::from_address(&n.at.to_string(), 100))).collect();
+    let (of, counted) = (source.clone(), Arc::clone(&stats));
+    let plan = plan.unwrap_or_else(|| Arc::new(FaultPlan::new(1, FaultRates::default())));
+    let roster = GroupMembers::new(&members, move |member| {
+        let tcp = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
+        let faulty = FaultyConnector::new(Arc::new(tcp), Arc::clone(&plan));
+        let faulty: Arc<dyn Connector> = Arc::new(faulty);
+        let old = old.as_ref().filter(|old| old.node.is_none_or(|at| at.to_string() == member.name));
+        let connector = match old {
+            None => faulty,
+            Some(OldRelease { versions: (offered, found), is_old, .. }) => {
+                let is_old = Arc::clone(is_old);
+                Arc::new(OldHandshake { inner: faulty, offered: *offered, found: *found, is_old })
+            }
+        };
+        let pool = PathPool::on_demand(connector, "test", &of, PoolConfig::default(), Arc::clone(&counted));
+        GroupPeer::new(pool, member)
+    });
+    let config = GroupVolumeConfig {
+        patience: RequestPatience::new(Duration::from_secs(10)),
+        fetchers: 4,
+        metadata_age: Duration::ZERO,
+        copies: CopyCounts::default(),
+        standpoint: ReaderLocation::default(),
+        silence: Duration::from_secs(2),
+        hedge_after: Duration::ZERO,
+    };
+    GroupVolume::connect(&source, roster, config, stats, |block| {
+        Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
+    })
+}
