@@ -2,7 +2,8 @@
 //!
 //! The kernel refuses RDMA requests and calls of the connection manager on descriptors that the thread's user did not open,
 //! and takes a thread that became another user and came back for another user. So a thread that answers over RDMA never acts
-//! as a caller. What a request and its answer need is copied: names and attributes, never the bytes of files.
+//! as a caller. What a request and its answer need is copied: names and attributes; the
+//! bytes of a write into a buffer of the node's budget. Reads are answered where they arrive.
 
 use crate::CacheNode;
 use parking_lot::Mutex;
@@ -10,6 +11,7 @@ use spurline_exec::PriorityWorkers;
 use spurline_proto::{FrameHeader, FrameOp, HEADER_LEN, NodeRequest, WriteCall, WriteRequest};
 use spurline_transport::{AnswerState, Responder};
 use spurline_types::{Error, ErrorKind, Result};
+use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock, Weak};
@@ -45,13 +47,13 @@ impl CallerThreads {
     /// Executes the request on another thread, and answers it on this one.
     ///
     /// # Errors
-    /// Those of the request; `Throttled` when there is no thread.
+    /// Those of the request; `Throttled` when there is no thread, or no memory for the bytes of a write.
     pub fn serve(&self, request: &WriteRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         let gone = || Error::new(ErrorKind::Throttled, "the node has no thread for the request");
         let node = self.node.get().and_then(Weak::upgrade).ok_or_else(gone)?;
         let mut frame = Vec::with_capacity(512);
         NodeRequest::Write(*request).encode(0, &mut frame)?;
-        let payload = request.payload.to_vec();
+        let payload = copy_payload(&node, request, responder.numa_node())?;
         let (sender, answered) = sync_channel(1);
         let threads = || Arc::new(PriorityWorkers::new("change", THREADS_MAX));
         let workers = Arc::clone(self.workers.lock().get_or_insert_with(threads));
@@ -61,6 +63,23 @@ impl CallerThreads {
         });
         responder.send_data(&answered.recv().map_err(|_| gone())??, &[])
     }
+}
+
+/// The bytes of a request, for another thread. A request with a buffer does not wait for a second one: those that wait for
+/// theirs could hold them all.
+fn copy_payload(
+    node: &CacheNode,
+    request: &WriteRequest<'_>,
+    near: Option<u32>,
+) -> Result<Box<dyn Deref<Target = [u8]> + Send>> {
+    let payload = request.payload;
+    if payload.is_empty() || !matches!(request.call, WriteCall::Write { .. }) {
+        return Ok(Box::new(payload.to_vec()));
+    }
+    let full = || Error::new(ErrorKind::Throttled, "the node has no memory for the bytes of a write");
+    let mut buffer = node.shared.tier.pool().try_alloc_near(payload.len(), near).ok_or_else(full)?;
+    buffer.copy_from_slice(payload);
+    Ok(Box::new(buffer))
 }
 
 fn execute_frame(node: &CacheNode, frame: &[u8], payload: &[u8]) -> Result<Vec<u8>> {

@@ -2,9 +2,13 @@
 
 mod rig;
 
-use rig::{BLOCK, Node, OldRelease, connect, mount, start_writes};
+use rig::{BLOCK, BoundAnswer, Node, OldRelease, connect, mount, start_writes};
 use spurline_net_sim::{FaultPlan, FaultRates};
-use spurline_proto::{MAX_VERSION, MIN_WRITE_VERSION};
+use spurline_proto::{
+    AnswerBody as _, HelloRequest, MAX_VERSION, MIN_WRITE_VERSION, NodeRequest, OpenFlags, WireCaller, WriteAnswer,
+    WriteCall, WriteRequest,
+};
+use spurline_transport::{ConnState, ConnectionEndpoints, Service as _, TransportKind};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::Volume as _;
 use spurline_volume::writes::{
@@ -437,6 +441,37 @@ fn files_of_a_node_with_an_older_release_move_on() {
     nodes[1].kill();
     let error = create(&*writes, "none", O_EXCL).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
+/// Over RDMA, the bytes of a write as another user go to another thread, in memory of the node's budget.
+#[test]
+fn bytes_for_another_thread_lie_in_the_budget() {
+    let source = tempfile::tempdir().unwrap();
+    let node = Node::start(source.path(), true);
+    let at = String::from("here");
+    let conn = ConnState::new(1, ConnectionEndpoints { kind: TransportKind::Rdma, local: at.clone(), peer: at });
+    let of = format!("file://{}", source.path().display());
+    let volume = node.node.handle_hello(&conn, &HelloRequest::new("test", &of)).unwrap().volume;
+    let serve = |number, call, payload: &[u8]| -> Result<WriteAnswer> {
+        let op = OpId { session: 1, number };
+        let (known, caller) = ([None; 2], WireCaller::default());
+        let request =
+            WriteRequest { volume, op, answered: 0, again: false, marked: false, known, caller, call, payload };
+        let mut answer = BoundAnswer::default();
+        node.node.serve_request(&conn, NodeRequest::Write(request), &mut answer)?;
+        Ok(WriteAnswer::decode(&answer.0).unwrap())
+    };
+    let flags = OpenFlags::new(O_RDWR | O_CREAT);
+    let made = serve(1, WriteCall::Create { at: name(b"", b"f"), flags, mode: 0o644, file: 5 }, &[]).unwrap();
+    assert!(matches!(made, WriteAnswer::Created(..)), "{made:?}");
+    let bytes = pattern(BLOCK as usize, 1);
+    let write = WriteCall::Write { file: 5, offset: 0, append: false, lose_privileges: true, flush: false };
+    let held: Vec<_> = std::iter::from_fn(|| node.pool.try_alloc(BLOCK as usize)).collect();
+    let full = serve(0, write.clone(), &bytes).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::Throttled, "{full}");
+    drop(held);
+    assert_eq!(serve(0, write, &bytes).unwrap(), WriteAnswer::Number(BLOCK));
+    assert!(fs::read(source.path().join("f")).unwrap() == bytes);
 }
 
 fn lock_of(owner: u64, start: u64, end: u64, kind: LockKind) -> FileLock {

@@ -9,9 +9,10 @@ use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_node::CacheNode;
 use spurline_origin::{OriginOptions, WritableSource};
 use spurline_proto::{HelloRequest, WelcomeAnswer};
-use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind};
-use spurline_types::{Member, Result, Stats};
+use spurline_transport::{AnswerState, Channel, Connector, PathPool, PoolConfig, Responder, TransportKind};
+use spurline_types::{Error, Member, Result, Stats};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +24,8 @@ pub const BLOCK: u64 = 1 << 20;
 pub struct Node {
     pub at: SocketAddr,
     pub node: Arc<CacheNode>,
+    /// Its memory.
+    pub pool: Arc<BufferPool>,
     server: Option<TcpServer>,
     dir: PathBuf,
     writable: bool,
@@ -53,11 +56,11 @@ impl Node {
             let dir = real.to_owned();
             node.accept_writes(Box::new(move |_| Ok(WritableSource::open(&dir, None)?)));
         }
-        let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
+        let config = ServerConfig { payload_pool: Some(Arc::clone(&pool)), ..ServerConfig::default() };
         let service = Arc::clone(&node);
         let server = TcpServer::bind(&[at], service, config, stats).unwrap();
         let at = server.local_addrs()[0];
-        Node { at, node, server: Some(server), dir: dir.to_owned(), writable }
+        Node { at, node, pool, server: Some(server), dir: dir.to_owned(), writable }
     }
 
     /// Ends all connections and forgets all sessions.
@@ -174,4 +177,33 @@ pub fn connect(
     GroupVolume::connect(&source, roster, config, stats, |block| {
         Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
     })
+}
+
+/// Takes an answer, on a thread that must not become another user.
+#[derive(Default)]
+pub struct BoundAnswer(pub Vec<u8>);
+
+impl Responder for BoundAnswer {
+    fn send_data(&mut self, body: &[u8], _: &[&[u8]]) -> Result<()> {
+        self.0 = body.to_vec();
+        Ok(())
+    }
+    fn send_file(&mut self, _: &[u8], _: BorrowedFd<'_>, _: u64, _: usize) -> Result<()> {
+        unreachable!("no file is sent")
+    }
+    fn begin_payload(&mut self, _: &[u8], _: usize) -> Result<()> {
+        unreachable!("no file is sent")
+    }
+    fn push_payload(&mut self, _: &[u8]) -> Result<()> {
+        unreachable!("no file is sent")
+    }
+    fn send_error(&mut self, error: &Error) -> Result<()> {
+        Err(error.clone())
+    }
+    fn keeps_identity(&self) -> bool {
+        true
+    }
+    fn answer_state(&self) -> AnswerState {
+        AnswerState::None
+    }
 }
