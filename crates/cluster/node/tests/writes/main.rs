@@ -467,7 +467,7 @@ fn bytes_for_another_thread_lie_in_the_budget() {
     let bytes = pattern(BLOCK as usize, 1);
     let write = WriteCall::Write { file: 5, offset: 0, append: false, lose_privileges: true, flush: false };
     let held: Vec<_> = std::iter::from_fn(|| node.pool.try_alloc(BLOCK as usize)).collect();
-    let full = serve(0, write.clone(), &bytes).unwrap_err();
+    let full = serve(0, write, &bytes).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::Throttled, "{full}");
     drop(held);
     assert_eq!(serve(0, write, &bytes).unwrap(), WriteAnswer::Number(BLOCK));
