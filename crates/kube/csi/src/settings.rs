@@ -290,7 +290,7 @@ mod tests {
             (&[bucket, ("memory", "900Gi")], "the attribute memory"),
             (&[bucket], "has no keys"),
         ] {
-            let own = pairs.iter().any(|pair| *pair == bucket) && says == "has no keys";
+            let own = pairs.contains(&bucket) && says == "has no keys";
             let secrets: &[&str] = if own { &["google-credentials.json"] } else { &keys };
             let said = check(pairs, secrets).unwrap_err();
             assert!(said.contains(says) && said.contains("PersistentVolume"), "{said}");
