@@ -99,7 +99,7 @@ pub fn advise(nodes: &[NodeHcas], usage: RdmaUse, isolation: PodIsolation) -> Cl
     }
 }
 
-/// Subnets for manifests, each another one: rails in one subnet would not be told apart by the kernel. They are examples
+/// Subnets for manifests, each another one: the kernel does not distinguish rails in one subnet. They are examples
 /// that an administrator replaces.
 #[derive(Default)]
 struct ExampleSubnets {

@@ -410,7 +410,7 @@ fn an_older_release_is_named_and_reads_go_on() {
     assert_eq!(fs::read_dir(source.path()).unwrap().count(), 1, "a probe file was made");
 }
 
-/// A node that was started again with an older release is as good as lost: its files move with their bytes.
+/// A node that was started again with an older release counts as lost: its files move with their bytes.
 #[test]
 fn files_of_a_node_with_an_older_release_move_on() {
     let source = tempfile::tempdir().unwrap();
