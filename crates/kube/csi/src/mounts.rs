@@ -15,12 +15,16 @@ use std::path::{Component, Path};
 /// Most mounts on one mountpoint that are detached.
 pub(crate) const MOST_LAYERS: usize = 64;
 
+fn read_table() -> Result<MountTable, Fault> {
+    MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), "mount /proc"))
+}
+
 /// The topmost mount at `path`.
 ///
 /// # Errors
 /// When the mount table can't be read.
 pub(crate) fn mount_at(path: &Path) -> Result<Option<MountEntry>, Fault> {
-    let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), "mount /proc"))?;
+    let table = read_table()?;
     // The last entry of a path covers those before it.
     Ok(table.entries().iter().rev().find(|entry| entry.mountpoint == path).cloned())
 }
@@ -38,7 +42,7 @@ pub(crate) fn spurline_mount_at(path: &Path) -> Result<Option<MountEntry>, Fault
 /// # Errors
 /// As [`mount_at`].
 pub(crate) fn count_layers(path: &Path) -> Result<usize, Fault> {
-    let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), "mount /proc"))?;
+    let table = read_table()?;
     Ok(table.entries().iter().filter(|entry| entry.mountpoint == path).count())
 }
 
@@ -47,7 +51,7 @@ pub(crate) fn count_layers(path: &Path) -> Result<usize, Fault> {
 /// # Errors
 /// As [`mount_at`].
 pub(crate) fn is_mounted_below(dir: &Path) -> Result<bool, Fault> {
-    let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), "mount /proc"))?;
+    let table = read_table()?;
     Ok(table.entries().iter().any(|entry| entry.mountpoint.starts_with(dir)))
 }
 
