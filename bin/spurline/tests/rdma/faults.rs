@@ -1,11 +1,7 @@
 //! What readers see when links go down, devices are taken away and nodes die: nothing.
 
-use crate::rig::{Rig, ask, run, sh};
+use crate::rig::{Rig, ask, link_down, link_up, run, sh};
 use std::time::{Duration, Instant};
-
-fn link(name: &str, to: &str) {
-    run("ip", &["link", "set", name, to]);
-}
 
 #[test]
 #[ignore = "runs in the virtual machine"]
@@ -48,7 +44,7 @@ fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
     };
     mount.wait("what rail0 usually carries", |_| of_rail0("usual_bytes_per_s") > 0);
     assert_eq!(of_rail0("speed_checks"), 0, "nothing to compare with before a fault");
-    link("rail0", "down");
+    link_down("rail0");
     mount.wait_bytes("its share on the other rail", 1, false);
     assert_eq!(mount.received().1, 0, "TCP while a rail was left");
     // Neither the node nor the mount keeps the device from going.
@@ -57,7 +53,7 @@ fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
     mount.wait("the device's end", |_| deleting.is_finished());
     deleting.join().unwrap();
     assert_eq!(mount.carries(), "tcp");
-    link("rail0", "up");
+    link_up("rail0", "10.77.0.1");
     sh("rdma link add rxe1 type rxe netdev rail1");
     mount.wait_bytes("failback to both rails", 2, false);
     assert_eq!(mount.carries(), "rdma");
@@ -131,7 +127,7 @@ fn guest_rdma_that_is_forced_never_uses_tcp() {
     let log = std::fs::read_to_string(&mount.log).unwrap();
     assert!(log.contains("fd77:6::1"), "the rail's address is not in the log:\n{log}");
 
-    link("rail6", "down");
+    link_down("rail6");
     mount.wait("the path's end", |m| m.count("rdma", "paths_up") == 0);
     std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
     let refused = std::fs::read(mount.at.join("file")).expect_err("there is no way but TCP");
@@ -139,8 +135,7 @@ fn guest_rdma_that_is_forced_never_uses_tcp() {
     assert_eq!(mount.received().1, 0, "bytes over TCP");
     let log = std::fs::read_to_string(&mount.log).unwrap();
     assert!(log.contains("--transport rdma rules out TCP"), "{log}");
-    link("rail6", "up");
-    sh("ip addr replace fd77:6::1/64 dev rail6 nodad");
+    link_up("rail6", "fd77:6::1");
     mount.wait("the path's return", |m| m.count("rdma", "paths_up") == 1);
     mount.pass();
     assert_eq!(mount.received().1, 0, "bytes over TCP");
@@ -162,12 +157,12 @@ fn guest_a_rail_that_flaps_hangs_nothing() {
     let fio = mount.fio();
     mount.wait_bytes("reads over two rails", 2, false);
     for turn in 0..6 {
-        link("rail7", "down");
+        link_down("rail7");
         if turn % 2 == 0 {
             mount.wait("the path's end", |m| m.count("rdma", "paths_up") == 1);
         }
         let before = mount.received().0;
-        link("rail7", "up");
+        run("ip", &["link", "set", "rail7", "up"]);
         mount.wait("reads meanwhile", |m| m.received().0 > before + (1 << 20));
     }
     fio.end();

@@ -61,6 +61,26 @@ pub fn sh(script: &str) {
     run("bash", &["-c", script]);
 }
 
+/// Takes a rail's link down.
+pub fn link_down(rail: &str) {
+    run("ip", &["link", "set", rail, "down"]);
+}
+
+/// Takes a rail's link up. Soft-RoCE of Linux 6.1 may need its device made again then: after a message of the connection
+/// manager to a link that is down, every later one gets lost.
+pub fn link_up(rail: &str, address: &str) {
+    // A link that goes down loses its IPv6 addresses.
+    let (length, nodad) = if address.contains(':') { ("64", "nodad") } else { ("24", "") };
+    sh(&format!("ip link set {rail} up && ip address replace {address}/{length} dev {rail} {nodad}"));
+    // Nothing listens there. A device that works reports that at once.
+    let answer = Command::new("timeout").args(["10", "rping", "-c", "-a", address, "-p", "1"]).output().unwrap();
+    if answer.status.code() == Some(124) {
+        let device = rail.replace("rail", "rxe");
+        println!("  {device} sends no message of the connection manager since its link is up: it is made again");
+        sh(&format!("rdma link delete {device} && rdma link add {device} type rxe netdev {rail}"));
+    }
+}
+
 /// Waits until `until`, or fails with the logs.
 pub fn wait(what: &str, logs: &[&Path], mut until: impl FnMut() -> bool) {
     let begun = Instant::now();

@@ -2,7 +2,7 @@
 //! nodes that die.
 
 use crate::disk_image::DiskImage;
-use crate::rig::{Mount, Rig, count, run};
+use crate::rig::{Mount, Rig, count, link_down, link_up, run};
 use crate::{fsx, pjdfstest};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -113,16 +113,15 @@ fn guest_writers_outlive_links_and_nodes() {
             });
             assert!(!ended(), "a writer ended: {what}");
         };
-        let link = |name: &str, to: &str| run("ip", &["link", "set", name, to]);
         let script = std::panic::AssertUnwindSafe(|| {
             over("writes over all rails", "rdma", 4);
             for _ in 0..2 {
-                link("rail0", "down");
+                link_down("rail0");
                 over("writes over the other rail", "rdma", 2);
-                link("rail1", "down");
+                link_down("rail1");
                 over("writes over TCP, as no rail is left", "tcp", 0);
-                link("rail0", "up");
-                link("rail1", "up");
+                link_up("rail0", "10.77.0.1");
+                link_up("rail1", "10.77.1.1");
                 over("writes over both rails again", "rdma", 4);
             }
             for (node, port) in nodes.iter_mut().zip(ports) {
