@@ -87,12 +87,21 @@ pub fn wait(what: &str, logs: &[&Path], mut until: impl FnMut() -> bool) {
     let deadline = begun + Duration::from_secs(300);
     while !until() {
         if Instant::now() > deadline {
-            let text: Vec<String> = logs.iter().filter_map(|log| std::fs::read_to_string(log).ok()).collect();
+            let text: Vec<String> = logs.iter().map(|log| describe_service(log)).collect();
             panic!("{what} did not come about:\n{}", text.join("\n"));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
     println!("  {what}: after {:.1} s", begun.elapsed().as_secs_f64());
+}
+
+/// The log of a service and its statistics, if it answers.
+fn describe_service(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    match socket_of(&text).filter(|socket| UnixStream::connect(socket).is_ok()) {
+        Some(socket) => format!("{text}\n{}\n{}", ask_socket(&socket, "stats"), ask_socket(&socket, "status")),
+        None => text,
+    }
 }
 
 /// Starts a service and waits for the log line that reports it ready.
@@ -203,9 +212,12 @@ impl Rig {
 
 /// Queries the admin socket directly: starting the program takes seconds in an emulated machine.
 pub fn ask(log: &Path, op: &str) -> Value {
-    let text = std::fs::read_to_string(log).unwrap();
-    let path = text.split("socket=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("a socket");
-    ask_socket(Path::new(path), op)
+    ask_socket(&socket_of(&std::fs::read_to_string(log).unwrap()).expect("a socket"), op)
+}
+
+/// The admin socket that a log names.
+fn socket_of(text: &str) -> Option<PathBuf> {
+    text.split("socket=").nth(1).and_then(|rest| rest.split_whitespace().next()).map(PathBuf::from)
 }
 
 /// The same of a socket whose path is known.
