@@ -472,7 +472,7 @@ impl WritableFile for RemoteFile {
             // Nor are they sent again when a node is lost later.
             self.writes.sync_retained(&self.opened)?;
             // Forgotten first: a lock that is lost needs no node to be given up.
-            self.opened.note_lock(lock);
+            self.opened.note_lock(lock, Instant::now());
         }
         loop {
             let begun = Instant::now();
@@ -482,7 +482,7 @@ impl WritableFile for RemoteFile {
                 return Ok(());
             }
             self.opened.held.confirm(Some(begun));
-            self.opened.note_lock(lock);
+            self.opened.note_lock(lock, begun);
             // If the file has moved since the answer, the lock was not among those that moved with it.
             if self.opened.home() == sent.home {
                 return Ok(());

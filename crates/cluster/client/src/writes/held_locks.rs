@@ -2,7 +2,7 @@
 //! file, unless another mount may have had them meanwhile. A lock that is lost fails the file with `EIO` until it is closed or
 //! unlocked. It knows no placement and no wire format.
 
-use super::calls::{CallTarget, HomeProcess, settle_answer};
+use super::calls::{CallTarget, HomeProcess, settle_answer, unexpected};
 use super::files::OpenedAs;
 use super::{GroupWrites, RequestContext};
 use parking_lot::Mutex;
@@ -74,6 +74,8 @@ impl LockGrace {
 #[derive(Default)]
 pub(crate) struct HeldLocks {
     known: Mutex<KnownLocks>,
+    /// When the request for the first of them was sent.
+    since: Mutex<Option<Instant>>,
     any: AtomicBool,
     lost: AtomicBool,
     /// When the last request was sent that its process answered: it had the locks then.
@@ -136,13 +138,17 @@ impl GroupWrites {
 }
 
 impl OpenedAs {
-    /// Notes a lock that was set or removed.
-    pub(super) fn note_lock(&self, lock: &FileLock) {
+    /// Notes a lock that was set or removed by a request of the time `sent`.
+    pub(super) fn note_lock(&self, lock: &FileLock, sent: Instant) {
         let mut known = self.held.known.lock();
         known.set_range(KnownLock { lock: *lock, pid: 0 });
         self.held.any.store(!known.is_empty(), Ordering::Relaxed);
+        let mut since = self.held.since.lock();
         if known.is_empty() {
+            *since = None;
             self.end_loss();
+        } else {
+            since.get_or_insert(sent);
         }
     }
 
@@ -274,7 +280,22 @@ impl OpenedAs {
     fn reclaim_lock(&self, writes: &GroupWrites, home: &HomeProcess, lock: &FileLock) -> Result<()> {
         let (call, root) = (set_call(self.number(), lock), Caller::default());
         let context = RequestContext { reclaims: true, ..RequestContext::of(&root) };
-        settle_answer(writes.send(CallTarget::Process(home), &call, context, 0, None, &mut [])?.answer).map(drop)
+        let sent = writes.send(CallTarget::Process(home), &call, context, 0, None, &mut [])?;
+        let answered = Instant::now();
+        let ago = match settle_answer(sent.answer)? {
+            WriteAnswer::Done => return Ok(()),
+            WriteAnswer::Number(us) => Duration::from_micros(us),
+            other => return Err(unexpected(&other)),
+        };
+        // Another mount had it that long ago at least. Before this one got it in the lost process, that does not matter.
+        let since = *self.held.since.lock();
+        if since.zip(answered.checked_sub(ago)).is_some_and(|(since, other)| other < since) {
+            return Ok(());
+        }
+        let unlock = set_call(self.number(), &FileLock { kind: LockKind::Unlock, ..*lock });
+        // What fails here is released with the file.
+        let _ = writes.send(CallTarget::Process(home), &unlock, RequestContext::of(&root), 0, None, &mut []);
+        Err(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile"))
     }
 }
 

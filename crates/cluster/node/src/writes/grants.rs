@@ -1,5 +1,5 @@
-//! The locks that were granted lately: a mount that lost its lock with another process takes it again only if no other mount
-//! has had it since. It knows neither open files nor the source.
+//! The locks that were granted lately, so that a mount that takes its lock again after the loss of another process learns whether
+//! another mount has had it since. It knows neither open files nor the source.
 
 use parking_lot::Mutex;
 use spurline_volume::writes::{FileIdentity, FileLock, LockFamily, LockKind, LockRange};
@@ -19,6 +19,8 @@ struct SessionGrants {
     range: LockRange,
     writes: bool,
     last: Instant,
+    /// The last one that the session did not take again: only the mount knows since when it has had those.
+    last_new: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -32,18 +34,22 @@ struct GrantTable {
 pub(crate) struct LockGrants(Mutex<GrantTable>);
 
 impl LockGrants {
-    /// Notes that `session` got a lock.
-    pub fn note_grant(&self, file: FileIdentity, session: u64, lock: &FileLock, now: Instant) {
+    /// Notes that `session` got a lock, or took one again.
+    pub fn note_grant(&self, file: FileIdentity, session: u64, lock: &FileLock, again: bool, now: Instant) {
         let mut table = self.0.lock();
         let (range, writes) = (lock.whole_if_flock(), lock.kind == LockKind::Write);
         let grants = table.files.entry(file).or_default();
+        let new = (!again).then_some(now);
         match grants.iter_mut().find(|grants| (grants.session, grants.family) == (session, lock.family)) {
             Some(known) => {
                 let (start, end) = (known.range.start.min(range.start), known.range.end.max(range.end));
                 (known.range, known.last) = (LockRange { start, end }, now);
                 known.writes |= writes;
+                known.last_new = known.last_new.max(new);
             }
-            None => grants.push(SessionGrants { session, family: lock.family, range, writes, last: now }),
+            None => {
+                grants.push(SessionGrants { session, family: lock.family, range, writes, last: now, last_new: new });
+            }
         }
         if table.files.len() > table.most.max(LEAST_FILES) {
             for grants in table.files.values_mut() {
@@ -54,19 +60,20 @@ impl LockGrants {
         }
     }
 
-    /// Whether another session was granted a lock that excludes this one, after the last grant to `session`.
-    pub fn had_another(&self, file: FileIdentity, session: u64, lock: &FileLock, now: Instant) -> bool {
+    /// When another session was last granted a lock that excludes this one, if that was after the last new lock of `session`.
+    pub fn last_of_others(&self, file: FileIdentity, session: u64, lock: &FileLock, now: Instant) -> Option<Instant> {
         let table = self.0.lock();
-        let Some(grants) = table.files.get(&file) else { return false };
+        let grants = table.files.get(&file)?;
         let of_family = || grants.iter().filter(|grants| grants.family == lock.family);
-        let own = of_family().find(|grants| grants.session == session).map(|grants| grants.last);
+        let own = of_family().find(|grants| grants.session == session).and_then(|grants| grants.last_new);
         let range = lock.whole_if_flock();
-        of_family().any(|other| {
+        let others = of_family().filter(|other| {
             let apart = other.range.end < range.start || range.end < other.range.start;
             let shared = !other.writes && lock.kind == LockKind::Read;
             let lately = now.saturating_duration_since(other.last) < KEPT;
             other.session != session && !apart && !shared && lately && own.is_none_or(|own| own < other.last)
-        })
+        });
+        others.map(|other| other.last).max()
     }
 }
 
@@ -75,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_another_had_is_not_taken_again() {
+    fn grants_of_other_mounts_are_remembered() {
         let (grants, start) = (LockGrants::default(), Instant::now());
         let file = |inode| FileIdentity { device: 1, inode, born: 0 };
         let lock = |start, end, kind| {
@@ -83,21 +90,24 @@ mod tests {
             FileLock { family: LockFamily::Posix, owner: 1, range, kind }
         };
         let (write, read) = (lock(0, 9, LockKind::Write), lock(0, 9, LockKind::Read));
-        assert!(!grants.had_another(file(1), 1, &write, start));
-        grants.note_grant(file(1), 2, &lock(5, 7, LockKind::Read), start);
-        assert!(grants.had_another(file(1), 1, &write, start) && !grants.had_another(file(1), 2, &write, start));
-        assert!(!grants.had_another(file(1), 1, &read, start), "both can have it");
-        assert!(!grants.had_another(file(2), 1, &write, start));
-        assert!(!grants.had_another(file(1), 1, &lock(8, 9, LockKind::Write), start), "other bytes");
-        assert!(!grants.had_another(file(1), 1, &write, start + KEPT));
+        let last = |file, session, lock: &FileLock, now| grants.last_of_others(file, session, lock, now);
+        assert_eq!(last(file(1), 1, &write, start), None);
+        grants.note_grant(file(1), 2, &lock(5, 7, LockKind::Read), false, start);
+        assert_eq!([last(file(1), 1, &write, start), last(file(1), 2, &write, start)], [Some(start), None]);
+        assert_eq!(last(file(1), 1, &read, start), None, "both can have it");
+        assert_eq!(last(file(2), 1, &write, start), None);
+        assert_eq!(last(file(1), 1, &lock(8, 9, LockKind::Write), start), None, "other bytes");
+        assert_eq!(last(file(1), 1, &write, start + KEPT), None);
         let flock = FileLock { family: LockFamily::Flock, ..write };
-        assert!(!grants.had_another(file(1), 1, &flock, start));
-        // The session itself had it last.
+        assert_eq!(last(file(1), 1, &flock, start), None);
+        // Taking a lock again says nothing about the time before; a new lock is the later one.
         let later = start + Duration::from_secs(1);
-        grants.note_grant(file(1), 1, &write, later);
-        assert!(!grants.had_another(file(1), 1, &write, later));
+        grants.note_grant(file(1), 1, &write, true, later);
+        assert_eq!([last(file(1), 1, &write, later), last(file(1), 2, &write, later)], [Some(start), Some(later)]);
+        grants.note_grant(file(1), 1, &write, false, later);
+        assert_eq!(last(file(1), 1, &write, later), None);
         for inode in 2..5000 {
-            grants.note_grant(file(inode), 1, &write, start + Duration::from_millis(20 * inode));
+            grants.note_grant(file(inode), 1, &write, false, start + Duration::from_millis(20 * inode));
         }
         assert!(grants.0.lock().files.len() < 2 * LEAST_FILES);
     }

@@ -454,12 +454,10 @@ impl ServedWrite<'_> {
                 file.set_lock(&lock, caller)?;
                 self.session.note_lock(number);
                 let (session, now) = (request.op.session, Instant::now());
-                if request.again && self.grants.had_another(of, session, &lock, now) {
-                    file.set_lock(&FileLock { kind: LockKind::Unlock, ..lock }, caller)?;
-                    return Ok(failed(EIO, "another mount has had the lock meanwhile"));
-                }
-                self.grants.note_grant(of, session, &lock, now);
-                WriteAnswer::Done
+                let other = if request.again { self.grants.last_of_others(of, session, &lock, now) } else { None };
+                self.grants.note_grant(of, session, &lock, request.again, now);
+                // The mount knows whether it has had the lock since then.
+                other.map_or(WriteAnswer::Done, |at| WriteAnswer::Number((now - at).as_micros() as u64))
             }
             _ => failed(EIO, "no call on an open file"),
         })

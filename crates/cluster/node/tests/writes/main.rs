@@ -631,6 +631,43 @@ fn new_locks_wait_for_those_of_a_lost_node() {
     other.set_lock(&mine, &root()).unwrap();
 }
 
+/// A lock that another mount had on the next node, before this one got it on the lost one, is taken again there.
+#[test]
+fn earlier_locks_of_others_do_not_count() {
+    let source = tempfile::tempdir().unwrap();
+    let mut nodes = [Node::start(source.path(), true), Node::start(source.path(), true)];
+    let (_volume, writes) = mount(source.path(), &[&nodes[0], &nodes[1]], None).unwrap();
+    let (_other, second) = mount(source.path(), &[&nodes[0], &nodes[1]], None).unwrap();
+    let mine = lock_of(1, 0, u64::MAX >> 1, LockKind::Write);
+    let unlock = FileLock { kind: LockKind::Unlock, ..mine };
+    // Some of them belong to either node.
+    let names: Vec<String> = (0..16).map(|number| format!("f{number}")).collect();
+    names.iter().for_each(|name| drop(create(&*writes, name, O_EXCL).unwrap()));
+    let open = |by: &Arc<spurline_client::GroupWrites>| -> Vec<_> {
+        names.iter().map(|name| by.open(dir(name.as_bytes()), O_RDWR, &root(), OP).unwrap()).collect()
+    };
+    for round in 0..2 {
+        for lost in 0..2 {
+            nodes[lost].kill();
+            for other in open(&second) {
+                other.set_lock(&mine, &root()).unwrap();
+                other.set_lock(&unlock, &root()).unwrap();
+            }
+            nodes[lost].restart();
+            let files = open(&writes);
+            files.iter().for_each(|file| file.set_lock(&mine, &root()).unwrap());
+            nodes[lost].kill();
+            for (file, name) in files.iter().zip(&names) {
+                let bytes = format!("{round} {lost}");
+                file.write_at(0, bytes.as_bytes(), None).unwrap();
+                file.sync(true).unwrap();
+                assert_eq!(fs::read_to_string(source.path().join(name)).unwrap(), bytes);
+            }
+            nodes[lost].restart();
+        }
+    }
+}
+
 /// An open file of the model below.
 struct ModelFile {
     mount: usize,

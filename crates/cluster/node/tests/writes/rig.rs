@@ -66,6 +66,7 @@ impl Node {
     /// Ends all connections and forgets all sessions.
     pub fn kill(&mut self) {
         drop(self.server.take());
+        self.node.expire_write_sessions_at(Instant::now() + Duration::from_secs(3600));
     }
 
     /// Starts another process at the same address.
