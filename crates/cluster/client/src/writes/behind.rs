@@ -807,7 +807,7 @@ impl GroupWrites {
     }
 }
 
-fn unsteady() -> Error {
+pub(super) fn unsteady() -> Error {
     Error::new(ErrorKind::Unavailable, "the file moved from node to node; try again")
 }
 

@@ -2,7 +2,7 @@
 //! file, unless another mount may have had them meanwhile. A lock that is lost fails the file with `EIO` until it is closed or
 //! unlocked. It knows no placement and no wire format.
 
-use super::calls::{CallTarget, HomeProcess, settle_answer, unexpected};
+use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer, unexpected};
 use super::files::OpenedAs;
 use super::{GroupWrites, RequestContext};
 use parking_lot::Mutex;
@@ -26,6 +26,8 @@ const LOCK_GRACE: Duration = Duration::from_secs(5);
 /// How long a process that is only cut off is waited for: it has the locks for 20 s.
 const CUT_OFF: Duration = Duration::from_secs(30);
 const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
+/// How often the next process is tried once more after its connections broke.
+const RECLAIM_RETRIES: usize = 3;
 /// Lost processes that are remembered.
 const LOST_MAX: usize = 16;
 
@@ -126,6 +128,8 @@ pub(super) enum FileAfterLoss {
     Moved,
     /// In the process before, with its locks: that was only cut off.
     Stayed,
+    /// The next process is lost too.
+    LostAgain,
 }
 
 impl GroupWrites {
@@ -234,6 +238,7 @@ impl OpenedAs {
         let until = Instant::now() + CUT_OFF.min(writes.client.patience().answer);
         let locks: Vec<FileLock> = self.held.known.lock().iter().map(|known| known.lock).collect();
         let mut last = Error::new(ErrorKind::Timeout, "too much time has passed since the lost node answered");
+        let mut retries = 0;
         loop {
             if in_time() {
                 match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, home, lock)) {
@@ -243,8 +248,15 @@ impl OpenedAs {
                         return FileAfterLoss::Moved;
                     }
                     Ok(()) => {}
-                    Err(error) if error.kind() == ErrorKind::Io(EAGAIN) => last = error,
-                    Err(error) => {
+                    Err(CallEnd::Failed(error)) if error.kind() == ErrorKind::Io(EAGAIN) => last = error,
+                    // Another process has its place, or it can't be reached.
+                    Err(CallEnd::Lost { error, .. })
+                        if error.kind() == ErrorKind::Stale || retries == RECLAIM_RETRIES =>
+                    {
+                        return FileAfterLoss::LostAgain;
+                    }
+                    Err(CallEnd::Lost { error, .. }) => (last, retries) = (error, retries + 1),
+                    Err(CallEnd::Failed(error)) => {
                         self.begin_loss(&error.to_string());
                         return FileAfterLoss::Moved;
                     }
@@ -277,15 +289,20 @@ impl OpenedAs {
         sent.ok().map(|sent| sent.answer != WriteAnswer::UnknownFile)
     }
 
-    fn reclaim_lock(&self, writes: &GroupWrites, home: &HomeProcess, lock: &FileLock) -> Result<()> {
+    fn reclaim_lock(
+        &self,
+        writes: &GroupWrites,
+        home: &HomeProcess,
+        lock: &FileLock,
+    ) -> std::result::Result<(), CallEnd> {
         let (call, root) = (set_call(self.number(), lock), Caller::default());
         let context = RequestContext { reclaims: true, ..RequestContext::of(&root) };
         let sent = writes.send(CallTarget::Process(home), &call, context, 0, None, &mut [])?;
         let answered = Instant::now();
-        let ago = match settle_answer(sent.answer)? {
+        let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
             WriteAnswer::Done => return Ok(()),
             WriteAnswer::Number(us) => Duration::from_micros(us),
-            other => return Err(unexpected(&other)),
+            other => return Err(CallEnd::Failed(unexpected(&other))),
         };
         // Another mount had it that long ago at least. Before this one got it in the lost process, that does not matter.
         let since = *self.held.since.lock();
@@ -295,7 +312,7 @@ impl OpenedAs {
         let unlock = set_call(self.number(), &FileLock { kind: LockKind::Unlock, ..*lock });
         // What fails here is released with the file.
         let _ = writes.send(CallTarget::Process(home), &unlock, RequestContext::of(&root), 0, None, &mut []);
-        Err(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile"))
+        Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile")))
     }
 }
 

@@ -3,8 +3,9 @@
 //!
 //! Whatever name is tried, it has to lead to the object that was open.
 
+use super::behind::unsteady;
 use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer, unexpected};
-use super::files::OpenedAs;
+use super::files::{MOVES, OpenedAs};
 use super::held_locks::FileAfterLoss;
 use super::{GroupWrites, O_TRUNC, RequestContext, join_path};
 use parking_lot::Mutex;
@@ -87,6 +88,34 @@ impl OpenedAs {
         if *self.home.lock() != *lost {
             return Ok(());
         }
+        for _ in 0..MOVES {
+            let home = self.open_next(writes, lost)?;
+            tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
+            writes.client.retries().add(1);
+            let another = home.instance != lost.instance;
+            // The same process has kept it open.
+            let after = if another { self.reclaim_locks(writes, &home, lost) } else { FileAfterLoss::Moved };
+            match after {
+                FileAfterLoss::LostAgain => continue,
+                FileAfterLoss::Stayed => writes.close_numbers(&home, &[self.number]),
+                FileAfterLoss::Moved => {
+                    *self.home.lock() = home;
+                    if another {
+                        self.note_moved(writes, lost);
+                        writes.resend_from(&self.bytes, lost.instance);
+                    }
+                }
+            }
+            return Ok(());
+        }
+        Err(unsteady())
+    }
+
+    /// Opens it on a node that can be reached.
+    ///
+    /// # Errors
+    /// As [`OpenedAs::move_on`].
+    fn open_next(&self, writes: &GroupWrites, lost: &HomeProcess) -> Result<HomeProcess> {
         let (path, expected) = self.place.lock().clone();
         let mut moved = self.open_at(writes, &path, expected);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
@@ -106,7 +135,7 @@ impl OpenedAs {
                 Err(error) => moved = Err(error),
             }
         }
-        let home = moved.map_err(|error| {
+        moved.map_err(|error| {
             let shown = String::from_utf8_lossy(&path);
             let why = format!("node {} was lost, and '/{shown}' can't be opened again", lost.node);
             match is_gone(error.kind()) {
@@ -114,21 +143,7 @@ impl OpenedAs {
                 true => Error::new(ErrorKind::Io(ESTALE), format!("{why}: no known name leads to the file: {error}")),
                 false => error.context(why),
             }
-        })?;
-        tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
-        writes.client.retries().add(1);
-        let another = home.instance != lost.instance;
-        // The same process has kept it open.
-        if another && self.reclaim_locks(writes, &home, lost) == FileAfterLoss::Stayed {
-            writes.close_numbers(&home, &[self.number]);
-            return Ok(());
-        }
-        *self.home.lock() = home;
-        if another {
-            self.note_moved(writes, lost);
-            writes.resend_from(&self.bytes, lost.instance);
-        }
-        Ok(())
+        })
     }
 
     /// Opens it by a path.
