@@ -235,7 +235,7 @@ fn round_due(at: Instant, last: Option<Instant>) -> Instant {
 }
 
 /// Whether the nodes may take the bytes later.
-fn is_transient(error: &Error) -> bool {
+pub(super) fn is_transient(error: &Error) -> bool {
     error.kind().retry_advice() != RetryAdvice::Never
 }
 

@@ -1,26 +1,42 @@
 //! Open files and directories that programs have closed, until a request closes them on their nodes: one for many. It knows neither
 //! bytes nor names.
 //!
-//! A close of the program has returned before, so nothing waits for these requests. Files with locks are not among them.
+//! A close of the program has returned before, so nothing waits for these requests. Files with locks are not among them. A request
+//! that failed is repeated: a session that goes on keeps a file and its locks for ever.
 
-use super::calls::{CallTarget, HomeProcess};
+use super::behind::is_transient;
+use super::calls::{CallEnd, CallTarget, HomeProcess};
 use super::files::OpenedAs;
 use super::{GroupWrites, RequestContext};
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{FileNumbers, WriteCall};
-use spurline_types::{Error, Result};
+use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::Caller;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a file waits for others.
 const GATHERING: Duration = Duration::from_millis(2);
 /// Numbers of one request; the thread that closes one more sends it.
 const MOST: usize = 64;
+/// Requests for a file with locks, before the program goes on.
+const LOCKED_TRIES: usize = 3;
+/// Interval of requests that failed before.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// A process that heard nothing for this long has ended the session (`SESSION_IDLE` of the node).
+const GIVE_UP: Duration = Duration::from_secs(120);
+
+/// A file that a process may still have open, as a request to close it failed.
+struct FailedClose {
+    since: Instant,
+    home: HomeProcess,
+    number: u64,
+}
 
 #[derive(Default)]
 struct ClosedState {
     files: Vec<(HomeProcess, u64)>,
+    failed: Vec<FailedClose>,
     ended: bool,
 }
 
@@ -42,13 +58,24 @@ impl ClosedFiles {
         std::mem::take(&mut self.state.lock().files)
     }
 
-    /// Waits for a file; false at the end.
-    fn wait_first(&self) -> bool {
+    /// Waits for a file, or until it is time to repeat a request; false at the end.
+    fn wait_first(&self, retry_at: Instant) -> bool {
         let mut state = self.state.lock();
         while state.files.is_empty() && !state.ended {
-            self.added.wait(&mut state);
+            if state.failed.is_empty() {
+                self.added.wait(&mut state);
+            } else if self.added.wait_until(&mut state, retry_at).timed_out() {
+                break;
+            }
         }
         !state.ended
+    }
+
+    /// Adds files that a process may still have open.
+    fn add_failed(&self, home: &HomeProcess, numbers: &[u64], since: Instant) {
+        let failed = numbers.iter().map(|number| FailedClose { since, home: home.clone(), number: *number });
+        self.state.lock().failed.extend(failed);
+        self.added.notify_one();
     }
 }
 
@@ -57,10 +84,15 @@ impl GroupWrites {
     pub(super) fn start_closing(&self) -> Result<()> {
         let (closed, this) = (Arc::clone(&self.closed), Weak::clone(&self.this));
         let run = move || {
-            while closed.wait_first() {
+            let mut retry_at = Instant::now();
+            while closed.wait_first(retry_at) {
                 std::thread::sleep(GATHERING);
                 let Some(writes) = this.upgrade() else { return };
                 writes.report_closed();
+                if Instant::now() >= retry_at {
+                    writes.repeat_failed();
+                    retry_at = Instant::now() + RETRY_PAUSE;
+                }
             }
         };
         let spawned = std::thread::Builder::new().name("close-files".into()).spawn(run);
@@ -72,7 +104,12 @@ impl GroupWrites {
         self.remove_open(opened.number());
         let (home, number) = (opened.home(), opened.number());
         if opened.held.any() {
-            return self.close_numbers(&home, &[number]);
+            // The next owner of the locks waits for it: a connection that broke is made again at once.
+            let closed = (0..LOCKED_TRIES).any(|_| self.try_close(&home, &[number]));
+            if !closed {
+                self.close_later(&home, number);
+            }
+            return;
         }
         let mut state = self.closed.state.lock();
         state.files.push((home, number));
@@ -94,11 +131,41 @@ impl GroupWrites {
         }
     }
 
-    /// Closes open files on one node, now.
+    /// Closes open files on one node, now; later if the request fails.
     pub(super) fn close_numbers(&self, home: &HomeProcess, numbers: &[u64]) {
+        if !self.try_close(home, numbers) {
+            self.closed.add_failed(home, numbers, Instant::now());
+        }
+    }
+
+    /// Closes a file later on a node that may have opened it.
+    pub(super) fn close_later(&self, home: &HomeProcess, number: u64) {
+        self.closed.add_failed(home, &[number], Instant::now());
+    }
+
+    /// Whether the process has the files no longer open.
+    fn try_close(&self, home: &HomeProcess, numbers: &[u64]) -> bool {
         let (mut scratch, root) = (Vec::new(), Caller::default());
         let call = WriteCall::Close { files: FileNumbers::new(numbers, &mut scratch) };
-        // An unreachable node closes them when the session ends.
-        let _ = self.send(CallTarget::Process(home), &call, RequestContext::of(&root), 0, None, &mut []);
+        match self.send(CallTarget::Process(home), &call, RequestContext::of(&root), 0, None, &mut []) {
+            Ok(_) => true,
+            // Another process has its place.
+            Err(CallEnd::Lost { error, .. }) => error.kind() == ErrorKind::Stale,
+            Err(CallEnd::Failed(error)) => !is_transient(&error),
+        }
+    }
+
+    /// Closes files again whose requests failed.
+    fn repeat_failed(&self) {
+        let failed = std::mem::take(&mut self.closed.state.lock().failed);
+        for FailedClose { since, home, number } in failed {
+            let open = self.open_file(number);
+            // It does not move to that process meanwhile.
+            let _stays = open.as_ref().map(|open| open.hold_place());
+            let is_there = open.as_ref().is_some_and(|open| open.home() == home);
+            if !is_there && !self.try_close(&home, &[number]) && since.elapsed() < GIVE_UP {
+                self.closed.add_failed(&home, &[number], since);
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer, unexpected};
 use super::files::{MOVES, OpenedAs};
 use super::held_locks::FileAfterLoss;
 use super::{GroupWrites, O_TRUNC, RequestContext, join_path};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity, ListedName, NodePath};
@@ -79,6 +79,11 @@ impl VainSearch {
 }
 
 impl OpenedAs {
+    /// While the guard lives, the file moves to no other process.
+    pub(super) fn hold_place(&self) -> MutexGuard<'_, ()> {
+        self.moving.lock()
+    }
+
     /// Opens it on a node that can be reached, unless another thread has since `lost`.
     ///
     /// # Errors
@@ -96,7 +101,10 @@ impl OpenedAs {
             // The same process has kept it open.
             let after = if another { self.reclaim_locks(writes, &home, lost) } else { FileAfterLoss::Moved };
             match after {
-                FileAfterLoss::LostAgain => continue,
+                FileAfterLoss::LostAgain => {
+                    writes.close_later(&home, self.number);
+                    continue;
+                }
                 FileAfterLoss::Stayed => writes.close_numbers(&home, &[self.number]),
                 FileAfterLoss::Moved => {
                     *self.home.lock() = home;
