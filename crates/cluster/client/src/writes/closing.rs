@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 const GATHERING: Duration = Duration::from_millis(2);
 /// Numbers of one request; the thread that closes one more sends it.
 const MOST: usize = 64;
-/// Requests for a file with locks, before the program goes on.
-const LOCKED_TRIES: usize = 3;
+/// How long the program waits for the close of a file with locks, as a broken connection is made again, and the interval of requests.
+const LOCKED_WAIT: Duration = Duration::from_millis(500);
+const LOCKED_PAUSE: Duration = Duration::from_millis(20);
 /// Interval of requests that failed before.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// A process that heard nothing for this long has ended the session (`SESSION_IDLE` of the node).
@@ -104,9 +105,8 @@ impl GroupWrites {
         self.remove_open(opened.number());
         let (home, number) = (opened.home(), opened.number());
         if opened.held.any() {
-            // The next owner of the locks waits for it: a connection that broke is made again at once.
-            let closed = (0..LOCKED_TRIES).any(|_| self.try_close(&home, &[number]));
-            if !closed {
+            // The next owner of the locks waits for it.
+            if !self.close_locked(&home, number) {
                 self.close_later(&home, number);
             }
             return;
@@ -155,15 +155,47 @@ impl GroupWrites {
         }
     }
 
+    /// Closes a file with locks; whether that came about within a short time.
+    fn close_locked(&self, home: &HomeProcess, number: u64) -> bool {
+        let until = Instant::now() + LOCKED_WAIT;
+        loop {
+            if self.try_close(home, &[number]) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOCKED_PAUSE);
+        }
+    }
+
+    /// Closes an open file at a process that it has left, now: another call for its locks waits for those there. What fails is
+    /// repeated later anyway.
+    pub(super) fn close_left(&self, opened: &OpenedAs, left: &HomeProcess) {
+        let _stays = opened.hold_place();
+        if opened.home() != *left {
+            self.close_locked(left, opened.number());
+        }
+    }
+
     /// Closes files again whose requests failed.
     fn repeat_failed(&self) {
         let failed = std::mem::take(&mut self.closed.state.lock().failed);
+        let mut unreached: Vec<HomeProcess> = Vec::new();
         for FailedClose { since, home, number } in failed {
             let open = self.open_file(number);
             // It does not move to that process meanwhile.
             let _stays = open.as_ref().map(|open| open.hold_place());
-            let is_there = open.as_ref().is_some_and(|open| open.home() == home);
-            if !is_there && !self.try_close(&home, &[number]) && since.elapsed() < GIVE_UP {
+            if open.as_ref().is_some_and(|open| open.home() == home) {
+                continue;
+            }
+            if !unreached.contains(&home) {
+                if self.try_close(&home, &[number]) {
+                    continue;
+                }
+                unreached.push(home.clone());
+            }
+            if since.elapsed() < GIVE_UP {
                 self.closed.add_failed(&home, &[number], since);
             }
         }

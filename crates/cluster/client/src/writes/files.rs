@@ -207,6 +207,10 @@ pub(super) fn call_open(
             }
         }
         opened.move_on(writes, &home)?;
+        // A lock that it has set, or should have removed, would stand in the way.
+        if matches!(call, WriteCall::SetLock { .. }) {
+            writes.close_left(opened, &home);
+        }
         writes.send_all(&opened.bytes)?;
     }
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no node keeps the file open")))

@@ -109,6 +109,8 @@ impl OpenedAs {
                 FileAfterLoss::Moved => {
                     *self.home.lock() = home;
                     if another {
+                        // It may only be cut off, and has the file open then.
+                        writes.close_later(lost, self.number);
                         self.note_moved(writes, lost);
                         writes.resend_from(&self.bytes, lost.instance);
                     }
