@@ -668,6 +668,29 @@ fn earlier_locks_of_others_do_not_count() {
     }
 }
 
+/// A file with a lock that is closed while its node can't be reached is closed there later.
+#[test]
+fn a_close_that_failed_is_repeated() {
+    let source = tempfile::tempdir().unwrap();
+    let node = Node::start(source.path(), true);
+    let plan = Arc::new(FaultPlan::new(1, FaultRates::default()));
+    let (_volume, writes) = mount(source.path(), &[&node], Some(Arc::clone(&plan))).unwrap();
+    let (_other, second) = mount(source.path(), &[&node], None).unwrap();
+    let mine = lock_of(1, 0, 9, LockKind::Write);
+    let file = create(&*writes, "f", 0).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    file.set_lock(&mine, &root()).unwrap();
+    plan.set_rates(FaultRates { drop: 1000, ..FaultRates::default() });
+    drop(file);
+    assert_eq!(other.set_lock(&mine, &root()).unwrap_err().kind(), ErrorKind::Io(11), "its node has it open");
+    plan.set_rates(FaultRates::default());
+    let until = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = other.set_lock(&mine, &root()) {
+        assert!(error.kind() == ErrorKind::Io(11) && Instant::now() < until, "{error}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// An open file of the model below.
 struct ModelFile {
     mount: usize,
