@@ -647,7 +647,7 @@ fn earlier_locks_of_others_do_not_count() {
         names.iter().map(|name| by.open(dir(name.as_bytes()), O_RDWR, &root(), OP).unwrap()).collect()
     };
     for round in 0..2 {
-        for lost in 0..2 {
+        for lost in [0, 1] {
             nodes[lost].kill();
             for other in open(&second) {
                 other.set_lock(&mine, &root()).unwrap();
