@@ -172,32 +172,35 @@ impl GroupWrites {
     /// Closes an open file at a process that it has left, now: another call for its locks waits for those there. What fails is
     /// repeated later anyway.
     pub(super) fn close_left(&self, opened: &OpenedAs, left: &HomeProcess) {
-        let _stays = opened.hold_place();
+        let Some(_stays) = opened.try_hold_place() else { return };
         if opened.home() != *left {
             self.close_locked(left, opened.number());
         }
     }
 
-    /// Closes files again whose requests failed.
+    /// Closes files again whose requests failed: one attempt for all files of a process that can't be reached.
     fn repeat_failed(&self) {
         let failed = std::mem::take(&mut self.closed.state.lock().failed);
-        let mut unreached: Vec<HomeProcess> = Vec::new();
-        for FailedClose { since, home, number } in failed {
-            let open = self.open_file(number);
-            // It does not move to that process meanwhile.
-            let _stays = open.as_ref().map(|open| open.hold_place());
-            if open.as_ref().is_some_and(|open| open.home() == home) {
-                continue;
-            }
-            if !unreached.contains(&home) {
-                if self.try_close(&home, &[number]) {
+        let (mut left, mut unreached) = (Vec::new(), Vec::new());
+        for close in failed {
+            if !unreached.contains(&close.home) {
+                if self.repeat_close(&close) {
                     continue;
                 }
-                unreached.push(home.clone());
+                unreached.push(close.home.clone());
             }
-            if since.elapsed() < GIVE_UP {
-                self.closed.add_failed(&home, &[number], since);
+            if close.since.elapsed() < GIVE_UP {
+                left.push(close);
             }
         }
+        self.closed.state.lock().failed.append(&mut left);
+    }
+
+    /// Whether the process has the file no longer open, or rightly has it open.
+    fn repeat_close(&self, close: &FailedClose) -> bool {
+        let Some(open) = self.open_file(close.number) else { return self.try_close(&close.home, &[close.number]) };
+        // It does not move to that process meanwhile.
+        let Some(_stays) = open.try_hold_place() else { return false };
+        open.home() == close.home || self.try_close(&close.home, &[close.number])
     }
 }

@@ -79,9 +79,9 @@ impl VainSearch {
 }
 
 impl OpenedAs {
-    /// While the guard lives, the file moves to no other process.
-    pub(super) fn hold_place(&self) -> MutexGuard<'_, ()> {
-        self.moving.lock()
+    /// While the guard lives, the file moves to no other process. `None` while it moves.
+    pub(super) fn try_hold_place(&self) -> Option<MutexGuard<'_, ()>> {
+        self.moving.try_lock()
     }
 
     /// Opens it on a node that can be reached, unless another thread has since `lost`.
