@@ -1,8 +1,8 @@
 //! Open files and directories that programs have closed, until a request closes them on their nodes: one for many. It knows neither
 //! bytes nor names.
 //!
-//! A close of the program has returned before, so nothing waits for these requests. Files with locks are not among them. A request
-//! that failed is repeated: a session that goes on keeps a file and its locks for ever.
+//! A close of the program has returned before, so nothing waits for these requests; only the first one for a file with locks is
+//! waited for. A request that failed is repeated: a session that goes on keeps a file and its locks for ever.
 
 use super::behind::is_transient;
 use super::calls::{CallEnd, CallTarget, HomeProcess};
@@ -19,13 +19,14 @@ use std::time::{Duration, Instant};
 const GATHERING: Duration = Duration::from_millis(2);
 /// Numbers of one request; the thread that closes one more sends it.
 const MOST: usize = 64;
-/// How long the program waits for the close of a file with locks, as a broken connection is made again, and the interval of requests.
+/// How long requests for a file with locks are repeated while the program waits, as a broken connection is made again, and their
+/// interval.
 const LOCKED_WAIT: Duration = Duration::from_millis(500);
 const LOCKED_PAUSE: Duration = Duration::from_millis(20);
 /// Interval of requests that failed before.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// A process that heard nothing for this long has ended the session (`SESSION_IDLE` of the node).
-const GIVE_UP: Duration = Duration::from_secs(120);
+/// A process that heard nothing for this long has ended the session (`SESSION_IDLE` of the node, and its next look at it).
+const GIVE_UP: Duration = Duration::from_secs(150);
 
 /// A file that a process may still have open, as a request to close it failed.
 struct FailedClose {
@@ -103,6 +104,7 @@ impl GroupWrites {
     /// Closes an open object on its node soon; at once if it holds locks.
     pub(super) fn close_soon(&self, opened: &OpenedAs) {
         self.remove_open(opened.number());
+        opened.mark_closed();
         let (home, number) = (opened.home(), opened.number());
         if opened.held.any() {
             // The next owner of the locks waits for it.
@@ -144,7 +146,7 @@ impl GroupWrites {
     }
 
     /// Whether the process has the files no longer open.
-    fn try_close(&self, home: &HomeProcess, numbers: &[u64]) -> bool {
+    pub(super) fn try_close(&self, home: &HomeProcess, numbers: &[u64]) -> bool {
         let (mut scratch, root) = (Vec::new(), Caller::default());
         let call = WriteCall::Close { files: FileNumbers::new(numbers, &mut scratch) };
         match self.send(CallTarget::Process(home), &call, RequestContext::of(&root), 0, None, &mut []) {
@@ -184,10 +186,14 @@ impl GroupWrites {
         let (mut left, mut unreached) = (Vec::new(), Vec::new());
         for close in failed {
             if !unreached.contains(&close.home) {
-                if self.repeat_close(&close) {
-                    continue;
+                match self.repeat_close(&close) {
+                    Some(true) => continue,
+                    Some(false) => unreached.push(close.home.clone()),
+                    None => {
+                        left.push(close);
+                        continue;
+                    }
                 }
-                unreached.push(close.home.clone());
             }
             if close.since.elapsed() < GIVE_UP {
                 left.push(close);
@@ -196,11 +202,13 @@ impl GroupWrites {
         self.closed.state.lock().failed.append(&mut left);
     }
 
-    /// Whether the process has the file no longer open, or rightly has it open.
-    fn repeat_close(&self, close: &FailedClose) -> bool {
-        let Some(open) = self.open_file(close.number) else { return self.try_close(&close.home, &[close.number]) };
+    /// Whether the process has the file no longer open, or rightly has it open; `None` while the file moves.
+    fn repeat_close(&self, close: &FailedClose) -> Option<bool> {
+        let Some(open) = self.open_file(close.number) else {
+            return Some(self.try_close(&close.home, &[close.number]));
+        };
         // It does not move to that process meanwhile.
-        let Some(_stays) = open.try_hold_place() else { return false };
-        open.home() == close.home || self.try_close(&close.home, &[close.number])
+        let _stays = open.try_hold_place()?;
+        Some(open.home() == close.home || self.try_close(&close.home, &[close.number]))
     }
 }

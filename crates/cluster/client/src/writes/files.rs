@@ -46,6 +46,8 @@ pub(crate) struct OpenedAs {
     pub reported: ReportedFailures,
     /// The last close failed, as no node took the bytes.
     failed_close: AtomicBool,
+    /// The program has closed it, and its process is asked to.
+    pub(super) closed: AtomicBool,
     /// It has written or changed something, which a close has to report.
     used: AtomicBool,
     pub(super) held: HeldLocks,
@@ -64,6 +66,7 @@ impl OpenedAs {
             reported: bytes.start_reports(),
             bytes,
             failed_close: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             used: AtomicBool::new(false),
             held: HeldLocks::default(),
         }
@@ -87,6 +90,7 @@ impl OpenedAs {
             bytes: Arc::default(),
             reported: ReportedFailures::default(),
             failed_close: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             used: AtomicBool::new(false),
             held: HeldLocks::default(),
         }
@@ -98,6 +102,10 @@ impl OpenedAs {
 
     pub fn home(&self) -> HomeProcess {
         self.home.lock().clone()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Whether the last close has reported that no node took the bytes.
@@ -476,7 +484,7 @@ impl WritableFile for RemoteFile {
             // Nor are they sent again when a node is lost later.
             self.writes.sync_retained(&self.opened)?;
             // Forgotten first: a lock that is lost needs no node to be given up.
-            self.opened.note_lock(lock, Instant::now());
+            self.opened.forget_lock(lock);
         }
         loop {
             let begun = Instant::now();
@@ -486,11 +494,10 @@ impl WritableFile for RemoteFile {
                 return Ok(());
             }
             self.opened.held.confirm(Some(begun));
-            self.opened.note_lock(lock, begun);
-            // If the file has moved since the answer, the lock was not among those that moved with it.
-            if self.opened.home() == sent.home {
+            if self.opened.note_granted(lock, begun, &sent.home) {
                 return Ok(());
             }
+            self.writes.close_left(&self.opened, &sent.home);
         }
     }
 

@@ -25,6 +25,8 @@ pub(crate) const LOCK_RENEWAL: Duration = Duration::from_secs(1);
 const LOCK_GRACE: Duration = Duration::from_secs(5);
 /// How long a process that is only cut off is waited for: it has the locks for 20 s.
 const CUT_OFF: Duration = Duration::from_secs(30);
+/// A process keeps a file with locks open for this long without a request (`LOCKS_IDLE` of the node).
+const KEPT_OPEN: Duration = Duration::from_secs(20);
 const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
 /// How often the next process is tried once more after its connections broke.
 const RECLAIM_RETRIES: usize = 3;
@@ -122,10 +124,10 @@ impl LostLocks {
 }
 
 /// Where an open file is after its process could not be reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FileAfterLoss {
-    /// In the process that has opened it now.
-    Moved,
+    /// In the process that has opened it now, with these locks; `None` if the locks are lost.
+    Moved(Option<Vec<FileLock>>),
     /// In the process before, with its locks: that was only cut off.
     Stayed,
     /// The next process is lost too.
@@ -142,18 +144,46 @@ impl GroupWrites {
 }
 
 impl OpenedAs {
-    /// Notes a lock that was set or removed by a request of the time `sent`.
-    pub(super) fn note_lock(&self, lock: &FileLock, sent: Instant) {
+    /// Notes a lock that `home` granted to a request of the time `sent`. False if the file has moved since: the lock was not
+    /// among those that moved with it.
+    pub(super) fn note_granted(&self, lock: &FileLock, sent: Instant, home: &HomeProcess) -> bool {
+        let mut known = self.held.known.lock();
+        if *self.home.lock() != *home {
+            return false;
+        }
+        known.set_range(KnownLock { lock: *lock, pid: 0 });
+        self.held.any.store(true, Ordering::Relaxed);
+        self.held.since.lock().get_or_insert(sent);
+        true
+    }
+
+    /// Forgets a lock that is to be released.
+    pub(super) fn forget_lock(&self, lock: &FileLock) {
         let mut known = self.held.known.lock();
         known.set_range(KnownLock { lock: *lock, pid: 0 });
         self.held.any.store(!known.is_empty(), Ordering::Relaxed);
-        let mut since = self.held.since.lock();
         if known.is_empty() {
-            *since = None;
+            *self.held.since.lock() = None;
             self.end_loss();
-        } else {
-            since.get_or_insert(sent);
         }
+    }
+
+    /// The file is in process `home` from now on. False if a lock was set or released in the process before, since `locks` were
+    /// set in `home`.
+    pub(super) fn enter_process(&self, home: &HomeProcess, locks: Option<&[FileLock]>) -> bool {
+        let known = self.held.known.lock();
+        let as_known = locks.is_none_or(|locks| known.iter().map(|known| known.lock).eq(locks.iter().copied()));
+        if as_known {
+            *self.home.lock() = home.clone();
+        }
+        as_known
+    }
+
+    /// The program has closed it.
+    pub(super) fn mark_closed(&self) {
+        // After a loss that begins now, or before it.
+        let _known = self.held.known.lock();
+        self.closed.store(true, Ordering::Release);
     }
 
     /// The locks are gone, and so is their loss.
@@ -164,6 +194,11 @@ impl OpenedAs {
     }
 
     fn begin_loss(&self, why: &str) {
+        let known = self.held.known.lock();
+        // Released or closed meanwhile.
+        if known.is_empty() || self.is_closed() {
+            return;
+        }
         if !self.held.lost.swap(true, Ordering::AcqRel) {
             self.bytes.lost_locks.0.fetch_add(1, Ordering::AcqRel);
             let path = self.shown_path();
@@ -178,6 +213,14 @@ impl OpenedAs {
         if self.held.any() {
             let why = format!("node {} has closed the file, as it heard nothing from this mount for long", home.node);
             self.begin_loss(&why);
+        }
+    }
+
+    /// The process is reached again, and has kept the file open unless that took too long.
+    pub(super) fn check_kept_open(&self, home: &HomeProcess) {
+        let confirmed = *self.held.confirmed.lock();
+        if confirmed.is_none_or(|at| at.elapsed() >= KEPT_OPEN) {
+            self.note_unknown(home);
         }
     }
 
@@ -223,32 +266,42 @@ impl OpenedAs {
         }
     }
 
-    /// Sets the locks again in process `home`, which has just opened the file that was open in `before`.
+    /// Sets the locks again in process `home`, which has just opened the file that was open in `before`. Those of `passed` may
+    /// have set some.
     pub(super) fn reclaim_locks(
         &self,
         writes: &GroupWrites,
         home: &HomeProcess,
         before: &HomeProcess,
+        passed: &[HomeProcess],
     ) -> FileAfterLoss {
-        if !self.held.any() || self.held.lost.load(Ordering::Acquire) {
-            return FileAfterLoss::Moved;
-        }
         let again_until = self.held.confirmed.lock().map(|confirmed| confirmed + writes.lock_grace.again_within());
         let in_time = || again_until.is_some_and(|until| Instant::now() < until);
         let until = Instant::now() + CUT_OFF.min(writes.client.patience().answer);
-        let locks: Vec<FileLock> = self.held.known.lock().iter().map(|known| known.lock).collect();
         let mut last = Error::new(ErrorKind::Timeout, "too much time has passed since the lost node answered");
         let mut retries = 0;
         loop {
+            if self.held.lost.load(Ordering::Acquire) {
+                return FileAfterLoss::Moved(None);
+            }
+            let locks: Vec<FileLock> = self.held.known.lock().iter().map(|known| known.lock).collect();
+            if locks.is_empty() {
+                return FileAfterLoss::Moved(Some(locks));
+            }
             if in_time() {
                 match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, home, lock)) {
                     // It was executed in time if the answer is.
                     Ok(()) if in_time() => {
                         tracing::info!(node = home.node, "{} locks of a file moved to another node", locks.len());
-                        return FileAfterLoss::Moved;
+                        return FileAfterLoss::Moved(Some(locks));
                     }
                     Ok(()) => {}
-                    Err(CallEnd::Failed(error)) if error.kind() == ErrorKind::Io(EAGAIN) => last = error,
+                    Err(CallEnd::Failed(error)) if error.kind() == ErrorKind::Io(EAGAIN) => {
+                        passed.iter().filter(|passed| *passed != home).for_each(|passed| {
+                            writes.try_close(passed, &[self.number()]);
+                        });
+                        last = error;
+                    }
                     // Another process has its place, or it can't be reached.
                     Err(CallEnd::Lost { error, .. })
                         if error.kind() == ErrorKind::Stale || retries == RECLAIM_RETRIES =>
@@ -258,7 +311,7 @@ impl OpenedAs {
                     Err(CallEnd::Lost { error, .. }) => (last, retries) = (error, retries + 1),
                     Err(CallEnd::Failed(error)) => {
                         self.begin_loss(&error.to_string());
-                        return FileAfterLoss::Moved;
+                        return FileAfterLoss::Moved(None);
                     }
                 }
             }
@@ -270,13 +323,13 @@ impl OpenedAs {
                 }
                 Some(false) => {
                     self.note_unknown(before);
-                    return FileAfterLoss::Moved;
+                    return FileAfterLoss::Moved(None);
                 }
                 None => {}
             }
             if Instant::now() >= until || !in_time() && last.kind() != ErrorKind::Io(EAGAIN) {
                 self.begin_loss(&last.to_string());
-                return FileAfterLoss::Moved;
+                return FileAfterLoss::Moved(None);
             }
             std::thread::sleep(RECLAIM_PAUSE);
         }

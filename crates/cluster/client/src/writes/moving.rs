@@ -93,30 +93,40 @@ impl OpenedAs {
         if *self.home.lock() != *lost {
             return Ok(());
         }
+        let mut passed = Vec::new();
         for _ in 0..MOVES {
+            if self.is_closed() {
+                return Err(Error::new(ErrorKind::Unavailable, "the file was closed"));
+            }
             let home = self.open_next(writes, lost)?;
             tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
             writes.client.retries().add(1);
-            let another = home.instance != lost.instance;
-            // The same process has kept it open.
-            let after = if another { self.reclaim_locks(writes, &home, lost) } else { FileAfterLoss::Moved };
-            match after {
+            if home.instance == lost.instance {
+                self.check_kept_open(&home);
+                *self.home.lock() = home;
+                return Ok(());
+            }
+            match self.reclaim_locks(writes, &home, lost, &passed) {
+                FileAfterLoss::Stayed => {
+                    writes.close_numbers(&home, &[self.number]);
+                    return Ok(());
+                }
+                FileAfterLoss::Moved(locks) if self.enter_process(&home, locks.as_deref()) => {
+                    // It may only be cut off, and has the file open then.
+                    writes.close_later(lost, self.number);
+                    if self.is_closed() {
+                        writes.close_later(&home, self.number);
+                    }
+                    self.note_moved(writes, lost);
+                    writes.resend_from(&self.bytes, lost.instance);
+                    return Ok(());
+                }
+                FileAfterLoss::Moved(_) => writes.close_numbers(&home, &[self.number]),
                 FileAfterLoss::LostAgain => {
                     writes.close_later(&home, self.number);
-                    continue;
-                }
-                FileAfterLoss::Stayed => writes.close_numbers(&home, &[self.number]),
-                FileAfterLoss::Moved => {
-                    *self.home.lock() = home;
-                    if another {
-                        // It may only be cut off, and has the file open then.
-                        writes.close_later(lost, self.number);
-                        self.note_moved(writes, lost);
-                        writes.resend_from(&self.bytes, lost.instance);
-                    }
+                    passed.push(home);
                 }
             }
-            return Ok(());
         }
         Err(unsteady())
     }

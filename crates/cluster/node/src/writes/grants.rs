@@ -10,22 +10,34 @@ use std::time::{Duration, Instant};
 const KEPT: Duration = Duration::from_secs(15);
 /// Files, before old grants are forgotten.
 const LEAST_FILES: usize = 1024;
+/// Grants of a file, before old ones are forgotten and then those of each session count as one.
+const MOST_GRANTS: usize = 256;
 
-/// What one session was granted in one file.
-struct SessionGrants {
+/// A lock that a session was granted.
+#[derive(Clone, Copy)]
+struct LockGrant {
     session: u64,
     family: LockFamily,
     /// From the first byte to the last.
     range: LockRange,
     writes: bool,
-    last: Instant,
-    /// The last one that the session did not take again: only the mount knows since when it has had those.
-    last_new: Option<Instant>,
+    at: Instant,
+}
+
+impl LockGrant {
+    fn is_late(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) >= KEPT
+    }
+
+    fn is_same_lock(&self, other: &LockGrant) -> bool {
+        let of = |grant: &LockGrant| (grant.session, grant.family, grant.range, grant.writes);
+        of(self) == of(other)
+    }
 }
 
 #[derive(Default)]
 struct GrantTable {
-    files: HashMap<FileIdentity, Vec<SessionGrants>>,
+    files: HashMap<FileIdentity, Vec<LockGrant>>,
     most: usize,
 }
 
@@ -35,46 +47,60 @@ pub(crate) struct LockGrants(Mutex<GrantTable>);
 
 impl LockGrants {
     /// Notes that `session` got a lock, or took one again.
-    pub fn note_grant(&self, file: FileIdentity, session: u64, lock: &FileLock, again: bool, now: Instant) {
+    pub fn note_grant(&self, file: FileIdentity, session: u64, lock: &FileLock, now: Instant) {
         let mut table = self.0.lock();
         let (range, writes) = (lock.whole_if_flock(), lock.kind == LockKind::Write);
+        let new = LockGrant { session, family: lock.family, range, writes, at: now };
         let grants = table.files.entry(file).or_default();
-        let new = (!again).then_some(now);
-        match grants.iter_mut().find(|grants| (grants.session, grants.family) == (session, lock.family)) {
-            Some(known) => {
-                let (start, end) = (known.range.start.min(range.start), known.range.end.max(range.end));
-                (known.range, known.last) = (LockRange { start, end }, now);
-                known.writes |= writes;
-                known.last_new = known.last_new.max(new);
-            }
+        match grants.iter_mut().find(|grant| grant.is_same_lock(&new)) {
+            Some(known) => known.at = now,
             None => {
-                grants.push(SessionGrants { session, family: lock.family, range, writes, last: now, last_new: new });
+                if grants.len() >= MOST_GRANTS {
+                    grants.retain(|grant| !grant.is_late(now));
+                }
+                if grants.len() >= MOST_GRANTS {
+                    *grants = join_sessions(grants);
+                }
+                grants.push(new);
             }
         }
         if table.files.len() > table.most.max(LEAST_FILES) {
             for grants in table.files.values_mut() {
-                grants.retain(|grants| now.saturating_duration_since(grants.last) < KEPT);
+                grants.retain(|grant| !grant.is_late(now));
             }
             table.files.retain(|_, grants| !grants.is_empty());
             table.most = 2 * table.files.len();
         }
     }
 
-    /// When another session was last granted a lock that excludes this one, if that was after the last new lock of `session`.
+    /// When another session was last granted a lock that excludes this one.
     pub fn last_of_others(&self, file: FileIdentity, session: u64, lock: &FileLock, now: Instant) -> Option<Instant> {
         let table = self.0.lock();
-        let grants = table.files.get(&file)?;
-        let of_family = || grants.iter().filter(|grants| grants.family == lock.family);
-        let own = of_family().find(|grants| grants.session == session).and_then(|grants| grants.last_new);
         let range = lock.whole_if_flock();
-        let others = of_family().filter(|other| {
+        let others = table.files.get(&file)?.iter().filter(|other| {
             let apart = other.range.end < range.start || range.end < other.range.start;
             let shared = !other.writes && lock.kind == LockKind::Read;
-            let lately = now.saturating_duration_since(other.last) < KEPT;
-            other.session != session && !apart && !shared && lately && own.is_none_or(|own| own < other.last)
+            other.session != session && other.family == lock.family && !apart && !shared && !other.is_late(now)
         });
-        others.map(|other| other.last).max()
+        others.map(|other| other.at).max()
     }
+}
+
+/// The grants of each session as one for the whole range: more excludes them than has to, and nothing less.
+fn join_sessions(grants: &[LockGrant]) -> Vec<LockGrant> {
+    let mut joined: Vec<LockGrant> = Vec::new();
+    for grant in grants {
+        let same = |known: &&mut LockGrant| (known.session, known.family) == (grant.session, grant.family);
+        let Some(known) = joined.iter_mut().find(same) else {
+            joined.push(*grant);
+            continue;
+        };
+        let (start, end) = (known.range.start.min(grant.range.start), known.range.end.max(grant.range.end));
+        known.range = LockRange { start, end };
+        known.writes |= grant.writes;
+        known.at = known.at.max(grant.at);
+    }
+    joined
 }
 
 #[cfg(test)]
@@ -92,7 +118,7 @@ mod tests {
         let (write, read) = (lock(0, 9, LockKind::Write), lock(0, 9, LockKind::Read));
         let last = |file, session, lock: &FileLock, now| grants.last_of_others(file, session, lock, now);
         assert_eq!(last(file(1), 1, &write, start), None);
-        grants.note_grant(file(1), 2, &lock(5, 7, LockKind::Read), false, start);
+        grants.note_grant(file(1), 2, &lock(5, 7, LockKind::Read), start);
         assert_eq!([last(file(1), 1, &write, start), last(file(1), 2, &write, start)], [Some(start), None]);
         assert_eq!(last(file(1), 1, &read, start), None, "both can have it");
         assert_eq!(last(file(2), 1, &write, start), None);
@@ -100,14 +126,19 @@ mod tests {
         assert_eq!(last(file(1), 1, &write, start + KEPT), None);
         let flock = FileLock { family: LockFamily::Flock, ..write };
         assert_eq!(last(file(1), 1, &flock, start), None);
-        // Taking a lock again says nothing about the time before; a new lock is the later one.
+        // Grants of one session are told apart.
         let later = start + Duration::from_secs(1);
-        grants.note_grant(file(1), 1, &write, true, later);
-        assert_eq!([last(file(1), 1, &write, later), last(file(1), 2, &write, later)], [Some(start), Some(later)]);
-        grants.note_grant(file(1), 1, &write, false, later);
-        assert_eq!(last(file(1), 1, &write, later), None);
+        grants.note_grant(file(1), 2, &lock(20, 29, LockKind::Write), later);
+        assert_eq!(last(file(1), 1, &lock(10, 19, LockKind::Write), later), None);
+        assert_eq!([last(file(1), 1, &write, later), last(file(1), 1, &read, later)], [Some(start), None]);
+        // Until there are many.
+        for byte in 0..MOST_GRANTS as u64 {
+            grants.note_grant(file(1), 2, &lock(100 + 2 * byte, 100 + 2 * byte, LockKind::Write), later);
+        }
+        assert!(grants.0.lock().files[&file(1)].len() <= MOST_GRANTS);
+        assert_eq!(last(file(1), 1, &lock(10, 19, LockKind::Write), later), Some(later));
         for inode in 2..5000 {
-            grants.note_grant(file(inode), 1, &write, false, start + Duration::from_millis(20 * inode));
+            grants.note_grant(file(inode), 1, &write, start + Duration::from_millis(20 * inode));
         }
         assert!(grants.0.lock().files.len() < 2 * LEAST_FILES);
     }

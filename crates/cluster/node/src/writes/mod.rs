@@ -169,7 +169,9 @@ impl CacheNode {
         let grants = &self.writes.grants;
         let serve = ServedWrite { source: &source, session: &session, grants, request };
         if !request.is_change() {
-            let attempts = matches!(request.call, WriteCall::Write { .. }).then_some(request.answered);
+            let late =
+                matches!(request.call, WriteCall::Write { .. } | WriteCall::SetLock { .. } | WriteCall::Close { .. });
+            let attempts = late.then_some(request.answered);
             let _executing = attempts.map(|attempts| session.begin_write(attempts)).transpose()?;
             return send_answer(&source.root.outward(serve.execute()), responder);
         }
@@ -455,7 +457,7 @@ impl ServedWrite<'_> {
                 self.session.note_lock(number);
                 let (session, now) = (request.op.session, Instant::now());
                 let other = if request.again { self.grants.last_of_others(of, session, &lock, now) } else { None };
-                self.grants.note_grant(of, session, &lock, request.again, now);
+                self.grants.note_grant(of, session, &lock, now);
                 // The mount knows whether it has had the lock since then.
                 other.map_or(WriteAnswer::Done, |at| WriteAnswer::Number((now - at).as_micros() as u64))
             }
