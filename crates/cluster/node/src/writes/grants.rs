@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(last(file(1), 1, &write, start + KEPT), None);
         let flock = FileLock { family: LockFamily::Flock, ..write };
         assert_eq!(last(file(1), 1, &flock, start), None);
-        // Grants of one session are told apart.
+        // Each grant of a session counts for its own range.
         let later = start + Duration::from_secs(1);
         grants.note_grant(file(1), 2, &lock(20, 29, LockKind::Write), later);
         assert_eq!(last(file(1), 1, &lock(10, 19, LockKind::Write), later), None);

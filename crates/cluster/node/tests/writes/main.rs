@@ -16,12 +16,14 @@ use spurline_volume::writes::{
     NodePath, OpId, WritableFile, WritableVolume,
 };
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+const EIO: i32 = 5;
 const O_RDWR: u32 = 2;
 const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;
@@ -689,6 +691,67 @@ fn a_close_that_failed_is_repeated() {
         assert!(error.kind() == ErrorKind::Io(11) && Instant::now() < until, "{error}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Programs of two mounts count in one file under a lock, while other threads write to it, connections break and the file moves
+/// from node to node.
+#[test]
+fn locks_exclude_each_other_while_connections_break() {
+    const ROUNDS: usize = 200;
+    let source = tempfile::tempdir().unwrap();
+    let nodes = [Node::start(source.path(), true), Node::start(source.path(), true)];
+    let plan = Arc::new(FaultPlan::new(7, FaultRates::default()));
+    let mounts = [(); 2].map(|()| mount(source.path(), &[&nodes[0], &nodes[1]], Some(Arc::clone(&plan))).unwrap());
+    create(&*mounts[0].1, "counter", 0).unwrap().write_at(0, &0u64.to_le_bytes(), None).unwrap();
+    let files: Vec<_> =
+        mounts.iter().map(|(_, writes)| writes.open(dir(b"counter"), O_RDWR, &root(), OP).unwrap()).collect();
+    plan.set_rates(FaultRates { drop: 15, cut: 15, garbage: 15, ..FaultRates::default() });
+    let (done, counted, lost) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let until = Instant::now() + Duration::from_secs(120);
+    std::thread::scope(|scope| {
+        for (number, file) in files.iter().enumerate() {
+            let (done, counted, lost) = (&done, &counted, &lost);
+            scope.spawn(move || {
+                let mine = lock_of(1, 0, 7, LockKind::Write);
+                let unlock = FileLock { kind: LockKind::Unlock, ..mine };
+                for _ in 0..ROUNDS {
+                    while let Err(error) = file.set_lock(&mine, &root()) {
+                        assert!(error.kind() == ErrorKind::Io(11) && Instant::now() < until, "{error}");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    let mut count = [0; 8];
+                    let read = file.read_at(0, &mut count);
+                    let next = u64::from_le_bytes(count) + 1;
+                    match read.and_then(|_| file.write_at(0, &next.to_le_bytes(), None)) {
+                        Ok(_) => counted.fetch_add(1, Ordering::Relaxed),
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Io(EIO), "{error}");
+                            lost.fetch_add(1, Ordering::Relaxed)
+                        }
+                    };
+                    file.set_lock(&unlock, &root()).unwrap();
+                }
+                done.fetch_add(1, Ordering::Release);
+            });
+            scope.spawn(move || {
+                for at in 0.. {
+                    if done.load(Ordering::Acquire) == 2 {
+                        break;
+                    }
+                    let offset = 4096 * (1 + number as u64 + 2 * (at % 8));
+                    // It fails if the lock of the other thread is lost.
+                    let _ = file.write_at(offset, &[number as u8; 100], None).and_then(|_| file.sync(true));
+                }
+            });
+        }
+    });
+    plan.set_rates(FaultRates::default());
+    files.iter().for_each(|file| file.sync(false).unwrap());
+    let mut count = [0; 8];
+    File::open(source.path().join("counter")).unwrap().read_exact_at(&mut count, 0).unwrap();
+    let (counted, lost) = (counted.into_inner(), lost.into_inner());
+    println!("{counted} counted, {lost} locks lost");
+    assert_eq!(u64::from_le_bytes(count), counted as u64, "{lost} locks were lost");
 }
 
 /// An open file of the model below.
