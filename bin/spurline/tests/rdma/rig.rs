@@ -74,6 +74,7 @@ pub fn link_up(rail: &str, address: &str) {
     sh(&format!("ip link set {rail} up && ip address replace {address}/{length} dev {rail} {nodad}"));
     // Nothing listens there. A device that works reports that at once.
     let answer = Command::new("timeout").args(["10", "rping", "-c", "-a", address, "-p", "1"]).output().unwrap();
+    assert_ne!(answer.status.code(), Some(127), "rping is not installed (scripts/setup test does it)");
     if answer.status.code() == Some(124) {
         let device = rail.replace("rail", "rxe");
         println!("  {device} sends no message of the connection manager since its link is up: it is made again");

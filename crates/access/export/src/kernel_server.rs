@@ -342,8 +342,9 @@ pub fn remove_export(
     let server = ServerState::read();
     let record = ServerRecord::read(root);
     let here = root == Path::new("/");
+    let serves = here && server.threads > 0;
     let shown = removed_path(&own, &settings, mountpoint);
-    if here && server.threads > 0 {
+    if serves {
         changes.push(ServerChange::Reload { path: shown.clone(), clients: Vec::new() });
         // What the kernel has cached holds the mount.
         changes.push(ServerChange::run(&["exportfs", "-f"]));
@@ -356,8 +357,8 @@ pub fn remove_export(
     };
     make(&changes)?;
     // Only now the table shows what is exported by others.
-    let exported: Vec<String> = if here && server.threads > 0 { exported_paths().collect() } else { Vec::new() };
-    if here && server.threads > 0 && others.is_empty() && record.started && exported.is_empty() {
+    let exported: Vec<String> = if serves { exported_paths().collect() } else { Vec::new() };
+    if serves && others.is_empty() && record.started && exported.is_empty() {
         let mut changes = vec![match has_systemd() {
             true => ServerChange::run(&["systemctl", "stop", "nfs-server"]),
             false => ServerChange::run(&["rpc.nfsd", "0"]),

@@ -72,13 +72,6 @@ impl ClosedFiles {
         }
         !state.ended
     }
-
-    /// Adds files that a process may still have open.
-    fn add_failed(&self, home: &HomeProcess, numbers: &[u64], since: Instant) {
-        let failed = numbers.iter().map(|number| FailedClose { since, home: home.clone(), number: *number });
-        self.state.lock().failed.extend(failed);
-        self.added.notify_one();
-    }
 }
 
 impl GroupWrites {
@@ -109,7 +102,7 @@ impl GroupWrites {
         if opened.held.any() {
             // The next owner of the locks waits for it.
             if !self.close_locked(&home, number) {
-                self.close_later(&home, number);
+                self.close_later(&home, &[number]);
             }
             return;
         }
@@ -136,13 +129,16 @@ impl GroupWrites {
     /// Closes open files on one node, now; later if the request fails.
     pub(super) fn close_numbers(&self, home: &HomeProcess, numbers: &[u64]) {
         if !self.try_close(home, numbers) {
-            self.closed.add_failed(home, numbers, Instant::now());
+            self.close_later(home, numbers);
         }
     }
 
-    /// Closes a file later on a node that may have opened it.
-    pub(super) fn close_later(&self, home: &HomeProcess, number: u64) {
-        self.closed.add_failed(home, &[number], Instant::now());
+    /// Closes files later on a node that may have them open.
+    pub(super) fn close_later(&self, home: &HomeProcess, numbers: &[u64]) {
+        let since = Instant::now();
+        let failed = numbers.iter().map(|number| FailedClose { since, home: home.clone(), number: *number });
+        self.closed.state.lock().failed.extend(failed);
+        self.closed.added.notify_one();
     }
 
     /// Whether the process has the files no longer open.

@@ -113,9 +113,9 @@ impl OpenedAs {
                 }
                 FileAfterLoss::Moved(locks) if self.enter_process(&home, locks.as_deref()) => {
                     // It may only be cut off, and has the file open then.
-                    writes.close_later(lost, self.number);
+                    writes.close_later(lost, &[self.number]);
                     if self.is_closed() {
-                        writes.close_later(&home, self.number);
+                        writes.close_later(&home, &[self.number]);
                     }
                     self.note_moved(writes, lost);
                     writes.resend_from(&self.bytes, lost.instance);
@@ -123,7 +123,7 @@ impl OpenedAs {
                 }
                 FileAfterLoss::Moved(_) => writes.close_numbers(&home, &[self.number]),
                 FileAfterLoss::LostAgain => {
-                    writes.close_later(&home, self.number);
+                    writes.close_later(&home, &[self.number]);
                     passed.push(home);
                 }
             }

@@ -25,7 +25,7 @@ struct LockGrant {
 }
 
 impl LockGrant {
-    fn is_late(&self, now: Instant) -> bool {
+    fn is_old(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) >= KEPT
     }
 
@@ -56,7 +56,7 @@ impl LockGrants {
             Some(known) => known.at = now,
             None => {
                 if grants.len() >= MOST_GRANTS {
-                    grants.retain(|grant| !grant.is_late(now));
+                    grants.retain(|grant| !grant.is_old(now));
                 }
                 if grants.len() >= MOST_GRANTS {
                     *grants = join_sessions(grants);
@@ -66,7 +66,7 @@ impl LockGrants {
         }
         if table.files.len() > table.most.max(LEAST_FILES) {
             for grants in table.files.values_mut() {
-                grants.retain(|grant| !grant.is_late(now));
+                grants.retain(|grant| !grant.is_old(now));
             }
             table.files.retain(|_, grants| !grants.is_empty());
             table.most = 2 * table.files.len();
@@ -80,7 +80,7 @@ impl LockGrants {
         let others = table.files.get(&file)?.iter().filter(|other| {
             let apart = other.range.end < range.start || range.end < other.range.start;
             let shared = !other.writes && lock.kind == LockKind::Read;
-            other.session != session && other.family == lock.family && !apart && !shared && !other.is_late(now)
+            other.session != session && other.family == lock.family && !apart && !shared && !other.is_old(now)
         });
         others.map(|other| other.at).max()
     }

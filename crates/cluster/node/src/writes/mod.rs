@@ -169,10 +169,9 @@ impl CacheNode {
         let grants = &self.writes.grants;
         let serve = ServedWrite { source: &source, session: &session, grants, request };
         if !request.is_change() {
-            let late =
+            let in_order =
                 matches!(request.call, WriteCall::Write { .. } | WriteCall::SetLock { .. } | WriteCall::Close { .. });
-            let attempts = late.then_some(request.answered);
-            let _executing = attempts.map(|attempts| session.begin_write(attempts)).transpose()?;
+            let _executing = in_order.then(|| session.begin_attempt(request.answered)).transpose()?;
             return send_answer(&source.root.outward(serve.execute()), responder);
         }
         match session.begin_change(request.op.number, request.answered, request.again)? {

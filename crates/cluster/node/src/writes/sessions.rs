@@ -136,20 +136,20 @@ impl WriteSession {
         self.answers.lock().slots.remove(&number);
     }
 
-    /// Begins a write at an offset, which ends when the result is dropped. `attempts` is the mount's count of attempts
-    /// without an answer: a request with a higher count waits for those with lower ones, and afterwards these are not
-    /// executed any more. So an attempt that the mount gave up never overwrites a later write.
+    /// Begins a write at an offset, a lock or a close, which ends when the result is dropped. `attempts` is the mount's count
+    /// of attempts without an answer: a request with a higher count waits for those with lower ones, and afterwards these are
+    /// not executed any more. So an attempt that the mount gave up never undoes what came after it.
     ///
     /// # Errors
     /// `Throttled` when the count is out of date: the mount sends a request that it still wants again, with the new one.
-    pub fn begin_write(&self, attempts: u64) -> Result<RwLockReadGuard<'_, u64>> {
+    pub fn begin_attempt(&self, attempts: u64) -> Result<RwLockReadGuard<'_, u64>> {
         loop {
             let highest = self.attempts.read();
             if attempts == *highest {
                 return Ok(highest);
             }
             if attempts < *highest {
-                let why = "the mount repeated a write since it sent this one";
+                let why = "the mount repeated a request since it sent this one";
                 return Err(Error::new(ErrorKind::Throttled, why));
             }
             drop(highest);
@@ -273,12 +273,12 @@ mod tests {
     fn a_write_that_was_given_up_ends_before_its_repetition_or_never_begins() {
         let sessions = WriteSessions::default();
         let session = sessions.session(7).unwrap();
-        let slow = session.begin_write(0).unwrap();
-        drop(session.begin_write(0).unwrap());
+        let slow = session.begin_attempt(0).unwrap();
+        drop(session.begin_attempt(0).unwrap());
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let repeated = scope.spawn(|| {
-                let _write = session.begin_write(1).unwrap();
+                let _write = session.begin_attempt(1).unwrap();
                 assert!(over.load(Ordering::SeqCst), "it waits for the attempt before");
             });
             std::thread::sleep(Duration::from_millis(20));
@@ -286,8 +286,8 @@ mod tests {
             drop(slow);
             repeated.join().unwrap();
         });
-        assert_eq!(session.begin_write(0).err().unwrap().kind(), ErrorKind::Throttled);
-        assert_eq!(*session.begin_write(5).unwrap(), 5);
+        assert_eq!(session.begin_attempt(0).err().unwrap().kind(), ErrorKind::Throttled);
+        assert_eq!(*session.begin_attempt(5).unwrap(), 5);
     }
 
     /// The other open files stay: without a lock, none is in the way of another mount.
