@@ -1,11 +1,11 @@
-//! Open files without a name: what their handles can do is what those of the bare directory can.
+//! Open files and directories without a name: what their handles can do is what those of the bare directory can.
 
-use crate::writable_group::{Group, WAYS};
+use crate::writable_group::{Group, WAYS, shell};
 use rustix::fs::{Access, CWD, Mode, OFlags, XattrFlags, accessat, fgetxattr, flistxattr, fremovexattr, fsetxattr};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 /// Uses the extended attributes and rights of an open file; what it found.
@@ -56,6 +56,46 @@ fn a_file_without_a_name_has_its_attributes() {
         let Some(group) = Group::start(nodes) else { return };
         let mount = group.mount("mnt", 0, way);
         assert_eq!(use_unnamed(&mount.at), use_unnamed(&group.source), "{nodes} nodes, {way:?}");
+        mount.unmount();
+    }
+}
+
+/// Removes directories that are open or the working directory, and prints what can be done with them.
+const REMOVE_DIRECTORIES: &str = r#"
+    use_open() {
+        stat -L -c "%F %h %a" /dev/fd/3
+        chmod 750 /dev/fd/3
+        stat -L -c "%F %h %a" /dev/fd/3
+        ls -A /dev/fd/3/
+        mkdir /dev/fd/3/new 2>&1 | grep -o "No such file"
+    }
+    umask 022
+    mkdir removed; exec 3<removed; rmdir removed; use_open
+    mkdir new old; exec 3<old; mv -T new old; use_open; rmdir old
+    mkdir work; cd work; rmdir ../work
+    stat -c "%F %h %a" .
+    chmod 711 .
+    stat -c "%F %h %a" .
+    ls -A .
+    touch new 2>&1 | grep -o "No such file"
+"#;
+
+#[test]
+fn a_removed_directory_is_empty_and_has_its_attributes() {
+    for (nodes, way) in WAYS.into_iter().map(|way| (0, way)).chain([(2, &[][..])]) {
+        let Some(group) = Group::start(nodes) else { return };
+        let mount = group.mount("mnt", 0, way);
+        let on_mount = shell(&mount.at, REMOVE_DIRECTORIES);
+        assert_eq!(on_mount, shell(&group.source, REMOVE_DIRECTORIES), "{nodes} nodes, {way:?}");
+        assert!(on_mount.starts_with("directory 0 755\n"), "{on_mount}");
+        // One that is removed beside the mount.
+        fs::create_dir(mount.path("other")).unwrap();
+        let open = File::open(mount.path("other")).unwrap();
+        fs::remove_dir(group.source.join("other")).unwrap();
+        open.set_permissions(Permissions::from_mode(0o710)).unwrap();
+        let seen = open.metadata().unwrap();
+        assert_eq!((seen.nlink(), seen.mode() & 0o777), (0, 0o710), "{nodes} nodes, {way:?}");
+        drop(open);
         mount.unmount();
     }
 }

@@ -99,6 +99,14 @@ impl<T> HandleTable<T> {
         slots.slots.get(index).filter(|slot| slot.uses == uses)?.handle.clone()
     }
 
+    /// Any handle that `wanted` selects. Looks at all of them.
+    pub fn find(&self, wanted: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        self.shards.iter().find_map(|shard| {
+            let slots = shard.read();
+            slots.slots.iter().filter_map(|slot| slot.handle.as_ref()).find(|handle| wanted(handle)).cloned()
+        })
+    }
+
     /// Removes a handle.
     pub fn remove(&self, fh: u64) -> Option<Arc<T>> {
         let (shard, index, uses) = split_handle(fh);

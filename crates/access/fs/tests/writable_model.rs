@@ -86,6 +86,11 @@ impl Model {
         (ROOT, ROOT_OBJECT)
     }
 
+    /// Whether attributes are known: removed directories keep theirs.
+    fn has_attributes(&self, object: u64) -> bool {
+        self.is_reachable(object) || self.tree.is_directory(object)
+    }
+
     /// A directory for a change. The kernel knows when it has removed one, and makes no requests in it.
     fn live_directory(&mut self) -> (u64, u64) {
         let found = self.any_directory();
@@ -245,7 +250,7 @@ impl Model {
         };
         match answer {
             Ok((attr, _)) => {
-                assert!(self.is_reachable(object));
+                assert!(self.has_attributes(object));
                 if let Some(len) = set {
                     self.tree.truncate(object, len).unwrap();
                 }
@@ -253,6 +258,7 @@ impl Model {
                 assert_eq!((attr.identity, attr.size, attr.nlink), (wanted.identity, wanted.size, wanted.nlink));
             }
             Err(error) => {
+                assert!(!self.tree.is_directory(object), "{error}");
                 assert!(matches!(error.errno(), libc::ENOENT | libc::ESTALE) && self.may_be_lost(object), "{error}");
             }
         }
@@ -295,7 +301,7 @@ impl Model {
     }
 
     fn list(&mut self) {
-        let ((ino, directory), plus) = (self.live_directory(), self.draw.below(2) == 0);
+        let ((ino, directory), plus) = (self.any_directory(), self.draw.below(2) == 0);
         let fh = self.fs.opendir(ino, &CALLER).unwrap();
         let (mut names, mut entries) = (Vec::new(), Vec::new());
         let (max, room) = (1 + self.draw.below(4), self.draw.below(5));
@@ -318,7 +324,8 @@ impl Model {
             }
         }
         self.fs.releasedir(fh).unwrap();
-        assert_eq!(names, self.tree.list(directory).unwrap());
+        let wanted = if self.tree.has_name(directory) { self.tree.list(directory).unwrap() } else { Vec::new() };
+        assert_eq!(names, wanted);
         assert_eq!(entries.len(), if plus { names.len() } else { 0 });
         entries.iter().for_each(|(entry, object)| self.refer(entry.ino, *object, &entry.attr));
     }

@@ -387,7 +387,7 @@ impl FileLock {
     }
 }
 
-/// A call about the rights or the extended attributes of an open file, which may have no name any more.
+/// A call about the rights or the extended attributes of an open object, which may have no name any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenAttrCall<'a> {
     /// As [`WritableVolume::access`].
@@ -423,8 +423,35 @@ pub enum WritePlace {
     MappedPages,
 }
 
+/// An open file or directory of the source, which may have no name any more.
+pub trait WritableObject: Send + Sync {
+    /// The attributes now.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn stat(&self) -> Result<NodeAttr>;
+
+    /// Sets attributes.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn set_attr(&self, set: &AttrChange, caller: &Caller, op: OpId) -> Result<NodeAttr>;
+
+    /// Answers a call about rights or extended attributes: a value or names, and nothing for the others.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>>;
+
+    /// Makes all changes durable, or with `data_only` the bytes of a file only.
+    ///
+    /// # Errors
+    /// The source's errno; a failed write-back is reported once.
+    fn sync(&self, data_only: bool) -> Result<()>;
+}
+
 /// An open file of the source. Dropping it closes it, and releases its locks.
-pub trait WritableFile: Send + Sync {
+pub trait WritableFile: WritableObject {
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
     ///
     /// # Errors
@@ -471,12 +498,6 @@ pub trait WritableFile: Send + Sync {
     /// `ENXIO` past the end; the source's errno.
     fn seek(&self, offset: u64, whence: u32) -> Result<u64>;
 
-    /// Makes all changes durable, or the bytes only.
-    ///
-    /// # Errors
-    /// The source's errno; a failed write-back is reported once.
-    fn sync(&self, data_only: bool) -> Result<()>;
-
     /// Whether [`WritableFile::flush`] can report anything.
     fn needs_flush(&self) -> bool {
         true
@@ -487,24 +508,6 @@ pub trait WritableFile: Send + Sync {
     /// # Errors
     /// The source's errno.
     fn flush(&self) -> Result<()>;
-
-    /// The attributes now.
-    ///
-    /// # Errors
-    /// The source's errno.
-    fn stat(&self) -> Result<NodeAttr>;
-
-    /// Sets attributes of the file, which may have no name any more.
-    ///
-    /// # Errors
-    /// The source's errno.
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, op: OpId) -> Result<NodeAttr>;
-
-    /// Answers a call about rights or extended attributes: a value or names, and nothing for the others.
-    ///
-    /// # Errors
-    /// The source's errno.
-    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>>;
 
     /// A lock of another owner that is in the way of this one, which is of `fcntl(2)`.
     ///
@@ -534,25 +537,13 @@ pub trait WritableFile: Send + Sync {
 }
 
 /// An open directory of the source. Dropping it closes it.
-pub trait WritableDirectory: Send + Sync {
+pub trait WritableDirectory: WritableObject {
     /// Up to `max` names from position `from` on; 0 is the start, and no name is the end. With `attrs`, each name that
     /// `caller` may look up has its attributes.
     ///
     /// # Errors
     /// The source's errno.
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>>;
-
-    /// Makes changes of its names durable.
-    ///
-    /// # Errors
-    /// The source's errno.
-    fn sync(&self, data_only: bool) -> Result<()>;
-
-    /// The attributes now.
-    ///
-    /// # Errors
-    /// The source's errno.
-    fn stat(&self) -> Result<NodeAttr>;
 }
 
 /// The names that a file system knows.

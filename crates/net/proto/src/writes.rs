@@ -246,14 +246,14 @@ pub enum WriteCall<'a> {
         /// The file or directory.
         file: u64,
     },
-    /// Sets attributes of an open file.
+    /// Sets attributes of an open file or directory.
     SetAttrOpen {
         /// The file.
         file: u64,
         /// Which, and their values.
         set: AttrChange,
     },
-    /// Answers a call about the rights or extended attributes of an open file. A value that is set is the payload.
+    /// Answers a call about the rights or extended attributes of an open file or directory. A value that is set is the payload.
     AttrOpen {
         /// The file.
         file: u64,
@@ -606,15 +606,15 @@ impl WriteCall<'_> {
             WriteCall::Seek { .. } => (20, "search for data or a hole"),
             WriteCall::Sync { .. } => (21, "sync"),
             WriteCall::Flush { .. } => (22, "flush"),
-            WriteCall::StatOpen { .. } => (23, "attributes of an open file"),
-            WriteCall::SetAttrOpen { .. } => (24, "change of an open file's attributes"),
+            WriteCall::StatOpen { .. } => (23, "attributes of an open object"),
+            WriteCall::SetAttrOpen { .. } => (24, "change of an open object's attributes"),
             WriteCall::TestLock { .. } => (25, "test of a lock"),
             WriteCall::SetLock { .. } => (26, "lock"),
             WriteCall::ReadDirectory { .. } => (27, "listing of an open directory"),
             WriteCall::Close { .. } => (28, "close"),
             WriteCall::Renew => (29, "renewal of a session"),
             WriteCall::Reopen { .. } => (30, "second opening of an open file"),
-            WriteCall::AttrOpen { .. } => (31, "rights or extended attributes of an open file"),
+            WriteCall::AttrOpen { .. } => (31, "rights or extended attributes of an open object"),
         }
     }
 

@@ -11,7 +11,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use spurline_types::Result;
 use spurline_volume::writes::{
     AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpId, OpenAttrCall, WritableDirectory,
-    WritableFile, WritePlace,
+    WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::collections::VecDeque;
@@ -128,7 +128,9 @@ impl SourceFile {
                 Errno::PERM => errno,
                 // No program expects the others of a write.
                 _ => {
-                    tracing::warn!("a file can't be opened once more for writes to another place: {errno}");
+                    let path = rustix::fs::readlink(&*proc_path(self.file.as_fd()), Vec::new()).unwrap_or_default();
+                    let path = path.to_string_lossy();
+                    tracing::warn!("'{path}' can't be opened once more for writes to another place: {errno}");
                     Errno::IO
                 }
             })?;
@@ -140,9 +142,48 @@ impl SourceFile {
     }
 
     fn as_caller<T>(&self, what: &str, caller: &Caller, call: impl FnOnce() -> rustix::io::Result<T>) -> Result<T> {
-        let assumed = self.identities.assume(caller);
-        assumed.and_then(|_as_caller| call()).map_err(|errno| failed(what, errno))
+        run_as(&self.identities, caller, what, call)
     }
+}
+
+/// Runs a call on an open object as its caller.
+fn run_as<T>(
+    identities: &CallerIdentities,
+    caller: &Caller,
+    what: &str,
+    call: impl FnOnce() -> rustix::io::Result<T>,
+) -> Result<T> {
+    let assumed = identities.assume(caller);
+    assumed.and_then(|_as_caller| call()).map_err(|errno| failed(what, errno))
+}
+
+/// A call about the rights or the extended attributes of an open object.
+fn call_attr_of(
+    fd: BorrowedFd<'_>,
+    call: &OpenAttrCall<'_>,
+    identities: &CallerIdentities,
+    caller: &Caller,
+) -> Result<Vec<u8>> {
+    let path = proc_path(fd);
+    let what = match call {
+        OpenAttrCall::Access(_) => "access",
+        OpenAttrCall::Get(_) => "getxattr",
+        OpenAttrCall::List => "listxattr",
+        OpenAttrCall::Set { .. } => "setxattr",
+        OpenAttrCall::Remove(_) => "removexattr",
+    };
+    run_as(identities, caller, what, || {
+        match *call {
+            OpenAttrCall::Get(name) => return read_growing(|buffer| rustix::fs::getxattr(&*path, name, buffer)),
+            OpenAttrCall::List => return read_growing(|buffer| rustix::fs::listxattr(&*path, buffer)),
+            OpenAttrCall::Access(mask) => check_access(&path, mask),
+            OpenAttrCall::Set { name, value, flags } => {
+                rustix::fs::setxattr(&*path, name, value, XattrFlags::from_bits_retain(flags))
+            }
+            OpenAttrCall::Remove(name) => rustix::fs::removexattr(&*path, name),
+        }
+        .map(|()| Vec::new())
+    })
 }
 
 /// Repeats a call that a signal interrupted.
@@ -152,6 +193,41 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
             Err(Errno::INTR) => {}
             answer => return answer,
         }
+    }
+}
+
+impl WritableObject for SourceFile {
+    fn stat(&self) -> Result<NodeAttr> {
+        stat_fd(self.file.as_fd()).map_err(|errno| failed("fstat", errno))
+    }
+
+    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        self.as_caller("setting attributes", caller, || {
+            change_attr(self.file.as_fd(), set, |len| {
+                match rustix::fs::ftruncate(&self.file, len) {
+                    // Open for reading only: the caller's right to write decides.
+                    Err(Errno::INVAL | Errno::BADF) => {
+                        let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+                        let path = proc_path(self.file.as_fd());
+                        rustix::fs::ftruncate(rustix::fs::open(&*path, flags, Mode::empty())?, len)
+                    }
+                    answer => answer,
+                }
+            })?;
+            stat_fd(self.file.as_fd())
+        })
+    }
+
+    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        call_attr_of(self.file.as_fd(), call, &self.identities, caller)
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        let synced = match data_only {
+            true => retry(|| rustix::fs::fdatasync(&self.file)),
+            false => retry(|| rustix::fs::fsync(&self.file)),
+        };
+        synced.map_err(|errno| failed("fsync", errno))
     }
 }
 
@@ -230,14 +306,6 @@ impl WritableFile for SourceFile {
         rustix::fs::seek(&self.file, from).map_err(|errno| failed("lseek", errno))
     }
 
-    fn sync(&self, data_only: bool) -> Result<()> {
-        let synced = match data_only {
-            true => retry(|| rustix::fs::fdatasync(&self.file)),
-            false => retry(|| rustix::fs::fsync(&self.file)),
-        };
-        synced.map_err(|errno| failed("fsync", errno))
-    }
-
     fn needs_flush(&self) -> bool {
         self.reports_at_close
     }
@@ -247,50 +315,6 @@ impl WritableFile for SourceFile {
             return Ok(());
         }
         close_copy(self.file.as_fd()).map_err(|errno| failed("close", errno))
-    }
-
-    fn stat(&self) -> Result<NodeAttr> {
-        stat_fd(self.file.as_fd()).map_err(|errno| failed("fstat", errno))
-    }
-
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
-        self.as_caller("setting attributes", caller, || {
-            change_attr(self.file.as_fd(), set, |len| {
-                match rustix::fs::ftruncate(&self.file, len) {
-                    // Open for reading only: the caller's right to write decides.
-                    Err(Errno::INVAL | Errno::BADF) => {
-                        let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
-                        let path = proc_path(self.file.as_fd());
-                        rustix::fs::ftruncate(rustix::fs::open(&*path, flags, Mode::empty())?, len)
-                    }
-                    answer => answer,
-                }
-            })?;
-            stat_fd(self.file.as_fd())
-        })
-    }
-
-    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
-        let path = proc_path(self.file.as_fd());
-        let what = match call {
-            OpenAttrCall::Access(_) => "access",
-            OpenAttrCall::Get(_) => "getxattr",
-            OpenAttrCall::List => "listxattr",
-            OpenAttrCall::Set { .. } => "setxattr",
-            OpenAttrCall::Remove(_) => "removexattr",
-        };
-        self.as_caller(what, caller, || {
-            match *call {
-                OpenAttrCall::Get(name) => return read_growing(|buffer| rustix::fs::getxattr(&*path, name, buffer)),
-                OpenAttrCall::List => return read_growing(|buffer| rustix::fs::listxattr(&*path, buffer)),
-                OpenAttrCall::Access(mask) => check_access(&path, mask),
-                OpenAttrCall::Set { name, value, flags } => {
-                    rustix::fs::setxattr(&*path, name, value, XattrFlags::from_bits_retain(flags))
-                }
-                OpenAttrCall::Remove(name) => rustix::fs::removexattr(&*path, name),
-            }
-            .map(|()| Vec::new())
-        })
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
@@ -367,6 +391,28 @@ impl SourceDirectory {
     }
 }
 
+impl WritableObject for SourceDirectory {
+    fn stat(&self) -> Result<NodeAttr> {
+        stat_fd(self.fd.as_fd()).map_err(|errno| failed("fstat", errno))
+    }
+
+    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        run_as(&self.identities, caller, "setting attributes", || {
+            change_attr(self.fd.as_fd(), set, |_| Err(Errno::ISDIR))?;
+            stat_fd(self.fd.as_fd())
+        })
+    }
+
+    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        call_attr_of(self.fd.as_fd(), call, &self.identities, caller)
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        let synced = if data_only { rustix::fs::fdatasync(&self.fd) } else { rustix::fs::fsync(&self.fd) };
+        synced.map_err(|errno| failed("fsync of a directory", errno))
+    }
+}
+
 impl WritableDirectory for SourceDirectory {
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
         let failed = |errno| failed("listing", errno);
@@ -385,15 +431,6 @@ impl WritableDirectory for SourceDirectory {
             }
         }
         Ok(names)
-    }
-
-    fn sync(&self, data_only: bool) -> Result<()> {
-        let synced = if data_only { rustix::fs::fdatasync(&self.fd) } else { rustix::fs::fsync(&self.fd) };
-        synced.map_err(|errno| failed("fsync of a directory", errno))
-    }
-
-    fn stat(&self) -> Result<NodeAttr> {
-        stat_fd(self.fd.as_fd()).map_err(|errno| failed("fstat", errno))
     }
 }
 

@@ -105,7 +105,7 @@ impl WritableFileSystem {
             let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
             self.source.change(&change, caller, op)
         })?;
-        self.nodes.unbind(parent, name);
+        self.nodes.remove(parent, name);
         self.stats.fuse.change_ops.add(1);
         Ok(())
     }
@@ -159,8 +159,8 @@ impl WritableFileSystem {
                 });
                 match by_path {
                     Ok(attr) => with_attr(attr)?,
-                    Err(error) => self.or_open_file(ino, Err(error), |file| {
-                        self.as_caller(caller, groups_decide, |caller| file.file.set_attr(set, caller, op))
+                    Err(error) => self.or_open_object(ino, Err(error), |open| {
+                        self.as_caller(caller, groups_decide, |caller| open.set_attr(set, caller, op))
                     })?,
                 }
             }
@@ -187,22 +187,22 @@ impl WritableFileSystem {
         self.or_attr_of_open(ino, answer, OpenAttrCall::Access(mask), caller, drop)
     }
 
-    /// `answer`, or that of an open file of the node to `call` if it has lost its name.
+    /// `answer`, or that of an open file or directory of the node to `call` if it has lost its name.
     fn or_attr_of_open<T>(
         &self,
         ino: u64,
         answer: FsResult<T>,
         call: OpenAttrCall<'_>,
         caller: &FsCaller,
-        found: impl FnOnce(Vec<u8>) -> T,
+        found: impl Fn(Vec<u8>) -> T,
     ) -> FsResult<T> {
         let groups_decide = match call {
             OpenAttrCall::Access(_) => true,
             OpenAttrCall::Set { name, .. } => acl_name(name),
             OpenAttrCall::Get(_) | OpenAttrCall::List | OpenAttrCall::Remove(_) => false,
         };
-        self.or_open_file(ino, answer, |file| {
-            self.as_caller(caller, groups_decide, |caller| file.file.call_attr(&call, caller)).map(found)
+        self.or_open_object(ino, answer, |open| {
+            self.as_caller(caller, groups_decide, |caller| open.call_attr(&call, caller)).map(&found)
         })
     }
 

@@ -13,6 +13,7 @@ mod locks;
 mod nodes;
 mod open;
 mod recall;
+mod removed;
 
 pub use change::NewNode;
 pub use kernel_view::KernelView;
@@ -29,10 +30,12 @@ use locks::LockTable;
 use nodes::NodeTable;
 use open::{OpenNode, OpenNodeDirectory, OpenNodeFile};
 use parking_lot::Mutex;
+use removed::RemovedDirectory;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::Volume;
 use spurline_volume::writes::{
-    Caller, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId, S_IFDIR, S_IFMT, WritableVolume,
+    Caller, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId, S_IFDIR, S_IFMT, WritableObject,
+    WritableVolume,
 };
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -197,6 +200,14 @@ impl WritableFileSystem {
     /// The number of inodes referenced by the kernel, the root included.
     pub fn known_inodes(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// The path of an inode in quotes, for the log.
+    pub fn logged_path(&self, ino: u64) -> String {
+        match self.nodes.resolve(ino) {
+            Some(node) => format!("'/{}'", String::from_utf8_lossy(&node.path)),
+            None => "an object without a name".to_owned(),
+        }
     }
 
     /// The inode number that programs see: the source's own, mixed with the device below other mounts in the source.
@@ -378,26 +389,34 @@ impl WritableFileSystem {
             return Ok(known);
         }
         let answer = self.on_node(ino, caller, false, |at, caller| self.source.stat(at, caller));
-        let attr = self.or_open_file(ino, answer, |file| file.file.stat())?;
+        let attr = self.or_open_object(ino, answer, |open| open.stat())?;
         self.nodes.note_sent(ino, &attr);
         Ok((attr, ttl))
     }
 
-    /// `answer`, or that of an open file of the node if it has lost its name.
-    fn or_open_file<T>(
+    /// `answer`, or that of an open file or directory of the node if it has lost its name. A directory that this mount has
+    /// removed needs not be open.
+    fn or_open_object<T>(
         &self,
         ino: u64,
         answer: FsResult<T>,
-        op: impl FnOnce(&OpenNodeFile) -> Result<T>,
+        op: impl Fn(&dyn WritableObject) -> Result<T>,
     ) -> FsResult<T> {
-        match answer {
-            Err(error) if matches!(error.errno(), libc::ENOENT | libc::ESTALE | libc::ENOTDIR) => {
-                match self.open_file_of(ino) {
-                    Some(file) => Ok(op(&file)?),
-                    None => Err(error),
-                }
-            }
-            answer => answer,
+        let Err(error) = answer else { return answer };
+        if !has_lost_name(&error) {
+            return Err(error);
+        }
+        if let Some(open) = self.open_file_of(ino) {
+            return Ok(op(&*open.file)?);
+        }
+        let removed = RemovedDirectory::find(&self.nodes, ino);
+        let of_open = self.directories.find(|open| open.ino == ino).map(|open| op(&*open.directory));
+        match (of_open, removed) {
+            // Its node was lost with the last that led to it.
+            (Some(Err(error)), Some(removed)) if errno_of(&error) == libc::ESTALE => Ok(op(&removed)?),
+            (Some(answer), _) => Ok(answer?),
+            (None, Some(removed)) => Ok(op(&removed)?),
+            (None, None) => Err(error),
         }
     }
 }
@@ -407,6 +426,11 @@ fn errno_of(error: &Error) -> i32 {
         ErrorKind::Io(errno) => errno,
         _ => 0,
     }
+}
+
+/// Whether no path of the object leads to it any more.
+fn has_lost_name(error: &FsError) -> bool {
+    matches!(error.errno(), libc::ENOENT | libc::ESTALE | libc::ENOTDIR)
 }
 
 fn errno_error(errno: i32, why: &'static str) -> FsError {

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Memory of a node: itself, and its places in two hash tables that are on average two thirds full.
 const NODE_BYTES: u64 = 464;
+/// Memory of the attributes that a directory keeps beside that.
+const DIRECTORY_ATTR_BYTES: u64 = 160;
 /// Memory of a name beside its bytes: in the node, in its directory, and as an allocation of its own.
 const NAME_BYTES: u64 = 150;
 
@@ -37,6 +39,10 @@ struct TreeNode {
     /// Since the table was made, in milliseconds.
     used_ms: u64,
     directory: bool,
+    /// Of a directory: the attributes that the kernel got last, for the time after its removal.
+    last_attr: Option<Box<NodeAttr>>,
+    /// This mount has removed or replaced the directory.
+    removed: bool,
     /// References held by the kernel.
     lookups: u64,
     /// Its names: the directory's number and the name there. Any of them leads to it.
@@ -59,6 +65,8 @@ impl TreeNode {
             identity,
             used_ms: 0,
             directory,
+            last_attr: None,
+            removed: false,
             lookups: 0,
             names: Vec::new(),
             children: None,
@@ -75,6 +83,17 @@ impl TreeNode {
         if let Some(size) = &self.kernel_size {
             size.note_sent(attr.size);
         }
+        if self.directory {
+            match &mut self.last_attr {
+                Some(last) => **last = *attr,
+                last => *last = Some(Box::new(*attr)),
+            }
+        }
+    }
+
+    /// Memory of the node without its names.
+    fn own_bytes(&self) -> u64 {
+        NODE_BYTES + if self.directory { DIRECTORY_ATTR_BYTES } else { 0 }
     }
 }
 
@@ -193,7 +212,7 @@ impl NodeTable {
                 directory: node.directory,
                 name: node.names.first(),
                 age: Duration::from_millis(now.saturating_sub(node.used_ms)),
-                bytes: NODE_BYTES + node.names.iter().map(|(_, name)| name_bytes(name)).sum::<u64>(),
+                bytes: node.own_bytes() + node.names.iter().map(|(_, name)| name_bytes(name)).sum::<u64>(),
             });
         }
     }
@@ -244,10 +263,12 @@ impl NodeTable {
         let known = tree.by_identity.get(&identity).copied();
         let ino = known.unwrap_or_else(|| {
             let ino = tree.free_number(&identity);
-            tree.nodes.insert(ino, TreeNode::new(identity, attr.mode & S_IFMT == S_IFDIR));
+            let node = TreeNode::new(identity, attr.mode & S_IFMT == S_IFDIR);
+            let bytes = node.own_bytes();
+            tree.nodes.insert(ino, node);
             tree.by_identity.insert(identity, ino);
             tree.stats.fuse.inodes.add(1);
-            tree.add_memory(NODE_BYTES);
+            tree.add_memory(bytes);
             ino
         });
         if let Some((parent, name)) = name {
@@ -263,6 +284,20 @@ impl NodeTable {
     /// Removes a name.
     pub fn unbind(&self, parent: u64, name: &[u8]) {
         self.tree.write().unbind(parent, name);
+    }
+
+    /// Removes a name whose object this mount has removed or replaced.
+    pub fn remove(&self, parent: u64, name: &[u8]) {
+        let mut tree = self.tree.write();
+        tree.mark_removed(parent, name);
+        tree.unbind(parent, name);
+    }
+
+    /// The attributes of a directory that this mount has removed, without links.
+    pub fn removed_attr(&self, ino: u64) -> Option<NodeAttr> {
+        let tree = self.tree.read();
+        let node = tree.nodes.get(&ino).filter(|node| node.removed)?;
+        node.last_attr.as_ref().map(|attr| NodeAttr { nlink: 0, ..**attr })
     }
 
     /// Begins a rename: until the result is dropped, a path that leads nowhere is resolved again.
@@ -288,6 +323,9 @@ impl NodeTable {
         // Two names of one object: the source changes nothing.
         if moved.is_some() && moved == other {
             return;
+        }
+        if !exchange {
+            tree.mark_removed(to.0, to.1);
         }
         tree.unbind(from.0, from.1);
         tree.unbind(to.0, to.1);
@@ -445,6 +483,15 @@ impl NodeTree {
         self.nodes.get(&parent)?.children.as_ref()?.get(name).copied()
     }
 
+    /// Notes that the directory of this name, if it is one, was removed.
+    fn mark_removed(&mut self, parent: u64, name: &[u8]) {
+        if let Some(ino) = self.child(parent, name)
+            && let Some(node) = self.nodes.get_mut(&ino)
+        {
+            node.removed = node.directory;
+        }
+    }
+
     fn bind(&mut self, parent: u64, name: &[u8], ino: u64) {
         if self.child(parent, name) == Some(ino) {
             return;
@@ -455,6 +502,7 @@ impl NodeTree {
         directory.children.get_or_insert_default().insert(Arc::clone(&name), ino);
         let mut lost = Vec::new();
         if let Some(node) = self.nodes.get_mut(&ino) {
+            node.removed = false;
             if node.children.is_some() {
                 // A directory has one name: another host has moved it.
                 lost = std::mem::take(&mut node.names);
@@ -512,7 +560,7 @@ impl NodeTree {
             let Some(node) = self.nodes.remove(&ino) else { continue };
             self.stats.fuse.inodes.sub(1);
             let names: u64 = node.names.iter().map(|(_, name)| name_bytes(name)).sum();
-            self.free_memory(NODE_BYTES + names);
+            self.free_memory(node.own_bytes() + names);
             if self.by_identity.get(&node.identity) == Some(&ino) {
                 self.by_identity.remove(&node.identity);
             }

@@ -2,7 +2,8 @@
 //! at once; where the kernel supports it, it reads and writes that file itself.
 
 use super::kernel_view::KernelSize;
-use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
+use super::removed::RemovedDirectory;
+use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error, has_lost_name};
 use crate::errno::{FsError, FsResult};
 use crate::inode_limit::LimitedInodes as _;
 use crate::passthrough::{LiveBacking, RegisterBacking};
@@ -107,9 +108,13 @@ impl WritableFileSystem {
     ) -> FsResult<OpenedNode> {
         let op = self.next_op();
         let opened = self.on_node(ino, caller, false, |at, caller| self.source.open(at, flags as u32, caller, op));
-        let file = self.or_open_file(ino, opened, |file| {
-            self.as_caller(caller, false, |caller| file.file.reopen(flags as u32, caller))
-        })?;
+        let file = match opened {
+            Err(error) if has_lost_name(&error) => {
+                let open = self.open_file_of(ino).ok_or(error)?;
+                self.as_caller(caller, false, |caller| open.file.reopen(flags as u32, caller))?
+            }
+            opened => opened?,
+        };
         let attr = file.stat()?;
         self.add_open(ino, file, (flags, false), &attr, (caller, register))
     }
@@ -363,7 +368,11 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn opendir(&self, ino: u64, caller: &FsCaller) -> FsResult<u64> {
-        let directory = self.on_node(ino, caller, false, |at, caller| self.source.open_directory(at, caller))?;
+        let opened = self.on_node(ino, caller, false, |at, caller| self.source.open_directory(at, caller));
+        let directory = opened.or_else(|error| match RemovedDirectory::find(&self.nodes, ino) {
+            Some(removed) if has_lost_name(&error) => Ok(Box::new(removed) as Box<dyn WritableDirectory>),
+            _ => Err(error),
+        })?;
         // A listing changes the time of access.
         self.directory_attrs.drop_attr(ino);
         let Some(fh) = self.directories.insert(Arc::new(OpenNodeDirectory { ino, directory })) else {

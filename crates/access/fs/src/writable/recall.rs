@@ -22,7 +22,7 @@ impl WritableFileSystem {
         }
         let at = if of_parent { self.nodes.parent_of(ino) } else { ino };
         let answer = self.on_node(at, &self.own_caller(), false, |at, caller| self.source.stat(at, caller));
-        let entry = self.or_open_file(at, answer, |file| file.file.stat()).map(|attr| {
+        let entry = self.or_open_object(at, answer, |open| open.stat()).map(|attr| {
             let number = self.nodes.intern(None, &attr);
             self.node_entry(number, attr)
         });

@@ -445,6 +445,26 @@ impl Drop for MemoryFile {
     }
 }
 
+impl WritableObject for MemoryFile {
+    fn stat(&self) -> Result<NodeAttr> {
+        Ok(self.tree.lock().attr(self.object))
+    }
+
+    fn set_attr(&self, set: &AttrChange, _caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        let mut tree = self.tree.lock();
+        set.size.map_or(Ok(()), |len| tree.truncate(self.object, len)).map_err(failed)?;
+        Ok(tree.attr(self.object))
+    }
+
+    fn call_attr(&self, _call: &OpenAttrCall<'_>, _caller: &Caller) -> Result<Vec<u8>> {
+        Err(failed(libc::EOPNOTSUPP))
+    }
+
+    fn sync(&self, _data_only: bool) -> Result<()> {
+        Ok(())
+    }
+}
+
 impl WritableFile for MemoryFile {
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
         let tree = self.tree.lock();
@@ -455,10 +475,6 @@ impl WritableFile for MemoryFile {
 
     fn write_placed(&self, _: WritePlace, offset: u64, data: &[u8], _: Option<&Caller>) -> Result<usize> {
         self.tree.lock().write(self.object, offset, data).map_err(failed)
-    }
-
-    fn call_attr(&self, _call: &OpenAttrCall<'_>, _caller: &Caller) -> Result<Vec<u8>> {
-        Err(failed(libc::EOPNOTSUPP))
     }
 
     fn allocate(&self, _mode: u32, _offset: u64, _len: u64, _caller: &Caller) -> Result<()> {
@@ -473,22 +489,8 @@ impl WritableFile for MemoryFile {
         Err(failed(libc::ENXIO))
     }
 
-    fn sync(&self, _data_only: bool) -> Result<()> {
-        Ok(())
-    }
-
     fn flush(&self) -> Result<()> {
         Ok(())
-    }
-
-    fn stat(&self) -> Result<NodeAttr> {
-        Ok(self.tree.lock().attr(self.object))
-    }
-
-    fn set_attr(&self, set: &AttrChange, _caller: &Caller, _op: OpId) -> Result<NodeAttr> {
-        let mut tree = self.tree.lock();
-        set.size.map_or(Ok(()), |len| tree.truncate(self.object, len)).map_err(failed)?;
-        Ok(tree.attr(self.object))
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
@@ -520,6 +522,24 @@ struct MemoryDirectory {
     object: u64,
 }
 
+impl WritableObject for MemoryDirectory {
+    fn stat(&self) -> Result<NodeAttr> {
+        Ok(self.tree.lock().attr(self.object))
+    }
+
+    fn set_attr(&self, _set: &AttrChange, _caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        self.stat()
+    }
+
+    fn call_attr(&self, _call: &OpenAttrCall<'_>, _caller: &Caller) -> Result<Vec<u8>> {
+        Err(failed(libc::EOPNOTSUPP))
+    }
+
+    fn sync(&self, _data_only: bool) -> Result<()> {
+        Ok(())
+    }
+}
+
 impl WritableDirectory for MemoryDirectory {
     fn read(&self, from: u64, max: usize, attrs: bool, _caller: &Caller) -> Result<Vec<ListedName>> {
         let mut tree = self.tree.lock();
@@ -539,14 +559,6 @@ impl WritableDirectory for MemoryDirectory {
             }
         });
         Ok(listed.collect())
-    }
-
-    fn sync(&self, _data_only: bool) -> Result<()> {
-        Ok(())
-    }
-
-    fn stat(&self) -> Result<NodeAttr> {
-        Ok(self.tree.lock().attr(self.object))
     }
 }
 

@@ -12,7 +12,7 @@ use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpId, OpenAttrCall,
-    WritableDirectory, WritableFile, WritePlace,
+    WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -157,6 +157,12 @@ impl OpenedAs {
         String::from_utf8_lossy(&self.place.lock().0).into_owned()
     }
 
+    /// The path in quotes, for the log.
+    pub fn logged_path(&self) -> String {
+        let path = self.shown_path();
+        if path.is_empty() { "a file without a name".to_owned() } else { format!("'/{path}'") }
+    }
+
     /// The attributes, by its process.
     pub fn stat_open(&self, writes: &GroupWrites) -> Result<NodeAttr> {
         let call = WriteCall::StatOpen { file: self.number };
@@ -224,6 +230,49 @@ pub(super) fn call_open(
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no node keeps the file open")))
 }
 
+/// As [`call_open`], for a call that may be repeated.
+fn query_open(writes: &GroupWrites, opened: &OpenedAs, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
+    settle_answer(call_open(writes, opened, &call, RequestContext::of(caller), 0, &mut [])?.answer)
+}
+
+/// As [`call_open`], for a call that is made once.
+fn change_open(
+    writes: &GroupWrites,
+    opened: &OpenedAs,
+    call: &WriteCall<'_>,
+    context: RequestContext<'_>,
+) -> Result<WriteAnswer> {
+    opened.used.store(true, Ordering::Relaxed);
+    let number = writes.numbers.draw_number();
+    let sent = call_open(writes, opened, call, context, number.get(), &mut [])?;
+    writes.note_touched(&sent.home);
+    settle_answer(sent.answer)
+}
+
+/// A call about the rights or the extended attributes of an open object: a value or names, and nothing for the others.
+fn call_attr_open(
+    writes: &GroupWrites,
+    opened: &OpenedAs,
+    call: &OpenAttrCall<'_>,
+    caller: &Caller,
+) -> Result<Vec<u8>> {
+    let of_open = WriteCall::AttrOpen { file: opened.number, call: *call };
+    let answer = match *call {
+        OpenAttrCall::Set { value, .. } => {
+            change_open(writes, opened, &of_open, RequestContext { payload: value, ..RequestContext::of(caller) })?
+        }
+        OpenAttrCall::Remove(_) => change_open(writes, opened, &of_open, RequestContext::of(caller))?,
+        OpenAttrCall::Access(_) | OpenAttrCall::Get(_) | OpenAttrCall::List => {
+            query_open(writes, opened, of_open, caller)?
+        }
+    };
+    match answer {
+        WriteAnswer::Bytes(found) => Ok(found),
+        WriteAnswer::Done => Ok(Vec::new()),
+        other => Err(unexpected(&other)),
+    }
+}
+
 /// An open file.
 pub(crate) struct RemoteFile {
     writes: Arc<GroupWrites>,
@@ -250,7 +299,7 @@ impl RemoteFile {
 
     /// A call that may be repeated.
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        settle_answer(call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut [])?.answer)
+        query_open(&self.writes, &self.opened, call, caller)
     }
 
     /// As [`RemoteFile::query`], after the bytes of earlier writes were sent, which the call would see.
@@ -261,11 +310,7 @@ impl RemoteFile {
 
     /// A call that is made once.
     pub fn change(&self, call: &WriteCall<'_>, context: RequestContext<'_>) -> Result<WriteAnswer> {
-        self.opened.used.store(true, Ordering::Relaxed);
-        let number = self.writes.numbers.draw_number();
-        let sent = call_open(&self.writes, &self.opened, call, context, number.get(), &mut [])?;
-        self.writes.note_touched(&sent.home);
-        settle_answer(sent.answer)
+        change_open(&self.writes, &self.opened, call, context)
     }
 
     /// Takes bytes that fit into one request.
@@ -305,6 +350,54 @@ fn number_of(answer: WriteAnswer) -> Result<u64> {
     match answer {
         WriteAnswer::Number(number) => Ok(number),
         other => Err(unexpected(&other)),
+    }
+}
+
+impl WritableObject for RemoteFile {
+    fn stat(&self) -> Result<NodeAttr> {
+        self.send_bytes()?;
+        let attr = self.opened.stat_open(&self.writes)?;
+        self.opened.bytes.note_size(attr.size);
+        Ok(attr)
+    }
+
+    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        let call = WriteCall::SetAttrOpen { file: self.opened.number, set: *set };
+        self.writes.send_all(&self.opened.bytes)?;
+        let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
+        self.opened.bytes.note_size(attr.size);
+        if let Some(size) = set.size {
+            self.writes.cut_bytes_of(attr.identity, size);
+        }
+        Ok(attr)
+    }
+
+    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        // The kernel requests them before each write.
+        let capabilities = matches!(call, OpenAttrCall::Get(name) if *name == CAPABILITIES);
+        let bytes = &self.opened.bytes;
+        if capabilities && bytes.is_bare() {
+            return Err(no_capabilities());
+        }
+        match *call {
+            OpenAttrCall::Set { .. } => {
+                bytes.note_bare(false);
+                self.writes.send_all(bytes)?;
+            }
+            OpenAttrCall::Remove(_) => self.writes.send_all(bytes)?,
+            OpenAttrCall::Access(_) | OpenAttrCall::Get(_) | OpenAttrCall::List => {}
+        }
+        call_attr_open(&self.writes, &self.opened, call, caller).inspect_err(|error| {
+            if capabilities && error.kind() == ErrorKind::Io(ENODATA) {
+                bytes.note_bare(true);
+            }
+        })
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        let opened = &*self.opened;
+        self.writes.sync_file(opened, data_only)?;
+        opened.bytes.report_at_sync(&opened.reported)
     }
 }
 
@@ -396,12 +489,6 @@ impl WritableFile for RemoteFile {
         number_of(self.query_after_writes(call, &self.opened.caller)?)
     }
 
-    fn sync(&self, data_only: bool) -> Result<()> {
-        let opened = &*self.opened;
-        self.writes.sync_file(opened, data_only)?;
-        opened.bytes.report_at_sync(&opened.reported)
-    }
-
     fn flush(&self) -> Result<()> {
         let opened = &*self.opened;
         let sent = self.writes.send_at_close(opened);
@@ -413,57 +500,6 @@ impl WritableFile for RemoteFile {
         };
         opened.bytes.report_at_close(&opened.reported)?;
         done(flushed?)
-    }
-
-    fn stat(&self) -> Result<NodeAttr> {
-        self.send_bytes()?;
-        let attr = self.opened.stat_open(&self.writes)?;
-        self.opened.bytes.note_size(attr.size);
-        Ok(attr)
-    }
-
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
-        let call = WriteCall::SetAttrOpen { file: self.opened.number, set: *set };
-        self.writes.send_all(&self.opened.bytes)?;
-        let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
-        self.opened.bytes.note_size(attr.size);
-        if let Some(size) = set.size {
-            self.writes.cut_bytes_of(attr.identity, size);
-        }
-        Ok(attr)
-    }
-
-    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
-        // The kernel requests them before each write.
-        let capabilities = matches!(call, OpenAttrCall::Get(name) if *name == CAPABILITIES);
-        let bytes = &self.opened.bytes;
-        if capabilities && bytes.is_bare() {
-            return Err(no_capabilities());
-        }
-        let of_file = WriteCall::AttrOpen { file: self.opened.number, call: *call };
-        let answer = match *call {
-            OpenAttrCall::Set { value, .. } => {
-                bytes.note_bare(false);
-                self.writes.send_all(bytes)?;
-                self.change(&of_file, RequestContext { payload: value, ..RequestContext::of(caller) })
-            }
-            OpenAttrCall::Remove(_) => {
-                self.writes.send_all(bytes)?;
-                self.change(&of_file, RequestContext::of(caller))
-            }
-            OpenAttrCall::Access(_) | OpenAttrCall::Get(_) | OpenAttrCall::List => self.query(of_file, caller),
-        };
-        match answer {
-            Ok(WriteAnswer::Bytes(found)) => Ok(found),
-            Ok(WriteAnswer::Done) => Ok(Vec::new()),
-            Ok(other) => Err(unexpected(&other)),
-            Err(error) => {
-                if capabilities && error.kind() == ErrorKind::Io(ENODATA) {
-                    bytes.note_bare(true);
-                }
-                Err(error)
-            }
-        }
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
@@ -527,14 +563,32 @@ impl RemoteDirectory {
     }
 
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        let context = RequestContext::of(caller);
-        settle_answer(call_open(&self.writes, &self.opened, &call, context, 0, &mut [])?.answer)
+        query_open(&self.writes, &self.opened, call, caller)
     }
 }
 
 impl Drop for RemoteDirectory {
     fn drop(&mut self) {
         self.writes.close_soon(&self.opened);
+    }
+}
+
+impl WritableObject for RemoteDirectory {
+    fn stat(&self) -> Result<NodeAttr> {
+        self.opened.stat_open(&self.writes)
+    }
+
+    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+        let call = WriteCall::SetAttrOpen { file: self.opened.number, set: *set };
+        attr_of(change_open(&self.writes, &self.opened, &call, RequestContext::of(caller))?)
+    }
+
+    fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        call_attr_open(&self.writes, &self.opened, call, caller)
+    }
+
+    fn sync(&self, data_only: bool) -> Result<()> {
+        done(self.query(WriteCall::Sync { file: self.opened.number, data_only }, &self.opened.caller)?)
     }
 }
 
@@ -552,14 +606,6 @@ impl WritableDirectory for RemoteDirectory {
             moved |= self.writes.send_bytes_of(Some(attr.identity))?;
         }
         if moved { read() } else { Ok(names) }
-    }
-
-    fn sync(&self, data_only: bool) -> Result<()> {
-        done(self.query(WriteCall::Sync { file: self.opened.number, data_only }, &self.opened.caller)?)
-    }
-
-    fn stat(&self) -> Result<NodeAttr> {
-        attr_of(self.query(WriteCall::StatOpen { file: self.opened.number }, &self.opened.caller)?)
     }
 }
 

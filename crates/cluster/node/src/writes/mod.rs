@@ -18,8 +18,8 @@ use spurline_proto::{AnswerBody as _, MAX_PAYLOAD, OpenFlags, WriteAnswer, Write
 use spurline_transport::Responder;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    Caller, Change, FileLock, LockConflict, LockFamily, LockKind, NodePath, OpenAttrCall, WritableFile, WritableVolume,
-    WritePlace,
+    Caller, Change, FileLock, LockConflict, LockFamily, LockKind, NodePath, OpenAttrCall, WritableFile, WritableObject,
+    WritableVolume, WritePlace,
 };
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -362,20 +362,11 @@ impl ServedWrite<'_> {
                 Some(OpenObject::File(_)) => failed(EBADF, "it is no directory"),
                 None => WriteAnswer::UnknownFile,
             },
-            WriteCall::Sync { file, data_only } => match self.session.open_object(file) {
-                Some(OpenObject::Directory(directory)) => {
-                    directory.sync(data_only)?;
-                    WriteAnswer::Done
-                }
-                Some(OpenObject::File(file)) => {
-                    file.sync(data_only)?;
-                    WriteAnswer::Done
-                }
-                None => WriteAnswer::UnknownFile,
-            },
-            WriteCall::StatOpen { file } => match self.session.open_object(file) {
-                Some(OpenObject::Directory(directory)) => WriteAnswer::Attr(directory.stat()?),
-                Some(OpenObject::File(file)) => WriteAnswer::Attr(file.stat()?),
+            WriteCall::Sync { file, .. }
+            | WriteCall::StatOpen { file }
+            | WriteCall::SetAttrOpen { file, .. }
+            | WriteCall::AttrOpen { file, .. } => match self.session.open_object(file) {
+                Some(open) => self.execute_on_object(&call, open.object(), &caller)?,
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::Read { file, .. }
@@ -384,13 +375,36 @@ impl ServedWrite<'_> {
             | WriteCall::CopyRange { file, .. }
             | WriteCall::Seek { file, .. }
             | WriteCall::Flush { file }
-            | WriteCall::SetAttrOpen { file, .. }
-            | WriteCall::AttrOpen { file, .. }
             | WriteCall::TestLock { file, .. }
             | WriteCall::SetLock { file, .. } => match self.file(file)? {
                 Some(file) => self.execute_open(&call, &*file, &caller)?,
                 None => WriteAnswer::UnknownFile,
             },
+        })
+    }
+
+    /// A call on an open file or directory.
+    fn execute_on_object(
+        &self,
+        call: &WriteCall<'_>,
+        open: &dyn WritableObject,
+        caller: &Caller,
+    ) -> Result<WriteAnswer> {
+        Ok(match *call {
+            WriteCall::Sync { data_only, .. } => {
+                open.sync(data_only)?;
+                WriteAnswer::Done
+            }
+            WriteCall::StatOpen { .. } => WriteAnswer::Attr(open.stat()?),
+            WriteCall::SetAttrOpen { ref set, .. } => WriteAnswer::Attr(open.set_attr(set, caller, self.request.op)?),
+            WriteCall::AttrOpen { ref call, .. } => {
+                let found = open.call_attr(call, caller)?;
+                match call {
+                    OpenAttrCall::Get(_) | OpenAttrCall::List => WriteAnswer::Bytes(found),
+                    OpenAttrCall::Access(_) | OpenAttrCall::Set { .. } | OpenAttrCall::Remove(_) => WriteAnswer::Done,
+                }
+            }
+            _ => failed(EIO, "no call on an open object"),
         })
     }
 
@@ -430,14 +444,6 @@ impl ServedWrite<'_> {
             WriteCall::Flush { .. } => {
                 file.flush()?;
                 WriteAnswer::Done
-            }
-            WriteCall::SetAttrOpen { ref set, .. } => WriteAnswer::Attr(file.set_attr(set, caller, request.op)?),
-            WriteCall::AttrOpen { ref call, .. } => {
-                let found = file.call_attr(call, caller)?;
-                match call {
-                    OpenAttrCall::Get(_) | OpenAttrCall::List => WriteAnswer::Bytes(found),
-                    OpenAttrCall::Access(_) | OpenAttrCall::Set { .. } | OpenAttrCall::Remove(_) => WriteAnswer::Done,
-                }
             }
             WriteCall::TestLock { owner, range, kind, .. } => {
                 let lock = FileLock { family: LockFamily::Posix, owner, range, kind };

@@ -3,7 +3,7 @@
 
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{WritableDirectory, WritableFile};
+use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +26,16 @@ const FILES_MAX: usize = 1 << 20;
 pub(crate) enum OpenObject {
     File(Arc<dyn WritableFile>),
     Directory(Arc<dyn WritableDirectory>),
+}
+
+impl OpenObject {
+    /// The calls that files and directories have in common.
+    pub fn object(&self) -> &dyn WritableObject {
+        match self {
+            OpenObject::File(file) => &**file,
+            OpenObject::Directory(directory) => &**directory,
+        }
+    }
 }
 
 /// An answer that is being made, or was given.
