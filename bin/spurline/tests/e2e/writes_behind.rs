@@ -37,6 +37,8 @@ fn refused_bytes_are_reported_once_at_fsync_and_once_at_close() {
     assert_eq!(close(only_closed), Some(libc::ENOSPC));
     let mut late = open();
     assert_eq!((sync(&late), mount.stats()["writes"]["failures"].as_u64()), (None, Some(1)));
+    let log = mount.process().log();
+    assert!(log.contains("7 bytes at 0 of '/file' were not written: "), "{log}");
     // After an unreported error a write fails itself; with room again, all is as before.
     late.write_all(b"no room").unwrap();
     assert_eq!(fs::metadata(mount.path("file")).unwrap().len(), 0);
@@ -93,6 +95,8 @@ fn a_write_that_failed_is_not_made_later() {
         log.write_all(b"transfer\n").unwrap_err();
         synced.write_all_at(b"NEW", 4).unwrap_err();
     }
+    let said = mount.process().log();
+    assert!(said.contains(" '/log': ") && said.contains(" '/synced': "), "{said}");
     let port = group.nodes[0].port();
     group.nodes[0] = group.node(0, port);
     eventually("the node is reached again", || log.write_all(b"second\n").is_ok());

@@ -73,7 +73,7 @@ impl KernelPages<'_> {
                 tracing::debug!(ino, "the kernel keeps pages of a file before a lock is released: {error}");
                 return Ok(None);
             }
-            Err(error) => return Err(change_errno("setlk", ino, &error)),
+            Err(error) => return Err(Errno(error.errno())),
         };
         if let Err(error) = self.0.invalidate_pages(ino) {
             tracing::debug!(ino, "the kernel keeps pages of a file before a lock: {error}");
@@ -155,6 +155,28 @@ impl WritableFsHandler {
         self.notifier.get().map(|notifier| KernelPages(notifier, begin))
     }
 
+    /// The errno of a failure. What POSIX lets any program run into is not logged.
+    fn errno_of(&self, op: &'static str, ino: u64, error: &FsError) -> Errno {
+        match error.errno() {
+            errno @ (libc::EIO
+            | libc::ETIMEDOUT
+            | libc::EHOSTDOWN
+            | libc::ENOTCONN
+            | libc::EREMOTEIO
+            | libc::EPROTO) => {
+                let path = self.file_system.logged_path(ino);
+                tracing::warn!(op, ino, errno, "{path}: {error}");
+            }
+            errno => tracing::trace!(op, ino, errno, "{error}"),
+        }
+        Errno(error.errno())
+    }
+
+    /// The value of a call, or its errno.
+    fn checked<T>(&self, op: &'static str, ino: u64, answer: Result<T, FsError>) -> Result<T, Errno> {
+        answer.map_err(|error| self.errno_of(op, ino, &error))
+    }
+
     fn handle_reply(&self, opened: &OpenedNode) -> HandleReply {
         HandleReply {
             fh: opened.fh,
@@ -180,23 +202,6 @@ fn system_time(time: FileTime) -> SystemTime {
 fn fs_caller(caller: &RequestCaller) -> FsCaller {
     let RequestCaller { uid, gid, pid, umask, .. } = *caller;
     FsCaller { uid, gid, pid, umask, create_group: CreateGroup::Unknown }
-}
-
-/// The errno of a failure. What POSIX lets any program run into is not logged.
-fn change_errno(op: &'static str, ino: u64, error: &FsError) -> Errno {
-    match error.errno() {
-        errno @ (libc::EIO | libc::ETIMEDOUT | libc::EHOSTDOWN | libc::ENOTCONN | libc::EREMOTEIO | libc::EPROTO) => {
-            tracing::warn!(op, ino, errno, "{error}");
-        }
-        errno => tracing::trace!(op, ino, errno, "{error}"),
-    }
-    Errno(error.errno())
-}
-
-macro_rules! call {
-    ($op:literal, $ino:expr, $call:expr) => {
-        $call.map_err(|error| change_errno($op, $ino, &error))
-    };
 }
 
 impl FuseHandler for WritableFsHandler {
@@ -225,7 +230,7 @@ impl FuseHandler for WritableFsHandler {
     }
 
     fn lookup(&self, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno> {
-        match call!("lookup", parent, self.file_system.lookup(parent, name, &fs_caller(caller)))? {
+        match self.checked("lookup", parent, self.file_system.lookup(parent, name, &fs_caller(caller)))? {
             NodeLookup::Found(entry) => Ok(self.lookup_reply(&entry)),
             NodeLookup::Absent { ttl } => Ok(LookupReply::negative(ttl)),
         }
@@ -236,19 +241,19 @@ impl FuseHandler for WritableFsHandler {
     }
 
     fn getattr(&self, ino: u64, fh: Option<u64>, caller: &RequestCaller) -> Result<(StatAttr, Duration), Errno> {
-        let (attr, ttl) = call!("getattr", ino, self.file_system.getattr(ino, fh, &fs_caller(caller)))?;
+        let (attr, ttl) = self.checked("getattr", ino, self.file_system.getattr(ino, fh, &fs_caller(caller)))?;
         Ok((self.stat_attr(&attr), ttl))
     }
 
     fn readlink(&self, ino: u64, target: &mut [u8], caller: &RequestCaller) -> Result<usize, Errno> {
-        let link = call!("readlink", ino, self.file_system.readlink(ino, &fs_caller(caller)))?;
+        let link = self.checked("readlink", ino, self.file_system.readlink(ino, &fs_caller(caller)))?;
         target.get_mut(..link.len()).ok_or(Errno::ENAMETOOLONG)?.copy_from_slice(&link);
         Ok(link.len())
     }
 
     fn open(&self, ino: u64, flags: u32, caller: &RequestCaller) -> Result<HandleReply, Errno> {
         let opened = self.file_system.open(ino, flags as i32, &fs_caller(caller), self.register());
-        let opened = call!("open", ino, opened)?;
+        let opened = self.checked("open", ino, opened)?;
         // Before the reply: the first read through the handle has to see the new length.
         if let Some(kernel) = self.kernel_pages(Some(&SessionWait(&self.waiting))).filter(|_| opened.moved)
             && let Err(error) = self.file_system.refresh_opened(ino, &opened, &kernel)
@@ -261,7 +266,7 @@ impl FuseHandler for WritableFsHandler {
     fn read(&self, ino: u64, fh: u64, offset: u64, _len: u32, mut reply: ReadReply<'_>) -> ReplyReceipt {
         match self.file_system.read(ino, fh, offset, reply.buffer()) {
             Ok(n) => reply.reply_filled(n),
-            Err(error) => reply.reply_error(change_errno("read", ino, &error)),
+            Err(error) => reply.reply_error(self.errno_of("read", ino, &error)),
         }
     }
 
@@ -272,7 +277,7 @@ impl FuseHandler for WritableFsHandler {
     }
 
     fn opendir(&self, ino: u64, _flags: u32, caller: &RequestCaller) -> Result<HandleReply, Errno> {
-        let fh = call!("opendir", ino, self.file_system.opendir(ino, &fs_caller(caller)))?;
+        let fh = self.checked("opendir", ino, self.file_system.opendir(ino, &fs_caller(caller)))?;
         Ok(HandleReply { fh, ..HandleReply::default() })
     }
 
@@ -289,7 +294,7 @@ impl FuseHandler for WritableFsHandler {
             sink.add_entry(listed.inode, listed.next, listed.file_type, &listed.name)
         };
         let read = self.file_system.readdir((ino, fh), cookie, max, false, &fs_caller(caller), &mut take);
-        call!("readdir", ino, read)
+        self.checked("readdir", ino, read)
     }
 
     fn readdirplus(
@@ -306,7 +311,7 @@ impl FuseHandler for WritableFsHandler {
             None => sink.add_plain(listed.inode, listed.next, listed.file_type, &listed.name),
         };
         let read = self.file_system.readdir((ino, fh), cookie, max, true, &fs_caller(caller), &mut take);
-        call!("readdirplus", ino, read)
+        self.checked("readdirplus", ino, read)
     }
 
     fn releasedir(&self, ino: u64, fh: u64) {
@@ -316,7 +321,7 @@ impl FuseHandler for WritableFsHandler {
     }
 
     fn statfs(&self, ino: u64) -> Result<StatfsReply, Errno> {
-        let space = call!("statfs", ino, self.file_system.statfs())?;
+        let space = self.checked("statfs", ino, self.file_system.statfs())?;
         Ok(StatfsReply {
             blocks: space.blocks,
             bfree: space.blocks_free,
@@ -329,25 +334,25 @@ impl FuseHandler for WritableFsHandler {
     }
 
     fn access(&self, ino: u64, mask: u32, caller: &RequestCaller) -> Result<(), Errno> {
-        call!("access", ino, self.file_system.access(ino, mask, &fs_caller(caller)))
+        self.checked("access", ino, self.file_system.access(ino, mask, &fs_caller(caller)))
     }
 
     fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>, caller: &RequestCaller) -> ReplyReceipt {
         match self.file_system.getxattr(ino, name, &fs_caller(caller)) {
             Ok(value) => reply.reply_value(&value),
-            Err(error) => reply.reply_error(change_errno("getxattr", ino, &error)),
+            Err(error) => reply.reply_error(self.errno_of("getxattr", ino, &error)),
         }
     }
 
     fn listxattr(&self, ino: u64, reply: XattrReply<'_>, caller: &RequestCaller) -> ReplyReceipt {
         match self.file_system.listxattr(ino, &fs_caller(caller)) {
             Ok(names) => reply.reply_value(&names),
-            Err(error) => reply.reply_error(change_errno("listxattr", ino, &error)),
+            Err(error) => reply.reply_error(self.errno_of("listxattr", ino, &error)),
         }
     }
 
     fn lseek(&self, ino: u64, fh: u64, offset: u64, whence: u32) -> Result<u64, Errno> {
-        call!("lseek", ino, self.file_system.lseek(ino, fh, offset, whence))
+        self.checked("lseek", ino, self.file_system.lseek(ino, fh, offset, whence))
     }
 
     fn setattr(
@@ -357,26 +362,26 @@ impl FuseHandler for WritableFsHandler {
         set: &AttrChange,
         caller: &RequestCaller,
     ) -> Result<(StatAttr, Duration), Errno> {
-        let (attr, ttl) = call!("setattr", ino, self.file_system.setattr(ino, fh, set, &fs_caller(caller)))?;
+        let (attr, ttl) = self.checked("setattr", ino, self.file_system.setattr(ino, fh, set, &fs_caller(caller)))?;
         Ok((self.stat_attr(&attr), ttl))
     }
 
     fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &RequestCaller) -> Result<LookupReply, Errno> {
-        let entry = call!("make", parent, self.file_system.make(parent, name, new, &self.creator(caller)))?;
+        let entry = self.checked("make", parent, self.file_system.make(parent, name, new, &self.creator(caller)))?;
         Ok(self.lookup_reply(&entry))
     }
 
     fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &RequestCaller) -> Result<LookupReply, Errno> {
-        let entry = call!("link", ino, self.file_system.link(ino, parent, name, &fs_caller(caller)))?;
+        let entry = self.checked("link", ino, self.file_system.link(ino, parent, name, &fs_caller(caller)))?;
         Ok(self.lookup_reply(&entry))
     }
 
     fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &RequestCaller) -> Result<(), Errno> {
-        call!("remove", parent, self.file_system.remove(parent, name, directory, &fs_caller(caller)))
+        self.checked("remove", parent, self.file_system.remove(parent, name, directory, &fs_caller(caller)))
     }
 
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, caller: &RequestCaller) -> Result<(), Errno> {
-        call!("rename", from.0, self.file_system.rename(from, to, flags, &fs_caller(caller)))
+        self.checked("rename", from.0, self.file_system.rename(from, to, flags, &fs_caller(caller)))
     }
 
     fn create(
@@ -388,7 +393,7 @@ impl FuseHandler for WritableFsHandler {
         caller: &RequestCaller,
     ) -> Result<(LookupReply, HandleReply), Errno> {
         let made = self.file_system.create(parent, name, flags as i32, mode, &self.creator(caller), self.register());
-        let (entry, opened) = call!("create", parent, made)?;
+        let (entry, opened) = self.checked("create", parent, made)?;
         Ok((self.lookup_reply(&entry), self.handle_reply(&opened)))
     }
 
@@ -400,7 +405,7 @@ impl FuseHandler for WritableFsHandler {
         caller: &RequestCaller,
     ) -> Result<(LookupReply, HandleReply), Errno> {
         let made = self.file_system.tmpfile(parent, flags as i32, mode, &self.creator(caller), self.register());
-        let (entry, opened) = call!("tmpfile", parent, made)?;
+        let (entry, opened) = self.checked("tmpfile", parent, made)?;
         Ok((self.lookup_reply(&entry), self.handle_reply(&opened)))
     }
 
@@ -413,11 +418,11 @@ impl FuseHandler for WritableFsHandler {
         caller: &RequestCaller,
     ) -> Result<usize, Errno> {
         let caller = lose_privileges.then(|| fs_caller(caller));
-        call!("write", at.0, self.file_system.write(at, place, data, caller.as_ref()))
+        self.checked("write", at.0, self.file_system.write(at, place, data, caller.as_ref()))
     }
 
     fn flush(&self, ino: u64, fh: u64, lock_owner: u64) -> Result<(), Errno> {
-        call!("flush", ino, self.file_system.flush(ino, fh, lock_owner))
+        self.checked("flush", ino, self.file_system.flush(ino, fh, lock_owner))
     }
 
     fn test_lock(
@@ -426,7 +431,7 @@ impl FuseHandler for WritableFsHandler {
         lock: &FileLock,
         _caller: &RequestCaller,
     ) -> Result<Option<LockConflict>, Errno> {
-        call!("getlk", at.0, self.file_system.test_lock(at, lock))
+        self.checked("getlk", at.0, self.file_system.test_lock(at, lock))
     }
 
     fn set_lock(
@@ -444,7 +449,8 @@ impl FuseHandler for WritableFsHandler {
         let slot = stores.map_or(Ok(None), |kernel| kernel.drop_before_lock(at.0, lock))?;
         // One wait for the request, however often it waits.
         let begin = begin.filter(|_| slot.is_none());
-        let stale = call!("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), (begin, wait)))?;
+        let stale =
+            self.checked("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), (begin, wait)))?;
         if let Some(kernel) = self.kernel_pages(begin).filter(|_| stale)
             && let Err(error) = self.file_system.refresh_locked(at, &kernel)
         {
@@ -462,11 +468,11 @@ impl FuseHandler for WritableFsHandler {
     }
 
     fn fsync(&self, ino: u64, fh: u64, data_only: bool) -> Result<(), Errno> {
-        call!("fsync", ino, self.file_system.fsync(ino, fh, data_only))
+        self.checked("fsync", ino, self.file_system.fsync(ino, fh, data_only))
     }
 
     fn fsyncdir(&self, ino: u64, fh: u64, data_only: bool) -> Result<(), Errno> {
-        call!("fsyncdir", ino, self.file_system.fsyncdir(ino, fh, data_only))
+        self.checked("fsyncdir", ino, self.file_system.fsyncdir(ino, fh, data_only))
     }
 
     fn fallocate(
@@ -477,7 +483,7 @@ impl FuseHandler for WritableFsHandler {
         len: u64,
         caller: &RequestCaller,
     ) -> Result<(), Errno> {
-        call!("fallocate", ino, self.file_system.fallocate(ino, fh, mode, offset, len, &fs_caller(caller)))
+        self.checked("fallocate", ino, self.file_system.fallocate(ino, fh, mode, offset, len, &fs_caller(caller)))
     }
 
     fn copy_file_range(
@@ -487,15 +493,15 @@ impl FuseHandler for WritableFsHandler {
         len: u64,
         caller: &RequestCaller,
     ) -> Result<u64, Errno> {
-        call!("copy_file_range", from.0, self.file_system.copy_file_range(from, to, len, &fs_caller(caller)))
+        self.checked("copy_file_range", from.0, self.file_system.copy_file_range(from, to, len, &fs_caller(caller)))
     }
 
     fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &RequestCaller) -> Result<(), Errno> {
-        call!("setxattr", ino, self.file_system.setxattr(ino, name, value, flags, &fs_caller(caller)))
+        self.checked("setxattr", ino, self.file_system.setxattr(ino, name, value, flags, &fs_caller(caller)))
     }
 
     fn removexattr(&self, ino: u64, name: &[u8], caller: &RequestCaller) -> Result<(), Errno> {
-        call!("removexattr", ino, self.file_system.removexattr(ino, name, &fs_caller(caller)))
+        self.checked("removexattr", ino, self.file_system.removexattr(ino, name, &fs_caller(caller)))
     }
 }
 

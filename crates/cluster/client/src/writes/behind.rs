@@ -465,8 +465,9 @@ impl GroupWrites {
     /// Sends a piece; it stays unsent if its process was lost. `flush`: see [`WriteCall::Write`].
     fn send_piece(&self, file: &FileBytes, mut piece: PieceToSend, flush: bool) -> Result<PieceOutcome> {
         let mut change = piece.change;
-        let (outcome, error) = match self.open_file(piece.owner) {
-            Some(owner) => self.send_bytes(&owner, &piece.as_new(), (piece.before, flush), &mut change),
+        let owner = self.open_file(piece.owner);
+        let (outcome, error) = match &owner {
+            Some(owner) => self.send_bytes(owner, &piece.as_new(), (piece.before, flush), &mut change),
             None => (PieceOutcome::Refused, Some(Error::new(ErrorKind::Io(EIO), "the file was closed"))),
         };
         if !matches!(outcome, PieceOutcome::Unsent(_)) {
@@ -479,7 +480,8 @@ impl GroupWrites {
         if outcome == PieceOutcome::Refused
             && let Some(error) = &error
         {
-            tracing::warn!("{} bytes at {} of a file were not written: {error}", piece.len, piece.offset);
+            let path = owner.map_or_else(|| "a closed file".to_owned(), |owner| owner.logged_path());
+            tracing::warn!("{} bytes at {} of {path} were not written: {error}", piece.len, piece.offset);
             self.stats().failures.add(1);
             file.add_failure(error.clone());
         }
@@ -611,7 +613,7 @@ impl GroupWrites {
                 }
                 (Some((owner, Some(to))), _) => match self.open_file(owner).filter(|open| open.home().instance == to) {
                     Some(open) => other = Some(open).filter(|open| open.number() != opened.number()),
-                    None => self.resend_from(file, to),
+                    None => self.resend_from(opened, to),
                 },
                 _ => {}
             }
@@ -644,10 +646,11 @@ impl GroupWrites {
     }
 
     /// The process `lost` can't be reached: its bytes are to be sent again.
-    pub(super) fn resend_from(&self, file: &FileBytes, lost: u64) {
-        let bytes = file.list.lock().resend_from(lost, &self.client.stats);
+    pub(super) fn resend_from(&self, opened: &OpenedAs, lost: u64) {
+        let bytes = opened.bytes.list.lock().resend_from(lost, &self.client.stats);
         if bytes > 0 {
-            tracing::info!("{bytes} bytes of an open file are sent again: the node that had them was lost");
+            let path = opened.logged_path();
+            tracing::info!("{bytes} bytes of {path} are sent again: the node that had them was lost");
         }
     }
 
@@ -698,7 +701,7 @@ impl GroupWrites {
         changes.into_iter().for_each(|number| self.numbers.end_number(number));
         if lost > 0 {
             let error = error.map_or_else(String::new, |error| format!(": {error}"));
-            tracing::error!("{lost} bytes of '/{}' are lost, no node took them{error}", opened.shown_path());
+            tracing::error!("{lost} bytes of {} are lost, no node took them{error}", opened.logged_path());
             file.add_failure(Error::new(ErrorKind::Io(EIO), "no node took bytes of a closed file"));
         }
     }

@@ -318,7 +318,7 @@ pub(crate) fn settle_answer(answer: WriteAnswer) -> Result<WriteAnswer> {
     match answer {
         WriteAnswer::Failed(error) => Err(error),
         WriteAnswer::Unclear(why) => {
-            tracing::warn!("it is not known whether a change was executed: {why}");
+            let why = format!("it is not known whether a change was executed: {why}");
             Err(Error::new(ErrorKind::Io(EIO), why))
         }
         answer => Ok(answer),

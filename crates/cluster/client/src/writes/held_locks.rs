@@ -201,10 +201,8 @@ impl OpenedAs {
         }
         if !self.held.lost.swap(true, Ordering::AcqRel) {
             self.bytes.lost_locks.0.fetch_add(1, Ordering::AcqRel);
-            let path = self.shown_path();
-            tracing::warn!(
-                "a lock of '/{path}' is lost: {why}; the file fails with EIO until it is closed or unlocked"
-            );
+            let path = self.logged_path();
+            tracing::warn!("a lock of {path} is lost: {why}; the file fails with EIO until it is closed or unlocked");
         }
     }
 
@@ -292,7 +290,8 @@ impl OpenedAs {
                 match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, home, lock)) {
                     // It was executed in time if the answer is.
                     Ok(()) if in_time() => {
-                        tracing::info!(node = home.node, "{} locks of a file moved to another node", locks.len());
+                        let path = self.logged_path();
+                        tracing::info!(node = home.node, "{} locks of {path} moved to another node", locks.len());
                         return FileAfterLoss::Moved(Some(locks));
                     }
                     Ok(()) => {}
@@ -318,7 +317,8 @@ impl OpenedAs {
             // A process that is only cut off has the locks until it has heard nothing for long.
             match self.is_open_at(writes, before) {
                 Some(true) => {
-                    tracing::info!(node = before.node, "a node with locks of an open file is reached again");
+                    let path = self.logged_path();
+                    tracing::info!(node = before.node, "a node with locks of {path} is reached again");
                     return FileAfterLoss::Stayed;
                 }
                 Some(false) => {

@@ -99,7 +99,12 @@ impl OpenedAs {
                 return Err(Error::new(ErrorKind::Unavailable, "the file was closed"));
             }
             let home = self.open_next(writes, lost)?;
-            tracing::info!(from = lost.node, to = home.node, "an open file moved to another node");
+            tracing::info!(
+                from = lost.node,
+                to = home.node,
+                "{}, which is open, moved to another node",
+                self.logged_path()
+            );
             writes.client.retries().add(1);
             if home.instance == lost.instance {
                 self.check_kept_open(&home);
@@ -118,7 +123,7 @@ impl OpenedAs {
                         writes.close_later(&home, &[self.number]);
                     }
                     self.note_moved(writes, lost);
-                    writes.resend_from(&self.bytes, lost.instance);
+                    writes.resend_from(self, lost.instance);
                     return Ok(());
                 }
                 FileAfterLoss::Moved(_) => writes.close_numbers(&home, &[self.number]),
