@@ -102,6 +102,8 @@ pub mod notify {
 
 /// GETATTR carries a file handle.
 pub const GETATTR_FH: u32 = 1;
+/// `FUSE_READ_LOCKOWNER`.
+pub const READ_LOCKOWNER: u32 = 1 << 1;
 /// WRITE: changed pages of a memory map, through any handle that writes; the flags of the file are not sent.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// WRITE: the file loses its set-user-ID and set-group-ID bits.

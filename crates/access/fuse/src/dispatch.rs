@@ -4,6 +4,7 @@
 use crate::abi::{self, InHeader, fopen, read_plain};
 use crate::dispatch_change::attr_reply;
 use crate::errno::Errno;
+use crate::failed_reads::FailedReads;
 use crate::handler::{FuseHandler, HandleReply, RequestCaller};
 use crate::reply::{DirPlusSink, DirSink, DirectReply, ReadReply, ReplyReceipt, XattrReply, entry_out, put_struct};
 use crate::request::{BodySpan, FuseRequest};
@@ -53,6 +54,7 @@ pub(crate) struct RequestDispatcher<H> {
     pub(crate) handler: Arc<H>,
     pub(crate) stats: Arc<Stats>,
     pub(crate) access_log: Option<Arc<dyn RequestRecorder>>,
+    pub(crate) failed_reads: FailedReads,
 }
 
 impl<H: FuseHandler> RequestDispatcher<H> {
@@ -65,18 +67,32 @@ impl<H: FuseHandler> RequestDispatcher<H> {
     ) -> Option<ReplyReceipt> {
         let start = Instant::now();
         // A panic in the handler must not end the slot's thread and, in the end, the mount.
-        let replied = catch_unwind(AssertUnwindSafe(|| self.call_handler(header, request, io))).unwrap_or_else(|_| {
-            tracing::error!("the file system panicked in {} of inode {}", request.op_name(), header.nodeid);
-            match request {
-                FuseRequest::Forget { .. } | FuseRequest::BatchForget { .. } | FuseRequest::Interrupt { .. } => None,
-                _ => Some(ReplyReceipt::error(Errno::EIO)),
-            }
-        });
+        let replied =
+            catch_unwind(AssertUnwindSafe(|| self.call_handler(header, request, io, start))).unwrap_or_else(|_| {
+                tracing::error!("the file system panicked in {} of inode {}", request.op_name(), header.nodeid);
+                match request {
+                    FuseRequest::Forget { .. } | FuseRequest::BatchForget { .. } | FuseRequest::Interrupt { .. } => {
+                        None
+                    }
+                    _ => Some(ReplyReceipt::error(Errno::EIO)),
+                }
+            });
+        if let FuseRequest::Read { offset, len, cached: true, .. } = request
+            && let Some(errno) = replied.as_ref().map(|reply| reply.error).filter(|errno| *errno != 0)
+        {
+            self.failed_reads.note_failure(header.nodeid, offset, len, Errno(errno), start);
+        }
         self.record_stats(header, request, replied.as_ref(), start.elapsed());
         replied
     }
 
-    fn call_handler(&self, header: &InHeader, request: FuseRequest, mut io: SlotIo<'_>) -> Option<ReplyReceipt> {
+    fn call_handler(
+        &self,
+        header: &InHeader,
+        request: FuseRequest,
+        mut io: SlotIo<'_>,
+        start: Instant,
+    ) -> Option<ReplyReceipt> {
         let h = &*self.handler;
         let ino = header.nodeid;
         let caller = RequestCaller::of(header);
@@ -85,7 +101,11 @@ impl<H: FuseHandler> RequestDispatcher<H> {
             Err(errno) => ReplyReceipt::error(errno),
         };
         Some(match request {
-            FuseRequest::Read { fh, offset, len } => {
+            FuseRequest::Read { fh, offset, len, cached } => {
+                if cached && let Some(errno) = self.failed_reads.refuse_repetition(ino, offset, len, start) {
+                    tracing::debug!(ino, offset, "the kernel's repetition of a read that has just failed is refused");
+                    return Some(ReplyReceipt::error(errno));
+                }
                 let direct = io.direct;
                 match ReadReply::new(io.payload(), len as usize, direct) {
                     Some(reply) => h.read(ino, fh, offset, len, reply),

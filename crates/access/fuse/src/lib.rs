@@ -15,6 +15,7 @@ mod dev;
 mod dispatch;
 mod dispatch_change;
 mod errno;
+mod failed_reads;
 mod handler;
 mod init;
 mod mount;

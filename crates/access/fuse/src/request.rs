@@ -48,24 +48,69 @@ impl BodySpan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "field names are the protocol's own")]
 pub enum FuseRequest {
-    Lookup { name: BodySpan },
-    Forget { nlookup: u64 },
-    BatchForget { entries: BodySpan },
-    Getattr { fh: Option<u64> },
+    Lookup {
+        name: BodySpan,
+    },
+    Forget {
+        nlookup: u64,
+    },
+    BatchForget {
+        entries: BodySpan,
+    },
+    Getattr {
+        fh: Option<u64>,
+    },
     Readlink,
-    Open { flags: u32 },
-    Read { fh: u64, offset: u64, len: u32 },
-    Release { fh: u64 },
-    Opendir { flags: u32 },
-    Readdir { fh: u64, cookie: u64, len: u32, plus: bool },
-    Releasedir { fh: u64 },
+    Open {
+        flags: u32,
+    },
+    /// `cached`: into the kernel's page cache.
+    Read {
+        fh: u64,
+        offset: u64,
+        len: u32,
+        cached: bool,
+    },
+    Release {
+        fh: u64,
+    },
+    Opendir {
+        flags: u32,
+    },
+    Readdir {
+        fh: u64,
+        cookie: u64,
+        len: u32,
+        plus: bool,
+    },
+    Releasedir {
+        fh: u64,
+    },
     Statfs,
-    Access { mask: u32 },
-    Getxattr { name: BodySpan, size: u32 },
-    Listxattr { size: u32 },
-    Lseek { fh: u64, offset: u64, whence: u32 },
-    Init { major: u32, minor: u32, max_readahead: u32, flags: u64 },
-    Interrupt { unique: u64 },
+    Access {
+        mask: u32,
+    },
+    Getxattr {
+        name: BodySpan,
+        size: u32,
+    },
+    Listxattr {
+        size: u32,
+    },
+    Lseek {
+        fh: u64,
+        offset: u64,
+        whence: u32,
+    },
+    Init {
+        major: u32,
+        minor: u32,
+        max_readahead: u32,
+        flags: u64,
+    },
+    Interrupt {
+        unique: u64,
+    },
     Destroy,
     Ioctl,
     Change(ChangeRequest),
@@ -170,7 +215,8 @@ pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<FuseR
         opcode::OPENDIR => FuseRequest::Opendir { flags: read_plain::<abi::OpenIn>(args)?.flags },
         opcode::READ => {
             let a: abi::ReadIn = read_plain(args)?;
-            FuseRequest::Read { fh: a.fh, offset: a.offset, len: a.size }
+            let cached = a.read_flags & abi::READ_LOCKOWNER == 0;
+            FuseRequest::Read { fh: a.fh, offset: a.offset, len: a.size, cached }
         }
         opcode::READDIR | opcode::READDIRPLUS => {
             let a: abi::ReadIn = read_plain(args)?;

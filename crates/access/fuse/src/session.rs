@@ -6,6 +6,7 @@ use crate::buffer::{HEAD_LEN, SlotBuffer, page_size};
 use crate::config::{FuseIo, SessionConfig, TransportChoice};
 use crate::dev::{self, ConnectionEnd};
 use crate::dispatch::RequestDispatcher;
+use crate::failed_reads::FailedReads;
 use crate::handler::{FuseHandler, InitInfo};
 use crate::init::{InitAgreement, negotiate_init};
 use crate::mount::{self, MountError, MountedDevice, abort_connection, detach_mount};
@@ -403,6 +404,7 @@ impl FuseSession {
                 handler,
                 stats: config.stats.clone(),
                 access_log: config.access_log.clone(),
+                failed_reads: FailedReads::default(),
             },
             device: Arc::new(device),
             dev_threads: AtomicUsize::new(1),

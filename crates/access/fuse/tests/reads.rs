@@ -162,6 +162,33 @@ fn panics_are_errors(mount: &Mount) {
     assert!(fs::read(mount.path("data")).is_ok());
 }
 
+/// Each attempt of a program is one read, although the kernel repeats those that fail.
+fn failures_are_repeated_by_programs_only(mount: &Mount) {
+    let file = File::open(mount.path("broken")).unwrap();
+    // SAFETY: the call takes integers only. Without read-ahead, the number of requests is certain.
+    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
+    let seen = || mount.fs.broken_reads.load(std::sync::atomic::Ordering::SeqCst);
+    let before = seen();
+    let mut page = [0; 100];
+    for attempt in 1..3 {
+        assert_eq!(errno(file.read_at(&mut page, 8192)), libc::ETIMEDOUT);
+        assert_eq!(seen() - before, attempt, "each attempt of the program is made, once");
+    }
+    mount.fs.repaired.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(file.read_at(&mut page, 8192).unwrap(), 100);
+    assert_eq!(page[..], pattern(8192, 100));
+    mount.fs.repaired.store(false, std::sync::atomic::Ordering::SeqCst);
+    // Past the page cache nothing is repeated.
+    let before = seen();
+    let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(mount.path("broken")).unwrap();
+    let mut memory = vec![0u8; 8192];
+    let start = memory.as_ptr().align_offset(4096);
+    for attempt in 1..3 {
+        assert_eq!(errno(direct.read_at(&mut memory[start..start + 4096], 1 << 20)), libc::ETIMEDOUT);
+        assert_eq!(seen() - before, attempt);
+    }
+}
+
 #[test]
 fn dev_reads_whole_files() {
     on_dev(whole_files);
@@ -189,6 +216,10 @@ fn dev_shows_attributes() {
 #[test]
 fn dev_refuses_writes() {
     on_dev(writes_are_refused);
+}
+#[test]
+fn dev_repeats_no_failed_read() {
+    on_dev(failures_are_repeated_by_programs_only);
 }
 #[test]
 fn dev_survives_panics() {
@@ -231,6 +262,7 @@ fn uring_does_all_that_too() {
     for test in [whole_files, mapped, seeks, directories, odd, attributes, writes_are_refused, panics_are_errors] {
         test(&mount);
     }
+    failures_are_repeated_by_programs_only(&mount);
     let fs = mount.fs.clone();
     drop(mount);
     assert!(fs.destroyed.load(std::sync::atomic::Ordering::SeqCst));

@@ -17,7 +17,7 @@ pub const MANY: u64 = 100_000;
 const MANY_BASE: u64 = 1 << 20;
 
 /// Names of the root directory; the inode number is the position plus 2.
-pub const NAMES: [&str; 9] = ["data", "vectored", "filled", "slow", "pass", "panic", "link", "odd", "many"];
+pub const NAMES: [&str; 10] = ["data", "vectored", "filled", "slow", "pass", "panic", "link", "odd", "many", "broken"];
 
 pub fn ino_of(name: &str) -> u64 {
     NAMES.iter().position(|n| *n == name).unwrap() as u64 + 2
@@ -47,6 +47,9 @@ pub struct TestFs {
     pub destroyed: AtomicBool,
     pub forgotten: AtomicU64,
     pub max_read_seen: AtomicU64,
+    /// Reads of `broken`, which fails until it is repaired.
+    pub broken_reads: AtomicU64,
+    pub repaired: AtomicBool,
 }
 
 impl TestFs {
@@ -60,7 +63,7 @@ impl TestFs {
                 let len = self.backing_file.lock().unwrap().as_ref().map_or(0, |f| f.metadata().unwrap().len());
                 StatAttr::new(ino, libc::S_IFREG | 0o644, len)
             }
-            2..=10 => StatAttr {
+            2..=11 => StatAttr {
                 mtime: SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5),
                 ..StatAttr::new(ino, libc::S_IFREG | 0o644, DATA_LEN)
             },
@@ -159,6 +162,11 @@ impl FuseHandler for TestFs {
         }
         if ino == ino_of("panic") {
             panic!("requested by the test");
+        }
+        if ino == ino_of("broken") && !self.repaired.load(Ordering::SeqCst) {
+            self.broken_reads.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(600));
+            return reply.reply_error(Errno(libc::ETIMEDOUT));
         }
         if ino == ino_of("slow") {
             let mut blocked = self.blocked.lock().unwrap();
