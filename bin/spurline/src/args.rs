@@ -3,11 +3,11 @@
 
 use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
-use spurline_config::values::{parse_buffer_size, parse_mode, parse_squash, parse_weight};
+use spurline_config::values::{parse_buffer_size, parse_log_file, parse_mode, parse_squash, parse_weight};
 use spurline_config::{
     CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount,
     RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl, TransportMode,
-    TrustConfig,
+    TrustConfig, fuse,
 };
 use spurline_types::{Congestion, Size, parse_duration};
 use std::path::PathBuf;
@@ -44,8 +44,8 @@ pub struct MountArgs {
     /// are slow. A node that is slow repeatedly is tried last until a trial read is fast again.
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration, help_heading = "Group")]
     pub hedge_after: Duration,
-    /// Accepted for compatibility; a mount never serves other mounts
-    #[arg(long, help_heading = "Group")]
+    /// Without effect: a mount never serves other mounts
+    #[arg(long, help_heading = "Group", hide = true)]
     pub no_sharing: bool,
     /// The network.
     #[command(flatten)]
@@ -185,8 +185,8 @@ pub struct CacheArgs {
     /// How to read cache disks; a node with RDMA rails uses dio instead of splice
     #[arg(long, value_name = "MODE", default_value = "dio", value_parser = choice_parser(&IORPC_MODES))]
     pub iorpc_mode: IorpcMode,
-    /// Accepted for compatibility; dio, the default of --iorpc-mode, does the same
-    #[arg(long)]
+    /// Without effect: dio, the default of --iorpc-mode, does the same
+    #[arg(long, hide = true)]
     pub cache_try_dio: bool,
     /// Stop using a cache disk when a read takes longer than this (a write: twice as long)
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
@@ -308,7 +308,7 @@ pub struct NetArgs {
     ///
     /// A node listens on loopback only, unless this is given; other networks require --group-token-file. A mount uses
     /// the interface of the route, unless this is given.
-    #[arg(long, visible_alias = "group-ip", value_name = "IF[:IF]")]
+    #[arg(long, alias = "group-ip", value_name = "IF[:IF]")]
     pub group_network: Option<String>,
     /// RDMA rails: interface names, IF[:IF] [default: none, data uses TCP]
     ///
@@ -341,8 +341,8 @@ pub struct NetArgs {
     /// auto uses the host's default, unless that is BBR: its pacing leaves a fast network idle between short answers.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: Congestion,
-    /// Accepted for compatibility; mounts and nodes have one protocol, over TCP and RDMA
-    #[arg(long)]
+    /// Without effect: mounts and nodes have one protocol, over TCP and RDMA
+    #[arg(long, hide = true)]
     pub use_iorpc: bool,
     /// Connections per path; 0 derives the number from the processors
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -416,8 +416,8 @@ pub struct FuseArgs {
     /// With --rw. NFSv3 clients of an export need it for locks: the kernel refuses them on a mount that sets locks in the source.
     #[arg(long)]
     pub local_locks: bool,
-    /// Mount options: ro, rw, allow_other, (no_)default_permissions (on with allow_other), nonempty, fsname=NAME,
-    /// (no)suid, (no)dev, (no)exec, (no)atime
+    // The list is that of the parser, so it is whole.
+    #[arg(help = options_help(), long_help = options_long_help())]
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Largest FUSE request; at least 8K
@@ -443,7 +443,7 @@ pub struct FuseArgs {
     #[arg(long)]
     pub no_passthrough: bool,
     /// Read-ahead of sequential readers, in bytes fetched; 0 disables it [default: from the buffer size]
-    #[arg(long, visible_alias = "readahead", value_name = "SIZE")]
+    #[arg(long, alias = "readahead", value_name = "SIZE")]
     pub max_readahead: Option<Size>,
     /// Read-ahead of the kernel for buffered reads
     #[arg(long, value_name = "SIZE", default_value = "8M")]
@@ -467,15 +467,28 @@ pub struct FuseArgs {
     pub access_log: Option<PathBuf>,
 }
 
+fn options_help() -> String {
+    format!("Mount options: {}", fuse::option_list())
+}
+
+fn options_long_help() -> String {
+    format!(
+        "{}\n\nallow_other brings default_permissions with it: the kernel then checks modes. Those of mount(8) and /etc/fstab \
+         have no effect here: {}.",
+        options_help(),
+        fuse::ignored_option_list()
+    )
+}
+
 /// Flags of logs and metrics.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Logs and metrics")]
 pub struct LogArgs {
     /// Log to this file [default: standard error]
-    #[arg(long = "log", value_name = "FILE", env = "SPURLINE_LOG_FILE")]
+    #[arg(long = "log", value_name = "FILE", value_parser = parse_log_file)]
     pub log: Option<PathBuf>,
     /// Log level: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
-    #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
+    #[arg(long, value_name = "FILTER")]
     pub log_filter: Option<String>,
     /// Format of log lines
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = choice_parser(&LOG_FORMATS))]
@@ -628,8 +641,10 @@ pub fn env_name(long: &str) -> String {
     format!("SPURLINE_{}", long.to_ascii_uppercase().replace('-', "_"))
 }
 
-/// A variable of another system that is accepted too: its flag, and its name.
-const OTHER_VARIABLE: (&str, &str) = ("rdma-retry", "IORPC_RDMA_RETRY_DURATION");
+/// Variables that are accepted beside a flag's own: the flag, and the name. The first is of another system, the second an
+/// earlier name.
+pub const OTHER_VARIABLES: [(&str, &str); 2] =
+    [("rdma-retry", "IORPC_RDMA_RETRY_DURATION"), ("log", "SPURLINE_LOG_FILE")];
 
 /// Gives every long flag of a service its environment variable; yes/no flags also take yes, no, on and off.
 pub fn with_environment(command: Command) -> Command {
@@ -642,9 +657,9 @@ pub fn with_group_environment(command: Command) -> Command {
     let trust = TrustArgs::augment_args(Command::new("trust"));
     let of_trust = |arg: &Arg| trust.get_arguments().any(|other| other.get_id() == arg.get_id());
     command.mut_args(|arg| match arg.get_long() {
-        // The help names the variables of these few.
-        Some("registry" | "cache-group" | "group-token-file") => with_variable(arg).hide_env(false),
-        _ if of_trust(&arg) => with_variable(arg),
+        // The help names the variables, because the other flags of these commands have none.
+        Some("registry" | "cache-group") => with_variable(arg).hide_env(false),
+        _ if of_trust(&arg) => with_variable(arg).hide_env(false),
         _ => arg,
     })
 }
@@ -657,14 +672,11 @@ fn with_variable(arg: Arg) -> Arg {
     let arg = if is_switch(&arg) { arg.value_parser(BoolishValueParser::new()) } else { arg };
     // The reference names the variables; in the help text they would double every line.
     let arg = arg.hide_env(true);
-    if arg.get_env().is_some() {
-        return arg;
-    }
-    let (own, (flag, other)) = (env_name(&long), OTHER_VARIABLE);
-    let other = (long == flag).then(|| other.to_owned());
+    let own = env_name(&long);
+    let others = OTHER_VARIABLES.iter().filter(|(flag, _)| *flag == long).map(|(_, name)| (*name).to_owned());
     let aliases = arg.get_all_aliases().into_iter().flatten().map(env_name);
     let unset = std::env::var_os(&own).is_none();
-    let theirs = other.into_iter().chain(aliases).find(|name| unset && std::env::var_os(name).is_some());
+    let theirs = others.chain(aliases).find(|name| unset && std::env::var_os(name).is_some());
     arg.env(theirs.unwrap_or(own))
 }
 
@@ -696,7 +708,7 @@ mod tests {
     /// A variable belongs to the whole process, so this test runs itself again with the variable set.
     #[test]
     fn another_system_s_variable_sets_the_flag_it_stands_for() {
-        let (flag, other) = OTHER_VARIABLE;
+        let (flag, other) = OTHER_VARIABLES[0];
         if std::env::var_os(other).is_none_or(|value| value != "7m") {
             let name = std::thread::current().name().unwrap_or_default().to_owned();
             let mut again = std::process::Command::new(std::env::current_exe().unwrap());
@@ -713,6 +725,22 @@ mod tests {
         };
         assert_eq!(set(&[]), Duration::from_secs(7 * 60));
         assert_eq!(set(&["--rdma-retry", "9s"]), Duration::from_secs(9));
+    }
+
+    /// One rule gives each flag of a service its variable.
+    #[test]
+    fn each_flag_has_the_variable_of_its_name() {
+        let command = crate::cli::cli_command();
+        for service in crate::config_file::SERVICES {
+            let sub = crate::config_file::find_service(&command, service).unwrap();
+            for arg in sub.get_arguments() {
+                let Some(long) = arg.get_long() else { continue };
+                let variable = arg.get_env().map(|name| name.to_string_lossy().into_owned());
+                assert_eq!(variable, Some(env_name(long)), "{service} --{long}");
+            }
+        }
+        assert_eq!(env_name("log"), "SPURLINE_LOG");
+        assert_eq!(env_name("log-filter"), "SPURLINE_LOG_FILTER");
     }
 
     /// The flags of the origin had another name before.

@@ -40,7 +40,6 @@ pub enum CliCommand {
     #[command(after_help = SERVICE_NOTE, after_long_help = COORDINATOR_EXAMPLES)]
     Coordinator(Box<CoordinatorArgs>),
     /// Live counters of a mount or a node: usage, FUSE, cache, network, origin
-    #[command(after_long_help = STATS_EXAMPLES)]
     Stats(StatsArgs),
     /// Version, size and cached blocks of a file in a mount
     Info(InfoArgs),
@@ -67,7 +66,7 @@ pub enum CliCommand {
     #[command(after_long_help = crate::export::EXAMPLES)]
     Export(crate::export::ExportArgs),
     /// Measure throughput, operations, latency and processor time (runs the program spurline-bench)
-    #[command(disable_help_flag = true, disable_version_flag = true)]
+    #[command(disable_help_flag = true, disable_version_flag = true, after_help = crate::bench::BENCHMARKS)]
     Bench(BenchArgs),
     /// Inspect, diagnose and measure the network and its RDMA devices
     #[command(arg_required_else_help = true)]
@@ -137,12 +136,13 @@ of the TOML file given by --config (cache-size = \"100G\"). A flag overrides a v
 --help shows more, with examples.";
 
 const MOUNT_EXAMPLES: &str = "\
-Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key of the TOML file given by
+Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key of the TOML file given by \
 --config (cache-size = \"100G\"). A flag overrides a variable, which overrides the file.
 
 Examples:
   Mount a bucket, with a cache on two disks, in the background:
-    spurline mount s3://datasets/imagenet /mnt/data --cache-dir '/nvme0/c:/nvme1/c' --cache-size 2T -d
+    spurline mount s3://datasets/imagenet /mnt/data \\
+        --cache-dir '/nvme0/c:/nvme1/c' --cache-size 2T -d
   Mount a bucket of your own S3-compatible server:
     spurline mount s3://datasets /mnt/data --endpoint-url http://10.0.0.5:9000
   Mount a directory (such as an NFS mount) through the cache:
@@ -154,58 +154,62 @@ Examples:
   Unmount it:
     spurline umount /mnt/data
 
-Signals: SIGTERM, SIGINT, SIGHUP and SIGQUIT unmount. While files are open, the unmount is retried for 5 s; then the mount
-is detached (as by umount --lazy): it leaves the tree, and the process ends when the last file is closed. A second signal
+Signals: SIGTERM, SIGINT, SIGHUP and SIGQUIT unmount. While files are open, the unmount is retried for 5 s; then the mount \
+is detached (as by umount --lazy): it leaves the tree, and the process ends when the last file is closed. A second signal \
 ends it at once: pending requests and open files fail, and the exit code is 1.";
 
 const NODE_EXAMPLES: &str = "\
-Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key of the TOML file given by
+Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key of the TOML file given by \
 --config (cache-size = \"100G\"). A flag overrides a variable, which overrides the file.
 
 Examples:
   Run a node for one bucket, on the network of eth1:
-    spurline node --source s3://datasets --cache-dir /nvme0/c --group-network eth1 --group-port 7000 --group-token-file token
+    spurline node --source s3://datasets --cache-dir /nvme0/c \\
+        --group-network eth1 --group-port 7000 --group-token-file token
   Try a node on this machine (it listens on loopback only):
-    spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G --group-port 7000
+    spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G \\
+        --group-port 7000
   Before a node is removed, move its hot blocks to the nodes that will own them:
-    spurline node drain node7 --registry coordinator://head1:7400 --cache-group train --group-token-file token";
+    spurline node drain node7 --registry coordinator://head:7400 \\
+        --cache-group train --group-token-file token";
 
 const RULES_EXAMPLES: &str = "\
 The registry keeps the rules, so they also apply to nodes that start later. The rule of the deepest folder applies to a file.
 
 Examples:
   Load the validation set now, and keep it cached:
-    spurline load --pin s3://datasets/val --source s3://datasets --registry coordinator://head:7010
+    spurline load --pin s3://datasets/val --source s3://datasets \\
+        --registry coordinator://head:7400
   Keep the part of it that is cached now, or will be read:
-    spurline pin s3://datasets/val --registry coordinator://head:7010
+    spurline pin s3://datasets/val --registry coordinator://head:7400
   Evict scratch data after a day, limit it to 2 TiB of the group's disks, and remove the time limit again:
-    spurline limit s3://scratch --ttl 1d --quota 2T --registry coordinator://head:7010
-    spurline limit s3://scratch --ttl none --registry coordinator://head:7010
+    spurline limit s3://scratch --ttl 1d --quota 2T \\
+        --registry coordinator://head:7400
+    spurline limit s3://scratch --ttl none --registry coordinator://head:7400
   List the rules, with the bytes cached under each:
-    spurline rules --registry coordinator://head:7010";
+    spurline rules --registry coordinator://head:7400";
 
 const COORDINATOR_EXAMPLES: &str = "\
-Every flag is also an environment variable (--group-port: SPURLINE_GROUP_PORT) and a key of the TOML file given by
+Every flag is also an environment variable (--group-port: SPURLINE_GROUP_PORT) and a key of the TOML file given by \
 --config (group-port = 7400). A flag overrides a variable, which overrides the file.
 
 Examples:
-  On one host (or use an etcd, whose servers replace each other, with --registry etcd://head1:2379,head2:2379):
-    spurline coordinator --group-network eth1 --group-port 7400 --group-token-file /etc/token -d
+  On one host (or use an etcd, whose servers replace each other, with --registry etcd://etcd1:2379,etcd2:2379):
+    spurline coordinator --group-network eth1 --group-port 7400 \\
+        --group-token-file /etc/token -d
   The nodes, then the mounts:
-    spurline node --source s3://datasets --group-network eth1 --group-port 7000 --group-token-file /etc/token \\
-        --registry coordinator://head1:7400 --cache-group train -d
+    spurline node --source s3://datasets --group-network eth1 \\
+        --group-port 7000 --group-token-file /etc/token \\
+        --registry coordinator://head:7400 --cache-group train -d
     spurline mount s3://datasets /mnt/data --group-token-file /etc/token \\
-        --registry coordinator://head1:7400 --cache-group train -d";
+        --registry coordinator://head:7400 --cache-group train -d";
 
 const STATS_EXAMPLES: &str = "\
-Sections of --schema: u usage, f fuse, w writes, x NFS export, m metadata, c blockcache, r remotecache (over any transport), e rdma,
-o object.
-
 Examples:
-  spurline stats /mnt/data
-  spurline stats /mnt/data --json -c 1
-  A writable mount:
-    spurline stats /mnt/data --schema ufwr
+  A mount, one line each second:
+    spurline stats /mnt/data
+  All counters at once:
+    spurline stats /mnt/data --json -c 1
   A node or a coordinator of this machine, by its address:
     spurline stats node1:7000 --schema ucro -l 5
   One of another machine, by the address of its metrics page (set --metrics there; the default is loopback only):
@@ -225,7 +229,8 @@ Examples:
     spurline load /mnt/data/train --include '*.idx' --replicas 3 --submit
     spurline load /mnt/data/train --include '*.idx' --replicas 3 --progress
   Let the coordinator of a group run the job; it resumes it after a restart:
-    spurline load s3://datasets/train --source s3://datasets --registry coordinator://head:7010 --submit";
+    spurline load s3://datasets/train --source s3://datasets \\
+        --registry coordinator://head:7400 --submit";
 
 /// Flags of jobs.
 #[derive(Debug, Args)]
@@ -293,7 +298,7 @@ pub struct GivenFlags {
 /// The arguments of `load`.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
-    /// Files and folders in a mount of this machine, or below --source
+    /// Files and folders in a mount of this machine, or below --source [default: all of --source]
     pub path: Vec<String>,
     /// Read every cached block back and check it before the job succeeds
     #[arg(long)]
@@ -318,7 +323,7 @@ pub struct LoadArgs {
 /// The arguments of `free`.
 #[derive(Debug, Args)]
 pub struct FreeArgs {
-    /// Files and folders in a mount of this machine, or below --source
+    /// Files and folders in a mount of this machine, or below --source [default: all of --source]
     pub path: Vec<String>,
     /// The job.
     #[command(flatten)]
@@ -417,9 +422,10 @@ pub struct UmountArgs {
 pub struct StatsArgs {
     /// Mountpoint, HOST:PORT of a node, or path of an admin socket
     pub target: String,
-    /// Sections to show, one letter each (see below)
-    #[arg(long, value_name = "LETTERS", default_value = "ufmcro")]
-    pub schema: String,
+    /// Sections to show, one letter each, which --help lists [default: ufmcro, with w and x where there are writes and an
+    /// export]
+    #[arg(long, value_name = "LETTERS")]
+    pub schema: Option<String>,
     /// Seconds between lines
     #[arg(short = 'l', long, value_name = "SECS", default_value = "1", value_parser = parse_duration)]
     pub interval: Duration,
@@ -512,7 +518,9 @@ pub fn cli_command() -> clap::Command {
         command = command.mut_subcommand(asking, args::with_group_environment);
     }
     command = command.mut_subcommand("node", |node| node.mut_subcommand("drain", args::with_group_environment));
-    command
+    command.mut_subcommand("stats", |stats| {
+        stats.after_long_help(format!("{}\n{STATS_EXAMPLES}", crate::stats::columns_help()))
+    })
 }
 
 /// The typed arguments of clap's matches.

@@ -41,8 +41,8 @@ pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, 
         command = with_file(command, &service, &path, &text).map_err(ArgsRefusal::Fault)?;
     }
     let copy = command.clone();
-    command.try_get_matches_from(words).map_err(|error| {
-        match environment_fault(&copy, &error).or_else(|| habits::explain_foreign_word(&copy, &error)) {
+    command.try_get_matches_from(&words).map_err(|error| {
+        match environment_fault(&copy, &error).or_else(|| habits::explain_foreign_word(&copy, &words, &error)) {
             Some(fault) => ArgsRefusal::Fault(fault),
             None => ArgsRefusal::Clap(Box::new(error)),
         }
@@ -159,8 +159,10 @@ fn unknown_key(command: &Command, path: &Path, named: &str, key: &str, services:
         .flat_map(|sub| sub.get_arguments().filter_map(key_of).map(str::to_owned).collect::<Vec<_>>())
         .collect();
     let tables = SERVICES.iter().copied().filter(|_| services.len() > 1);
-    let remedy = match nearest_word(key, known.iter().map(String::as_str).chain(tables)) {
-        Some(near) => format!("did you mean '{near}'?"),
+    let near = nearest_word(key, known.iter().map(String::as_str).chain(tables));
+    let remedy = match habits::remedy_of_foreign_key(key) {
+        Some(remedy) => remedy,
+        None if near.is_some() => format!("did you mean '{}'?", near.unwrap_or_default()),
         None => "the keys are the long flags without their dashes; see CONFIGURATION.md".to_owned(),
     };
     Fault::usage(format!("config file {} has the unknown key '{named}'", path.display()), remedy)

@@ -1,8 +1,8 @@
 //! `mount -t spurline` and /etc/fstab: translates the arguments of mount(8)'s helper `mount.spurline` to those of
 //! `spurline mount`. It mounts nothing itself.
 
-use spurline_config::values::nearest_word;
-use spurline_config::{Fault, MOUNT_OPTIONS, fuse};
+use crate::habits::{self, OptionPlace};
+use spurline_config::{Fault, fuse};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt as _;
@@ -88,7 +88,7 @@ fn split_options(options: &[u8]) -> Vec<Vec<u8>> {
 pub fn flags_of_options(flags: &clap::Command, options: &[u8]) -> Result<Vec<OsString>, Fault> {
     let is_flag = |key: &[u8]| {
         flags.get_arguments().any(|arg| {
-            let aliases = arg.get_visible_aliases().unwrap_or_default();
+            let aliases = arg.get_all_aliases().unwrap_or_default();
             arg.get_long().into_iter().chain(aliases).any(|long| long.as_bytes() == key)
         })
     };
@@ -101,28 +101,16 @@ pub fn flags_of_options(flags: &clap::Command, options: &[u8]) -> Result<Vec<OsS
             b"rw" => {}
             _ if is_flag(key) => given.push(OsString::from_vec([b"--", option].concat())),
             _ if !fuse::is_known_option(&String::from_utf8_lossy(option)) => {
-                return Err(unknown_option(flags, option, key));
+                return Err(habits::unknown_option(
+                    flags,
+                    &String::from_utf8_lossy(option),
+                    OptionPlace::InPlaceOfFlags,
+                ));
             }
             _ => given.extend(["-o".into(), OsStr::from_bytes(option).to_owned()]),
         }
     }
     Ok(given)
-}
-
-/// An option that is neither a mount option nor a flag.
-fn unknown_option(flags: &clap::Command, option: &[u8], key: &[u8]) -> Fault {
-    let longs =
-        flags.get_arguments().filter_map(clap::Arg::get_long).filter(|long| !["help", "version"].contains(long));
-    let known = longs.chain(MOUNT_OPTIONS).chain(["fsname"]);
-    let remedy = match nearest_word(&String::from_utf8_lossy(key), known) {
-        Some(near) => format!("did you mean {near}?"),
-        None => format!(
-            "the options are {}, fsname=NAME, and the flags of 'spurline mount' without their dashes, such as \
-             cache-dir=DIR; 'spurline mount --help' lists them; a comma inside a value is written as \\,",
-            MOUNT_OPTIONS.join(", ")
-        ),
-    };
-    Fault::usage(format!("-o {}: unknown mount option", String::from_utf8_lossy(option)), remedy)
 }
 
 #[cfg(test)]
@@ -181,13 +169,15 @@ mod tests {
     fn an_unknown_option_is_refused_with_the_nearest_flag_or_option() {
         for (option, says) in [
             ("cachedir=/a", "did you mean cache-dir?"),
+            ("--uid=106", "write uid=106"),
+            ("bg", "nofail"),
             ("alow_other", "did you mean allow_other?"),
             ("colour=red", "the flags of 'spurline mount' without their dashes, such as cache-dir=DIR"),
         ] {
             let fault = told(&["a", "b", "-o", option]).unwrap_err();
             assert_eq!(fault.code as u8, 2);
             let said = fault.to_string();
-            assert!(said.contains(&format!("-o {option}: unknown mount option")) && said.contains(says), "{said}");
+            assert!(said.contains(&format!("-o {option}: ")) && said.contains(says), "{said}");
         }
         // The mount itself names the remedy.
         assert_eq!(told(&["a", "b", "-o", "rw,remount"]).unwrap().unwrap()[2..4], ["-o", "remount"]);

@@ -1,10 +1,11 @@
 //! Output generated from the flag definitions: completions, man pages, the reference of flags and keys.
 
-use crate::args::is_switch;
+use crate::args::{OTHER_VARIABLES, env_name, is_switch};
 use crate::cli::{self, CompletionsArgs, ManArgs};
 use crate::config_file as file;
 use clap::{Arg, Command};
 use spurline_config::Fault;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write;
 
@@ -50,7 +51,7 @@ fn reference_text() -> String {
         let _ =
             writeln!(out, "## `spurline {title}`\n\n| flag, key | variable | default | meaning |\n|---|---|---|---|");
         let mut args: Vec<&Arg> =
-            sub.get_arguments().filter(|a| a.get_long().is_some_and(|l| !matches!(l, "help" | "version"))).collect();
+            sub.get_arguments().filter(|arg| is_flag_of_reference(arg) && !arg.is_hide_set()).collect();
         args.sort_by_key(|a| heading_rank(sub, a));
         let mut heading = "";
         for arg in args {
@@ -63,7 +64,43 @@ fn reference_text() -> String {
         }
         out.push('\n');
     }
+    compatibility_table(&mut out);
     out
+}
+
+/// Whether a flag is the command's own.
+fn is_flag_of_reference(arg: &Arg) -> bool {
+    arg.get_long().is_some_and(|long| !matches!(long, "help" | "version"))
+}
+
+/// The flags and variables that are accepted and in no help: those of other systems, and earlier names.
+fn compatibility_table(out: &mut String) {
+    out.push_str("## Accepted for compatibility\n\n");
+    out.push_str("Flags of other systems, and earlier names. `--help` does not show them.\n\n");
+    out.push_str("| flag, key or variable | commands | meaning |\n|---|---|---|\n");
+    let mut rows: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
+    let command = cli::cli_command();
+    for service in file::SERVICES {
+        let Some(sub) = file::find_service(&command, service) else { continue };
+        for arg in sub.get_arguments().filter(|arg| is_flag_of_reference(arg)) {
+            let long = arg.get_long().unwrap_or_default();
+            let visible = arg.get_visible_aliases().unwrap_or_default();
+            let hidden = arg.get_all_aliases().unwrap_or_default().into_iter().filter(|alias| !visible.contains(alias));
+            for alias in hidden {
+                rows.entry((format!("`--{alias}`"), format!("`--{long}`"))).or_default().push(service);
+            }
+            if arg.is_hide_set() {
+                let meaning = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                rows.entry((format!("`--{long}`"), meaning)).or_default().push(service);
+            }
+            for (_, variable) in OTHER_VARIABLES.iter().filter(|(flag, _)| *flag == long) {
+                rows.entry((format!("`{variable}`"), format!("`{}`", env_name(long)))).or_default().push(service);
+            }
+        }
+    }
+    for ((word, meaning), services) in rows {
+        let _ = writeln!(out, "| {word} | {} | {meaning} |", services.join(", "));
+    }
 }
 
 /// Headings in the order of their first flag.

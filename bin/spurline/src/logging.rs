@@ -4,6 +4,7 @@ use crate::report;
 use spurline_config::{Fault, HostLimits, LogConfig, LogFormat};
 use spurline_observe::locate;
 use spurline_observe::log::{self, LogSettings};
+use spurline_types::ErrorKind;
 use std::path::PathBuf;
 
 /// The default log file of a background process.
@@ -23,7 +24,8 @@ pub fn default_log(host: &HostLimits) -> Result<PathBuf, Fault> {
     }
 }
 
-const LOG_REMEDY: &str = "name a writable file with --log";
+const LOG_REMEDY: &str = "name a writable file with --log (SPURLINE_LOG)";
+const FILTER_REMEDY: &str = "write info, debug or crate=level[,…] with --log-filter (SPURLINE_LOG_FILTER)";
 
 /// Starts logging: to the configured file, in the background to the default file, else to standard error.
 ///
@@ -46,8 +48,8 @@ pub fn start_logging(config: &LogConfig, background: bool, host: &HostLimits) ->
         json: config.format == LogFormat::Json,
         during_start: Some(|text| report::print_warnings(&[text.to_owned()])),
     };
-    log::init_logging(&settings).map_err(|e| {
-        let remedy = if background { LOG_REMEDY } else { "" };
-        Fault { remedy: remedy.into(), ..Fault::from(e) }
+    log::init_logging(&settings).map_err(|error| {
+        let remedy = if error.kind() == ErrorKind::Invalid { FILTER_REMEDY } else { LOG_REMEDY };
+        Fault { remedy: remedy.into(), ..Fault::from(error) }
     })
 }

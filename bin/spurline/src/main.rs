@@ -59,6 +59,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
     let done = |()| ExitCode::SUCCESS;
     match command {
         CliCommand::Mount(args) => {
+            habits::check_mount_options(&args.fuse.options)?;
             let host = HostLimits::detect();
             let config = RawMount::from(*args).check(&host)?;
             if config.fuse.writes.is_some() {
@@ -108,7 +109,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Limit(args) => rules::limit_folders(args),
         CliCommand::Rules(args) => rules::list_rules(args),
         CliCommand::Export(args) => export::run(args),
-        CliCommand::Bench(args) => match bench::run(&args)? {},
+        CliCommand::Bench(args) => bench::run(&args),
         CliCommand::Net(args) => net::run(args),
         CliCommand::K8s(args) => k8s::run(args),
         CliCommand::Demo(args) => demo::run(args),

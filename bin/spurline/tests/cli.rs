@@ -124,6 +124,14 @@ fn words_of_other_systems_work_or_are_explained() {
         ("--subdir=a", "s3://BUCKET/FOLDER"),
         ("--backup-meta=0", "no metadata engine"),
         ("--heartbeat=12", "--member-hold TIME"),
+        ("--profile=research", "AWS_PROFILE=NAME"),
+        ("--prefix=data/", "s3://BUCKET/FOLDER"),
+        ("--metadata-ttl=60", "--attr-cache TIME"),
+        ("--vfs-cache-mode=full", "blocks that are read are cached"),
+        ("--vfs_cache_max_size=1G", "--cache-size SIZE"),
+        ("--stat-cache-ttl=1m", "--attr-cache TIME"),
+        ("--implicit-dirs", "a folder is shown"),
+        ("--passwd_file=/etc/passwd-s3fs", "~/.aws/credentials"),
     ] {
         let name = flag.split('=').next().unwrap();
         refused(&m(&[flag]), 2, &[name, "a flag of another file system", says]);
@@ -139,6 +147,16 @@ fn words_of_other_systems_work_or_are_explained() {
         refused(&run(words), 2, &[words[0], "a command of another file system", says]);
     }
     refused(&run(&["load", "--path", "/x"]), 2, &["paths are words without a flag"]);
+    // A mount option that was written as a flag, and the reverse.
+    refused(&m(&["--allow-other"]), 2, &["--allow-other is a mount option", "-o allow_other"]);
+    refused(&m(&["--allow_root"]), 2, &["--allow_root is a mount option", "-o allow_other"]);
+    refused(&m(&["-o", "allow-other"]), 2, &["-o allow-other", "write allow_other"]);
+    refused(&m(&["-o", "cache-size=0"]), 2, &["-o cache-size=0", "it is a flag: --cache-size=0"]);
+    refused(&m(&["-o", "read-only"]), 2, &["it is a flag: --read-only"]);
+    refused(&m(&["-o", "bg"]), 2, &["an option of another file system", "x-systemd.automount"]);
+    refused(&m(&["-o", "zz"]), 2, &["rw, ro, allow_other", "relatime", "fsname=NAME", "_netdev"]);
+    std::fs::write(&file, "vfs-cache-max-size = \"1G\"\n").unwrap();
+    refused(&m(&["--config", file.to_str().unwrap()]), 2, &["unknown key 'vfs-cache-max-size'", "cache-size=SIZE"]);
     // A flag that another service has.
     refused(&m(&["--rdma-port=7001"]), 2, &["--rdma-port is a flag of 'spurline node'"]);
     // splice looks at the kernel's limit of pipes.
@@ -248,6 +266,13 @@ fn a_job_without_a_place_says_which_words_are_missing() {
     refused(&run(&["load", "x", "--source", "s3://b"]), 2, &names);
     refused(&run(&["load", "x", "--cache-group", "g"]), 2, &names);
     refused(&run(&["load", "x", "--registry", "coordinator://h:1"]), 2, &["the source of these files", "--source"]);
+    refused(&run(&["load"]), 2, &["nothing to load", "--files-from FILE", "--source URL"]);
+    // A source without a path is all of it: the coordinator is called.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let registry = format!("coordinator://{silent}");
+    for action in ["load", "free"] {
+        refused(&run(&[action, "--source", "s3://b", "--registry", &registry]), 3, &[&silent.to_string()]);
+    }
     let etcd = ["load", "s3://b/x", "--source", "s3://b", "--registry", "etcd://h:1"];
     refused(&run(&etcd), 2, &["runs no jobs", "coordinator://"]);
 }
@@ -312,6 +337,14 @@ fn help_and_version_are_no_errors() {
         assert!(long.contains(part), "{part}");
     }
     assert!(!short.contains("Examples:") && short.len() < long.len());
+    // Flags for compatibility work, and are in no help.
+    for hidden in ["--use-iorpc", "--cache-try-dio", "--no-sharing", "--group-ip"] {
+        assert!(!long.contains(hidden), "{hidden}");
+    }
+    let stats = String::from_utf8(run(&["stats", "--help"]).stdout).unwrap();
+    for part in ["hit%   bytes from memory and disk, of all bytes, %", "lat    time of a request, mean in ms"] {
+        assert!(stats.contains(part), "{part:?} is missing in: {stats}");
+    }
 }
 
 /// Runs `node` with a config file that is refused after precedence is resolved, so that nothing starts.
@@ -413,6 +446,25 @@ fn wrong_variables_are_named() {
     let mut command = spurline();
     command.args(["mount", "/tmp", "/mnt/x", "--rdma-network", "ib0"]).env("IORPC_RDMA_RETRY_DURATION", "0s");
     refused(&command.output().unwrap(), 2, &["--rdma-retry 0"]);
+    // The variable of --log is SPURLINE_LOG, and its earlier name is accepted. A level is no file.
+    refused(
+        &with("SPURLINE_LOG", "debug"),
+        2,
+        &["environment variable SPURLINE_LOG", "a level and not a file", "SPURLINE_LOG_FILTER=debug"],
+    );
+    refused(
+        &with("SPURLINE_LOG_FILE", "info"),
+        2,
+        &["environment variable SPURLINE_LOG_FILE", "SPURLINE_LOG_FILTER=info"],
+    );
+    // In the background too, the remedy is about the filter and not about the file.
+    let log = tempfile::tempdir().unwrap();
+    let mut command = spurline();
+    command.args(["coordinator", "--state-file", "none", "--metrics", "none"]).env("SPURLINE_LOG_FILTER", "/a/b");
+    let says = ["log filter '/a/b'", "--log-filter (SPURLINE_LOG_FILTER)"];
+    refused(&command.output().unwrap(), 1, &says);
+    command.arg("-d").env("SPURLINE_LOG", log.path().join("log"));
+    refused(&command.output().unwrap(), 1, &says);
     // A flag beats a variable, wrong or not.
     let out = spurline()
         .args(["mount", "/tmp", "/mnt/x", "--cache-size", "1G", "--block-size", "3M"])

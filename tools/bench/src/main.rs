@@ -74,7 +74,7 @@ enum BenchCommand {
 }
 
 const SUITE_EXAMPLES: &str = "\
-It needs root (mounts, network namespaces), fio and iperf3; what is missing is skipped and said. Exit codes: 1 when a figure
+It needs root (mounts, network namespaces), fio and iperf3; what is missing is skipped and said. Exit codes: 1 when a figure \
 could not be taken, 3 when every section was skipped.
 
 Examples:
@@ -86,51 +86,62 @@ Examples:
     spurline bench suite --only disk --disk-dir /nvme0";
 
 const FLEET_EXAMPLES: &str = "\
-Other hosts need fio: start 'fio --server' there, or give --ssh. The job file may use ${DIR}, ${JOBS}, ${DEPTH}, ${TIME} and
-${SIZE}; fio's own sums over hosts are reported. The shipped reading jobs make no files: --job prepare writes them, once, and they
+Other hosts need fio: start 'fio --server' there, or give --ssh. The job file may use ${DIR}, ${JOBS}, ${DEPTH}, ${TIME} and \
+${SIZE}; fio's own sums over hosts are reported. The shipped reading jobs make no files: --job prepare writes them, once, and they \
 stay. The shipped writing jobs remove what they write.
 
 Examples:
   This machine alone: four files of 1 GiB, then reads of them through a mount, beside its source:
     spurline bench fio --job prepare --dir /srv/data --jobs 4 --rounds 1
-    spurline bench fio --job seq-read-1m --dir plain=/srv/data --dir mount=/mnt/data --jobs 1,4 --plot
+    spurline bench fio --job seq-read-1m --dir plain=/srv/data \\
+        --dir mount=/mnt/data --jobs 1,4 --plot
   The files, once, in the source of the mounts; then TCP beside RDMA on four hosts, from one host to all:
-    spurline bench fio --job prepare --hosts node1 --dir /nfs/datasets/fio --jobs 4 --rounds 1
-    spurline bench fio --job rand-read-1m --hosts c1,c2,c3,c4 --clients 1,2,4 --jobs 4 --depth 1,4,16 \\
-        --dir tcp=/mnt/tcp/fio --dir rdma=/mnt/rdma/fio --nodes node1:9567 --html fio.html
+    spurline bench fio --job prepare --hosts node1 --dir /nfs/datasets/fio \\
+        --jobs 4 --rounds 1
+    spurline bench fio --job rand-read-1m --hosts c1,c2,c3,c4 --clients 1,2,4 \\
+        --jobs 4 --depth 1,4,16 --dir tcp=/mnt/tcp/fio \\
+        --dir rdma=/mnt/rdma/fio --nodes node1:9567 --html fio.html
   A job file of your own, with the fio servers started over ssh:
-    spurline bench fio --job my.fio --hosts c1,c2 --dir /mnt/data --set BS=1m --ssh
-  Ten NFS cases (v3 and v4, TCP and RDMA, one connection and several) of an export, beside one of tmpfs by the same server, here,
+    spurline bench fio --job my.fio --hosts c1,c2 --dir /mnt/data --set BS=1m \\
+        --ssh
+  Ten NFS cases (v3 and v4, TCP and RDMA, one connection and several) of an export, beside one of tmpfs by the same server, here, \
   and on one to six clients with the processor time of the server:
-    spurline bench fio --nfs tmpfs=10.0.0.1,10.0.1.1:/ram --nfs mount=10.0.0.1,10.0.1.1:/mnt --perftest
-    spurline bench fio --hosts c1,c2,c3,c4,c5,c6 --ssh --clients 1,2,3,4,5,6 --server-host 10.0.0.1 --nfs 10.0.0.1,10.0.1.1:/mnt
+    spurline bench fio --nfs tmpfs=10.0.0.1,10.0.1.1:/ram \\
+        --nfs mount=10.0.0.1,10.0.1.1:/mnt --perftest
+    spurline bench fio --hosts c1,c2,c3,c4,c5,c6 --ssh --clients 1,2,3,4,5,6 \\
+        --server-host 10.0.0.1 --nfs 10.0.0.1,10.0.1.1:/mnt
   The shipped job files:
     spurline bench fio --list-jobs";
 
 const TRAIN_EXAMPLES: &str = "\
-Reader threads fetch whole batches, as MLPerf Storage's client does; computing is a sleep. Utilisation is the share of the
+Reader threads fetch whole batches, as MLPerf Storage's client does; computing is a sleep. Utilisation is the share of the \
 time that the accelerators compute. Pages of earlier epochs are dropped from the page cache before a file is read again.
 
 Examples:
   Own files in memory, read from the folder, through a mount, and through a mount with a node:
     spurline bench train --model unet3d --accelerator h100 --html train.html
   A mount of your own; write the files into its source first:
-    spurline bench train --model retinanet --accelerator b200 --make /nfs/datasets/retinanet --data 500G
-    spurline bench train --model retinanet --accelerator b200 --dir /mnt/data/retinanet
+    spurline bench train --model retinanet --accelerator b200 \\
+        --make /nfs/datasets/retinanet --data 500G
+    spurline bench train --model retinanet --accelerator b200 \\
+        --dir /mnt/data/retinanet
   Two mounts beside each other, one over TCP and one over RDMA, with sixteen accelerators:
-    spurline bench train --model retinanet --accelerator b200 --accelerators 16 --dir /mnt/tcp/d --dir /mnt/rdma/d --plot";
+    spurline bench train --model retinanet --accelerator b200 \\
+        --accelerators 16 --dir /mnt/tcp/d --dir /mnt/rdma/d --plot";
 
 const CHECKPOINT_EXAMPLES: &str = "\
-Each rank writes its files under temporary names, syncs and renames them. Then page caches are dropped, and the files are read
+Each rank writes its files under temporary names, syncs and renames them. Then page caches are dropped, and the files are read \
 back, with checksums compared. As in MLPerf Storage, the slowest rank is the score. All files are removed at the end.
 
 Examples:
   A plain folder, two mounts of it, and two mounts of a node, in memory:
     spurline bench checkpoint --html checkpoint.html
   A mount of your own beside its source; read back through a second mount:
-    spurline bench checkpoint --dir plain=/srv/data --dir mount=/mnt/a:/mnt/b --ranks 16 --size 1G
+    spurline bench checkpoint --dir plain=/srv/data --dir mount=/mnt/a:/mnt/b \\
+        --ranks 16 --size 1G
   Four hosts, each of which reads what another one wrote, in the full size of one of eight accelerators each:
-    spurline bench checkpoint --hosts c1,c2,c3,c4 --dir tcp=/mnt/tcp --dir rdma=/mnt/rdma --model llama3-70b --full-size";
+    spurline bench checkpoint --hosts c1,c2,c3,c4 --dir tcp=/mnt/tcp \\
+        --dir rdma=/mnt/rdma --model llama3-70b --full-size";
 
 fn main() -> ExitCode {
     match run(BenchCli::parse().command) {

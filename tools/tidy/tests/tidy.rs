@@ -170,6 +170,49 @@ fn files_stay_small() {
     none(broken.collect(), "past 900 lines; look for the seam");
 }
 
+/// What is wrong with a text below `--help`: a paragraph is one line, which the terminal's width divides, and a command to
+/// copy is never divided.
+fn faults_of_help_text(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut faults = Vec::new();
+    for pair in lines.windows(2) {
+        let prose = pair.iter().all(|line| !line.is_empty() && !line.starts_with(' '));
+        let described = pair.iter().all(|line| {
+            let inner = line.strip_prefix("  ").unwrap_or_default();
+            !inner.is_empty() && !inner.starts_with(' ') && !inner.starts_with("spurline") && !inner.contains("  ")
+        });
+        if (prose && !pair[0].ends_with(':')) || described {
+            faults.push(format!("a fixed line break behind '{}'", pair[0]));
+        }
+    }
+    let copied = lines.iter().filter(|line| line.starts_with("    ") || line.starts_with("  spurline"));
+    faults.extend(copied.filter(|line| line.chars().count() > 80).map(|line| format!("more than 80 columns: {line}")));
+    faults
+}
+
+#[test]
+fn help_texts_fit_every_terminal() {
+    let literal =
+        regex::Regex::new(r#"const \w*(?:EXAMPLES|NOTE|BENCHMARKS): &str =\s*"\\?\n?((?:[^"\\]|\\(?s:.))*)";"#);
+    let literal = literal.expect("a valid pattern");
+    let joined = regex::Regex::new(r"\\\n *").expect("a valid pattern");
+    let mut broken = Vec::new();
+    let mut texts_seen = 0;
+    for (path, source) in texts(&[".rs"]) {
+        let path = shown(&path);
+        if !path.starts_with("bin/spurline/src") && !path.starts_with("tools/bench/src") {
+            continue;
+        }
+        for text in literal.captures_iter(&source) {
+            texts_seen += 1;
+            let text = joined.replace_all(&text[1], "").replace("\\\\", "\\").replace("\\\"", "\"");
+            broken.extend(faults_of_help_text(&text).into_iter().map(|fault| format!("{path}: {fault}")));
+        }
+    }
+    assert!(texts_seen > 20, "{texts_seen}");
+    none(broken, "end a line of prose with a backslash, and a command with two");
+}
+
 #[test]
 fn nothing_is_left_for_later() {
     let words = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:")];
@@ -305,6 +348,18 @@ fn links_of_documents_lead_somewhere() {
         }
     }
     none(broken, "links that lead nowhere");
+}
+
+/// Documents that a reader takes in at once, with their largest sizes in KiB. A longer one has parts for a page of their own.
+const DOCUMENT_SIZES_KIB: [(&str, u64); 3] = [("ARCHITECTURE.md", 14), ("BENCHMARKS.md", 16), ("CHANGELOG.md", 8)];
+
+#[test]
+fn documents_stay_short() {
+    let broken = DOCUMENT_SIZES_KIB.iter().filter_map(|(name, most)| {
+        let bytes = std::fs::metadata(root().join(name)).expect("the document is there").len();
+        (bytes > most << 10).then(|| format!("{name}: {bytes} bytes, {most} KiB are the limit"))
+    });
+    none(broken.collect(), "shorten it, or move a part to a page below docs/");
 }
 
 #[test]

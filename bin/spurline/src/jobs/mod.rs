@@ -46,11 +46,19 @@ fn run_job(
     more: impl FnOnce(JobSpec) -> JobSpec,
 ) -> Result<ExitCode, Fault> {
     let listed = args.files_from.as_deref().map(listed_paths).transpose()?;
-    let paths = listed.as_deref().unwrap_or(paths);
+    let whole_source = args.source.as_ref().map(ToString::to_string);
+    let paths = match &listed {
+        Some(listed) => listed,
+        None if paths.is_empty() => whole_source.as_slice(),
+        None => paths,
+    };
     if paths.is_empty() {
         return Err(Fault::usage(
             format!("nothing to {action}"),
-            format!("name files or folders: spurline {action} PATH, or a list of them with --files-from FILE"),
+            format!(
+                "name files or folders: spurline {action} PATH, a list of them with --files-from FILE, or all of a source with \
+                 --source URL"
+            ),
         ));
     }
     let (place, below) = find_worker(action, paths, args)?;

@@ -14,7 +14,8 @@ The answer goes to standard error, the manifests to standard output. Replace the
 
 Examples:
   spurline k8s advise
-  spurline k8s advise --use rdma-cm --from node1.tar.zst --from node2.tar.zst > networks.yaml
+  spurline k8s advise --use rdma-cm --from node1.tar.zst --from node2.tar.zst \\
+      > networks.yaml
   spurline k8s advise --isolation virtual-function";
 
 /// The arguments of `k8s advise`.

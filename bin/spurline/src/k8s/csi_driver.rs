@@ -4,6 +4,7 @@ use super::mount_words::MountParser;
 use crate::background::ReadySignal;
 use crate::{logging, signals};
 use clap::{Args, ValueEnum};
+use spurline_config::values::parse_log_file;
 use spurline_config::{Fault, HostLimits, LogConfig, LogFormat};
 use spurline_csi::{CsiDriver, CsiDriverConfig, MountLauncher, PodLauncher, ProcessLauncher, SERVICE_ACCOUNT};
 use spurline_runtime::limits::raise_open_files;
@@ -57,10 +58,10 @@ pub struct CsiDriverArgs {
     #[arg(long)]
     pub trust_inline_volumes: bool,
     /// Log level: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
-    #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
+    #[arg(long, value_name = "FILTER")]
     pub log_filter: Option<String>,
     /// Log to this file [default: standard error]
-    #[arg(long, value_name = "FILE", env = "SPURLINE_LOG_FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse_log_file)]
     pub log: Option<PathBuf>,
 }
 

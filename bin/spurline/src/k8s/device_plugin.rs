@@ -19,17 +19,19 @@ TOML file given by --config. A flag overrides a variable, which overrides the fi
 
 /// Examples of --help.
 pub const EXAMPLES: &str = "\
-The plugin reads the configuration of Mellanox/k8s-rdma-shared-dev-plugin unchanged, and can replace it. It needs the
-user root, no capability, no host network, and two folders of the host: kubelet's directory of device plugins
+The plugin reads the configuration of Mellanox/k8s-rdma-shared-dev-plugin unchanged, and can replace it. It needs the \
+user root, no capability, no host network, and two folders of the host: kubelet's directory of device plugins \
 (writable) and /sys (read-only).
 
 Examples:
   In a pod with the host's /sys at /host/sys:
-    spurline k8s device-plugin --config-file /config/config.json --host-root /host --metrics 0.0.0.0:9567
+    spurline k8s device-plugin --config-file /config/config.json \\
+        --host-root /host --metrics 0.0.0.0:9567
   On the host itself:
     spurline k8s device-plugin --config-file config.json
   With the limit of locked memory raised for the pods that get a device, whatever their user:
-    spurline k8s device-plugin --config-file config.json --use-cdi --cdi-memlock unlimited
+    spurline k8s device-plugin --config-file config.json --use-cdi \\
+        --cdi-memlock unlimited
   What pods will get, before it runs:
     spurline k8s lint --config config.json
 

@@ -11,14 +11,15 @@ use std::process::ExitCode;
 
 /// Examples of --help.
 pub const EXAMPLES: &str = "\
-The configuration is that of Mellanox/k8s-rdma-shared-dev-plugin, which also reads it. Exit code 0, also on a node
+The configuration is that of Mellanox/k8s-rdma-shared-dev-plugin, which also reads it. Exit code 0, also on a node \
 without RDMA devices.
 
 Examples:
   This node:
     spurline k8s discover > config.json
   Many nodes, each collected with `spurline net collect -o NODE.tar.zst`:
-    spurline k8s discover --from node1.tar.zst --from node2.tar.zst > config.json";
+    spurline k8s discover --from node1.tar.zst --from node2.tar.zst \\
+        > config.json";
 
 /// The arguments of `k8s discover`.
 #[derive(Debug, Args)]

@@ -11,11 +11,12 @@ use std::process::ExitCode;
 
 /// Examples of --help.
 pub const EXAMPLES: &str = "\
-The file may also hold the NetworkAttachmentDefinitions that the pods use; they are checked, too. Exit code 0 when no
+The file may also hold the NetworkAttachmentDefinitions that the pods use; they are checked, too. Exit code 0 when no \
 finding is an error, else 1.
 
 Examples:
-  spurline k8s explain -f pod.yaml --config config.json --from node1.tar.zst --from node2.tar.zst
+  spurline k8s explain -f pod.yaml --config config.json --from node1.tar.zst \\
+      --from node2.tar.zst
   With the configuration that `spurline k8s discover` proposes for this node:
     spurline k8s explain -f pod.yaml";
 

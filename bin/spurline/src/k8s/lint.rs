@@ -17,7 +17,8 @@ Exit code 0 when no finding is an error, else 1.
 Examples:
   spurline k8s lint --config config.json
   On nodes that were collected with `spurline net collect -o NODE.tar.zst`:
-    spurline k8s lint --config config.json --from node1.tar.zst --from node2.tar.zst
+    spurline k8s lint --config config.json --from node1.tar.zst \\
+        --from node2.tar.zst
   What a finding means:
     spurline net doctor --explain K8S-SLOTS";
 

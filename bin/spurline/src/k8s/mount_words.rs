@@ -157,6 +157,9 @@ mod tests {
             ("group-token-file=/x", "under the key group-token"),
             ("block-size=3M", "block-size"),
             ("colour=red", "unknown mount option"),
+            ("region us-west-2", "write region=us-west-2"),
+            ("prefix data/", "part of the source"),
+            ("allow-other", "write allow_other"),
         ] {
             let said = words(&[option], None).unwrap_err().to_string();
             assert!(said.contains(says) && !said.contains('\n'), "{option}: {said}");

@@ -21,12 +21,14 @@ Examples:
     spurline k8s render --values values.yaml | kubectl apply -f -
   With the configuration of RDMA devices that was found on the nodes:
     spurline k8s discover > config.json
-    spurline k8s render --values values.yaml --set-file devicePlugin.config=config.json
+    spurline k8s render --values values.yaml \\
+        --set-file devicePlugin.config=config.json
   The values with their meanings, as the start of a file:
     spurline k8s render --print-values > values.yaml
   A Kustomize base, or a Helm chart, whose defaults are these values:
     spurline k8s render --values values.yaml --form kustomize --out base
-    spurline k8s render --form helm --out chart && helm install spurline ./chart -n spurline --create-namespace";
+    spurline k8s render --form helm --out chart \\
+        && helm install spurline ./chart -n spurline --create-namespace";
 
 /// The forms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

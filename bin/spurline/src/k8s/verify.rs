@@ -36,7 +36,8 @@ Examples:
     spurline net serve --bind all
     spurline k8s verify --peer ADDRESS-OF-THE-FIRST
   Print these two pods and the commands that run them:
-    spurline k8s verify --resource rdma/ib --node node1 --node node2 --image registry.example.com/spurline
+    spurline k8s verify --resource rdma/ib --node node1 --node node2 \\
+        --image registry.example.com/spurline
   Judge what ib_write_bw or ib_write_lat printed, against a port of 400 Gb/s:
     spurline k8s verify --read bw.txt --rate 400";
 

@@ -17,8 +17,8 @@ use std::process::ExitCode;
 
 /// Examples of --help.
 pub const EXAMPLES: &str = "\
-Without --apply and --persist nothing is changed: the commands are printed. A larger MTU of an Ethernet interface is
-only set where its finding is named (`spurline net fix MTU-LOW --apply`): switch ports that carry less drop large packets
+Without --apply and --persist nothing is changed: the commands are printed. A larger MTU of an Ethernet interface is \
+only set where its finding is named (`spurline net fix MTU-LOW --apply`): switch ports that carry less drop large packets \
 silently, and that can't be seen from here.
 
 Examples:

@@ -63,7 +63,7 @@ Examples:
     spurline net bw HOST";
 
 const BW_EXAMPLES: &str = "\
-An operation is a request and its answer: bytes of a read count when they are here, bytes of a write when the other
+An operation is a request and its answer: bytes of a read count when they are here, bytes of a write when the other \
 end has said that they are there.
 
 Examples (with `spurline net serve` on node2):

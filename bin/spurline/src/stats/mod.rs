@@ -2,8 +2,10 @@
 
 mod render;
 
+pub use render::columns_help;
+
 use crate::cli::StatsArgs;
-use render::StatsTable;
+use render::{StatsTable, default_schema};
 use spurline_config::Fault;
 use spurline_runtime::locator::{ANSWER, resolve_target};
 use std::io::{IsTerminal, Write};
@@ -17,7 +19,7 @@ const HEADER_EVERY: u64 = 20;
 /// # Errors
 /// When an argument is wrong, or the target is missing or stops answering.
 pub fn run(args: StatsArgs) -> Result<(), Fault> {
-    let table = StatsTable::new(&args.schema)?;
+    let chosen = args.schema.as_deref().map(StatsTable::new).transpose()?;
     if args.interval < Duration::from_millis(10) {
         return Err(Fault::usage("--interval below 10ms would measure itself", "give 1 (second) or more"));
     }
@@ -45,6 +47,10 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
         }
         return Ok(());
     }
+    let table = match chosen {
+        Some(table) => table,
+        None => StatsTable::new(&default_schema(&peer.fetch_status(ANSWER)?))?,
+    };
     for line in 0..lines {
         if line % HEADER_EVERY == 0 {
             let [titles, heads] = table.header_lines(colour);

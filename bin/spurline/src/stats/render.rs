@@ -4,6 +4,7 @@
 use anstyle::{AnsiColor, Style};
 use serde_json::Value;
 use spurline_config::Fault;
+use std::fmt::Write as _;
 
 /// Width of a column.
 const WIDTH: usize = 6;
@@ -32,7 +33,17 @@ enum ColumnKind {
 struct StatsSection {
     letter: char,
     title: &'static str,
-    columns: &'static [(&'static str, ColumnKind)],
+    columns: &'static [StatsColumn],
+}
+
+struct StatsColumn {
+    head: &'static str,
+    kind: ColumnKind,
+    meaning: &'static str,
+}
+
+const fn column(head: &'static str, kind: ColumnKind, meaning: &'static str) -> StatsColumn {
+    StatsColumn { head, kind, meaning }
 }
 
 const SECTIONS: [StatsSection; 9] = [
@@ -40,108 +51,129 @@ const SECTIONS: [StatsSection; 9] = [
         letter: 'u',
         title: "usage",
         columns: &[
-            ("cpu", ColumnKind::Percent("usage.cpu_us")),
-            ("mem", ColumnKind::Bytes("usage.rss_bytes")),
-            ("buf", ColumnKind::Bytes("usage.buffer_bytes")),
+            column("cpu", ColumnKind::Percent("usage.cpu_us"), "processor time"),
+            column("mem", ColumnKind::Bytes("usage.rss_bytes"), "resident memory"),
+            column("buf", ColumnKind::Bytes("usage.buffer_bytes"), "memory in use of --buffer-size"),
         ],
     },
     StatsSection {
         letter: 'f',
         title: "fuse",
         columns: &[
-            ("ops", ColumnKind::Rate("fuse.ops")),
-            ("lat", ColumnKind::Latency("fuse.busy_us", "fuse.ops")),
-            ("read", ColumnKind::Flow("fuse.read_bytes")),
-            ("err", ColumnKind::Rate("fuse.errors")),
+            column("ops", ColumnKind::Rate("fuse.ops"), "requests of the kernel"),
+            column("lat", ColumnKind::Latency("fuse.busy_us", "fuse.ops"), "time of a request"),
+            column("read", ColumnKind::Flow("fuse.read_bytes"), "bytes read by programs, without passthrough"),
+            column("err", ColumnKind::Rate("fuse.errors"), "requests that failed"),
         ],
     },
     StatsSection {
         letter: 'w',
         title: "writes",
         columns: &[
-            ("write", ColumnKind::Flow("fuse.write_bytes")),
-            ("lat", ColumnKind::Latency("fuse.write_us", "fuse.write_ops")),
-            ("chg", ColumnKind::Rate("fuse.change_ops")),
-            ("dirty", ColumnKind::Bytes("writes.dirty_bytes")),
-            ("behnd", ColumnKind::Latency("writes.behind_us", "writes.sent_ops")),
-            ("sync", ColumnKind::Latency("writes.sync_us", "writes.sync_ops")),
-            ("rsent", ColumnKind::Flow("writes.resent_bytes")),
-            ("fail", ColumnKind::Rate("writes.failures")),
-            ("srvd", ColumnKind::Flow("writes.served_bytes")),
-            ("rdma", ColumnKind::Flow("rdma.read_bytes")),
-            ("rlat", ColumnKind::Latency("rdma.r_us", "rdma.r_ops")),
+            column("write", ColumnKind::Flow("fuse.write_bytes"), "bytes written by programs, without passthrough"),
+            column("lat", ColumnKind::Latency("fuse.write_us", "fuse.write_ops"), "time of a write"),
+            column("chg", ColumnKind::Rate("fuse.change_ops"), "changes of names and attributes"),
+            column("dirty", ColumnKind::Bytes("writes.dirty_bytes"), "written data that no node has yet"),
+            column(
+                "behnd",
+                ColumnKind::Latency("writes.behind_us", "writes.sent_ops"),
+                "time from a write until a node has its bytes",
+            ),
+            column("sync", ColumnKind::Latency("writes.sync_us", "writes.sync_ops"), "time of a sync by a node"),
+            column("rsent", ColumnKind::Flow("writes.resent_bytes"), "bytes sent again after the loss of a node"),
+            column(
+                "fail",
+                ColumnKind::Rate("writes.failures"),
+                "writes that the source refused after they had returned",
+            ),
+            column("srvd", ColumnKind::Flow("writes.served_bytes"), "bytes that a node has written for mounts"),
+            column("rdma", ColumnKind::Flow("rdma.read_bytes"), "bytes that a node has read from the memory of mounts"),
+            column("rlat", ColumnKind::Latency("rdma.r_us", "rdma.r_ops"), "time of such a read"),
         ],
     },
     StatsSection {
         letter: 'x',
         title: "nfs export",
         columns: &[
-            ("cli", ColumnKind::Count("export.clients")),
-            ("read", ColumnKind::Flow("export.read_bytes")),
-            ("write", ColumnKind::Flow("export.write_bytes")),
-            ("stale", ColumnKind::Rate("export.stale_handles")),
-            ("thrd", ColumnKind::Count("export.threads")),
+            column("cli", ColumnKind::Count("export.clients"), "NFS clients"),
+            column("read", ColumnKind::Flow("export.read_bytes"), "bytes read by NFS clients"),
+            column("write", ColumnKind::Flow("export.write_bytes"), "bytes written by NFS clients"),
+            column("stale", ColumnKind::Rate("export.stale_handles"), "requests whose file handle led to no file"),
+            column("thrd", ColumnKind::Count("export.threads"), "threads of the NFS server"),
         ],
     },
     StatsSection {
         letter: 'm',
         title: "metadata",
         columns: &[
-            ("ops", ColumnKind::Rate("metadata.ops")),
-            ("lat", ColumnKind::Latency("metadata.lat_us", "metadata.ops")),
-            ("hits", ColumnKind::Rate("metadata.cache_hits")),
-            ("stale", ColumnKind::Rate("metadata.stale_answers")),
+            column("ops", ColumnKind::Rate("metadata.ops"), "lookups and listings sent to the origin or a node"),
+            column("lat", ColumnKind::Latency("metadata.lat_us", "metadata.ops"), "time of such a request"),
+            column("hits", ColumnKind::Rate("metadata.cache_hits"), "lookups answered from memory"),
+            column(
+                "stale",
+                ColumnKind::Rate("metadata.stale_answers"),
+                "answers past their lifetime, while the origin is silent",
+            ),
         ],
     },
     StatsSection {
         letter: 'c',
         title: "blockcache",
         columns: &[
-            ("hit%", ColumnKind::Share("blockcache.hit_bytes", "blockcache.miss_bytes")),
-            ("mem", ColumnKind::Flow("blockcache.mem_hit_bytes")),
-            ("disk", ColumnKind::Flow("blockcache.disk_hit_bytes")),
-            ("lat", ColumnKind::Latency("blockcache.read_us", "blockcache.read_ops")),
-            ("fill", ColumnKind::Flow("blockcache.write_bytes")),
-            ("used", ColumnKind::Bytes("blockcache.used_bytes")),
+            column(
+                "hit%",
+                ColumnKind::Share("blockcache.hit_bytes", "blockcache.miss_bytes"),
+                "bytes from memory and disk, of all bytes",
+            ),
+            column("mem", ColumnKind::Flow("blockcache.mem_hit_bytes"), "bytes from memory"),
+            column("disk", ColumnKind::Flow("blockcache.disk_hit_bytes"), "bytes from cache disks"),
+            column(
+                "lat",
+                ColumnKind::Latency("blockcache.read_us", "blockcache.read_ops"),
+                "time of a read of a cache disk",
+            ),
+            column("fill", ColumnKind::Flow("blockcache.write_bytes"), "bytes stored on cache disks"),
+            column("used", ColumnKind::Bytes("blockcache.used_bytes"), "blocks on cache disks"),
         ],
     },
     StatsSection {
         letter: 'r',
         title: "remotecache",
         columns: &[
-            ("recv", ColumnKind::Flow("remotecache.recv_bytes")),
-            ("send", ColumnKind::Flow("remotecache.send_bytes")),
-            ("ops", ColumnKind::Rate("remotecache.ops")),
-            ("lat", ColumnKind::Latency("remotecache.lat_us", "remotecache.ops")),
-            (
+            column("recv", ColumnKind::Flow("remotecache.recv_bytes"), "bytes received from nodes, or by a node"),
+            column("send", ColumnKind::Flow("remotecache.send_bytes"), "bytes sent"),
+            column("ops", ColumnKind::Rate("remotecache.ops"), "requests sent to nodes"),
+            column("lat", ColumnKind::Latency("remotecache.lat_us", "remotecache.ops"), "time of such a request"),
+            column(
                 "rdma%",
                 ColumnKind::PairShare(["rdma.recv_bytes", "rdma.write_bytes"], ["tcp.recv_bytes", "tcp.send_bytes"]),
+                "bytes over RDMA, of all bytes",
             ),
-            ("up", ColumnKind::Count("remotecache.peers_up")),
-            ("retry", ColumnKind::Rate("remotecache.retries")),
+            column("up", ColumnKind::Count("remotecache.peers_up"), "nodes that are connected"),
+            column("retry", ColumnKind::Rate("remotecache.retries"), "requests sent again"),
         ],
     },
     StatsSection {
         letter: 'e',
         title: "rdma",
         columns: &[
-            ("write", ColumnKind::Flow("rdma.write_bytes")),
-            ("recv", ColumnKind::Flow("rdma.recv_bytes")),
-            ("w_ops", ColumnKind::Rate("rdma.w_ops")),
-            ("lat", ColumnKind::Latency("rdma.w_us", "rdma.w_ops")),
-            ("up", ColumnKind::Count("rdma.paths_up")),
-            ("down", ColumnKind::Count("rdma.paths_down")),
+            column("write", ColumnKind::Flow("rdma.write_bytes"), "bytes written into the memory of peers"),
+            column("recv", ColumnKind::Flow("rdma.recv_bytes"), "bytes that peers wrote into the memory here"),
+            column("w_ops", ColumnKind::Rate("rdma.w_ops"), "RDMA writes"),
+            column("lat", ColumnKind::Latency("rdma.w_us", "rdma.w_ops"), "time of an RDMA write"),
+            column("up", ColumnKind::Count("rdma.paths_up"), "paths that carry data"),
+            column("down", ColumnKind::Count("rdma.paths_down"), "paths that carry none"),
         ],
     },
     StatsSection {
         letter: 'o',
         title: "object",
         columns: &[
-            ("get", ColumnKind::Flow("object.get_bytes")),
-            ("ops", ColumnKind::Rate("object.get_ops")),
-            ("lat", ColumnKind::Latency("object.get_us", "object.get_ops")),
-            ("put", ColumnKind::Flow("object.put_bytes")),
-            ("err", ColumnKind::Rate("object.errors")),
+            column("get", ColumnKind::Flow("object.get_bytes"), "bytes read from the origin"),
+            column("ops", ColumnKind::Rate("object.get_ops"), "reads of the origin"),
+            column("lat", ColumnKind::Latency("object.get_us", "object.get_ops"), "time of such a read"),
+            column("put", ColumnKind::Flow("object.put_bytes"), "bytes written to the origin"),
+            column("err", ColumnKind::Rate("object.errors"), "requests to the origin that failed finally"),
         ],
     },
 ];
@@ -189,7 +221,7 @@ impl StatsTable {
             let cells: Vec<String> = section
                 .columns
                 .iter()
-                .map(|(head, _)| format!(" {}", painted(HEAD, &format!("{head:>w$}", w = WIDTH - 1), colour)))
+                .map(|column| format!(" {}", painted(HEAD, &format!("{:>w$}", column.head, w = WIDTH - 1), colour)))
                 .collect();
             heads.push(cells.concat());
         }
@@ -202,8 +234,8 @@ impl StatsTable {
             .sections
             .iter()
             .map(|section| {
-                let cells = section.columns.iter().map(|(_, cell)| {
-                    let (text, style) = cell.cell_text(before, now, seconds);
+                let cells = section.columns.iter().map(|column| {
+                    let (text, style) = column.kind.cell_text(before, now, seconds);
                     painted(style, &format!("{text:>WIDTH$}"), colour)
                 });
                 cells.collect::<String>()
@@ -223,7 +255,40 @@ fn read_counter(answer: &Value, name: &str) -> u64 {
     answer[section][counter].as_u64().unwrap_or(0)
 }
 
+/// The sections that are shown without `--schema`: those that every mount and node has, and what the target's state adds.
+pub fn default_schema(status: &Value) -> String {
+    let writes = if status["writes"]["writable"] == true { "w" } else { "" };
+    let export = if status["export"]["active"] == true { "x" } else { "" };
+    format!("uf{writes}{export}mcro")
+}
+
+/// The sections and columns with their units, for `--help`.
+pub fn columns_help() -> String {
+    let mut text = "Sections of --schema and their columns. Bytes are in units of 1024 (K, M, G, T), numbers in units of 1000; - is \
+                    no value. Without --schema: u f m c r o, and w and x where there are writes and an export.\n"
+        .to_owned();
+    for section in &SECTIONS {
+        let _ = write!(text, "\n  {} {}\n", section.letter, section.title);
+        for column in section.columns {
+            let _ = writeln!(text, "    {:<6} {}{}", column.head, column.meaning, column.kind.unit());
+        }
+    }
+    text
+}
+
 impl ColumnKind {
+    /// The unit, behind the meaning of a column.
+    fn unit(self) -> &'static str {
+        match self {
+            ColumnKind::Percent(_) => ", % of one processor",
+            ColumnKind::Bytes(_) => ", bytes",
+            ColumnKind::Count(_) => "",
+            ColumnKind::Rate(_) | ColumnKind::Flow(_) => ", per second",
+            ColumnKind::Latency(..) => ", mean in ms",
+            ColumnKind::Share(..) | ColumnKind::PairShare(..) => ", %",
+        }
+    }
+
     fn cell_text(self, before: &Value, now: &Value, seconds: f64) -> (String, Style) {
         // A restarted process counts from 0 again; its first line shows zeros.
         let grown = |name: &str| read_counter(now, name).saturating_sub(read_counter(before, name)) as f64;
@@ -373,6 +438,23 @@ mod tests {
     }
 
     #[test]
+    fn the_default_sections_follow_the_target() {
+        assert_eq!(default_schema(&json!({})), "ufmcro");
+        assert_eq!(default_schema(&json!({"writes": {"writable": false}})), "ufmcro");
+        assert_eq!(default_schema(&json!({"writes": {"writable": true}, "export": {"active": true}})), "ufwxmcro");
+        assert!(StatsTable::new("ufwxmcro").is_ok());
+    }
+
+    #[test]
+    fn the_help_has_every_column_in_a_line_of_a_small_terminal() {
+        let help = columns_help();
+        for column in SECTIONS.iter().flat_map(|section| section.columns) {
+            assert!(help.contains(&format!("\n    {:<6} {}", column.head, column.meaning)), "{}", column.head);
+        }
+        assert!(help.lines().skip(1).all(|line| line.chars().count() <= 79), "{help}");
+    }
+
+    #[test]
     fn colours_only_when_asked() {
         let [before, now] = recorded();
         let table = StatsTable::new("fo").unwrap();
@@ -396,8 +478,8 @@ mod tests {
     #[test]
     fn every_column_names_a_counter_there_is() {
         let all = spurline_types::Stats::default().to_json();
-        for (_, cell) in SECTIONS.iter().flat_map(|s| s.columns) {
-            let names: Vec<&str> = match *cell {
+        for column in SECTIONS.iter().flat_map(|s| s.columns) {
+            let names: Vec<&str> = match column.kind {
                 ColumnKind::Percent(a)
                 | ColumnKind::Bytes(a)
                 | ColumnKind::Count(a)

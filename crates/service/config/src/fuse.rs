@@ -213,9 +213,25 @@ const NOT_HERE: [(&str, &str); 3] = [
     ("remount", "the settings of a mount can't be changed: unmount it (spurline umount MOUNTPOINT) and mount it again"),
 ];
 
+/// The supported mount options as a list for people.
+pub fn option_list() -> String {
+    format!("rw, {}, fsname=NAME", MOUNT_OPTIONS.join(", "))
+}
+
+/// The options that are accepted without effect, as a list for people.
+pub fn ignored_option_list() -> String {
+    let ignored: Vec<&str> = IGNORED.into_iter().filter(|word| *word != "rw").collect();
+    format!("{}, comment=TEXT, x-NAME", ignored.join(", "))
+}
+
+/// The remedy for an option of other FUSE file systems.
+pub fn remedy_of_option(word: &str) -> Option<&'static str> {
+    NOT_HERE.iter().find(|(not, _)| *not == word).map(|(_, remedy)| *remedy)
+}
+
 /// Whether [`FuseConfig`] has a meaning, or a remedy of its own, for a mount option.
 pub fn is_known_option(word: &str) -> bool {
-    is_kept(word) || is_ignored(word) || NOT_HERE.iter().any(|(not, _)| *not == word)
+    is_kept(word) || is_ignored(word) || remedy_of_option(word).is_some()
 }
 
 fn is_kept(word: &str) -> bool {
@@ -229,8 +245,8 @@ fn is_ignored(word: &str) -> bool {
 fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
     let mut kept = Vec::new();
     for word in words.iter().map(|w| w.trim()).filter(|w| !w.is_empty()) {
-        if let Some((_, remedy)) = NOT_HERE.iter().find(|(not, _)| *not == word) {
-            return Err(Fault::usage(format!("-o {word} is not supported"), *remedy));
+        if let Some(remedy) = remedy_of_option(word) {
+            return Err(Fault::usage(format!("-o {word} is not supported"), remedy));
         }
         if is_ignored(word) {
             continue;
@@ -243,7 +259,7 @@ fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
         }
         let remedy = match crate::values::nearest_word(word, MOUNT_OPTIONS.into_iter()) {
             Some(near) => format!("did you mean {near}?"),
-            None => format!("the options are {}, fsname=NAME", MOUNT_OPTIONS.join(", ")),
+            None => format!("the options are {}", option_list()),
         };
         return Err(Fault::usage(format!("-o {word}: unknown mount option"), remedy));
     }

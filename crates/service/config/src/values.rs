@@ -80,6 +80,26 @@ pub fn parse_weight(s: &str) -> Result<u32, String> {
     })
 }
 
+/// The levels of a log.
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// The file of a log. A level is refused: `--log debug` would write a file of that name.
+///
+/// # Errors
+/// Why the word is no file, and what sets the level.
+pub fn parse_log_file(s: &str) -> Result<PathBuf, String> {
+    if LOG_LEVELS.contains(&s.to_ascii_lowercase().as_str()) {
+        return Err(format!(
+            "'{s}' is a level and not a file; --log-filter {s} (SPURLINE_LOG_FILTER={s}) sets the level, and ./{s} is a file \
+             of that name"
+        ));
+    }
+    if s.is_empty() {
+        return Err("an empty word names no file".into());
+    }
+    Ok(PathBuf::from(s))
+}
+
 /// Permission bits in octal, as `chmod` takes them: at most 0777.
 ///
 /// # Errors
@@ -145,8 +165,8 @@ impl FromStr for SourceUrl {
         let scheme = scheme.to_ascii_lowercase();
         let Some((_, form)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
             let known: Vec<_> = SCHEMES.iter().map(|(_, form)| *form).collect();
-            let near = nearest_word(&scheme, SCHEMES.iter().map(|(known, _)| *known))
-                .map_or(String::new(), |near| format!(" (did you mean {near}://?)"));
+            let near = SCHEMES.iter().find(|(known, _)| edit_distance(&scheme, known) == 1);
+            let near = near.map_or(String::new(), |(near, _)| format!(" (did you mean {near}://?)"));
             return Err(format!(
                 "'{s}' has the unknown scheme '{scheme}'{near}; write a plain path or {}",
                 known.join(", ")
@@ -276,10 +296,20 @@ pub enum LogFormat {
     Json,
 }
 
-/// The candidate with the smallest edit distance to `word`, if small enough to be the intended word.
+/// The shortest word that is compared with known ones: two edits make most shorter words of each other.
+const SHORTEST_COMPARED_WORD: usize = 3;
+
+/// The candidate with the smallest edit distance to `word`, if small enough to be the intended word. Leading dashes are not
+/// part of a word.
 pub fn nearest_word<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let bound = (word.chars().count() / 3).max(2);
-    candidates.map(|c| (edit_distance(word, c), c)).filter(|(d, _)| *d <= bound).min().map(|(_, c)| c)
+    let word = word.trim_start_matches('-');
+    let letters = word.chars().count();
+    let most_edits = match letters {
+        ..SHORTEST_COMPARED_WORD => return None,
+        SHORTEST_COMPARED_WORD => 1,
+        _ => (letters / 3).max(2),
+    };
+    candidates.map(|c| (edit_distance(word, c), c)).filter(|(d, _)| *d <= most_edits).min().map(|(_, c)| c)
 }
 
 fn edit_distance(a: &str, b: &str) -> usize {
@@ -351,7 +381,8 @@ mod tests {
         }
         for (text, says) in [
             ("s4://b", "did you mean s3"),
-            ("http://x", "unknown scheme 'http'"),
+            ("gcs://b", "did you mean gs"),
+            ("http://x", "unknown scheme 'http'; write"),
             ("s3://", "names no bucket"),
             ("file://x", "three slashes"),
             ("", "empty"),
@@ -362,10 +393,28 @@ mod tests {
     }
 
     #[test]
+    fn a_level_is_no_log_file() {
+        assert_eq!(parse_log_file("/var/log/x").unwrap(), PathBuf::from("/var/log/x"));
+        assert_eq!(parse_log_file("./debug").unwrap(), PathBuf::from("./debug"));
+        for level in ["debug", "INFO"] {
+            let refusal = parse_log_file(level).unwrap_err();
+            assert!(refusal.contains(&format!("SPURLINE_LOG_FILTER={level}")), "{refusal}");
+        }
+        assert!(parse_log_file("").is_err());
+    }
+
+    #[test]
     fn nearest_words() {
         let known = ["cache-size", "cache-dir", "block-size"];
         assert_eq!(nearest_word("cache_size", known.into_iter()), Some("cache-size"));
         assert_eq!(nearest_word("cachedir", known.into_iter()), Some("cache-dir"));
         assert_eq!(nearest_word("colour", known.into_iter()), None);
+        assert_eq!(nearest_word("--cache-sise", known.into_iter()), Some("cache-size"));
+        // Words of two letters are near to every short word.
+        let short = ["uid", "gid", "ro", "dev"];
+        assert_eq!(nearest_word("bg", short.into_iter()), None);
+        assert_eq!(nearest_word("--v", short.into_iter()), None);
+        assert_eq!(nearest_word("--uid", short.into_iter()), Some("uid"));
+        assert_eq!(nearest_word("url", short.into_iter()), None);
     }
 }

@@ -84,7 +84,7 @@ pub fn init_logging(settings: &LogSettings) -> Result<()> {
     let filter = settings.filter.clone().or_else(|| std::env::var("RUST_LOG").ok().filter(|f| !f.is_empty()));
     let text = filter.unwrap_or_else(|| "info".into());
     let filter = EnvFilter::try_new(&text).map_err(|e| {
-        let text = format!("log filter '{text}': {e}; write info, debug or crate=level[,…]");
+        let text = format!("log filter '{text}': {e}");
         Error::new(ErrorKind::Invalid, text)
     })?;
     let file = match &settings.file {
