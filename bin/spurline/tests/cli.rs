@@ -462,9 +462,9 @@ fn wrong_variables_are_named() {
     let mut command = spurline();
     command.args(["coordinator", "--state-file", "none", "--metrics", "none"]).env("SPURLINE_LOG_FILTER", "/a/b");
     let says = ["log filter '/a/b'", "--log-filter (SPURLINE_LOG_FILTER)"];
-    refused(&command.output().unwrap(), 1, &says);
+    refused(&command.output().unwrap(), 2, &says);
     command.arg("-d").env("SPURLINE_LOG", log.path().join("log"));
-    refused(&command.output().unwrap(), 1, &says);
+    refused(&command.output().unwrap(), 2, &says);
     // A flag beats a variable, wrong or not.
     let out = spurline()
         .args(["mount", "/tmp", "/mnt/x", "--cache-size", "1G", "--block-size", "3M"])

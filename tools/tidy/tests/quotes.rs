@@ -22,6 +22,7 @@ const NOT_OURS: &[&str] = &[
     "load --verify",
     "object lat",
     "remotecache recv",
+    "ss -tnp",
     "stats --json",
     "usage buf",
 ];

@@ -205,7 +205,9 @@ fn help_texts_fit_every_terminal() {
         }
         for text in literal.captures_iter(&source) {
             texts_seen += 1;
-            let text = joined.replace_all(&text[1], "").replace("\\\\", "\\").replace("\\\"", "\"");
+            // An escaped backslash at the end of a line is text, a plain one joins the lines.
+            let text = text[1].replace("\\\\", "\0");
+            let text = joined.replace_all(&text, "").replace('\0', "\\").replace("\\\"", "\"");
             broken.extend(faults_of_help_text(&text).into_iter().map(|fault| format!("{path}: {fault}")));
         }
     }
@@ -351,7 +353,7 @@ fn links_of_documents_lead_somewhere() {
 }
 
 /// Documents that a reader takes in at once, with their largest sizes in KiB. A longer one has parts for a page of their own.
-const DOCUMENT_SIZES_KIB: [(&str, u64); 3] = [("ARCHITECTURE.md", 14), ("BENCHMARKS.md", 16), ("CHANGELOG.md", 8)];
+const DOCUMENT_SIZES_KIB: [(&str, u64); 2] = [("ARCHITECTURE.md", 14), ("BENCHMARKS.md", 16)];
 
 #[test]
 fn documents_stay_short() {
