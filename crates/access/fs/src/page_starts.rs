@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Directories with stored positions: those listed at the same time.
 const DIRECTORIES: usize = 16;
 /// Positions stored per directory. Above this, half of them are dropped evenly: from any position the nearest is some
-/// pages away, and pages listed since are all present. A cursor has about 100 bytes, 1400 at most.
+/// pages away, and pages listed since are all present. A cursor has about 400 bytes, 1700 at most.
 const STARTS: usize = 1024;
 /// Unused positions expire after this time: an NFS client that continues later waits for a listing from the start.
 const AGE: Duration = Duration::from_secs(300);

@@ -74,7 +74,12 @@ impl AwsSettings {
         }
 
         if config.anonymous || env.get("AWS_SKIP_SIGNATURE").is_some_and(|v| v.eq_ignore_ascii_case("true")) {
-            let origin = "anonymous access".into();
+            let origin = if config.anonymous {
+                "anonymous access (--anonymous)"
+            } else {
+                "anonymous access (AWS_SKIP_SIGNATURE)"
+            };
+            let origin = origin.to_owned();
             return Ok(AwsSettings { endpoint, region, roots, signer: RequestSigner::Anonymous, origin });
         }
         let (signer, origin) = if let Some(c) = &config.credentials {
@@ -157,7 +162,7 @@ fn environment_key(env: &EnvironmentSource) -> Result<Option<(RequestSigner, Str
         (Some(id), Some(secret)) => {
             let token = set(TOKEN);
             let token = token.as_deref().map(|token| (TOKEN, token));
-            fixed_key((ID, &id), (SECRET, &secret), token, ID).map(Some)
+            fixed_key((ID, &id), (SECRET, &secret), token, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY").map(Some)
         }
         (Some(_), None) => Err(half_pair_error(ID, SECRET)),
         (None, Some(_)) => Err(half_pair_error(SECRET, ID)),

@@ -63,6 +63,18 @@ pub(crate) enum RetryHint {
     SlowDown(Option<Duration>),
 }
 
+impl RawPage {
+    /// Whether it has no name.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.objects.is_empty() && self.prefixes.is_empty()
+    }
+
+    /// All keys and prefixes.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.objects.iter().map(|object| object.key.as_str()).chain(self.prefixes.iter().map(String::as_str))
+    }
+}
+
 impl RequestFailure {
     pub(crate) fn fatal(kind: ErrorKind, message: String) -> Self {
         RequestFailure { error: Error::new(kind, message), advice: RetryHint::Never }
@@ -79,6 +91,17 @@ impl RequestFailure {
              the endpoint (AWS_ENDPOINT_URL) and the proxies before it"
         );
         Self::transient(ErrorKind::Unavailable, message)
+    }
+
+    /// The answer of `place` is of the right version, but is not the `stored` bytes.
+    pub(crate) fn unpacked_answer(place: &str, stored: u64, sent: Option<u64>) -> Self {
+        let sent = sent.map_or_else(|| "an unknown number of".to_owned(), |sent| sent.to_string());
+        let message = format!(
+            "{place} answered a read with {sent} bytes of the same version instead of the {stored} that are stored: the \
+             store, or a proxy before it, unpacks objects with a Content-Encoding (gzip), although the request accepts \
+             them packed; upload the object without Content-Encoding, or with Cache-Control: no-transform"
+        );
+        Self::fatal(ErrorKind::Unsupported, message)
     }
 }
 

@@ -203,8 +203,8 @@ fn same_keys(a: &Credential, b: &Credential) -> bool {
 
 fn missing_error(kind: ErrorKind, why: &str) -> Error {
     let message = format!(
-        "no credentials for S3: checked {LOOKED_AT}; the last one failed: {why}; set one of them, or use anonymous \
-         access to a public bucket"
+        "no credentials for S3: checked {LOOKED_AT}; the last one failed: {why}; set one of them, or read a public bucket \
+         with --anonymous"
     );
     Error::new(kind, message)
 }

@@ -39,6 +39,7 @@ mod credential_store;
 mod directory;
 pub mod faulty;
 mod file_stat;
+mod listing;
 mod object_origin;
 mod object_store_backend;
 mod open_writers;
@@ -135,12 +136,13 @@ pub trait OriginStore: Send + Sync {
     /// `NotFound` and `NotADirectory` for absent names; otherwise the origin's error.
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr>;
 
-    /// Up to `max` names of the folder at `path` and the cursor of the next page, in an order that stays the same
-    /// between pages. `cursor` is the `next` of the page before. A page may be empty and still have a next one.
+    /// Up to `max` names of the folder at `path`, or more where an object store returns more, and the cursor of the next
+    /// page, in an order that stays the same between pages. `cursor` is the `next` of the page before. A page may be empty and still have a next one.
     ///
     /// # Errors
     /// `NotFound` when there is no such folder (an object store reports this on the first page only),
-    /// `NotADirectory`, `Invalid` for a cursor that was not returned by this origin.
+    /// `NotADirectory`, `Invalid` for a cursor that was not returned by this origin, `Io` when the pages of an object store
+    /// do not move on.
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage>;
 
     /// Whether the last listing of the folder at `path` has all existing names, so that all others are absent.

@@ -3,6 +3,7 @@
 
 use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
 use crate::directory::{show_path, validate_path};
+use crate::listing::ListCursor;
 use crate::retry::RetryState;
 use crate::s3_wire::bare_etag;
 use crate::shared_buckets::SharedBucket;
@@ -14,7 +15,6 @@ use spurline_types::{
     ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Version,
 };
 use std::collections::HashSet;
-use std::fmt::Write as _;
 use std::future::Future;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -234,10 +234,39 @@ impl ObjectOrigin {
         self.retry_until_answered(self.new_retry(deadline), || self.backend.head(key)).await
     }
 
+    /// The page after `cursor`, without names of earlier pages.
+    async fn next_page(&self, prefix: &str, cursor: &mut ListCursor, max: usize, deadline: Instant) -> Result<RawPage> {
+        let mut page = self.list_raw(prefix, cursor.token.as_deref(), max, deadline).await?;
+        cursor.earlier.add_page(prefix, &mut page).map_err(|fault| {
+            let message = format!(
+                "the listing of '{prefix}' by {} is wrong: {fault}; names would be missing. It is a fault of that server, \
+                 or of a proxy before it that answers from a cache",
+                self.backend.describe()
+            );
+            Error::new(ErrorKind::Io(libc::EIO), message)
+        })?;
+        cursor.token.clone_from(&page.next);
+        Ok(page)
+    }
+
+    /// The first page with a name, or the last page. Its length is `max`, or more if other pages come before.
+    async fn first_page(
+        &self,
+        prefix: &str,
+        cursor: &mut ListCursor,
+        max: usize,
+        deadline: Instant,
+    ) -> Result<RawPage> {
+        let mut page = self.next_page(prefix, cursor, max, deadline).await?;
+        while page.is_empty() && page.next.is_some() {
+            page = self.next_page(prefix, cursor, PAGE, deadline).await?;
+        }
+        Ok(page)
+    }
+
     /// Whether any key starts with `prefix`.
     async fn any_below(&self, prefix: &str, deadline: Instant) -> Result<bool> {
-        let page = self.list_raw(prefix, None, 1, deadline).await?;
-        Ok(!page.objects.is_empty() || !page.prefixes.is_empty())
+        Ok(!self.first_page(prefix, &mut ListCursor::default(), 1, deadline).await?.is_empty())
     }
 
     async fn lookup_key(&self, key: &str, deadline: Instant) -> Result<ObjectAttr> {
@@ -260,24 +289,20 @@ impl ObjectOrigin {
         }
     }
 
-    async fn list_page(&self, path: &[u8], cursor: Option<&str>, max: usize, deadline: Instant) -> Result<ListPage> {
+    async fn list_page(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
         let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
         let prefix = if path.is_empty() { key } else { format!("{key}/") };
-        let ListCursor { token, held_back } = match cursor {
-            Some(cursor) => ListCursor::parse(cursor).ok_or_else(invalid_cursor)?,
-            None => ListCursor::default(),
-        };
-        let raw = match (cursor, &token) {
+        let max = max.clamp(1, PAGE);
+        let mut next = cursor.map(ListCursor::parse).transpose()?.unwrap_or_default();
+        let raw = if cursor.is_none() && !path.is_empty() {
+            self.first_page(&prefix, &mut next, max, deadline).await?
+        } else if cursor.is_none() || next.token.is_some() {
+            self.next_page(&prefix, &mut next, max, deadline).await?
+        } else {
             // Only objects held back are left.
-            (Some(_), None) => RawPage::default(),
-            _ => self.list_raw(&prefix, token.as_deref(), max.clamp(1, PAGE), deadline).await?,
+            RawPage::default()
         };
-        if cursor.is_none()
-            && !path.is_empty()
-            && raw.next.is_none()
-            && raw.objects.is_empty()
-            && raw.prefixes.is_empty()
-        {
+        if cursor.is_none() && !path.is_empty() && raw.next.is_none() && raw.is_empty() {
             // Nothing below: either a file, or an absent name.
             let kind = match self.head_raw(prefix.trim_end_matches('/'), deadline).await {
                 Ok(_) => ErrorKind::NotADirectory,
@@ -298,11 +323,17 @@ impl ObjectOrigin {
                 None => skipped += 1,
             }
         }
-        let objects: Vec<RawObject> = held_back.into_iter().chain(raw.objects).collect();
+        // A page of a store that returns more names than requested is passed on as a whole: the cursor has a limited size.
+        let room = max.max(raw.objects.len() + raw.prefixes.len()).saturating_sub(page.entries.len());
+        let mut objects = std::mem::take(&mut next.held_back);
+        let held_back = objects.len();
+        for object in raw.objects {
+            if objects[..held_back].iter().all(|held| held.key != object.key) {
+                objects.push(object);
+            }
+        }
         let last_object = objects.iter().map(|o| o.key.as_str()).max();
         let last = last_object.max(raw.prefixes.iter().map(String::as_str).max()).unwrap_or_default();
-        let room = max.max(1).saturating_sub(page.entries.len());
-        let mut next = ListCursor { token: raw.next, held_back: Vec::new() };
         let mut files = Vec::with_capacity(objects.len());
         for object in &objects {
             // The folder's own marker is not an entry of it.
@@ -340,7 +371,7 @@ impl ObjectOrigin {
             .zip(attrs)
             .filter_map(|((name, _), attr)| Some(DirEntry { name: name.as_bytes().to_vec(), attr: attr? }));
         page.entries.extend(named);
-        page.next = next.to_text().map(String::into_bytes);
+        page.next = next.to_bytes();
         self.stats.metadata.skipped_names.add(skipped);
         Ok(page)
     }
@@ -454,8 +485,6 @@ impl OriginStore for ObjectOrigin {
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
         validate_path(path)?;
-        let cursor = cursor.map(std::str::from_utf8).transpose();
-        let cursor = cursor.map_err(|_| invalid_cursor())?;
         self.counted_query(deadline, self.list_page(path, cursor, max, deadline))
     }
 
@@ -497,49 +526,6 @@ impl OriginStore for ObjectOrigin {
     fn statfs(&self, _deadline: Instant) -> Result<Option<OriginCapacity>> {
         Ok(None)
     }
-}
-
-/// Where a listing continues: the store's token, and objects of earlier pages that the next page decides on.
-#[derive(Default)]
-struct ListCursor {
-    token: Option<String>,
-    held_back: Vec<RawObject>,
-}
-
-impl ListCursor {
-    /// The token, then key, length, time and etag of each object, separated by NUL, which no name contains. `None` at the end.
-    fn to_text(&self) -> Option<String> {
-        if self.token.is_none() && self.held_back.is_empty() {
-            return None;
-        }
-        let mut text = self.token.clone().unwrap_or_default();
-        for object in &self.held_back {
-            let seconds = object.mtime.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-            let etag = object.etag.as_deref().unwrap_or_default();
-            let _ = write!(text, "\0{}\0{}\0{seconds}\0{etag}", object.key, object.size);
-        }
-        Some(text)
-    }
-
-    fn parse(text: &str) -> Option<ListCursor> {
-        let mut fields = text.split('\0');
-        let token = fields.next().filter(|token| !token.is_empty()).map(str::to_owned);
-        let mut held_back = Vec::new();
-        while let Some(key) = fields.next() {
-            let (size, seconds, etag) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?, fields.next()?);
-            held_back.push(RawObject {
-                key: key.to_owned(),
-                size,
-                mtime: SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?,
-                etag: Some(etag).filter(|etag| !etag.is_empty()).map(str::to_owned),
-            });
-        }
-        Some(ListCursor { token, held_back })
-    }
-}
-
-fn invalid_cursor() -> Error {
-    Error::new(ErrorKind::Invalid, "the listing cursor is not valid")
 }
 
 fn closed_error() -> Error {
@@ -593,6 +579,9 @@ fn verify_answer(
     // An object of a store with times needs one in the answer.
     if !same && body.etag.is_none() && body.mtime.is_none() {
         return Err(unidentified());
+    }
+    if same && !body.partial && expected_etag(&object.version).is_some() && body.total != Some(object.size) {
+        return Err(RequestFailure::unpacked_answer(&place(), object.size, body.total));
     }
     let (Some(total), Some(range)) = (body.total, &body.range) else { return Err(unidentified()) };
     if !same || total != object.size {

@@ -12,7 +12,12 @@ use crate::ca_store::CaStore;
 use crate::{OriginOptions, SourceLocation, SourceScheme};
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
+use http::Method;
+use http::header::{ACCEPT_ENCODING, HeaderValue, RANGE};
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
@@ -20,6 +25,34 @@ use object_store::{ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore,
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+/// Makes requests for objects accept the packed form, so that the store does not unpack what was stored with
+/// `Content-Encoding: gzip`. Requests for listings, which would then arrive packed as well, stay as they are.
+#[derive(Debug)]
+struct StoredFormConnector;
+
+#[derive(Debug)]
+struct StoredFormService(HttpClient);
+
+impl HttpConnector for StoredFormConnector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(StoredFormService(client)))
+    }
+}
+
+impl HttpService for StoredFormService {
+    fn call<'a, 'b>(&'a self, mut request: HttpRequest) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        if request.method() == Method::HEAD || request.headers().contains_key(RANGE) {
+            request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        self.0.execute(request).boxed()
+    }
+}
 
 /// A bucket or container, accessed through the library's own store.
 pub(crate) struct ObjectStoreBackend {
@@ -71,6 +104,7 @@ impl ObjectStoreBackend {
             }
             let store = builder
                 .with_bucket_name(source.bucket())
+                .with_http_connector(StoredFormConnector)
                 .with_retry(retry)
                 .with_client_options(options(base.as_deref())?)
                 .with_skip_signature(config.anonymous)

@@ -13,7 +13,7 @@ use crate::{OriginOptions, SourceLocation};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
-use http::header::{ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
 use parking_lot::RwLock;
@@ -27,6 +27,10 @@ use std::time::{Duration, SystemTime};
 /// The largest answer other than object data: a listing of 1000 keys of 1 KiB, each escaped to three times its
 /// length.
 const MAX_DOCUMENT: usize = 8 << 20;
+
+/// Requests for objects accept the packed form, so that a store does not unpack what was stored with
+/// `Content-Encoding: gzip`: size, ranges and checksums are those of the stored bytes.
+const STORED_FORM: HeaderValue = HeaderValue::from_static("gzip");
 
 /// A clock difference below this is no reason for a refusal. S3 accepts 15 minutes; AWS's SDKs correct from 4 on.
 const CLOCK_TOLERANCE_S: i64 = 240;
@@ -170,6 +174,10 @@ impl S3Backend {
         let cause = root_cause(error);
         let place = self.server_name();
         let message = match error.kind() {
+            HttpErrorKind::Connect if cause.contains("corrupt message") => format!(
+                "{place} does not speak TLS: {cause}; if its server has no TLS, write http:// in the endpoint \
+                 (AWS_ENDPOINT_URL), else check its port"
+            ),
             HttpErrorKind::Connect if cause.contains("certificate") => format!(
                 "the certificate of {place} is not trusted: {cause}; set AWS_CA_BUNDLE to a PEM file of the authority \
                  that signed it, or add that authority to the host"
@@ -177,6 +185,10 @@ impl S3Backend {
             HttpErrorKind::Connect | HttpErrorKind::Timeout => format!(
                 "{place} can't be reached: {cause}; check that the endpoint (AWS_ENDPOINT_URL) is right and its \
                  server runs"
+            ),
+            _ if cause.contains("invalid HTTP") => format!(
+                "{place} does not speak HTTP: {cause}; if its server has TLS, write https:// in the endpoint \
+                 (AWS_ENDPOINT_URL), else check its port"
             ),
             _ => format!("the connection to {place} broke: {cause}"),
         };
@@ -358,7 +370,10 @@ impl S3Backend {
                 _,
             )
             | (_, 401 | 403) => {
-                let remedy = match wire.code.as_str() {
+                let cause = match wire.code.as_str() {
+                    _ if matches!(self.settings.signer, RequestSigner::Anonymous) => {
+                        "it does not serve unsigned requests, so credentials are needed"
+                    }
                     "InvalidAccessKeyId" => "the server does not know this access key",
                     "SignatureDoesNotMatch" => "the secret does not fit the access key",
                     "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => {
@@ -368,11 +383,7 @@ impl S3Backend {
                 };
                 RequestFailure::fatal(
                     ErrorKind::PermissionDenied,
-                    format!(
-                        "{place} refused {what} in bucket '{bucket}' ({said}): {remedy}; used {origin}, checked \
-                         {}",
-                        crate::aws::LOOKED_AT
-                    ),
+                    format!("{place} refused {what} in bucket '{bucket}' ({said}): {cause}; used {origin}"),
                 )
             }
             ("NoSuchKey" | "NoSuchVersion" | "NotFound", _) | ("", 404) => {
@@ -455,18 +466,26 @@ fn seconds_ahead(a: SystemTime, b: SystemTime) -> i64 {
     a.duration_since(b).map_or_else(|e| -seconds(e.duration()), seconds)
 }
 
-/// Reads an answer's document; `None` when the connection breaks or the answer is too long.
-async fn read_document(response: HttpResponse) -> Option<Vec<u8>> {
+/// Why a document can't be read.
+enum DocumentError {
+    /// The connection broke.
+    Cut,
+    /// It exceeds [`MAX_DOCUMENT`].
+    TooLong,
+}
+
+/// Reads an answer's document.
+async fn read_document(response: HttpResponse) -> Result<Vec<u8>, DocumentError> {
     let mut stream = response.into_body().bytes_stream();
     let mut all = Vec::new();
     while let Some(chunk) = stream.next().await {
-        let chunk: Bytes = chunk.ok()?;
+        let chunk: Bytes = chunk.map_err(|_| DocumentError::Cut)?;
         if all.len() + chunk.len() > MAX_DOCUMENT {
-            return None;
+            return Err(DocumentError::TooLong);
         }
         all.extend_from_slice(&chunk);
     }
-    Some(all)
+    Ok(all)
 }
 
 fn header_text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
@@ -515,10 +534,20 @@ impl ObjectBackend for S3Backend {
             if response.status() != StatusCode::OK {
                 return Err(self.read_refusal(&what, &Method::GET, &region, signed_by.as_ref(), response).await);
             }
-            let Some(body) = read_document(response).await else {
-                let message = format!("{} ended the connection in the middle of {what}", self.server_name());
-                return Err(RequestFailure::transient(ErrorKind::Unavailable, message));
-            };
+            let body = read_document(response).await.map_err(|error| match error {
+                DocumentError::Cut => {
+                    let message = format!("{} ended the connection in the middle of {what}", self.server_name());
+                    RequestFailure::transient(ErrorKind::Unavailable, message)
+                }
+                DocumentError::TooLong => {
+                    let message = format!(
+                        "{} answered {what} with more than {} MiB for {max} names: it does not divide listings into pages",
+                        self.server_name(),
+                        MAX_DOCUMENT >> 20
+                    );
+                    RequestFailure::fatal(ErrorKind::Unsupported, message)
+                }
+            })?;
             let (page, skipped) = s3_wire::parse_list(&body).map_err(|why| {
                 let server = self.server_name();
                 let message = match why {
@@ -543,8 +572,9 @@ impl ObjectBackend for S3Backend {
     fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, RequestFailure>> {
         async move {
             let region = self.region();
+            let headers = HeaderMap::from_iter([(ACCEPT_ENCODING, STORED_FORM)]);
             let (response, signed_by) =
-                self.send_signed(Method::HEAD, &region, self.object_url(&region, key), HeaderMap::new()).await?;
+                self.send_signed(Method::HEAD, &region, self.object_url(&region, key), headers).await?;
             if response.status() != StatusCode::OK {
                 return Err(self
                     .read_refusal(&format!("the head of '{key}'"), &Method::HEAD, &region, signed_by.as_ref(), response)
@@ -553,7 +583,11 @@ impl ObjectBackend for S3Backend {
             let headers = response.headers();
             let size = header_text(headers, http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok());
             let Some(size) = size else {
-                let message = format!("{} returned no length of '{key}'; it is not an S3 server", self.server_name());
+                let message = format!(
+                    "{} returned no length of '{key}': it is not an S3 server, or it unpacks objects with a \
+                     Content-Encoding (gzip)",
+                    self.server_name()
+                );
                 return Err(RequestFailure::fatal(ErrorKind::Unavailable, message));
             };
             let mtime = header_text(headers, LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
@@ -577,6 +611,7 @@ impl ObjectBackend for S3Backend {
         async move {
             let what = || format!("the read of '{key}' at {from}");
             let mut headers = HeaderMap::with_capacity(8);
+            headers.insert(ACCEPT_ENCODING, STORED_FORM);
             let header = |value: String| {
                 HeaderValue::try_from(value)
                     .map_err(|e| RequestFailure::fatal(ErrorKind::Invalid, format!("{}: {e}", what())))
