@@ -349,7 +349,7 @@ const STAYS_AS_IT_IS: &str = "leave it out: there is no metadata engine; files a
 const NFS_ONLY: &str = "there is none; 'spurline export MOUNTPOINT' serves a mount to NFS clients";
 
 /// If clap refused a flag or a command of another system, a mount option that was written as a flag, or a flag that only
-/// another service of `command` has: an error with what to do here.
+/// other services of `command` have: an error with what to do here.
 pub fn explain_foreign_word(command: &Command, words: &[OsString], error: &clap::Error) -> Option<Fault> {
     match error.kind() {
         ErrorKind::UnknownArgument => {
@@ -364,7 +364,7 @@ pub fn explain_foreign_word(command: &Command, words: &[OsString], error: &clap:
             if let Some(remedy) = remedy_of_foreign_word(flag) {
                 return Some(Fault::usage(format!("{flag} is a flag of another file system"), remedy));
             }
-            explain_flag_of_one_service(command, flag)
+            explain_flag_of_services(command, flag)
         }
         ErrorKind::InvalidSubcommand => {
             let name = context_word(error, ContextKind::InvalidSubcommand)?;
@@ -496,18 +496,20 @@ fn is_placeholder(word: &str) -> bool {
     word == "0" || (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b':'))
 }
 
-/// A flag that one service has and the command that was called has not.
-fn explain_flag_of_one_service(command: &Command, flag: &str) -> Option<Fault> {
-    let has =
-        |sub: &Command| sub.get_arguments().any(|arg| arg.get_long().is_some_and(|long| flag == format!("--{long}")));
-    let all: Vec<&str> = command.get_subcommands().filter(|sub| has(sub)).map(Command::get_name).collect();
-    match all[..] {
-        [only] if SERVICES.contains(&only) => Some(Fault::usage(
-            format!("{flag} is a flag of 'spurline {only}'"),
-            format!("give it to that command, which 'spurline {only} --help' describes"),
-        )),
-        _ => None,
+/// A flag that only services have, and not the command that was called.
+fn explain_flag_of_services(command: &Command, flag: &str) -> Option<Fault> {
+    let long = flag.strip_prefix("--")?;
+    let services =
+        command.get_subcommands().filter(|sub| sub.get_arguments().flat_map(long_names).any(|name| name == long));
+    let names: Vec<&str> = services.map(Command::get_name).collect();
+    if names.is_empty() || !names.iter().all(|name| SERVICES.contains(name)) {
+        return None;
     }
+    let commands = names.iter().map(|name| format!("'spurline {name}'")).collect::<Vec<_>>().join(" and ");
+    Some(Fault::usage(
+        format!("{flag} is a flag of {commands}"),
+        format!("give it there; 'spurline {} --help' describes it", names[0]),
+    ))
 }
 
 #[cfg(test)]

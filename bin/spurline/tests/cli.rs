@@ -159,6 +159,10 @@ fn words_of_other_systems_work_or_are_explained() {
     refused(&m(&["--config", file.to_str().unwrap()]), 2, &["unknown key 'vfs-cache-max-size'", "cache-size=SIZE"]);
     // A flag that another service has.
     refused(&m(&["--rdma-port=7001"]), 2, &["--rdma-port is a flag of 'spurline node'"]);
+    for flag in ["--anonymous", "--no-sign-request"] {
+        let says = format!("{flag} is a flag of 'spurline mount' and 'spurline node'");
+        refused(&run(&["load", flag, "/x"]), 2, &[&says, "spurline mount --help"]);
+    }
     // splice looks at the kernel's limit of pipes.
     let limit = std::fs::read_to_string("/proc/sys/fs/pipe-max-size").unwrap();
     let words = ["--iorpc-mode=splice", "--rdma-network", "no-such0", "--cache-dir", dir.path().to_str().unwrap()];

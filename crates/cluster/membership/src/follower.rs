@@ -202,6 +202,19 @@ fn node_count(count: usize) -> String {
     format!("{count} {}", if count == 1 { "node" } else { "nodes" })
 }
 
+/// The log line of a registry that does not answer.
+fn describe_silence(registry: &str, follower: &FollowerState, silence: Duration, error: &Error) -> String {
+    let since = match silence.as_secs() {
+        0 => String::new(),
+        seconds => format!(" for {seconds} s"),
+    };
+    if !follower.has_answered {
+        return format!("the registry {registry} could not be reached yet{since}: {error}; trying again");
+    }
+    let known = node_count(follower.members.count_members().0);
+    format!("the registry {registry} is lost{since}: {error}; continuing with {known}")
+}
+
 impl FollowerShared {
     fn run_watch(&self, mut watch: Box<dyn MemberWatch>) {
         let (mut pause, mut reminded, mut forgot) = (RETRY_RANGE.0, Instant::now(), false);
@@ -216,7 +229,8 @@ impl FollowerShared {
             let lost = match news {
                 Ok(members) => {
                     if let RegistryState::Lost { .. } = inner.state {
-                        tracing::info!("the registry {} answers again", self.registry);
+                        let again = if inner.has_answered { " again" } else { "" };
+                        tracing::info!("the registry {} answers{again}", self.registry);
                         inner.state = RegistryState::Up;
                         inner.since = now;
                     }
@@ -244,12 +258,9 @@ impl FollowerShared {
                 }
                 if first || now.duration_since(reminded) > REMIND_AFTER {
                     reminded = now;
-                    let since = match now.duration_since(inner.since).as_secs() {
-                        0 => String::new(),
-                        seconds => format!(" for {seconds} s"),
-                    };
-                    let known = node_count(inner.members.count_members().0);
-                    tracing::warn!("the registry {} is lost{since}: {error}; continuing with {known}", self.registry);
+                    let silence = now.duration_since(inner.since);
+                    let line = describe_silence(&self.registry, &inner, silence, error);
+                    tracing::warn!("{line}");
                 }
                 inner.state = RegistryState::Lost { error: error.clone() };
             } else {
@@ -285,5 +296,28 @@ impl FollowerShared {
                 pause = (pause * 2).min(RETRY_RANGE.1);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registry_is_lost_only_after_it_has_answered() {
+        let mut follower = FollowerState {
+            members: MemberView::new(HoldTimes::default()),
+            state: RegistryState::Up,
+            since: Instant::now(),
+            has_answered: false,
+            listener: None,
+            stop: false,
+        };
+        let error = Error::new(ErrorKind::Unavailable, "refused");
+        let line = describe_silence("R", &follower, Duration::ZERO, &error);
+        assert_eq!(line, "the registry R could not be reached yet: refused; trying again");
+        follower.has_answered = true;
+        let line = describe_silence("R", &follower, Duration::from_secs(7), &error);
+        assert_eq!(line, "the registry R is lost for 7 s: refused; continuing with 0 nodes");
     }
 }

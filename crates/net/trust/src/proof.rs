@@ -32,6 +32,11 @@ struct ProofTranscript {
 }
 
 impl ProofTranscript {
+    /// The server of this connection, for messages.
+    fn server_noun(&self) -> &'static str {
+        if self.kind == CONTROL { "coordinator" } else { "node" }
+    }
+
     fn signed_bytes(&self, role: &[u8], before: &[u8]) -> Vec<u8> {
         let parts: [&[u8]; 9] = [
             SCHEME,
@@ -122,7 +127,8 @@ impl TokenProver {
             return Ok(());
         }
         let why = format!(
-            "node '{}' does not hold the group token, or its messages were changed in transit: no request is sent to it",
+            "{} '{}' does not hold the group token, or its messages were changed in transit: no request is sent to it",
+            self.transcript.server_noun(),
             self.transcript.node.escape_debug()
         );
         Err(Error::new(ErrorKind::PermissionDenied, why))
@@ -146,13 +152,6 @@ impl TokenVerifier {
         connection: ProofConnection<'_>,
         challenge: &Challenge<'_>,
     ) -> Result<(TokenVerifier, ChallengeAnswer)> {
-        if challenge.scheme != PROOF_SCHEME {
-            let why = format!(
-                "this node uses proof scheme {PROOF_SCHEME}, the peer {}: run the same release on both sides",
-                challenge.scheme
-            );
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
         let transcript = ProofTranscript {
             kind: connection.kind.to_owned(),
             binding: connection.binding.to_vec(),
@@ -161,6 +160,14 @@ impl TokenVerifier {
             peer: challenge.peer.to_owned(),
             node: cut_name(name),
         };
+        if challenge.scheme != PROOF_SCHEME {
+            let why = format!(
+                "this {} uses proof scheme {PROOF_SCHEME}, the peer {}: run the same release on both sides",
+                transcript.server_noun(),
+                challenge.scheme
+            );
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
         let challenged = ChallengeAnswer { nonce: transcript.node_nonce, node: transcript.node.clone() };
         Ok((TokenVerifier { tokens, transcript }, challenged))
     }
@@ -177,7 +184,7 @@ impl TokenVerifier {
             return Ok(self.transcript.sign_role(key, NODE, &proof.0));
         }
         // The token may be right and the port wrong: a node's port instead of a coordinator's, or the reverse.
-        let own = if self.transcript.kind == CONTROL { "coordinator" } else { "node" };
+        let own = self.transcript.server_noun();
         for (kind, meant) in [(CONTROL, "coordinator"), ("tcp", "node")] {
             let other = ProofTranscript { kind: kind.to_owned(), ..self.transcript.clone() };
             if meant != own && holder(&other).is_some() {
@@ -190,7 +197,7 @@ impl TokenVerifier {
             }
         }
         let why = format!(
-            "'{}' proved another group token than node '{}' has: give both the same --group-token-file",
+            "'{}' proved another group token than {own} '{}' has: give both the same --group-token-file",
             self.transcript.peer.escape_debug(),
             self.transcript.node
         );
@@ -240,6 +247,21 @@ mod tests {
             assert!(error.message().contains(says), "{error}");
             let error = agree((&[OLD], peer), (&[NEW], node)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        }
+    }
+
+    #[test]
+    fn another_token_names_the_kind_of_server() {
+        for (kind, server) in [("tcp", "node 'node'"), ("rdma", "node 'node'"), (CONTROL, "coordinator 'node'")] {
+            let connection = connection(kind, b"");
+            let error = agree((&[OLD], connection), (&[NEW], connection)).unwrap_err();
+            assert!(error.message().contains(&format!("than {server} has")), "{error}");
+            let mut prover = TokenProver::new(tokens(&[OLD]), "peer", connection).unwrap();
+            let challenge = prover.challenge();
+            let (_, challenged) = TokenVerifier::new(tokens(&[NEW]), "node", connection, &challenge).unwrap();
+            let proof = prover.answer_challenge(challenged);
+            let error = prover.check_answer(&proof).unwrap_err();
+            assert!(error.message().starts_with(&format!("{server} does not hold the group token")), "{error}");
         }
     }
 

@@ -75,9 +75,9 @@ impl AwsSettings {
 
         if config.anonymous || env.get("AWS_SKIP_SIGNATURE").is_some_and(|v| v.eq_ignore_ascii_case("true")) {
             let origin = if config.anonymous {
-                "anonymous access (--anonymous)"
+                "anonymous access by --anonymous"
             } else {
-                "anonymous access (AWS_SKIP_SIGNATURE)"
+                "anonymous access by AWS_SKIP_SIGNATURE"
             };
             let origin = origin.to_owned();
             return Ok(AwsSettings { endpoint, region, roots, signer: RequestSigner::Anonymous, origin });

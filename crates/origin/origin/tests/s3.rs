@@ -634,7 +634,7 @@ fn what_is_wrong_is_said_with_evidence_and_remedy() {
     assert!(!error.message().contains("hush-hush") && !error.message().contains("KNOWSME"), "{error}");
     let error = check("s3://bucket", &OriginOptions { anonymous: true, ..good.clone() });
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
-    assert!(error.message().contains("credentials are needed; used anonymous access (--anonymous)"), "{error}");
+    assert!(error.message().contains("credentials are needed; used anonymous access by --anonymous"), "{error}");
 
     let error = check("s3://missing", &good);
     assert_eq!(error.kind(), ErrorKind::Unavailable);

@@ -149,6 +149,42 @@ impl MemoryBudget {
         (readahead, MIN_FILLS.min(demand.max_downloads.max(1)) * demand.block)
     }
 
+    /// The least budget that suffices for its own terms: a larger budget has more requests and larger tables.
+    fn least_total(demand: BudgetDemand) -> u64 {
+        let with_total = |total: u64| BudgetDemand { total, ..demand };
+        let mut least = Self::derive_need(demand).div_ceil(1 << 20) << 20;
+        while Self::derive_need(with_total(least)) > least {
+            least += 1 << 20;
+        }
+        least
+    }
+
+    /// The fault of a budget that is too small. The terms are those of the size that suffices.
+    fn too_small_fault(demand: BudgetDemand) -> Fault {
+        let given = demand.total;
+        let demand = BudgetDemand { total: Self::least_total(demand), ..demand };
+        let block = demand.block;
+        let (fuse_slots, fuse_slot_bytes, serve_slots) = Self::slot_counts(&demand);
+        let (readahead, fills) = Self::least_bytes(&demand);
+        let (inode_bytes, metadata_bytes) = Self::name_bytes(&demand);
+        let terms = [
+            (format!("{fuse_slots} FUSE requests of {}", Size(fuse_slot_bytes)), fuse_slots * fuse_slot_bytes),
+            (format!("{serve_slots} answers of {}", Size(block)), serve_slots * block),
+            ("RDMA connections".to_owned(), Self::rdma(&demand)),
+            ("names".to_owned(), inode_bytes + metadata_bytes),
+            (format!("{} fills", fills / block), fills),
+            (format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead"), readahead),
+            ("written bytes".to_owned(), Self::least_written(&demand)),
+        ];
+        let needed = terms.iter().filter(|(_, bytes)| *bytes > 0);
+        let parts: Vec<String> = needed.map(|(term, bytes)| format!("{term} = {}", show_bytes(*bytes))).collect();
+        let whole = demand.total >> 20;
+        Fault::usage(
+            format!("--buffer-size {} is too small: {whole} MiB is needed ({})", Size(given), parts.join(", ")),
+            format!("give --buffer-size {whole}M or more, or a smaller --block-size than {}", Size(block)),
+        )
+    }
+
     /// The minimum size of such a budget.
     fn derive_need(demand: BudgetDemand) -> u64 {
         let (slots, slot_bytes, serve) = Self::slot_counts(&demand);
@@ -178,39 +214,7 @@ impl MemoryBudget {
         let min_written = Self::least_written(&demand);
         let need = fuse + serve + rdma + inode_bytes + metadata_bytes + min_fills + min_readahead + min_written;
         if total < need {
-            let mut parts = Vec::new();
-            if fuse > 0 {
-                parts.push(format!("{fuse_slots} FUSE requests of {} = {}", Size(fuse_slot_bytes), show_bytes(fuse)));
-            }
-            if serve > 0 {
-                parts.push(format!("{serve_slots} answers of {} = {}", Size(block), show_bytes(serve)));
-            }
-            if rdma > 0 {
-                parts.push(format!("RDMA connections = {}", show_bytes(rdma)));
-            }
-            if inode_bytes + metadata_bytes > 0 {
-                parts.push(format!("names = {}", show_bytes(inode_bytes + metadata_bytes)));
-            }
-            parts.push(format!("{} fills = {}", min_fills / block, show_bytes(min_fills)));
-            if min_readahead > 0 {
-                parts.push(format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead = {}", show_bytes(min_readahead)));
-            }
-            if min_written > 0 {
-                parts.push(format!("written bytes = {}", show_bytes(min_written)));
-            }
-            // A larger budget has more requests: the size in the message must suffice for its own.
-            let enough = |mib: u64| Self::derive_need(BudgetDemand { total: mib << 20, ..demand }) <= mib << 20;
-            let least = need.div_ceil(1 << 20);
-            let whole = (least..least * 4).find(|mib| enough(*mib)).unwrap_or(least * 4);
-            return Err(Fault::usage(
-                format!(
-                    "--buffer-size {} is too small: {} is needed ({})",
-                    Size(total),
-                    show_bytes(need),
-                    parts.join(", ")
-                ),
-                format!("give --buffer-size {whole}M or more, or a smaller --block-size than {}", Size(block)),
-            ));
+            return Err(Self::too_small_fault(demand));
         }
         let rest = total - fuse - serve - rdma - inode_bytes - metadata_bytes;
         let write_bytes = match demand.writes {
@@ -285,7 +289,9 @@ impl MemoryBudget {
         let mut warning = None;
         for (limit, what) in limits.into_iter().flatten() {
             if need > limit {
-                let fits = limit.saturating_sub(OUTSIDE) * 3 / 4;
+                let fits = (limit.saturating_sub(OUTSIDE) * 3 / 4) >> 20;
+                let raise = format!("raise the limit to {} or more", show_bytes(need));
+                let remedy = if fits > 0 { format!("give --buffer-size {fits}M or less, or {raise}") } else { raise };
                 return Err(Fault::usage(
                     format!(
                         "--buffer-size {} and {} outside it do not fit into {}, {what}",
@@ -293,7 +299,7 @@ impl MemoryBudget {
                         show_bytes(OUTSIDE),
                         show_bytes(limit)
                     ),
-                    format!("give --buffer-size {}M or less, or raise the limit", fits >> 20),
+                    remedy,
                 ));
             }
             self.index_bytes = self.index_bytes.min(((limit - need) / INDEX_SHARE).max(MIN_INDEX));
@@ -411,6 +417,7 @@ mod tests {
         assert!(error.what.contains("is too small") && error.what.contains("fills"), "{error}");
         let number: u64 =
             error.remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();
+        assert!(error.what.contains(&format!("{number} MiB is needed")), "{error}");
         assert!(MemoryBudget::divide(mount(number * MIB)).is_ok());
         assert!(MemoryBudget::divide(mount((number - 1) * MIB)).is_err());
         // Terms grow with the budget: on few processors the suggested budget needs more than the first message said.
@@ -446,5 +453,7 @@ mod tests {
         assert!(budget.check_host(&host(300, None)).unwrap_err().what.contains("this machine"));
         let error = budget.check_host(&host(4096, Some(256))).unwrap_err();
         assert!(error.what.contains("memory.max") && error.remedy.contains("144M"), "{error}");
+        let error = budget.check_host(&host(4096, Some(64))).unwrap_err();
+        assert_eq!(error.remedy, "raise the limit to 364 MiB or more");
     }
 }

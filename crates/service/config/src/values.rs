@@ -160,6 +160,11 @@ impl FromStr for SourceUrl {
             if s.is_empty() {
                 return Err("a source is a path or a URL such as s3://BUCKET/PREFIX, not an empty word".into());
             }
+            if let Some(url) = likely_url(s) {
+                return Err(format!(
+                    "'{s}' is a URL with a wrong separator, or a relative path; write {url}, or ./{s} for the path"
+                ));
+            }
             return Ok(SourceUrl::from_directory(Path::new(s)));
         };
         let scheme = scheme.to_ascii_lowercase();
@@ -180,10 +185,26 @@ impl FromStr for SourceUrl {
         }
         let rest = rest.trim_end_matches('/');
         if rest.is_empty() || rest.starts_with('/') {
-            return Err(format!("'{s}' names no bucket; write {form}"));
+            let near = likely_url(s).map_or(String::new(), |near| format!(" (did you mean {near}?)"));
+            return Err(format!("'{s}' names no bucket{near}; write {form}"));
         }
         Ok(SourceUrl(format!("{scheme}://{rest}")))
     }
+}
+
+/// The URL that was probably meant by a word that begins with a scheme and continues with other than `://`: `s3:/b`,
+/// `s3//b`.
+fn likely_url(word: &str) -> Option<String> {
+    let scheme_len = word.find([':', '/'])?;
+    let (scheme, rest) = word.split_at(scheme_len);
+    let scheme = scheme.to_ascii_lowercase();
+    let place = rest.trim_start_matches([':', '/']);
+    let separated = rest.starts_with(':') || rest.starts_with("//");
+    if !separated || place.is_empty() || !SCHEMES.iter().any(|(known, _)| *known == scheme) {
+        return None;
+    }
+    let slash = if scheme == "file" { "/" } else { "" };
+    Some(format!("{scheme}://{slash}{place}"))
 }
 
 /// Makes `path` absolute by text alone: no component is accessed, so nothing can hang.
@@ -376,6 +397,8 @@ mod tests {
             ("/a%20b", "file:///a%2520b"),
             ("file:///100%", "file:///100%25"),
             ("s3://b/a b%", "s3://b/a b%"),
+            ("/s3:/b", "file:///s3:/b"),
+            ("/s3//b", "file:///s3/b"),
         ] {
             assert_eq!(text.parse::<SourceUrl>().unwrap().as_str(), url);
         }
@@ -383,7 +406,13 @@ mod tests {
             ("s4://b", "did you mean s3"),
             ("gcs://b", "did you mean gs"),
             ("http://x", "unknown scheme 'http'; write"),
-            ("s3://", "names no bucket"),
+            ("s3://", "names no bucket; write"),
+            ("s3:///b", "names no bucket (did you mean s3://b?)"),
+            ("s3:/b", "write s3://b, or ./s3:/b for the path"),
+            ("s3//b/p", "write s3://b/p,"),
+            ("S3:b", "write s3://b,"),
+            ("gs:////b", "did you mean gs://b?"),
+            ("file:/d", "write file:///d,"),
             ("file://x", "three slashes"),
             ("", "empty"),
         ] {

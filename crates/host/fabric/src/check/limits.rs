@@ -14,19 +14,21 @@ const SENDFILE_PIPE: u64 = 64 << 10;
 /// Runs the checks.
 pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     if let Some(limit) = case.machine.pipe_max_size.filter(|limit| *limit < SPLICE_PIPE) {
+        const LARGER: &str = "sysctl -w fs.pipe-max-size=8388608, for good in /etc/sysctl.d/90-pipes.conf";
         let small = limit < SENDFILE_PIPE;
+        let severity = if small { Severity::Warning } else { Severity::Info };
         let why = if small {
             "sendfile, which --iorpc-mode splice of a node uses, moves less than 65536 bytes at a time"
         } else {
             "enough for --iorpc-mode splice of a node, which uses sendfile; splice in JuiceFS needs 8388608"
         };
-        found.push(HostFinding::new(
-            id::PIPE_MAX_SIZE,
-            if small { Severity::Warning } else { Severity::Info },
-            "this host",
-            format!("/proc/sys/fs/pipe-max-size is {limit}: {why}"),
-            "sysctl -w fs.pipe-max-size=8388608, for good in /etc/sysctl.d/90-pipes.conf",
-        ));
+        let remedy = if small {
+            LARGER.to_owned()
+        } else {
+            format!("nothing for Spurline; if JuiceFS uses splice on this host: {LARGER}")
+        };
+        let evidence = format!("/proc/sys/fs/pipe-max-size is {limit}: {why}");
+        found.push(HostFinding::new(id::PIPE_MAX_SIZE, severity, "this host", evidence, remedy));
     }
     if !case.wants_rdma() {
         return;
