@@ -55,3 +55,18 @@ pub fn run<T: Send>(seed: u64, first: impl FnOnce() -> T + Send) -> (T, RunRepor
         (Err(panic), _) => std::panic::resume_unwind(panic),
     }
 }
+
+/// Moves the calling thread of a run, and those that it starts later, to a group; of no effect on other threads. Threads start
+/// in the group of the thread that started them, the first one in group 0.
+pub fn set_group(group: u64) {
+    if let Some(me) = sched::current_thread() {
+        sched::scheduler().set_group(me, group);
+    }
+}
+
+/// No thread of the group runs for this time, as those of a stopped process. Locks that they hold stay locked.
+pub fn pause_group(group: u64, time: Duration) {
+    if sched::current_thread().is_some() {
+        sched::scheduler().pause_group(group, time.as_nanos() as u64);
+    }
+}

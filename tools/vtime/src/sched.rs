@@ -67,6 +67,8 @@ impl ThreadBaton {
 struct VirtualThread {
     state: ThreadState,
     baton: ThreadBaton,
+    /// That of the thread that started it, until it changes it.
+    group: u64,
     /// Its last wait timed out.
     timed_out: bool,
 }
@@ -81,6 +83,9 @@ pub(crate) struct VirtualScheduler {
     natives: BTreeMap<usize, u64>,
     /// Waiting threads by key, in order.
     queues: BTreeMap<usize, VecDeque<u64>>,
+    /// Groups that do not run, and until when.
+    paused: BTreeMap<u64, u64>,
+    seed: u64,
     trace: u64,
     switches: u64,
     /// When the first thread ended.
@@ -144,13 +149,15 @@ impl VirtualScheduler {
             next: 1,
             natives: BTreeMap::new(),
             queues: BTreeMap::new(),
+            paused: BTreeMap::new(),
+            seed,
             trace: seed,
             switches: 0,
             ended: None,
             over: false,
             done: ThreadBaton::new(),
         };
-        let first = sched.add_thread();
+        let first = sched.add_thread(0);
         first.1.give();
         // SAFETY: there is no run, so no thread holds the baton; runs are sequential.
         unsafe { *SCHED.0.get() = Some(sched) };
@@ -169,17 +176,43 @@ impl VirtualScheduler {
         RunReport { trace: sched.trace, switches: sched.switches, left }
     }
 
-    /// Registers a new thread.
-    pub fn add_thread(&mut self) -> StartedThread {
+    /// Registers a new thread, which belongs to the group of thread `parent`.
+    pub fn add_thread(&mut self, parent: u64) -> StartedThread {
+        let group = self.threads.get(&parent).map_or(0, |parent| parent.group);
         let (number, baton) = (self.next, ThreadBaton::new());
         self.next += 1;
-        self.threads.insert(number, VirtualThread { state: ThreadState::Ready, baton, timed_out: false });
+        self.threads.insert(number, VirtualThread { state: ThreadState::Ready, baton, group, timed_out: false });
         StartedThread(number, baton)
     }
 
     /// Removes a thread that could not be started.
     pub fn remove_thread(&mut self, begun: &StartedThread) {
         self.threads.remove(&begun.0);
+    }
+
+    /// Moves a thread to another group.
+    pub fn set_group(&mut self, me: u64, group: u64) {
+        if let Some(thread) = self.threads.get_mut(&me) {
+            thread.group = group;
+        }
+    }
+
+    /// No thread of the group runs for this many nanoseconds.
+    pub fn pause_group(&mut self, group: u64, nanos: u64) {
+        self.paused.insert(group, self.now + nanos);
+    }
+
+    fn is_ready(&self, thread: &VirtualThread) -> bool {
+        thread.state == ThreadState::Ready && !self.paused.contains_key(&thread.group)
+    }
+
+    /// When a thread can run; `None` while it waits for a wake-up only.
+    fn runs_at(&self, thread: &VirtualThread) -> Option<u64> {
+        let at = match thread.state {
+            ThreadState::Ready => self.now,
+            ThreadState::Waiting { until, .. } => until?,
+        };
+        Some(self.paused.get(&thread.group).map_or(at, |until| at.max(*until)))
     }
 
     /// Records a thread's pthread_t.
@@ -216,21 +249,15 @@ impl VirtualScheduler {
                     (thread.state, thread.timed_out) = (ThreadState::Ready, true);
                 }
             }
-            let ready = self.threads.values().filter(|thread| thread.state == ThreadState::Ready).count() as u64;
+            let now = self.now;
+            self.paused.retain(|_, until| *until > now);
+            let ready = self.threads.values().filter(|thread| self.is_ready(thread)).count() as u64;
             if ready > 0 {
                 let nth = (self.draw_random() % ready) as usize;
-                return self
-                    .threads
-                    .iter()
-                    .filter(|(_, t)| t.state == ThreadState::Ready)
-                    .nth(nth)
-                    .map(|(number, _)| *number);
+                let mut threads = self.threads.iter().filter(|(_, thread)| self.is_ready(thread));
+                return threads.nth(nth).map(|(number, _)| *number);
             }
-            let until = |thread: &VirtualThread| match thread.state {
-                ThreadState::Waiting { until, .. } => until,
-                ThreadState::Ready => None,
-            };
-            match self.threads.values().filter_map(until).min() {
+            match self.threads.values().filter_map(|thread| self.runs_at(thread)).min() {
                 Some(_) if self.ended.is_some_and(|at| self.now > at + AFTER_NS) => return None,
                 Some(until) => self.now = until,
                 None if self.ended.is_some() => return None,
@@ -241,7 +268,7 @@ impl VirtualScheduler {
 
     /// Reports a deadlock with what each thread waits for, and ends the process.
     fn report_stuck(&self) -> ! {
-        let mut text = format!("deadlock {} s into the run:\n", self.now / 1_000_000_000);
+        let mut text = format!("seed {}: deadlock {} s into the run:\n", self.seed, self.now / 1_000_000_000);
         for (number, thread) in &self.threads {
             text.push_str(&format!("  thread {number}: {:?}\n", thread.state));
         }

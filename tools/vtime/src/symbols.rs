@@ -280,11 +280,11 @@ pub unsafe extern "C" fn pthread_create(
     body: ThreadBody,
     argument: *mut c_void,
 ) -> c_int {
-    if current_thread().is_none() {
+    let Some(me) = current_thread() else {
         // SAFETY: the call is passed through unchanged.
         return unsafe { (libc_functions().pthread_create)(native, attributes, body, argument) };
-    }
-    let begun = scheduler().add_thread();
+    };
+    let begun = scheduler().add_thread(me);
     let number = begun.number();
     let given = Box::into_raw(Box::new(ThreadStart { begun, body, argument }));
     // SAFETY: guaranteed by the caller; body and argument belong together.

@@ -2,14 +2,17 @@
 //! only clock is that of the caller's deadline.
 //!
 //! [`SimNode`] is a peer in memory whose answers pass through the same frame code as TCP's; [`FaultyConnector`] makes
-//! the channels of any other transport fail; [`SimRail`] makes them run over a faulty network interface.
+//! the channels of any other transport fail; [`SimRail`] makes them run over a faulty network interface;
+//! [`DetachedConnector`] lets the node work on while a reader gives up.
 #![forbid(unsafe_code)]
 
+mod detached;
 mod faults;
 mod faulty;
 mod node;
 mod rail;
 
+pub use detached::DetachedConnector;
 pub use faults::{FaultPlan, FaultRates, SimFault};
 pub use faulty::FaultyConnector;
 pub use node::{AfterAnswer, SimConnector, SimNode};

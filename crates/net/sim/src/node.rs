@@ -26,7 +26,27 @@ pub enum AfterAnswer {
     Stall,
 }
 
-type PlayFn = dyn Fn(&FrameHeader, &[u8], &[u8], &ConnState) -> (Vec<u8>, AfterAnswer) + Send + Sync;
+/// A request as it arrives.
+struct ArrivedRequest<'a> {
+    header: &'a FrameHeader,
+    body: &'a [u8],
+    payload: &'a [u8],
+    conn: &'a ConnState,
+    /// Whether the reader still waits for the answer.
+    reader_waits: &'a dyn Fn() -> bool,
+}
+
+type PlayFn = dyn Fn(&ArrivedRequest<'_>) -> (Vec<u8>, AfterAnswer) + Send + Sync;
+
+/// The process of a node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct NodeLife {
+    up: bool,
+    /// How often it was killed: connections of an earlier life are closed.
+    kills: u64,
+    /// It executes nothing and answers nothing.
+    stopped: bool,
+}
 
 /// A node in memory. Cheap to clone.
 #[derive(Clone)]
@@ -39,9 +59,9 @@ struct SimNodeState {
     play: Box<PlayFn>,
     service: Option<Arc<dyn Service>>,
     plan: Arc<FaultPlan>,
-    /// Whether it runs, and how often it was killed: connections of an earlier life are closed.
-    life: Mutex<(bool, u64)>,
-    killed: Condvar,
+    life: Mutex<NodeLife>,
+    /// The life has changed, or a channel was broken.
+    changed: Condvar,
     next_conn: AtomicU64,
 }
 
@@ -49,11 +69,11 @@ impl SimNode {
     /// A running node that answers by `service` and fails by `plan`.
     pub fn new(name: &str, service: Arc<dyn Service>, plan: Arc<FaultPlan>) -> Self {
         let served = Arc::clone(&service);
-        let play = move |header: &FrameHeader, body: &[u8], payload: &[u8], conn: &ConnState| {
-            let mut sink = MemorySink(Vec::new());
-            let mut to = FrameResponder::new(&mut sink, header);
-            let next = dispatch_request(conn, header, body, payload, &*served, &mut to);
-            (sink.0, if next == NextStep::Continue { AfterAnswer::Continue } else { AfterAnswer::Close })
+        let play = move |request: &ArrivedRequest<'_>| {
+            let mut sink = MemorySink { bytes: Vec::new(), reader_waits: request.reader_waits };
+            let mut to = FrameResponder::new(&mut sink, request.header);
+            let next = dispatch_request(request.conn, request.header, request.body, request.payload, &*served, &mut to);
+            (sink.bytes, if next == NextStep::Continue { AfterAnswer::Continue } else { AfterAnswer::Close })
         };
         Self::build_node(name, Box::new(play), Some(service), plan)
     }
@@ -64,7 +84,7 @@ impl SimNode {
         play: impl Fn(&FrameHeader) -> (Vec<u8>, AfterAnswer) + Send + Sync + 'static,
         plan: Arc<FaultPlan>,
     ) -> Self {
-        Self::build_node(name, Box::new(move |header, _, _, _| play(header)), None, plan)
+        Self::build_node(name, Box::new(move |request: &ArrivedRequest<'_>| play(request.header)), None, plan)
     }
 
     fn build_node(name: &str, play: Box<PlayFn>, service: Option<Arc<dyn Service>>, plan: Arc<FaultPlan>) -> Self {
@@ -73,8 +93,8 @@ impl SimNode {
             play,
             service,
             plan,
-            life: Mutex::new((true, 0)),
-            killed: Condvar::new(),
+            life: Mutex::new(NodeLife { up: true, kills: 0, stopped: false }),
+            changed: Condvar::new(),
             next_conn: AtomicU64::new(1),
         };
         SimNode { inner: Arc::new(inner) }
@@ -83,13 +103,21 @@ impl SimNode {
     /// Ends all connections; new ones are refused until [`SimNode::start`].
     pub fn kill(&self) {
         let mut life = self.inner.life.lock();
-        *life = (false, life.1 + 1);
-        self.inner.killed.notify_all();
+        *life = NodeLife { up: false, kills: life.kills + 1, stopped: false };
+        self.inner.changed.notify_all();
+    }
+
+    /// Stops the process, or lets it go on: requests that arrive meanwhile are executed afterwards, also those whose reader has
+    /// gone. For readers with [`crate::DetachedConnector`]: others wait longer than their deadlines.
+    pub fn set_stopped(&self, stopped: bool) {
+        let mut life = self.inner.life.lock();
+        life.stopped = stopped;
+        self.inner.changed.notify_all();
     }
 
     /// Accepts connections again.
     pub fn start(&self) {
-        self.inner.life.lock().0 = true;
+        self.inner.life.lock().up = true;
     }
 
     /// Connections made so far, including refused ones.
@@ -112,7 +140,7 @@ impl Connector for SimConnector {
     fn connect(&self, _deadline: Instant) -> Result<Box<dyn Channel>> {
         let inner = &self.node.inner;
         let id = inner.next_conn.fetch_add(1, Ordering::Relaxed);
-        let (up, life) = *inner.life.lock();
+        let NodeLife { up, kills, .. } = *inner.life.lock();
         if !up {
             return Err(Error::new(ErrorKind::Unavailable, format!("{}: connection refused", inner.name)));
         }
@@ -120,7 +148,7 @@ impl Connector for SimConnector {
             ConnectionEndpoints { kind: TransportKind::Sim, local: format!("sim:{id}"), peer: inner.name.clone() };
         let conn = ConnState::new(id, endpoints);
         let (node, ended) = (Arc::clone(inner), Arc::new(AtomicBool::new(false)));
-        Ok(Box::new(SimChannel { node, conn, life, pending: Vec::new(), next_id: 1, broken: false, ended }))
+        Ok(Box::new(SimChannel { node, conn, kills, pending: Vec::new(), next_id: 1, broken: false, ended }))
     }
     fn kind(&self) -> TransportKind {
         TransportKind::Sim
@@ -133,7 +161,8 @@ impl Connector for SimConnector {
 struct SimChannel {
     node: Arc<SimNodeState>,
     conn: ConnState,
-    life: u64,
+    /// The life of the node that it belongs to.
+    kills: u64,
     /// Bytes sent and not yet received: stray ones behind an answer.
     pending: Vec<u8>,
     next_id: u64,
@@ -152,13 +181,29 @@ impl ChannelBreaker for SimBreaker {
         // Under the lock, so that a waiting call can't check before and sleep after.
         let _life = self.node.life.lock();
         self.ended.store(true, Ordering::Release);
-        self.node.killed.notify_all();
+        self.node.changed.notify_all();
+    }
+}
+
+impl NodeLife {
+    /// Whether it runs, and is the one after this many kills.
+    fn is(&self, kills: u64) -> bool {
+        self.up && self.kills == kills
     }
 }
 
 impl SimNodeState {
-    fn is_alive(&self, life: u64) -> bool {
-        *self.life.lock() == (true, life)
+    fn is_alive(&self, kills: u64) -> bool {
+        self.life.lock().is(kills)
+    }
+
+    /// Waits while the process is stopped; whether it is still the same.
+    fn wait_continued(&self, kills: u64) -> bool {
+        let mut life = self.life.lock();
+        while life.is(kills) && life.stopped {
+            self.changed.wait(&mut life);
+        }
+        life.is(kills)
     }
 }
 
@@ -180,7 +225,7 @@ impl SimChannel {
             .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
         let fault = self.node.plan.draw_fault();
         let ended = self.ended.load(Ordering::Acquire);
-        if fault == Some(SimFault::Drop) || self.broken || ended || !self.node.is_alive(self.life) {
+        if fault == Some(SimFault::Drop) || self.broken || ended || !self.node.is_alive(self.kills) {
             return Err(broken(ErrorKind::Unavailable, "the connection ended"));
         }
         if let Some(SimFault::Delay(delay)) = fault {
@@ -189,8 +234,22 @@ impl SimChannel {
         let (head, sent_body) =
             frame.split_first_chunk::<HEADER_LEN>().ok_or_else(|| broken(ErrorKind::Invalid, "no header"))?;
         let header = FrameHeader::decode(head).map_err(|e| CallError::Broken(e.into()))?;
-        let sent_body = &sent_body[..header.body_len as usize];
-        let (answer, mut after) = (self.node.play)(&header, sent_body, request.payload(), &self.conn);
+        let arrived = ArrivedRequest {
+            header: &header,
+            body: &sent_body[..header.body_len as usize],
+            payload: request.payload(),
+            conn: &self.conn,
+            reader_waits: &|| !self.ended.load(Ordering::Acquire),
+        };
+        let lost = || broken(ErrorKind::Unavailable, "the connection ended");
+        if !self.node.wait_continued(self.kills) {
+            return Err(lost());
+        }
+        let (answer, mut after) = (self.node.play)(&arrived);
+        // A process that ended meanwhile answers nothing.
+        if !self.node.wait_continued(self.kills) {
+            return Err(lost());
+        }
         let mut bytes = std::mem::take(&mut self.pending);
         bytes.extend_from_slice(&answer);
         match fault {
@@ -209,7 +268,7 @@ impl SimChannel {
             }
             _ => {}
         }
-        let mut replay = AnswerReplay { node: &self.node, life: self.life, ended: &self.ended, bytes: &bytes, after };
+        let mut replay = AnswerReplay { node: &self.node, kills: self.kills, ended: &self.ended, bytes: &bytes, after };
         let result = receive_answer(&mut replay, request.op(), id, body, dst, progress, deadline);
         self.pending = replay.bytes.to_vec();
         self.broken |= after == AfterAnswer::Close;
@@ -243,7 +302,7 @@ impl Channel for SimChannel {
     }
 
     fn looks_alive(&mut self) -> bool {
-        !self.broken && self.pending.is_empty() && self.node.is_alive(self.life)
+        !self.broken && self.pending.is_empty() && self.node.is_alive(self.kills)
     }
 }
 
@@ -260,7 +319,7 @@ impl Drop for SimChannel {
 /// The bytes of an answer, arriving in pieces of random length.
 struct AnswerReplay<'a> {
     node: &'a SimNodeState,
-    life: u64,
+    kills: u64,
     ended: &'a AtomicBool,
     bytes: &'a [u8],
     after: AfterAnswer,
@@ -274,8 +333,8 @@ impl ByteStream for AnswerReplay<'_> {
         }
         if self.bytes.is_empty() {
             let mut life = self.node.life.lock();
-            while *life == (true, self.life) && !self.ended.load(Ordering::Acquire) {
-                if self.node.killed.wait_until(&mut life, deadline).timed_out() {
+            while life.is(self.kills) && !self.ended.load(Ordering::Acquire) {
+                if self.node.changed.wait_until(&mut life, deadline).timed_out() {
                     return Err(Error::new(ErrorKind::Timeout, "no answer before the deadline"));
                 }
             }
@@ -293,23 +352,30 @@ impl ByteStream for AnswerReplay<'_> {
 }
 
 /// The sending half.
-struct MemorySink(Vec<u8>);
+struct MemorySink<'a> {
+    bytes: Vec<u8>,
+    reader_waits: &'a dyn Fn() -> bool,
+}
 
-impl FrameSink for MemorySink {
+impl FrameSink for MemorySink<'_> {
     fn send_parts(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], _more: bool) -> Result<()> {
-        self.0.extend_from_slice(head);
-        slices.iter().for_each(|slice| self.0.extend_from_slice(slice));
-        tail.iter().for_each(|part| self.0.extend_from_slice(part));
+        self.bytes.extend_from_slice(head);
+        slices.iter().for_each(|slice| self.bytes.extend_from_slice(slice));
+        tail.iter().for_each(|part| self.bytes.extend_from_slice(part));
         Ok(())
     }
 
     fn send_file(&mut self, file: BorrowedFd<'_>, offset: u64, len: usize, _more: bool) -> Result<()> {
         let file = file.try_clone_to_owned().map(std::fs::File::from);
-        let start = self.0.len();
-        self.0.resize(start + len, 0);
-        file.and_then(|file| file.read_exact_at(&mut self.0[start..], offset)).map_err(|e| {
-            self.0.truncate(start);
+        let start = self.bytes.len();
+        self.bytes.resize(start + len, 0);
+        file.and_then(|file| file.read_exact_at(&mut self.bytes[start..], offset)).map_err(|e| {
+            self.bytes.truncate(start);
             Error::io("sending from a file failed", &e)
         })
+    }
+
+    fn check_reader(&mut self) -> Result<()> {
+        if (self.reader_waits)() { Ok(()) } else { Err(Error::new(ErrorKind::Unavailable, "the reader is gone")) }
     }
 }

@@ -7,6 +7,7 @@ use spurline_transport::{
     CallAnswer, CallError, Channel, ChannelBreaker, ConnectionEndpoints, Connector, TransportKind,
 };
 use spurline_types::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub enum RailMode {
 struct SimRailState {
     mode: Mutex<RailMode>,
     changed: Condvar,
+    /// Interrupt the calls under way.
+    breakers: Mutex<BTreeMap<u64, Arc<dyn ChannelBreaker>>>,
     calls: AtomicU64,
     bytes: AtomicU64,
     connects: AtomicU64,
@@ -54,6 +57,7 @@ impl SimRail {
         let inner = SimRailState {
             mode: Mutex::new(RailMode::Up),
             changed: Condvar::new(),
+            breakers: Mutex::default(),
             calls: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             connects: AtomicU64::new(0),
@@ -66,6 +70,10 @@ impl SimRail {
     pub fn set_mode(&self, mode: RailMode) {
         *self.inner.mode.lock() = mode;
         self.inner.changed.notify_all();
+        if mode == RailMode::Down {
+            let under_way: Vec<_> = self.inner.breakers.lock().values().cloned().collect();
+            under_way.iter().for_each(|breaker| breaker.break_channel());
+        }
     }
 
     /// Its behaviour.
@@ -135,7 +143,7 @@ struct RailConnector {
 
 impl Connector for RailConnector {
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
-        self.rail.inner.connects.fetch_add(1, Ordering::Relaxed);
+        let number = self.rail.inner.connects.fetch_add(1, Ordering::Relaxed);
         let never = AtomicBool::new(false);
         if self.rail.mode() == RailMode::HangsConnect {
             std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
@@ -146,7 +154,7 @@ impl Connector for RailConnector {
         let endpoints = ConnectionEndpoints { kind: self.kind, ..inner.endpoints().clone() };
         self.rail.inner.channels.fetch_add(1, Ordering::Relaxed);
         let broken = Arc::new(AtomicBool::new(false));
-        Ok(Box::new(RailChannel { rail: self.rail.clone(), inner: Some(inner), endpoints, broken }))
+        Ok(Box::new(RailChannel { rail: self.rail.clone(), number, inner: Some(inner), endpoints, broken }))
     }
     fn kind(&self) -> TransportKind {
         self.kind
@@ -158,6 +166,8 @@ impl Connector for RailConnector {
 
 struct RailChannel {
     rail: SimRail,
+    /// Unique on the rail.
+    number: u64,
     /// `None` once it broke.
     inner: Option<Box<dyn Channel>>,
     endpoints: ConnectionEndpoints,
@@ -206,7 +216,11 @@ impl Channel for RailChannel {
                 landed = n;
                 progress(n);
             };
+            if let Some(breaker) = inner.breaker() {
+                rail.inner.breakers.lock().insert(self.number, breaker);
+            }
             let answer = inner.call(request, body, dst, &mut report, deadline);
+            rail.inner.breakers.lock().remove(&self.number);
             rail.pass_rail(deadline, broken).map_err(CallError::Broken).and(answer)
         });
         match result {
