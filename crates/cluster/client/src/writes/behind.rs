@@ -153,6 +153,17 @@ impl FileBytes {
     }
 }
 
+/// How bytes are sent.
+#[derive(Clone, Copy, Default)]
+struct SendAttempt {
+    /// A lost process that may have executed their request.
+    before: Option<u64>,
+    /// A process had them: see [`PieceToSend::answered`].
+    answered: bool,
+    /// Failures of the file are reported with the last request.
+    flush: bool,
+}
+
 /// A file with something to send.
 enum SendJob {
     /// One full piece.
@@ -375,7 +386,7 @@ impl GroupWrites {
         let mut write = || {
             for _ in 0..MOVES {
                 self.send_all(&opened.bytes)?;
-                match self.send_bytes(opened, new, (before, false), &mut change) {
+                match self.send_bytes(opened, new, SendAttempt { before, ..SendAttempt::default() }, &mut change) {
                     (PieceOutcome::Sent(to), _) => {
                         if self.sync_file(opened, true)?.instance == to {
                             return opened.bytes.failure_after(failures);
@@ -465,9 +476,10 @@ impl GroupWrites {
     /// Sends a piece; it stays unsent if its process was lost. `flush`: see [`WriteCall::Write`].
     fn send_piece(&self, file: &FileBytes, mut piece: PieceToSend, flush: bool) -> Result<PieceOutcome> {
         let mut change = piece.change;
+        let attempt = SendAttempt { before: piece.before, answered: piece.answered, flush };
         let owner = self.open_file(piece.owner);
         let (outcome, error) = match &owner {
-            Some(owner) => self.send_bytes(owner, &piece.as_new(), (piece.before, flush), &mut change),
+            Some(owner) => self.send_bytes(owner, &piece.as_new(), attempt, &mut change),
             None => (PieceOutcome::Refused, Some(Error::new(ErrorKind::Io(EIO), "the file was closed"))),
         };
         if !matches!(outcome, PieceOutcome::Unsent(_)) {
@@ -500,13 +512,14 @@ impl GroupWrites {
         &self,
         owner: &OpenedAs,
         new: &NewBytes<'_>,
-        (before, flush): (Option<u64>, bool),
+        attempt: SendAttempt,
         change: &mut Option<u64>,
     ) -> (PieceOutcome, Option<Error>) {
         // Another mount has the lock under which these bytes were written.
         if let Err(error) = owner.bytes.lost_locks.check_none() {
             return (PieceOutcome::Refused, Some(error));
         }
+        let SendAttempt { before, .. } = attempt;
         let home = owner.home();
         let ended = |error: Error, before| match is_transient(&error) {
             true => (PieceOutcome::Unsent(before), Some(error)),
@@ -522,12 +535,13 @@ impl GroupWrites {
             let most = self.most_bytes().min(new.data.len() - written);
             let payload = &new.data[written..written + most];
             let (file, offset) = (owner.number(), new.offset + written as u64);
-            let flush = flush && written + most == new.data.len();
+            let flush = attempt.flush && written + most == new.data.len();
             let (append, lose_privileges) = (new.appended, new.lose_privileges.is_some());
             let call = WriteCall::Write { file, offset, append, lose_privileges, flush };
             let caller = new.lose_privileges.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() });
             let caller = caller.as_ref().unwrap_or(owner.caller());
-            let context = RequestContext { payload, ..RequestContext::of(caller) };
+            let again = new.appended && attempt.answered;
+            let context = RequestContext { payload, again, ..RequestContext::of(caller) };
             // The same bytes at the same place can be written twice, an append can't: it keeps its number until it is
             // answered.
             let number = if new.appended { *change.get_or_insert_with(|| self.numbers.draw_raw()) } else { 0 };
@@ -558,6 +572,10 @@ impl GroupWrites {
                 }
                 Err(error) => return (PieceOutcome::Refused, Some(error)),
             }
+        }
+        // Another thread has seen the locks lost meanwhile, and opened the file again without them.
+        if let Err(error) = owner.bytes.lost_locks.check_none() {
+            return (PieceOutcome::Refused, Some(error));
         }
         // Another thread has seen the process lost meanwhile.
         match owner.home().instance == home.instance {

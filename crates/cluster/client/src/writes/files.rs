@@ -210,6 +210,10 @@ pub(super) fn call_open(
             Ok(sent) if sent.answer == WriteAnswer::UnknownFile => opened.note_unknown(&home),
             Ok(sent) => {
                 opened.held.confirm(confirms);
+                // Another thread may have seen the locks lost meanwhile, and opened the file again without them.
+                if !matches!(call, WriteCall::SetLock { .. }) {
+                    opened.check_lost(call)?;
+                }
                 return Ok(sent);
             }
             Err(CallEnd::Failed(error)) => return Err(error),

@@ -245,8 +245,8 @@ impl OpenedAs {
         Ok(())
     }
 
-    /// Fails for a call that relies on locks which are lost, and for a new lock that has to wait.
-    pub(super) fn check_locks(&self, writes: &GroupWrites, call: &WriteCall<'_>) -> Result<()> {
+    /// Fails for a call that relies on locks which are lost.
+    pub(super) fn check_lost(&self, call: &WriteCall<'_>) -> Result<()> {
         let relies = matches!(
             call,
             WriteCall::Read { .. }
@@ -255,9 +255,12 @@ impl OpenedAs {
                 | WriteCall::SetAttrOpen { .. }
                 | WriteCall::SetLock { .. }
         );
-        if relies {
-            self.bytes.lost_locks.check_none()?;
-        }
+        if relies { self.bytes.lost_locks.check_none() } else { Ok(()) }
+    }
+
+    /// Fails for a call that relies on locks which are lost, and for a new lock that has to wait.
+    pub(super) fn check_locks(&self, writes: &GroupWrites, call: &WriteCall<'_>) -> Result<()> {
+        self.check_lost(call)?;
         match call {
             WriteCall::SetLock { kind, .. } if *kind != LockKind::Unlock => self.check_settled(writes),
             _ => Ok(()),
@@ -349,7 +352,7 @@ impl OpenedAs {
         lock: &FileLock,
     ) -> std::result::Result<(), CallEnd> {
         let (call, root) = (set_call(self.number(), lock), Caller::default());
-        let context = RequestContext { reclaims: true, ..RequestContext::of(&root) };
+        let context = RequestContext { again: true, ..RequestContext::of(&root) };
         let sent = writes.send(CallTarget::Process(home), &call, context, 0, None, &mut [])?;
         let answered = Instant::now();
         let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {

@@ -115,13 +115,13 @@ pub(crate) struct RequestContext<'a> {
     pub caller: &'a Caller,
     pub known: [Option<FileIdentity>; 2],
     pub payload: &'a [u8],
-    /// It sets a lock again that was set in a lost process.
-    pub reclaims: bool,
+    /// A process has executed it before: it sets a lock again, or appends bytes that may be in the file.
+    pub again: bool,
 }
 
 impl<'a> RequestContext<'a> {
     fn of(caller: &'a Caller) -> Self {
-        RequestContext { caller, known: [None; 2], payload: &[], reclaims: false }
+        RequestContext { caller, known: [None; 2], payload: &[], again: false }
     }
 }
 
@@ -239,7 +239,7 @@ impl GroupWrites {
         let marked = number != 0 && self.client.members().snapshot().members().len() > 1;
         let (known, payload, call) = (context.known, context.payload, *call);
         let build = |volume: VolumeId, again: bool| {
-            let (again, answered) = (again && number != 0 || context.reclaims, answered());
+            let (again, answered) = (again && number != 0 || context.again, answered());
             WriteRequest { volume, op, answered, again, marked, known, caller, call, payload }
         };
         let result = self.call_node(target, &build, before, dst);

@@ -40,6 +40,8 @@ struct WrittenPiece {
     state: PieceState,
     /// The process that got it before, and was lost.
     before: Option<u64>,
+    /// A process has answered that it has it.
+    answered: bool,
     change: Option<u64>,
     /// Its writer waits for its outcome.
     awaited: bool,
@@ -100,6 +102,8 @@ pub(crate) struct PieceToSend {
     pub lose_privileges: Option<(u32, u32)>,
     /// The lost process that may have executed it.
     pub before: Option<u64>,
+    /// A process had it: an append is compared with the file first, wherever it is sent.
+    pub answered: bool,
     /// The number of an append without an answer.
     pub change: Option<u64>,
     /// When its first byte was written.
@@ -249,6 +253,7 @@ impl PieceList {
             lose_privileges,
             state: PieceState::Unsent,
             before: None,
+            answered: false,
             change: None,
             awaited,
             since: Instant::now(),
@@ -328,6 +333,7 @@ impl PieceList {
             appended: piece.appended,
             lose_privileges: piece.lose_privileges,
             before: piece.before,
+            answered: piece.answered,
             change: piece.change,
             since: piece.since,
             buffer,
@@ -346,6 +352,7 @@ impl PieceList {
         match outcome {
             PieceOutcome::Sent(to) => {
                 piece.state = PieceState::Sent { to, stamp };
+                piece.answered = true;
                 // Sent again, it is another change.
                 piece.change = None;
                 piece.buffer = Some(sent.buffer);
@@ -407,13 +414,15 @@ impl PieceList {
     }
 
     /// The process `lost` can't be reached: what it has is unsent again, and so is all that was written later, which may
-    /// lie over it. Returns the bytes.
+    /// lie over it. Appends that another process has stay there: they lie behind the others. Returns the bytes.
     pub fn resend_from(&mut self, lost: u64, stats: &Stats) -> u64 {
         let has = |piece: &WrittenPiece| matches!(piece.state, PieceState::Sent { to, .. } if to == lost);
         let Some(first) = self.pieces.iter().position(has) else { return 0 };
         let mut bytes = 0;
         for piece in self.pieces.range_mut(first..) {
-            if let PieceState::Sent { to, .. } = piece.state {
+            if let PieceState::Sent { to, .. } = piece.state
+                && (to == lost || !piece.appended)
+            {
                 piece.state = PieceState::Unsent;
                 piece.before = Some(to);
                 piece.since = Instant::now();
@@ -599,6 +608,27 @@ mod tests {
         assert_eq!(send(&mut list, 2, &stats), [(6, b"la".to_vec())]);
         list.cut_at(6, &stats, &mut Vec::new());
         assert!(list.is_empty() && memory.used_bytes() == 0);
+    }
+
+    /// Two open files of a file are at two processes while one of them has not seen a loss.
+    #[test]
+    fn a_loss_leaves_appends_where_another_process_has_them() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        let append = |owner, offset, data| NewBytes { owner, appended: true, ..plain(offset, data) };
+        list.add_bytes(&memory, &append(1, 0, b"lost")).unwrap();
+        send(&mut list, 1, &stats);
+        list.add_bytes(&memory, &append(2, 4, b"kept")).unwrap();
+        send(&mut list, 2, &stats);
+        assert_eq!(list.resend_from(1, &stats), 4);
+        let piece = take(&mut list).unwrap();
+        let (found, before) = (piece.as_new().data.to_vec(), piece.before);
+        assert_eq!((found, before, piece.answered), (b"lost".to_vec(), Some(1), true));
+        assert!(take(&mut list).is_none());
+        // Bytes at their places are written again: they may lie over those of the lost process.
+        list.end_sending(piece, PieceOutcome::Sent(2), &stats);
+        list.add_bytes(&memory, &plain(2, b"over")).unwrap();
+        send(&mut list, 3, &stats);
+        assert_eq!(list.resend_from(2, &stats), 12);
     }
 
     #[test]
