@@ -9,6 +9,7 @@ mod sim;
 mod registry;
 mod script;
 mod world;
+mod writes;
 
 use sim::{Cluster, OriginFault, object};
 use spurline_net_sim::{FaultRates, RailMode};
@@ -30,11 +31,11 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// The seeds in `SPURLINE_SEEDS`: the first n, or n to m for `n..m`.
-fn seeds() -> std::ops::RangeInclusive<u64> {
+/// The seeds in `SPURLINE_SEEDS`: the first n, or n to m for `n..m`; the first `few` without it.
+fn seeds(few: u64) -> std::ops::RangeInclusive<u64> {
     let text = std::env::var("SPURLINE_SEEDS").unwrap_or_default();
     let (from, to) = text.split_once("..").unwrap_or(("1", &text));
-    from.parse().unwrap_or(1)..=to.parse().unwrap_or(24)
+    from.parse().unwrap_or(1)..=to.parse().unwrap_or(few)
 }
 
 /// A few dozen seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with a
@@ -43,7 +44,7 @@ fn seeds() -> std::ops::RangeInclusive<u64> {
 fn whatever_happens_no_read_fails_waits_long_or_is_wrong() {
     let seeds = match number("SPURLINE_SEED") {
         Some(seed) => seed..=seed,
-        None => seeds(),
+        None => seeds(24),
     };
     let (mut reads, mut longest, mut time) = (0, (Duration::ZERO, 0), Duration::ZERO);
     for seed in seeds.clone() {

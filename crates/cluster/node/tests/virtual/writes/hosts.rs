@@ -1,0 +1,229 @@
+//! Nodes and mounts of a writable source in one process: real services, real clients with all their threads, and links in memory
+//! that fail on demand. Times and limits are those of the product.
+
+use super::source::{ProcessSource, SharedSource};
+use crate::sim::{BLOCK, SOURCE, Under};
+use parking_lot::Mutex;
+use spurline_cache::CacheContext;
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, GroupWrites, RequestPatience};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_net_sim::{DetachedConnector, FaultPlan, FaultRates, RailMode, SimNode, SimRail};
+use spurline_node::CacheNode;
+use spurline_origin::OriginStore;
+use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind};
+use spurline_types::{Member, Result, Stats};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// As `--peer-timeout` and `--peer-silence`.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(75);
+const PEER_SILENCE: Duration = Duration::from_secs(2);
+/// How often a node looks at its sessions.
+const SESSION_CHECK: Duration = Duration::from_secs(5);
+/// Memory of a mount for written bytes: little, so that syncs have to make room.
+const WRITE_MEMORY_BYTES: u64 = 512 << 10;
+const NODE_BLOCKS: u64 = 16;
+
+/// A running process of a node.
+struct NodeProcess {
+    sim: SimNode,
+    source: ProcessSource,
+    node: Arc<CacheNode>,
+    ended: Arc<AtomicBool>,
+}
+
+/// A host with a node.
+pub struct NodeHost {
+    pub name: String,
+    number: usize,
+    /// Faults of its calls.
+    pub plan: Arc<FaultPlan>,
+    /// To all mounts.
+    pub link: SimRail,
+    source: SharedSource,
+    process: Mutex<Option<NodeProcess>>,
+    stopped: AtomicBool,
+}
+
+impl NodeHost {
+    fn start(number: usize, source: &SharedSource) -> Arc<NodeHost> {
+        let host = Arc::new(NodeHost {
+            name: format!("n{number}"),
+            number,
+            plan: Arc::new(FaultPlan::new(number as u64 + 1, FaultRates::default())),
+            link: SimRail::new(),
+            source: source.clone(),
+            process: Mutex::default(),
+            stopped: AtomicBool::new(false),
+        });
+        host.start_process();
+        host
+    }
+
+    /// Starts a process, if there is none.
+    pub fn start_process(self: &Arc<Self>) {
+        let mut process = self.process.lock();
+        if process.is_some() {
+            return;
+        }
+        let source = self.source.start_process(self.number);
+        let stats = Arc::new(Stats::default());
+        let tier = MemTier::new(BufferPool::new(NODE_BLOCKS * BLOCK, BLOCK as usize).expect("memory"));
+        let shared = CacheContext::new(tier, None, BLOCK, 4, Duration::from_secs(60), false, stats);
+        let under: Arc<dyn OriginStore> = Arc::new(Under::default());
+        let open = move |_: &str| Ok(Arc::clone(&under));
+        let node = CacheNode::new(&self.name, shared, vec![SOURCE.into()], Box::new(open));
+        let changes = source.clone();
+        node.accept_writes(Box::new(move |_| Ok(Arc::new(changes.clone()))));
+        let ended = Arc::new(AtomicBool::new(false));
+        let (host, checked, until) = (Arc::clone(self), Arc::clone(&node), Arc::clone(&ended));
+        std::thread::spawn(move || {
+            while !until.load(Ordering::Acquire) {
+                if !host.stopped.load(Ordering::Acquire) {
+                    checked.expire_write_sessions();
+                }
+                std::thread::sleep(SESSION_CHECK);
+            }
+        });
+        let sim = SimNode::new(&self.name, Arc::clone(&node) as _, Arc::clone(&self.plan));
+        *process = Some(NodeProcess { sim, source, node, ended });
+    }
+
+    /// Ends the process; with `power`, the host as well.
+    pub fn kill(&self, power: bool) {
+        let Some(process) = self.process.lock().take() else { return };
+        self.stopped.store(false, Ordering::Release);
+        process.ended.store(true, Ordering::Release);
+        process.source.end(power);
+        process.sim.kill();
+    }
+
+    pub fn set_stopped(&self, stopped: bool) {
+        self.stopped.store(stopped, Ordering::Release);
+        if let Some(process) = &*self.process.lock() {
+            process.sim.set_stopped(stopped);
+        }
+    }
+
+    /// Open files of mounts on it.
+    pub fn open_files(&self) -> u64 {
+        let process = self.process.lock();
+        process.as_ref().map_or(0, |process| process.node.writes_json()["open_files"].as_u64().unwrap_or(0))
+    }
+}
+
+/// Connects to the process that a host runs now.
+struct HostConnector(Arc<NodeHost>);
+
+impl Connector for HostConnector {
+    fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
+        let running = self.0.process.lock().as_ref().map(|process| process.sim.connector());
+        let refused = || spurline_types::Error::new(spurline_types::ErrorKind::Unavailable, "connection refused");
+        // The node's threads are not those of the mount's process.
+        let at_start = Arc::new(|| spurline_vtime::set_group(0));
+        DetachedConnector::new(running.ok_or_else(refused)?, at_start).connect(deadline)
+    }
+    fn kind(&self) -> TransportKind {
+        TransportKind::Sim
+    }
+    fn peer(&self) -> &str {
+        &self.0.name
+    }
+}
+
+/// A mount that writes.
+pub struct SimMount {
+    pub number: usize,
+    pub writes: Arc<GroupWrites>,
+    /// To each node.
+    pub links: Vec<SimRail>,
+    _volume: Arc<GroupVolume>,
+}
+
+impl SimMount {
+    /// The group of its threads.
+    pub fn thread_group(&self) -> u64 {
+        self.number as u64 + 1
+    }
+}
+
+/// Nodes, mounts and their source.
+pub struct WriteCluster {
+    pub source: SharedSource,
+    pub hosts: Vec<Arc<NodeHost>>,
+    pub mounts: Vec<Arc<SimMount>>,
+}
+
+impl WriteCluster {
+    pub fn start(nodes: usize, mounts: usize) -> WriteCluster {
+        let source = SharedSource::new();
+        let hosts: Vec<_> = (0..nodes).map(|number| NodeHost::start(number, &source)).collect();
+        let mounts = (0..mounts).map(|number| {
+            // Its threads are a group of their own, as those of a process.
+            let hosts = &hosts;
+            std::thread::scope(|scope| {
+                let start = move || {
+                    spurline_vtime::set_group(number as u64 + 1);
+                    start_mount(number, hosts)
+                };
+                scope.spawn(start).join().expect("the mount starts")
+            })
+        });
+        WriteCluster { mounts: mounts.collect(), source, hosts }
+    }
+
+    /// Ends all processes: those of mounts first.
+    pub fn end(self) {
+        drop(self.mounts);
+        self.hosts.iter().for_each(|host| host.kill(false));
+    }
+
+    /// Ends all faults of links and calls.
+    pub fn heal(&self) {
+        for host in &self.hosts {
+            host.plan.set_rates(FaultRates::default());
+            host.link.set_mode(RailMode::Up);
+            host.set_stopped(false);
+            host.start_process();
+        }
+        self.mounts.iter().flat_map(|mount| &mount.links).for_each(|link| link.set_mode(RailMode::Up));
+        *self.source.latency.lock() = Duration::ZERO;
+    }
+}
+
+fn start_mount(number: usize, hosts: &[Arc<NodeHost>]) -> Arc<SimMount> {
+    let stats = Arc::new(Stats::default());
+    let links: Vec<SimRail> = hosts.iter().map(|_| SimRail::new()).collect();
+    let members: Vec<_> = hosts.iter().map(|host| Arc::new(Member::from_address(&host.name, 100))).collect();
+    let ways: Vec<(String, Arc<dyn Connector>)> = hosts
+        .iter()
+        .zip(&links)
+        .map(|(host, own)| {
+            let to_host = host.link.connector(Arc::new(HostConnector(Arc::clone(host))), TransportKind::Sim);
+            (host.name.clone(), own.connector(to_host, TransportKind::Sim))
+        })
+        .collect();
+    let (name, counted) = (format!("mount-{number}"), Arc::clone(&stats));
+    let roster = GroupMembers::new(&members, move |member| {
+        let way = ways.iter().find(|(name, _)| *name == member.name).map(|(_, way)| Arc::clone(way));
+        let way = way.expect("a way to each node");
+        GroupPeer::new(PathPool::on_demand(way, &name, SOURCE, PoolConfig::default(), Arc::clone(&counted)), member)
+    });
+    let config = GroupVolumeConfig {
+        patience: RequestPatience::new(ANSWER_TIMEOUT),
+        fetchers: 1,
+        metadata_age: Duration::ZERO,
+        copies: CopyCounts::default(),
+        standpoint: ReaderLocation { zone: String::new(), seed: number as u64 },
+        silence: PEER_SILENCE,
+        hedge_after: Duration::ZERO,
+    };
+    let volume = GroupVolume::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
+        Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
+    });
+    let volume = volume.expect("the nodes answer");
+    let writes = volume.open_writes(None, WRITE_MEMORY_BYTES).expect("the nodes take changes");
+    Arc::new(SimMount { number, writes, links, _volume: volume })
+}

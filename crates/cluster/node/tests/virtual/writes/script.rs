@@ -1,0 +1,264 @@
+//! What happens to nodes, links and mounts in a run, drawn from a seed, and what has to be true at its end.
+
+use super::hosts::WriteCluster;
+use super::programs::{Program, RANGE_SLOTS, Shared, StopOnPanic, locked};
+use crate::world::Dice;
+use spurline_net_sim::{FaultRates, RailMode};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Troubles last about as long as each of these: heartbeats, the grace period, the renewal, a node's locks, a cut-off process, an
+/// answer, a session, and the end of repeated closes.
+const LENGTHS_S: [u64; 12] = [1, 2, 4, 5, 6, 10, 20, 25, 30, 75, 120, 150];
+/// Longest time until nothing is open any more after all programs have ended: a mount gives up to close a file then.
+const CLOSED_AFTER: Duration = Duration::from_secs(200);
+
+/// What a run consists of.
+#[derive(Debug)]
+struct RunPlan {
+    nodes: usize,
+    mounts: usize,
+    programs: usize,
+    steps: usize,
+    /// A node without trouble, if there is one.
+    well: Option<usize>,
+    /// Hosts can lose their power.
+    power: bool,
+    /// How long a call of the source takes at first.
+    latency: Duration,
+    /// Kinds of trouble of this run.
+    kinds: Vec<usize>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Trouble {
+    Killed { power: bool },
+    Stopped,
+    Link(RailMode),
+    Calls(FaultRates),
+    Partition { mount: usize, mode: RailMode },
+}
+
+/// Kinds of [`Trouble`], restarts without a pause, stopped mounts, and a slow source.
+const KINDS: usize = 8;
+
+struct WriteScript<'a> {
+    dice: Dice,
+    cluster: &'a WriteCluster,
+    shared: &'a Shared,
+    plan: &'a RunPlan,
+    sick: Vec<(usize, Trouble, Instant)>,
+}
+
+impl WriteScript<'_> {
+    fn draw_length(&mut self) -> Duration {
+        let about = LENGTHS_S[self.dice.below(LENGTHS_S.len())] * 1000;
+        Duration::from_millis(about / 2 + self.dice.below(about as usize) as u64)
+    }
+
+    fn draw_mode(&mut self) -> RailMode {
+        match self.dice.below(4) {
+            0 => RailMode::Silent,
+            1 => RailMode::Down,
+            2 => RailMode::HangsConnect,
+            _ => RailMode::Slow(Duration::from_millis(1 + self.dice.below(400) as u64)),
+        }
+    }
+
+    fn step(&mut self) {
+        self.heal(false);
+        let node = self.dice.below(self.plan.nodes);
+        let kind = self.plan.kinds[self.dice.below(self.plan.kinds.len())];
+        let spared = self.plan.well == Some(node) || self.sick.iter().any(|(other, ..)| *other == node);
+        match kind {
+            0..=4 if spared => {}
+            0 => {
+                let power = self.plan.power && self.dice.below(2) == 0;
+                self.begin(node, Trouble::Killed { power });
+            }
+            1 => self.begin(node, Trouble::Stopped),
+            2 => {
+                let mode = self.draw_mode();
+                self.begin(node, Trouble::Link(mode));
+            }
+            3 => {
+                let rates = FaultRates {
+                    drop: self.dice.below(80) as u32,
+                    cut: self.dice.below(80) as u32,
+                    garbage: self.dice.below(30) as u32,
+                    stall: self.dice.below(12) as u32,
+                    twice: self.dice.below(20) as u32,
+                    delay: self.dice.below(200) as u32,
+                    max_delay: Duration::from_millis(1 + self.dice.below(3000) as u64),
+                };
+                self.begin(node, Trouble::Calls(rates));
+            }
+            4 => {
+                let (mount, mode) = (self.dice.below(self.plan.mounts), self.draw_mode());
+                self.begin(node, Trouble::Partition { mount, mode });
+            }
+            // Another process at once: no mount has seen the node away.
+            5 if !self.sick.iter().any(|(other, ..)| *other == node) => {
+                let power = self.plan.power && self.dice.below(2) == 0;
+                self.shared.tell(format_args!("node {node} is started again, power lost: {power}"));
+                self.cluster.hosts[node].kill(power);
+                self.cluster.hosts[node].start_process();
+            }
+            6 => {
+                let (mount, length) = (self.dice.below(self.plan.mounts), self.draw_length());
+                self.shared.tell(format_args!("mount {mount} is stopped for {length:?}"));
+                spurline_vtime::pause_group(self.cluster.mounts[mount].thread_group(), length);
+            }
+            7 => {
+                let latency = Duration::from_millis([0, 1, 20, 300][self.dice.below(4)]);
+                self.shared.tell(format_args!("the source takes {latency:?}"));
+                *self.cluster.source.latency.lock() = latency;
+            }
+            _ => {}
+        }
+        std::thread::sleep(Duration::from_millis(50 + self.dice.below(9000) as u64));
+    }
+
+    fn begin(&mut self, node: usize, trouble: Trouble) {
+        let length = self.draw_length();
+        self.shared.tell(format_args!("node {node}: {trouble:?} for {length:?}"));
+        let host = &self.cluster.hosts[node];
+        match trouble {
+            Trouble::Killed { power } => host.kill(power),
+            Trouble::Stopped => host.set_stopped(true),
+            Trouble::Link(mode) => host.link.set_mode(mode),
+            Trouble::Calls(rates) => host.plan.set_rates(rates),
+            Trouble::Partition { mount, mode } => self.cluster.mounts[mount].links[node].set_mode(mode),
+        }
+        self.sick.push((node, trouble, Instant::now() + length));
+    }
+
+    fn end(&self, node: usize, trouble: Trouble) {
+        self.shared.tell(format_args!("node {node}: the end of {trouble:?}"));
+        let host = &self.cluster.hosts[node];
+        match trouble {
+            Trouble::Killed { .. } => host.start_process(),
+            Trouble::Stopped => host.set_stopped(false),
+            Trouble::Link(_) => host.link.set_mode(RailMode::Up),
+            Trouble::Calls(_) => host.plan.set_rates(FaultRates::default()),
+            Trouble::Partition { mount, .. } => self.cluster.mounts[mount].links[node].set_mode(RailMode::Up),
+        }
+    }
+
+    /// Ends trouble that is over by now, or all of it.
+    fn heal(&mut self, everything: bool) {
+        let now = Instant::now();
+        let over: Vec<_> = self.sick.extract_if(.., |(_, _, until)| everything || *until <= now).collect();
+        over.into_iter().for_each(|(node, trouble, _)| self.end(node, trouble));
+    }
+}
+
+fn draw_plan(dice: &mut Dice) -> RunPlan {
+    let nodes = 1 + dice.below(3);
+    let well = dice.below(nodes);
+    // Few kinds at a time show more of what each does.
+    let kinds = (0..1 + dice.below(4)).map(|_| dice.below(KINDS)).collect();
+    RunPlan {
+        nodes,
+        mounts: 1 + dice.below(3),
+        programs: 1 + dice.below(2),
+        steps: 6 + dice.below(14),
+        well: Some(well).filter(|_| nodes > 1 && dice.below(3) > 0),
+        power: dice.below(3) == 0,
+        latency: Duration::from_micros([0, 300, 5000][dice.below(3)]),
+        kinds,
+    }
+}
+
+/// One run. `shared` outlives it, with the events.
+pub fn run(seed: u64, shown: bool, events: &Arc<Shared>) {
+    let mut dice = Dice::new(seed);
+    let plan = draw_plan(&mut dice);
+    let cluster = WriteCluster::start(plan.nodes, plan.mounts);
+    let shared = &**events;
+    *locked(&shared.began) = Some(Instant::now());
+    shared.power.store(plan.power, Ordering::Relaxed);
+    shared.shown.store(shown, Ordering::Relaxed);
+    *cluster.source.latency.lock() = plan.latency;
+    shared.tell(format_args!("{plan:?}"));
+    let mut script = WriteScript { dice, cluster: &cluster, shared, plan: &plan, sick: Vec::new() };
+    std::thread::scope(|scope| {
+        let _stop = StopOnPanic(shared);
+        for (mount, number) in cluster.mounts.iter().cycle().zip(0..plan.mounts * plan.programs) {
+            let dice = Dice::new(seed ^ (number as u64 + 1) << 40);
+            scope.spawn(move || {
+                spurline_vtime::set_group(mount.thread_group());
+                Program::new(number, mount, shared, dice).run();
+            });
+        }
+        for _ in 0..plan.steps {
+            if shared.is_over() {
+                break;
+            }
+            script.step();
+        }
+        script.heal(true);
+        cluster.heal();
+        shared.tell(format_args!("all trouble has ended"));
+        std::thread::sleep(Duration::from_secs(20));
+        shared.stop.store(true, Ordering::Release);
+    });
+    check_end(&cluster, shared);
+    cluster.end();
+}
+
+/// Nothing is in trouble and no program runs any more.
+fn check_end(cluster: &WriteCluster, shared: &Shared) {
+    let until = Instant::now() + CLOSED_AFTER;
+    let open_files = || cluster.hosts.iter().map(|host| host.open_files()).sum::<u64>();
+    while cluster.source.in_use() != (0, 0) || open_files() > 0 {
+        let (files, locks) = cluster.source.in_use();
+        assert!(
+            Instant::now() < until,
+            "{files} files and {locks} locks of the source are still in use without a program, {} on nodes",
+            open_files()
+        );
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let mut programs_know = 0;
+    for mount in &cluster.mounts {
+        mount.writes.finish_closing();
+        let unsent = mount.writes.unsent_files();
+        assert!(unsent.is_empty(), "mount {} has unsent bytes of closed files: {unsent:?}", mount.number);
+        assert_eq!(mount.writes.memory().0, 0, "mount {} keeps written bytes of closed files", mount.number);
+    }
+    let value_at = |file: &str, place: usize| {
+        let content = cluster.source.content(file).unwrap_or_default();
+        content.get(place..place + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+    };
+    for slot in 0..RANGE_SLOTS as usize {
+        let model = locked(&shared.ranges[slot]);
+        model.check(value_at("ranges", 16 * slot));
+        programs_know += model.acknowledged();
+    }
+    let whole = locked(&shared.whole);
+    whole.check(value_at("whole", 0));
+    programs_know += whole.acknowledged();
+    let log = locked(&shared.log);
+    log.check("log", &cluster.source.content("log").unwrap_or_default());
+    programs_know += log.acknowledged();
+    for (file, log) in &*locked(&shared.own_logs) {
+        log.check(file, &cluster.source.content(file).unwrap_or_default());
+        programs_know += log.acknowledged();
+    }
+    for (number, contest) in locked(&shared.contests).iter().enumerate() {
+        contest.check(&format!("contest-{number}"));
+    }
+    for (number, document) in shared.documents.iter().enumerate() {
+        let document = locked(document);
+        let file = format!("document-{number}-{}", document.generation);
+        if document.exists {
+            assert!(
+                cluster.source.content(&file).unwrap_or_default() == document.content,
+                "{file} is not as it was closed"
+            );
+        }
+    }
+    shared.tell(format_args!("{programs_know} acknowledged values and appends are there, once"));
+}
