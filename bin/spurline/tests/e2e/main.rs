@@ -34,6 +34,7 @@ mod rules;
 mod settings;
 mod trust;
 mod unmounts;
+mod writable_calls;
 mod writable_faults;
 mod writable_group;
 mod writable_programs;

@@ -35,7 +35,10 @@ fn git_and_make_work_in_a_writable_mount() {
              printf 'main: main.o\\n\\tcc -o main main.o\\nmain.o: main.c\\n\\tcc -c main.c\\n' > Makefile
              git add . && git commit -qm first && cd .. && git clone -q origin copy && cd copy
              make -s && { ./main || test $? = 7; } && test \"$(make -q && echo done)\" = done
-             git gc -q && git fsck --strict && git status --porcelain | grep -q main.o",
+             git gc -q && git fsck --strict && git status --porcelain | grep -q main.o
+             git worktree add -q ../second && cd ../second && sed -i s/7/8/ main.c
+             git -c user.email=a@b -c user.name=a commit -qam second
+             cd ../copy && git merge -q second && grep -q 8 main.c && git worktree remove ../second && git gc -q --prune=now",
         );
         mount.unmount();
     });
@@ -50,6 +53,7 @@ fn a_database_survives_the_kill_of_its_mount() {
         ("wal", 0, WAYS[0]),
         ("delete", 0, WAYS[0]),
         ("delete", 0, WAYS[1]),
+        ("truncate", 0, WAYS[2]),
         ("wal", 2, WAYS[0]),
         ("delete", 2, WAYS[0]),
     ] {
@@ -140,6 +144,17 @@ fn archives_and_copies_arrive_whole() {
         shell(&mount.at, &format!("rsync -aHAX --delete --inplace '{tree_text}/' copied/"));
         assert_eq!(differences(&tree, &mount.path("copied")), "");
         assert_eq!(differences(&tree, &group.source.join("copied")), "");
+        shell(&tree, "printf appended >> 'd1/e1/file 1 x'");
+        shell(&mount.at, &format!("rsync -aHAX --append-verify '{tree_text}/' copied/"));
+        assert_eq!(differences(&tree, &mount.path("copied")), "");
+        if has("cpio") {
+            let list = format!("cd '{tree_text}' && find . -depth -print0");
+            shell(&mount.at, &format!("mkdir passed && ({list} | cpio -0pdm --quiet '{}/passed')", mount.at.display()));
+            // cpio sets neither the times of links nor those of the folder that it copies into.
+            let left = differences(&tree, &mount.path("passed"));
+            let unset = |line: &str| line == ".d..t...... ./" || line.starts_with(".L..t...... ");
+            assert!(left.lines().all(unset), "{left}");
+        }
         shell(&mount.at, "cp -a copied again && rm -r copied untarred && mv again copied");
         assert_eq!(differences(&tree, &mount.path("copied")), "");
         mount.unmount();
@@ -308,11 +323,11 @@ fn readers_beside_an_appender_see_a_prefix() {
 }
 
 /// Packages from the index, fetched beside the mount, so that only the mount's part is tested. `None` prints the reason.
-fn wheels(group: &Group) -> Option<String> {
+fn wheels(group: &Group, packages: &[&str]) -> Option<String> {
     let to = group.world.dir("wheels");
     let mut command = Command::new("python3");
     command.args(["-m", "pip", "download", "-q", "--only-binary", ":all:", "-d"]).arg(&to);
-    let out = command.args(["uv", "numpy", "safetensors"]).stdin(Stdio::null()).output();
+    let out = command.args(packages).stdin(Stdio::null()).output();
     match out {
         Ok(out) if out.status.success() => Some(to.to_str().unwrap().to_owned()),
         Ok(out) => {
@@ -330,7 +345,7 @@ fn wheels(group: &Group) -> Option<String> {
 #[test]
 fn python_packages_and_tensors_live_on_a_mount() {
     let Some(group) = Group::start(2) else { return };
-    let Some(wheels) = wheels(&group) else { return };
+    let Some(wheels) = wheels(&group, &["uv", "numpy", "safetensors"]) else { return };
     let (mount, other) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
     let lone = Group::start(0).map(|group| (group.mount("mnt", 0, WAYS[0]), group));
     // In this order: the mount ends before its source.
@@ -367,4 +382,70 @@ assert len(loaded) == 12
     lone.unmount();
     mount.unmount();
     other.unmount();
+}
+
+/// Stores and reads with DuckDB, HDF5, Zarr and Arrow, which map files, append in place and write many small ones.
+const DATA_LIBRARIES: &str = r#"
+import duckdb, h5py, numpy, os, pyarrow, pyarrow.parquet, subprocess, sys, zarr
+
+db = duckdb.connect("data.duckdb")
+db.execute("CREATE TABLE t AS SELECT range AS n, hash(range) AS h FROM range(200000)")
+db.execute("UPDATE t SET h = 0 WHERE n % 7 = 0")
+db.execute("CHECKPOINT")
+db.close()
+db = duckdb.connect("data.duckdb")
+assert db.execute("SELECT count(*), count(*) FILTER (h = 0) FROM t").fetchone() == (200000, 28572)
+db.execute("COPY t TO 't.parquet' (FORMAT parquet)")
+assert db.execute("SELECT sum(n) FROM 't.parquet'").fetchone()[0] == 19999900000
+db.close()
+
+with h5py.File("swmr.h5", "w", libver="latest") as file:
+    rows = file.create_dataset("rows", (0,), maxshape=(None,), chunks=(1000,), dtype="i8")
+    file.swmr_mode = True
+    read = "import h5py; d = h5py.File('swmr.h5', 'r', swmr=True)['rows']; print(len(d), int(d[:].sum()))"
+    for n in range(3):
+        rows.resize((1000 * (n + 1),))
+        rows[1000 * n:] = n
+        rows.flush()
+        seen = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True).stdout
+        assert seen.split() == [str(1000 * (n + 1)), str(1000 * n * (n + 1) // 2)], seen
+
+array = zarr.open("array.zarr", mode="w", shape=(300, 300), chunks=(50, 50), dtype="f8")
+array[:] = numpy.arange(90000).reshape(300, 300)
+array[100:200, 100:200] = -1
+again = zarr.open("array.zarr", mode="r")[:]
+assert (again[100:200, 100:200] == -1).all() and again[299, 299] == 89999
+
+table = pyarrow.table({"n": numpy.arange(100000), "x": numpy.random.default_rng(1).standard_normal(100000)})
+with pyarrow.OSFile("table.arrow", "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+    writer.write_table(table)
+with pyarrow.memory_map("table.arrow") as source:
+    assert pyarrow.ipc.open_file(source).read_all().equals(table)
+with pyarrow.memory_map("table.arrow", "r+") as mapped:
+    mapped.seek(mapped.size() - 6)
+    assert mapped.read(6) == b"ARROW1"
+pyarrow.parquet.write_table(table, "table.parquet", row_group_size=10000)
+assert pyarrow.parquet.read_table("table.parquet", memory_map=True).equals(table)
+"#;
+
+/// The packages are large: `SPURLINE_DATA_LIBRARIES` set to anything requests them.
+#[test]
+fn data_libraries_store_on_a_mount() {
+    if std::env::var_os("SPURLINE_DATA_LIBRARIES").is_none() {
+        return skip("data-libraries", "DuckDB, HDF5, Zarr and Arrow are run with SPURLINE_DATA_LIBRARIES=1");
+    }
+    let Some(beside) = Group::start(0) else { return };
+    let packages = ["duckdb", "h5py", "numpy", "pyarrow", "zarr"];
+    let Some(wheels) = wheels(&beside, &packages) else { return };
+    let folder = beside.world.path("");
+    let list = packages.join(" ");
+    shell(
+        &folder,
+        &format!("python3 -m venv venv && venv/bin/pip install -q --no-index --find-links '{wheels}' {list}"),
+    );
+    fs::write(folder.join("store.py"), DATA_LIBRARIES).unwrap();
+    on_every_way(|_, mount| {
+        shell(&mount.at, &format!("'{0}/venv/bin/python' '{0}/store.py'", folder.display()));
+        mount.unmount();
+    });
 }

@@ -180,6 +180,9 @@ mod tests {
         assert!(
             other.exports_file().text.contains("(rw,sync,") && other.exports_file().text.contains(",no_root_squash)")
         );
+        let odd = ExportPlan { shown_path: "/mnt/#1 \"ü\"".into(), ..plan() }.exports_file();
+        let line = odd.text.lines().nth(1).unwrap();
+        assert!(line.starts_with("/mnt/\\0431\\040\\042\\303\\274\\042 10."), "{line}");
         let lines: PathBuf = "/mnt/a\n/other *(rw)\n#".into();
         let broken = ExportPlan { mountpoint: lines.clone(), shown_path: lines, ..plan() };
         assert_eq!(broken.exports_file().text.lines().count(), 2, "no name adds a line");

@@ -194,6 +194,20 @@ fn ipoib_interfaces_are_found_by_their_port() {
     assert_eq!(m.one("bond1").port, 2);
 }
 
+/// One port of the card carries InfiniBand, the other one Ethernet.
+#[test]
+fn the_ports_of_one_card_may_have_different_link_layers() {
+    let mut m = infiniband();
+    m.netdev("eth2", &[("10.7.0.5", 24)]);
+    m.device(&CONNECTX, 2);
+    m.put("class/infiniband/mlx5_0/device/net/eth2/x", "");
+    m.gid("mlx5_0", 2, 0, "fe80:0000:0000:0000:b8ce:f603:0012:3453", "RoCE v2", "eth2");
+    m.gid("mlx5_0", 2, 1, "0000:0000:0000:0000:0000:ffff:0a07:0005", "RoCE v2", "eth2");
+    let rails = m.resolve(&["ib0", "eth2"]).unwrap();
+    let seen: Vec<_> = rails.iter().map(|rail| (rail.port, rail.rail.link, rail.rail.speed_mbit)).collect();
+    assert_eq!(seen, [(1, RailLink::InfiniBand, 400_000), (2, RailLink::RoceV2, 100_000)]);
+}
+
 #[test]
 fn soft_roce_and_iwarp_name_their_interface() {
     let mut m = Machine::new();

@@ -104,6 +104,13 @@ fn syntax_cases() -> Vec<LintCase> {
         case("a list", gb200, "[]".into(), vec![("K8S-CONFIG-FILE", E, "not an object")]),
         case("a comma too many", gb200, "{\"configList\": [],}".into(), vec![("K8S-CONFIG-FILE", E, "comma before")]),
         case("a comment", gb200, "{ // x\n\"configList\": []}".into(), vec![("K8S-CONFIG-FILE", E, "no comments")]),
+        case("keys without quotes", gb200, "{configList: []}".into(), vec![("K8S-CONFIG-FILE", E, "not JSON")]),
+        case(
+            "a comma in a list",
+            gb200,
+            select("\"vendors\": [\"15b3\",]"),
+            vec![("K8S-CONFIG-FILE", E, "comma before")],
+        ),
         case("single quotes", gb200, "{'configList': []}".into(), vec![("K8S-CONFIG-FILE", E, "double quotes")]),
         case("byte order mark", gb200, "\u{feff}{}".into(), vec![("K8S-CONFIG-FILE", E, "byte order mark")]),
         case(

@@ -246,6 +246,24 @@ mod tests {
     }
 
     #[test]
+    fn etags_and_times_as_gateways_write_them() {
+        for etag in ["\"e1\"", "e1", "W/\"e1\"", " \"e1\" "] {
+            assert_eq!(bare_etag(etag), "e1");
+        }
+        let document = b"<ListBucketResult>\
+            <Contents><Key>a</Key><Size>1</Size><ETag/></Contents>\
+            <Contents><Key>b</Key><Size>1</Size><ETag>&quot;&quot;</ETag></Contents>\
+            <Contents><Key>c</Key><LastModified>1969-12-31T23:59:59.000Z</LastModified><Size>1</Size></Contents>\
+            <Contents><Key>d</Key><LastModified>2999-01-02T03:04:05+02:00</LastModified><Size>1</Size></Contents>\
+            </ListBucketResult>";
+        let (page, _) = parse_list(document).unwrap();
+        assert!(page.objects.iter().all(|object| object.etag.is_none()));
+        let times: Vec<_> = page.objects.iter().map(|object| object.mtime).collect();
+        let late = parse_time("Wed, 02 Jan 2999 01:04:05 GMT").unwrap();
+        assert_eq!(times, [SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH, late]);
+    }
+
+    #[test]
     fn regions_in_hosts() {
         for (host, region) in [
             ("bucket.s3.eu-west-1.amazonaws.com", Some("eu-west-1")),

@@ -267,6 +267,49 @@ fn a_folder_has_the_name_of_an_object_beside_it() {
 }
 
 #[test]
+fn a_store_lists_in_any_order() {
+    let rig = rig();
+    let object = |key: &str| format!("<Contents><Key>{key}</Key><ETag>e</ETag><Size>1</Size></Contents>");
+    let prefix = "<CommonPrefixes><Prefix>d/a/</Prefix></CommonPrefixes>";
+    let keys = ["d/z", "d/b", "d/a-b", "d/a.b", "d/a0"].map(object).concat();
+    let page = format!("<ListBucketResult><IsTruncated>false</IsTruncated>{keys}{prefix}</ListBucketResult>");
+    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{page}", page.len());
+    rig.proxy.inject_on(Some("GET"), "list-type", ProxyFault::Raw(answer), 1);
+    let mut names: Vec<_> = list_all(&*rig.store, b"d", 1000).into_iter().map(|entry| entry.name).collect();
+    names.sort();
+    assert_eq!(names, [&b"a"[..], b"a-b", b"a.b", b"a0", b"b", b"z"]);
+}
+
+/// The user's rights may end at the prefix.
+#[test]
+fn no_request_leaves_the_prefix() {
+    let server = S3Server::in_memory().unwrap();
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    for (url, bucket, prefix) in [
+        ("s3://my.bucket.name/first.last/a b+c", "my.bucket.name", "first.last/a b+c/"),
+        ("s3://my.bucket.name/dot.dir/.x/end.", "my.bucket.name", "dot.dir/.x/end./"),
+    ] {
+        server.create_bucket(bucket);
+        server.put(bucket, &format!("{prefix}d/f"), b"bytes");
+        server.put(bucket, "other", b"other");
+        proxy.forget_requests();
+        let (store, _) = open_with(url, &config(&proxy.endpoint()));
+        store.check(soon()).unwrap();
+        assert_eq!(store.lookup(b"", soon()).unwrap().kind, FileKind::Directory);
+        let (f, _) = object(&*store, b"d/f");
+        assert_eq!(read(&*store, &f, 0, 5).unwrap(), b"bytes");
+        assert_eq!(list_all(&*store, b"", 10).len(), 1);
+        assert_eq!(store.lookup(b"other", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+        let in_path = prefix.replace(' ', "%20").replace('+', "%2B");
+        let in_query = format!("prefix={}", in_path.replace('/', "%2F"));
+        for (method, path) in proxy.requests() {
+            let below = path.contains(&format!("/{bucket}/{in_path}")) || path.contains(&in_query);
+            assert!(below, "{method} {path}");
+        }
+    }
+}
+
+#[test]
 fn a_page_of_something_between_makes_no_file_absent() {
     let rig = rig();
     rig.server.put("bucket", "d/f", b"bytes");

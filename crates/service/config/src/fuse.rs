@@ -336,6 +336,8 @@ mod tests {
         let kept =
             check("ro, allow_other,defaults,nodiratime,sync,dirsync,_netdev,x-systemd.automount,fsname=a,ro").unwrap();
         assert_eq!(kept, ["ro", "allow_other", "fsname=a"]);
+        let of_fstab = check("nofail,comment=data of the lab,x-gvfs-show,X-mount.mkdir=0755,allow_other,").unwrap();
+        assert_eq!(of_fstab, ["allow_other"], "and a comma at the end");
         assert_eq!(check(&MOUNT_OPTIONS.join(",")).unwrap(), MOUNT_OPTIONS);
         for (words, says) in [
             ("allow_root", "allow_other"),

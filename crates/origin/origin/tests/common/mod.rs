@@ -178,13 +178,17 @@ fn pages(store: &dyn OriginStore, fixture: &dyn Fixture) {
 }
 
 fn odd_names(store: &dyn OriginStore, fixture: &dyn Fixture) {
+    let longest = "l".repeat(255);
     let mut odd = vec![
+        &longest,
         "plain",
         "with space",
         " leading",
         "trailing ",
         "per%cent",
         "per%20cent",
+        "%2e%2e",
+        "%2F",
         "plus+plus",
         "a#b",
         "a?b=c&d",
