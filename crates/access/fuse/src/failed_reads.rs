@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 const SLOW_FAILURE: Duration = Duration::from_millis(500);
 /// The kernel repeats a read as soon as the thread of the waiting program runs.
 const REPETITION_WITHIN: Duration = Duration::from_secs(2);
+/// A refused page that is tried again lies in the page cache, unless its memory was needed since. A page that failed last longer
+/// ago is treated as a new one.
+const REFUSAL_KEPT: Duration = Duration::from_secs(600);
 /// Remembered failures: more than the requests that a session has under way. The oldest are replaced.
 const FAILURES_MAX: usize = 256;
 
@@ -25,6 +28,8 @@ struct FailedRead {
     refused_to: u64,
     errno: i32,
     failed_at: Instant,
+    /// The last failure of a page that was refused.
+    last_failure_at: Instant,
 }
 
 #[derive(Default)]
@@ -72,7 +77,14 @@ impl FailedReads {
     pub(crate) fn note_failure(&self, ino: u64, offset: u64, len: u32, errno: Errno, began: Instant) {
         let failed_at = Instant::now();
         self.note_failure_at(
-            FailedRead { ino, range: offset..offset + u64::from(len), refused_to: offset, errno: errno.0, failed_at },
+            FailedRead {
+                ino,
+                range: offset..offset + u64::from(len),
+                refused_to: offset,
+                errno: errno.0,
+                failed_at,
+                last_failure_at: failed_at,
+            },
             failed_at.saturating_duration_since(began),
         );
     }
@@ -82,11 +94,13 @@ impl FailedReads {
             return;
         }
         let mut failures = self.failures.lock();
-        let was_refused = failures.reads.iter().any(|other| {
+        let refused_before = failures.reads.iter_mut().find(|other| {
             let refused = other.range.start..other.refused_to;
-            other.ino == failed.ino && refused.contains(&failed.range.start)
+            let kept_until = other.last_failure_at + REFUSAL_KEPT;
+            other.ino == failed.ino && refused.contains(&failed.range.start) && failed.failed_at < kept_until
         });
-        if was_refused {
+        if let Some(refused_before) = refused_before {
+            refused_before.last_failure_at = failed.failed_at;
             return;
         }
         let until_ms = self.ms_until(failed.failed_at + REPETITION_WITHIN);
@@ -111,7 +125,7 @@ mod tests {
     fn fail(reads: &FailedReads, ino: u64, pages: Range<u64>, failed_at: Instant) {
         let range = pages.start * u64::from(PAGE)..pages.end * u64::from(PAGE);
         let refused_to = range.start;
-        let failed = FailedRead { ino, range, refused_to, errno: libc::EIO, failed_at };
+        let failed = FailedRead { ino, range, refused_to, errno: libc::EIO, failed_at, last_failure_at: failed_at };
         reads.note_failure_at(failed, SLOW_FAILURE);
     }
 
@@ -133,6 +147,10 @@ mod tests {
         assert!(!refused(&reads, 1, 0, now));
         assert!(refused(&reads, 1, 7, now), "a page that was read ahead, and not refused yet");
         assert!(!refused(&reads, 1, 7, now));
+        // In the next outage the page is read ahead again.
+        let later = now + REFUSAL_KEPT;
+        fail(&reads, 1, 0..32, later);
+        assert!(refused(&reads, 1, 0, later) && !refused(&reads, 1, 0, later));
     }
 
     #[test]
