@@ -375,7 +375,7 @@ fn is_root() -> bool {
 
 #[test]
 fn in_a_guest_with_soft_roce() {
-    spurline_testkit::run_in_guest(spurline_testkit::GuestNet::Two, &["guest_"], 600);
+    spurline_testkit::run_in_guest(spurline_testkit::GuestNet::Two, &["guest_"]);
 }
 
 fn here_net(words: &[&str]) -> Output {

@@ -8,6 +8,7 @@ use crate::skip;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// The RDMA devices of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,10 @@ impl GuestNet {
     }
 }
 
+/// A guest that runs for longer hangs. No suite needs more than 300 s on an idle machine of two processors; those of every
+/// night take up to an hour.
+const GUEST_LIMIT: Duration = Duration::from_secs(5400);
+
 /// Whether this process runs in such a guest.
 pub fn in_guest() -> bool {
     std::env::var_os("SPURLINE_IN_VM").is_some()
@@ -48,14 +53,14 @@ pub fn in_guest() -> bool {
 /// no guest it skips (`rdma` in `SPURLINE_REQUIRE`).
 ///
 /// # Panics
-/// When one of them fails, none has a prefix, or the guest does not come to its end within `seconds`.
-pub fn run_in_guest(net: GuestNet, prefixes: &[&str], seconds: u32) {
+/// When one of them fails, none has a prefix, or the guest does not come to its end within [`GUEST_LIMIT`].
+pub fn run_in_guest(net: GuestNet, prefixes: &[&str]) {
     // One at a time: an emulated processor that shares a real one is too slow for meaningful results.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let exe = std::env::current_exe().expect("a test program knows its path");
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/vm"));
-    command.args(["--net", net.word(), "--seconds", &seconds.to_string()]);
+    command.args(["--net", net.word(), "--seconds", &GUEST_LIMIT.as_secs().to_string()]);
     let each = "program=$1; shift; failed=0; \
         for prefix; do [ \"$SPURLINE_IN_VM\" != pair ] || prefix=$prefix$SPURLINE_VM_SIDE; \
         \"$program\" --ignored --test-threads=1 --nocapture \"$prefix\" || failed=1; done; exit $failed";

@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_"], 900);
+    run_in_guest(GuestNet::Two, &["guest_"]);
 }
 
 #[test]
 fn in_two_virtual_machines() {
-    run_in_guest(GuestNet::Pair, &["side_"], 900);
+    run_in_guest(GuestNet::Pair, &["side_"]);
 }
 
 /// Two emulated machines on a busy host: one of them may not run for longer than the default of 15 s.

@@ -25,7 +25,7 @@ fn in_the_virtual_machine() {
         skip("nfs", &format!("no tools of NFS: {}", String::from_utf8_lossy(&tools.stderr).trim()));
         return;
     }
-    run_in_guest(GuestNet::Two, &["guest_"], if rig::is_nightly() { 5400 } else { 1200 });
+    run_in_guest(GuestNet::Two, &["guest_"]);
 }
 
 #[test]

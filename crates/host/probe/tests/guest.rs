@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_"], 600);
+    run_in_guest(GuestNet::Two, &["guest_"]);
 }
 
 fn server() -> ProbeServer {

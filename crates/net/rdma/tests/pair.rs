@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn in_two_virtual_machines() {
-    run_in_guest(GuestNet::Pair, &["side_"], 900);
+    run_in_guest(GuestNet::Pair, &["side_"]);
 }
 
 const PORT: u16 = 18_515;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_", "last_"], 600);
+    run_in_guest(GuestNet::Two, &["guest_", "last_"]);
 }
 
 const OPTIONS: ConnectOptions = ConnectOptions { ack_timeout: Some(14), retries: 6, rnr_retries: 6 };
