@@ -1,5 +1,6 @@
 //! The command line: parses arguments, starts what they name, prints the outcome. Everything else lies in the crates //! below.
 #![forbid(unsafe_code)]
+#![allow(rustdoc::broken_intra_doc_links, reason = "comments of flags are texts of --help, with brackets of their own")]
 
 mod args;
 mod background;

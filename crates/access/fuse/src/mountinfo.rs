@@ -49,7 +49,7 @@ impl MountTable {
     }
 
     /// The mount that serves `path`: the topmost one there, else the one that contains the path. `None` if that one
-    /// is not listed, as in a chroot. `path` has no symbolic links, as returned by [`resolve_mountpoint`].
+    /// is not listed, as in a chroot. `path` has no symbolic links, as returned by `resolve_mountpoint`.
     pub fn seen_at(&self, path: &Path) -> Option<&MountEntry> {
         let mut now: Option<&MountEntry> = None;
         let mut at = PathBuf::new();
@@ -75,7 +75,7 @@ impl MountTable {
     }
 }
 
-/// The topmost mount at `path`. `path` is as returned by [`resolve_mountpoint`].
+/// The topmost mount at `path`. `path` is as returned by `resolve_mountpoint`.
 ///
 /// # Errors
 /// When the mount table cannot be read.

@@ -173,7 +173,7 @@ impl CacheContext {
     }
 
     /// Replaces the folder rules. Blocks on disk stay under the rule they came under, if it still exists, until
-    /// [`crate::Cache::classify`].
+    /// `classify_blocks`.
     pub fn set_folder_rules(&self, rules: impl IntoIterator<Item = FolderRule>) {
         self.rules.set_rules(FolderRules::new(rules), self.enabled_store());
     }

@@ -63,7 +63,7 @@ pub trait JobTarget: Send + Sync {
     /// A page of a folder.
     ///
     /// # Errors
-    /// As for [`Target::lookup`].
+    /// As for [`JobTarget::lookup`].
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage>;
     /// Best number of parallel [`JobTarget::warm_parts`] requests for short files, in a job limited to `requests`; 1
     /// if parts are handled one by one.

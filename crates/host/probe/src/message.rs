@@ -122,7 +122,7 @@ pub struct InterfaceRecord {
     pub address: IpAddr,
     /// Prefix length of the address in bits.
     pub prefix_len: u8,
-    /// Number of [`spurline_proto::Link::code`]; 0 when only IP is known.
+    /// Number of [`spurline_proto::RailLink::code`]; 0 when only IP is known.
     pub link: u8,
     /// Subnet prefix of an InfiniBand fabric.
     pub fabric: u64,

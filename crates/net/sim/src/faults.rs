@@ -24,17 +24,17 @@ pub enum SimFault {
 /// Fault rates, each per 1000 calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FaultRates {
-    /// [`Fault::Drop`].
+    /// [`SimFault::Drop`].
     pub drop: u32,
-    /// [`Fault::Cut`].
+    /// [`SimFault::Cut`].
     pub cut: u32,
-    /// [`Fault::Garbage`].
+    /// [`SimFault::Garbage`].
     pub garbage: u32,
-    /// [`Fault::Stall`].
+    /// [`SimFault::Stall`].
     pub stall: u32,
-    /// [`Fault::Twice`].
+    /// [`SimFault::Twice`].
     pub twice: u32,
-    /// [`Fault::Delay`] by up to `max_delay`.
+    /// [`SimFault::Delay`] by up to `max_delay`.
     pub delay: u32,
     /// The longest delay.
     pub max_delay: Duration,

@@ -20,7 +20,7 @@
 //! - **Directories:** inode, mtime, ctime and size, compared before and after each piece is read. A file changed less
 //!   than a timestamp's granularity ago is not read before that has passed, so that a second change in the same tick
 //!   is not missed. A file that was changed lately and is open for writing gets a new version on each lookup or listing
-//!   ([`Version::unsettled`](spurline_types::Version::unsettled)), since its bytes may change after its times; a read
+//!   ([`Version::with_unsettled_mark`](spurline_types::Version::with_unsettled_mark)), since its bytes may change after its times; a read
 //!   compares the file's real times.
 //!
 //! A read of another version returns [`ErrorKind::Stale`](spurline_types::ErrorKind::Stale), a mix of two versions is

@@ -1,4 +1,4 @@
-//! The configuration of mounts, nodes and coordinators, in three steps: raw words ([`args`], [`file`]), a checked
+//! The configuration of mounts, nodes and coordinators, in three steps: raw words ([`raw`]), a checked
 //! configuration ([`checked`]), and derived sizes ([`budget`]). It opens no device, socket or store.
 #![forbid(unsafe_code)]
 

@@ -62,7 +62,7 @@ impl FixJournal {
     /// Applies a change to the running host and records it at once. Returns whether anything had to be changed.
     ///
     /// # Errors
-    /// As [`apply_change`](super::apply::apply_change), or when the journal cannot be written; then the change is
+    /// As `apply_change` of the host, or when the journal cannot be written; then the change is
     /// undone.
     pub fn apply_change(&mut self, change: &HostChange, root: &Path) -> Result<bool, FixError> {
         let Some(made) = apply_change(change)? else { return Ok(false) };
