@@ -3,7 +3,7 @@
 
 use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
-use spurline_config::values::{parse_buffer_size, parse_log_file, parse_mode, parse_squash, parse_weight};
+use spurline_config::values::{parse_log_file, parse_mode, parse_squash, parse_weight};
 use spurline_config::{
     CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount,
     RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl, TransportMode,
@@ -160,7 +160,7 @@ pub struct CommonArgs {
     ///
     /// FUSE requests, fills in flight and read-ahead are part of it; the rest holds hot blocks. The start fails if
     /// the machine or the control group has too little memory.
-    #[arg(long, value_name = "SIZE", default_value = "300M", value_parser = parse_buffer_size, help_heading = "General")]
+    #[arg(long, value_name = "SIZE", default_value = "300M", help_heading = "General")]
     pub buffer_size: Size,
 }
 

@@ -48,7 +48,8 @@ pub enum CliCommand {
     /// Load files into the cache before they are read
     #[command(after_long_help = LOAD_EXAMPLES)]
     Load(LoadArgs),
-    /// Drop files from the cache
+    /// Drop files from the cache, or empty it
+    #[command(after_long_help = FREE_EXAMPLES)]
     Free(FreeArgs),
     /// Pin folders to the cache disks of a group: their blocks are never evicted
     #[command(after_help = RULES_EXAMPLES)]
@@ -232,6 +233,17 @@ Examples:
     spurline load s3://datasets/train --source s3://datasets \\
         --registry coordinator://head:7400 --submit";
 
+const FREE_EXAMPLES: &str = "\
+Examples:
+  Drop a folder; pinned blocks below it stay:
+    spurline free /mnt/data/train
+  Drop all of a source, with replaced versions and removed files:
+    spurline free /mnt/data
+  Empty the cache of a mount or of its nodes, pinned blocks included:
+    spurline free --all --pinned /mnt/data
+  Empty the caches of a group through its coordinator:
+    spurline free --all --source s3://datasets --registry coordinator://head:7400";
+
 /// Flags of jobs.
 #[derive(Debug, Args)]
 pub struct JobArgs {
@@ -244,9 +256,6 @@ pub struct JobArgs {
     /// Skip files and folders that match; repeat for more
     #[arg(long, value_name = "GLOB")]
     pub exclude: Vec<String>,
-    /// Limit the bytes fetched per second; --verify is not limited [default: no limit]
-    #[arg(long, value_name = "SIZE")]
-    pub rate: Option<Size>,
     /// Concurrent requests
     #[arg(short, long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub parallel: u32,
@@ -312,6 +321,9 @@ pub struct LoadArgs {
     /// Pin the paths first, as 'spurline pin' does; fails when they do not fit
     #[arg(long, requires = "registry", conflicts_with_all = ["stop", "progress", "metadata_only", "skip_if_exists"])]
     pub pin: bool,
+    /// Limit the bytes fetched per second; --verify is not limited [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<Size>,
     /// Copies of each block, on different nodes [default: --replicas of the mount; 1 for a coordinator]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub replicas: Option<u32>,
@@ -324,7 +336,17 @@ pub struct LoadArgs {
 #[derive(Debug, Args)]
 pub struct FreeArgs {
     /// Files and folders in a mount of this machine, or below --source [default: all of --source]
+    ///
+    /// Of a file, the present version is dropped. A mountpoint, or the whole source, includes replaced versions and removed
+    /// files.
     pub path: Vec<String>,
+    /// Empty the cache: drop all blocks of the mount at PATH or of its nodes, whatever file, version and source they
+    /// belong to
+    #[arg(long, conflicts_with_all = ["files_from", "include", "exclude"])]
+    pub all: bool,
+    /// Drop pinned blocks as well (spurline pin); the folders stay pinned
+    #[arg(long)]
+    pub pinned: bool,
     /// The job.
     #[command(flatten)]
     pub job: JobArgs,
@@ -371,6 +393,12 @@ pub struct LimitArgs {
     /// The folders and the group.
     #[command(flatten)]
     pub rule: RuleArgs,
+}
+
+/// A number of seconds, for a flag whose value is named so, or a duration with its unit.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.trim().parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.map_or_else(|| parse_duration(text).map_err(|why| why.to_string()), Ok)
 }
 
 /// The time limit of a folder's blocks; `None` for no limit.
@@ -427,7 +455,7 @@ pub struct StatsArgs {
     #[arg(long, value_name = "LETTERS")]
     pub schema: Option<String>,
     /// Seconds between lines
-    #[arg(short = 'l', long, value_name = "SECS", default_value = "1", value_parser = parse_duration)]
+    #[arg(short = 'l', long, value_name = "SECS", default_value = "1", value_parser = parse_seconds)]
     pub interval: Duration,
     /// Lines to print, then stop [default: until interrupted]
     #[arg(short = 'c', long, value_name = "N")]
@@ -544,6 +572,30 @@ pub fn from_matches(matches: &ArgMatches) -> Result<CommandLine, file::ArgsRefus
 
 #[cfg(test)]
 mod tests {
+    /// Every flag for a size, a rate or a time refuses a number without a unit, also flags that are added later.
+    #[test]
+    fn numbers_without_units_are_refused_by_every_flag() {
+        fn check_flags(command: &clap::Command, name: &str) -> usize {
+            let with_unit = |arg: &&clap::Arg| {
+                arg.get_value_names().is_some_and(|names| matches!(names, [one] if one == "SIZE" || one == "TIME"))
+            };
+            let mut checked = 0;
+            for arg in command.get_arguments().filter(with_unit) {
+                let flag = format!("--{}", arg.get_long().unwrap());
+                let alone = clap::Command::new("spurline").arg(arg.clone().required(false));
+                let error = alone.try_get_matches_from(["spurline", &flag, "4567"]).unwrap_err().to_string();
+                assert!(error.contains("no unit; did you mean 4567"), "{name} {flag}: {error}");
+                checked += 1;
+            }
+            let below = command.get_subcommands().map(|sub| check_flags(sub, &format!("{name} {}", sub.get_name())));
+            checked + below.sum::<usize>()
+        }
+        assert!(check_flags(&super::cli_command(), "spurline") > 30);
+        assert_eq!(super::parse_seconds("1.5"), Ok(std::time::Duration::from_millis(1500)));
+        assert_eq!(super::parse_seconds("2m"), Ok(std::time::Duration::from_secs(120)));
+        assert!(super::parse_seconds("-1").is_err());
+    }
+
     #[test]
     fn definitions_are_consistent() {
         super::cli_command().debug_assert();

@@ -41,6 +41,7 @@ pub fn run(args: DrainArgs) -> Result<ExitCode, Fault> {
         "was_drained": drained.was_drained,
         "bytes_total": progress.total,
         "bytes_handed_on": progress.handed,
+        "bytes_not_listed": progress.unlisted,
         "bytes_moved": drained.moved,
         "failed": progress.failed.iter().map(|(path, why)| json!({"path": path, "reason": why.to_string()})).collect::<Vec<_>>(),
         "weight": drained.weight,
@@ -98,6 +99,13 @@ fn print_outcome(outcome: &Value) {
         "node {node}{again}: {handed} of {total} of its recently read data handed on, {} sent now",
         number("bytes_moved")
     );
+    if outcome["bytes_not_listed"].as_u64() > Some(0) {
+        anstream::println!(
+            "  not handed on  {} of files that were not read or loaded lately: when they are read, other nodes fetch them \
+             from their source",
+            number("bytes_not_listed")
+        );
+    }
     let failed: Vec<&Value> = outcome["failed"].as_array().into_iter().flatten().collect();
     for failed in failed.iter().take(NAMED) {
         let text = |key: &str| failed[key].as_str().unwrap_or_default();

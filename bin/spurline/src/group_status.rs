@@ -1,5 +1,7 @@
 //! `spurline status --registry`: a table of the nodes of a group.
 
+use crate::degraded::{STATE_UP, degraded_reasons, state_with};
+use crate::report::printable;
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, TrustConfig};
@@ -13,13 +15,13 @@ const YELLOW: Style = AnsiColor::Yellow.on_default();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
 
-/// Prints all nodes; exit code 1 when one does not answer.
+/// Prints all nodes; exit code 1 when one does not answer or does not work as it should.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached or knows no node.
 pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) -> Result<ExitCode, Fault> {
     let lines = query_group(registry, name, trust)?;
-    let all_well = lines.iter().all(|line| line.answer.is_ok());
+    let all_well = lines.iter().all(|line| node_state(line) == STATE_UP);
     for line in &lines {
         if as_json {
             anstream::println!("{}", as_object(line));
@@ -29,6 +31,18 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
         print_table(name, &lines);
     }
     Ok(ExitCode::from(u8::from(!all_well)))
+}
+
+/// What is wrong with a node that answers.
+fn node_reasons(line: &NodeReport) -> Vec<String> {
+    line.answer.as_ref().map_or_else(|_| Vec::new(), |answer| degraded_reasons(&answer.status))
+}
+
+fn node_state(line: &NodeReport) -> String {
+    match &line.answer {
+        Ok(answer) => state_with(&answer.status, &node_reasons(line)),
+        Err(_) => "down".to_owned(),
+    }
 }
 
 /// Part of the bytes read that came from the cache; `None` before the first read.
@@ -45,7 +59,8 @@ fn as_object(line: &NodeReport) -> Value {
         "addresses": member.addresses,
         "weight": member.weight,
         "zone": member.zone,
-        "state": if answer.is_ok() { "up" } else { "down" },
+        "state": node_state(line),
+        "reasons": node_reasons(line),
     });
     match answer {
         Err(error) => out["error"] = error.to_string().into(),
@@ -94,8 +109,8 @@ fn print_table(group: &str, lines: &[NodeReport]) {
         if let Err(error) = &line.answer {
             anstream::println!("  {RED}{error}{RED:#}");
         }
-        for (source, error) in origin_errors(line) {
-            anstream::println!("  {YELLOW}{source}: {error}{YELLOW:#}");
+        for reason in node_reasons(line) {
+            anstream::println!("  {YELLOW}{}{YELLOW:#}", printable(reason.as_bytes()));
         }
     }
     let up: Vec<&NodeFigures> = lines.iter().filter_map(|line| line.answer.as_ref().ok()).collect();
@@ -115,13 +130,6 @@ fn print_table(group: &str, lines: &[NodeReport]) {
     );
 }
 
-/// Sources that the node cannot fetch now, with the reasons.
-fn origin_errors(line: &NodeReport) -> impl Iterator<Item = (&str, &str)> {
-    let status = line.answer.as_ref().ok().map(|answer| &answer.status);
-    let errors = status.and_then(|status| status["origin_errors"].as_object());
-    errors.into_iter().flatten().filter_map(|(source, error)| Some((source.as_str(), error.as_str()?)))
-}
-
 fn table_row(line: &NodeReport) -> [String; 11] {
     let NodeReport { member, answer } = line;
     let dash = || "-".to_owned();
@@ -137,18 +145,12 @@ fn table_row(line: &NodeReport) -> [String; 11] {
     let rails: Vec<&str> =
         status["rails"].as_array().into_iter().flatten().filter_map(|rail| rail["interface"].as_str()).collect();
     let weight = status["weight"].as_u64().unwrap_or(u64::from(member.weight));
-    let sick = number("disks_down") + number("disks_unstable");
     [
         member.name.clone(),
         zone,
         address,
         if rails.is_empty() { "tcp".to_owned() } else { rails.join(":") },
-        match (weight, sick) {
-            (0, _) => "draining".to_owned(),
-            (_, 0) => "up".to_owned(),
-            (_, 1) => "1 disk bad".to_owned(),
-            (_, sick) => format!("{sick} disks bad"),
-        },
+        if weight == 0 { "draining".to_owned() } else { node_state(line) },
         time(stats["usage"]["uptime_seconds"].as_u64().unwrap_or(0)),
         weight.to_string(),
         format!("{} of {}", human_bytes(number("used_bytes")), human_bytes(number("capacity_bytes"))),
@@ -169,7 +171,8 @@ mod tests {
         let status = json!({ "origin_errors": { "s3://b": "no route" } });
         let answer = Ok(NodeFigures { status, stats: Value::Null, sent: 0.0, fetched: 0.0 });
         let line = NodeReport { member: Arc::new(Member::from_address("10.0.0.1:7000", 100)), answer };
-        assert_eq!(origin_errors(&line).collect::<Vec<_>>(), [("s3://b", "no route")]);
-        assert_eq!(as_object(&line)["origin_errors"]["s3://b"], "no route");
+        let shown = as_object(&line);
+        assert_eq!((&shown["state"], &shown["reasons"]), (&json!("degraded"), &json!(["s3://b: no route"])));
+        assert_eq!(shown["origin_errors"]["s3://b"], "no route");
     }
 }

@@ -27,11 +27,12 @@ pub fn default_log(host: &HostLimits) -> Result<PathBuf, Fault> {
 const LOG_REMEDY: &str = "name a writable file with --log (SPURLINE_LOG)";
 const FILTER_REMEDY: &str = "write info, debug or crate=level[,…] with --log-filter (SPURLINE_LOG_FILTER)";
 
-/// Starts logging: to the configured file, in the background to the default file, else to standard error.
+/// Starts logging: to the configured file, in the background to the default file, else to standard error. Lines of a
+/// file name the `service`.
 ///
 /// # Errors
 /// When the filter is wrong or the file can't be opened.
-pub fn start_logging(config: &LogConfig, background: bool, host: &HostLimits) -> Result<(), Fault> {
+pub fn start_logging(config: &LogConfig, background: bool, host: &HostLimits, service: &str) -> Result<(), Fault> {
     let file = match &config.file {
         None if background => Some(default_log(host)?),
         named => named.clone(),
@@ -46,6 +47,7 @@ pub fn start_logging(config: &LogConfig, background: bool, host: &HostLimits) ->
         file,
         filter: config.filter.clone(),
         json: config.format == LogFormat::Json,
+        service: service.to_owned(),
         during_start: Some(|text| report::print_warnings(&[text.to_owned()])),
     };
     log::init_logging(&settings).map_err(|error| {

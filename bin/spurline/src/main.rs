@@ -8,6 +8,7 @@ mod bench;
 mod cli;
 mod config_file;
 mod coordinator;
+mod degraded;
 mod demo;
 mod drain;
 mod export;
@@ -72,6 +73,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
                 &config.volume.warnings,
                 config.volume.under.timeout,
                 &host,
+                &config.mountpoint.display().to_string(),
             )? {
                 StartOutcome::Waited(code) => Ok(code),
                 StartOutcome::Run(ready) => mount::run(config, ready).map(done),
@@ -86,7 +88,15 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
             if config.writes.is_some() {
                 obey_quotas()?;
             }
-            match start_service(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
+            let service = config.name.as_ref().map_or_else(|| "node".to_owned(), |name| format!("node {name}"));
+            match start_service(
+                &config.log,
+                config.background,
+                &config.warnings,
+                config.under.timeout,
+                &host,
+                &service,
+            )? {
                 StartOutcome::Waited(code) => Ok(code),
                 StartOutcome::Run(ready) => node::run(config, ready).map(done),
             }
@@ -94,7 +104,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Coordinator(args) => {
             let host = HostLimits::detect();
             let config = RawCoordinator::from(*args).check(&host)?;
-            match start_service(&config.log, config.background, &[], Duration::ZERO, &host)? {
+            match start_service(&config.log, config.background, &[], Duration::ZERO, &host, "coordinator")? {
                 StartOutcome::Waited(code) => Ok(code),
                 StartOutcome::Run(ready) => coordinator::run(config, ready).map(done),
             }
@@ -134,6 +144,7 @@ fn start_service(
     warnings: &[String],
     limit: Duration,
     host: &HostLimits,
+    service: &str,
 ) -> Result<StartOutcome, Fault> {
     raise_open_files()?;
     signals::survive_file_limit()?;
@@ -142,7 +153,7 @@ fn start_service(
         return background::launch_background(limit, &log).map(StartOutcome::Waited);
     }
     let ready = background::ReadySignal::new()?;
-    logging::start_logging(log, background::is_child(), host)?;
+    logging::start_logging(log, background::is_child(), host, service)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }

@@ -1,6 +1,7 @@
 //! `spurline status`: one line for each mount and node, and for each cache disk.
 
 use crate::cli::StatusArgs;
+use crate::degraded::{STATE_UP, degraded_reasons, state_with};
 use crate::report::{printable, printable_json};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
@@ -10,12 +11,15 @@ use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 
 const RED: Style = AnsiColor::Red.on_default().bold();
+const YELLOW: Style = AnsiColor::Yellow.on_default();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
+/// The state of a node that no request was sent to.
+const NOT_USED_YET: &str = "not used yet";
 /// The most NFS clients that a line names.
 const CLIENTS_SHOWN: usize = 8;
 
-/// Runs the command; exit code 1 when one target does not answer, 3 when no named target does, or none is accessible.
+/// Runs the command; exit code 1 when one target does not answer or does not work as it should, 3 when no named target does, or none is accessible.
 ///
 /// # Errors
 /// When no target can be queried.
@@ -54,11 +58,16 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         // Another user's mount may not be queried. Unless it was named, that is no failure as long as others answer.
         let theirs = peer.as_ref().is_err_and(|absent| absent.may_run);
         let answer = peer.map_err(|absent| absent.fault).and_then(|peer| {
-            let status = peer.fetch_status(ANSWER)?;
-            let stats = peer.fetch_stats(ANSWER)?;
-            Ok((status, stats))
+            let mut status = peer.fetch_status(ANSWER)?;
+            let reasons = degraded_reasons(&status);
+            status["state"] = state_with(&status, &reasons).into();
+            status["reasons"] = reasons.into();
+            Ok((status, peer.fetch_stats(ANSWER)?))
         });
-        all_well &= (theirs && all) || answer.is_ok();
+        all_well &= match &answer {
+            Ok((status, _)) => status["state"] == STATE_UP,
+            Err(_) => theirs && all,
+        };
         any_well |= answer.is_ok();
         all_theirs &= theirs;
         first = first.or(answer.as_ref().err().map(|fault| fault.code));
@@ -95,7 +104,7 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
             let kind = status["kind"].as_str().unwrap_or("process");
             let cache = &stats["blockcache"];
             let number = |v: &Value| v.as_u64().unwrap_or(0);
-            let style = if state == "up" { GREEN } else { RED };
+            let style = state_style(state);
             let cache = cache_words(&status, number(&cache["used_bytes"]), number(&cache["capacity_bytes"]));
             anstream::println!("{BOLD}{shown}{BOLD:#}  {style}{state}{style:#}  {kind}  {cache}");
             let metadata = &stats["metadata"];
@@ -106,7 +115,7 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
                      (--stale-if-error)"
                 );
             }
-            for key in ["source", "sources", "registry", "addresses", "weight", "fuse"] {
+            for key in ["source", "sources", "registry", "addresses", "weight", "fuse", "metrics", "pid"] {
                 match &status[key] {
                     Value::Null => {}
                     Value::String(text) => anstream::println!("  {key}: {text}"),
@@ -131,23 +140,59 @@ fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &s
                     (text("interface"), text("device"), text("link"), text("address"));
                 anstream::println!("  rail {interface}  {link} of {device}{numa} at {address}");
             }
-            for list in ["disks", "peers"] {
-                for one in status[list].as_array().into_iter().flatten() {
-                    let text = |k: &str| one[k].as_str().unwrap_or("?").to_owned();
-                    let (who, state) = (if list == "disks" { text("path") } else { text("address") }, text("state"));
-                    let style = if matches!(state.as_str(), "normal" | "up") { GREEN } else { RED };
-                    let from = local_ends(&one["local"]);
-                    let over = one["transport"].as_str().map_or(String::new(), |t| format!("  data over {t}{from}"));
-                    anstream::println!("  {} {who}  {style}{state}{style:#}{over}", list.trim_end_matches('s'));
-                    show_paths(one);
-                }
+            for disk in status["disks"].as_array().into_iter().flatten() {
+                anstream::println!("  {}", disk_line(disk));
+            }
+            for peer in status["peers"].as_array().into_iter().flatten() {
+                anstream::println!("  {}", peer_line(peer));
+                show_paths(peer);
+            }
+            for (source, error) in status["origin_errors"].as_object().into_iter().flatten() {
+                anstream::println!("  {RED}{source}: {}{RED:#}", error.as_str().unwrap_or_default());
             }
         }
     }
 }
 
+fn state_style(state: &str) -> Style {
+    match state {
+        STATE_UP | "normal" => GREEN,
+        "degraded" | NOT_USED_YET => YELLOW,
+        _ => RED,
+    }
+}
+
+/// A cache disk with its state, and the reason if that is not normal.
+fn disk_line(disk: &Value) -> String {
+    let state = disk["state"].as_str().unwrap_or("?");
+    let style = state_style(state);
+    let why = disk["reason"].as_str().filter(|why| !why.is_empty()).map_or(String::new(), |why| format!("  {why}"));
+    format!("disk {}  {style}{state}{style:#}{why}", disk["path"].as_str().unwrap_or("?"))
+}
+
+/// A node of a mount with its state: the transport of its data, or the reason why it is down.
+fn peer_line(peer: &Value) -> String {
+    let state = match peer["state"].as_str() {
+        // No request has gone there, so there is neither a connection nor a failure.
+        Some("unknown") => NOT_USED_YET,
+        state => state.unwrap_or("?"),
+    };
+    let style = state_style(state);
+    let (transport, from) = (peer["transport"].as_str(), local_ends(&peer["local"]));
+    let more = match (state, transport, peer["reason"].as_str()) {
+        (NOT_USED_YET, ..) => String::new(),
+        ("down", _, Some(why)) if !why.is_empty() => format!("  {why}"),
+        (_, Some(transport), _) => format!("  data over {transport}{from}"),
+        _ => String::new(),
+    };
+    format!("peer {}  {style}{state}{style:#}{more}", peer["address"].as_str().unwrap_or("?"))
+}
+
 /// What the cache disks of a process hold.
 fn cache_words(status: &Value, used: u64, capacity: u64) -> String {
+    if status["kind"] == "mount" && status["writes"]["writable"] == true {
+        return "no block cache (--rw)".to_owned();
+    }
     let has_nodes = status["peers"].as_array();
     match capacity {
         0 if status["kind"] == "mount" && !has_nodes.is_none_or(Vec::is_empty) => "cache on its nodes".to_owned(),
@@ -275,6 +320,22 @@ mod tests {
         assert_eq!(cache_words(&alone, 0, 0), "no cache disk");
         assert_eq!(cache_words(&group, 0, 0), "cache on its nodes");
         assert_eq!(cache_words(&alone, 1 << 20, 1 << 30), "cache 1.00 MiB of 1.00 GiB");
+        let writable = json!({"kind": "mount", "peers": [{}], "writes": {"writable": true}});
+        assert_eq!(cache_words(&writable, 0, 0), "no block cache (--rw)");
+    }
+
+    #[test]
+    fn lines_of_disks_and_nodes_have_the_reason_of_their_state() {
+        let plain = |line: String| anstream::adapter::strip_str(&line).to_string();
+        let disk = json!({"path": "/c", "state": "unstable", "reason": "3 reads failed"});
+        assert_eq!(plain(disk_line(&disk)), "disk /c  unstable  3 reads failed");
+        assert_eq!(plain(disk_line(&json!({"path": "/c", "state": "normal", "reason": ""}))), "disk /c  normal");
+        let peer = |state: &str, reason: &str| {
+            plain(peer_line(&json!({"address": "n1:7000", "state": state, "reason": reason, "transport": "tcp"})))
+        };
+        assert_eq!(peer("unknown", ""), "peer n1:7000  not used yet");
+        assert_eq!(peer("up", ""), "peer n1:7000  up  data over tcp");
+        assert_eq!(peer("down", "connection refused"), "peer n1:7000  down  connection refused");
     }
 
     #[test]

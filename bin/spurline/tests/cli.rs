@@ -52,7 +52,7 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&m(&["--attr-cache", "5 parsecs"]), 2, &["--attr-cache", "is not a duration", "250ms"]);
     refused(&m(&["--block-size", "3M"]), 2, &["power of two"]);
     refused(&m(&["--free-space-ratio", "1.5"]), 2, &["--free-space-ratio", "0 to 0.99"]);
-    refused(&m(&["--max-write", "9000"]), 2, &["--max-write", "multiple of 4K"]);
+    refused(&m(&["--max-write", "9000B"]), 2, &["--max-write", "multiple of 4K"]);
     // The kernel would hand out not one request.
     refused(&m(&["--max-write", "4K"]), 2, &["--max-write", "from 8K"]);
     refused(&m(&["-o", "allow_root"]), 2, &["-o allow_root", "allow_other"]);
@@ -88,7 +88,7 @@ fn wrong_words_exit_2_and_say_what_is_right() {
 #[test]
 fn words_of_other_systems_work_or_are_explained() {
     let m = |more: &[&str]| run(&[&["mount", "/tmp", "/mnt/x"][..], more].concat());
-    refused(&m(&["--buffer-size=8192"]), 2, &["--buffer-size", "did you mean 8192M?", "no unit", "JuiceFS counts"]);
+    refused(&m(&["--buffer-size=8192"]), 2, &["--buffer-size", "did you mean 8192M?", "no unit"]);
     refused(&m(&["--cache-size=102400"]), 2, &["--cache-size", "did you mean 102400M?", "no unit"]);
     let node = run(&["node", "--source", "/tmp", "--buffer-size=8192"]);
     refused(&node, 2, &["did you mean 8192M?"]);
@@ -383,9 +383,10 @@ fn flag_over_variable_over_file_over_default() {
     assert!(blame(both, None, None, "mount").contains("--block-size 3M"));
     assert!(blame(both, None, None, "node").contains("--block-size 6M"));
     // Numbers and lists are taken as such; a key of the other service does not disturb.
-    let typed = "block-size = 3000\ncache-dir = [\"/a\", \"/b\"]\nweight = 7\nread-only = true\nmax-write = \"1M\"\n";
-    assert!(blame(typed, None, None, "mount").contains("--block-size 3000"));
-    assert!(blame(typed, None, None, "node").contains("--block-size 3000"));
+    let typed =
+        "block-size = \"3000B\"\ncache-dir = [\"/a\", \"/b\"]\nweight = 7\nread-only = true\nmax-write = \"1M\"\n";
+    assert!(blame(typed, None, None, "mount").contains("--block-size 3000B"));
+    assert!(blame(typed, None, None, "node").contains("--block-size 3000B"));
 }
 
 #[test]

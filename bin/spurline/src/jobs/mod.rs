@@ -22,6 +22,7 @@ use watch::JobWatch;
 /// When the paths are in no mount, or its process refuses the job or does not answer.
 pub fn load_files(args: LoadArgs) -> Result<ExitCode, Fault> {
     run_job(JobAction::Load, &args.path, &args.job, args.pin, |spec| JobSpec {
+        rate: args.rate.map_or(0, |rate| rate.0),
         metadata_only: args.metadata_only,
         verify: args.verify,
         skip_if_exists: args.skip_if_exists,
@@ -35,7 +36,15 @@ pub fn load_files(args: LoadArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// As [`load_files`].
 pub fn free_files(args: FreeArgs) -> Result<ExitCode, Fault> {
-    run_job(JobAction::Free, &args.path, &args.job, false, |spec| spec)
+    // Without a path, the caches of the group.
+    let source = args.job.source.as_ref().filter(|_| args.all && args.path.is_empty());
+    let source: Vec<String> = source.map(ToString::to_string).into_iter().collect();
+    let paths = if source.is_empty() { &args.path } else { &source };
+    run_job(JobAction::Free, paths, &args.job, false, |spec| JobSpec {
+        with_pinned: args.pinned,
+        everything: args.all,
+        ..spec
+    })
 }
 
 fn run_job(
@@ -73,9 +82,17 @@ fn run_job(
         verify: false,
         skip_if_exists: false,
         replicas: None,
-        rate: args.rate.map_or(0, |rate| rate.0),
+        rate: 0,
+        with_pinned: false,
+        everything: false,
         parallel: args.parallel,
     });
+    if spec.everything && !spec.covers_source() {
+        return Err(Fault::usage(
+            format!("--all empties the whole cache, and {} is a part of its source", paths.join(", ")),
+            "name the mountpoint, or leave --all out to free these paths",
+        ));
+    }
     spec.file_filter()
         .map_err(|why| Fault::usage(why, "* is any part of a name, ** any folders, [ab] one of these"))?;
     let mut look = JobWatch::new(&place, args.json, watch::job_words(action, paths, args, &place));

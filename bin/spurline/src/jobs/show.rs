@@ -134,6 +134,11 @@ fn report_text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> S
         CountOptions { metadata_only: true, .. } => (p.files_done, "looked up"),
         _ => (p.files_done, "done"),
     };
+    if free && p.listed && total_text(p, done) == 0 {
+        // Blocks of no known files.
+        bytes_line(&mut out, free, p, counts);
+        return out + &note_line(p);
+    }
     let _ = write!(out, "\n  files   {done} of {}{at_least} {word}", total_text(p, done));
     if counts.verify {
         let _ = write!(out, ", {} loaded", p.files_done);
@@ -148,10 +153,7 @@ fn report_text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> S
     if let Some(left) = p.remaining(counts) {
         let _ = write!(out, ", {} left", duration_text(left));
     }
-    out.push('\n');
-    if !p.note.is_empty() {
-        let _ = writeln!(out, "  note    {YELLOW}{}{YELLOW:#}", p.note);
-    }
+    out.push_str(&note_line(p));
     for failed in p.failed.iter().take(NAMED) {
         let _ = writeln!(out, "  failed  {}: {}", failed.path, failed.reason);
     }
@@ -159,6 +161,11 @@ fn report_text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> S
         let _ = writeln!(out, "  failed  {} more; --progress --json names up to 1000", p.files_failed - NAMED as u64);
     }
     out
+}
+
+/// The end of the line before, and the note.
+fn note_line(p: &JobProgress) -> String {
+    if p.note.is_empty() { "\n".to_owned() } else { format!("\n  note    {YELLOW}{}{YELLOW:#}\n", p.note) }
 }
 
 /// The line of bytes, for jobs that transfer any.
@@ -170,7 +177,8 @@ fn bytes_line(out: &mut String, free: bool, p: &JobProgress, counts: CountOption
     let (done, total, moved) = (human_bytes(p.bytes_done), human_bytes(p.bytes_total), human_bytes(p.bytes_moved));
     if free {
         // The size of the files says neither how much of them was cached nor how fast that was dropped.
-        let _ = write!(out, "\n  bytes   {moved} freed, of files of {total}{at_least}");
+        let files = if p.files_total > 0 { format!("; the files have {total}{at_least}") } else { String::new() };
+        let _ = write!(out, "\n  bytes   {moved} freed{files}");
         return;
     }
     let _ = write!(out, "\n  bytes   {done} of {total}{at_least}, {moved} fetched");

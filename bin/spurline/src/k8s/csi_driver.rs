@@ -73,7 +73,7 @@ pub fn run(args: CsiDriverArgs) -> Result<ExitCode, Fault> {
     raise_open_files()?;
     let ready = ReadySignal::new()?;
     let log = LogConfig { file: args.log.clone(), filter: args.log_filter.clone(), format: LogFormat::Text };
-    logging::start_logging(&log, false, &HostLimits::detect())?;
+    logging::start_logging(&log, false, &HostLimits::detect(), "CSI driver")?;
     let (launcher, default_memory) = open_launcher(&args)?;
     let stopped = signals::stop_channel()?;
     let driver = CsiDriver::start(CsiDriverConfig {

@@ -89,7 +89,7 @@ pub fn run(args: DevicePluginArgs) -> Result<ExitCode, Fault> {
     if args.cdi_memlock.is_some() && !args.use_cdi {
         return Err(Fault::usage("--cdi-memlock has no effect without --use-cdi", "give --use-cdi too"));
     }
-    logging::start_logging(&log, false, &host)?;
+    logging::start_logging(&log, false, &host, "device plugin")?;
     let settings = PluginSettings {
         config_file: args.config_file,
         plugin_dir: args.plugin_dir,

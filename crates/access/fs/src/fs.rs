@@ -93,6 +93,11 @@ impl FileSystem {
         self.inodes.for_each(|inode| records.record_name(inode.ino, ROOT, inode.path()));
     }
 
+    /// The path of an inode below the source, for logs; `None` once the kernel has forgotten it.
+    pub fn path_of(&self, ino: u64) -> Option<Vec<u8>> {
+        Some(self.inodes.get(ino)?.path().to_vec())
+    }
+
     /// The file system's options.
     pub fn config(&self) -> &FsConfig {
         &self.config

@@ -380,6 +380,21 @@ impl MemTier {
         found.is_some()
     }
 
+    /// Drops the complete blocks that `wanted` chooses; returns their bytes.
+    pub fn remove_where(&self, wanted: impl Fn(&BlockId) -> bool) -> u64 {
+        let mut bytes = 0;
+        for shard in &self.shards {
+            let found: Vec<BlockId> = shard.lock().keys().filter(|id| wanted(id)).copied().collect();
+            for id in found {
+                let len = self.peek(&id).map_or(0, |block| block.len() as u64);
+                if self.remove(&id) {
+                    bytes += len;
+                }
+            }
+        }
+        bytes
+    }
+
     fn forget_block(&self, id: &BlockId, block: &Arc<MemBlock>) {
         let mut shard = self.shard_of(id).lock();
         if shard.get(id).is_some_and(|there| Arc::ptr_eq(there, block)) {

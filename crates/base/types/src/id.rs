@@ -52,9 +52,25 @@ impl fmt::Display for Version {
     }
 }
 
-/// A 128-bit hash of (source, path, version): the cache's name for an object at one version.
+/// A 128-bit hash of (source, path, version): the cache's name for an object at one version. 16 bits of it are the
+/// [`SourceTag`], so that all versions of all files of a source are found without their names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId(pub u128);
+
+/// A hash of a source, which is part of the id of each of its objects. Two sources may share a tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceTag(u16);
+
+/// Position of the source's tag. The bits around it choose folders, shards of tables and the node that holds a block.
+const SOURCE_TAG_SHIFT: u32 = 64;
+const SOURCE_TAG_MASK: u128 = (u16::MAX as u128) << SOURCE_TAG_SHIFT;
+
+impl SourceTag {
+    /// The tag of a source's URL.
+    pub fn of_source(source: &str) -> Self {
+        SourceTag(xxhash_rust::xxh3::xxh3_64(source.as_bytes()) as u16)
+    }
+}
 
 impl ObjectId {
     /// Hashes the three parts, each preceded by its length so that no two triples run together.
@@ -70,7 +86,13 @@ impl ObjectId {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part);
         }
-        ObjectId(hash.digest128())
+        let tag = u128::from(SourceTag::of_source(source).0) << SOURCE_TAG_SHIFT;
+        ObjectId(hash.digest128() & !SOURCE_TAG_MASK | tag)
+    }
+
+    /// Whether the object may be of a source: it is when the tags are equal, but for sources that share a tag.
+    pub fn has_tag(&self, source: SourceTag) -> bool {
+        (self.0 & SOURCE_TAG_MASK) >> SOURCE_TAG_SHIFT == u128::from(source.0)
     }
 }
 

@@ -22,7 +22,7 @@ pub use congestion::Congestion;
 pub use error::{Error, ErrorKind, Result, RetryAdvice};
 pub use fault::Fault;
 pub use host_port::HostPort;
-pub use id::{BlockId, ObjectId, ObjectRef, Version};
+pub use id::{BlockId, ObjectId, ObjectRef, SourceTag, Version};
 pub use member::Member;
 pub use path_stats::{PathStats, PathTable};
 pub use sink::{ByteSink, SliceSink};

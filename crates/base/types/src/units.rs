@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number of bytes, written `4096`, `64K`, `4M`, `4MiB`, `1.5G`; suffixes are powers of 1024.
+/// A number of bytes, written with its unit: `4096B`, `64K`, `4M`, `4MiB`, `1.5G` (powers of 1024). Only 0 has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Size(pub u64);
 
@@ -19,6 +19,11 @@ impl Size {
     }
 }
 
+/// Whether a number without a unit means the same in every unit.
+fn is_zero(number: &str) -> bool {
+    number.parse() == Ok(0.0)
+}
+
 /// Why a size or a duration did not parse: the given text, the fault, and valid examples.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -29,7 +34,7 @@ impl FromStr for Size {
     fn from_str(s: &str) -> Result<Self, UnitError> {
         let t = s.trim();
         let wrong = |why: &str| {
-            UnitError(format!("'{s}' is not a size: {why}; write 4096, 64K, 4M, 4MiB or 1.5G (powers of 1024)"))
+            UnitError(format!("'{s}' is not a size: {why}; write 64K, 4M, 4MiB, 1.5G (powers of 1024) or 4096B"))
         };
         let split = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
         let (number, suffix) = t.split_at(split);
@@ -37,7 +42,9 @@ impl FromStr for Size {
             return Err(wrong("it does not start with a digit"));
         }
         let shift = match suffix.trim().to_ascii_lowercase().as_str() {
-            "" | "b" => 0,
+            "" if is_zero(number) => 0,
+            "" => return Err(wrong(&format!("it has no unit; did you mean {number}M? ({number}B are bytes)"))),
+            "b" => 0,
             "k" | "kb" | "kib" => 10,
             "m" | "mb" | "mib" => 20,
             "g" | "gb" | "gib" => 30,
@@ -67,7 +74,8 @@ impl fmt::Display for Size {
                 return write!(f, "{}{unit}", self.0 >> shift);
             }
         }
-        write!(f, "{}", self.0)
+        let unit = if self.0 == 0 { "" } else { "B" };
+        write!(f, "{}{unit}", self.0)
     }
 }
 
@@ -103,7 +111,7 @@ pub fn human_bytes(bytes: u64) -> String {
 /// Deadlines further away than this could not be computed from now.
 const LONGEST_DURATION: Duration = Duration::from_secs(100 * 366 * 86_400);
 
-/// Parses `250ms`, `5s`, `5m`, `2h`, `1d` or a bare number of seconds.
+/// Parses `250ms`, `5s`, `5m`, `2h`, `1h30m` or `1d`. Only 0 needs no unit.
 ///
 /// # Errors
 /// When the text is no number with one of those units.
@@ -119,7 +127,9 @@ pub fn parse_duration(s: &str) -> Result<Duration, UnitError> {
         let scale = match unit.trim().to_ascii_lowercase().as_str() {
             "us" => 1e-6,
             "ms" => 1e-3,
-            "" | "s" | "sec" => 1.0,
+            "" if is_zero(number) && next.is_empty() => 1.0,
+            "" => return Err(wrong(&format!("{number} has no unit; did you mean {number}s?"))),
+            "s" | "sec" => 1.0,
             "m" | "min" => 60.0,
             "h" => 3600.0,
             "d" => 86_400.0,
@@ -143,15 +153,18 @@ mod tests {
     #[test]
     fn sizes() {
         for (text, bytes) in
-            [("0", 0), ("4096", 4096), ("64K", 65536), ("4MiB", 4 << 20), ("1.5g", 3 << 29), (" 2 TB ", 2 << 40)]
+            [("0", 0), ("4096B", 4096), ("64K", 65536), ("4MiB", 4 << 20), ("1.5g", 3 << 29), (" 2 TB ", 2 << 40)]
         {
             assert_eq!(text.parse::<Size>().unwrap().0, bytes, "{text}");
         }
-        for text in ["", "M", "4X", "1.2.3", "-1", "99999999999T", "4M4"] {
+        for text in ["", "M", "4X", "1.2.3", "-1", "99999999999T", "4M4", "4096", "1.5"] {
             let error = text.parse::<Size>().unwrap_err().to_string();
             assert!(error.contains("is not a size") && error.contains("4MiB"), "{error}");
         }
+        let without_unit = "8192".parse::<Size>().unwrap_err().to_string();
+        assert!(without_unit.contains("it has no unit; did you mean 8192M? (8192B are bytes)"), "{without_unit}");
         assert_eq!(Size::mib(4).to_string(), "4M");
+        assert_eq!(Size(4097).to_string(), "4097B");
         assert_eq!(human_bytes(3 << 30), "3.00 GiB");
     }
 
@@ -161,7 +174,7 @@ mod tests {
             ("250ms", 250),
             ("5s", 5000),
             ("5m", 300_000),
-            ("2", 2000),
+            ("0", 0),
             ("0.5s", 500),
             ("1d", 86_400_000),
             ("5m0s", 300_000),
@@ -169,7 +182,7 @@ mod tests {
         ] {
             assert_eq!(parse_duration(text).unwrap().as_millis(), ms, "{text}");
         }
-        for text in ["", "s", "5 parsecs", "-1s", "1e400d", "10000000000000000000", "36601d"] {
+        for text in ["", "s", "5 parsecs", "-1s", "1e400d", "10000000000000000000", "36601d", "2", "0.5", "1h30"] {
             assert!(parse_duration(text).unwrap_err().to_string().contains("is not a duration"), "{text}");
         }
     }

@@ -31,6 +31,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use rules::{FolderRule, FolderRules};
+pub use spurline_store::RemovedBytes;
 pub use warm::WarmBatch;
 
 /// State shared by the caches of all sources of one process.

@@ -5,9 +5,9 @@ use crate::{Cache, CacheContext, finish_fill, run_fill, store_block};
 use parking_lot::{Condvar, Mutex};
 use spurline_mem::{BlockFill, MemBlock, TierLookup};
 use spurline_origin::{OriginRead, OriginStore};
-use spurline_store::{PutOutcome, ReadOutcome};
+use spurline_store::{PutOutcome, ReadOutcome, RemovedBytes};
 use spurline_types::units::human_bytes;
-use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
+use spurline_types::{BlockId, Error, ErrorKind, ObjectId, ObjectRef, Result, SourceTag};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -196,19 +196,36 @@ impl Cache {
         self.shared.classify_blocks(self.origin.source_url(), object, blocks)
     }
 
-    /// Removes `blocks` of `object` from memory and disks; returns their bytes.
-    pub fn drop_blocks(&self, object: &ObjectRef, blocks: Range<u32>) -> u64 {
+    /// Removes `blocks` of `object` from memory and disks. Pinned blocks stay on disk, unless `with_pinned`.
+    pub fn drop_blocks(&self, object: &ObjectRef, blocks: Range<u32>, with_pinned: bool) -> RemovedBytes {
         let disks = self.shared.enabled_store();
-        let mut bytes = disks.map_or(0, |store| store.remove_blocks(object, blocks.clone()));
+        let mut bytes =
+            disks.map_or_else(RemovedBytes::default, |store| store.remove_blocks(object, blocks.clone(), with_pinned));
         for index in blocks {
             let id = BlockId { object: object.id, index };
             let in_memory = self.shared.tier.remove(&id);
             if disks.is_none() && in_memory {
-                bytes += object.block_len(index, self.shared.block_size) as u64;
+                bytes.removed += object.block_len(index, self.shared.block_size) as u64;
             }
         }
-        self.shared.stats.blockcache.freed_bytes.add(bytes);
+        self.shared.stats.blockcache.freed_bytes.add(bytes.removed);
         bytes
+    }
+
+    /// Removes one part of all blocks of this source, of any version, or of `every_source`, from memory and disks;
+    /// `None` beyond the last part. Pinned blocks stay on disk, unless `with_pinned`.
+    pub fn drop_part(&self, part: usize, every_source: bool, with_pinned: bool) -> Option<RemovedBytes> {
+        let tag = SourceTag::of_source(self.origin.source_url());
+        let wanted = |object: &ObjectId| every_source || object.has_tag(tag);
+        // All of the memory belongs to the first part.
+        let in_memory = if part == 0 { self.shared.tier.remove_where(|block| wanted(&block.object)) } else { 0 };
+        let bytes = match self.shared.enabled_store() {
+            Some(store) => store.remove_in_part(part, wanted, with_pinned)?,
+            None if part > 0 => return None,
+            None => RemovedBytes { removed: in_memory, kept_pinned: 0 },
+        };
+        self.shared.stats.blockcache.freed_bytes.add(bytes.removed);
+        Some(bytes)
     }
 }
 
@@ -233,6 +250,14 @@ impl CacheContext {
             Some(store) => store.contains_block(object, index),
             None => self.tier.peek(&BlockId { object: object.id, index }).is_some_and(|block| block.is_ready()),
         }
+    }
+
+    /// The bytes of all blocks that are where they stay: on disk, or in memory without disks.
+    pub fn cached_bytes(&self) -> u64 {
+        let Some(store) = self.enabled_store() else { return self.tier.held_bytes() };
+        let mut bytes = 0;
+        store.for_each_block(|_, len| bytes += u64::from(len));
+        bytes
     }
 
     fn classify_blocks(&self, source: &str, object: &ObjectRef, blocks: Range<u32>) -> u64 {

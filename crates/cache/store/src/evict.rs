@@ -6,12 +6,12 @@
 
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::files::FileKey;
-use crate::index::{BlockEntry, IndexShard, MAIN, WHOLE};
+use crate::index::{BlockEntry, IndexShard, MAIN, PARTS, WHOLE};
 use crate::io::{is_full, is_process_error};
 use crate::log;
 use crate::store::StoreCore;
 use crate::write::block_fingerprint;
-use spurline_types::{BlockId, ObjectRef};
+use spurline_types::{BlockId, ObjectId, ObjectRef};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -262,32 +262,87 @@ impl StoreCore {
 
     /// Removes all blocks of an object. Handles pinned on its file keep reading it.
     pub fn remove_object(&self, obj: &ObjectRef) {
-        self.remove_blocks(obj, 0..u32::MAX);
+        self.remove_blocks(obj, 0..u32::MAX, true);
     }
 
-    /// Removes an object's blocks in the range; returns their bytes.
-    pub fn remove_blocks(&self, obj: &ObjectRef, range: Range<u32>) -> u64 {
-        let mut leaving: Vec<(BlockId, u8)> = Vec::new();
-        let mut bytes = 0;
-        let mut shard = self.index.shard_of(&obj.id).write();
+    /// Removes an object's blocks in the range, pinned blocks only with `with_pinned`.
+    pub fn remove_blocks(&self, obj: &ObjectRef, range: Range<u32>, with_pinned: bool) -> RemovedBytes {
+        let mut bytes = RemovedBytes::default();
         let mut found = Vec::new();
-        shard.blocks_within(&obj.id, range, |index, entry| {
-            if entry.is_readable() {
-                found.push(BlockId { object: obj.id, index });
-                bytes += u64::from(entry.len);
-            }
+        self.index.shard_of(&obj.id).read().blocks_within(&obj.id, range, |index, entry| {
+            found.extend(self.choose_removal(BlockId { object: obj.id, index }, entry, with_pinned, &mut bytes));
             true
         });
-        // Not in the map's own order: each search for a remaining block would step over all removed ones.
-        found.sort_unstable_by_key(|block| block.index);
-        for block in found {
-            leaving.extend(shard.begin_removal(&block).map(|disk| (block, disk)));
-        }
-        drop(shard);
-        for (block, disk) in leaving {
-            self.discard_block(&self.disks[usize::from(disk)], &block);
-        }
+        self.remove_chosen(found);
         bytes
+    }
+
+    /// Removes the blocks of the objects that `wanted` chooses from one part of the index, pinned blocks only with
+    /// `with_pinned`; `None` beyond the last part. A part holds about a 64th of all blocks.
+    pub fn remove_in_part(
+        &self,
+        part: usize,
+        wanted: impl Fn(&ObjectId) -> bool,
+        with_pinned: bool,
+    ) -> Option<RemovedBytes> {
+        if part >= PARTS {
+            return None;
+        }
+        let mut bytes = RemovedBytes::default();
+        let mut found = Vec::new();
+        self.index.for_each_in_part(part, |block, entry| {
+            if wanted(&block.object) {
+                found.extend(self.choose_removal(block, entry, with_pinned, &mut bytes));
+            }
+        });
+        self.remove_chosen(found);
+        Some(bytes)
+    }
+
+    /// The block, if it is to be removed; counts its bytes.
+    fn choose_removal(
+        &self,
+        block: BlockId,
+        entry: &BlockEntry,
+        with_pinned: bool,
+        bytes: &mut RemovedBytes,
+    ) -> Option<BlockId> {
+        if !entry.is_readable() {
+            return None;
+        }
+        if !with_pinned && self.classes.is_pinned(&block) {
+            bytes.kept_pinned += u64::from(entry.len);
+            return None;
+        }
+        bytes.removed += u64::from(entry.len);
+        Some(block)
+    }
+
+    fn remove_chosen(&self, mut blocks: Vec<BlockId>) {
+        // Not in the map's own order: each search for a remaining block would step over all removed ones.
+        blocks.sort_unstable();
+        for block in blocks {
+            let disk = self.index.shard_of(&block.object).write().begin_removal(&block);
+            if let Some(disk) = disk {
+                self.discard_block(&self.disks[usize::from(disk)], &block);
+            }
+        }
+    }
+}
+
+/// The bytes of a removal of blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RemovedBytes {
+    /// Removed.
+    pub removed: u64,
+    /// Not removed, because the blocks are pinned.
+    pub kept_pinned: u64,
+}
+
+impl std::ops::AddAssign for RemovedBytes {
+    fn add_assign(&mut self, other: RemovedBytes) {
+        self.removed += other.removed;
+        self.kept_pinned += other.kept_pinned;
     }
 }
 

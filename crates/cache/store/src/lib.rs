@@ -33,6 +33,7 @@ mod write_permits;
 pub use classes::{BlockClass, PINNED_PERCENT, UNCLASSIFIED};
 pub use config::{CacheCapacity, DiskDecorator, IoMode, StoreConfig, StoreFinding};
 pub use crc::GRANULE;
+pub use evict::RemovedBytes;
 pub use fresh::FreshDirs;
 pub use health::DiskState;
 pub use index::{BlockMap, index_bytes_per_block};

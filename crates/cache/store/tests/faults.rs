@@ -530,7 +530,7 @@ fn what_a_write_began_and_what_was_held_open_is_given_back() {
     // Also for the one that went in the place of what was refused.
     eventually("room again", || (0..4).all(|i| put(&store, &obj, i)) && (0..4).all(|i| store.contains_block(&obj, i)));
     let held = store.whole_file(&obj).unwrap();
-    store.remove_blocks(&obj, 1..3);
+    store.remove_blocks(&obj, 1..3, true);
     assert_eq!(store.used_bytes(), 2 * u64::from(BLOCK));
     assert!(!fits(), "it may be read still");
     drop(held);

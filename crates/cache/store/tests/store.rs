@@ -370,7 +370,7 @@ fn blocks_of_zeros_take_a_page_on_disk_and_no_room_from_others() {
     let file = store.whole_file(&obj).unwrap().file;
     assert!(file.metadata().unwrap().len() == obj.size && disk_bytes(&file) <= used + (64 << 10));
     // In place of other bytes, as after an eviction whose space could not be freed.
-    store.remove_blocks(&obj, 0..41);
+    store.remove_blocks(&obj, 0..41, true);
     eventually("they are gone", || store.used_bytes() == 0);
     assert_eq!((stats.blockcache.checksum_errors.get(), stats.blockcache.blocks.get()), (0, 0));
     (0..41).for_each(|index| write(&store, index));

@@ -110,10 +110,31 @@ impl GroupVolume {
         view.members().iter().enumerate().filter(|(index, member)| member.weight > 0 && !down(*index)).count()
     }
 
-    /// Makes every node drop its blocks of these extents. Sums over all nodes, and the first error: an unreachable
+    /// Makes every node drop its blocks of these extents, pinned blocks only if `with_pinned`. Sums over all nodes, and the first error: an unreachable
     /// node may still hold them.
-    pub fn drop_cached(&self, extents: &[ObjectExtent]) -> Vec<RangeDone> {
-        self.call_all_nodes(extents, PartAction::Drop)
+    pub fn drop_cached(&self, extents: &[ObjectExtent], with_pinned: bool) -> Vec<RangeDone> {
+        self.call_all_nodes(extents, PartAction::Drop { with_pinned })
+    }
+
+    /// Makes every node drop all blocks of this source, of any file and version, or of `every_source`. Returns the sum
+    /// over the nodes, and the first error.
+    pub fn drop_all(&self, every_source: bool, with_pinned: bool) -> RangeDone {
+        let inner = self.inner();
+        let mut sum = RangeDone::default();
+        for some in inner.members().snapshot().members().chunks(SIDE_BY_SIDE) {
+            std::thread::scope(|scope| {
+                let asked: Vec<_> = some
+                    .iter()
+                    .map(|member| scope.spawn(|| inner.drop_all_of_node(&member.name, every_source, with_pinned)))
+                    .collect();
+                for thread in asked {
+                    let panicked = Error::new(ErrorKind::Io(5), "a thread that called a node panicked; see the log");
+                    let done = thread.join();
+                    add_done(&mut sum, &done.unwrap_or(RangeDone { error: Some(panicked), ..RangeDone::default() }));
+                }
+            });
+        }
+        sum
     }
 
     /// Makes every node apply the folder rules to its blocks of these extents. Results as for
@@ -214,7 +235,7 @@ fn note_error(sum: &mut RangeDone, error: &Error) {
 #[derive(Clone, Copy)]
 enum PartAction {
     Warm { verify: bool },
-    Drop,
+    Drop { with_pinned: bool },
     Classify,
 }
 
@@ -223,7 +244,7 @@ impl PartAction {
         let parts = list.as_ranges();
         match self {
             PartAction::Warm { verify } => NodeRequest::Warm { volume, verify, parts },
-            PartAction::Drop => NodeRequest::Drop { volume, parts },
+            PartAction::Drop { with_pinned } => NodeRequest::Drop { volume, with_pinned, parts },
             PartAction::Classify => NodeRequest::Classify { volume, parts },
         }
     }
@@ -392,6 +413,28 @@ impl GroupClient {
             }
         }
         out
+    }
+
+    /// Makes a node drop all blocks, part by part: each request ends soon, however many blocks the node has.
+    fn drop_all_of_node(&self, name: &str, every_source: bool, with_pinned: bool) -> RangeDone {
+        let patience = RequestPatience { absence: Duration::ZERO, ..self.patience() };
+        let mut sum = RangeDone::default();
+        for part in 0.. {
+            let answer = self.call_named(name, patience, |lease, body, deadline| {
+                let volume = lease.welcome().volume;
+                let request = NodeRequest::DropAll { volume, every_source, with_pinned, part };
+                lease.call_for::<RangesDone>(&request, body, deadline)
+            });
+            match answer {
+                Ok(RangesDone(done)) if done.is_empty() => break,
+                Ok(RangesDone(done)) => done.iter().for_each(|done| add_done(&mut sum, done)),
+                Err(error) => {
+                    note_error(&mut sum, &error.context(format_args!("node {name}")));
+                    break;
+                }
+            }
+        }
+        sum
     }
 
     /// Calls exactly this node.

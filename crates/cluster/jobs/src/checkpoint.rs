@@ -19,6 +19,7 @@ pub(crate) struct FileCounts {
     pub failed: u64,
     pub bytes_done: u64,
     pub bytes_moved: u64,
+    pub bytes_pinned: u64,
 }
 
 impl FileCounts {
@@ -32,6 +33,7 @@ impl FileCounts {
             failed: with(self.failed, other.failed),
             bytes_done: with(self.bytes_done, other.bytes_done),
             bytes_moved: with(self.bytes_moved, other.bytes_moved),
+            bytes_pinned: with(self.bytes_pinned, other.bytes_pinned),
         }
     }
 
@@ -151,8 +153,16 @@ mod tests {
         FileCounts { files, bytes: 10 * files, ..FileCounts::default() }
     }
 
-    const DONE: FileCounts =
-        FileCounts { files: 1, bytes: 10, done: 1, skipped: 0, failed: 0, bytes_done: 10, bytes_moved: 4 };
+    const DONE: FileCounts = FileCounts {
+        files: 1,
+        bytes: 10,
+        done: 1,
+        skipped: 0,
+        failed: 0,
+        bytes_done: 10,
+        bytes_moved: 4,
+        bytes_pinned: 0,
+    };
 
     #[test]
     fn what_is_settled_has_nothing_unfinished_before_it() {

@@ -27,7 +27,7 @@ use std::ops::Range;
 /// Result of work on a part of a file, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WorkDone {
-    /// Bytes of blocks that were cached before.
+    /// Bytes of blocks that were cached before; of a free job, those kept because they are pinned.
     pub held: u64,
     /// Bytes fetched or dropped.
     pub moved: u64,
@@ -89,6 +89,12 @@ pub trait JobTarget: Send + Sync {
     ) -> Option<String> {
         None
     }
-    /// Drops these parts from all caches.
-    fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>>;
+    /// Drops these parts from all caches; pinned blocks only if `with_pinned`.
+    fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>>;
+    /// Drops all blocks of the source from all caches, of any file and version, or of `every_source`; pinned blocks only
+    /// if `with_pinned`.
+    ///
+    /// # Errors
+    /// When a cache did not drop all of them.
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone>;
 }

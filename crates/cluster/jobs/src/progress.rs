@@ -90,6 +90,9 @@ pub struct JobProgress {
     pub bytes_done: u64,
     /// Bytes of these that were fetched or dropped.
     pub bytes_moved: u64,
+    /// Bytes that a free job kept because they are pinned.
+    #[serde(default)]
+    pub bytes_pinned: u64,
     /// Files read back and found correct.
     pub files_verified: u64,
     /// Bytes read back and found correct.
@@ -108,7 +111,7 @@ pub struct JobProgress {
 impl JobProgress {
     /// Progress with these counts.
     pub(crate) fn from_counts(sums: FileCounts) -> JobProgress {
-        let FileCounts { files, bytes, done, skipped, failed, bytes_done, bytes_moved } = sums;
+        let FileCounts { files, bytes, done, skipped, failed, bytes_done, bytes_moved, bytes_pinned } = sums;
         JobProgress {
             files_total: files,
             files_done: done,
@@ -117,6 +120,7 @@ impl JobProgress {
             bytes_total: bytes,
             bytes_done,
             bytes_moved,
+            bytes_pinned,
             ..JobProgress::default()
         }
     }
@@ -131,6 +135,7 @@ impl JobProgress {
             failed: self.files_failed,
             bytes_done: self.bytes_done,
             bytes_moved: self.bytes_moved,
+            bytes_pinned: self.bytes_pinned,
         }
     }
 

@@ -12,6 +12,7 @@ use crate::walk::{WalkEvent, WalkPosition, walk_files};
 use crate::{FilePart, JobTarget, WorkDone};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
+use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, RetryAdvice, Version};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
@@ -377,7 +378,10 @@ struct JobWork<'a> {
 /// Runs the job until it is done or stopped, with its file list at `spool`. Calls `save` several times a second.
 pub fn run_job(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Path, save: &mut dyn FnMut(&JobRun)) {
     let result = run_passes(target, spec, run, spool, save);
-    let remark = result.as_ref().ok().and_then(|()| load_remark(target, spec, run, spool));
+    let remark = result.as_ref().ok().and_then(|()| match spec.action {
+        JobAction::Load => load_remark(target, spec, run, spool),
+        JobAction::Free => free_remark(run.progress().bytes_pinned),
+    });
     let mut inner = run.inner.lock();
     let progress = &mut inner.progress;
     (progress.bytes_per_second, progress.files_per_second) = (0.0, 0.0);
@@ -399,6 +403,10 @@ pub fn run_job(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Pat
             let files = if progress.files_failed == 1 { "file" } else { "files" };
             progress.why = format!("{} {files} could not be done", progress.files_failed);
         }
+        Ok(()) if progress.files_total == 0 && spec.has_patterns() => {
+            progress.state = JobState::Failed;
+            progress.why = "no file matches --include and --exclude".to_owned();
+        }
         Ok(()) => {
             progress.state = JobState::Succeeded;
             progress.why.clear();
@@ -414,7 +422,7 @@ pub fn run_job(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Pat
 /// or when the list cannot be read.
 fn load_remark(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Path) -> Option<String> {
     // Overlapping paths put a file in the list twice, while it is cached once.
-    if spec.action != JobAction::Load || spec.metadata_only || run.is_stopping() || spec.has_overlaps() {
+    if spec.metadata_only || run.is_stopping() || spec.has_overlaps() {
         return None;
     }
     let (bytes, undone) = {
@@ -425,6 +433,23 @@ fn load_remark(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Pat
     let records = std::iter::from_fn(|| list.next().ok().flatten());
     let done = (run.first..).zip(records).filter(|(number, _)| !undone.has(*number));
     target.load_remark(spec.replicas, bytes, &mut done.map(|(_, record)| (record.path, record.size)))
+}
+
+/// The note on pinned blocks that a free job kept.
+fn free_remark(bytes_pinned: u64) -> Option<String> {
+    let kept = human_bytes(bytes_pinned);
+    (bytes_pinned > 0).then(|| format!("{kept} are pinned and were kept; --pinned frees them too"))
+}
+
+/// Drops all blocks of the source, or of every source.
+fn free_all(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun) -> Result<()> {
+    let freed = target.free_all(spec.everything, spec.with_pinned)?;
+    run.update_progress(|progress| {
+        progress.bytes_moved += freed.moved;
+        // Of all files and versions, with those that the walk has met.
+        progress.bytes_pinned = freed.held;
+    });
+    Ok(())
 }
 
 fn run_passes(
@@ -441,6 +466,11 @@ fn run_passes(
         p.note = short().unwrap_or_default();
         (p.listed, p.files_total)
     });
+    if spec.everything {
+        free_all(target, spec, run)?;
+        run.update_progress(|progress| progress.listed = true);
+        return Ok(());
+    }
     let first = run.first;
     // For an unnamed list, the link shows its directory.
     let shown = || std::fs::read_link(spool).unwrap_or_else(|_| spool.to_owned());
@@ -475,6 +505,10 @@ fn run_passes(
         let lost = total - ended;
         let why = format!("the file list of the job is damaged: {lost} of {total} are missing; start the job again");
         return Err(Error::new(ErrorKind::Corrupt, why));
+    }
+    if spec.action == JobAction::Free && spec.covers_source() && !run.is_stopping() {
+        // Versions that were replaced, and files that were removed.
+        free_all(target, spec, run)?;
     }
     if spec.verify && spec.action == JobAction::Load && !spec.metadata_only && !run.is_stopping() {
         run.update_progress(|p| p.state = JobState::Verifying);
@@ -756,7 +790,7 @@ impl JobWork<'_> {
                 }
                 (FilePass::Work, JobAction::Load) => self.warm_batch(batch, *requests),
                 (FilePass::Work, JobAction::Free) => {
-                    self.target.free_parts(&batch.iter().map(part).collect::<Vec<_>>())
+                    self.target.free_parts(&batch.iter().map(part).collect::<Vec<_>>(), self.spec.with_pinned)
                 }
             };
             let mut again = Vec::new();
@@ -835,6 +869,9 @@ impl JobWork<'_> {
                         FilePass::Work => {
                             inner.progress.bytes_done += bytes;
                             inner.progress.bytes_moved += did.moved;
+                            if self.spec.action == JobAction::Free {
+                                inner.progress.bytes_pinned += did.held;
+                            }
                             inner.unfinished += bytes;
                         }
                         FilePass::Verify => inner.progress.bytes_verified += bytes,
@@ -853,6 +890,7 @@ impl JobWork<'_> {
     fn finish_file(&self, file: &PendingFile, did: WorkDone, error: Option<Error>) {
         let mut inner = self.run.inner.lock();
         let (size, moved) = (file.object.size, did.moved);
+        let bytes_pinned = if self.spec.action == JobAction::Free { did.held } else { 0 };
         match (self.pass, error) {
             (FilePass::Verify, None) => inner.progress.files_verified += 1,
             (FilePass::Verify, Some(error)) => {
@@ -866,7 +904,14 @@ impl JobWork<'_> {
                 inner.unfinished -= size.min(inner.unfinished);
                 inner.tally.add(file.number);
                 let bytes_done = if self.spec.metadata_only { 0 } else { size };
-                let sums = FileCounts { done: 1, skipped, bytes_done, bytes_moved: moved, ..FileCounts::default() };
+                let sums = FileCounts {
+                    done: 1,
+                    skipped,
+                    bytes_done,
+                    bytes_moved: moved,
+                    bytes_pinned,
+                    ..FileCounts::default()
+                };
                 inner.course.note_ended(file.number, sums);
             }
             (FilePass::Work, Some(error)) => {

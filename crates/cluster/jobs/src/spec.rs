@@ -54,9 +54,15 @@ pub struct JobSpec {
     /// Holders of each block; absent for the group's number.
     #[serde(default)]
     pub replicas: Option<u32>,
-    /// Maximum bytes per second; 0 for no limit.
+    /// Maximum bytes per second of a load; 0 for no limit.
     #[serde(default)]
     pub rate: u64,
+    /// Free pinned blocks as well.
+    #[serde(default)]
+    pub with_pinned: bool,
+    /// Free all blocks of the caches, whatever file, version and source they belong to; `paths` have no effect.
+    #[serde(default)]
+    pub everything: bool,
     /// Requests in flight.
     pub parallel: u32,
 }
@@ -88,7 +94,9 @@ impl JobSpec {
     /// The name of the job: equal for the same action, paths and options. Speed options do not change it.
     pub fn id(&self) -> String {
         let JobSpec { include, exclude, metadata_only, verify, skip_if_exists, replicas, .. } = self;
-        let flags = format!("{metadata_only} {verify} {skip_if_exists} {}", replicas.unwrap_or(0));
+        let JobSpec { with_pinned, everything, .. } = self;
+        let copies = replicas.unwrap_or(0);
+        let flags = format!("{metadata_only} {verify} {skip_if_exists} {copies} {with_pinned} {everything}");
         // Rotated, because the same pattern means the opposite here.
         let options = digest_words(&flags, include.iter()) ^ digest_words("", exclude.iter()).rotate_left(1);
         format!("{}-{:08x}", self.subject(), options >> 32)
@@ -105,8 +113,18 @@ impl JobSpec {
         let JobSpec { include, exclude, metadata_only, verify, skip_if_exists, replicas, .. } = self;
         include.is_empty()
             && exclude.is_empty()
-            && !(*metadata_only || *verify || *skip_if_exists)
+            && !(*metadata_only || *verify || *skip_if_exists || self.with_pinned || self.everything)
             && replicas.is_none()
+    }
+
+    /// Whether patterns choose the files.
+    pub fn has_patterns(&self) -> bool {
+        !self.include.is_empty() || !self.exclude.is_empty()
+    }
+
+    /// Whether the job is about all files of its source.
+    pub fn covers_source(&self) -> bool {
+        !self.listed && !self.has_patterns() && self.paths.iter().any(|path| path.trim_matches('/').is_empty())
     }
 
     /// What the job counts.
@@ -175,6 +193,8 @@ mod tests {
             JobSpec { verify: true, ..spec() },
             JobSpec { skip_if_exists: true, ..spec() },
             JobSpec { replicas: Some(2), ..spec() },
+            JobSpec { with_pinned: true, ..spec() },
+            JobSpec { everything: true, ..spec() },
         ];
         let ids: std::collections::BTreeSet<_> = others.iter().chain([&one]).map(JobSpec::id).collect();
         assert_eq!(ids.len(), others.len() + 1, "{ids:?}");

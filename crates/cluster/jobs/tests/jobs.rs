@@ -14,6 +14,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 100;
+/// Blocks of files below this folder are pinned.
+const PINNED: &str = "a/b/";
+/// Begins the names of blocks of another source.
+const OTHER_SOURCE: &str = "mem://other/";
+
+fn is_pinned(block: &(String, u32)) -> bool {
+    block.0.starts_with(PINNED)
+}
 
 /// A group in memory.
 #[derive(Default)]
@@ -128,17 +136,36 @@ impl JobTarget for Group {
         };
         parts.iter().map(one).collect()
     }
-    fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
+    fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
         let one = |part: &FilePart| {
+            let path = text(&part.object.path);
             let mut did = WorkDone::default();
             for block in part.blocks.clone() {
-                if self.held.lock().remove(&(text(&part.object.path), block)) {
-                    did.moved += part.object.block_len(block, BLOCK) as u64;
+                let len = part.object.block_len(block, BLOCK) as u64;
+                let held = (path.clone(), block);
+                if !with_pinned && is_pinned(&held) && self.held.lock().contains(&held) {
+                    did.held += len;
+                } else if self.held.lock().remove(&held) {
+                    did.moved += len;
                 }
             }
             Ok(did)
         };
         parts.iter().map(one).collect()
+    }
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+        let mut did = WorkDone::default();
+        self.held.lock().retain(|block| {
+            let kept = !with_pinned && is_pinned(block);
+            let other = !every_source && block.0.starts_with(OTHER_SOURCE);
+            if kept {
+                did.held += BLOCK;
+            } else if !other {
+                did.moved += BLOCK;
+            }
+            kept || other
+        });
+        Ok(did)
     }
 }
 
@@ -155,6 +182,8 @@ fn spec(paths: &[&str]) -> JobSpec {
         skip_if_exists: false,
         replicas: None,
         rate: 0,
+        with_pinned: false,
+        everything: false,
         parallel: 4,
     }
 }
@@ -197,8 +226,8 @@ fn a_tree_is_loaded_checked_and_freed() {
     assert_eq!(group.held.lock().len(), 3 + 1 + 21 + 1 + 1 + 1);
     let again = done(&group, &JobSpec { skip_if_exists: true, ..spec(&["a"]) });
     assert_eq!((again.files_done, again.files_skipped, again.bytes_moved), (5, 4, 0), "{again:?}");
-    let freed = done(&group, &JobSpec { action: JobAction::Free, ..spec(&["a/b/"]) });
-    assert_eq!((freed.state, freed.bytes_moved), (JobState::Succeeded, 2011));
+    let freed = done(&group, &JobSpec { action: JobAction::Free, with_pinned: true, ..spec(&["a/b/"]) });
+    assert_eq!((freed.state, freed.bytes_moved, freed.note.as_str()), (JobState::Succeeded, 2011, ""));
     assert_eq!(group.held.lock().len(), 6);
     let metadata = done(&group, &JobSpec { metadata_only: true, verify: true, ..spec(&["a"]) });
     assert_eq!((metadata.state, metadata.files_done, metadata.bytes_done), (JobState::Succeeded, 5, 0));
@@ -216,6 +245,51 @@ fn patterns_and_lists_choose() {
     let named: Vec<&str> = listed.failed.iter().map(|f| f.path.as_str()).collect();
     assert_eq!(named, ["c", "nowhere"]);
     assert!(listed.failed[0].reason.contains("a folder") && listed.failed[1].reason.contains("not there"));
+}
+
+#[test]
+fn patterns_that_match_no_file_fail_the_job() {
+    let group = Group::new(&TREE);
+    for action in [JobAction::Load, JobAction::Free] {
+        let none = done(&group, &JobSpec { action, include: vec!["*.bim".into()], ..spec(&[""]) });
+        assert_eq!((none.state, none.files_total), (JobState::Failed, 0), "{none:?}");
+        assert!(none.why.contains("no file matches --include"), "{none:?}");
+    }
+    let empty = Group::new(&[]);
+    assert_eq!(done(&empty, &spec(&[""])).state, JobState::Succeeded, "an empty folder without patterns");
+}
+
+#[test]
+fn pinned_blocks_are_kept_and_counted_and_all_of_a_source_includes_old_versions() {
+    let group = Group::new(&TREE);
+    let fill = || {
+        done(&group, &spec(&[""]));
+        let more = ["old version", "mem://other/file", "a/b/old version"].map(|name| (name.to_owned(), 0));
+        group.held.lock().extend(more);
+    };
+    let free = |paths: &[&str], with_pinned: bool, everything: bool| {
+        done(&group, &JobSpec { action: JobAction::Free, with_pinned, everything, ..spec(paths) })
+    };
+    let left =
+        || group.held.lock().iter().filter(|block| !is_pinned(block)).map(|block| block.0.clone()).collect::<Vec<_>>();
+    fill();
+    let above = free(&["a"], false, false);
+    assert_eq!((above.state, above.bytes_moved, above.bytes_pinned), (JobState::Succeeded, 350, 2011), "{above:?}");
+    assert!(above.note.contains("1.96 KiB are pinned and were kept; --pinned"), "{above:?}");
+    assert!(left().contains(&"old version".to_owned()));
+    let whole = free(&[""], false, false);
+    // Blocks of the whole caches are counted as full.
+    assert_eq!((whole.bytes_moved, whole.bytes_pinned), (7 + 1 + 100, 2300), "{whole:?}");
+    assert_eq!(left(), ["mem://other/file"]);
+    let pinned_too = free(&["/"], true, false);
+    assert_eq!((pinned_too.bytes_pinned, pinned_too.note.as_str()), (0, ""));
+    assert_eq!(*group.held.lock(), BTreeSet::from([("mem://other/file".to_owned(), 0)]));
+    fill();
+    let everything = free(&[""], false, true);
+    assert_eq!((everything.state, everything.files_total, everything.bytes_pinned), (JobState::Succeeded, 0, 2300));
+    assert!(everything.listed && left().is_empty(), "{everything:?}");
+    free(&[""], true, true);
+    assert!(group.held.lock().is_empty());
 }
 
 #[test]
@@ -249,8 +323,11 @@ fn failures_are_repeated_named_and_do_not_end_the_job() {
         fn check_parts(&self, parts: &[FilePart], replicas: Option<u32>) -> Vec<Result<WorkDone>> {
             self.0.check_parts(parts, replicas)
         }
-        fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
-            self.0.free_parts(parts)
+        fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
+            self.0.free_parts(parts, with_pinned)
+        }
+        fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+            self.0.free_all(every_source, with_pinned)
         }
     }
     let group = Forgets(Group::new(&TREE));
@@ -499,8 +576,11 @@ impl JobTarget for Two {
     fn check_parts(&self, parts: &[FilePart], copies: Option<u32>) -> Vec<Result<WorkDone>> {
         self.0.check_parts(parts, copies)
     }
-    fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
-        self.0.free_parts(parts)
+    fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
+        self.0.free_parts(parts, with_pinned)
+    }
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+        self.0.free_all(every_source, with_pinned)
     }
 }
 

@@ -10,7 +10,7 @@ mod writes;
 use hot::HotBlocks;
 use parking_lot::{Mutex, RwLock};
 use recent::RecentObjects;
-use spurline_cache::{Cache, CacheContext, PinOutcome, WarmBatch};
+use spurline_cache::{Cache, CacheContext, PinOutcome, RemovedBytes, WarmBatch};
 use spurline_origin::OriginStore;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, HOT_BODY, HelloRequest, MAX_PAYLOAD, NodeRequest, ObjectRange, ObjectRanges,
@@ -42,6 +42,7 @@ thread_local! {
     static BODY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+pub use held_objects::object_of_json;
 pub use hot::HotRule;
 pub use writes::OpenWritable;
 
@@ -365,11 +366,17 @@ impl CacheNode {
         Self::send_body(&RangesDone(done.collect()), responder)
     }
 
-    fn drop_parts(&self, volume: VolumeId, parts: ObjectRanges<'_>, responder: &mut dyn Responder) -> Result<()> {
+    fn drop_parts(
+        &self,
+        volume: VolumeId,
+        with_pinned: bool,
+        parts: ObjectRanges<'_>,
+        responder: &mut dyn Responder,
+    ) -> Result<()> {
         let cache = self.volume_by_id(volume)?;
         let done = parts.iter().map(|part| {
             let (object, blocks) = self.blocks_of(&cache, &part)?;
-            Ok(RangeDone { moved_bytes: cache.drop_blocks(&object, blocks), ..RangeDone::default() })
+            Ok(removal_done(cache.drop_blocks(&object, blocks, with_pinned)))
         });
         Self::send_body(&RangesDone(done.collect::<Result<_>>()?), responder)
     }
@@ -395,6 +402,10 @@ impl CacheNode {
         BODY.set(body);
         result
     }
+}
+
+fn removal_done(bytes: RemovedBytes) -> RangeDone {
+    RangeDone { moved_bytes: bytes.removed, held_bytes: bytes.kept_pinned, error: None }
 }
 
 fn max_age(ms: u32) -> Duration {
@@ -531,7 +542,12 @@ impl CacheNode {
                 responder.send_data(info.to_string().as_bytes(), &[])
             }
             NodeRequest::Warm { volume, verify, parts } => self.warm_parts(volume, verify, parts, responder),
-            NodeRequest::Drop { volume, parts } => self.drop_parts(volume, parts, responder),
+            NodeRequest::Drop { volume, with_pinned, parts } => self.drop_parts(volume, with_pinned, parts, responder),
+            NodeRequest::DropAll { volume, every_source, with_pinned, part } => {
+                responder.before_wait();
+                let dropped = self.volume_by_id(volume)?.drop_part(part as usize, every_source, with_pinned);
+                Self::send_body(&RangesDone(dropped.map(removal_done).into_iter().collect()), responder)
+            }
             NodeRequest::Write(write) => {
                 let start = Instant::now();
                 let result = self.serve_write(&write, responder);

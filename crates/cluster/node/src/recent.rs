@@ -20,6 +20,8 @@ pub(crate) struct RecentObject {
 
 #[derive(Default)]
 struct RecentGenerations {
+    /// Objects added since start.
+    added: u64,
     young: HashMap<ObjectId, RecentObject>,
     old: HashMap<ObjectId, RecentObject>,
 }
@@ -41,6 +43,20 @@ impl RecentObjects {
         }
         let times = both.old.remove(&object.id).map_or(0, |known| known.times) + 1;
         both.young.insert(object.id, RecentObject { volume, object: object.clone(), times });
+        both.added += 1;
+    }
+
+    /// Adds an object that was used before the start, unless there are enough.
+    pub fn restore_object(&self, volume: usize, object: ObjectRef, times: u64) {
+        let mut both = self.0.lock();
+        if both.old.len() < MOST && !both.young.contains_key(&object.id) {
+            both.old.insert(object.id, RecentObject { volume, object, times });
+        }
+    }
+
+    /// The number of objects added since start: while it stays, only counts have changed.
+    pub fn added_count(&self) -> u64 {
+        self.0.lock().added
     }
 
     /// The objects after `id` in the order of ids, or all.

@@ -1,6 +1,5 @@
 //! What each value has to be beyond the type of its default: for the check of a person's values and for the chart's schema.
 
-use spurline_config::values::parse_buffer_size;
 use spurline_config::{CacheSize, Registry, SourceUrl};
 use spurline_types::Size;
 use std::net::IpAddr;
@@ -140,7 +139,7 @@ fn mount_memory(text: &str) -> Result<(), String> {
 }
 
 fn buffer_size(text: &str) -> Result<(), String> {
-    parse_buffer_size(text).map(drop)
+    text.parse::<Size>().map(drop).map_err(|why| why.to_string())
 }
 
 fn cache_size(text: &str) -> Result<(), String> {

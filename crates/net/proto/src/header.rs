@@ -30,6 +30,8 @@ pub enum FrameOp {
     Warm,
     /// Takes parts of objects out of a node's cache.
     Drop,
+    /// Takes a part of all blocks out of a node's cache.
+    DropAll,
     /// Describes the node itself.
     Describe,
     /// Changes a node's share of its group's blocks.
@@ -47,7 +49,7 @@ pub enum FrameOp {
 }
 
 impl FrameOp {
-    const NAMED: [(FrameOp, u16); 18] = [
+    const NAMED: [(FrameOp, u16); 19] = [
         (FrameOp::Hello, 1),
         (FrameOp::Ping, 2),
         (FrameOp::Challenge, 3),
@@ -65,6 +67,7 @@ impl FrameOp {
         (FrameOp::Rules, 26),
         (FrameOp::Classify, 27),
         (FrameOp::HeldObjects, 28),
+        (FrameOp::DropAll, 29),
         (FrameOp::Write, 32),
     ];
 
@@ -88,6 +91,7 @@ impl FrameOp {
             FrameOp::Rules => 26,
             FrameOp::Classify => 27,
             FrameOp::HeldObjects => 28,
+            FrameOp::DropAll => 29,
             FrameOp::Write => 32,
             FrameOp::Unknown(code) => code,
         }

@@ -113,7 +113,7 @@ const MAX_ERROR_MESSAGE: usize = 512;
 pub struct RangeDone {
     /// Bytes of whole blocks that were fetched or dropped.
     pub moved_bytes: u64,
-    /// Bytes of whole blocks that were cached already.
+    /// Bytes of whole blocks that were cached already, or that a removal kept because they are pinned.
     pub held_bytes: u64,
     /// Why it was not done, or not completely.
     pub error: Option<Error>,

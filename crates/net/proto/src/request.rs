@@ -169,12 +169,27 @@ pub enum NodeRequest<'a> {
         /// The ranges to bring in.
         parts: ObjectRanges<'a>,
     },
-    /// Removes ranges from the node's cache, whole blocks only; answered by a `RangesDone`.
+    /// Removes ranges from the node's cache, whole blocks only; answered by a `RangesDone`, in which bytes held are
+    /// those kept because they are pinned.
     Drop {
         /// The volume.
         volume: VolumeId,
+        /// Whether pinned blocks are removed as well.
+        with_pinned: bool,
         /// The ranges to remove.
         parts: ObjectRanges<'a>,
+    },
+    /// Removes one part of all blocks from the node's cache, of any file and version; answered by a `RangesDone` with one
+    /// result as for a `Drop`, or with none beyond the last part.
+    DropAll {
+        /// The volume.
+        volume: VolumeId,
+        /// Whether the blocks of all other sources are removed as well.
+        every_source: bool,
+        /// Whether pinned blocks are removed as well.
+        with_pinned: bool,
+        /// The number of the part, from 0.
+        part: u32,
     },
     /// Queries the node itself: configuration, disks, counters; answered by JSON text.
     Describe,
@@ -229,6 +244,7 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Info { .. } => FrameOp::Info,
             NodeRequest::Warm { .. } => FrameOp::Warm,
             NodeRequest::Drop { .. } => FrameOp::Drop,
+            NodeRequest::DropAll { .. } => FrameOp::DropAll,
             NodeRequest::Describe => FrameOp::Describe,
             NodeRequest::HeldObjects { .. } => FrameOp::HeldObjects,
             NodeRequest::Weigh { .. } => FrameOp::Weigh,
@@ -320,7 +336,18 @@ impl<'a> NodeRequest<'a> {
                 out.put_u8(u8::from(verify));
                 out.extend_from_slice(parts.bytes());
             }
-            NodeRequest::Drop { volume, parts } | NodeRequest::Classify { volume, parts } => {
+            NodeRequest::Drop { volume, with_pinned, parts } => {
+                out.put_u32(volume.0);
+                out.put_u8(u8::from(with_pinned));
+                out.extend_from_slice(parts.bytes());
+            }
+            NodeRequest::DropAll { volume, every_source, with_pinned, part } => {
+                out.put_u32(volume.0);
+                out.put_u8(u8::from(every_source));
+                out.put_u8(u8::from(with_pinned));
+                out.put_u32(part);
+            }
+            NodeRequest::Classify { volume, parts } => {
                 out.put_u32(volume.0);
                 out.extend_from_slice(parts.bytes());
             }
@@ -369,9 +396,17 @@ impl<'a> NodeRequest<'a> {
                 verify: take_switch(&mut take, "whether to verify")?,
                 parts: ObjectRanges::take_ranges(&mut take)?,
             },
-            FrameOp::Drop => {
-                NodeRequest::Drop { volume: take_volume(&mut take)?, parts: ObjectRanges::take_ranges(&mut take)? }
-            }
+            FrameOp::Drop => NodeRequest::Drop {
+                volume: take_volume(&mut take)?,
+                with_pinned: take_switch(&mut take, "whether to drop pinned blocks")?,
+                parts: ObjectRanges::take_ranges(&mut take)?,
+            },
+            FrameOp::DropAll => NodeRequest::DropAll {
+                volume: take_volume(&mut take)?,
+                every_source: take_switch(&mut take, "whether to drop other sources")?,
+                with_pinned: take_switch(&mut take, "whether to drop pinned blocks")?,
+                part: take.take_u32("a part of the cache")?,
+            },
             FrameOp::Weigh => NodeRequest::Weigh { weight: take.take_u32("a weight")? },
             FrameOp::Classify => {
                 NodeRequest::Classify { volume: take_volume(&mut take)?, parts: ObjectRanges::take_ranges(&mut take)? }
@@ -409,6 +444,7 @@ impl fmt::Display for NodeRequest<'_> {
             NodeRequest::Info { path, .. } => write!(f, "cached blocks of {}", name(path)),
             NodeRequest::Warm { parts, .. } => write!(f, "warming of {} ranges", parts.iter().count()),
             NodeRequest::Drop { parts, .. } => write!(f, "dropping of {} ranges", parts.iter().count()),
+            NodeRequest::DropAll { part, .. } => write!(f, "dropping of part {part} of the cache"),
             NodeRequest::Weigh { weight } => write!(f, "a share of {weight}"),
             NodeRequest::Rules { .. } => f.write_str("rules for folders"),
             NodeRequest::Classify { parts, .. } => write!(f, "classification of {} ranges", parts.iter().count()),

@@ -265,7 +265,7 @@ proptest! {
         prop_assert_eq!((list.len(), list.is_empty()), (parts.len(), parts.is_empty()));
         prop_assert_eq!(&list.as_ranges().iter().collect::<Vec<_>>(), &parts);
         let volume = VolumeId(n as u32);
-        for request in [NodeRequest::Warm { volume, verify: n % 2 == 0, parts: list.as_ranges() }, NodeRequest::Drop { volume, parts: list.as_ranges() }, NodeRequest::Classify { volume, parts: list.as_ranges() }] {
+        for request in [NodeRequest::Warm { volume, verify: n % 2 == 0, parts: list.as_ranges() }, NodeRequest::Drop { volume, with_pinned: n % 2 == 1, parts: list.as_ranges() }, NodeRequest::Classify { volume, parts: list.as_ranges() }] {
             let mut frame = Vec::new();
             request.encode(n, &mut frame).unwrap();
             let header = FrameHeader::decode(frame.first_chunk().unwrap()).unwrap();

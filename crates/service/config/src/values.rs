@@ -24,7 +24,6 @@ impl FromStr for CacheSize {
         if s.trim() == "-1" {
             return Ok(CacheSize::All);
         }
-        refuse_bare_mebibytes(s)?;
         match s.parse::<Size>() {
             Ok(Size(0)) => Ok(CacheSize::None),
             Ok(Size(n)) => Ok(CacheSize::Bytes(n)),
@@ -40,30 +39,6 @@ impl fmt::Display for CacheSize {
             CacheSize::All => f.write_str("-1"),
             CacheSize::Bytes(n) => Size(*n).fmt(f),
         }
-    }
-}
-
-/// A memory budget (`--buffer-size`).
-///
-/// # Errors
-/// Why the word is no size, or is a number of MiB without its unit.
-pub fn parse_buffer_size(s: &str) -> Result<Size, String> {
-    refuse_bare_mebibytes(s)?;
-    s.parse::<Size>().map_err(|e| e.to_string())
-}
-
-/// Plain numbers below this are too few bytes for any cache or budget, and usual as numbers of MiB.
-const LEAST_BARE: u64 = 16 << 20;
-
-/// Refuses `8192` where bytes are meant: JuiceFS counts these flags in MiB.
-fn refuse_bare_mebibytes(s: &str) -> Result<(), String> {
-    let s = s.trim();
-    let bare = !s.is_empty() && s.bytes().all(|c| c.is_ascii_digit());
-    match s.parse::<u64>() {
-        Ok(n) if bare && n > 0 && n < LEAST_BARE => Err(format!(
-            "{n} is a number of bytes, because it has no unit; did you mean {n}M? (JuiceFS counts this flag in MiB)"
-        )),
-        _ => Ok(()),
     }
 }
 

@@ -41,6 +41,26 @@ impl Display for AccessLine {
     }
 }
 
+/// Looks up the present path of an inode below the source; `None` if it is unknown by then.
+pub type InodePaths = Box<dyn Fn(u64) -> Option<Vec<u8>> + Send>;
+
+/// A line with the path of its inode.
+struct NamedLine {
+    line: AccessLine,
+    path: Option<Vec<u8>>,
+}
+
+impl Display for NamedLine {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        self.line.fmt(f)?;
+        match &self.path {
+            // Quoted: names contain blanks, and may contain line breaks.
+            Some(path) => write!(f, " path={:?}", format!("/{}", String::from_utf8_lossy(path))),
+            None => Ok(()),
+        }
+    }
+}
+
 /// An open access log.
 #[derive(Debug)]
 pub struct AccessLogWriter {
@@ -52,11 +72,11 @@ pub struct AccessLogWriter {
 }
 
 impl AccessLogWriter {
-    /// Appends to the file at `path`.
+    /// Appends to the file at `path`. `names` is called by the writer's thread.
     ///
     /// # Errors
     /// When it cannot be opened, or is a pipe without a reader.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path, names: InodePaths) -> Result<Self> {
         let what = || format!("access log {}", path.display());
         let io = |e: std::io::Error| Error::io(what(), &e);
         // Without O_NONBLOCK, opening a pipe without a reader would block for ever.
@@ -78,7 +98,7 @@ impl AccessLogWriter {
         std::thread::Builder::new()
             .name("access-log".into())
             .spawn(move || {
-                write_lines(&receiver, file, &counted);
+                write_lines(&receiver, file, &names, &counted);
                 let _ = finished.send(());
             })
             .map_err(io)?;
@@ -122,11 +142,16 @@ impl Drop for AccessLogWriter {
     }
 }
 
-fn write_lines(receiver: &Receiver<Option<AccessLine>>, mut out: AccessLogFile, dropped: &AtomicU64) {
+fn write_lines(
+    receiver: &Receiver<Option<AccessLine>>,
+    mut out: AccessLogFile,
+    names: &InodePaths,
+    dropped: &AtomicU64,
+) {
     let mut failed = false;
     loop {
         let result = match receiver.recv_timeout(FLUSH) {
-            Ok(Some(line)) => match out.put_line(&line) {
+            Ok(Some(line)) => match out.put_line(NamedLine { path: names(line.ino), line }) {
                 // The dropped lines came after this one.
                 Ok(()) => out.say_dropped(dropped),
                 Err(error) => {
@@ -209,6 +234,11 @@ fn file_ends_in_a_line(path: &Path) -> std::io::Result<bool> {
 mod tests {
     use super::*;
 
+    /// The file system knows no inode any more.
+    fn no_names() -> InodePaths {
+        Box::new(|_| None)
+    }
+
     fn note(log: &AccessLogWriter, lines: u64) {
         for ino in 0..lines {
             log.record_request("read", ino, 4096, 100, 0, Duration::from_micros(12));
@@ -237,7 +267,7 @@ mod tests {
     fn every_request_is_a_line_or_counted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("access.log");
-        let log = AccessLogWriter::open(&path).unwrap();
+        let log = AccessLogWriter::open(&path, no_names()).unwrap();
         let total = WAITING as u64 * 2;
         note(&log, total);
         drop(log);
@@ -248,12 +278,23 @@ mod tests {
     }
 
     #[test]
+    fn a_line_names_the_inode_and_stays_one_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("access.log");
+        let names = |ino: u64| [&b""[..], b"a b/c\n\xff"].get(ino as usize).map(|path| path.to_vec());
+        note(&AccessLogWriter::open(&path, Box::new(names)).unwrap(), 3);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let ends: Vec<&str> = text.lines().map(|line| line.split_once("us=12").unwrap().1).collect();
+        assert_eq!(ends, [" path=\"/\"", " path=\"/a b/c\\n\u{fffd}\"", ""]);
+    }
+
+    #[test]
     fn a_line_that_was_begun_by_another_process_is_ended() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("access.log");
         std::fs::write(&path, "half a l").unwrap();
         for times in 1..3 {
-            note(&AccessLogWriter::open(&path).unwrap(), 1);
+            note(&AccessLogWriter::open(&path, no_names()).unwrap(), 1);
             let text = std::fs::read_to_string(&path).unwrap();
             assert_eq!(counted(text.strip_prefix("half a l\n").unwrap()), (times, 0));
         }
@@ -282,7 +323,7 @@ mod tests {
         while filler.write_all(&[0; 4096]).is_ok() {}
         // The disk is full in the middle of a line.
         filler.set_len(filler.metadata().unwrap().len() - 4096).unwrap();
-        let log = AccessLogWriter::open(&path).unwrap();
+        let log = AccessLogWriter::open(&path, no_names()).unwrap();
         // More than disk and writer hold, fewer than the queue holds.
         let total = 4000;
         note(&log, total);
@@ -316,7 +357,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-        let error = AccessLogWriter::open(&path).unwrap_err();
+        let error = AccessLogWriter::open(&path, no_names()).unwrap_err();
         assert!(error.message().contains("it has no reader"), "{error}");
     }
 
@@ -328,7 +369,7 @@ mod tests {
         assert!(made.success());
         // Opened for both, so that the open does not block; nothing is read.
         let _pipe = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        let log = AccessLogWriter::open(&path).unwrap();
+        let log = AccessLogWriter::open(&path, no_names()).unwrap();
         // More than pipe, writer and queue hold together.
         note(&log, WAITING as u64 * 4);
         let (finished, done) = sync_channel(1);
@@ -342,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_path_that_is_no_file_is_named() {
-        let error = AccessLogWriter::open(Path::new("/proc/nowhere/log")).unwrap_err();
+        let error = AccessLogWriter::open(Path::new("/proc/nowhere/log"), no_names()).unwrap_err();
         assert!(error.message().contains("/proc/nowhere/log"));
     }
 }

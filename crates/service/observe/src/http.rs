@@ -24,6 +24,9 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 /// Deadline for a client's request line and headers.
 const HEADER_LIMIT: Duration = Duration::from_secs(10);
 
+/// How many ports after a taken default port are tried: more than processes of one host that show metrics.
+const NEXT_PORTS: u16 = 200;
+
 const PAGE: &str = include_str!("page.html");
 
 /// The server's address.
@@ -31,7 +34,7 @@ const PAGE: &str = include_str!("page.html");
 pub enum MetricsBind {
     /// This address, else an error.
     Exactly(SocketAddr),
-    /// This address, or a free port of the same address if it is taken.
+    /// This address, or the next free port of it if it is taken.
     Near(SocketAddr),
 }
 
@@ -39,7 +42,6 @@ pub enum MetricsBind {
 #[derive(Debug)]
 pub struct MetricsServer {
     address: SocketAddr,
-    port_changed: bool,
     _stop: oneshot::Sender<()>,
 }
 
@@ -49,16 +51,12 @@ impl MetricsServer {
     /// # Errors
     /// When the address is not available; the error names it.
     pub fn start(bind: MetricsBind, target: Arc<dyn AdminTarget>) -> Result<Self> {
-        let (wanted, free) = match bind {
-            MetricsBind::Exactly(address) => (address, None),
-            MetricsBind::Near(address) => (address, Some(SocketAddr::new(address.ip(), 0))),
+        let (wanted, last_port) = match bind {
+            MetricsBind::Exactly(address) => (address, address.port()),
+            MetricsBind::Near(address) => (address, address.port().saturating_add(NEXT_PORTS)),
         };
         let io = |e: std::io::Error| Error::io(format_args!("metrics at {wanted}"), &e);
-        let (listener, moved) = match (TcpListener::bind(wanted), free) {
-            (Ok(listener), _) => (listener, false),
-            (Err(_), Some(free)) => (TcpListener::bind(free).map_err(io)?, true),
-            (Err(error), None) => return Err(io(error)),
-        };
+        let listener = bind_first_free(wanted, last_port).map_err(io)?;
         listener.set_nonblocking(true).map_err(io)?;
         let address = listener.local_addr().map_err(io)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
@@ -75,17 +73,25 @@ impl MetricsServer {
                 runtime.shutdown_background();
             })
             .map_err(io)?;
-        Ok(MetricsServer { address, port_changed: moved, _stop: stop })
+        Ok(MetricsServer { address, _stop: stop })
     }
 
     /// The address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
+}
 
-    /// Whether the requested port was taken and another is used.
-    pub fn moved(&self) -> bool {
-        self.port_changed
+/// Listens at the first free port from that of `wanted` to `last_port`.
+fn bind_first_free(wanted: SocketAddr, last_port: u16) -> std::io::Result<TcpListener> {
+    let mut at = wanted;
+    loop {
+        match TcpListener::bind(at) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && at.port() < last_port => {
+                at.set_port(at.port() + 1);
+            }
+            bound => return bound,
+        }
     }
 }
 

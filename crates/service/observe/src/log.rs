@@ -37,6 +37,9 @@ pub struct LogSettings {
     pub filter: Option<String>,
     /// One JSON object per line.
     pub json: bool,
+    /// The service of this process, such as its mountpoint: named in each line of a file, which several processes may
+    /// share.
+    pub service: String,
     /// Also shows warnings and errors to the user, until [`end_start`]: of what goes to a file only.
     pub during_start: Option<fn(&str)>,
 }
@@ -116,22 +119,64 @@ pub fn init_logging(settings: &LogSettings) -> Result<()> {
         }};
     }
     let format = tracing_subscriber::fmt::format();
-    let stamp = LineStamp { process: file.is_some().then(std::process::id) };
-    match settings.json {
-        true => finish!(builder.json(), format.json()),
-        false => finish!(builder, format.with_target(true).with_timer(stamp)),
+    let process = if file.is_some() { Some(ProcessLabel::of_this(&settings.service)) } else { None };
+    if settings.json {
+        finish!(builder.json(), LabelledJson { inner: format.json(), process })
+    } else {
+        finish!(builder, format.with_target(true).with_timer(LineStamp { process }))
     }
 }
 
-/// The time, and in a file, which several processes may share, the process id.
+/// What distinguishes the lines of this process in a file that several processes share.
+struct ProcessLabel {
+    id: u32,
+    service: String,
+}
+
+impl ProcessLabel {
+    fn of_this(service: &str) -> Self {
+        ProcessLabel { id: std::process::id(), service: service.to_owned() }
+    }
+}
+
+/// The time and the label of the process.
 struct LineStamp {
-    process: Option<u32>,
+    process: Option<ProcessLabel>,
 }
 
 impl FormatTime for LineStamp {
     fn format_time(&self, out: &mut Writer<'_>) -> fmt::Result {
         SystemTime.format_time(out)?;
-        self.process.map_or(Ok(()), |process| write!(out, " [{process}]"))
+        match &self.process {
+            None => Ok(()),
+            Some(ProcessLabel { id, service }) if service.is_empty() => write!(out, " [{id}]"),
+            // A mountpoint may contain line breaks.
+            Some(ProcessLabel { id, service }) => write!(out, " [{id} {}]", service.escape_debug()),
+        }
+    }
+}
+
+/// Objects that begin with the label of the process.
+struct LabelledJson<F> {
+    inner: F,
+    process: Option<ProcessLabel>,
+}
+
+impl<S, N, F> FormatEvent<S, N> for LabelledJson<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let Some(ProcessLabel { id, service }) = &self.process else {
+            return self.inner.format_event(context, out, event);
+        };
+        let mut line = String::new();
+        self.inner.format_event(context, Writer::new(&mut line), event)?;
+        let fields = line.strip_prefix('{').ok_or(fmt::Error)?;
+        let service = serde_json::Value::from(service.as_str());
+        write!(out, "{{\"pid\":{id},\"service\":{service},{fields}")
     }
 }
 
@@ -233,6 +278,32 @@ mod tests {
         let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
         assert_eq!(text.matches("the disk is slow").count(), BURST as usize);
         assert_eq!(text.matches("news").count(), 100);
+    }
+
+    #[test]
+    fn lines_of_a_shared_file_name_process_and_service() {
+        let process = || Some(ProcessLabel { id: 7, service: "/mnt/a\nb".into() });
+        let format = tracing_subscriber::fmt::format().with_ansi(false);
+        let log = |as_json: bool| {
+            let sink = Sink::default();
+            let writer = sink.clone();
+            let builder = tracing_subscriber::fmt().with_writer(move || writer.clone());
+            let guard = if as_json {
+                let format = LabelledJson { inner: format.clone().json(), process: process() };
+                builder.json().event_format(LimitedFormat::new(format)).finish().set_default()
+            } else {
+                let format = format.clone().with_timer(LineStamp { process: process() });
+                builder.event_format(LimitedFormat::new(format)).finish().set_default()
+            };
+            tracing::info!("hello");
+            drop(guard);
+            String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
+        };
+        let text = log(false);
+        assert!(text.contains(" [7 /mnt/a\\nb]") && text.lines().count() == 1, "{text}");
+        let object: serde_json::Value = serde_json::from_str(&log(true)).unwrap();
+        assert_eq!((&object["pid"], &object["service"]), (&7.into(), &"/mnt/a\nb".into()), "{object}");
+        assert_eq!(object["fields"]["message"], "hello");
     }
 
     #[test]

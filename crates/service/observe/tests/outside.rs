@@ -149,11 +149,11 @@ fn the_metrics_server_serves() {
     assert_eq!(peer.fetch_status(LIMIT).unwrap()["kind"], "test");
     assert_eq!(peer.fetch_info(b"x", LIMIT).unwrap_err().kind(), ErrorKind::Unsupported);
 
-    // The wanted port is taken: another one if it was the default, an error if it was requested.
+    // The wanted port is taken: the next free one if it was the default, an error if it was requested.
     let error = MetricsServer::start(MetricsBind::Exactly(server.address()), target(false).0).unwrap_err();
     assert!(error.message().contains(&server.address().to_string()), "{error}");
     let second = MetricsServer::start(MetricsBind::Near(server.address()), target(true).0).unwrap();
-    assert!(second.moved() && second.address() != server.address());
+    assert!(second.address().port() > server.address().port(), "{:?}", second.address());
     let sick = get(second.address(), "GET /healthz HTTP/1.0\r\n\r\n");
     assert!(sick.contains(" 503 ") && sick.contains("the origin is gone"), "{sick}");
 }

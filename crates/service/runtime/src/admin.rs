@@ -8,8 +8,9 @@ use spurline_observe::locate::{self, SocketOwner};
 use spurline_observe::server::AdminServer;
 use spurline_observe::{AdminTarget, usage};
 use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// The admin socket and the metrics page of this process; dropping it closes both.
@@ -27,8 +28,9 @@ impl AdminServices {
     pub fn open(
         owner: SocketOwner<'_>,
         metrics: &MetricsConfig,
-        target: &Arc<dyn AdminTarget>,
+        target: &Arc<ProcessTarget>,
     ) -> std::result::Result<Self, Fault> {
+        let answers: Arc<dyn AdminTarget> = Arc::clone(target) as _;
         let start = |path: PathBuf| {
             if let SocketOwner::Mount(at) = owner
                 && locate::is_detached(&path, at)
@@ -36,7 +38,7 @@ impl AdminServices {
                 tracing::info!(socket = %path.display(), "a mount that was detached from here gives up its admin socket");
                 let _ = std::fs::remove_file(&path);
             }
-            AdminServer::start(&path, Arc::clone(target))
+            AdminServer::start(&path, Arc::clone(&answers))
         };
         let admin = match locate::make_socket_path(owner).and_then(start) {
             Ok(server) => {
@@ -49,7 +51,12 @@ impl AdminServices {
                 None
             }
         };
-        Ok(AdminServices { _admin: admin, _metrics: open_metrics(metrics, target)? })
+        let metrics = open_metrics(metrics, &answers)?;
+        if let Some(metrics) = &metrics {
+            // Only one page is opened.
+            let _ = target.metrics_address.set(metrics.address());
+        }
+        Ok(AdminServices { _admin: admin, _metrics: metrics })
     }
 }
 
@@ -69,17 +76,7 @@ pub fn open_metrics(
     match bind.map(|bind| MetricsServer::start(bind, Arc::clone(target))) {
         None => Ok(None),
         Some(Ok(server)) => {
-            let address = server.address();
-            if server.moved() {
-                let wanted = checked::DEFAULT_METRICS;
-                tracing::warn!(
-                    %address,
-                    "metrics page; {wanted} is in use by another process: give each process of this host a port of its own \
-                     with --metrics ADDR, or --metrics none"
-                );
-            } else {
-                tracing::info!(%address, "metrics page");
-            }
+            tracing::info!(address = %server.address(), "metrics page");
             Ok(Some(server))
         }
         Some(Err(error)) if matches!(metrics, MetricsConfig::At(_)) => {
@@ -107,12 +104,14 @@ pub struct ProcessTarget {
     pub info: PathInfo,
     /// Describes the process.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
-    /// The jobs of this process.
-    pub jobs: Option<Arc<JobManager>>,
+    /// The jobs of this process, or why it runs none.
+    pub jobs: std::result::Result<Arc<JobManager>, &'static str>,
     /// Prepares a mount for an NFS server.
     pub export: Option<Box<dyn Fn() -> Result<()> + Send + Sync>>,
     /// Whether the service works.
     pub health: Box<dyn Fn() -> Result<()> + Send + Sync>,
+    /// Where the metrics page is, once it is open.
+    pub metrics_address: OnceLock<SocketAddr>,
 }
 
 impl AdminTarget for ProcessTarget {
@@ -130,14 +129,16 @@ impl AdminTarget for ProcessTarget {
         (self.info)(path)
     }
     fn status(&self) -> Value {
-        (self.status)()
+        let mut status = (self.status)();
+        status["pid"] = std::process::id().into();
+        status["metrics"] = self.metrics_address.get().map(ToString::to_string).into();
+        status
     }
     fn jobs(&self, request: &Value) -> Result<Value> {
-        let none = || {
-            let why = "a node runs no jobs: it does what jobs ask of it; name a path in a mount";
-            Error::new(ErrorKind::Unsupported, why)
-        };
-        self.jobs.as_ref().ok_or_else(none)?.answer_request(request)
+        match &self.jobs {
+            Ok(jobs) => jobs.answer_request(request),
+            Err(why) => Err(Error::new(ErrorKind::Unsupported, *why)),
+        }
     }
     fn prepare_export(&self) -> Result<()> {
         let none = || Error::new(ErrorKind::Unsupported, "this process has no mount");

@@ -10,11 +10,10 @@ use spurline_config::{CoordinatorConfig, Fault};
 use spurline_membership::url::RegistryUrl;
 use spurline_membership::{CoordinatorServer, JobStore, open_registry};
 use spurline_net_tcp::group_addresses;
-use spurline_observe::AdminTarget;
 use spurline_observe::locate::SocketOwner;
 use spurline_types::{Error, ErrorKind, Stats};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// A coordinator that serves.
@@ -88,7 +87,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
     let jobs = GroupJobs::start(&jobs_dir, store, registry, trust, Arc::clone(&stats))?;
     coordinator.set_job_handler(Arc::clone(&jobs) as _);
     let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
-    let look: Arc<dyn AdminTarget> = Arc::new(ProcessTarget {
+    let look = Arc::new(ProcessTarget {
         stats,
         started,
         gauges: {
@@ -114,9 +113,10 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
                 })
             })
         },
-        jobs: None,
+        jobs: Err("a coordinator takes jobs at its port: give --registry coordinator://HOST:PORT and --source URL"),
         export: None,
         health: Box::new(|| Ok(())),
+        metrics_address: OnceLock::new(),
     });
     let owner = listening.first().cloned().unwrap_or_default();
     let admin = AdminServices::open(SocketOwner::Node(&owner), &config.metrics, &look)?;

@@ -10,9 +10,10 @@ use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
+use spurline_node::object_of_json;
 use spurline_proto::{NodeRequest, RangeDone};
 use spurline_types::units::human_bytes;
-use spurline_types::{Error, ErrorKind, Member, ObjectRef, Result, Stats, Version};
+use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,6 +54,9 @@ pub struct DrainProgress {
     pub total: u64,
     /// Bytes handed over.
     pub handed: u64,
+    /// Bytes in the node's cache that are not handed over, because their files were not used lately: the node does not know
+    /// their names.
+    pub unlisted: u64,
     /// Files that were not handed over completely, and the reasons.
     pub failed: Vec<(String, Error)>,
 }
@@ -116,12 +120,11 @@ pub fn drain_node(
     // Twice, where the weight can be cleared: the second pass moves what the node fetched for readers during the
     // first.
     for pass in 0..1 + u32::from(told) {
-        let (held, block_size) = list_held(&reach, &node).map_err(|error| unreachable_node(&node, &error))?;
-        sums = DrainProgress {
-            total: held.iter().flat_map(|held| &held.extents).map(bytes_of).sum(),
-            ..DrainProgress::default()
-        };
-        for HeldObjects { source, extents } in &held {
+        let held = list_held(&reach, &node).map_err(|error| unreachable_node(&node, &error))?;
+        let block_size = held.block_size;
+        let total = held.sources.iter().flat_map(|held| &held.extents).map(bytes_of).sum();
+        sums = DrainProgress { total, unlisted: held.cached_bytes.saturating_sub(total), ..DrainProgress::default() };
+        for HeldObjects { source, extents } in &held.sources {
             let mut remote = None;
             let warm = |some: &[ObjectExtent]| -> Vec<RangeDone> {
                 match remote.get_or_insert_with(|| open_remaining_nodes(&reach, source, &after, &stats)) {
@@ -216,14 +219,22 @@ fn find_member<'a>(members: &'a [Arc<Member>], wanted: &str) -> std::result::Res
     })
 }
 
-/// The extents that the node holds, by source, and its block size.
-fn list_held(reach: &PeerConnector, node: &Member) -> Result<(Vec<HeldObjects>, u64)> {
+/// The content of a node's cache, as far as the node knows names.
+struct HeldList {
+    sources: Vec<HeldObjects>,
+    block_size: u64,
+    /// Bytes of all blocks, also of those without a known name.
+    cached_bytes: u64,
+}
+
+fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
     let pool = reach.pool(node);
     let mut lease = pool.checkout(Instant::now() + FIRST)?;
     let block_size = lease.welcome().block_size;
     let senseless =
         |what: &str| Error::new(ErrorKind::Protocol, format!("its list of cached blocks is malformed: {what}"));
     let (mut objects, mut after, mut body) = (Vec::new(), None, Vec::new());
+    let mut cached_bytes = 0;
     loop {
         let request = NodeRequest::HeldObjects { after };
         lease.call(&request, &mut body, &mut [], &mut |_| {}, Instant::now() + PATIENCE)?;
@@ -233,6 +244,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<(Vec<HeldObjects>, 
             return Err(Error::new(ErrorKind::Unsupported, why));
         };
         objects.extend(some);
+        cached_bytes += page["cached_bytes"].as_u64().unwrap_or(0);
         match page["next"].as_str() {
             Some(next) => after = Some(u128::from_str_radix(next, 16).map_err(|_| senseless("next"))?),
             None => break,
@@ -242,10 +254,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<(Vec<HeldObjects>, 
     // Sources in the order of their hottest object.
     let (mut held, mut places): (Vec<HeldObjects>, BTreeMap<String, usize>) = Default::default();
     for one in &objects {
-        let text = |key: &str| one[key].as_str().ok_or_else(|| senseless(key));
-        let (source, path) = (text("source")?, hex_decoded(text("path")?).ok_or_else(|| senseless("path"))?);
-        let size = one["size"].as_u64().ok_or_else(|| senseless("size"))?;
-        let object = ObjectRef::new(source, &path, Version::new(text("version")?), size);
+        let (source, object) = object_of_json(one).ok_or_else(|| senseless("an object"))?;
         let at = *places.entry(source.to_owned()).or_insert_with(|| {
             held.push(HeldObjects { source: source.to_owned(), extents: Vec::new() });
             held.len() - 1
@@ -262,13 +271,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<(Vec<HeldObjects>, 
             }
         }
     }
-    Ok((held, block_size))
-}
-
-fn hex_decoded(text: &str) -> Option<Vec<u8>> {
-    let (digits, rest) = text.as_bytes().as_chunks::<2>();
-    let byte = |two: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok();
-    rest.is_empty().then(|| digits.iter().map(byte).collect())?
+    Ok(HeldList { sources: held, block_size, cached_bytes })
 }
 
 /// The remaining nodes of the group, as a volume of `source`.
@@ -305,13 +308,8 @@ fn clear_weight(reach: &PeerConnector, node: &Member) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spurline_types::{ObjectRef, Version};
     use std::cell::Cell;
-
-    #[test]
-    fn paths_of_any_bytes_come_back() {
-        assert_eq!(hex_decoded("00ff612f"), Some(vec![0, 255, b'a', b'/']));
-        assert_eq!((hex_decoded("0"), hex_decoded("zz"), hex_decoded("")), (None, None, Some(Vec::new())));
-    }
 
     #[test]
     fn it_ends_between_two_rounds_and_says_what_was_done() {

@@ -18,6 +18,7 @@ pub mod node;
 mod peer_status;
 pub mod peers;
 mod rails;
+mod recent_file;
 pub mod rules;
 mod settings;
 pub mod setup;

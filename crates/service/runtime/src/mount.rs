@@ -16,13 +16,12 @@ use spurline_fuse::{
     WritableFsHandler,
 };
 use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
-use spurline_observe::AdminTarget;
-use spurline_observe::access::AccessLogWriter;
+use spurline_observe::access::{AccessLogWriter, InodePaths};
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::SourceScheme;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::writes::LockScope;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -39,6 +38,10 @@ const HUNG_STEP: Duration = Duration::from_secs(1);
 
 /// How long a health check tries to reach a node.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
+
+/// Why `load` and `free` are refused where reads are not served from blocks.
+const WRITABLE_MOUNT_HAS_NO_JOBS: &str = "the mount is writable (--rw): its reads go past the block cache, so there is nothing to load or to free; name a path \
+     in a mount of the source without --rw, or the coordinator of the nodes (--registry coordinator://HOST:PORT --source URL)";
 
 /// A mount whose volume is open and whose admin services answer, but which is not mounted yet.
 pub struct PreparedMount {
@@ -57,6 +60,20 @@ enum MountHandler {
 }
 
 impl MountHandler {
+    /// The present paths of inodes, for logs. It does not keep the file system alive.
+    fn path_names(&self) -> InodePaths {
+        match self {
+            MountHandler::Reads(handler) => {
+                let fs = Arc::downgrade(handler.fs());
+                Box::new(move |ino| fs.upgrade()?.path_of(ino))
+            }
+            MountHandler::Changes(handler) => {
+                let fs = Arc::downgrade(handler.fs());
+                Box::new(move |ino| fs.upgrade()?.path_of(ino))
+            }
+        }
+    }
+
     /// How the file system keeps the names of its inodes. It does not keep the file system alive.
     fn keep_names(&self) -> KeepNames {
         match self {
@@ -83,7 +100,7 @@ impl MountHandler {
 /// The services of a mount besides its session, in the order in which they end.
 struct MountServices {
     admin: AdminServices,
-    jobs: Arc<JobManager>,
+    jobs: Option<Arc<JobManager>>,
     access_log: Option<Arc<FuseAccessLog>>,
     volume: OpenVolume,
 }
@@ -128,8 +145,6 @@ impl PreparedMount {
         if let Some(writes) = &writes {
             check_users(&config, &options, writes)?;
         }
-        let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
-        let access_log = access_log.map(|log| Arc::new(FuseAccessLog(log)));
         let handler = match &writes {
             None => {
                 let fs = FileSystem::new(Arc::clone(&volume.volume), fs_config(&config, &options), Arc::clone(&stats));
@@ -143,14 +158,15 @@ impl PreparedMount {
                 MountHandler::Changes(Arc::new(WritableFsHandler::new(Arc::new(fs))))
             }
         };
+        let open_log = |path: &PathBuf| AccessLogWriter::open(path, handler.path_names());
+        let access_log = config.access_log.as_ref().map(open_log).transpose()?;
+        let access_log = access_log.map(|log| Arc::new(FuseAccessLog(log)));
         let exported = Arc::new(ExportedNames::new(config.volume.source.as_str(), &mountpoint, handler.keep_names()));
         exported.open_if_exported();
         let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
         // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
         let chosen = Arc::new(OnceLock::new());
-        // Jobs of a mount end with it.
-        let works_on = Arc::clone(&volume.jobs);
-        let jobs = JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
+        let jobs = if writes.is_none() { Some(start_jobs(&volume)?) } else { None };
         let stop = Arc::new(MountStop::default());
         let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
         let _ = behind.map(|behind| stop.behind.set(behind));
@@ -160,7 +176,7 @@ impl PreparedMount {
             stats,
             started,
             Arc::clone(&chosen),
-            Arc::clone(&jobs),
+            jobs.clone(),
             Arc::clone(&stop),
         );
         let admin = AdminServices::open(SocketOwner::Mount(&mountpoint), &config.metrics, &target)?;
@@ -235,7 +251,9 @@ impl RunningMount {
             log.0.finish_log();
         }
         drop(admin);
-        jobs.stop_all();
+        if let Some(jobs) = jobs {
+            jobs.stop_all();
+        }
         tracing::info!("unmounted");
         drop(volume);
         ended
@@ -335,6 +353,12 @@ impl MountStop {
             Err(error) => tracing::error!("{error}"),
         }
     }
+}
+
+/// The jobs of a mount, which end with it.
+fn start_jobs(volume: &OpenVolume) -> Result<Arc<JobManager>> {
+    let works_on = Arc::clone(&volume.jobs);
+    JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))
 }
 
 fn mount_fault(error: spurline_fuse::MountError) -> Fault {
@@ -484,9 +508,9 @@ fn admin_target(
     stats: Arc<Stats>,
     started: Instant,
     fuse: Arc<OnceLock<String>>,
-    board: Arc<JobManager>,
+    board: Option<Arc<JobManager>>,
     stop: Arc<MountStop>,
-) -> Arc<dyn AdminTarget> {
+) -> Arc<ProcessTarget> {
     let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
     let (store, remote, follower) = (reads.store.clone(), reads.remote.clone(), reads.follower.clone());
     let (asked, counters) = (remote.clone(), Arc::clone(&stats));
@@ -518,12 +542,14 @@ fn admin_target(
         stats,
         started,
         gauges: {
-            let (board, exported) = (Arc::clone(&board), Arc::clone(&exported));
+            let (board, exported) = (board.clone(), Arc::clone(&exported));
             Box::new(move |stats| {
                 exported.set_counters(&stats.export);
                 setup::set_memory_gauges(&pool, &tier, stats);
                 let mut totals = JobTotals::default();
-                board.add_totals(&mut totals);
+                if let Some(board) = &board {
+                    board.add_totals(&mut totals);
+                }
                 totals.set_gauges(&stats.jobs);
             })
         },
@@ -535,12 +561,13 @@ fn admin_target(
             Ok(info)
         }),
         status: Box::new(status),
-        jobs: Some(board),
+        jobs: board.ok_or(WRITABLE_MOUNT_HAS_NO_JOBS),
         export: Some(Box::new(move || exported.keep_names())),
         health: Box::new(move || {
             stop.check_serves()?;
             asked.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))
         }),
+        metrics_address: OnceLock::new(),
     })
 }
 

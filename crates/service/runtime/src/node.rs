@@ -3,6 +3,7 @@
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::group::NodeGroup;
+use crate::recent_file::RecentObjectsFile;
 use crate::writes::{open_node_writes, unwritable};
 use crate::{group, limits, rails, settings, setup};
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ use spurline_store::FreshDirs;
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Time limit for storing another weight in the registry; the client waits a little longer.
@@ -42,8 +43,9 @@ pub struct RunningNode {
     rdma: Option<RdmaServer>,
     admin: AdminServices,
     /// Kept alive here: the node refers to it weakly.
-    _target: Arc<dyn AdminTarget>,
-    _node: Arc<CacheNode>,
+    _target: Arc<ProcessTarget>,
+    node: Arc<CacheNode>,
+    recent: Option<RecentObjectsFile>,
     /// Cache directories that this start made; last, because dropping them removes them.
     fresh: FreshDirs,
 }
@@ -108,6 +110,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         tracing::info!("changes are taken from mounts with --rw");
     }
     node.set_placement_rule(PLACEMENT_RULE);
+    let recent = if store.is_some() { RecentObjectsFile::open(&config.cache.dirs, &node)? } else { None };
     let workers = (config.budget.serve_slots as usize).max(16);
     // Rails come first: the handshake over TCP lists them.
     let (rdma, rails) = match (&config.net.rdma, &found) {
@@ -141,7 +144,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let known = (others.as_ref(), marks.before());
     let announcer = Arc::new(group::announce_node(&config, &host, &listening, node.instance(), known, &stats)?);
     marks.write_marks();
-    let look: Arc<dyn AdminTarget> = Arc::new(ProcessTarget {
+    let look = Arc::new(ProcessTarget {
         stats: Arc::clone(&stats),
         started,
         gauges: Box::new(move |stats| setup::set_memory_gauges(&pool, &tier, stats)),
@@ -179,9 +182,10 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
                 })
             })
         },
-        jobs: None,
+        jobs: Err("a node runs no jobs, but executes their requests; name a path in a mount"),
         export: None,
         health: Box::new(move || setup::check_disks(&store.as_deref().map(|store| store.disks()).unwrap_or_default())),
+        metrics_address: OnceLock::new(),
     });
     let asked = Arc::downgrade(&look);
     node.set_describe(Box::new(move || match asked.upgrade() {
@@ -218,7 +222,8 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         rdma,
         admin,
         _target: look,
-        _node: node,
+        node,
+        recent,
         fresh,
     })
 }
@@ -263,6 +268,9 @@ impl RunningNode {
         let rdma_ended = self.rdma.is_none_or(|rdma| rdma.join(deadline));
         if !self.tcp.join(deadline) || !rdma_ended {
             tracing::warn!("requests were still being answered after {} s", setup::STOP_PATIENCE.as_secs());
+        }
+        if let Some(recent) = self.recent {
+            recent.close(&self.node);
         }
         drop(self.admin);
     }

@@ -116,7 +116,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         Arc::clone(stats),
     );
     let cache = Cache::new(shared, under);
-    let jobs = Arc::new(target::LocalCacheTarget { cache: Arc::clone(&cache), unused: config.changed });
+    let jobs = Arc::new(target::LocalCacheTarget { cache: Arc::clone(&cache) });
     Ok(OpenVolume { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None, fresh })
 }
 

@@ -7,6 +7,7 @@ use crate::fio::FioJob;
 use crate::measure::{BenchCase, FigureUnit};
 use crate::scratch;
 use crate::table::SuiteSection;
+use spurline_types::Size;
 use std::time::Duration;
 
 struct DiskLoad {
@@ -69,7 +70,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let cache = suite.disk.subdir("store")?;
     let words = |load: &DiskLoad, time: Duration| -> Vec<String> {
         let mut words: Vec<String> = vec!["store".into(), cache.display().to_string()];
-        words.extend(["--size".into(), len.to_string(), "--block".into(), load.block.to_string()]);
+        words.extend(["--size".into(), Size(len).to_string(), "--block".into(), Size(load.block).to_string()]);
         words.extend(["--depth".into(), load.depth.to_string(), "--time".into(), format!("{}ms", time.as_millis())]);
         words.extend((load.pattern == "randread").then(|| "--random".into()));
         words

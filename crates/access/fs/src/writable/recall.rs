@@ -14,6 +14,11 @@ impl WritableFileSystem {
         self.nodes.keep_names(records);
     }
 
+    /// The present path of an inode below the source, for logs; `None` if it has no name, or the kernel has forgotten it.
+    pub fn path_of(&self, ino: u64) -> Option<Vec<u8>> {
+        Some(self.nodes.resolve(ino)?.path)
+    }
+
     /// The object of a file handle, or its directory. No caller may be refused: the kernel has checked the right to use
     /// handles, and the server checks its clients' rights afterwards.
     pub(super) fn lookup_handle(&self, ino: u64, of_parent: bool) -> FsResult<NodeEntry> {

@@ -109,8 +109,11 @@ impl JobTarget for ScriptedSource {
         };
         parts.iter().map(one).collect()
     }
-    fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
+    fn free_parts(&self, parts: &[FilePart], _: bool) -> Vec<Result<WorkDone>> {
         parts.iter().map(|_| Ok(WorkDone::default())).collect()
+    }
+    fn free_all(&self, _: bool, _: bool) -> Result<WorkDone> {
+        Ok(WorkDone::default())
     }
 }
 
@@ -144,6 +147,8 @@ fn spec(parallel: u32) -> JobSpec {
         skip_if_exists: false,
         replicas: None,
         rate: 0,
+        with_pinned: false,
+        everything: false,
         parallel,
     }
 }
@@ -312,8 +317,11 @@ impl JobTarget for BatchingTarget {
     fn check_parts(&self, parts: &[FilePart], _: Option<u32>) -> Vec<Result<WorkDone>> {
         parts.iter().map(|_| Ok(WorkDone::default())).collect()
     }
-    fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
+    fn free_parts(&self, parts: &[FilePart], _: bool) -> Vec<Result<WorkDone>> {
         parts.iter().map(|_| Ok(WorkDone::default())).collect()
+    }
+    fn free_all(&self, _: bool, _: bool) -> Result<WorkDone> {
+        Ok(WorkDone::default())
     }
 }
 

@@ -32,9 +32,9 @@ fn a_group_is_warmed_where_it_will_be_read_and_freed_everywhere() {
     assert_eq!(cluster.under.reads().0, blocks);
     // A part of one, by whole blocks.
     let part = ObjectExtent { object: objects[0].clone(), bytes: BLOCK + 5..3 * BLOCK };
-    assert_eq!(mount.remote.drop_cached(&[part])[0].moved_bytes, 2 * BLOCK);
+    assert_eq!(mount.remote.drop_cached(&[part], false)[0].moved_bytes, 2 * BLOCK);
     // Everything, on every node.
-    let dropped = mount.remote.drop_cached(&extents);
+    let dropped = mount.remote.drop_cached(&extents, false);
     assert_eq!(dropped.iter().map(|part| part.moved_bytes).sum::<u64>(), total - 2 * BLOCK);
     assert!((0..3).all(|node| objects.iter().all(|object| cluster.held(node, object) == 0)));
     let freed: u64 = cluster.hosts.iter().map(|host| host.stats.blockcache.freed_bytes.get()).sum();
@@ -84,7 +84,7 @@ fn a_node_that_is_away_has_its_share_warmed_elsewhere_and_is_named_when_freeing(
     let extent = [ObjectExtent { object: long.clone(), bytes: 0..long.size }];
     let done = mount.remote.warm(&extent, Some(1), false);
     assert_eq!((&done[0].error, done[0].moved_bytes), (&None, long.size));
-    let dropped = mount.remote.drop_cached(&extent);
+    let dropped = mount.remote.drop_cached(&extent, false);
     assert_eq!(dropped[0].moved_bytes, long.size);
     assert!(dropped[0].error.is_some(), "one node may still hold it");
 }

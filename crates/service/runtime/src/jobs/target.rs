@@ -1,7 +1,7 @@
 //! The targets of jobs: the cache of this process, or the nodes of a group.
 
 use super::remark;
-use spurline_cache::Cache;
+use spurline_cache::{Cache, RemovedBytes};
 use spurline_client::{GroupVolume, ObjectExtent};
 use spurline_jobs::{FilePart, JobTarget, WorkDone};
 use spurline_membership::RegistryFollower;
@@ -25,8 +25,6 @@ const COPIES: u32 = 8;
 pub struct LocalCacheTarget {
     /// What is filled.
     pub cache: Arc<Cache>,
-    /// The mount is writable, so that its reads go past the cache.
-    pub unused: bool,
 }
 
 /// The nodes of a group.
@@ -115,11 +113,6 @@ impl JobTarget for LocalCacheTarget {
         _bytes: u64,
         files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
     ) -> Option<String> {
-        if self.unused {
-            return Some(
-                "a mount with --rw reads past the cache: load through a mount of the source without --rw".into(),
-            );
-        }
         // A lone mount has no rules.
         let Some(capacity) = self.cache.capacity_bytes() else {
             return Some(
@@ -130,11 +123,19 @@ impl JobTarget for LocalCacheTarget {
         let told = [serde_json::json!({"capacity_bytes": capacity, "pinned_bytes": 0})];
         remark::GroupCapacity::from_answers(&told).load_remark(self.source(), files.map(|(path, size)| (path, size, 1)))
     }
-    fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
-        let one = |part: &FilePart| {
-            Ok(WorkDone { held: 0, moved: self.cache.drop_blocks(&part.object, part.blocks.clone()) })
-        };
-        parts.iter().map(one).collect()
+    fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
+        parts
+            .iter()
+            .map(|part| Ok(removal_done(self.cache.drop_blocks(&part.object, part.blocks.clone(), with_pinned))))
+            .collect()
+    }
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+        let mut freed = WorkDone::default();
+        for part in 0.. {
+            let Some(bytes) = self.cache.drop_part(part, every_source, with_pinned) else { break };
+            freed += removal_done(bytes);
+        }
+        Ok(freed)
     }
 }
 
@@ -161,6 +162,10 @@ impl GroupTarget {
     fn fetch_parts(&self, parts: &[FilePart], replicas: Option<u32>, verify: bool) -> Vec<Result<WorkDone>> {
         work_done(self.remote.warm(&self.extents(parts), replicas, verify))
     }
+}
+
+fn removal_done(bytes: RemovedBytes) -> WorkDone {
+    WorkDone { held: bytes.kept_pinned, moved: bytes.removed }
 }
 
 /// A message if so many nodes can't hold `copies`.
@@ -231,8 +236,15 @@ impl JobTarget for GroupTarget {
         });
         remark::GroupCapacity::from_answers(&told).load_remark(self.source(), files)
     }
-    fn free_parts(&self, parts: &[FilePart]) -> Vec<Result<WorkDone>> {
-        work_done(self.remote.drop_cached(&self.extents(parts)))
+    fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
+        work_done(self.remote.drop_cached(&self.extents(parts), with_pinned))
+    }
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+        let done = self.remote.drop_all(every_source, with_pinned);
+        match done.error {
+            Some(error) => Err(error),
+            None => Ok(WorkDone { held: done.held_bytes, moved: done.moved_bytes }),
+        }
     }
 }
 

@@ -84,7 +84,7 @@ impl RuleFiles {
 }
 
 /// Replaces the file; after a loss of power it is the one or the other.
-fn replace_file(file: &Path, text: &[u8]) -> io::Result<()> {
+pub(crate) fn replace_file(file: &Path, text: &[u8]) -> io::Result<()> {
     let new = file.with_extension("json.new");
     let mut out: File = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     out.write_all(text)?;

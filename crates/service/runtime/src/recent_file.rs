@@ -1,0 +1,94 @@
+//! The objects that were used lately, in a file beside the blocks of a node: the node started next knows the names of the
+//! blocks on its disks by it, and can hand them on. It does not know what they are used for.
+
+use crate::rules::state_file::replace_file;
+use serde_json::Value;
+use spurline_config::Fault;
+use spurline_node::CacheNode;
+use spurline_types::Error;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// In the first cache directory.
+const RECENT_FILE: &str = "recent.json";
+/// Interval of writing the file while objects are added. A record of the most objects takes a few MiB.
+const WRITE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The file, which a thread keeps current.
+pub(crate) struct RecentObjectsFile {
+    file: PathBuf,
+    /// Dropping it ends the thread.
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl RecentObjectsFile {
+    /// Reads the file of an earlier process into `node`, and keeps it current from now on; `None` without a directory.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub(crate) fn open(dirs: &[PathBuf], node: &Arc<CacheNode>) -> Result<Option<Self>, Fault> {
+        let Some(dir) = dirs.first() else { return Ok(None) };
+        let file = dir.join(RECENT_FILE);
+        match read_record(&file) {
+            Ok(None) => {}
+            Ok(Some(record)) => {
+                let restored = node.restore_recent(&record);
+                tracing::info!("{restored} objects were used lately before this start");
+            }
+            // Only a drain needs it.
+            Err(error) => {
+                tracing::warn!("{}: {error}; objects used before this start are not known", file.display());
+            }
+        }
+        let (stop, stopped) = channel();
+        let (path, node) = (file.clone(), Arc::downgrade(node));
+        let keep_current = move || {
+            let mut written = 0;
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(WRITE_INTERVAL) {
+                written = write_if_changed(&path, &node, written);
+            }
+        };
+        let thread = std::thread::Builder::new().name("recent-objects".into()).spawn(keep_current);
+        let thread = thread.map_err(|error| Error::io("can't start a thread", &error))?;
+        Ok(Some(RecentObjectsFile { file, stop, thread }))
+    }
+
+    /// Writes the file a last time.
+    pub(crate) fn close(self, node: &CacheNode) {
+        drop(self.stop);
+        // After a panic of the thread the file is written all the same.
+        let _ = self.thread.join();
+        write_record(&self.file, node);
+    }
+}
+
+fn read_record(file: &Path) -> io::Result<Option<Value>> {
+    match fs::read(file) {
+        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes the file if objects were added since there were `written`; returns their number now.
+fn write_if_changed(file: &Path, node: &Weak<CacheNode>, written: u64) -> u64 {
+    let Some(node) = node.upgrade() else { return written };
+    let added = node.recent_count();
+    if added != written {
+        write_record(file, &node);
+    }
+    added
+}
+
+fn write_record(file: &Path, node: &CacheNode) {
+    if let Err(error) = replace_file(file, node.recent_record().to_string().as_bytes()) {
+        // A disk that is full or bad serves its blocks.
+        tracing::warn!("{}: the objects used lately are not recorded: {error}", file.display());
+    }
+}
