@@ -493,8 +493,8 @@ pub struct LogArgs {
     /// Format of log lines
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = choice_parser(&LOG_FORMATS))]
     pub log_format: LogFormat,
-    /// Address of the metrics page (Prometheus); none disables it [default: 127.0.0.1:9567, or a free port if that is
-    /// in use]
+    /// Address of the metrics page (Prometheus); none disables it [default: 127.0.0.1:9567, or the next free port if
+    /// that is in use]
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
 }

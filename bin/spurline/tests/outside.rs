@@ -23,7 +23,7 @@ impl AdminTarget for Target {
         Ok(json!({}))
     }
     fn status(&self) -> Value {
-        let disks = [json!({"path": "/nvme0", "state": "down"})];
+        let disks = [json!({"path": "/nvme0", "state": "down", "reason": "3 reads failed: EIO"})];
         let addresses = ["192.0.2.1:7001", "[2001:db8::1]:7001"];
         json!({"kind": "node", "sources": ["s3://b"], "addresses": addresses, "weight": 70, "disks": disks})
     }
@@ -44,6 +44,12 @@ fn spurline(runtime: &Path, words: &[&str]) -> Output {
 
 fn out(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// The output of a query for a process that answers and does not work as it should.
+fn degraded(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
@@ -72,10 +78,13 @@ fn a_node_of_this_machine_is_asked_by_socket_or_address() {
     // Mounts that other tests have at this moment are in the list too, and may not answer here.
     let status = String::from_utf8(run(&["status"]).stdout).unwrap();
     assert!(status.contains("s3://b") && status.contains("/nvme0") && status.contains("down"), "{status}");
-    let status = out(&run(&["status", "127.0.0.1:7001"]));
+    let status = degraded(&run(&["status", "127.0.0.1:7001"]));
+    assert!(status.contains("127.0.0.1:7001  degraded  node  ") && !status.contains("  up  "), "{status}");
+    assert!(status.contains("disk /nvme0  down  3 reads failed: EIO"), "{status}");
     assert!(status.contains("addresses: 192.0.2.1:7001, [2001:db8::1]:7001\n  weight: 70\n"), "{status}");
-    let status: Value = serde_json::from_str(&out(&run(&["status", "127.0.0.1:7001", "--json"]))).unwrap();
-    assert_eq!(status["target"], "127.0.0.1:7001");
+    let status: Value = serde_json::from_str(&degraded(&run(&["status", "127.0.0.1:7001", "--json"]))).unwrap();
+    assert_eq!((&status["target"], &status["state"]), (&"127.0.0.1:7001".into(), &"degraded".into()));
+    assert_eq!(status["reasons"], json!(["cache disk /nvme0 is down: 3 reads failed: EIO"]));
     refused(&run(&["stats", "127.0.0.1:7001", "--schema", "fz"]), 2, &["no section 'z'", "u usage"]);
     refused(&run(&["stats", "127.0.0.1:7001", "-l", "often"]), 2, &["is not a duration"]);
     refused(&run(&["stats", "127.0.0.1:7001", "-l", "0"]), 2, &["--interval"]);
@@ -88,7 +97,7 @@ fn a_node_elsewhere_is_asked_over_http() {
     let name = server.address().to_string();
     let run = |words: &[&str]| spurline(dir.path(), words);
     assert!(out(&run(&["stats", &name, "--json", "-c", "1"])).contains("read_bytes"));
-    assert!(out(&run(&["status", &name])).contains("s3://b"));
+    assert!(degraded(&run(&["status", &name])).contains("s3://b"));
     // A registry has the addresses of the nodes themselves, which speak no HTTP.
     let answer = run(&["status", "--registry", &format!("static:{name}")]);
     assert_eq!(answer.status.code(), Some(1), "{answer:?}");

@@ -129,6 +129,11 @@ fn into_the_background_looked_at_and_away() {
     assert!(both.status.code() == Some(1) && text(&both).contains("blocks"), "{}", text(&both));
     let status = text(&rig.run("status", &mnt, &[]));
     assert!(status.contains("mount") && status.contains("normal"), "{status}");
+    // Several mounts may share the log: each line has the process and the mountpoint.
+    let status: Value = serde_json::from_slice(&rig.run("status", &mnt, &["--json"]).stdout).unwrap();
+    let label = format!(" [{} {}] ", status["pid"], mnt.display());
+    let lines = std::fs::read_to_string(rig.path("log")).unwrap();
+    assert!(!lines.is_empty() && lines.lines().all(|line| line.contains(&label)), "{label}: {lines}");
     // A second mount at the same place, and one with the same cache elsewhere.
     let second = rig.mount(&[]);
     assert_eq!(second.status.code(), Some(1), "{}", text(&second));
@@ -143,7 +148,10 @@ fn into_the_background_looked_at_and_away() {
     assert!(!mounted_below(rig.dir.path()));
     // The unmounted process takes its socket away and writes its last lines a moment later.
     let tidy = || std::fs::read_dir(rig.path("run")).unwrap().next().is_none();
-    let logged = || std::fs::read_to_string(&log).unwrap().contains(" read ino=");
+    let logged = || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        text.contains(" read ino=") && text.contains("path=\"/sub/file\"")
+    };
     for _ in 0..1000 {
         if !tidy() || !logged() {
             std::thread::sleep(std::time::Duration::from_millis(10));

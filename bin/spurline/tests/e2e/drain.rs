@@ -98,6 +98,59 @@ fn after_a_drain_nobody_asks_the_under_store_for_what_the_node_held() {
     assert_eq!(fetched(), before, "no cold read: {}", one.stats());
 }
 
+/// The node keeps the names of what was used lately beside its blocks; blocks without a name are counted.
+#[test]
+fn a_node_drained_after_a_restart_hands_on_what_was_used_before() {
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    (0..24).for_each(|n| drop(server.put("data", &format!("f{n}"), &bytes(n, MIB / 2))));
+    let (_coordinator, address) = coordinator(&world, 0);
+    let registry = format!("coordinator://{address}");
+    let node = |name: &str| {
+        let cache = world.dir(&format!("cache-{name}"));
+        let words = ["node", "--source", "s3://data", "--endpoint-url", &server.endpoint(), "--name", name];
+        let mut command = world.command(&words);
+        command.args(["--cache-dir", cache.to_str().unwrap(), "--registry", &registry]);
+        world.node_with(with_credentials(&mut command))
+    };
+    let restart = |mut old: Node, forgets: bool| {
+        old.process.signal(rustix::process::Signal::TERM);
+        assert!(old.process.wait().success(), "{}", old.process.log());
+        if forgets {
+            std::fs::remove_file(world.path("cache-two/recent.json")).unwrap();
+        }
+        node("two")
+    };
+    let drain = |more: &[&str]| {
+        let mut out = None;
+        // The registry knows the node a moment after its start.
+        eventually("the drain", || {
+            let done = world.run(&[&["node", "drain", "two", "--registry", &registry], more].concat());
+            let drained = done.status.success();
+            out = Some(String::from_utf8_lossy(&done.stdout).into_owned());
+            drained
+        });
+        out.unwrap()
+    };
+    let _one = node("one");
+    let two = node("two");
+    let load = world.run(&["load", "s3://data", "--source", "s3://data", "--registry", &registry]);
+    assert!(load.status.success(), "{load:?}");
+    let held = two.count("blockcache", "used_bytes");
+    assert!(held > 0, "{}", two.stats());
+    let two = restart(two, false);
+    let outcome: Value = serde_json::from_str(&drain(&["--json"])).unwrap();
+    let number = |key: &str| outcome[key].as_u64().unwrap();
+    assert_eq!((number("bytes_handed_on"), number("bytes_total")), (held, held), "{outcome}");
+    assert_eq!(number("bytes_not_listed"), 0, "{outcome}");
+    // Without the names it says how much stays.
+    let _two = restart(two, true);
+    let said = drain(&[]);
+    let kept = spurline_types::units::human_bytes(held);
+    assert!(said.contains("0 B of 0 B") && said.contains(&format!("not handed on  {kept} of files")), "{said}");
+}
+
 /// Takes a mount away, also when an assertion failed before.
 struct Detach(std::path::PathBuf);
 

@@ -171,6 +171,52 @@ fn pinned_folders_stay_over_scans_restarts_and_a_smaller_disk() {
 }
 
 #[test]
+fn what_is_freed_leaves_pinned_blocks_and_takes_old_versions_along() {
+    let group = Group::new();
+    ["val", "train"].iter().for_each(|folder| group.put(folder, 2));
+    let node = group.node("one", "64M");
+    let used = |mib: u64| node.count("blockcache", "used_bytes") == mib << 20;
+    group.run(&["pin", "s3://data/val"]);
+    group.load("val", &[]);
+    group.load("train", &[]);
+    // Another version of a file, and one that is removed.
+    group.server.put("data", "train/f0", &bytes(9, MIB));
+    eventually("the new version", || {
+        group.load("train", &[]);
+        used(5)
+    });
+    group.server.remove("data", "train/f1");
+    // The same folder as a source of its own.
+    group.run(&["load", "--source", "s3://data/train", "f0"]);
+    assert!(used(6), "{}", node.stats());
+    let free = |words: &[&str]| group.run(&[&["free"], words].concat());
+    let said = free(&["s3://data", "--source", "s3://data"]);
+    assert!(said.contains("3.00 MiB freed") && said.contains("2.00 MiB are pinned and were kept; --pinned"), "{said}");
+    eventually("the space", || used(3));
+    assert_eq!((group.held("val"), node.count("blockcache", "pinned_bytes")), (Some(2 << 20), 2 << 20));
+    let said = free(&["val", "--source", "s3://data", "--pinned"]);
+    assert!(said.contains("2.00 MiB freed") && !said.contains("note"), "{said}");
+    assert_eq!(group.held("val"), Some(0), "the folder stays pinned");
+    group.load("val", &[]);
+    let said = free(&["--all", "--source", "s3://data"]);
+    assert!(
+        said.contains("1.00 MiB freed") && !said.contains("files") && said.contains("2.00 MiB are pinned"),
+        "{said}"
+    );
+    free(&["--all", "--pinned", "--source", "s3://data"]);
+    eventually("an empty cache", || used(0));
+    let part = ["free", "--all", "s3://data/val", "--source", "s3://data"];
+    refused(&group.try_to(&part), 2, &["--all empties the whole cache", "name the mountpoint"]);
+    refused(&group.try_to(&["free", "--rate", "1M", "val", "--source", "s3://data"]), 2, &["--rate"]);
+    for command in ["load", "free"] {
+        let out = group.try_to(&[command, "val", "--source", "s3://data", "--include", "*.jpeg"]);
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.code() == Some(1) && said.contains("no file matches --include"), "{out:?}");
+    }
+    end(node);
+}
+
+#[test]
 fn limited_folders_go_and_nodes_that_join_know_the_rules() {
     let group = Group::new();
     group.put("scratch", 8);

@@ -263,8 +263,6 @@ fn a_lone_writable_mount_has_no_block_cache() {
     );
     assert!(!log.contains("cache directory"), "{log}");
     assert_eq!(fs::read_dir(world.path("cache")).unwrap().count(), 0);
-    let load = String::from_utf8(world.run(&["load", two.at.to_str().unwrap()]).stdout).unwrap();
-    assert!(load.contains("without --rw"), "{load}");
     one.unmount();
     two.unmount();
 }
@@ -359,6 +357,8 @@ fn writes_are_seen_in_the_access_log_in_stats_and_in_status() {
         drop(file);
         let lines = [
             ("write", "off=0 len=5000 errno=0"),
+            ("write", "path=\"/file\""),
+            ("create", "path=\"/\""),
             ("fallocate", "off=4096 len=8192 errno=0"),
             ("fsync", "errno=0"),
             ("fallocate", "off=0 len=4194304 errno=28"),
@@ -380,6 +380,12 @@ fn writes_are_seen_in_the_access_log_in_stats_and_in_status() {
         let said = status(mount.at.to_str().unwrap());
         let way = if nodes == 0 { "writes: straight to the source; " } else { "writes: through nodes; " };
         assert!(said.contains(way), "{said}");
+        // Reads go past the block cache: status, load and free agree.
+        assert!(said.contains("no block cache (--rw)"), "{said}");
+        for command in ["load", "free"] {
+            let out = group.world.run(&[command, mount.at.to_str().unwrap()]);
+            refused(&out, 3, &["writable (--rw)", "past the block cache", "a mount of the source without --rw"]);
+        }
         for node in &group.nodes {
             let said = status(&node.address);
             assert!(said.contains("writes: taken from mounts with --rw; 1 connected, "), "{said}");

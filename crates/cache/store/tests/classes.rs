@@ -4,7 +4,8 @@
 mod common;
 
 use common::*;
-use spurline_store::{BlockClass, PINNED_PERCENT, PutOutcome, Store, UNCLASSIFIED};
+use spurline_store::{BlockClass, PINNED_PERCENT, PutOutcome, RemovedBytes, Store, UNCLASSIFIED};
+use spurline_types::{ObjectId, ObjectRef, SourceTag, Version};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -135,6 +136,44 @@ fn what_has_a_time_goes_and_others_stay() {
     }
     eventually("they are counted", || stats.blockcache.limited_blocks.get() == 10);
     eventually("their room is given back", || store.used_bytes() == 20 * BLOCK_BYTES);
+}
+
+#[test]
+fn a_removal_keeps_pinned_blocks_unless_they_are_meant_and_finds_all_versions_of_a_source() {
+    let dir = fast_dir();
+    let (store, stats) = open(config(dir.path(), 200 * BLOCK_BYTES));
+    store.set_classes(BTreeMap::from([(1, pinned())]));
+    // Two versions of each file of two sources; one file is pinned.
+    let of_source = |source: &str| {
+        let object = move |n: u32| {
+            let version = Version::new(&format!("v{}", n % 2));
+            ObjectRef::new(source, format!("f{}", n / 2).as_bytes(), version, BLOCK_BYTES)
+        };
+        (0..20).map(object).collect::<Vec<ObjectRef>>()
+    };
+    let sources = ["s3://one", "s3://two"].map(of_source);
+    for obj in sources.iter().flatten() {
+        let class = if *obj.path == *b"f0" { 1 } else { UNCLASSIFIED };
+        assert_eq!(store.put_classed(obj, 0, &bytes(obj, 0), class).unwrap(), PutOutcome::Stored);
+    }
+    let held = |objects: &[ObjectRef]| objects.iter().filter(|obj| store.contains_block(obj, 0)).count();
+    let removed = |n: u64, kept: u64| RemovedBytes { removed: n * BLOCK_BYTES, kept_pinned: kept * BLOCK_BYTES };
+    assert_eq!(store.remove_blocks(&sources[0][0], 0..1, false), removed(0, 1));
+    assert_eq!(store.remove_blocks(&sources[0][2], 0..1, false), removed(1, 0));
+    let tag = SourceTag::of_source("s3://one");
+    let remove = |with_pinned: bool, every_source: bool| {
+        let wanted = |object: &ObjectId| every_source || object.has_tag(tag);
+        let mut sum = RemovedBytes::default();
+        let parts = (0..).map_while(|part| store.remove_in_part(part, wanted, with_pinned));
+        parts.for_each(|bytes| sum += bytes);
+        sum
+    };
+    assert_eq!(remove(false, false), removed(17, 2));
+    assert_eq!((held(&sources[0]), held(&sources[1])), (2, 20));
+    assert_eq!(remove(true, false), removed(2, 0));
+    assert_eq!((held(&sources[0]), held(&sources[1])), (0, 20));
+    assert_eq!(remove(true, true), removed(20, 0));
+    assert_eq!((held(&sources[1]), stats.blockcache.pinned_bytes.get(), store.used_bytes()), (0, 0, 0));
 }
 
 #[test]

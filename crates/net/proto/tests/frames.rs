@@ -134,6 +134,7 @@ proptest! {
         round_trip(NodeRequest::HeldObjects { after: None }, id);
         round_trip(NodeRequest::HeldObjects { after: Some(u128::from(size) << 64 | u128::from(offset)) }, id);
         round_trip(NodeRequest::Weigh { weight: max }, id);
+        round_trip(NodeRequest::DropAll { volume, every_source: max % 2 == 0, with_pinned: max % 3 == 0, part: max }, id);
         round_trip(NodeRequest::Rules { text: &text }, id);
         round_trip(NodeRequest::Unknown { op, body: path }, id);
     }

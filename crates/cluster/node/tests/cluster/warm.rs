@@ -39,6 +39,11 @@ fn a_group_is_warmed_where_it_will_be_read_and_freed_everywhere() {
     assert!((0..3).all(|node| objects.iter().all(|object| cluster.held(node, object) == 0)));
     let freed: u64 = cluster.hosts.iter().map(|host| host.stats.blockcache.freed_bytes.get()).sum();
     assert_eq!(freed, total);
+    // Without names.
+    objects.iter().for_each(|object| mount.read_all(object).unwrap());
+    let dropped = mount.remote.drop_all(false, false);
+    assert_eq!((dropped.error, dropped.moved_bytes), (None, total));
+    assert!((0..3).all(|node| objects.iter().all(|object| cluster.held(node, object) == 0)));
     mount.read_all(&objects[0]).unwrap();
 }
 
