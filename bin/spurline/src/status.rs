@@ -178,12 +178,13 @@ fn peer_line(peer: &Value) -> String {
         state => state.unwrap_or("?"),
     };
     let style = state_style(state);
-    let (transport, from) = (peer["transport"].as_str(), local_ends(&peer["local"]));
-    let more = match (state, transport, peer["reason"].as_str()) {
-        (NOT_USED_YET, ..) => String::new(),
-        ("down", _, Some(why)) if !why.is_empty() => format!("  {why}"),
-        (_, Some(transport), _) => format!("  data over {transport}{from}"),
-        _ => String::new(),
+    let more = match state {
+        NOT_USED_YET => String::new(),
+        "down" => format!("  {}", peer["reason"].as_str().unwrap_or_default()),
+        _ => peer["transport"].as_str().map_or(String::new(), |transport| {
+            let from = local_ends(&peer["local"]);
+            format!("  data over {transport}{from}")
+        }),
     };
     format!("peer {}  {style}{state}{style:#}{more}", peer["address"].as_str().unwrap_or("?"))
 }

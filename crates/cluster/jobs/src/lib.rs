@@ -21,7 +21,7 @@ pub use run::{JobRun, run_job};
 pub use spec::{CountOptions, JobAction, JobSpec};
 pub use walk::FileFilter;
 
-use spurline_types::{ListPage, ObjectAttr, ObjectRef, Result};
+use spurline_types::{Error, ListPage, ObjectAttr, ObjectRef, Result};
 use std::ops::Range;
 
 /// Result of work on a part of a file, in bytes.
@@ -92,9 +92,6 @@ pub trait JobTarget: Send + Sync {
     /// Drops these parts from all caches; pinned blocks only if `with_pinned`.
     fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>>;
     /// Drops all blocks of the source from all caches, of any file and version, or of `every_source`; pinned blocks only
-    /// if `with_pinned`.
-    ///
-    /// # Errors
-    /// When a cache did not drop all of them.
-    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone>;
+    /// if `with_pinned`. Returns also why a cache did not drop all of them.
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> (WorkDone, Option<Error>);
 }

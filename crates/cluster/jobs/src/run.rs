@@ -443,13 +443,13 @@ fn free_remark(bytes_pinned: u64) -> Option<String> {
 
 /// Drops all blocks of the source, or of every source.
 fn free_all(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun) -> Result<()> {
-    let freed = target.free_all(spec.everything, spec.with_pinned)?;
+    let (freed, error) = target.free_all(spec.everything, spec.with_pinned);
     run.update_progress(|progress| {
         progress.bytes_moved += freed.moved;
         // Of all files and versions, with those that the walk has met.
         progress.bytes_pinned = freed.held;
     });
-    Ok(())
+    error.map_or(Ok(()), Err)
 }
 
 fn run_passes(
@@ -467,9 +467,8 @@ fn run_passes(
         (p.listed, p.files_total)
     });
     if spec.everything {
-        free_all(target, spec, run)?;
         run.update_progress(|progress| progress.listed = true);
-        return Ok(());
+        return free_all(target, spec, run);
     }
     let first = run.first;
     // For an unnamed list, the link shows its directory.

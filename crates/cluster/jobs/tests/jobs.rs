@@ -153,7 +153,7 @@ impl JobTarget for Group {
         };
         parts.iter().map(one).collect()
     }
-    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> (WorkDone, Option<Error>) {
         let mut did = WorkDone::default();
         self.held.lock().retain(|block| {
             let kept = !with_pinned && is_pinned(block);
@@ -165,7 +165,7 @@ impl JobTarget for Group {
             }
             kept || other
         });
-        Ok(did)
+        (did, self.fails("").err())
     }
 }
 
@@ -288,7 +288,11 @@ fn pinned_blocks_are_kept_and_counted_and_all_of_a_source_includes_old_versions(
     let everything = free(&[""], false, true);
     assert_eq!((everything.state, everything.files_total, everything.bytes_pinned), (JobState::Succeeded, 0, 2300));
     assert!(everything.listed && left().is_empty(), "{everything:?}");
-    free(&[""], true, true);
+    // What was freed before a cache failed is counted.
+    group.failures.lock().insert(String::new(), (ErrorKind::Unavailable, 1));
+    let failed = free(&[""], true, true);
+    assert_eq!((failed.state, failed.bytes_moved), (JobState::Failed, 2300));
+    assert!(failed.why.contains("told to fail"), "{failed:?}");
     assert!(group.held.lock().is_empty());
 }
 
@@ -326,7 +330,7 @@ fn failures_are_repeated_named_and_do_not_end_the_job() {
         fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
             self.0.free_parts(parts, with_pinned)
         }
-        fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+        fn free_all(&self, every_source: bool, with_pinned: bool) -> (WorkDone, Option<Error>) {
             self.0.free_all(every_source, with_pinned)
         }
     }
@@ -579,7 +583,7 @@ impl JobTarget for Two {
     fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
         self.0.free_parts(parts, with_pinned)
     }
-    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> (WorkDone, Option<Error>) {
         self.0.free_all(every_source, with_pinned)
     }
 }

@@ -21,7 +21,7 @@ use spurline_observe::locate::SocketOwner;
 use spurline_origin::SourceScheme;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::writes::LockScope;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -158,9 +158,10 @@ impl PreparedMount {
                 MountHandler::Changes(Arc::new(WritableFsHandler::new(Arc::new(fs))))
             }
         };
-        let open_log = |path: &PathBuf| AccessLogWriter::open(path, handler.path_names());
-        let access_log = config.access_log.as_ref().map(open_log).transpose()?;
-        let access_log = access_log.map(|log| Arc::new(FuseAccessLog(log)));
+        let access_log = match &config.access_log {
+            Some(path) => Some(Arc::new(FuseAccessLog(AccessLogWriter::open(path, handler.path_names())?))),
+            None => None,
+        };
         let exported = Arc::new(ExportedNames::new(config.volume.source.as_str(), &mountpoint, handler.keep_names()));
         exported.open_if_exported();
         let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);

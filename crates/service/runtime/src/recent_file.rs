@@ -12,12 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// In the first cache directory.
 const RECENT_FILE: &str = "recent.json";
-/// Interval of writing the file while objects are added. A record of the most objects takes a few MiB.
-const WRITE_INTERVAL: Duration = Duration::from_secs(10);
+/// Shortest interval of writing the file while objects are added: a node that is killed forgets those of this time.
+const WRITE_INTERVAL: Duration = Duration::from_millis(500);
+/// The interval is at least this many times as long as writing the file takes: the largest has a few MiB.
+const WRITE_SHARE_DIVISOR: u32 = 100;
 
 /// The file, which a thread keeps current.
 pub(crate) struct RecentObjectsFile {
@@ -50,8 +52,11 @@ impl RecentObjectsFile {
         let (path, node) = (file.clone(), Arc::downgrade(node));
         let keep_current = move || {
             let mut written = 0;
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(WRITE_INTERVAL) {
+            let mut interval = WRITE_INTERVAL;
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
+                let begun = Instant::now();
                 written = write_if_changed(&path, &node, written);
+                interval = WRITE_INTERVAL.max(begun.elapsed() * WRITE_SHARE_DIVISOR);
             }
         };
         let thread = std::thread::Builder::new().name("recent-objects".into()).spawn(keep_current);

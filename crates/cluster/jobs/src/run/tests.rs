@@ -112,8 +112,8 @@ impl JobTarget for ScriptedSource {
     fn free_parts(&self, parts: &[FilePart], _: bool) -> Vec<Result<WorkDone>> {
         parts.iter().map(|_| Ok(WorkDone::default())).collect()
     }
-    fn free_all(&self, _: bool, _: bool) -> Result<WorkDone> {
-        Ok(WorkDone::default())
+    fn free_all(&self, _: bool, _: bool) -> (WorkDone, Option<Error>) {
+        (WorkDone::default(), None)
     }
 }
 
@@ -320,8 +320,8 @@ impl JobTarget for BatchingTarget {
     fn free_parts(&self, parts: &[FilePart], _: bool) -> Vec<Result<WorkDone>> {
         parts.iter().map(|_| Ok(WorkDone::default())).collect()
     }
-    fn free_all(&self, _: bool, _: bool) -> Result<WorkDone> {
-        Ok(WorkDone::default())
+    fn free_all(&self, _: bool, _: bool) -> (WorkDone, Option<Error>) {
+        (WorkDone::default(), None)
     }
 }
 

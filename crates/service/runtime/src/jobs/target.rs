@@ -129,13 +129,13 @@ impl JobTarget for LocalCacheTarget {
             .map(|part| Ok(removal_done(self.cache.drop_blocks(&part.object, part.blocks.clone(), with_pinned))))
             .collect()
     }
-    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> (WorkDone, Option<Error>) {
         let mut freed = WorkDone::default();
         for part in 0.. {
             let Some(bytes) = self.cache.drop_part(part, every_source, with_pinned) else { break };
             freed += removal_done(bytes);
         }
-        Ok(freed)
+        (freed, None)
     }
 }
 
@@ -239,12 +239,9 @@ impl JobTarget for GroupTarget {
     fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
         work_done(self.remote.drop_cached(&self.extents(parts), with_pinned))
     }
-    fn free_all(&self, every_source: bool, with_pinned: bool) -> Result<WorkDone> {
+    fn free_all(&self, every_source: bool, with_pinned: bool) -> (WorkDone, Option<Error>) {
         let done = self.remote.drop_all(every_source, with_pinned);
-        match done.error {
-            Some(error) => Err(error),
-            None => Ok(WorkDone { held: done.held_bytes, moved: done.moved_bytes }),
-        }
+        (WorkDone { held: done.held_bytes, moved: done.moved_bytes }, done.error)
     }
 }
 
