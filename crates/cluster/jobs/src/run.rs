@@ -1,6 +1,10 @@
 //! Runs one job: a walker finds files, threads process them, a second pass checks. Its state can be saved at any
 //! moment and resumed later.
 
+mod ending;
+#[cfg(test)]
+mod tests;
+
 use crate::checkpoint::{FileCounts, SettledWalk, WalkCheckpoint};
 use crate::completed::{CompletedRanges, NumberRanges};
 use crate::progress::{FailedFile, JobProgress, JobState};
@@ -12,7 +16,6 @@ use crate::walk::{WalkEvent, WalkPosition, walk_files};
 use crate::{FilePart, JobTarget, WorkDone};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
-use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, RetryAdvice, Version};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
@@ -378,67 +381,10 @@ struct JobWork<'a> {
 /// Runs the job until it is done or stopped, with its file list at `spool`. Calls `save` several times a second.
 pub fn run_job(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Path, save: &mut dyn FnMut(&JobRun)) {
     let result = run_passes(target, spec, run, spool, save);
-    let remark = result.as_ref().ok().and_then(|()| match spec.action {
-        JobAction::Load => load_remark(target, spec, run, spool),
-        JobAction::Free => free_remark(run.progress().bytes_pinned),
-    });
-    let mut inner = run.inner.lock();
-    let progress = &mut inner.progress;
-    (progress.bytes_per_second, progress.files_per_second) = (0.0, 0.0);
-    if let Some(remark) = remark {
-        let between = if progress.note.is_empty() { "" } else { "; " };
-        progress.note = format!("{}{between}{remark}", progress.note);
-    }
-    match result {
-        Err(error) => {
-            progress.state = JobState::Failed;
-            progress.why = error.to_string();
-        }
-        Ok(()) if run.is_stopping() => {
-            progress.state = JobState::Stopped;
-            progress.why = STOPPED.to_owned();
-        }
-        Ok(()) if progress.files_failed > 0 => {
-            progress.state = JobState::Failed;
-            let files = if progress.files_failed == 1 { "file" } else { "files" };
-            progress.why = format!("{} {files} could not be done", progress.files_failed);
-        }
-        Ok(()) if progress.files_total == 0 && spec.has_patterns() => {
-            progress.state = JobState::Failed;
-            progress.why = "no file matches --include and --exclude".to_owned();
-        }
-        Ok(()) => {
-            progress.state = JobState::Succeeded;
-            progress.why.clear();
-        }
-    }
-    drop(inner);
+    ending::note_end(target, spec, run, spool, result);
     if !run.is_suspended() {
         save(run);
     }
-}
-
-/// The target's note on the loaded files, read from their list. Nothing for files done before the list was started,
-/// or when the list cannot be read.
-fn load_remark(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Path) -> Option<String> {
-    // Overlapping paths put a file in the list twice, while it is cached once.
-    if spec.metadata_only || run.is_stopping() || spec.has_overlaps() {
-        return None;
-    }
-    let (bytes, undone) = {
-        let inner = run.inner.lock();
-        (inner.progress.bytes_done, inner.undone.clone())
-    };
-    let mut list = ListReader::new(std::fs::File::open(spool).ok()?);
-    let records = std::iter::from_fn(|| list.next().ok().flatten());
-    let done = (run.first..).zip(records).filter(|(number, _)| !undone.has(*number));
-    target.load_remark(spec.replicas, bytes, &mut done.map(|(_, record)| (record.path, record.size)))
-}
-
-/// The note on pinned blocks that a free job kept.
-fn free_remark(bytes_pinned: u64) -> Option<String> {
-    let kept = human_bytes(bytes_pinned);
-    (bytes_pinned > 0).then(|| format!("{kept} are pinned and were kept; --pinned frees them too"))
 }
 
 /// Drops all blocks of the source, or of every source.
@@ -934,6 +880,3 @@ impl Drop for EndOfList<'_> {
         self.0.run.woken.notify_all();
     }
 }
-
-#[cfg(test)]
-mod tests;

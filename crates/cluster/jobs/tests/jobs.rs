@@ -354,7 +354,7 @@ fn a_file_that_is_being_written_is_loaded_when_it_is_closed() {
     let all = done(&group, &JobSpec { verify: true, ..spec(&["a"]) });
     assert_eq!((all.state, all.files_done, all.files_verified), (JobState::Succeeded, 5, 5), "{all:?}");
     group.written.lock().insert("a/1.bin".into(), 1);
-    let freed = done(&group, &JobSpec { action: JobAction::Free, ..spec(&["a"]) });
+    let freed = done(&group, &JobSpec { action: JobAction::Free, with_pinned: true, ..spec(&["a"]) });
     assert_eq!((freed.state, freed.bytes_moved), (JobState::Succeeded, 2361), "{freed:?}");
     assert!(group.held.lock().is_empty());
 }
