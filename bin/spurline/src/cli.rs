@@ -585,6 +585,8 @@ mod tests {
                 let alone = clap::Command::new("spurline").arg(arg.clone().required(false));
                 let error = alone.try_get_matches_from(["spurline", &flag, "4567"]).unwrap_err().to_string();
                 assert!(error.contains("no unit; did you mean 4567"), "{name} {flag}: {error}");
+                let alone = clap::Command::new("spurline").arg(arg.clone().required(false));
+                assert!(alone.try_get_matches_from(["spurline"]).is_ok(), "the default of {name} {flag}");
                 checked += 1;
             }
             let below = command.get_subcommands().map(|sub| check_flags(sub, &format!("{name} {}", sub.get_name())));

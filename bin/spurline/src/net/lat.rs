@@ -42,7 +42,7 @@ pub struct LatArgs {
     #[arg(long, value_name = "VERB")]
     pub verb: Option<LatVerb>,
     /// Bytes sent each way
-    #[arg(short = 'l', long, value_name = "SIZE", default_value = "64")]
+    #[arg(short = 'l', long, value_name = "SIZE", default_value = "64B")]
     pub size: Size,
     /// Length of the measurement
     #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]

@@ -25,7 +25,7 @@ pub struct PingArgs {
     #[arg(short, long, value_name = "TIME", default_value = "500ms", value_parser = parse_duration)]
     pub interval: Duration,
     /// Bytes per ping
-    #[arg(short, long, value_name = "SIZE", default_value = "64")]
+    #[arg(short, long, value_name = "SIZE", default_value = "64B")]
     pub size: Size,
 }
 

@@ -10,6 +10,7 @@ use crate::mount::{MountUnderTest, NodeUnderTest, counter_growth};
 use crate::netns::NamespacePair;
 use crate::table::SuiteSection;
 use rustix::process::{Pid, Signal, kill_process};
+use spurline_types::Size;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -58,7 +59,12 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     {
         let mut words: Vec<String> =
             ["bare-read", &bare_addr, "--connections", "4", "--size", "512M"].map(String::from).into();
-        words.extend(["--block".into(), block.to_string(), "--time".into(), format!("{}ms", suite.time.as_millis())]);
+        words.extend([
+            "--block".into(),
+            Size(block).to_string(),
+            "--time".into(),
+            format!("{}ms", suite.time.as_millis()),
+        ]);
         words.extend((pattern == "randread").then(|| "--random".into()));
         let bare = &bare;
         cases.push(BenchCase::new(name, "bare", "bare block reader", FigureUnit::Bandwidth, move || {

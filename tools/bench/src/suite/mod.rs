@@ -24,6 +24,7 @@ use crate::scratch::{self, ScratchDir};
 use crate::stop;
 use crate::table::{self, SuiteSection};
 use serde_json::{Value, json};
+use spurline_types::Size;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -349,7 +350,7 @@ impl BenchSuite {
 
     /// The empty file system, answering from `held` bytes of memory.
     fn mount_holding(&self, io: &str, held: u64) -> Result<MountUnderTest> {
-        self.mount_empty(&format!("null-{io}-{held}"), &["--io", io, "--held", &held.to_string()])
+        self.mount_empty(&format!("null-{io}-{held}"), &["--io", io, "--held", &Size(held).to_string()])
     }
 
     fn mount_empty(&self, name: &str, more: &[&str]) -> Result<MountUnderTest> {

@@ -96,7 +96,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     }
     cases.extend(costs);
     let time = format!("{}ms", suite.time.as_millis());
-    let words = ["bare-read", &format!("{}:7112", pair.server_ip), "--block", "64", "--size", "64M", "--time", &time];
+    let words = ["bare-read", &format!("{}:7112", pair.server_ip), "--block", "64B", "--size", "64M", "--time", &time];
     let words = words.map(String::from);
     let around = "64 B there and back";
     let bare = &bare;
@@ -108,7 +108,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             &[("server", bare)],
         )
     }));
-    let words = ["lat", &peer, "--size", "64", "--time", &time, "--json"].map(String::from);
+    let words = ["lat", &peer, "--size", "64B", "--time", &time, "--json"].map(String::from);
     let server = &server;
     let lat = BenchCase::new(around, "own", "net lat", FigureUnit::Rate, move || {
         let before = server.cpu()?;

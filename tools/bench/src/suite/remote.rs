@@ -9,6 +9,7 @@ use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::mount::MountUnderTest;
 use crate::netns::NamespacePair;
 use crate::table::SuiteSection;
+use spurline_types::Size;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -128,7 +129,12 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     for load in &LOADS {
         let read = |kind: &str, port: u16| -> Vec<String> {
             let mut words: Vec<String> = vec![kind.into(), addr(port)];
-            words.extend(["--connections".into(), load.jobs.to_string(), "--block".into(), load.block.to_string()]);
+            words.extend([
+                "--connections".into(),
+                load.jobs.to_string(),
+                "--block".into(),
+                Size(load.block).to_string(),
+            ]);
             words.extend(["--size".into(), "512M".into(), "--time".into(), format!("{}ms", suite.time.as_millis())]);
             words.extend((load.pattern == "randread").then(|| "--random".into()));
             words

@@ -9,6 +9,7 @@ use crate::mount::{MountUnderTest, NodeUnderTest, counter_growth};
 use crate::netns::NamespacePair;
 use crate::part::written_block;
 use crate::table::SuiteSection;
+use spurline_types::Size;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -215,7 +216,7 @@ impl<'a> LongWrites<'a> {
     fn command(&self, files: &[PathBuf], time: Duration) -> Command {
         let mut words = vec!["write".to_owned()];
         words.extend(files.iter().map(|file| file.display().to_string()));
-        words.extend(["--block", &BLOCK.to_string(), "--size", &LEN.to_string()].map(String::from));
+        words.extend(["--block", &Size(BLOCK).to_string(), "--size", &Size(LEN).to_string()].map(String::from));
         words.extend(["--time".to_owned(), format!("{}ms", time.as_millis())]);
         self.suite.part_command(&words, None)
     }
@@ -294,7 +295,8 @@ fn bare_writer<'a>(
     let unit = if block == BLOCK { FigureUnit::Bandwidth } else { FigureUnit::Rate };
     BenchCase::new(group, name, label, unit, move || {
         let mut words: Vec<String> = vec!["bare-write".into(), format!("{}:7103", servers.pair.server_ip)];
-        words.extend(["--connections", &connections.to_string(), "--block", &block.to_string()].map(String::from));
+        words
+            .extend(["--connections", &connections.to_string(), "--block", &Size(block).to_string()].map(String::from));
         words.extend(["--time".to_owned(), format!("{}ms", suite.time.as_millis())]);
         let command = suite.part_command(&words, Some(&servers.pair.client));
         let mut sample = user_sample(command, LIMIT, unit, ("writer", &[("node", &servers.sink)]))?;
@@ -413,7 +415,7 @@ fn synced_writes<'a>(
     let file = at.join("synced").display().to_string();
     BenchCase::new(group, name, label, FigureUnit::Rate, move || {
         let time = format!("{}ms", suite.time.as_millis());
-        let words = ["write", &file, "--block", "4096", "--size", "4M", "--sync", "--time", &time].map(String::from);
+        let words = ["write", &file, "--block", "4K", "--size", "4M", "--sync", "--time", &time].map(String::from);
         user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, ("writer", &roles))
     })
 }
