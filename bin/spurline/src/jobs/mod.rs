@@ -36,11 +36,7 @@ pub fn load_files(args: LoadArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// As [`load_files`].
 pub fn free_files(args: FreeArgs) -> Result<ExitCode, Fault> {
-    // Without a path, the caches of the group.
-    let source = args.job.source.as_ref().filter(|_| args.all && args.path.is_empty());
-    let source: Vec<String> = source.map(ToString::to_string).into_iter().collect();
-    let paths = if source.is_empty() { &args.path } else { &source };
-    run_job(JobAction::Free, paths, &args.job, false, |spec| JobSpec {
+    run_job(JobAction::Free, &args.path, &args.job, false, |spec| JobSpec {
         with_pinned: args.pinned,
         everything: args.all,
         ..spec
