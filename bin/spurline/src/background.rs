@@ -1,5 +1,8 @@
 //! Background start: the command starts itself again, waits until that process is ready, and passes on its exit code.
 //! It never forks a process that has threads. A service that systemd started (`Type=notify`) reports to it in this place.
+//!
+//! The process leaves the process group of the command only when it is ready. An automount (autofs) gives way to the group of
+//! its mount helper and lets every other process wait for the mount, also the process that makes it.
 
 use spurline_config::Fault;
 use std::ffi::OsStr;
@@ -11,6 +14,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -23,6 +27,15 @@ const START_ALLOWANCE: Duration = Duration::from_secs(60);
 
 /// The socket of systemd's protocol sd_notify(3): a path, or an abstract name after '@'.
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+
+/// Set while this process is in the process group of the command that waits for it.
+static IN_COMMAND_GROUP: AtomicBool = AtomicBool::new(false);
+
+/// Whether the terminal sends its signals to this process and to the command that waits for it. The end of that command is then
+/// a signal too, and the first one is no request of its own.
+pub fn shares_terminal_signals() -> bool {
+    IN_COMMAND_GROUP.load(Ordering::Acquire)
+}
 
 /// Whether [`launch_background`] started this process.
 pub fn is_child() -> bool {
@@ -94,12 +107,12 @@ impl ReadySignal {
     /// Prepares a background process to outlive its terminal.
     ///
     /// # Errors
-    /// When there can be no new session, or /dev/null can't be opened.
+    /// When the end of the waiting command can't be followed, or /dev/null can't be opened.
     pub fn new() -> Result<Self, Fault> {
         if !is_child() {
             return Ok(ReadySignal { null: None });
         }
-        rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
+        IN_COMMAND_GROUP.store(true, Ordering::Release);
         // An interrupted start ends with the command that waits for it.
         let follow = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
         follow.map_err(|e| Fault::failed(format!("no signal at the end of the parent process: {e}"), ""))?;
@@ -124,6 +137,8 @@ impl ReadySignal {
         let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
         // A working directory would keep its file system from being unmounted.
         std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
+        rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
+        IN_COMMAND_GROUP.store(false, Ordering::Release);
         rustix::process::set_parent_process_death_signal(None)
             .map_err(|e| Fault::failed(format!("detaching from the command that started this process: {e}"), ""))?;
         let mut out = std::io::stdout().lock();

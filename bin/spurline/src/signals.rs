@@ -1,5 +1,6 @@
 //! Handlers for SIGTERM, SIGINT, SIGHUP and SIGQUIT, which run on their own thread.
 
+use crate::background;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use spurline_config::Fault;
@@ -7,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 /// Calls `stop` with 1 at the first signal (end cleanly), with 2 at the second (end by force), and so on. SIGHUP is
-/// left alone where it is ignored at start, as under `nohup`.
+/// left alone where it is ignored at start, as under `nohup`. In a background start only SIGTERM counts, which the end of the
+/// waiting command sends as well.
 ///
 /// # Errors
 /// When the handlers can't be installed.
@@ -18,7 +20,8 @@ pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> 
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
-            for (count, _) in (1..).zip(signals.forever()) {
+            let counted = |signal: &i32| *signal == SIGTERM || !background::shares_terminal_signals();
+            for (count, _) in (1..).zip(signals.forever().filter(counted)) {
                 stop(count);
             }
         })

@@ -2,6 +2,7 @@
 //! One test program, so that linking stays cheap.
 
 mod abuse;
+mod automount;
 mod cluster;
 mod common;
 mod copies;
