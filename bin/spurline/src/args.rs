@@ -418,7 +418,7 @@ pub struct FuseArgs {
     pub local_locks: bool,
     // The list is that of the parser, so it is whole.
     #[arg(help = options_help(), long_help = options_long_help())]
-    #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
+    #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]")]
     pub options: Vec<String>,
     /// Largest FUSE request; at least 8K
     #[arg(long, value_name = "SIZE", default_value = "1M")]
@@ -474,7 +474,8 @@ fn options_help() -> String {
 fn options_long_help() -> String {
     format!(
         "{}\n\nallow_other brings default_permissions with it: the kernel then checks modes. Those of mount(8) and /etc/fstab \
-         have no effect here: {}.",
+         have no effect here: {}. The labels are those of SELinux. A comma inside a value is written as \\,, or the value in double \
+         quotes.",
         options_help(),
         fuse::ignored_option_list()
     )

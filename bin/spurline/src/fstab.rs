@@ -3,8 +3,9 @@
 
 use crate::habits::{self, OptionPlace};
 use spurline_config::{Fault, fuse};
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use spurline_types::{escape_option, split_option_list};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 
@@ -42,7 +43,8 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
         match word.as_bytes() {
             b"-o" => {
                 let options = words.next().ok_or_else(|| usage("-o wants options".into()))?;
-                given.extend(flags_of_options(flags, options.as_bytes())?);
+                let options = options.to_str().ok_or_else(|| usage(format!("-o {}: no text", options.display())))?;
+                given.extend(flags_of_options(flags, &split_option_list(options))?);
             }
             // mount(8) handles types and namespaces.
             b"-t" | b"-N" => drop(words.next()),
@@ -65,49 +67,28 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
     Ok(Some(begins.chain(given).chain(["--".into()]).chain(places).collect()))
 }
 
-/// The options between commas. A backslash before a comma makes it part of a value, as in other FUSE helpers.
-fn split_options(options: &[u8]) -> Vec<Vec<u8>> {
-    let mut split = vec![Vec::new()];
-    let mut bytes = options.iter().copied().peekable();
-    while let Some(byte) = bytes.next() {
-        match (byte, split.last_mut()) {
-            (b',', _) => split.push(Vec::new()),
-            (b'\\', Some(last)) if bytes.peek() == Some(&b',') => last.extend(bytes.next()),
-            (_, Some(last)) => last.push(byte),
-            (_, None) => {}
-        }
-    }
-    split.retain(|option| !option.is_empty());
-    split
-}
-
-/// The words of `spurline mount` for a list of options in mount(8)'s form.
+/// The words of `spurline mount` for options in mount(8)'s form.
 ///
 /// # Errors
 /// When an option is neither a mount option nor a flag of `flags`, the command `mount`.
-pub fn flags_of_options(flags: &clap::Command, options: &[u8]) -> Result<Vec<OsString>, Fault> {
-    let is_flag = |key: &[u8]| {
+pub fn flags_of_options(flags: &clap::Command, options: &[String]) -> Result<Vec<OsString>, Fault> {
+    let is_flag = |key: &str| {
         flags.get_arguments().any(|arg| {
             let aliases = arg.get_all_aliases().unwrap_or_default();
-            arg.get_long().into_iter().chain(aliases).any(|long| long.as_bytes() == key)
+            arg.get_long().into_iter().chain(aliases).any(|long| long == key)
         })
     };
     let mut given = Vec::new();
-    for option in split_options(options) {
-        let option = option.as_slice();
-        let key = option.split(|byte| *byte == b'=').next().unwrap_or_default();
-        match option {
+    for option in options {
+        let key = option.split('=').next().unwrap_or_default();
+        if option == "rw" {
             // mount(8) adds it to all options; the word for a writable mount is `writable`.
-            b"rw" => {}
-            _ if is_flag(key) => given.push(OsString::from_vec([b"--", option].concat())),
-            _ if !fuse::is_known_option(&String::from_utf8_lossy(option)) => {
-                return Err(habits::unknown_option(
-                    flags,
-                    &String::from_utf8_lossy(option),
-                    OptionPlace::InPlaceOfFlags,
-                ));
-            }
-            _ => given.extend(["-o".into(), OsStr::from_bytes(option).to_owned()]),
+        } else if is_flag(key) {
+            given.push(format!("--{option}").into());
+        } else if fuse::is_known_option(option) {
+            given.extend(["-o".into(), escape_option(option).into()]);
+        } else {
+            return Err(habits::unknown_option(flags, option, OptionPlace::InPlaceOfFlags));
         }
     }
     Ok(given)
@@ -130,6 +111,18 @@ mod tests {
         let told = told(&line).unwrap().unwrap();
         assert!(told.contains(&"--registry=static:a:7000,b:7000".to_owned()), "{told:?}");
         assert!(told.contains(&"--cache-group=g".to_owned()), "{told:?}");
+    }
+
+    #[test]
+    fn labels_and_names_with_commas_reach_the_mount_whole() {
+        let label = "system_u:object_r:httpd_sys_content_t:s0:c1,c2";
+        let line = ["a", "b", "-o", &format!("context=\"{label}\",fsname=x\\,y,defcontext=a:b:c")];
+        let told = told(&line).unwrap().unwrap();
+        let command = crate::cli::cli_command();
+        let matches = command.try_get_matches_from([vec!["spurline".into()], told].concat()).unwrap();
+        let lists = matches.subcommand_matches("mount").unwrap().get_many::<String>("options").unwrap();
+        let words: Vec<String> = lists.flat_map(|list| split_option_list(list)).collect();
+        assert_eq!(words, [&format!("context={label}"), "fsname=x,y", "defcontext=a:b:c"]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as _, Command};
 use spurline_config::values::nearest_word;
 use spurline_config::{Fault, MOUNT_OPTIONS, fuse};
+use spurline_types::{LABEL_OPTIONS, split_option_list};
 use std::ffi::OsString;
 
 /// Words of other systems without their dashes, with the remedy in the form of flags. Words with the same name here are not
@@ -407,12 +408,12 @@ pub enum OptionPlace {
 /// # Errors
 /// On the first unknown one.
 pub fn check_mount_options(options: &[String]) -> Result<(), Fault> {
-    let mut words = options.iter().map(|option| option.trim()).filter(|option| !option.is_empty());
+    let mut words = options.iter().flat_map(|list| split_option_list(list));
     match words.find(|option| !fuse::is_known_option(option)) {
         None => Ok(()),
         Some(option) => {
             let flags = MountArgs::augment_args(Command::new("mount"));
-            Err(unknown_option(&flags, option, OptionPlace::BesideFlags))
+            Err(unknown_option(&flags, &option, OptionPlace::BesideFlags))
         }
     }
 }
@@ -444,7 +445,7 @@ pub fn unknown_option(flags: &Command, option: &str, place: OptionPlace) -> Faul
         return Fault::usage(format!("-o {option}: an option of another file system"), remedy);
     }
     let flags_too = longs().filter(|_| place == OptionPlace::InPlaceOfFlags);
-    let remedy = match nearest_word(key, flags_too.chain(MOUNT_OPTIONS).chain(["fsname"])) {
+    let remedy = match nearest_word(key, flags_too.chain(MOUNT_OPTIONS).chain(["fsname"]).chain(LABEL_OPTIONS)) {
         Some(near) => format!("did you mean {near}?"),
         None if place == OptionPlace::BesideFlags => {
             format!("the options are {}; {} have no effect", fuse::option_list(), fuse::ignored_option_list())

@@ -1,7 +1,7 @@
 //! `spurline mount`: a mount of the runtime, stopped by signals.
 
 use crate::background::ReadySignal;
-use crate::signals;
+use crate::{report, signals};
 use spurline_config::{Fault, MountConfig};
 use spurline_runtime::{MountStop, PreparedMount};
 use std::sync::Arc;
@@ -30,6 +30,8 @@ fn stop_by_signal(stop: &Arc<MountStop>, count: u32) {
             2 => tracing::warn!("lost, unless a node takes them now: {unsent}"),
             _ => {
                 tracing::error!("lost: {unsent}");
+                // The log may be a file.
+                report::print_fault(&Fault::failed(format!("lost: {unsent}"), "write these files again when a node answers"));
                 std::process::exit(1);
             }
         }

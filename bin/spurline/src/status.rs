@@ -6,6 +6,7 @@ use crate::report::{printable, printable_json};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::Fault;
+use spurline_runtime::describe_losses;
 use spurline_runtime::locator::{ANSWER, NamedProcess, all_processes, find_process};
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
@@ -223,7 +224,8 @@ fn writes_line(writes: &Value, stats: &Value) -> Option<String> {
         0 => String::new(),
         n => format!("; {RED}{n} writes refused by the source after close or write had returned{RED:#}"),
     };
-    Some(format!("through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{failed}"))
+    let lost = describe_losses(&writes["behind"]).map(|lost| format!("; {RED}{lost}{RED:#}")).unwrap_or_default();
+    Some(format!("through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{failed}{lost}"))
 }
 
 /// The NFS export of a mount; `None` where there is none.
@@ -369,6 +371,9 @@ mod tests {
             "through nodes; 7 changes made, 3.00 MiB written by requests; 1.00 MiB on the way, 2.00 MiB of 100 MiB held \
              until durable"
         );
+        let behind = json!({"lost_bytes": 2048, "lost_files": 1, "lost": [{"path": "f", "bytes": 2048}]});
+        let line = writes_line(&json!({"writable": true, "through_nodes": true, "behind": behind}), &stats).unwrap();
+        assert!(line.contains("lost, as no node took them: 2.00 KiB of written bytes: /f (2.00 KiB)"), "{line}");
         let line = writes_line(&json!({"writable": true, "sessions": 2, "open_files": 5}), &stats).unwrap();
         assert_eq!(line, "taken from mounts with --rw; 2 connected, 5 open files");
     }

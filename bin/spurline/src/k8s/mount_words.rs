@@ -37,9 +37,8 @@ pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Re
     // Without environment variables: those of the driver are not those of the mount process.
     let flags = MountArgs::augment_args(Command::new("mount"));
     // In /etc/fstab rw means nothing, because mount(8) adds it; here it was written by a person.
-    let options: Vec<&str> =
-        settings.options.iter().map(|word| if word == "rw" { "writable" } else { word.as_str() }).collect();
-    let options = fstab::flags_of_options(&flags, options.join(",").as_bytes())?;
+    let options = settings.options.iter().map(|word| if word == "rw" { "writable".to_owned() } else { word.clone() });
+    let options = fstab::flags_of_options(&flags, &options.collect::<Vec<_>>())?;
     let named = settings.flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}")));
     let mut given: Vec<OsString> = named.chain(options).collect();
     let has = |given: &[OsString], flag: &str| {
@@ -130,6 +129,13 @@ mod tests {
         assert_eq!((made.words.as_slice(), made.memory), (&wanted.map(String::from)[..], 512 << 20));
         let whole = [vec!["spurline".to_owned()], made.words].concat();
         crate::cli::cli_command().try_get_matches_from(whole).unwrap();
+    }
+
+    #[test]
+    fn a_label_is_one_option() {
+        let made = words(&["context=system_u:object_r:container_file_t:s0:c1,c2"], None).unwrap();
+        let wanted = "context=system_u:object_r:container_file_t:s0:c1\\,c2".to_owned();
+        assert!(made.words.contains(&wanted), "{made:?}");
     }
 
     #[test]

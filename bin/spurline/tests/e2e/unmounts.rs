@@ -5,7 +5,7 @@ use crate::disk_image::DiskImage;
 use crate::writable_group::{Group, TmpFs, has};
 use rustix::process::Signal;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Command, Stdio};
 
 /// A group over a file system whose host can lose its power.
@@ -124,4 +124,73 @@ fn an_unmount_by_force_names_a_source_that_hangs() {
     // Nothing is left behind: the source can be unmounted.
     eventually("the source is free", || Command::new("umount").arg(&below.at).status().unwrap().success());
     below.process_mut().wait();
+}
+
+#[test]
+fn an_unmount_names_a_stopped_process() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    world.file("source/file", b"1");
+    let mut mount = world.mount(world.path("source").to_str().unwrap(), &["--cache-size", "0"]);
+    mount.process().signal(Signal::STOP);
+    let pid = mount.process().pid().to_string();
+    // The time would not do: the wait for a running process is an hour.
+    let mut command = world.command(&["umount", "--timeout", "1h"]);
+    let out = finish(command.arg(&mount.at));
+    let said = refused(&out, 1, &["is unmounted", &format!("its process {pid} is stopped"), &format!("kill -CONT {pid}")]);
+    assert!(!said.contains("namespace") && !is_mounted(&mount.at), "{said}");
+    mount.process().signal(Signal::CONT);
+    assert!(mount.process_mut().wait().success());
+}
+
+/// A mount through a node that is killed while it has none of the bytes of an open file.
+fn mount_with_unsent_bytes() -> Option<(Group, Mount, Command)> {
+    if !has("python3") {
+        return None;
+    }
+    let mut group = Group::start(1)?;
+    let mount = group.mount("mnt", 0, &["--peer-timeout", "2s"]);
+    let script = "import os, sys; f = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT); print('open', flush=True); \
+                  sys.stdin.readline(); os.write(f, bytes(5000)); os._exit(0)";
+    let mut writer = Command::new("python3");
+    writer.args(["-c", script]).arg(mount.path("lost")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = writer.spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "open\n");
+    group.nodes.clear();
+    child.stdin.take().unwrap().write_all(b"write\n").unwrap();
+    assert!(child.wait().unwrap().success(), "the write is taken, as a node may come back");
+    let mut umount = group.world.command(&["umount", "--timeout", "300s"]);
+    umount.arg(&mount.at);
+    Some((group, mount, umount))
+}
+
+const LOST: [&str; 3] = ["lost, as no node took them: 4.88 KiB of written bytes: /lost (4.88 KiB)", "fix:", "when a node answers"];
+
+#[test]
+fn an_unmount_says_which_bytes_are_lost() {
+    let Some((_group, mut mount, mut umount)) = mount_with_unsent_bytes() else { return };
+    refused(&finish(&mut umount), 1, &LOST);
+    // The process says the same at its end.
+    assert_eq!(mount.process_mut().wait().code(), Some(1));
+    assert!(LOST.iter().all(|part| mount.process().log().contains(part)), "{}", mount.process().log());
+    assert!(!is_mounted(&mount.at));
+}
+
+#[test]
+fn an_unmount_says_that_a_killed_process_had_bytes_of_its_own() {
+    let Some((_group, mut mount, mut umount)) = mount_with_unsent_bytes() else { return };
+    let mut umount = umount.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(umount.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("waiting for a node to take 4.88 KiB") {
+        assert!(said.read_line(&mut line).unwrap() > 0, "{line}");
+    }
+    mount.process_mut().kill();
+    said.read_to_string(&mut line).unwrap();
+    assert_eq!(umount.wait().unwrap().code(), Some(1), "{line}");
+    assert!(line.contains("ended without a word") && line.contains("/lost (4.88 KiB)"), "{line}");
 }

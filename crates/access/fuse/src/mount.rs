@@ -14,6 +14,8 @@ use std::time::Duration;
 
 const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
+/// File system type of an automount: of systemd (`x-systemd.automount`) or of autofs.
+const AUTOMOUNT: &str = "autofs";
 /// Deadlines of fusermount3, and of a probe of a mount that may hang.
 const HELPER_DEADLINE: Duration = Duration::from_secs(20);
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
@@ -53,6 +55,14 @@ pub enum MountError {
         fstype: String,
         /// Source of that mount.
         mounted: String,
+    },
+    /// The access to an automount failed.
+    #[error("mountpoint {} is an automount, and the mount that it starts for this access failed ({source}); look at that mount (systemctl status, journalctl), or stop the automount first", path.display())]
+    Automount {
+        /// The mountpoint.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
     },
     /// A dead mount is there: its process ended.
     #[error("mountpoint {} holds a dead {fstype} mount of '{mounted}' whose process is gone (Transport endpoint is not connected); remove it: spurline umount {} (or fusermount3 -u, or umount -l)", path.display(), path.display())]
@@ -105,6 +115,32 @@ pub enum MountError {
         path: PathBuf,
         /// The system's error.
         detail: String,
+    },
+    /// SELinux labels, on a host without SELinux.
+    #[error("mounting on {} was refused: this kernel takes no {labels}, as SELinux is not enabled; leave the labels out", path.display())]
+    NoLabels {
+        /// The mountpoint.
+        path: PathBuf,
+        /// The options.
+        labels: String,
+    },
+    /// SELinux labels that SELinux refuses.
+    #[error("mounting on {} was refused: {detail}; check the labels {labels} against this host's policy (dmesg and ausearch -m avc name the reason)", path.display())]
+    Labels {
+        /// The mountpoint.
+        path: PathBuf,
+        /// The options.
+        labels: String,
+        /// The system's error.
+        detail: String,
+    },
+    /// SELinux labels of a mount by a user.
+    #[error("mounting on {} was refused: only root can give SELinux labels ({labels}), as fusermount3 takes none; mount as root, or leave them out", path.display())]
+    LabelsOfUser {
+        /// The mountpoint.
+        path: PathBuf,
+        /// The options.
+        labels: String,
     },
     /// No FUSE mount is there.
     #[error("{} is not a FUSE mount{found}; see /proc/self/mounts for what is mounted", path.display())]
@@ -161,6 +197,8 @@ impl MountError {
             | MountError::DeviceDenied { .. }
             | MountError::NoFusermount { .. }
             | MountError::AllowOther { .. }
+            | MountError::NoLabels { .. }
+            | MountError::LabelsOfUser { .. }
             | MountError::Denied { .. } => 3,
             _ => 1,
         }
@@ -197,33 +235,23 @@ pub(crate) fn mount_device(
     Ok(MountedDevice { device, path })
 }
 
-/// Checks a mountpoint before a session starts.
+/// Checks a mountpoint before a session starts. An automount there gives way to this process where it is in the process group of
+/// the mount helper; any other access starts the mount of the automount.
 ///
 /// # Errors
 /// See [`MountError`].
 pub fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
     let given = || mountpoint.to_path_buf();
     let path = resolve_mountpoint(mountpoint).map_err(|e| look_error(given(), e))?;
-    let mounted = mounted_at(&path).map_err(|source| MountError::System {
-        what: "reading the mount table for",
-        path: path.clone(),
-        source,
+    let automount = check_mounted(&path, options)?;
+    let metadata = fs::metadata(&path).map_err(|source| match automount {
+        Some(_) => MountError::Automount { path: path.clone(), source },
+        None => look_error(path.clone(), source),
     })?;
-    if let Some(there) = mounted {
-        let seen = there.is_fuse().then(|| probe_mount(&path));
-        let MountEntry { fstype, source: mounted, .. } = there;
-        match seen {
-            Some(MountHealth::Dead) => return Err(MountError::Stale { path, fstype, mounted }),
-            _ if !options.nonempty => return Err(MountError::Busy { path, fstype, mounted }),
-            Some(MountHealth::Silent) => {
-                let why = format!("the mount that is there ({mounted}) does not respond");
-                let source = io::Error::new(io::ErrorKind::TimedOut, why);
-                return Err(MountError::System { what: "checking mountpoint", path, source });
-            }
-            Some(MountHealth::Alive) | None => {}
-        }
+    if automount.is_some() {
+        // What the access has started.
+        check_mounted(&path, options)?;
     }
-    let metadata = fs::metadata(&path).map_err(|e| look_error(path.clone(), e))?;
     if !metadata.is_dir() {
         return Err(MountError::NotADirectory { path });
     }
@@ -233,6 +261,32 @@ pub fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<Pat
         return Err(MountError::NotEmpty { path, entry: entry.file_name().to_string_lossy().into_owned() });
     }
     Ok(path)
+}
+
+/// Checks the mount at a path; an automount is no obstacle, and is returned.
+fn check_mounted(path: &Path, options: &MountOptions) -> Result<Option<MountEntry>, MountError> {
+    let mounted = mounted_at(path).map_err(|source| MountError::System {
+        what: "reading the mount table for",
+        path: path.to_owned(),
+        source,
+    })?;
+    let Some(there) = mounted else { return Ok(None) };
+    if there.fstype == AUTOMOUNT {
+        return Ok(Some(there));
+    }
+    let seen = there.is_fuse().then(|| probe_mount(path));
+    let MountEntry { fstype, source: mounted, .. } = there;
+    let path = path.to_owned();
+    match seen {
+        Some(MountHealth::Dead) => Err(MountError::Stale { path, fstype, mounted }),
+        _ if !options.nonempty => Err(MountError::Busy { path, fstype, mounted }),
+        Some(MountHealth::Silent) => {
+            let why = format!("the mount that is there ({mounted}) does not respond");
+            let source = io::Error::new(io::ErrorKind::TimedOut, why);
+            Err(MountError::System { what: "checking mountpoint", path, source })
+        }
+        Some(MountHealth::Alive) | None => Ok(None),
+    }
 }
 
 fn look_error(path: PathBuf, source: io::Error) -> MountError {
@@ -305,6 +359,7 @@ fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<O
     // SAFETY: getuid and getgid have no conditions.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
     let words = options.kernel_words(max_read);
+    // SELinux takes its own options out of the text before FUSE reads the rest.
     let data = format!("fd={},rootmode=40000,user_id={uid},group_id={gid}{words}", device.as_raw_fd());
     let (data, source) = (c_string(data.as_bytes(), path)?, c_string(options.fsname.as_bytes(), path)?);
     let fstype = c_string(format!("fuse.{}", options.subtype).as_bytes(), path)?;
@@ -318,14 +373,29 @@ fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<O
     }
     let error = io::Error::last_os_error();
     Err(match error.raw_os_error() {
+        Some(libc::EINVAL) if !options.labels.is_empty() && !has_selinux() => {
+            MountError::NoLabels { path: path.into(), labels: options.labels.join(", ") }
+        }
+        Some(libc::EINVAL | libc::EACCES) if !options.labels.is_empty() => {
+            MountError::Labels { path: path.into(), labels: options.labels.join(", "), detail: error.to_string() }
+        }
         Some(libc::EPERM | libc::EACCES) => MountError::Denied { path: path.into(), detail: error.to_string() },
         Some(libc::ENODEV) => MountError::NoDevice { source: error },
         _ => MountError::System { what: "mounting on", path: path.into(), source: error },
     })
 }
 
+/// Whether this kernel runs SELinux; its own file system shows that also where it is not mounted.
+fn has_selinux() -> bool {
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    known.lines().any(|line| line.split_whitespace().next_back() == Some("selinuxfs"))
+}
+
 fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result<OwnedFd, MountError> {
     let uid = effective_uid();
+    if !options.labels.is_empty() {
+        return Err(MountError::LabelsOfUser { path: path.into(), labels: options.labels.join(", ") });
+    }
     if options.allow_other && !user_allow_other() {
         return Err(MountError::AllowOther { uid });
     }

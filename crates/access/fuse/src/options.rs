@@ -1,5 +1,6 @@
 //! Parses mount options as given after `-o`. Their effect is decided by the mount code.
 
+use spurline_types::{LABEL_OPTIONS, escape_option, split_option_list};
 use std::fmt::Write as _;
 
 /// Parsed `-o` options.
@@ -25,6 +26,8 @@ pub struct MountOptions {
     pub exec: bool,
     /// Reads update no access times.
     pub noatime: bool,
+    /// SELinux labels of the mount, for the kernel, in the form `context=LABEL`.
+    pub labels: Vec<String>,
 }
 
 impl Default for MountOptions {
@@ -40,6 +43,7 @@ impl Default for MountOptions {
             dev: false,
             exec: true,
             noatime: true,
+            labels: Vec::new(),
         }
     }
 }
@@ -53,39 +57,46 @@ pub struct UnknownOption {
 }
 
 const KNOWN: &str = "ro, allow_other, (no_)default_permissions, nonempty, fsname=NAME, subtype=NAME, suid, nosuid, dev, \
-                     nodev, exec, noexec, atime, noatime";
+                     nodev, exec, noexec, atime, noatime, context=LABEL, fscontext=LABEL, defcontext=LABEL, rootcontext=LABEL";
 
 impl MountOptions {
-    /// Applies one comma-separated list (`ro,allow_other,fsname=data`); a comma in a value is written `\,`.
-    /// Words for fstab only (`defaults`, `auto`, `user`, `_netdev`, `nofail`, `x-…`) are accepted without
+    /// Applies one comma-separated list (`ro,allow_other,fsname=data`); see [`split_option_list`].
+    ///
+    /// # Errors
+    /// As [`MountOptions::apply_word`].
+    pub fn apply_list(&mut self, list: &str) -> Result<(), UnknownOption> {
+        split_option_list(list).iter().try_for_each(|word| self.apply_word(word))
+    }
+
+    /// Applies one option. Words for fstab only (`defaults`, `auto`, `user`, `_netdev`, `nofail`, `x-…`) are accepted without
     /// effect.
     ///
     /// # Errors
     /// On an unknown word.
-    pub fn apply_list(&mut self, list: &str) -> Result<(), UnknownOption> {
-        for word in split_list(list) {
-            let (key, value) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v)));
-            match (key, value) {
-                ("", None) => {}
-                ("ro", None) => self.read_only = true,
-                ("allow_other", None) => self.allow_other = true,
-                ("default_permissions", None) => self.default_permissions = Some(true),
-                ("no_default_permissions", None) => self.default_permissions = Some(false),
-                ("nonempty", None) => self.nonempty = true,
-                ("fsname", Some(v)) if !v.is_empty() => self.fsname = v.into(),
-                ("subtype", Some(v)) if !v.is_empty() => self.subtype = v.into(),
-                ("suid", None) => self.suid = true,
-                ("nosuid", None) => self.suid = false,
-                ("dev", None) => self.dev = true,
-                ("nodev", None) => self.dev = false,
-                ("exec", None) => self.exec = true,
-                ("noexec", None) => self.exec = false,
-                ("atime" | "relatime", None) => self.noatime = false,
-                ("noatime", None) => self.noatime = true,
-                ("defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "_netdev" | "nofail", None) => {}
-                (key, _) if key.starts_with("x-") => {}
-                _ => return Err(UnknownOption { word }),
+    pub fn apply_word(&mut self, word: &str) -> Result<(), UnknownOption> {
+        let (key, value) = word.split_once('=').map_or((word, None), |(k, v)| (k, Some(v)));
+        match (key, value) {
+            ("ro", None) => self.read_only = true,
+            ("allow_other", None) => self.allow_other = true,
+            ("default_permissions", None) => self.default_permissions = Some(true),
+            ("no_default_permissions", None) => self.default_permissions = Some(false),
+            ("nonempty", None) => self.nonempty = true,
+            ("fsname", Some(v)) if !v.is_empty() => self.fsname = v.into(),
+            ("subtype", Some(v)) if !v.is_empty() => self.subtype = v.into(),
+            ("suid", None) => self.suid = true,
+            ("nosuid", None) => self.suid = false,
+            ("dev", None) => self.dev = true,
+            ("nodev", None) => self.dev = false,
+            ("exec", None) => self.exec = true,
+            ("noexec", None) => self.exec = false,
+            ("atime" | "relatime", None) => self.noatime = false,
+            ("noatime", None) => self.noatime = true,
+            (key, Some(label)) if LABEL_OPTIONS.contains(&key) && !label.is_empty() && !label.contains('"') => {
+                self.labels.push(word.to_owned());
             }
+            ("defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "_netdev" | "nofail", None) => {}
+            (key, _) if key.starts_with("x-") => {}
+            _ => return Err(UnknownOption { word: word.to_owned() }),
         }
         Ok(())
     }
@@ -121,13 +132,17 @@ impl MountOptions {
         if self.checks_modes() {
             words.push_str(",default_permissions");
         }
+        for (key, label) in self.labels.iter().filter_map(|option| option.split_once('=')) {
+            // The kernel removes the quotes, which keep the commas of a label.
+            let _ = write!(words, ",{key}=\"{label}\"");
+        }
         words
     }
 
     /// The list for fusermount3, which sets nosuid and nodev by itself and allows only root to change that.
     pub(crate) fn fusermount_list(&self, max_read: u32) -> String {
-        let escaped = self.fsname.replace('\\', "\\\\").replace(',', "\\,");
-        let subtype = self.subtype.replace(',', "\\,");
+        let escaped = escape_option(&self.fsname.replace('\\', "\\\\"));
+        let subtype = escape_option(&self.subtype);
         let mut list = format!("fsname={escaped},subtype={subtype},max_read={max_read}");
         let mut add = |on: bool, word: &str| {
             if on {
@@ -143,23 +158,17 @@ impl MountOptions {
     }
 }
 
-fn split_list(list: &str) -> Vec<String> {
-    let (mut words, mut word) = (Vec::new(), String::new());
-    let mut chars = list.chars();
-    while let Some(c) = chars.next() {
-        match c {
-            ',' => words.push(std::mem::take(&mut word)),
-            '\\' => word.extend(chars.next()),
-            c => word.push(c),
-        }
-    }
-    words.push(word);
-    words
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_gets_labels_in_quotes() {
+        let mut options = MountOptions::default();
+        options.apply_list("context=\"system_u:object_r:tmp_t:s0:c127,c456\",rootcontext=a:b:c,fscontext=a:b:d\\,e").unwrap();
+        let wanted = ",max_read=8192,context=\"system_u:object_r:tmp_t:s0:c127,c456\",rootcontext=\"a:b:c\",fscontext=\"a:b:d,e\"";
+        assert_eq!(options.kernel_words(8192), wanted);
+    }
 
     #[test]
     fn lists() {
@@ -177,7 +186,7 @@ mod tests {
         assert!(o.kernel_words(8192) == ",max_read=8192");
         o.apply_list("default_permissions").unwrap();
         assert!(o.kernel_words(8192) == ",max_read=8192,default_permissions");
-        for bad in ["rw", "allow_others", "ro=1", "fsname", "fsname="] {
+        for bad in ["rw", "allow_others", "ro=1", "fsname", "fsname=", "context", "context=", "context=a\"b"] {
             let said = o.apply_list(bad).unwrap_err().to_string();
             assert!(said.contains(bad) && said.contains("default_permissions"), "{said}");
         }

@@ -28,4 +28,4 @@ pub use peer::{GroupPeer, RequestPatience};
 pub use peer_fetch::GroupPeerFetch;
 pub use remote::{GroupVolume, GroupVolumeConfig};
 pub use warm::ObjectExtent;
-pub use writes::GroupWrites;
+pub use writes::{GroupWrites, WriteLosses};

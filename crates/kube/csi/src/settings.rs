@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use spurline_config::values::nearest_word;
 use spurline_config::{Fault, Registry, SourceUrl};
-use spurline_types::Size;
+use spurline_types::{Size, split_option_list};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -59,7 +59,7 @@ pub struct VolumeSettings {
     pub source: String,
     /// Flags of `spurline mount` without dashes, with their values.
     pub flags: Vec<(String, String)>,
-    /// Mount options in the form of mount(8).
+    /// Mount options in the form of mount(8), each without escapes and quotes.
     pub options: Vec<String>,
     /// Memory limit of the mount process in bytes, if the volume names one.
     pub memory: Option<u64>,
@@ -172,7 +172,7 @@ impl VolumeSettings {
                 "source" => settings.source = value.trim().to_owned(),
                 "registry" => settings.flags.push(("registry".into(), value.clone())),
                 "cacheGroup" => settings.flags.push(("cache-group".into(), value.clone())),
-                "mountOptions" => settings.options.extend(words(value)),
+                "mountOptions" => settings.options.extend(split_option_list(value)),
                 "memory" => settings.memory = Some(parse_memory(value)?),
                 other if other.starts_with(KUBERNETES) || other.starts_with(PROVISIONER) => {}
                 other => {
@@ -184,7 +184,7 @@ impl VolumeSettings {
                 }
             }
         }
-        settings.options.extend(mount_flags.iter().flat_map(|flag| words(flag)));
+        settings.options.extend(mount_flags.iter().flat_map(|flag| split_option_list(flag)));
         if settings.source.is_empty() {
             return Err(Fault::usage(
                 "the volume has no attribute 'source'",
@@ -194,22 +194,6 @@ impl VolumeSettings {
         }
         Ok(settings)
     }
-}
-
-/// The options of a list with commas. A backslash before a comma makes it part of a value, and is kept.
-fn words(list: &str) -> Vec<String> {
-    let mut words = vec![String::new()];
-    let mut escaped = false;
-    for c in list.chars() {
-        match (c, words.last_mut()) {
-            (',', Some(last)) if escaped => last.push(c),
-            (',', _) => words.push(String::new()),
-            (_, Some(last)) => last.push(c),
-            (_, None) => {}
-        }
-        escaped = c == '\\';
-    }
-    words.iter().map(|word| word.trim().to_owned()).filter(|word| !word.is_empty()).collect()
 }
 
 /// A memory limit as in Kubernetes (512Mi, 2Gi) or as in flags (512M).
@@ -247,13 +231,14 @@ mod tests {
                 ("csi.storage.k8s.io/ephemeral", "true"),
                 ("storage.kubernetes.io/csiProvisionerIdentity", "x"),
             ],
-            &["max-readahead=8M"],
+            &["max-readahead=8M", "context=\"system_u:object_r:container_file_t:s0:c1,c2\""],
         )
         .unwrap();
         assert_eq!(settings.source, "s3://datasets");
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         assert_eq!(settings.flags, [pair("cache-group", "train"), pair("registry", "static:a:1,b:2")]);
-        assert_eq!(settings.options, ["file-mode=555", "allow_other", "replicas=2\\,/a=3", "max-readahead=8M"]);
+        let label = "context=system_u:object_r:container_file_t:s0:c1,c2";
+        assert_eq!(settings.options, ["file-mode=555", "allow_other", "replicas=2,/a=3", "max-readahead=8M", label]);
         assert_eq!(settings.memory, Some(1 << 30));
     }
 

@@ -4,6 +4,7 @@
 use crate::raw::RawFuse;
 use crate::values::FuseIo;
 use spurline_types::fault::Fault;
+use spurline_types::{LABEL_OPTIONS, split_option_list};
 use std::time::Duration;
 
 /// The FUSE session.
@@ -13,7 +14,7 @@ pub struct FuseConfig {
     pub writes: Option<WritesConfig>,
     /// Locks hold among the programs of this mount only.
     pub local_locks: bool,
-    /// Mount options, all of them from [`MOUNT_OPTIONS`] or `fsname=`.
+    /// Mount options, all of them from [`MOUNT_OPTIONS`], `fsname=` or [`LABEL_OPTIONS`].
     pub options: Vec<String>,
     /// Largest request in bytes: a multiple of 4 KiB, from 8 KiB to 1 MiB.
     pub max_write: u32,
@@ -109,10 +110,11 @@ pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fa
             ));
         }
     };
+    let options: Vec<String> = args.options.iter().flat_map(|list| split_option_list(list)).collect();
     let config = FuseConfig {
-        writes: check_writes(args)?,
+        writes: check_writes(args, &options)?,
         local_locks: args.local_locks,
-        options: check_options(&args.options)?,
+        options: check_options(&options)?,
         max_write: max_write as u32,
         attr_ttl: args.attr_cache,
         entry_ttl: args.entry_cache,
@@ -130,8 +132,8 @@ pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fa
 }
 
 /// Whether the mount takes changes, by flags and options.
-fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault> {
-    let word = |wanted: &str| args.options.iter().any(|word| word.trim() == wanted);
+fn check_writes(args: &RawFuse, options: &[String]) -> Result<Option<WritesConfig>, Fault> {
+    let word = |wanted: &str| options.iter().any(|word| word == wanted);
     let (rw, ro) = (args.rw || word("rw"), args.read_only || word("ro"));
     if rw && ro {
         return Err(Fault::usage("both read-only and read-write are requested", "give --rw or --read-only, not both"));
@@ -161,7 +163,7 @@ fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault> {
     Ok(Some(WritesConfig { squash: args.squash }))
 }
 
-/// The supported mount options, beside `fsname=NAME`.
+/// The supported mount options without a value.
 pub const MOUNT_OPTIONS: [&str; 14] = [
     "ro",
     "allow_other",
@@ -215,7 +217,8 @@ const NOT_HERE: [(&str, &str); 3] = [
 
 /// The supported mount options as a list for people.
 pub fn option_list() -> String {
-    format!("rw, {}, fsname=NAME", MOUNT_OPTIONS.join(", "))
+    let labels = LABEL_OPTIONS.map(|option| format!("{option}=LABEL")).join(", ");
+    format!("rw, {}, fsname=NAME, {labels}", MOUNT_OPTIONS.join(", "))
 }
 
 /// The options that are accepted without effect, as a list for people.
@@ -235,7 +238,11 @@ pub fn is_known_option(word: &str) -> bool {
 }
 
 fn is_kept(word: &str) -> bool {
-    MOUNT_OPTIONS.contains(&word) || word.strip_prefix("fsname=").is_some_and(|name| !name.is_empty())
+    MOUNT_OPTIONS.contains(&word)
+        || word.split_once('=').is_some_and(|(key, value)| {
+            let label = LABEL_OPTIONS.contains(&key) && !value.contains('"');
+            !value.is_empty() && (key == "fsname" || label)
+        })
 }
 
 fn is_ignored(word: &str) -> bool {
@@ -244,7 +251,7 @@ fn is_ignored(word: &str) -> bool {
 
 fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
     let mut kept = Vec::new();
-    for word in words.iter().map(|w| w.trim()).filter(|w| !w.is_empty()) {
+    for word in words.iter().map(String::as_str) {
         if let Some(remedy) = remedy_of_option(word) {
             return Err(Fault::usage(format!("-o {word} is not supported"), remedy));
         }
@@ -320,7 +327,7 @@ mod tests {
         };
         assert_eq!(check(|_| {}).unwrap(), None);
         assert_eq!(check(|args| args.rw = true).unwrap(), Some(WritesConfig { squash: None }));
-        assert_eq!(check(|args| args.options = vec!["rw".into()]).unwrap(), Some(WritesConfig { squash: None }));
+        assert_eq!(check(|args| args.options = vec!["noatime,rw".into()]).unwrap(), Some(WritesConfig { squash: None }));
         let squashed = |args: &mut RawFuse| (args.rw, args.squash) = (true, Some((7, 8)));
         assert_eq!(check(squashed).unwrap(), Some(WritesConfig { squash: Some((7, 8)) }));
         assert!(check(|args| args.squash = Some((7, 8))).unwrap_err().contains("--rw"));
@@ -332,19 +339,22 @@ mod tests {
 
     #[test]
     fn mount_options() {
-        let check = |words: &str| check_options(&words.split(',').map(str::to_owned).collect::<Vec<_>>());
+        let check = |words: &str| check_options(&split_option_list(words));
         let kept =
             check("ro, allow_other,defaults,nodiratime,sync,dirsync,_netdev,x-systemd.automount,fsname=a,ro").unwrap();
         assert_eq!(kept, ["ro", "allow_other", "fsname=a"]);
         let of_fstab = check("nofail,comment=data of the lab,x-gvfs-show,X-mount.mkdir=0755,allow_other,").unwrap();
         assert_eq!(of_fstab, ["allow_other"], "and a comma at the end");
         assert_eq!(check(&MOUNT_OPTIONS.join(",")).unwrap(), MOUNT_OPTIONS);
+        let labels = ["context=a:b:c:s0:c1,c2", "fscontext=a", "defcontext=b", "rootcontext=c"];
+        assert_eq!(check(&labels.map(spurline_types::escape_option).join(",")).unwrap(), labels);
         for (words, says) in [
             ("allow_root", "allow_other"),
             ("auto_unmount", "spurline umount"),
             ("remount", "mount it again"),
             ("alow_other", "did you mean allow_other?"),
             ("fsname=", "fsname=NAME"),
+            ("context=", "context=LABEL"),
         ] {
             let said = check(words).unwrap_err().to_string();
             assert!(said.contains(words) && said.contains(says), "{said}");

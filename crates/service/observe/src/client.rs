@@ -6,6 +6,7 @@ use spurline_types::{Error, ErrorKind, Result};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,23 @@ impl AdminPeer {
         match self {
             AdminPeer::Socket(path, user) => send_request_to(path, *user, &json!({"op": "status"}), limit),
             AdminPeer::Http(address) => get_json(address, "/status.json", limit),
+        }
+    }
+
+    /// Requests a report of the process at its end; sockets only.
+    ///
+    /// # Errors
+    /// As [`AdminPeer::fetch_stats`].
+    pub fn watch_end(&self, limit: Duration) -> Result<EndWatch> {
+        match self {
+            AdminPeer::Socket(path, user) => {
+                let stream = open_request(path, *user, &json!({"op": "end"}), limit)?;
+                Ok(EndWatch { stream, socket: path.clone() })
+            }
+            AdminPeer::Http(address) => {
+                let text = format!("{address}: a metrics address reports no end; use the admin socket");
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
         }
     }
 
@@ -123,9 +141,24 @@ pub fn send_request(socket: &Path, request: &Value, limit: Duration) -> Result<V
 
 /// The same for a socket that must belong to `user` or root.
 fn send_request_to(socket: &Path, user: Option<u32>, request: &Value, limit: Duration) -> Result<Value> {
+    read_answer(open_request(socket, user, request, limit)?, socket, limit)
+}
+
+/// Sends one request; the answer is to be read within `limit` as well.
+fn open_request(
+    socket: &Path,
+    user: Option<u32>,
+    request: &Value,
+    limit: Duration,
+) -> Result<DeadlineStream<UnixStream>> {
     let io = |e: std::io::Error| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit);
     let mut stream = dial::connect_until(socket, user, Instant::now() + limit).map_err(io)?;
     stream.write_all(format!("{request}\n").as_bytes()).map_err(io)?;
+    Ok(stream)
+}
+
+fn read_answer(stream: DeadlineStream<UnixStream>, socket: &Path, limit: Duration) -> Result<Value> {
+    let io = |e: std::io::Error| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit);
     let mut line = Vec::new();
     BufReader::new(stream).take(MAX_ANSWER).read_until(b'\n', &mut line).map_err(io)?;
     if line.is_empty() {
@@ -141,6 +174,23 @@ fn send_request_to(socket: &Path, user: Option<u32>, request: &Value, limit: Dur
         return Err(Error::new(ErrorKind::from_code(code), text));
     }
     Ok(answer["ok"].take())
+}
+
+/// A connection on which a process reports its end.
+pub struct EndWatch {
+    stream: DeadlineStream<UnixStream>,
+    socket: PathBuf,
+}
+
+impl EndWatch {
+    /// The report of a process that has ended, or ends within `limit`.
+    ///
+    /// # Errors
+    /// When it ended without a report, as a killed one does, or does not end in time.
+    pub fn read_report(mut self, limit: Duration) -> Result<Value> {
+        self.stream.until = Instant::now() + limit;
+        read_answer(self.stream, &self.socket, limit)
+    }
 }
 
 /// A GET over HTTP/1.0 with a JSON reply.

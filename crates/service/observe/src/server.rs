@@ -2,14 +2,15 @@
 //! every other thread of the process waits.
 
 use crate::{AdminTarget, dial};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Longest request line: a job may name a hundred thousand files.
@@ -18,6 +19,8 @@ const MAX_LINE: u64 = 16 << 20;
 const IDLE: Duration = Duration::from_secs(60);
 /// Connection limit: people, a scraper, and requests that wait for a slow origin.
 const MAX_CONVERSATIONS: usize = 32;
+/// Longest wait for a client that takes a report.
+const REPORT_LIMIT: Duration = Duration::from_secs(1);
 
 /// A running admin socket; dropping it removes the socket.
 #[derive(Debug)]
@@ -27,6 +30,38 @@ pub struct AdminServer {
     place: Option<(u64, u64)>,
     listener: UnixListener,
     stop: Arc<AtomicBool>,
+    watches: Arc<EndWatches>,
+}
+
+/// Connections that wait for the end of this process.
+#[derive(Debug, Default)]
+struct EndWatches(Mutex<Vec<UnixStream>>);
+
+impl EndWatches {
+    /// Keeps a connection; the error for a connection too many.
+    fn add(&self, stream: UnixStream) -> Result<()> {
+        let mut watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.retain(|stream| !is_closed(stream));
+        if watches.len() >= MAX_CONVERSATIONS {
+            return Err(Error::new(ErrorKind::Throttled, "many others wait for the end of this process; try again"));
+        }
+        watches.push(stream);
+        Ok(())
+    }
+
+    fn send_report(&self, report: &Value) {
+        for mut stream in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A client that is gone, or reads nothing, does not delay the end.
+            let _ = stream.set_write_timeout(Some(REPORT_LIMIT));
+            let _ = writeln!(stream, "{}", json!({ "ok": report }));
+        }
+    }
+}
+
+/// Whether the other end of a connection is closed.
+fn is_closed(stream: &UnixStream) -> bool {
+    let mut seen = [PollFd::new(stream, PollFlags::RDHUP)];
+    poll(&mut seen, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 fn socket_identity(path: &Path) -> Option<(u64, u64)> {
@@ -51,12 +86,19 @@ impl AdminServer {
         let listener = UnixListener::bind(path).map_err(|e| Error::io(what(), &e))?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| Error::io(what(), &e))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, accepting) = (Arc::clone(&stop), listener.try_clone().map_err(|e| Error::io(what(), &e))?);
+        let watches = Arc::new(EndWatches::default());
+        let accepting = listener.try_clone().map_err(|e| Error::io(what(), &e))?;
+        let (stopped, kept) = (Arc::clone(&stop), Arc::clone(&watches));
         std::thread::Builder::new()
             .name("admin".into())
-            .spawn(move || accept_connections(&accepting, &stopped, &target))
+            .spawn(move || accept_connections(&accepting, &stopped, &target, &kept))
             .map_err(|e| Error::io(what(), &e))?;
-        Ok(AdminServer { path: path.to_owned(), place: socket_identity(path), listener, stop })
+        Ok(AdminServer { path: path.to_owned(), place: socket_identity(path), listener, stop, watches })
+    }
+
+    /// Reports the end of this process to the clients that wait for it.
+    pub fn report_end(&self, report: &Value) {
+        self.watches.send_report(report);
     }
 
     /// The socket's path.
@@ -76,7 +118,12 @@ impl Drop for AdminServer {
     }
 }
 
-fn accept_connections(listener: &UnixListener, stop: &AtomicBool, target: &Arc<dyn AdminTarget>) {
+fn accept_connections(
+    listener: &UnixListener,
+    stop: &AtomicBool,
+    target: &Arc<dyn AdminTarget>,
+    watches: &Arc<EndWatches>,
+) {
     let talking = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         if stop.load(Ordering::Acquire) {
@@ -94,9 +141,10 @@ fn accept_connections(listener: &UnixListener, stop: &AtomicBool, target: &Arc<d
         }
         talking.fetch_add(1, Ordering::AcqRel);
         let (target, held) = (Arc::clone(target), AdminPermit(Arc::clone(&talking)));
+        let watches = Arc::clone(watches);
         let spawned = std::thread::Builder::new().name("admin-talk".into()).spawn(move || {
             let _held = held;
-            let _ = serve_connection(stream, target.as_ref());
+            let _ = serve_connection(stream, target.as_ref(), &watches);
         });
         if let Err(error) = spawned {
             tracing::warn!(%error, "no thread for a connection to the admin socket");
@@ -113,7 +161,7 @@ impl Drop for AdminPermit {
     }
 }
 
-fn serve_connection(stream: UnixStream, target: &dyn AdminTarget) -> std::io::Result<()> {
+fn serve_connection(stream: UnixStream, target: &dyn AdminTarget, watches: &EndWatches) -> std::io::Result<()> {
     stream.set_read_timeout(Some(IDLE))?;
     stream.set_write_timeout(Some(IDLE))?;
     let mut reader = BufReader::new(stream.try_clone()?);
@@ -125,7 +173,12 @@ fn serve_connection(stream: UnixStream, target: &dyn AdminTarget) -> std::io::Re
             return Ok(());
         }
         let whole = line.ends_with(b"\n");
-        let answer = if whole || (line.len() as u64) < MAX_LINE {
+        let answer = if is_end_watch(&line) {
+            match watches.add(writer.try_clone()?) {
+                Ok(()) => return Ok(()),
+                Err(error) => error_reply(&error),
+            }
+        } else if whole || (line.len() as u64) < MAX_LINE {
             reply_to(&line, target)
         } else {
             error_reply(&Error::new(ErrorKind::Invalid, format!("the request is longer than {MAX_LINE} bytes")))
@@ -135,6 +188,12 @@ fn serve_connection(stream: UnixStream, target: &dyn AdminTarget) -> std::io::Re
             return Ok(());
         }
     }
+}
+
+/// Whether a request waits for the end of this process.
+fn is_end_watch(line: &[u8]) -> bool {
+    // Most requests are short; a long one is a job.
+    line.len() < 100 && serde_json::from_slice(line).is_ok_and(|request: Value| request["op"] == "end")
 }
 
 fn reply_to(line: &[u8], target: &dyn AdminTarget) -> Value {
@@ -155,7 +214,7 @@ fn reply_to(line: &[u8], target: &dyn AdminTarget) -> Value {
         Some("health") => target.health().map(|()| json!("ok")),
         other => {
             let named = other.unwrap_or("(none)");
-            return invalid(format!("unknown op '{named}'; there are stats, status, info, jobs, export, health"));
+            return invalid(format!("unknown op '{named}'; there are stats, status, info, jobs, export, health, end"));
         }
     };
     match answer {

@@ -16,7 +16,7 @@ use std::time::Instant;
 /// The admin socket and the metrics page of this process; dropping it closes both.
 #[derive(Debug)]
 pub struct AdminServices {
-    _admin: Option<AdminServer>,
+    admin: Option<AdminServer>,
     _metrics: Option<MetricsServer>,
 }
 
@@ -56,7 +56,14 @@ impl AdminServices {
             // Only one page is opened.
             let _ = target.metrics_address.set(metrics.address());
         }
-        Ok(AdminServices { _admin: admin, _metrics: metrics })
+        Ok(AdminServices { admin, _metrics: metrics })
+    }
+
+    /// As [`AdminServer::report_end`].
+    pub fn report_end(&self, report: &Value) {
+        if let Some(admin) = &self.admin {
+            admin.report_end(report);
+        }
     }
 }
 

@@ -31,3 +31,4 @@ pub use drain::{DrainOutcome, DrainProgress, DrainRequest, drain_node};
 pub use mount::{MountStop, PreparedMount, RunningMount, start_mount};
 pub use node::{RunningNode, start_node};
 pub use volume::{OpenVolume, open_volume};
+pub use writes::describe_losses;

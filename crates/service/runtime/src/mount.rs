@@ -4,7 +4,9 @@
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::exported::{ExportedNames, KeepNames, resume_clients};
 use crate::volume::{OpenVolume, open_volume};
-use crate::writes::{OpenWrites, capabilities_json, describe_unsent, lock_word, open_writes, unsent_json};
+use crate::writes::{
+    OpenWrites, behind_json, capabilities_json, describe_losses, describe_unsent, lock_word, loss_fault, open_writes,
+};
 use crate::{group, peer_status, setup};
 use serde_json::json;
 use spurline_client::GroupWrites;
@@ -244,9 +246,15 @@ impl RunningMount {
                 behind.finish_durably();
             }
         }
-        let ended = match stop.aborted.load(Ordering::SeqCst) {
-            true => Err(Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), "")),
-            false => joined,
+        let behind = stop.behind.get().map(|behind| behind_json(behind)).unwrap_or_default();
+        admin.report_end(&behind);
+        let lost = describe_losses(&behind).map(|losses| loss_fault(&at, &losses));
+        let forced = || Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), "");
+        let ended = if stop.aborted.load(Ordering::SeqCst) { Err(forced()) } else { joined };
+        let ended = match (ended, lost) {
+            (Err(ended), Some(lost)) => Err(Fault { what: format!("{}; {}", ended.what, lost.what), ..lost }),
+            (Ok(()), Some(lost)) => Err(lost),
+            (ended, None) => ended,
         };
         if let Some(log) = access_log {
             log.0.finish_log();
@@ -292,7 +300,7 @@ pub struct MountStop {
 impl MountStop {
     /// The written bytes that no node has yet, in words: they are lost if this process ends now. `None` if there are none.
     pub fn describe_unsent(&self) -> Option<String> {
-        describe_unsent(&unsent_json(self.behind.get()?))
+        describe_unsent(&behind_json(self.behind.get()?))
     }
 
     /// Unmounts: at once, or as soon as the mount exists. Returns when it is unmounted, or detached after a grace.
@@ -374,7 +382,7 @@ fn mount_fault(error: spurline_fuse::MountError) -> Fault {
 fn mount_options(config: &MountConfig) -> Result<MountOptions, Fault> {
     let mut options = MountOptions { fsname: config.volume.source.to_string(), ..MountOptions::default() };
     for word in &config.fuse.options {
-        options.apply_list(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
+        options.apply_word(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
     }
     // Read-only, the kernel answers writes with EROFS.
     options.read_only = config.fuse.writes.is_none();
@@ -535,7 +543,7 @@ fn admin_target(
             "export": shown.to_json(),
         });
         if let Some(behind) = &behind {
-            status["writes"]["behind"] = unsent_json(behind);
+            status["writes"]["behind"] = behind_json(behind);
         }
         status
     };

@@ -2,14 +2,14 @@
 
 use crate::exported::{is_exported, renew_export};
 use crate::locator::{find_mount, mount_process};
-use crate::writes::describe_unsent;
+use crate::writes::{describe_losses, describe_unsent, loss_fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spurline_config::Fault;
 use spurline_export::ServerState;
 use spurline_fuse::MountTable;
-use spurline_observe::client::AdminPeer;
+use spurline_observe::client::{AdminPeer, EndWatch};
 use spurline_observe::dial;
 use spurline_observe::locate::SpurlineMount;
 use std::collections::HashMap;
@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 
 /// Interval of the reports during the wait for the mount's process.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time for a process to take the request of a report, and for a report to arrive from one that has ended.
+const END_WATCH_LIMIT: Duration = Duration::from_secs(2);
 
 /// How to unmount.
 #[derive(Debug, Clone, Copy)]
@@ -44,10 +47,11 @@ pub struct UnmountReport<'a> {
     pub unsent: &'a dyn Fn(String),
 }
 
-/// Unmounts the mount of Spurline at `mountpoint`.
+/// Unmounts the mount of Spurline at `mountpoint`, and waits for the end of its process unless that is lazy.
 ///
 /// # Errors
-/// When the path is no mountpoint, is busy, or may not be unmounted by this user.
+/// When the path is no mountpoint, is busy, or may not be unmounted by this user; when the process does not end, or has lost
+/// written bytes.
 pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &UnmountReport<'_>) -> Result<(), Fault> {
     let mount = find_mount(mountpoint)?;
     let me = rustix::process::geteuid();
@@ -59,6 +63,7 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &Unmoun
     }
     check_uncovered(&mount)?;
     let process = MountProcess::of_mount(&mount);
+    let end = process.as_ref().filter(|_| !request.lazy).and_then(MountProcess::watch_end);
     if request.force {
         abort_requests(&mount, report.warn)?;
     }
@@ -72,7 +77,7 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &Unmoun
     }
     match process {
         // With --lazy, an open file may keep it for days.
-        Some(process) if !request.lazy => process.wait_for_exit(request, &mount, report),
+        Some(process) if !request.lazy => process.wait_for_exit(request, &mount, report, end),
         _ => Ok(()),
     }
 }
@@ -202,7 +207,8 @@ fn users_of(at: &Path) -> Vec<String> {
 /// One process of each other mount namespace that still holds the mount.
 fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
     let device = format!("0:{}", mount.minor);
-    let mut seen = Vec::new();
+    // In this one the mount is gone, and another mount may have its number.
+    let mut seen: Vec<PathBuf> = std::fs::read_link("/proc/self/ns/mnt").into_iter().collect();
     find_processes(|process| {
         let Ok(namespace) = std::fs::read_link(process.join("ns/mnt")) else { return false };
         if seen.contains(&namespace) {
@@ -213,6 +219,52 @@ fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
         // The number of a mount that is gone can be that of another file system.
         table.lines().any(|line| line.split(' ').nth(2) == Some(&device) && line.contains(" - fuse.spurline "))
     })
+}
+
+/// The state of a process or a thread by the text of its `stat`: the letter behind the name, which can have any character.
+fn state_letter(stat: &str) -> Option<char> {
+    stat.rsplit(") ").next()?.chars().next()
+}
+
+/// Why a process does not run until someone lets it go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ProcessHalt {
+    /// By a signal, or from its terminal.
+    Stopped,
+    /// By its control group.
+    Frozen,
+}
+
+impl ProcessHalt {
+    /// Where the kernel keeps a process of a frozen control group, of either version.
+    const FREEZERS: [&str; 2] = ["do_freezer_trap", "__refrigerator"];
+
+    /// Reads the state of a process; `None` if it runs or is gone.
+    fn of_process(pid: Pid) -> Option<ProcessHalt> {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        if state_letter(&read("stat")) == Some('T') {
+            return Some(ProcessHalt::Stopped);
+        }
+        Self::FREEZERS.contains(&read("wchan").as_str()).then_some(ProcessHalt::Frozen)
+    }
+
+    fn describe(self, pid: Pid) -> String {
+        match self {
+            ProcessHalt::Stopped => format!("its process {pid} is stopped (state T, by SIGSTOP or from a terminal)"),
+            ProcessHalt::Frozen => format!("its process {pid} is frozen, as its control group or container is paused"),
+        }
+    }
+
+    fn remedy(self, pid: Pid) -> String {
+        let go_on = match self {
+            ProcessHalt::Stopped => format!("let it go on (kill -CONT {pid})"),
+            ProcessHalt::Frozen => "let its control group or container go on (such as docker unpause)".to_owned(),
+        };
+        format!(
+            "{go_on}, then it ends by itself; kill -KILL {pid} ends it without the written bytes that no node has; until its end its \
+             cache directory is in use"
+        )
+    }
 }
 
 /// Threads of a process that stay in one system call, seen at several times.
@@ -232,9 +284,9 @@ impl HungCalls {
         for thread in threads.into_iter().flatten().flatten() {
             let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             let sleeps = std::fs::read_to_string(thread.path().join("wchan")).unwrap_or_default();
-            // The state is behind the name, which can have any character. D: only the end of the call wakes it. A call on a
-            // FUSE source waits in that place of the kernel, and can't end before it is answered either.
-            let ends_alone = stat.rsplit(") ").next().is_none_or(|rest| !rest.starts_with('D'));
+            // D: only the end of the call wakes it. A call on a FUSE source waits in that place of the kernel, and can't end before
+            // it is answered either.
+            let ends_alone = state_letter(&stat) != Some('D');
             if ends_alone && sleeps != "request_wait_answer" {
                 continue;
             }
@@ -268,21 +320,32 @@ impl MountProcess {
         Some(MountProcess { socket, pid, process })
     }
 
+    /// Requests the process's report of its end; `None` if it can't be requested.
+    fn watch_end(&self) -> Option<EndWatch> {
+        AdminPeer::Socket(self.socket.clone(), None).watch_end(END_WATCH_LIMIT).ok()
+    }
+
     /// Waits until it has ended, so that the next mount can use its cache.
     fn wait_for_exit(
         &self,
         request: UnmountRequest,
         mount: &SpurlineMount,
         report: &UnmountReport<'_>,
+        end: Option<EndWatch>,
     ) -> Result<(), Fault> {
         let (start, limit) = (Instant::now(), request.timeout);
         let admin = AdminPeer::Socket(self.socket.clone(), None);
         let mut next = start + REPORT_INTERVAL;
         let (mut finishing, mut hung) = (false, HungCalls::default());
+        let mut unsent = None;
         while start.elapsed() < limit {
+            if let Some((pid, halt)) = self.pid.and_then(|pid| Some((pid, ProcessHalt::of_process(pid)?))) {
+                let what = format!("{} is unmounted, but {}", mount.mountpoint.display(), halt.describe(pid));
+                return Err(Fault::failed(what, halt.remedy(pid)));
+            }
             let left = limit.saturating_sub(start.elapsed());
             if self.ends_within(left.min(REPORT_INTERVAL)) {
-                return Ok(());
+                return report_losses(mount, end, unsent);
             }
             if Instant::now() < next {
                 continue;
@@ -291,7 +354,8 @@ impl MountProcess {
             // One that ends meanwhile does not answer.
             let status = admin.fetch_status(REPORT_INTERVAL).unwrap_or_default();
             let behind = &status["writes"]["behind"];
-            describe_unsent(behind).into_iter().for_each(report.unsent);
+            unsent = describe_unsent(behind);
+            unsent.iter().cloned().for_each(report.unsent);
             if behind["finishing"] == true && !std::mem::replace(&mut finishing, true) {
                 (report.note)("waiting for the nodes to make the changes durable".into());
             }
@@ -351,5 +415,32 @@ impl MountProcess {
                 ended
             }
         }
+    }
+}
+
+/// The outcome of a process that has ended: the losses that it reports, or those that are certain without a report.
+fn report_losses(mount: &SpurlineMount, end: Option<EndWatch>, unsent: Option<String>) -> Result<(), Fault> {
+    let at = mount.mountpoint.display().to_string();
+    let behind = end.and_then(|end| end.read_report(END_WATCH_LIMIT).ok());
+    let lost = match behind {
+        Some(behind) => describe_losses(&behind),
+        None => unsent.map(|unsent| format!("its process ended without a word, and no node had {unsent}")),
+    };
+    match lost {
+        Some(lost) => Err(loss_fault(&at, &lost)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_process_is_behind_its_name() {
+        assert_eq!(state_letter("12 (a) T (b) S 1 2"), Some('S'));
+        assert_eq!(state_letter("12 (a b) T 1 2"), Some('T'));
+        assert_eq!(state_letter(""), None);
+        assert_eq!(ProcessHalt::of_process(rustix::process::getpid()), None);
     }
 }

@@ -88,31 +88,65 @@ pub(crate) fn open_node_writes(source: &str, writes: &WritesConfig) -> Result<Ar
     Ok(opened)
 }
 
-/// Files with bytes that no node has yet, for `status`: the most first.
-pub(crate) fn unsent_json(writes: &GroupWrites) -> Value {
+/// Written bytes that no node has yet and lost ones, for `status` and for the report of an unmount.
+pub(crate) fn behind_json(writes: &GroupWrites) -> Value {
     let mut files = writes.unsent_files();
     files.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
-    let shown = files.iter().take(UNSENT_SHOWN).map(|(path, bytes)| json!({ "path": path, "bytes": bytes }));
+    let count = files.len();
+    files.truncate(UNSENT_SHOWN);
+    let losses = writes.losses();
     json!({
         "unsent_bytes": bytes,
-        "unsent_files": files.len(),
-        "unsent": shown.collect::<Vec<_>>(),
+        "unsent_files": count,
+        "unsent": files_json(&files),
+        "lost_bytes": losses.bytes,
+        "lost_files": losses.file_count,
+        "lost": files_json(&losses.first_files),
+        "not_durable": losses.not_durable,
         "finishing": writes.is_finishing(),
     })
 }
 
-/// The bytes of [`unsent_json`] in words; `None` if there are none.
-pub fn describe_unsent(status: &Value) -> Option<String> {
-    let (bytes, files) = (status["unsent_bytes"].as_u64()?, status["unsent_files"].as_u64()?);
-    let shown = status["unsent"].as_array().into_iter().flatten().filter_map(|file| {
+fn files_json(files: &[(String, u64)]) -> Value {
+    files.iter().map(|(path, bytes)| json!({ "path": path, "bytes": bytes })).collect()
+}
+
+/// The unsent bytes of [`behind_json`] in words; `None` if there are none.
+pub fn describe_unsent(behind: &Value) -> Option<String> {
+    describe_files(behind, "unsent")
+}
+
+/// The losses of [`behind_json`] in words; `None` if there are none.
+pub fn describe_losses(behind: &Value) -> Option<String> {
+    let lost = describe_files(behind, "lost").map(|files| format!("lost, as no node took them: {files}"));
+    let undone = behind["not_durable"].as_str();
+    let undone = undone.map(|why| format!("not all changes of the mount are durable on its nodes: {why}"));
+    let all: Vec<String> = lost.into_iter().chain(undone).collect();
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// The bytes of one state in [`behind_json`], and their files.
+fn describe_files(behind: &Value, state: &str) -> Option<String> {
+    let bytes = behind[format!("{state}_bytes")].as_u64().filter(|bytes| *bytes > 0)?;
+    let files = behind[format!("{state}_files")].as_u64()?;
+    let shown = behind[state].as_array().into_iter().flatten().filter_map(|file| {
         let size = human_bytes(file["bytes"].as_u64()?);
         Some(format!("/{} ({size})", file["path"].as_str()?))
     });
     let shown: Vec<String> = shown.collect();
     let more = files.saturating_sub(shown.len() as u64);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    (bytes > 0).then(|| format!("{} of written bytes: {}{more}", human_bytes(bytes), shown.join(", ")))
+    Some(format!("{} of written bytes: {}{more}", human_bytes(bytes), shown.join(", ")))
+}
+
+/// The error of a mount whose log has losses.
+pub(crate) fn loss_fault(mountpoint: &str, losses: &str) -> Fault {
+    Fault::failed(
+        format!("{mountpoint}: {losses}"),
+        "write these files again when a node answers; what is only not durable is still written by the host of its node, unless that \
+         host went down",
+    )
 }
 
 /// What the source can do, for `spurline info`.
@@ -155,5 +189,16 @@ mod tests {
         assert_eq!(describe_unsent(&status(2048, 1)).unwrap(), "2.00 KiB of written bytes: /a/b (2.00 KiB)");
         assert!(describe_unsent(&status(2048, 3)).unwrap().ends_with("and 2 more"));
         assert_eq!(describe_unsent(&Value::Null), None);
+    }
+
+    #[test]
+    fn losses_are_named() {
+        let lost = |bytes, why: Option<&str>| json!({ "lost_bytes": bytes, "lost_files": 1, "lost": [{ "path": "f", "bytes": bytes }], "not_durable": why });
+        assert_eq!(describe_losses(&lost(0, None)), None);
+        assert_eq!(describe_losses(&Value::Null), None);
+        let both = describe_losses(&lost(2048, Some("node n was lost"))).unwrap();
+        let wanted = "lost, as no node took them: 2.00 KiB of written bytes: /f (2.00 KiB); not all changes of the mount are durable \
+                      on its nodes: node n was lost";
+        assert_eq!(both, wanted);
     }
 }

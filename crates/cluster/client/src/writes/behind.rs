@@ -720,6 +720,7 @@ impl GroupWrites {
         if lost > 0 {
             let error = error.map_or_else(String::new, |error| format!(": {error}"));
             tracing::error!("{lost} bytes of {} are lost, no node took them{error}", opened.logged_path());
+            self.losses.lock().add_file(opened.shown_path(), lost);
             file.add_failure(Error::new(ErrorKind::Io(EIO), "no node took bytes of a closed file"));
         }
     }

@@ -11,6 +11,7 @@ mod closing;
 mod files;
 mod held_locks;
 mod known;
+mod losses;
 mod moving;
 mod numbers;
 mod proof;
@@ -24,6 +25,7 @@ use closing::ClosedFiles;
 use files::{OpenedAs, RemoteDirectory, RemoteFile};
 use held_locks::{LOCK_RENEWAL, LockGrace};
 use known::KnownObjects;
+pub use losses::WriteLosses;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
 use proof::ProvenProcesses;
@@ -104,6 +106,7 @@ pub struct GroupWrites {
     touched: Mutex<Vec<HomeProcess>>,
     /// The last sync is under way.
     finishing: AtomicBool,
+    losses: Mutex<WriteLosses>,
     lock_grace: LockGrace,
     /// For open files, which outlive a call.
     this: Weak<GroupWrites>,
@@ -145,6 +148,7 @@ impl GroupWrites {
             making_room: AtomicBool::new(false),
             touched: Mutex::default(),
             finishing: AtomicBool::new(false),
+            losses: Mutex::default(),
             session: RandomState::new().build_hasher().finish(),
             numbers: ChangeNumbers::default(),
             next_file: AtomicU64::new(1),
@@ -317,9 +321,17 @@ impl GroupWrites {
         let begun = Instant::now();
         match self.sync_touched() {
             Ok(()) => tracing::debug!("the nodes made all changes durable in {:.1?}", begun.elapsed()),
-            Err(error) => tracing::error!("not all changes of this mount are durable on their nodes: {error}"),
+            Err(error) => {
+                tracing::error!("not all changes of this mount are durable on their nodes: {error}");
+                self.losses.lock().not_durable = Some(error.to_string());
+            }
         }
         self.finishing.store(false, Ordering::Release);
+    }
+
+    /// The losses until now.
+    pub fn losses(&self) -> WriteLosses {
+        self.losses.lock().clone()
     }
 
     /// Whether [`GroupWrites::finish_durably`] is under way.
