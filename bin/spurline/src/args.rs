@@ -168,11 +168,14 @@ pub struct CommonArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Cache")]
 pub struct CacheArgs {
-    /// Cache directories, one per disk: A[:B…], globs allowed [default: /var/cache/spurline, or ~/.cache/spurline
-    /// when not root]
+    /// Cache directories, one per disk: A[:B…], globs allowed [default: a folder of its own in /var/cache/spurline, or
+    /// ~/.cache/spurline when not root]
     #[arg(long, value_name = "DIR[:DIR]", value_delimiter = ':')]
     pub cache_dir: Vec<PathBuf>,
     /// Capacity of all cache disks together; -1 uses all available space, 0 disables the disk cache
+    ///
+    /// Mounts and nodes of one user without --cache-dir share this size: each has a folder of its own by source and mountpoint. The
+    /// blocks of one that has ended stay for its next start, until others need their space.
     #[arg(long, value_name = "SIZE", default_value = "100G", allow_hyphen_values = true)]
     pub cache_size: CacheSize,
     /// Fraction of each cache disk that stays free

@@ -31,7 +31,10 @@ fn stop_by_signal(stop: &Arc<MountStop>, count: u32) {
             _ => {
                 tracing::error!("lost: {unsent}");
                 // The log may be a file.
-                report::print_fault(&Fault::failed(format!("lost: {unsent}"), "write these files again when a node answers"));
+                report::print_fault(&Fault::failed(
+                    format!("lost: {unsent}"),
+                    "write these files again when a node answers",
+                ));
                 std::process::exit(1);
             }
         }

@@ -20,9 +20,12 @@ pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> 
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
-            let counted = |signal: &i32| *signal == SIGTERM || !background::shares_terminal_signals();
-            for (count, _) in (1..).zip(signals.forever().filter(counted)) {
-                stop(count);
+            let mut count = 0;
+            for signal in signals.forever() {
+                if signal == SIGTERM || !background::shares_terminal_signals() {
+                    count += 1;
+                    stop(count);
+                }
             }
         })
         .map_err(failed)?;

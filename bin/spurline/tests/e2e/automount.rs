@@ -91,6 +91,6 @@ fn the_first_access_to_an_automount_mounts() {
 fn a_failed_mount_ends_the_access_to_its_automount() {
     let Some(automount) = Automount::new() else { return };
     let Some(out) = automount.access("none", "") else { return };
-    let said = refused(&out, 3, &["there is no directory"]);
+    let said = refused(&out, 3, &["the source directory", "can't be opened"]);
     assert!(String::from_utf8_lossy(&out.stdout).contains("No such file or directory"), "{said}");
 }

@@ -6,6 +6,7 @@ mod automount;
 mod cluster;
 mod common;
 mod copies;
+mod default_cache;
 #[path = "../common/disk_image.rs"]
 mod disk_image;
 mod disks;

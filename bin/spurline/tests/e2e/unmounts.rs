@@ -139,7 +139,8 @@ fn an_unmount_names_a_stopped_process() {
     // The time would not do: the wait for a running process is an hour.
     let mut command = world.command(&["umount", "--timeout", "1h"]);
     let out = finish(command.arg(&mount.at));
-    let said = refused(&out, 1, &["is unmounted", &format!("its process {pid} is stopped"), &format!("kill -CONT {pid}")]);
+    let said =
+        refused(&out, 1, &["is unmounted", &format!("its process {pid} is stopped"), &format!("kill -CONT {pid}")]);
     assert!(!said.contains("namespace") && !is_mounted(&mount.at), "{said}");
     mount.process().signal(Signal::CONT);
     assert!(mount.process_mut().wait().success());
@@ -168,7 +169,8 @@ fn mount_with_unsent_bytes() -> Option<(Group, Mount, Command)> {
     Some((group, mount, umount))
 }
 
-const LOST: [&str; 3] = ["lost, as no node took them: 4.88 KiB of written bytes: /lost (4.88 KiB)", "fix:", "when a node answers"];
+const LOST: [&str; 3] =
+    ["lost, as no node took them: 4.88 KiB of written bytes: /lost (4.88 KiB)", "fix:", "when a node answers"];
 
 #[test]
 fn an_unmount_says_which_bytes_are_lost() {

@@ -165,7 +165,9 @@ mod tests {
     #[test]
     fn the_kernel_gets_labels_in_quotes() {
         let mut options = MountOptions::default();
-        options.apply_list("context=\"system_u:object_r:tmp_t:s0:c127,c456\",rootcontext=a:b:c,fscontext=a:b:d\\,e").unwrap();
+        options
+            .apply_list("context=\"system_u:object_r:tmp_t:s0:c127,c456\",rootcontext=a:b:c,fscontext=a:b:d\\,e")
+            .unwrap();
         let wanted = ",max_read=8192,context=\"system_u:object_r:tmp_t:s0:c127,c456\",rootcontext=\"a:b:c\",fscontext=\"a:b:d,e\"";
         assert_eq!(options.kernel_words(8192), wanted);
     }

@@ -35,8 +35,8 @@ fn disk_rooms(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<u64> {
     usable_bytes(&spaces, config.free_space_ratio)
 }
 
-fn requested_bytes(config: &StoreConfig, sum: u64) -> u64 {
-    match config.capacity {
+fn requested_bytes(capacity: CacheCapacity, sum: u64) -> u64 {
+    match capacity {
         CacheCapacity::Bytes(bytes) => bytes,
         _ => sum,
     }
@@ -56,7 +56,7 @@ pub fn distribute(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<StoreFi
     let mut findings = Vec::new();
     let rooms = disk_rooms(config, disks);
     let sum: u64 = rooms.iter().sum();
-    let asked = requested_bytes(config, sum);
+    let asked = requested_bytes(config.capacity, sum);
     if asked > sum && !disks.is_empty() {
         findings.push(StoreFinding {
             subject: "--cache-size".into(),
@@ -92,13 +92,13 @@ fn shares_outdated(shares: &[u64], rooms: &[u64], next: &[u64], block: u64) -> b
         || sum(next).saturating_sub(sum(shares)) > sum(next) / 100
 }
 
-/// Redistributes the capacity where the shares are outdated; returns whether they were. Callers must serialise.
-pub fn redistribute(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> bool {
+/// Redistributes the capacity where it is another one or the shares are outdated; returns whether it did. Callers must serialise.
+pub fn redistribute(config: &StoreConfig, capacity: CacheCapacity, resized: bool, disks: &[Arc<CacheDisk>]) -> bool {
     let rooms = disk_rooms(config, disks);
-    let next = capacity_shares(&rooms, requested_bytes(config, rooms.iter().sum()));
+    let next = capacity_shares(&rooms, requested_bytes(capacity, rooms.iter().sum()));
     let now: Vec<u64> = disks.iter().map(|disk| disk.limit.load(Ordering::Relaxed)).collect();
     let block = u64::from(config.block_size);
-    if !shares_outdated(&now, &rooms, &next, block) {
+    if !resized && !shares_outdated(&now, &rooms, &next, block) {
         return false;
     }
     for (disk, (now, next)) in disks.iter().zip(now.into_iter().zip(next)) {

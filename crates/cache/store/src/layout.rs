@@ -10,19 +10,23 @@
 //! ```
 
 use crate::files::FileKey;
+use rustix::fs::{FlockOperation, flock};
 use spurline_types::{Error, ErrorKind, ObjectId, Result, Size};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const LAYOUT: u32 = 1;
 /// Bytes of a probe of the disk.
 pub const PROBE: u64 = 4096;
 /// The file that the user of a directory holds locked.
 pub const LOCK: &str = "lock";
+/// Attempts to take that lock, and the pause between them.
+const LOCK_ATTEMPTS: u32 = 5;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The data file of a key.
 pub fn data_path(root: &Path, key: &FileKey) -> PathBuf {
@@ -92,6 +96,19 @@ impl CacheRoot {
     }
 }
 
+/// Takes the lock of a directory. Other processes may test it for a moment, which is no use of the directory.
+fn lock_soon(lock: &File) -> bool {
+    for attempt in 0..LOCK_ATTEMPTS {
+        if attempt > 0 {
+            std::thread::sleep(LOCK_PAUSE);
+        }
+        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
 /// Creates the directory if missing, locks it, and checks or writes its format file.
 ///
 /// # Errors
@@ -114,8 +131,7 @@ pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
         .truncate(false)
         .open(path.join(LOCK))
         .map_err(|e| dir_error(path, "it can't be written", &e, remedy))?;
-    // SAFETY: a call on a descriptor that is open.
-    if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+    if !lock_soon(&lock) {
         let mut pid = String::new();
         let _ = lock.read_to_string(&mut pid);
         let pid = if pid.trim().is_empty() { "unknown" } else { pid.trim() };

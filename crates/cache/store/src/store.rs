@@ -64,8 +64,8 @@ pub struct StoreCore {
     /// Called with each block that expired.
     pub(crate) expired: OnceLock<Box<ExpiryHandler>>,
     findings: Vec<StoreFinding>,
-    /// Held while the capacity is redistributed.
-    sharing: Mutex<()>,
+    /// The capacity over all disks; held while it is redistributed.
+    capacity: Mutex<CacheCapacity>,
     start: Instant,
     generation: AtomicU16,
 }
@@ -155,6 +155,7 @@ impl Store {
             gauges.capacity_bytes.add(disk.limit.load(Ordering::Relaxed));
         }
         let core = Arc::new(StoreCore {
+            capacity: Mutex::new(config.capacity),
             config,
             index,
             disks,
@@ -163,7 +164,6 @@ impl Store {
             classes,
             expired: OnceLock::new(),
             findings,
-            sharing: Mutex::default(),
             start: Instant::now(),
             generation: AtomicU16::new(1),
         });
@@ -397,8 +397,21 @@ impl StoreCore {
 
     /// Redistributes the capacity when the disks' room has changed.
     pub(crate) fn redistribute(&self) {
-        let _one = self.sharing.lock();
-        if capacity::redistribute(&self.config, &self.disks) {
+        self.redistribute_bytes(*self.capacity.lock(), false);
+    }
+
+    /// Changes the capacity over all disks. Blocks above it are evicted within seconds.
+    pub fn set_capacity(&self, bytes: u64) {
+        let mut capacity = self.capacity.lock();
+        let resized = *capacity != CacheCapacity::Bytes(bytes);
+        *capacity = CacheCapacity::Bytes(bytes);
+        if resized {
+            self.redistribute_bytes(*capacity, true);
+        }
+    }
+
+    fn redistribute_bytes(&self, capacity: CacheCapacity, resized: bool) {
+        if capacity::redistribute(&self.config, capacity, resized, &self.disks) {
             let limits = self.disks.iter().map(|disk| disk.limit.load(Ordering::Relaxed));
             self.stats.blockcache.capacity_bytes.set(limits.sum());
         }

@@ -104,6 +104,22 @@ fn an_object_of_another_length_is_a_miss() {
 }
 
 #[test]
+fn a_smaller_capacity_evicts_and_a_larger_one_has_room() {
+    let dir = scratch_dir();
+    let block = u64::from(BLOCK);
+    let (store, stats) = open(config(dir.path(), 40 * block));
+    let first = object(31, 20 * block);
+    (0..20).for_each(|index| assert!(put(&store, &first, index)));
+    store.set_capacity(10 * block);
+    assert_eq!((store.disks()[0].capacity, stats.blockcache.capacity_bytes.get()), (10 * block, 10 * block));
+    eventually("the blocks above it are evicted", || store.used_bytes() <= 10 * block);
+    store.set_capacity(40 * block);
+    let second = object(32, 20 * block);
+    (0..20).for_each(|index| assert!(put(&store, &second, index)));
+    assert!(store.used_bytes() > 20 * block);
+}
+
+#[test]
 fn capacity_holds_and_pins_stay() {
     let dir = scratch_dir();
     let (store, stats) = open(config(dir.path(), 20 * u64::from(BLOCK)));

@@ -3,16 +3,19 @@
 use crate::checked::{check_positive, unused_flags};
 use crate::host::HostLimits;
 use crate::raw::RawCache;
-use crate::values::{CacheSize, IorpcMode, absolute_path};
+use crate::values::{CacheSize, IorpcMode, SourceUrl, absolute_path};
 use spurline_types::fault::Fault;
 use std::path::PathBuf;
 use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The block cache.
 #[derive(Debug, Clone)]
 pub struct CacheConfig {
     /// Cache directories: absolute, globs expanded, no duplicates; empty without a disk cache.
     pub dirs: Vec<PathBuf>,
+    /// Whether the directory is the default: a folder in one that all processes of the user share, and with it the size.
+    pub is_default: bool,
     /// Capacity over all of them.
     pub size: CacheSize,
     /// The fraction of each disk to leave free; 0 to 0.99.
@@ -39,11 +42,26 @@ pub(crate) enum CachePlace {
     Nowhere,
 }
 
-/// The checked cache, and warnings about flags that have no effect.
+/// The name of the cache folder of a node in the default one.
+pub(crate) const NODE_FOLDER: &str = "node";
+/// The most bytes of a mountpoint in the name of a cache folder.
+const SHOWN_PLACE_LEN: usize = 60;
+
+/// The name of a reader's cache folder in the default one: the same for the same source and place, and no other's.
+pub(crate) fn reader_folder(source: &SourceUrl, place: &str) -> String {
+    let number = xxh3_64(format!("{source}\0{place}").as_bytes());
+    let shown: String = place.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).collect();
+    let shown = shown.trim_matches('-');
+    let from = shown.len().saturating_sub(SHOWN_PLACE_LEN);
+    format!("{}-{number:016x}", &shown[from..])
+}
+
+/// The checked cache, and warnings about flags that have no effect. `folder`: the name in the default cache folder.
 pub(crate) fn check_cache(
     args: &RawCache,
     host: &HostLimits,
     place: CachePlace,
+    folder: &str,
     warnings: &mut Vec<String>,
 ) -> Result<CacheConfig, Fault> {
     let block = args.block_size().bytes();
@@ -63,7 +81,7 @@ pub(crate) fn check_cache(
     let used = place == CachePlace::Here && args.cache_size != CacheSize::None;
     let dirs = match (used, args.cache_dir.is_empty()) {
         (false, _) => Vec::new(),
-        (true, true) => vec![default_cache_dir(host)?],
+        (true, true) => vec![default_cache_dir(host)?.join(folder)],
         (true, false) => expand_dirs(&args.cache_dir)?,
     };
     let why = match place {
@@ -92,6 +110,7 @@ pub(crate) fn check_cache(
         warnings.extend(check_pipes(host));
     }
     Ok(CacheConfig {
+        is_default: used && args.cache_dir.is_empty(),
         dirs,
         size: if used { args.cache_size } else { CacheSize::None },
         free_space_ratio: ratio,
@@ -168,6 +187,29 @@ fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
 mod tests {
     use super::*;
     use crate::raw::{RawMount, RawNode};
+
+    #[test]
+    fn each_source_and_mountpoint_has_a_default_folder_of_its_own() {
+        let host = HostLimits { root: true, ..HostLimits::detect() };
+        let cache = |source: &str, at: &str, dir: Option<&str>| {
+            let mut raw = RawMount::new(source.parse().unwrap(), at.into());
+            raw.volume.cache.cache_dir = dir.into_iter().map(PathBuf::from).collect();
+            raw.check(&host).unwrap().volume.cache
+        };
+        let first = cache("/srv", "/mnt/a b", None);
+        let again = cache("/srv", "/mnt/a b", None);
+        assert_eq!((first.dirs.len(), first.is_default, &first.dirs), (1, true, &again.dirs));
+        let name = first.dirs[0].strip_prefix("/var/cache/spurline").unwrap().to_str().unwrap();
+        assert!(name.starts_with("mnt-a-b-") && name.len() == "mnt-a-b-".len() + 16, "{name}");
+        assert_ne!(cache("/srv", "/mnt/a-b", None).dirs, first.dirs);
+        assert_ne!(cache("/srv/x", "/mnt/a b", None).dirs, first.dirs);
+        let long = format!("/{}/end", "x".repeat(200));
+        assert!(cache("/srv", &long, None).dirs[0].file_name().unwrap().len() < 100);
+        let given = cache("/srv", "/mnt/a b", Some("/given"));
+        assert!(!given.is_default && given.dirs == [PathBuf::from("/given")]);
+        let node = RawNode::new(vec!["/srv".parse().unwrap()]).check(&host).unwrap().cache;
+        assert!(node.is_default && node.dirs == [PathBuf::from("/var/cache/spurline/node")]);
+    }
 
     #[test]
     fn a_writable_mount_has_no_cache_directories() {

@@ -2,7 +2,7 @@
 //! machine (processors, memory, root) come from [`HostLimits`], and globs are matched against the file system.
 
 use crate::budget::{BudgetDemand, MemoryBudget};
-use crate::cache::{CacheConfig, CachePlace, check_cache};
+use crate::cache::{CacheConfig, CachePlace, NODE_FOLDER, check_cache, reader_folder};
 use crate::fuse::{self, FuseConfig, WritesConfig};
 use crate::host::HostLimits;
 use crate::raw::{RawCache, RawCoordinator, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawVolume};
@@ -221,13 +221,15 @@ impl RawVolume {
     /// Wrong values with exit code 2, missing abilities with exit code 3.
     pub fn check(self, host: &HostLimits) -> Result<VolumeConfig, Fault> {
         let reader = format!("process {}", std::process::id());
-        self.check_for(reader, Duration::from_secs(1), None, host)
+        // A program finds its blocks again, whatever its number.
+        self.check_for(reader, "volume", Duration::from_secs(1), None, host)
     }
 
-    /// The same for a `reader`, with the needs of a FUSE session in the budget where there is one.
+    /// The same for a `reader`, which has its cache by `reader_place` if none is named, with the needs of a FUSE session in the budget where there is one.
     fn check_for(
         self,
         reader: String,
+        reader_place: &str,
         metadata_ttl: Duration,
         kernel: Option<(&FuseConfig, Option<u64>)>,
         host: &HostLimits,
@@ -241,7 +243,8 @@ impl RawVolume {
             (true, true) => CachePlace::Nowhere,
             (true, false) => CachePlace::Here,
         };
-        let cache = check_cache(&self.cache, host, place, &mut warnings)?;
+        let folder = reader_folder(&self.source, reader_place);
+        let cache = check_cache(&self.cache, host, place, &folder, &mut warnings)?;
         if !alone {
             warnings.extend(unused_origin_flags(&self.under));
         }
@@ -284,7 +287,7 @@ impl RawMount {
             check_writable(&self.volume)?;
         }
         Ok(MountConfig {
-            volume: self.volume.check_for(reader, ttl, Some((&fuse, readahead)), host)?,
+            volume: self.volume.check_for(reader.clone(), &reader, ttl, Some((&fuse, readahead)), host)?,
             mountpoint,
             fuse,
             metrics: check_metrics(&self.log)?,
@@ -359,7 +362,7 @@ impl RawNode {
             warnings.push(text.to_owned());
         }
         let writes = check_node_writes(self.writable, self.squash, &sources)?;
-        let cache = check_cache(&self.cache, host, CachePlace::Here, &mut warnings)?;
+        let cache = check_cache(&self.cache, host, CachePlace::Here, NODE_FOLDER, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
         let budget =
             derive_budget(self.buffer_size, &self.cache, &self.under, None, (rdma, true), host, &mut warnings)?;

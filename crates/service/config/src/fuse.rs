@@ -327,7 +327,10 @@ mod tests {
         };
         assert_eq!(check(|_| {}).unwrap(), None);
         assert_eq!(check(|args| args.rw = true).unwrap(), Some(WritesConfig { squash: None }));
-        assert_eq!(check(|args| args.options = vec!["noatime,rw".into()]).unwrap(), Some(WritesConfig { squash: None }));
+        assert_eq!(
+            check(|args| args.options = vec!["noatime,rw".into()]).unwrap(),
+            Some(WritesConfig { squash: None })
+        );
         let squashed = |args: &mut RawFuse| (args.rw, args.squash) = (true, Some((7, 8)));
         assert_eq!(check(squashed).unwrap(), Some(WritesConfig { squash: Some((7, 8)) }));
         assert!(check(|args| args.squash = Some((7, 8))).unwrap_err().contains("--rw"));

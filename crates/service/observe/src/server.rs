@@ -88,7 +88,8 @@ impl AdminServer {
         let stop = Arc::new(AtomicBool::new(false));
         let watches = Arc::new(EndWatches::default());
         let accepting = listener.try_clone().map_err(|e| Error::io(what(), &e))?;
-        let (stopped, kept) = (Arc::clone(&stop), Arc::clone(&watches));
+        let stopped = Arc::clone(&stop);
+        let kept = Arc::clone(&watches);
         std::thread::Builder::new()
             .name("admin".into())
             .spawn(move || accept_connections(&accepting, &stopped, &target, &kept))

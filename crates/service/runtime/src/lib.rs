@@ -22,6 +22,7 @@ mod recent_file;
 pub mod rules;
 mod settings;
 pub mod setup;
+mod shared_folder;
 pub mod unmount;
 pub mod volume;
 mod writes;

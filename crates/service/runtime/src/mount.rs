@@ -249,8 +249,11 @@ impl RunningMount {
         let behind = stop.behind.get().map(|behind| behind_json(behind)).unwrap_or_default();
         admin.report_end(&behind);
         let lost = describe_losses(&behind).map(|losses| loss_fault(&at, &losses));
-        let forced = || Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), "");
-        let ended = if stop.aborted.load(Ordering::SeqCst) { Err(forced()) } else { joined };
+        let ended = if stop.aborted.load(Ordering::SeqCst) {
+            Err(Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), ""))
+        } else {
+            joined
+        };
         let ended = match (ended, lost) {
             (Err(ended), Some(lost)) => Err(Fault { what: format!("{}; {}", ended.what, lost.what), ..lost }),
             (Ok(()), Some(lost)) => Err(lost),

@@ -4,6 +4,7 @@
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::group::NodeGroup;
 use crate::recent_file::RecentObjectsFile;
+use crate::shared_folder::SharedCacheFolder;
 use crate::writes::{open_node_writes, unwritable};
 use crate::{group, limits, rails, settings, setup};
 use serde_json::{Value, json};
@@ -42,6 +43,8 @@ pub struct RunningNode {
     tcp: TcpServer,
     rdma: Option<RdmaServer>,
     admin: AdminServices,
+    /// Ends before the store, which the node keeps.
+    _shared: Option<SharedCacheFolder>,
     /// Kept alive here: the node refers to it weakly.
     _target: Arc<ProcessTarget>,
     node: Arc<CacheNode>,
@@ -78,7 +81,8 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         setup::check_origin(&*under, config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
-    let (fresh, store) = setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
+    let setup::OpenCache { shared: folder, store, fresh } =
+        setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
     for source in &config.sources {
         setup::warn_of_cache_in_source(source.as_str(), &config.cache);
     }
@@ -221,6 +225,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         tcp,
         rdma,
         admin,
+        _shared: folder,
         _target: look,
         node,
         recent,

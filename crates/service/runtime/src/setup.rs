@@ -1,5 +1,6 @@
 //! Common setup of mounts and nodes from their configuration: trust, origin and cache disks.
 
+use crate::shared_folder::SharedCacheFolder;
 use serde_json::{Value, json};
 use spurline_config as config;
 use spurline_config::{CacheSize, Fault, IorpcMode};
@@ -109,8 +110,18 @@ pub fn warn_of_cache_in_source(source: &str, config: &config::CacheConfig) {
     }
 }
 
-/// Opens the cache disks, with at most `index_bytes` of memory for their index; `None` without any. The new directories
-/// have to be dropped after the store.
+/// The cache disks of a process, in the order in which the parts have to be dropped.
+#[derive(Default)]
+pub struct OpenCache {
+    /// Set for the default directory.
+    pub shared: Option<SharedCacheFolder>,
+    /// `None` without a disk.
+    pub store: Option<Arc<Store>>,
+    /// Directories that this start made.
+    pub fresh: FreshDirs,
+}
+
+/// Opens the cache disks, with at most `index_bytes` of memory for their index.
 ///
 /// # Errors
 /// When a directory can't be used.
@@ -119,9 +130,9 @@ pub fn open_store(
     index_bytes: u64,
     pool: &Arc<BufferPool>,
     stats: &Arc<Stats>,
-) -> Result<(FreshDirs, Option<Arc<Store>>), Fault> {
+) -> Result<OpenCache, Fault> {
     let capacity = match config.size {
-        CacheSize::None => return Ok((FreshDirs::default(), None)),
+        CacheSize::None => return Ok(OpenCache::default()),
         CacheSize::Bytes(bytes) => CacheCapacity::Bytes(bytes),
         CacheSize::All => CacheCapacity::All,
     };
@@ -129,10 +140,11 @@ pub fn open_store(
         IorpcMode::Dio => IoMode::Dio,
         IorpcMode::Pagecache => IoMode::PageCache,
         IorpcMode::Splice => IoMode::Splice,
-        IorpcMode::Disable => return Ok((FreshDirs::default(), None)),
+        IorpcMode::Disable => return Ok(OpenCache::default()),
     };
     let fresh = FreshDirs::create_missing(&config.dirs);
-    let config = StoreConfig {
+    let default_folder = config.dirs.first().filter(|_| config.is_default);
+    let store_config = StoreConfig {
         free_space_ratio: config.free_space_ratio,
         block_size: config.block_size as u32,
         max_blocks: index_bytes / spurline_store::index_bytes_per_block(config.block_size as u32),
@@ -143,8 +155,12 @@ pub fn open_store(
         pool: Some(Arc::clone(pool)),
         ..StoreConfig::new(config.dirs.clone(), capacity)
     };
-    let store = Store::open(config, Arc::clone(stats)).map_err(store_fault)?;
-    Ok((fresh, Some(store)))
+    let store = Store::open(store_config, Arc::clone(stats)).map_err(store_fault)?;
+    let shared = match (default_folder, config.size) {
+        (Some(own), CacheSize::Bytes(size)) => Some(SharedCacheFolder::start(own, size, &store)?),
+        _ => None,
+    };
+    Ok(OpenCache { shared, store: Some(store), fresh })
 }
 
 /// The error of a cache disk: one that can't be used is a missing prerequisite; a wrong setting is a usage error.

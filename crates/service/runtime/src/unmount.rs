@@ -2,7 +2,7 @@
 
 use crate::exported::{is_exported, renew_export};
 use crate::locator::{find_mount, mount_process};
-use crate::writes::{describe_losses, describe_unsent, loss_fault};
+use crate::writes::{describe_doubt, describe_losses, describe_unsent, loss_fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -345,7 +345,7 @@ impl MountProcess {
             }
             let left = limit.saturating_sub(start.elapsed());
             if self.ends_within(left.min(REPORT_INTERVAL)) {
-                return report_losses(mount, end, unsent);
+                return report_losses(mount, end, unsent, report);
             }
             if Instant::now() < next {
                 continue;
@@ -419,9 +419,17 @@ impl MountProcess {
 }
 
 /// The outcome of a process that has ended: the losses that it reports, or those that are certain without a report.
-fn report_losses(mount: &SpurlineMount, end: Option<EndWatch>, unsent: Option<String>) -> Result<(), Fault> {
+fn report_losses(
+    mount: &SpurlineMount,
+    end: Option<EndWatch>,
+    unsent: Option<String>,
+    report: &UnmountReport<'_>,
+) -> Result<(), Fault> {
     let at = mount.mountpoint.display().to_string();
     let behind = end.and_then(|end| end.read_report(END_WATCH_LIMIT).ok());
+    if let Some(doubt) = behind.as_ref().and_then(describe_doubt) {
+        (report.warn)(format!("{at}: {doubt}"));
+    }
     let lost = match behind {
         Some(behind) => describe_losses(&behind),
         None => unsent.map(|unsent| format!("its process ended without a word, and no node had {unsent}")),

@@ -3,6 +3,7 @@
 
 use crate::jobs::target;
 use crate::peers::PeerConnector;
+use crate::shared_folder::SharedCacheFolder;
 use crate::{group, rails, setup};
 use spurline_cache::{Cache, CacheContext};
 use spurline_client::placement::{CopyCounts, ReaderLocation};
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// An open volume with everything that serves it; reading ends when it is dropped.
 pub struct OpenVolume {
+    /// First, because its end needs the store.
+    _shared: Option<SharedCacheFolder>,
     pub(crate) volume: Arc<dyn Volume>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) tier: Arc<MemTier>,
@@ -102,7 +105,8 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         );
     }
     let pool = BufferPool::new(pool_bytes(config), config.cache.block_size as usize)?;
-    let (fresh, store) = setup::open_store(&config.cache, config.budget.index_bytes, &pool, stats)?;
+    let setup::OpenCache { shared: folder, store, fresh } =
+        setup::open_store(&config.cache, config.budget.index_bytes, &pool, stats)?;
     setup::warn_of_cache_in_source(config.source.as_str(), &config.cache);
     let tier = MemTier::new(Arc::clone(&pool));
     let shared = CacheContext::new(
@@ -117,7 +121,18 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
     );
     let cache = Cache::new(shared, under);
     let jobs = Arc::new(target::LocalCacheTarget { cache: Arc::clone(&cache) });
-    Ok(OpenVolume { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None, fresh })
+    Ok(OpenVolume {
+        _shared: folder,
+        volume: cache,
+        pool,
+        tier,
+        store,
+        remote: None,
+        jobs,
+        follower: None,
+        _keeper: None,
+        fresh,
+    })
 }
 
 /// Lifetime and memory of the origin's metadata.
@@ -199,6 +214,7 @@ fn open_from_group(
     }
     let jobs = Arc::new(target::GroupTarget::from_volume(Arc::clone(&remote)));
     Ok(OpenVolume {
+        _shared: None,
         volume: Arc::clone(&remote) as _,
         pool,
         tier,

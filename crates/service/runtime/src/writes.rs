@@ -104,6 +104,7 @@ pub(crate) fn behind_json(writes: &GroupWrites) -> Value {
         "lost_files": losses.file_count,
         "lost": files_json(&losses.first_files),
         "not_durable": losses.not_durable,
+        "maybe_not_durable": losses.maybe_not_durable,
         "finishing": writes.is_finishing(),
     })
 }
@@ -126,6 +127,14 @@ pub fn describe_losses(behind: &Value) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
+/// What [`behind_json`] leaves open at the end of a mount, in words; `None` if nothing is in doubt.
+pub(crate) fn describe_doubt(behind: &Value) -> Option<String> {
+    let why = behind["maybe_not_durable"].as_str()?;
+    Some(format!(
+        "it is not certain that all changes of the mount are durable: {why}; the host of that node still writes them unless it went down"
+    ))
+}
+
 /// The bytes of one state in [`behind_json`], and their files.
 fn describe_files(behind: &Value, state: &str) -> Option<String> {
     let bytes = behind[format!("{state}_bytes")].as_u64().filter(|bytes| *bytes > 0)?;
@@ -144,8 +153,7 @@ fn describe_files(behind: &Value, state: &str) -> Option<String> {
 pub(crate) fn loss_fault(mountpoint: &str, losses: &str) -> Fault {
     Fault::failed(
         format!("{mountpoint}: {losses}"),
-        "write these files again when a node answers; what is only not durable is still written by the host of its node, unless that \
-         host went down",
+        "write these files again when a node answers; if a disk refused changes, check that disk and the files that were written last",
     )
 }
 
@@ -196,9 +204,14 @@ mod tests {
         let lost = |bytes, why: Option<&str>| json!({ "lost_bytes": bytes, "lost_files": 1, "lost": [{ "path": "f", "bytes": bytes }], "not_durable": why });
         assert_eq!(describe_losses(&lost(0, None)), None);
         assert_eq!(describe_losses(&Value::Null), None);
-        let both = describe_losses(&lost(2048, Some("node n was lost"))).unwrap();
+        let both = describe_losses(&lost(2048, Some("no space"))).unwrap();
         let wanted = "lost, as no node took them: 2.00 KiB of written bytes: /f (2.00 KiB); not all changes of the mount are durable \
-                      on its nodes: node n was lost";
+                      on its nodes: no space";
         assert_eq!(both, wanted);
+        let doubt = describe_doubt(&json!({ "maybe_not_durable": "node n was lost" })).unwrap();
+        assert!(
+            doubt.starts_with("it is not certain that all changes of the mount are durable: node n was lost"),
+            "{doubt}"
+        );
     }
 }

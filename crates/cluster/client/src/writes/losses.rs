@@ -12,8 +12,10 @@ pub struct WriteLosses {
     pub file_count: u64,
     /// The first of the files, with the lost bytes of each.
     pub first_files: Vec<(String, u64)>,
-    /// Why changes are not durable, although the mount has ended.
+    /// Why the source made changes not durable at the end of the mount.
     pub not_durable: Option<String>,
+    /// Why the mount does not know at its end whether all changes are durable: a node was lost, and its host may still write them.
+    pub maybe_not_durable: Option<String>,
 }
 
 impl WriteLosses {

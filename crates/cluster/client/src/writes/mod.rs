@@ -112,6 +112,13 @@ pub struct GroupWrites {
     this: Weak<GroupWrites>,
 }
 
+/// Why not all changes are durable.
+struct SyncFailure {
+    error: Error,
+    /// The source refused them. Else a process was lost or did not answer, whose host may still write them.
+    refused: bool,
+}
+
 /// Who calls, and what the mount knows.
 #[derive(Clone, Copy)]
 pub(crate) struct RequestContext<'a> {
@@ -289,28 +296,28 @@ impl GroupWrites {
     ///
     /// # Errors
     /// `EIO`, once, when a process was lost with some of them; those of the nodes and of the source.
-    fn sync_touched(&self) -> Result<()> {
-        self.sync_files()?;
+    fn sync_touched(&self) -> std::result::Result<(), SyncFailure> {
+        self.sync_files().map_err(|error| SyncFailure { error, refused: true })?;
         let touched = std::mem::take(&mut *self.touched.lock());
         // Files that stay open are written without another change of a path.
         self.open_files().iter().filter(|file| file.writes()).for_each(|file| self.note_touched(&file.home()));
         let (root, mut failed) = (Caller::default(), None);
         for home in &touched {
             let context = RequestContext::of(&root);
-            let error = match self.send(CallTarget::Process(home), &WriteCall::SyncAll, context, 0, None, &mut []) {
-                Ok(sent) => settle_answer(sent.answer).err(),
+            let failure = match self.send(CallTarget::Process(home), &WriteCall::SyncAll, context, 0, None, &mut []) {
+                Ok(sent) => settle_answer(sent.answer).err().map(|error| SyncFailure { error, refused: true }),
                 Err(CallEnd::Failed(error)) => {
                     self.note_touched(home);
-                    Some(error)
+                    Some(SyncFailure { error, refused: false })
                 }
                 // Bytes of open files are at the next process. Those of closed ones are where its host is.
                 Err(CallEnd::Lost { error, .. }) => {
                     let why = format!("node {} was lost with files that were closed without fsync: {error}", home.node);
                     tracing::warn!("{why}");
-                    Some(Error::new(ErrorKind::Io(EIO), why))
+                    Some(SyncFailure { error: Error::new(ErrorKind::Io(EIO), why), refused: false })
                 }
             };
-            failed = failed.or(error);
+            failed = failed.or(failure);
         }
         failed.map_or(Ok(()), Err)
     }
@@ -321,9 +328,11 @@ impl GroupWrites {
         let begun = Instant::now();
         match self.sync_touched() {
             Ok(()) => tracing::debug!("the nodes made all changes durable in {:.1?}", begun.elapsed()),
-            Err(error) => {
+            Err(SyncFailure { error, refused }) => {
                 tracing::error!("not all changes of this mount are durable on their nodes: {error}");
-                self.losses.lock().not_durable = Some(error.to_string());
+                let mut losses = self.losses.lock();
+                let place = if refused { &mut losses.not_durable } else { &mut losses.maybe_not_durable };
+                *place = Some(error.to_string());
             }
         }
         self.finishing.store(false, Ordering::Release);
@@ -649,7 +658,7 @@ impl WritableVolume for GroupWrites {
     }
 
     fn sync_all(&self) -> Result<()> {
-        self.sync_touched()?;
+        self.sync_touched().map_err(|failure| failure.error)?;
         self.query(b"", WriteCall::SyncAll, &Caller::default()).map(drop)
     }
 }

@@ -1,0 +1,216 @@
+//! The default cache folder, which all processes of a user share that name no cache directory. Each has a folder of its own in it,
+//! and together they hold as much as one `--cache-size`. The blocks of a process that has ended stay until others need their
+//! space. It knows no blocks.
+
+use rustix::fs::{FlockOperation, flock};
+use spurline_config::Fault;
+use spurline_store::{LOCK, Store};
+use spurline_types::Error;
+use spurline_types::units::human_bytes;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+/// Interval at which each process looks at the folders of the others: as much as a disk takes in this time may exceed the size.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// In each folder: the bytes of its blocks, for the other processes.
+const USED_FILE: &str = "used";
+
+/// Keeps the share of this process in the default cache folder; dropping it ends that.
+pub struct SharedCacheFolder {
+    ended: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The folder of another process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct SiblingFolder {
+    path: PathBuf,
+    used_bytes: u64,
+    /// When its process last stored or removed blocks.
+    changed: SystemTime,
+    /// Whether its process runs.
+    in_use: bool,
+}
+
+impl SharedCacheFolder {
+    /// Limits the store in the folder `own`, so that it and the folders beside it hold at most `size` bytes.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start(own: &Path, size: u64, store: &Arc<Store>) -> Result<Self, Fault> {
+        let ended = Arc::new((Mutex::new(false), Condvar::new()));
+        let share = CacheShare { own: own.to_owned(), size, store: Arc::downgrade(store) };
+        let end = Arc::clone(&ended);
+        let spawned = std::thread::Builder::new().name("cache-share".into()).spawn(move || share.keep_until(&end));
+        let thread = spawned.map_err(|e| Error::io("can't start a thread", &e))?;
+        Ok(SharedCacheFolder { ended, thread: Some(thread) })
+    }
+}
+
+impl Drop for SharedCacheFolder {
+    fn drop(&mut self) {
+        *self.ended.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.ended.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The part of one process.
+struct CacheShare {
+    own: PathBuf,
+    /// The most bytes of all folders.
+    size: u64,
+    store: Weak<Store>,
+}
+
+impl CacheShare {
+    fn keep_until(&self, end: &(Mutex<bool>, Condvar)) {
+        let mut over = end.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*over {
+            self.update();
+            over = end.1.wait_timeout(over, LOOK_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.publish();
+    }
+
+    /// Publishes the bytes of this process, removes unused folders where it needs their space, and sets its limit.
+    fn update(&self) {
+        let Some(used) = self.publish() else { return };
+        let mut siblings = list_siblings(&self.own);
+        while let Some(oldest) = oldest_in_the_way(self.size, used, &siblings) {
+            let SiblingFolder { path, used_bytes, .. } = siblings.remove(oldest);
+            if remove_unused(&path) {
+                tracing::info!(
+                    "{} is removed: {} of a process that has ended make room in the default cache folder",
+                    path.display(),
+                    human_bytes(used_bytes)
+                );
+            }
+        }
+        if let Some(store) = self.store.upgrade() {
+            store.set_capacity(share_of(self.size, &siblings));
+        }
+    }
+
+    /// Tells the other processes the bytes of this one; `None` when its store is gone.
+    fn publish(&self) -> Option<u64> {
+        let used = self.store.upgrade()?.disks().iter().map(|disk| disk.used).sum();
+        publish_used(&self.own, used);
+        Some(used)
+    }
+}
+
+/// The limit of this process: what the others leave, and at least an equal share.
+fn share_of(size: u64, siblings: &[SiblingFolder]) -> u64 {
+    let used: u64 = siblings.iter().map(|sibling| sibling.used_bytes).sum();
+    let processes = 1 + siblings.iter().filter(|sibling| sibling.in_use).count() as u64;
+    size.saturating_sub(used).max(size / processes)
+}
+
+/// The folder that was unused for the longest time, if this process has nearly filled what the others leave.
+fn oldest_in_the_way(size: u64, used: u64, siblings: &[SiblingFolder]) -> Option<usize> {
+    let left = size.saturating_sub(siblings.iter().map(|sibling| sibling.used_bytes).sum());
+    if used < left - left / 16 {
+        return None;
+    }
+    let unused = siblings.iter().enumerate().filter(|(_, sibling)| !sibling.in_use && sibling.used_bytes > 0);
+    unused.min_by_key(|(_, sibling)| sibling.changed).map(|(place, _)| place)
+}
+
+fn publish_used(own: &Path, used: u64) {
+    let file = own.join(USED_FILE);
+    let text = used.to_string();
+    if fs::read_to_string(&file).is_ok_and(|known| known == text) {
+        return;
+    }
+    // Others see the last number until the disk takes this one.
+    if let Err(error) = fs::write(&file, text) {
+        tracing::debug!("{}: {error}", file.display());
+    }
+}
+
+/// The folders beside `own` that hold caches.
+fn list_siblings(own: &Path) -> Vec<SiblingFolder> {
+    let Some(shared) = own.parent() else { return Vec::new() };
+    let mut siblings = Vec::new();
+    for entry in fs::read_dir(shared).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path == own || !path.join(LOCK).is_file() {
+            continue;
+        }
+        let file = path.join(USED_FILE);
+        let used_bytes = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        let changed = fs::metadata(&file).and_then(|meta| meta.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let in_use =
+            File::open(path.join(LOCK)).is_ok_and(|lock| !try_lock(&lock, FlockOperation::NonBlockingLockShared));
+        siblings.push(SiblingFolder { path, used_bytes, changed, in_use });
+    }
+    siblings
+}
+
+fn try_lock(lock: &File, operation: FlockOperation) -> bool {
+    flock(lock, operation).is_ok()
+}
+
+/// Removes a folder unless a process has begun to use it.
+fn remove_unused(folder: &Path) -> bool {
+    let Ok(lock) = File::open(folder.join(LOCK)) else { return false };
+    // Held until the folder is gone. A process that starts there meanwhile fails and says so.
+    try_lock(&lock, FlockOperation::NonBlockingLockExclusive) && fs::remove_dir_all(folder).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sibling(name: &str, used_bytes: u64, seconds: u64, in_use: bool) -> SiblingFolder {
+        let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        SiblingFolder { path: name.into(), used_bytes, changed, in_use }
+    }
+
+    #[test]
+    fn processes_share_the_size_and_each_has_an_equal_part_at_least() {
+        assert_eq!(share_of(100, &[]), 100);
+        assert_eq!(share_of(100, &[sibling("a", 10, 1, true)]), 90);
+        assert_eq!(share_of(100, &[sibling("a", 100, 1, true)]), 50);
+        assert_eq!(share_of(100, &[sibling("a", 60, 1, true), sibling("b", 60, 1, true)]), 33);
+        // An unused folder has no part of its own.
+        assert_eq!(share_of(100, &[sibling("old", 98, 1, false)]), 100);
+    }
+
+    #[test]
+    fn unused_folders_go_when_their_space_is_needed_and_the_oldest_first() {
+        let siblings = [sibling("new", 40, 9, false), sibling("old", 40, 5, false), sibling("busy", 10, 1, true)];
+        assert_eq!(oldest_in_the_way(100, 5, &siblings), None, "there is room");
+        assert_eq!(oldest_in_the_way(100, 10, &siblings), Some(1));
+        assert_eq!(oldest_in_the_way(100, 60, &siblings[2..]), None, "it is in use");
+        assert_eq!(oldest_in_the_way(80, 0, &siblings[..2]), Some(1), "nothing is left");
+    }
+
+    #[test]
+    fn a_folder_in_use_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        let busy = dir.path().join("busy");
+        let old = dir.path().join("old");
+        for folder in [&own, &busy, &old] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join(LOCK), "").unwrap();
+            publish_used(folder, 7);
+        }
+        fs::write(dir.path().join("file"), "").unwrap();
+        let held = File::open(busy.join(LOCK)).unwrap();
+        assert!(try_lock(&held, FlockOperation::NonBlockingLockExclusive));
+        let mut found = list_siblings(&own);
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        let seen: Vec<_> = found.iter().map(|found| (found.path.clone(), found.used_bytes, found.in_use)).collect();
+        assert_eq!(seen, [(busy.clone(), 7, true), (old.clone(), 7, false)]);
+        assert!(!remove_unused(&busy) && busy.exists());
+        assert!(remove_unused(&old) && !old.exists());
+    }
+}
