@@ -81,7 +81,8 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         setup::check_origin(&*under, config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
-    let setup::OpenCache { shared: folder, store, fresh } =
+    // Locals are dropped in the reverse order.
+    let setup::OpenCache { fresh, store, shared: folder } =
         setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
     for source in &config.sources {
         setup::warn_of_cache_in_source(source.as_str(), &config.cache);

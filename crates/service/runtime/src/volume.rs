@@ -105,7 +105,8 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         );
     }
     let pool = BufferPool::new(pool_bytes(config), config.cache.block_size as usize)?;
-    let setup::OpenCache { shared: folder, store, fresh } =
+    // Locals are dropped in the reverse order.
+    let setup::OpenCache { fresh, store, shared: folder } =
         setup::open_store(&config.cache, config.budget.index_bytes, &pool, stats)?;
     setup::warn_of_cache_in_source(config.source.as_str(), &config.cache);
     let tier = MemTier::new(Arc::clone(&pool));
