@@ -242,7 +242,8 @@ Examples:
   Empty the cache of a mount or of its nodes, pinned blocks included:
     spurline free --all --pinned /mnt/data
   Empty the caches of a group through its coordinator:
-    spurline free --all --source s3://datasets --registry coordinator://head:7400";
+    spurline free --all --source s3://datasets \\
+        --registry coordinator://head:7400";
 
 /// Flags of jobs.
 #[derive(Debug, Args)]
