@@ -91,7 +91,8 @@ fn advice_text(advice: &ClusterAdvice) -> String {
             let _ = writeln!(out, "    {reason}");
         }
         for (node, interfaces) in &network.interfaces {
-            let _ = writeln!(out, "    {node}: {}", interfaces.join(", "));
+            let names = if interfaces.is_empty() { "no interface".to_owned() } else { interfaces.join(", ") };
+            let _ = writeln!(out, "    {node}: {names}");
         }
     }
     for note in &advice.notes {

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use spurline_config::Fault;
 use spurline_fabric::{HostFinding, Severity};
-use spurline_kube_devices::{lint_node, read_config};
+use spurline_kube_devices::{embedded_configs, lint_node, read_config};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -25,7 +25,7 @@ Examples:
 /// The arguments of `k8s lint`.
 #[derive(Debug, Args)]
 pub struct LintArgs {
-    /// The configuration; - is standard input
+    /// The configuration, or a manifest of a ConfigMap or NicClusterPolicy that has it; - is standard input
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
     #[command(flatten)]
@@ -41,14 +41,25 @@ pub struct LintArgs {
 /// When the configuration or the facts can't be read.
 pub fn run(args: &LintArgs) -> Result<ExitCode, Fault> {
     let text = read_text(&args.config, "--config")?;
-    let reading = read_config(&text, &args.config.display().to_string());
-    let mut findings = reading.findings;
-    if let Some(config) = reading.config {
-        for node in args.nodes.read()? {
-            findings.extend(lint_node(&config, &node));
+    let nodes = args.nodes.read()?;
+    let mut findings = Vec::new();
+    for (name, text) in config_texts(&args.config.display().to_string(), text) {
+        let reading = read_config(&text, &name);
+        findings.extend(reading.findings);
+        if let Some(config) = reading.config {
+            findings.extend(nodes.iter().flat_map(|node| lint_node(&config, node)));
         }
     }
     Ok(print_findings(findings, args.json))
+}
+
+/// The configurations of a file with their names: the file itself, or those in the objects of Kubernetes that the file holds.
+pub fn config_texts(file: &str, text: String) -> Vec<(String, String)> {
+    let embedded = embedded_configs(&text);
+    if embedded.is_empty() {
+        return vec![(file.to_owned(), text)];
+    }
+    embedded.into_iter().map(|config| (format!("{file} ({})", config.object), config.text)).collect()
 }
 
 /// The text of a file, or of standard input.

@@ -90,6 +90,10 @@ pub fn run(args: RenderArgs) -> Result<ExitCode, Fault> {
         anstream::eprintln!("{WARN}warning{WARN:#} {warning}");
     }
     check_mount_options(&values)?;
+    // A chart gets its values when it is installed.
+    if let Some(note) = placeholder_note(&values)?.filter(|_| args.form != FormArg::Helm) {
+        anstream::eprintln!("{WARN}note{WARN:#} {note}");
+    }
     let form = match args.form {
         FormArg::Yaml => ManifestForm::Yaml,
         FormArg::Kustomize => ManifestForm::Kustomize,
@@ -114,6 +118,29 @@ fn read(file: &Path, flag: &str) -> Result<String, Fault> {
     std::fs::read_to_string(file).map_err(|e| {
         Fault::missing(format!("the file {}: {e}", file.display()), format!("name a readable file with {flag}"))
     })
+}
+
+/// The values that name things of a cluster's own, with the key that switches their objects on, and how they are set.
+const PLACEHOLDERS: [(&str, &[&str], &str); 3] = [
+    ("image", &[], "image=REGISTRY/spurline:TAG"),
+    ("nodes.sources", &["nodes.enabled"], "nodes.sources='[s3://BUCKET]'"),
+    ("storageClass.source", &["csi.enabled", "storageClass.enabled"], "storageClass.source=s3://BUCKET"),
+];
+
+/// A note about values that still have their defaults although no cluster has things of these names.
+fn placeholder_note(values: &ClusterValues) -> Result<Option<String>, Fault> {
+    let defaults = ClusterValues::defaults()?;
+    let mut kept = Vec::new();
+    let mut settings = Vec::new();
+    for (key, switches, setting) in PLACEHOLDERS {
+        let is_used = switches.iter().all(|switch| values.is_on(switch));
+        if let Some(value) = values.find(key).filter(|value| is_used && defaults.find(key) == Some(value)) {
+            kept.push(format!("{key} ({})", value.to_string().replace('"', "")));
+            settings.push(format!("--set {setting}"));
+        }
+    }
+    let note = format!("placeholders, to be replaced by your own: {}; {}", kept.join(", "), settings.join(" "));
+    Ok((!kept.is_empty()).then_some(note))
 }
 
 /// Checks the configuration of the device plugin, and that pods request its resources. Returns a warning about one with
@@ -207,6 +234,20 @@ mod tests {
 
     fn with(settings: &[&str]) -> ClusterValues {
         settings.iter().fold(ClusterValues::defaults().unwrap(), |values, one| values.with_setting(one).unwrap())
+    }
+
+    #[test]
+    fn placeholders_are_named_until_they_are_replaced() {
+        let note = |settings: &[&str]| placeholder_note(&with(settings)).unwrap();
+        let all = note(&["storageClass.enabled=true"]).unwrap();
+        assert!(all.contains("image (spurline:0.1.0), nodes.sources ([s3://datasets]), storageClass.source"), "{all}");
+        let image = "image=registry.example.com/spurline:1";
+        let rest = note(&[image, "nodes.enabled=false", "storageClass.enabled=true"]).unwrap();
+        assert!(
+            !rest.contains("nodes.sources") && !rest.contains("image") && rest.contains("storageClass.source=s3"),
+            "{rest}"
+        );
+        assert_eq!(note(&[image, "nodes.sources=[s3://b]", "storageClass.source=s3://b"]), None);
     }
 
     #[test]

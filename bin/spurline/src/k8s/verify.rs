@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use spurline_config::Fault;
 use spurline_fabric::{HostFacts, HostTree};
 use spurline_kube_devices::NodeHcas;
-use spurline_kube_devices::perftest::{PerftestReport, read_perftest};
+use spurline_kube_devices::perftest::{PerftestReport, PerftestRow, read_perftest};
 use spurline_kube_devices::verify::{PodLimits, VerifyEnd, VerifyRow, shared_hardware, verify_pod};
 use spurline_probe::client::ProbeSession;
 use spurline_probe::drive::RunLimits;
@@ -40,6 +40,11 @@ Examples:
         --image registry.example.com/spurline
   Judge what ib_write_bw or ib_write_lat printed, against a port of 400 Gb/s:
     spurline k8s verify --read bw.txt --rate 400";
+
+/// A bandwidth above this share of the port's rate, in per cent, can't be that of one port in one direction.
+const MAX_SHARE_PERCENT: f64 = 105.0;
+/// Messages of at least this size reach a port's rate.
+const LARGE_MESSAGE_BYTES: u64 = 4096;
 
 /// The arguments of `k8s verify`.
 #[derive(Debug, Args)]
@@ -164,6 +169,11 @@ fn measure_rails(
     report: &mut VerifyReport,
 ) -> Result<(), Fault> {
     let limits = RunLimits { time: args.time, ops: None, patience: args.timeout, pause: Duration::ZERO };
+    // Traffic between two programs of one node may stay inside the HCA, faster than a port.
+    let crosses_ports = match (&report.here, &report.there) {
+        (Some(here), Some(there)) => shared_hardware(here, there).is_none(),
+        _ => false,
+    };
     let measured = match session {
         Some(session) => rails::measure_to_peer(session, &limits)?,
         None => rails::measure_loopback(&limits)?,
@@ -176,14 +186,13 @@ fn measure_rails(
         );
     }
     for RailMeasurement { interface, result } in measured {
-        let rate = facts.interface(&interface).and_then(|i| {
-            let ports = facts.ports_of(i);
-            ports.iter().filter_map(|(_, p)| p.rate.as_ref().map(|r| r.gbps)).next()
-        });
+        let rate = port_rate(facts, &interface);
         match result {
             Ok(mut figures) => {
                 figures.rate_gbps = rate;
-                report.rows.push(bandwidth_row(args, &interface, figures.gbps, rate));
+                let measured =
+                    PortBandwidth { subject: &interface, gbps: figures.gbps, sum: None, limited: crosses_ports };
+                report.rows.push(bandwidth_row(args.min_share, &measured, rate));
                 report.rows.push(latency_row(args, &interface, &figures));
                 report.figures.push(figures);
             }
@@ -193,20 +202,49 @@ fn measure_rails(
     Ok(())
 }
 
-fn bandwidth_row(args: &VerifyArgs, subject: &str, gbps: f64, rate: Option<f64>) -> VerifyRow {
+/// The rate of the port behind an interface in Gb/s; `None` for a device in software whose interface has no speed: its
+/// driver makes one up.
+fn port_rate(facts: &HostFacts, interface: &str) -> Option<f64> {
+    let interface = facts.interface(interface)?;
+    let ports = facts.ports_of(interface);
+    let mut known = ports.iter().filter(|(device, _)| device.pci.is_some() || interface.speed_mbps.is_some());
+    known.find_map(|(_, port)| port.rate.as_ref().map(|rate| rate.gbps))
+}
+
+/// A measured bandwidth of one port in one direction.
+struct PortBandwidth<'a> {
+    subject: &'a str,
+    gbps: f64,
+    /// The measured sum and its parts, where it was one.
+    sum: Option<String>,
+    /// Whether the traffic crossed the port, whose rate is then a limit.
+    limited: bool,
+}
+
+fn bandwidth_row(min_share: u32, measured: &PortBandwidth<'_>, rate: Option<f64>) -> VerifyRow {
+    let PortBandwidth { subject, gbps, sum, limited } = measured;
+    let parts = sum.as_ref().map_or(String::new(), |sum| format!(" ({sum})"));
     let Some(rate) = rate.filter(|rate| *rate > 0.0) else {
-        return VerifyRow::passed("bandwidth", subject, format!("{gbps:.2} Gb/s; the port's rate is not known"));
+        return VerifyRow::passed(
+            "bandwidth",
+            *subject,
+            format!("{gbps:.2} Gb/s{parts}; the port's rate is not known"),
+        );
     };
     let share = gbps * 100.0 / rate;
-    let evidence = format!("{gbps:.2} Gb/s, {share:.0} % of the port's {rate} Gb/s");
-    if share >= f64::from(args.min_share) {
-        return VerifyRow::passed("bandwidth", subject, evidence);
+    let evidence = format!("{gbps:.2} Gb/s{parts}, {share:.0} % of the port's {rate} Gb/s");
+    if *limited && share > MAX_SHARE_PERCENT {
+        let remedy = "more than the port carries: the rate is that of another port, or the figure is a sum of several ports \
+                      or directions, or the traffic did not cross the port";
+        return VerifyRow::failed("bandwidth", *subject, evidence, remedy);
+    }
+    if share >= f64::from(min_share) {
+        return VerifyRow::passed("bandwidth", *subject, evidence);
     }
     let remedy = format!(
-        "less than {} %: check PCIe width, NUMA node, MTU and congestion with `spurline net doctor` on the nodes",
-        args.min_share
+        "less than {min_share} %: check PCIe width, NUMA node, MTU and congestion with `spurline net doctor` on the nodes"
     );
-    VerifyRow::failed("bandwidth", subject, evidence, remedy)
+    VerifyRow::failed("bandwidth", *subject, evidence, remedy)
 }
 
 fn latency_row(args: &VerifyArgs, subject: &str, figures: &RailFigures) -> VerifyRow {
@@ -245,16 +283,31 @@ fn judge_perftest(args: &VerifyArgs, found: PerftestReport, report: &mut VerifyR
         let remedy = "run `spurline k8s verify --here` in both pods";
         report.rows.push(VerifyRow::failed("perftest", &subject, failure, remedy));
     }
-    for row in &found.rows {
+    for column in &found.unknown_columns {
+        let evidence = format!("the column {column} can't be read: its unit is not known");
+        let remedy = "repeat the test with --report_gbits, and without --report-cycles";
+        report.rows.push(VerifyRow::failed("perftest", &subject, evidence, remedy));
+    }
+    for row in found.decisive_rows() {
         let named = format!("{subject} {} B", row.bytes);
-        if let Some(gbps) = row.gbps {
-            report.rows.push(bandwidth_row(args, &named, gbps, args.rate));
+        if let (Some(gbps), Some(sum)) = (row.port_gbps(), row.gbps) {
+            let parts = sum_of_parts(row, sum);
+            let measured = PortBandwidth { subject: &named, gbps, sum: parts, limited: true };
+            let mut judged = bandwidth_row(args.min_share, &measured, args.rate);
+            if !judged.pass && row.bytes < LARGE_MESSAGE_BYTES {
+                judged.remedy = format!(
+                    "messages of {} B do not reach a port's rate: measure larger ones (-s 65536, or -a)",
+                    row.bytes
+                );
+            }
+            report.rows.push(judged);
         }
-        if row.median_us.is_some() {
+        if row.median_us.is_some() || row.average_us.is_some() {
             let figures = RailFigures {
                 interface: subject.clone(),
-                min_us: row.min_us,
-                median_us: row.median_us,
+                // A test of a fixed time prints an average only.
+                min_us: row.min_us.or(row.average_us),
+                median_us: row.median_us.or(row.average_us),
                 p99_us: row.p99_us,
                 stdev_us: row.stdev_us,
                 ..Default::default()
@@ -268,6 +321,14 @@ fn judge_perftest(args: &VerifyArgs, found: PerftestReport, report: &mut VerifyR
         report.rows.push(VerifyRow::failed("perftest", &subject, evidence, remedy));
     }
     report.perftest = Some(found);
+}
+
+/// `sum of 2 directions: 196.40 Gb/s`; `None` for one port in one direction.
+fn sum_of_parts(row: &PerftestRow, sum: f64) -> Option<String> {
+    let directions = (row.directions > 1).then(|| format!("{} directions", row.directions));
+    let ports = (row.ports > 1).then(|| format!("{} ports", row.ports));
+    let parts: Vec<String> = directions.into_iter().chain(ports).collect();
+    (!parts.is_empty()).then(|| format!("the sum of {} is {sum:.2} Gb/s", parts.join(" and ")))
 }
 
 fn report_json(report: &VerifyReport, passed: bool) -> Value {
@@ -316,4 +377,60 @@ fn report_text(report: &VerifyReport, passed: bool) -> String {
     let (word, style) = if passed { ("passed", GOOD) } else { ("failed", BAD) };
     out.push_str(&format!("{style}{word}{style:#}\n"));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct VerifyParser {
+        #[command(flatten)]
+        args: VerifyArgs,
+    }
+
+    /// The rows about a table of ib_write_bw.
+    fn judge(title: &str, unit: &str, average: &str, rate: &str) -> Vec<VerifyRow> {
+        let text = format!(
+            "   {title} BW Test\n #bytes     #iterations    BW peak[{unit}]    BW average[{unit}]   MsgRate[Mpps]\n \
+             2 5000 0.1 0.1 0.7\n 65536      5000           1.0       {average}   0.7\n"
+        );
+        let args = VerifyParser::try_parse_from(["verify", "--read", "-", "--rate", rate]).unwrap().args;
+        let mut report = VerifyReport::default();
+        judge_perftest(&args, read_perftest(&text), &mut report);
+        report.rows
+    }
+
+    #[test]
+    fn a_table_of_perftest_passes_only_with_a_figure_that_a_port_can_have() {
+        for (title, unit, average, rate, pass, says) in [
+            ("RDMA_Write", "Gb/sec", "196.40", "200", true, "196.40 Gb/s, 98 % of the port's 200 Gb/s"),
+            ("RDMA_Write", "Gb/sec", "100.00", "200", false, "50 % of"),
+            ("RDMA_Write", "Gb/sec", "211.00", "200", false, "106 % of"),
+            ("RDMA_Write", "MiB/sec", "23000.00", "200", true, "192.94 Gb/s, 96 %"),
+            (
+                "RDMA_Write Bidirectional",
+                "Gb/sec",
+                "196.40",
+                "200",
+                false,
+                "98.20 Gb/s (the sum of 2 directions is 196.40 Gb/s), 49 %",
+            ),
+            ("RDMA_Write Bidirectional", "Gb/sec", "390.00", "200", true, "98 %"),
+            ("RDMA_Write", "GiB/sec", "22.00", "200", false, "the column BW average[GiB/sec] can't be read"),
+        ] {
+            let rows = judge(title, unit, average, rate);
+            assert!(rows.iter().all(|row| row.pass) == pass, "{title} {unit} {average}: {rows:?}");
+            assert!(rows.iter().any(|row| row.evidence.contains(says)), "{title} {unit} {average}: {rows:?}");
+        }
+    }
+
+    #[test]
+    fn inside_an_hca_a_port_is_no_limit() {
+        let measured = |limited| PortBandwidth { subject: "ib0", gbps: 300.0, sum: None, limited };
+        assert!(bandwidth_row(70, &measured(false), Some(200.0)).pass);
+        let judged = bandwidth_row(70, &measured(true), Some(200.0));
+        assert!(!judged.pass && judged.remedy.contains("more than the port carries"), "{judged:?}");
+    }
 }

@@ -176,10 +176,12 @@ fn port_row(host: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec<Sty
 
 fn link_word(device: &RdmaDevice, port: &DevicePort) -> &'static str {
     match (port.link_layer, device.protocol.as_deref(), device.node_type.as_deref()) {
+        (LinkLayer::InfiniBand, ..) if device.is_omni_path() => "Omni-Path",
         (LinkLayer::InfiniBand, ..) => "InfiniBand",
-        (LinkLayer::Ethernet, Some("iw"), _) | (LinkLayer::Ethernet, None, Some("RNIC")) => "Ethernet iWARP",
+        (LinkLayer::Ethernet, ..) if device.is_iwarp() => "Ethernet iWARP",
         (LinkLayer::Ethernet, Some("roce"), _) | (LinkLayer::Ethernet, None, Some("CA")) => "Ethernet RoCE",
         (LinkLayer::Ethernet, ..) => "Ethernet",
+        (LinkLayer::Unknown, ..) if device.is_efa() => "EFA",
         (LinkLayer::Unknown, ..) => "unknown",
     }
 }
@@ -191,7 +193,8 @@ fn devices_table(out: &mut String, host: &HostFacts) {
         let pci = device.pci.clone().unwrap_or_default();
         let gts = |s: u32| (f64::from(s) / 10.0).to_string();
         let pcie = pci.speed.zip(pci.width).map(|(s, w)| format!("{} GT/s x{w}", gts(s)));
-        let slow = pci.speed < pci.max_speed || pci.width < pci.max_width;
+        let is_slow =
+            pci.speed.is_some() && pci.speed < pci.max_speed || pci.width.is_some() && pci.width < pci.max_width;
         let functions = match (&pci.physical, pci.virtual_functions) {
             (Some(parent), _) => format!("VF of {parent}"),
             (None, Some((made, most))) => format!("{made} of {most} VFs"),
@@ -209,7 +212,7 @@ fn devices_table(out: &mut String, host: &HostFacts) {
             styled_cell(text_or_dash(pci.driver.as_ref()), Default::default()),
             styled_cell(text_or_dash(device.firmware.as_ref()), Default::default()),
             styled_cell(text_or_dash(pci.numa_node), Default::default()),
-            styled_cell(text_or_dash(pcie), if slow { WARN } else { Default::default() }),
+            styled_cell(text_or_dash(pcie), if is_slow { WARN } else { Default::default() }),
             styled_cell(functions, Default::default()),
         ]);
     }
@@ -299,7 +302,7 @@ fn counters_table<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevic
                 styled_cell(&device.name, Default::default()),
                 styled_cell(port.number.to_string(), Default::default()),
                 styled_cell(name, style),
-                styled_cell(value.to_string(), style),
+                styled_cell(value.to_string() + if port.is_saturated(name) { " (its end)" } else { "" }, style),
             ]);
         }
     }

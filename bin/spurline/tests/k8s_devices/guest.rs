@@ -188,7 +188,9 @@ fn guest_2_the_output_of_perftest_is_read() {
         std::fs::read_to_string("/tmp/client.txt").unwrap()
     };
     let text = run_test("ib_write_bw", "-s 65536 -n 200");
-    let (code, report) = verify(&["--read", "/tmp/client.txt", "--rate", "0.01"]);
+    let (code, _) = verify(&["--read", "/tmp/client.txt", "--rate", "0.01"]);
+    assert_eq!(code, 1, "no port carries more than its rate");
+    let (code, report) = verify(&["--read", "/tmp/client.txt", "--rate", "400", "--min-share", "0"]);
     assert!(code == 0 && report["rows"][0]["check"] == "bandwidth", "{report:#}\n{text}");
     assert_eq!(report["perftest"]["device"], "rxe0", "{text}");
     let (code, _) = verify(&["--read", "/tmp/client.txt", "--rate", "400"]);

@@ -3,11 +3,17 @@
 use crate::model::{self, DeviceModel};
 use crate::tree::{HostTree, parse_number};
 use serde::{Serialize, Serializer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 const CLASS: &str = "sys/class/infiniband";
+/// The permissive LID. A port that no subnet manager has configured may show it.
+const PERMISSIVE_LID: u32 = 0xffff;
+/// The link of an on-board function: 2.5 GT/s, in tenths, and one lane. It has no link of its own, and no RDMA card is built
+/// with so slow a link.
+const ON_BOARD_LINK_TENTHS_GTS: u32 = 25;
+const ON_BOARD_LINK_LANES: u32 = 1;
 
 /// An RDMA device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -40,6 +46,41 @@ pub struct RdmaDevice {
     pub roce_tos: Option<i64>,
     /// Traffic class forced by the driver, where it shows it.
     pub traffic_class: Option<String>,
+}
+
+impl RdmaDevice {
+    /// Whether it is an Omni-Path adapter: its link layer is shown as InfiniBand, and its fabric has a manager, tools and
+    /// limits of its own.
+    pub fn is_omni_path(&self) -> bool {
+        let driver = self.pci.as_ref().and_then(|pci| pci.driver.as_deref());
+        driver == Some("hfi1") || self.name.starts_with("hfi1_")
+    }
+
+    /// Whether it speaks iWARP.
+    pub fn is_iwarp(&self) -> bool {
+        self.protocol.as_deref() == Some("iw") || self.node_type.as_deref() == Some("RNIC")
+    }
+
+    /// Whether it is an Elastic Fabric Adapter.
+    pub fn is_efa(&self) -> bool {
+        self.pci.as_ref().and_then(|pci| pci.driver.as_deref()) == Some("efa")
+    }
+
+    /// Whether it is a virtual function.
+    pub fn is_virtual(&self) -> bool {
+        let pci = self.pci.as_ref();
+        pci.is_some_and(|pci| pci.physical.is_some() || pci.model().is_some_and(|model| model.is_virtual))
+    }
+
+    /// Whether its node GUID is shown and zero.
+    pub fn has_zero_guid(&self) -> bool {
+        self.node_guid.as_deref().is_some_and(|guid| guid.bytes().all(|byte| matches!(byte, b'0' | b':')))
+    }
+
+    /// Whether its folder has no file that can be read.
+    pub fn is_bare(&self) -> bool {
+        self.node_type.is_none() && self.node_guid.is_none() && self.ports.is_empty()
+    }
 }
 
 /// A PCI function.
@@ -85,7 +126,7 @@ pub struct DevicePort {
     pub phys_state: PhysState,
     /// Rate and width.
     pub rate: Option<PortRate>,
-    /// LID: the port's address on an InfiniBand fabric.
+    /// LID: the port's address on an InfiniBand fabric; 0 for none.
     pub lid: Option<u32>,
     /// LID of the subnet manager; 0 means that none has configured the port.
     pub sm_lid: Option<u32>,
@@ -97,6 +138,35 @@ pub struct DevicePort {
     pub netdevs: Vec<String>,
     /// Non-zero counters of `counters` and `hw_counters`.
     pub counters: BTreeMap<String, u64>,
+    /// Names of the counters that are in `hw_counters`.
+    #[serde(skip)]
+    pub hw_counters: BTreeSet<String>,
+}
+
+impl DevicePort {
+    /// Whether a counter has reached its end: it grows no further, so the number of events is unknown.
+    pub fn is_saturated(&self, counter: &str) -> bool {
+        let end = last_count(counter);
+        end.is_some() && self.counters.get(counter).copied() == end
+    }
+}
+
+/// The value at which a counter of InfiniBand's attribute PortCounters ends (InfiniBand specification, 16.1.3.5); `None` for
+/// other counters.
+fn last_count(counter: &str) -> Option<u64> {
+    let bits = match counter {
+        "local_link_integrity_errors" | "excessive_buffer_overrun_errors" => 4,
+        "link_error_recovery" | "link_downed" | "port_xmit_constraint_errors" | "port_rcv_constraint_errors" => 8,
+        "symbol_error"
+        | "port_rcv_errors"
+        | "port_rcv_remote_physical_errors"
+        | "port_rcv_switch_relay_errors"
+        | "port_xmit_discards"
+        | "VL15_dropped" => 16,
+        "port_xmit_wait" | "port_xmit_data" | "port_rcv_data" | "port_xmit_packets" | "port_rcv_packets" => 32,
+        _ => return None,
+    };
+    Some((1 << bits) - 1)
 }
 
 /// The link layer of a port.
@@ -160,6 +230,9 @@ pub struct PortRate {
     pub lanes: u32,
     /// `SDR` to `XDR`; empty when not shown.
     pub speed: String,
+    /// The interface whose speed this is, where the driver's own figure contradicts the interface.
+    #[serde(skip)]
+    pub interface: Option<String>,
 }
 
 /// An entry of a port's GID table.
@@ -301,7 +374,7 @@ impl PortRate {
         let known = gbps.is_finite() && gbps > 0.0 && gbps < 1e6;
         // Before Linux 4.x, single data rate is not named.
         let speed = words.next().unwrap_or(if lanes > 0 { "SDR" } else { "" }).to_owned();
-        known.then_some(PortRate { gbps, lanes, speed })
+        known.then_some(PortRate { gbps, lanes, speed, interface: None })
     }
 
     /// The rate in the kernel's notation.
@@ -362,13 +435,20 @@ fn read_port(tree: &HostTree, at: &str, number: u32, is_ca: bool, with_counters:
     let files = tree.read_texts(at);
     let file = |name: &str| files.get(name).map(String::as_str);
     let n = |name: &str| file(name).and_then(parse_number);
-    let lid = |name: &str| n(name).and_then(|v| u32::try_from(v).ok());
+    let lid = |name: &str| {
+        let number = n(name).and_then(|v| u32::try_from(v).ok());
+        number.map(|lid| if lid == PERMISSIVE_LID { 0 } else { lid })
+    };
     let mut counters = BTreeMap::new();
+    let mut hw_counters = BTreeSet::new();
     for dir in ["counters", "hw_counters"].iter().filter(|_| with_counters) {
         for (name, text) in tree.read_texts(&format!("{at}/{dir}")) {
             if let Ok(value @ 1..) = text.parse::<u64>()
                 && name != "lifespan"
             {
+                if *dir == "hw_counters" {
+                    hw_counters.insert(name.clone());
+                }
                 counters.insert(name, value);
             }
         }
@@ -400,6 +480,7 @@ fn read_port(tree: &HostTree, at: &str, number: u32, is_ca: bool, with_counters:
         gids,
         netdevs,
         counters,
+        hw_counters,
     }
 }
 
@@ -455,6 +536,11 @@ impl PciFunction {
         let gts = |file: &str| tree.read_text(&format!("{at}/{file}")).and_then(|t| transfer_rate(&t));
         // 0 and 255 mean an unknown width; a virtual function has no link of its own.
         let lanes = |file: &str| number(file).filter(|w| (1..=32).contains(w));
+        let speed = gts("current_link_speed");
+        let max_speed = gts("max_link_speed");
+        let width = lanes("current_link_width");
+        let max_width = lanes("max_link_width");
+        let is_on_board = max_speed == Some(ON_BOARD_LINK_TENTHS_GTS) && max_width == Some(ON_BOARD_LINK_LANES);
         let virtual_functions =
             number("sriov_totalvfs").filter(|t| *t > 0).map(|t| (number("sriov_numvfs").unwrap_or(0), t));
         Some(PciFunction {
@@ -465,10 +551,10 @@ impl PciFunction {
             driver: tree.link_name(&format!("{at}/driver")).or_else(|| said("DRIVER")),
             // A virtual device has no node of its own: its PCI function has.
             numa_node: number("numa_node").or_else(|| number("../numa_node")),
-            speed: gts("current_link_speed"),
-            max_speed: gts("max_link_speed"),
-            width: lanes("current_link_width"),
-            max_width: lanes("max_link_width"),
+            speed: speed.filter(|_| !is_on_board),
+            max_speed: max_speed.filter(|_| !is_on_board),
+            width: width.filter(|_| !is_on_board),
+            max_width: max_width.filter(|_| !is_on_board),
             virtual_functions,
             physical: tree.link_name(&format!("{at}/physfn")),
         })

@@ -141,6 +141,15 @@ fn report_unread_files(tree: &HostTree, case: &CheckInput<'_>, found: &mut Vec<H
             remedy,
         ));
     }
+    for device in case.host.devices.iter().filter(|device| device.is_bare()) {
+        found.push(HostFinding::new(
+            id::CHECK_LEFT_OUT,
+            Severity::Warning,
+            &device.name,
+            format!("/sys/class/infiniband/{} is there and has no file: neither its type nor its ports can be read", device.name),
+            "in a copied folder the targets of symbolic links are missing: use spurline net collect; on the host itself: dmesg shows why the driver failed",
+        ));
+    }
     let mut silent = |what: &str, why: String, remedy: &str| {
         found.push(HostFinding::new(id::CHECK_LEFT_OUT, Severity::Info, what, why, remedy));
     };

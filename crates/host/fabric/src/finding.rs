@@ -151,6 +151,7 @@ ids! {
     SM_SILENT = "SM-SILENT",
     SOFT_RDMA = "SOFT-RDMA",
     UVERBS_ACCESS = "UVERBS-ACCESS",
+    VF_DOWN = "VF-DOWN",
 }
 
 /// The page of an id, in Markdown; case does not matter.

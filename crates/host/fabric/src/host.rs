@@ -1,7 +1,7 @@
 //! One host's facts, combined: which interface uses which port, with which addresses. It judges nothing.
 
 use crate::address;
-use crate::device::{self, LinkLayer, RdmaDevice};
+use crate::device::{self, LinkLayer, PortRate, RdmaDevice};
 use crate::interface::{self, IpoibMode, NetInterface};
 use crate::netlink::{IpRoute, NetlinkFacts, PfcState};
 use crate::tree::{HostTree, TreeEntry, UnreadFile};
@@ -51,6 +51,7 @@ impl HostFacts {
         }
         for device in &mut devices {
             attach_interfaces(device, &interfaces, &netlink);
+            correct_rates(device, &interfaces);
             for port in &device.ports {
                 for interface in interfaces.iter_mut().filter(|i| i.rdma.is_none() && port.netdevs.contains(&i.name)) {
                     interface.rdma = Some((device.name.clone(), port.number));
@@ -92,6 +93,16 @@ impl HostFacts {
             }
         }
         found
+    }
+
+    /// The active-backup bond in which a device's port is a standby: its interface is a member and not the active one.
+    pub fn standby_bond(&self, port: &device::DevicePort) -> Option<&NetInterface> {
+        let own = port.netdevs.iter().filter_map(|name| self.interface(name)).find(|i| i.master.is_some())?;
+        let bond = self.interface(own.master.as_deref()?)?;
+        let active = bond.bond_active.as_ref()?;
+        // One device may carry the traffic of both members; then neither is a standby.
+        let has_device = self.devices.iter().any(|device| device.function_netdevs.contains(active));
+        (bond.bond_mode.as_deref() == Some("active-backup") && *active != own.name && has_device).then_some(bond)
     }
 
     /// The RDMA devices and ports that an interface's traffic can use, through bonds and VLANs too.
@@ -150,12 +161,29 @@ fn add_link(interface: &mut NetInterface, netlink: &NetlinkFacts) {
         }
     }
     interface.max_mtu = match interface.ipoib_mode {
-        // 4096 bytes of an InfiniBand packet less the 4 of the IPoIB header; 2048 less 4 where the port or the
-        // multicast group allows no more.
-        Some(IpoibMode::Datagram) => Some(4092),
-        Some(IpoibMode::Connected) => Some(65520),
+        Some(IpoibMode::Datagram) if interface.is_accelerated_ipoib() => Some(NetInterface::ACCELERATED_MTU),
+        // Less where the port or the multicast group allows no more.
+        Some(IpoibMode::Datagram) => Some(NetInterface::DATAGRAM_4K_MTU),
+        Some(IpoibMode::Connected) => Some(NetInterface::CONNECTED_MTU),
         None => interface.max_mtu,
     };
+}
+
+/// Rates that differ by less than this share are the same.
+const SAME_RATE_SHARE: f64 = 0.05;
+
+/// Replaces rates that a driver makes up: an Ethernet port is as fast as its interface.
+fn correct_rates(device: &mut RdmaDevice, interfaces: &[NetInterface]) {
+    for port in device.ports.iter_mut().filter(|port| port.link_layer == LinkLayer::Ethernet) {
+        let Some(rate) = &mut port.rate else { continue };
+        let is_own = |i: &&NetInterface| port.netdevs.contains(&i.name) && device.function_netdevs.contains(&i.name);
+        let own = interfaces.iter().find(is_own);
+        let Some((name, speed_mbps)) = own.and_then(|i| Some((&i.name, i.speed_mbps?))) else { continue };
+        let gbps = f64::from(speed_mbps) / 1000.0;
+        if (rate.gbps - gbps).abs() > gbps * SAME_RATE_SHARE {
+            *rate = PortRate { gbps, lanes: 0, speed: String::new(), interface: Some(name.clone()) };
+        }
+    }
 }
 
 /// Adds interfaces to those that the port's GIDs name: those on the port's PCI function, or below a software device.

@@ -79,9 +79,23 @@ impl IpoibMode {
 }
 
 impl NetInterface {
+    /// The highest MTU of IPoIB datagram mode with InfiniBand packets of 2048 bytes, the usual size.
+    pub const DATAGRAM_MTU: u32 = 2044;
+    /// The same with packets of 4096 bytes, less the 4 of the IPoIB header.
+    pub const DATAGRAM_4K_MTU: u32 = 4092;
+    /// The highest MTU of datagram mode on Omni-Path with acceleration, whose packets have 10 KiB.
+    pub const ACCELERATED_MTU: u32 = 10236;
+    /// The highest MTU of connected mode.
+    pub const CONNECTED_MTU: u32 = 65520;
+
     /// Whether it carries IP over InfiniBand.
     pub fn is_ipoib(&self) -> bool {
         self.hardware == Some(32)
+    }
+
+    /// Whether it is IPoIB on Omni-Path with acceleration: no other datagram mode has packets of that size.
+    pub fn is_accelerated_ipoib(&self) -> bool {
+        self.ipoib_mode == Some(IpoibMode::Datagram) && self.mtu.is_some_and(|mtu| mtu > Self::DATAGRAM_4K_MTU)
     }
 
     /// Whether it is the loopback interface.

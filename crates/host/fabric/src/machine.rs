@@ -25,6 +25,15 @@ const UNITS: &[&str] = &["containerd", "docker", "crio", "kubelet", "slurmd", "s
 const PARAMETERS: &[&str] =
     &["iommu", "intel_iommu", "amd_iommu", "pci", "hugepages", "hugepagesz", "default_hugepagesz"];
 
+/// The policy of a virtual function: whether its port follows that of the physical one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VfPolicy {
+    /// The file, on the host of the physical function.
+    pub file: String,
+    /// `Follow`, `Up` or `Down`.
+    pub word: String,
+}
+
 /// The facts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MachineFacts {
@@ -52,7 +61,9 @@ pub struct MachineFacts {
     pub container: Option<String>,
     /// Names in `/dev/infiniband`; `None` when there is no `/dev`.
     pub char_devices: Option<Vec<String>>,
-    /// Those of them that this user may not open.
+    /// Names of device nodes for verbs by RDMA device, as the kernel gives them.
+    pub verbs_nodes: BTreeMap<String, String>,
+    /// Those of `char_devices` that this user may not open.
     pub denied: Vec<String>,
     /// Number of reserved huge pages, and their size in bytes.
     pub huge_pages: Option<(u64, u64)>,
@@ -70,6 +81,8 @@ pub struct MachineFacts {
     pub gpus: Vec<(String, Option<u32>)>,
     /// PCI functions with the ids of RDMA hardware or the class of InfiniBand.
     pub functions: Vec<PciFunction>,
+    /// Policies of virtual functions, by PCI address.
+    pub vf_policies: BTreeMap<String, VfPolicy>,
     /// Domain type of the IOMMU by PCI address, `DMA`, `identity`.
     pub iommu: BTreeMap<String, String>,
     /// Whether relaxed ordering is on, by PCI address, where it is readable.
@@ -155,6 +168,12 @@ impl MachineFacts {
                 names.iter().filter(|n| n.starts_with("uverbs") || *n == "rdma_cm").filter(denied).cloned().collect();
         }
         self.char_devices = Some(names);
+        let class = "sys/class/infiniband_verbs";
+        for node in tree.list_names(class).into_iter().filter(|name| name.starts_with("uverbs")) {
+            if let Some(device) = tree.read_text(&format!("{class}/{node}/ibdev")) {
+                self.verbs_nodes.insert(device, node);
+            }
+        }
     }
 
     fn read_processors(&mut self, tree: &HostTree) {
@@ -191,8 +210,8 @@ impl MachineFacts {
                     let node = tree.read_number(&format!("{at}/numa_node")).and_then(|n| u32::try_from(n).ok());
                     self.gpus.push((address.clone(), node));
                 }
-                // Network and InfiniBand controllers; an InfiniHost has class 0x0c06.
-                0x0200 | 0x0207 | 0x0280 | 0x0c06 => {
+                // Network, InfiniBand and fabric controllers; an InfiniHost has class 0x0c06.
+                0x0200 | 0x0207 | 0x0208 | 0x0280 | 0x0c06 => {
                     let Some(mut pci) = PciFunction::read_from(tree, &at) else { continue };
                     pci.address = Some(address.clone());
                     if pci.model().is_some() || matches!(class, 0x0207 | 0x0c06) {
@@ -204,6 +223,14 @@ impl MachineFacts {
         }
         for address in addresses {
             let at = format!("{all}/{address}");
+            for number in tree.list_names(&format!("{at}/sriov")) {
+                let word = tree.read_text(&format!("{at}/sriov/{number}/policy"));
+                let function = tree.link_name(&format!("{at}/virtfn{number}"));
+                if let (Some(word), Some(function)) = (word, function) {
+                    let file = format!("/{at}/sriov/{number}/policy");
+                    self.vf_policies.insert(function, VfPolicy { file, word });
+                }
+            }
             if let Some(kind) = tree.read_text(&format!("{at}/iommu_group/type")) {
                 self.iommu.insert(address.clone(), kind);
             }

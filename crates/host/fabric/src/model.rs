@@ -9,7 +9,7 @@ pub struct DeviceModel {
     pub rdma_module: &'static str,
     /// Highest rate of one port in Gb/s over InfiniBand or RoCE, of the fastest card with this id; 0 if unknown.
     pub most_gbps: u32,
-    /// Whether its IPoIB interfaces support connected mode.
+    /// Whether its IPoIB interfaces support connected mode: of Omni-Path, those without acceleration.
     pub connected_ipoib: bool,
     /// Whether it is a virtual function.
     pub is_virtual: bool,
@@ -27,6 +27,10 @@ const fn vf_model(name: &'static str, rdma_module: &'static str, most_gbps: u32)
     DeviceModel { name, rdma_module, most_gbps, connected_ipoib: false, is_virtual: true }
 }
 
+const fn old_vf_model(name: &'static str, rdma_module: &'static str, most_gbps: u32) -> DeviceModel {
+    DeviceModel { name, rdma_module, most_gbps, connected_ipoib: true, is_virtual: true }
+}
+
 /// Vendor id, device id, model. ConnectX-4 and later use enhanced IPoIB, which is datagram only.
 const MODELS: &[(u16, u16, DeviceModel)] = &[
     (0x15b3, 0x5a44, old_model("InfiniHost MT23108", "ib_mthca", 10)),
@@ -41,10 +45,10 @@ const MODELS: &[(u16, u16, DeviceModel)] = &[
     (0x15b3, 0x673c, old_model("ConnectX-2 MT26428 QDR", "mlx4_ib", 40)),
     (0x15b3, 0x6750, old_model("ConnectX-2 MT26448 EN", "mlx4_ib", 10)),
     (0x15b3, 0x1003, old_model("ConnectX-3 MT27500", "mlx4_ib", 56)),
-    (0x15b3, 0x1004, old_model("ConnectX-3 virtual function", "mlx4_ib", 56)),
+    (0x15b3, 0x1004, old_vf_model("ConnectX-3 virtual function", "mlx4_ib", 56)),
     (0x15b3, 0x1007, old_model("ConnectX-3 Pro MT27520", "mlx4_ib", 56)),
     (0x15b3, 0x1011, old_model("Connect-IB MT27600", "mlx5_ib", 56)),
-    (0x15b3, 0x1012, old_model("Connect-IB virtual function", "mlx5_ib", 56)),
+    (0x15b3, 0x1012, old_vf_model("Connect-IB virtual function", "mlx5_ib", 56)),
     (0x15b3, 0x1013, current_model("ConnectX-4 MT27700", "mlx5_ib", 100)),
     (0x15b3, 0x1014, vf_model("ConnectX-4 virtual function", "mlx5_ib", 100)),
     (0x15b3, 0x1015, current_model("ConnectX-4 Lx MT27710", "mlx5_ib", 50)),
@@ -64,8 +68,8 @@ const MODELS: &[(u16, u16, DeviceModel)] = &[
     (0x15b3, 0xa2d6, current_model("BlueField-2 ConnectX-6 Dx", "mlx5_ib", 200)),
     (0x15b3, 0xa2dc, current_model("BlueField-3 ConnectX-7", "mlx5_ib", 400)),
     (0x1077, 0x7322, old_model("QLogic QLE7340/7342", "ib_qib", 40)),
-    (0x8086, 0x24f0, current_model("Omni-Path HFI 100", "hfi1", 100)),
-    (0x8086, 0x24f1, current_model("Omni-Path HFI 100 (integrated)", "hfi1", 100)),
+    (0x8086, 0x24f0, old_model("Omni-Path HFI 100", "hfi1", 100)),
+    (0x8086, 0x24f1, old_model("Omni-Path HFI 100 (integrated)", "hfi1", 100)),
     (0x8086, 0x1572, current_model("Ethernet X710", "irdma", 10)),
     (0x8086, 0x37d2, current_model("Ethernet X722", "irdma", 10)),
     (0x8086, 0x1591, current_model("Ethernet E810-C backplane", "irdma", 100)),

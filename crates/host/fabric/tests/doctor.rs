@@ -248,6 +248,182 @@ fn software_between_card_and_program() {
 }
 
 #[test]
+fn a_standby_of_a_bond_over_two_cards_lacks_nothing() {
+    let made = hosts::bond_of_two_cards();
+    let lacks = |made: &Made| -> Vec<String> {
+        let all = asked(made, &for_rdma(&["bond0"]));
+        all.into_iter().filter(|f| f.severity == Severity::Error).map(|f| format!("{} {}", f.id, f.subject)).collect()
+    };
+    assert!(lacks(&made).is_empty(), "{:?}", lacks(&made));
+    let mut empty = made.clone();
+    empty.remove(&port("0000:3b:00.0", "mlx5_3", "gid"));
+    assert!(lacks(&empty).is_empty(), "{:?}", lacks(&empty));
+    // The active member has to have the addresses.
+    empty.put("sys/devices/virtual/net/bond0/bonding/active_slave", "ens2f0");
+    assert_eq!(lacks(&empty), ["GID-ROCE-V2 mlx5_3/1"]);
+}
+
+#[test]
+fn a_virtual_function_is_down_by_its_guid_its_policy_or_its_subnet_manager() {
+    let down = |change: &dyn Fn(&mut Made)| {
+        let mut made = hosts::ib_virtual_function();
+        made.put(&port("0000:61:00.1", "mlx5_1", "state"), "1: DOWN");
+        made.put(&port("0000:61:00.1", "mlx5_1", "phys_state"), "3: Disabled");
+        made.put(&port("0000:61:00.1", "mlx5_1", "lid"), "0xffff")
+            .put(&port("0000:61:00.1", "mlx5_1", "sm_lid"), "0x0");
+        change(&mut made);
+        let found = found(&made);
+        for finding in &found {
+            let remedy = &finding.remedy;
+            assert!(!remedy.contains("install opensm") && !remedy.contains("ibportstate"), "{finding:?}");
+        }
+        found
+    };
+    let unmanaged = down(&|_| {});
+    let cause = one(&unmanaged, "VF-DOWN", "mlx5_1/1");
+    assert_eq!(cause.severity, Severity::Error, "its interface has an address");
+    assert!(cause.evidence.contains("its physical function mlx5_0/1 is ACTIVE"), "{}", cause.evidence);
+    assert!(cause.evidence.contains("policy is Follow") && cause.remedy.contains("virt_enabled 2"), "{cause:?}");
+    let policy = down(&|made| drop(made.put("sys/devices/pci0000:61/0000:61:00.0/sriov/0/policy", "Down")));
+    assert!(one(&policy, "VF-DOWN", "mlx5_1/1").remedy.starts_with("echo Follow > "), "{policy:?}");
+    let parent = down(&|made| {
+        made.put(&port("0000:61:00.0", "mlx5_0", "state"), "1: DOWN");
+        made.put(&port("0000:61:00.0", "mlx5_0", "phys_state"), "2: Polling");
+    });
+    assert!(one(&parent, "VF-DOWN", "mlx5_1/1").remedy.contains("bring mlx5_0/1 up first"), "{parent:?}");
+    let guest = down(&|made| {
+        let physical = "sys/devices/pci0000:61/0000:61:00.0";
+        made.remove(physical)
+            .remove("sys/class/infiniband/mlx5_0")
+            .remove("sys/devices/pci0000:61/0000:61:00.1/physfn");
+    });
+    assert!(one(&guest, "VF-DOWN", "mlx5_1/1").remedy.contains("policy Follow"), "{guest:?}");
+    let unnamed = down(&|made| {
+        let guid = file(made, "mlx5_1/node_guid");
+        made.put(&guid, "0000:0000:0000:0000").put(&port("0000:61:00.1", "mlx5_1", "sm_lid"), "0x4");
+        made.put(&port("0000:61:00.1", "mlx5_1", "state"), "2: INIT");
+    });
+    let cause = one(&unnamed, "GUID-ZERO", "mlx5_1");
+    assert!(cause.severity == Severity::Error && cause.evidence.contains("state is INIT"), "{cause:?}");
+    assert!(!unnamed.iter().any(|f| f.id == "VF-DOWN" || f.id == "NO-SUBNET-MANAGER"), "{unnamed:?}");
+}
+
+#[test]
+fn only_infiniband_needs_guids() {
+    for (mut made, device) in
+        [(hosts::efa(), "rdmap0s27"), (hosts::on_board_iwarp(), "i40iw0"), (hosts::roce_jumbo(), "mlx5_0")]
+    {
+        let guid = file(&made, &format!("{device}/node_guid"));
+        made.put(&guid, "0000:0000:0000:0000");
+        assert!(!found(&made).iter().any(|f| f.id == "GUID-ZERO"), "{device}");
+    }
+}
+
+#[test]
+fn no_second_subnet_manager_beside_a_known_one() {
+    let mut known = hosts::no_sm();
+    known.put(&port("0000:05:00.0", "mthca0", "sm_lid"), "0x4");
+    let known = found(&known);
+    let cause = one(&known, "NO-SUBNET-MANAGER", "mthca0/1");
+    assert!(cause.evidence.contains("sm_lid is 0x4: the subnet manager with that LID is known"), "{cause:?}");
+    assert!(!cause.remedy.contains("install") && cause.remedy.contains("LID 4"), "{cause:?}");
+    let mut beside = hosts::gb200();
+    beside.put(&port("0002:03:00.0", "mlx5_1", "state"), "2: INIT").put(&port("0002:03:00.0", "mlx5_1", "sm_lid"), "0");
+    let beside = found(&beside);
+    let cause = one(&beside, "NO-SUBNET-MANAGER", "mlx5_1/1");
+    assert!(cause.remedy.starts_with("if this port and mlx5_0/1 are cabled to one fabric"), "{cause:?}");
+    // A port that is down has no LID to be named by.
+    let mut disabled = hosts::gb200();
+    disabled.put(&port("0002:03:00.0", "mlx5_1", "state"), "1: DOWN");
+    disabled.put(&port("0002:03:00.0", "mlx5_1", "phys_state"), "3: Disabled");
+    disabled.put(&port("0002:03:00.0", "mlx5_1", "lid"), "0xffff");
+    let disabled = found(&disabled);
+    assert!(one(&disabled, "PORT-DOWN", "mlx5_1/1").remedy.contains("ibportstate -C mlx5_1 -P 1 -D 0 1 enable"));
+}
+
+#[test]
+fn omni_path_has_its_own_manager_tools_and_limits() {
+    let accelerated = found(&hosts::omni_path());
+    let mode = one(&accelerated, "IPOIB-MODE", "ibp94s0");
+    assert!(mode.severity == Severity::Info && mode.evidence.contains("accelerated IPoIB"), "{mode:?}");
+    let mut made = hosts::omni_path();
+    let mtu = file(&made, "ibp94s0/mtu");
+    made.put(&mtu, "2044");
+    let small = found(&made);
+    let mode = one(&small, "IPOIB-MODE", "ibp94s0");
+    assert!(mode.evidence.contains("an MTU of up to 10236") && mode.remedy.contains("opafm.xml"), "{mode:?}");
+    made.put("proc/sys/kernel/osrelease", "3.10.0-1160.el7.x86_64");
+    let old = found(&made);
+    let mode = one(&old, "IPOIB-MODE", "ibp94s0");
+    assert!(mode.severity == Severity::Warning && mode.remedy.contains("echo connected >"), "{mode:?}");
+    made.put(&port("0000:5e:00.0", "hfi1_0", "state"), "2: INIT").put(&port("0000:5e:00.0", "hfi1_0", "sm_lid"), "0x0");
+    made.put(&port("0000:5e:00.0", "hfi1_0", "counters/link_downed"), "255");
+    let unmanaged = found(&made);
+    let manager = one(&unmanaged, "NO-SUBNET-MANAGER", "hfi1_0/1");
+    assert!(manager.evidence.contains("no fabric manager") && manager.remedy.contains("opafm"), "{manager:?}");
+    assert!(one(&unmanaged, "PORT-ERRORS", "hfi1_0/1").remedy.contains("opapmaquery"));
+}
+
+#[test]
+fn counters_at_their_end_can_not_grow_and_evidence_names_their_folder() {
+    let mut made = hosts::gb200();
+    let counter = |name: &str| port("0000:03:00.0", "mlx5_0", name);
+    made.put(&counter("counters/link_downed"), "255").put(&counter("counters/excessive_buffer_overrun_errors"), "15");
+    made.put(&counter("counters/port_xmit_discards"), "65535").put(&counter("hw_counters/out_of_sequence"), "3");
+    let found = found(&made);
+    let errors = one(&found, "PORT-ERRORS", "mlx5_0/1");
+    assert!(
+        errors.severity == Severity::Warning && errors.evidence.contains("link_downed 255 (its end)"),
+        "{errors:?}"
+    );
+    assert!(errors.remedy.contains("grows no further") && errors.remedy.contains("perfquery -R -C mlx5_0 -P 1"));
+    let lost = &one(&found, "RETRANSMISSIONS", "mlx5_0/1").evidence;
+    let at = "/sys/class/infiniband/mlx5_0/ports/1";
+    let wanted = format!("{at}/counters: port_xmit_discards 65535 (its end); {at}/hw_counters: out_of_sequence 3");
+    assert_eq!(*lost, wanted);
+}
+
+#[test]
+fn rates_and_links_that_are_none_are_not_judged() {
+    let iwarp = found(&hosts::on_board_iwarp());
+    assert!(!iwarp.iter().any(|f| f.id.starts_with("PCIE") || f.id == "LINK-RATE"), "{iwarp:?}");
+    let mut slow = hosts::on_board_iwarp();
+    let speed = file(&slow, "eno1/speed");
+    slow.put(&speed, "1000");
+    let slow = found(&slow);
+    assert!(one(&slow, "LINK-RATE", "i40iw0/1").evidence.starts_with("/sys/class/net/eno1/speed is 1000;"));
+    for max_width in ["16", "4"] {
+        let mut made = hosts::gb10();
+        for pci in ["0000:01:00.0", "0002:01:00.0"] {
+            made.put(&format!("sys/devices/pci{}/{pci}/max_link_width", &pci[..7]), max_width);
+        }
+        let pair = found(&made);
+        let link = one(&pair, "PCIE-BANDWIDTH", "rocep1s0f0");
+        assert!(link.severity == Severity::Info && link.evidence.contains("roceP2p1s0f0 (0002:01:00.0)"), "{link:?}");
+        assert!(link.remedy.contains("enp1s0f0np0, enP2p1s0f0np0"), "{link:?}");
+        assert!(!pair.iter().any(|f| f.id == "PCIE-WIDTH"), "{pair:?}");
+    }
+}
+
+#[test]
+fn missing_device_files_and_folders_without_files() {
+    let mut some = hosts::gb200();
+    some.remove("dev/infiniband/uverbs1").remove("dev/infiniband/uverbs3");
+    let host = found(&some);
+    let missing = one(&host, "UVERBS-ACCESS", "/dev/infiniband");
+    let evidence = "2 of 6 devices have no file in /dev/infiniband: mlx5_1 (uverbs1), mlx5_5 (uverbs3)";
+    assert_eq!((missing.severity, missing.evidence.as_str()), (Severity::Warning, evidence));
+    assert_eq!(one(&asked(&some, &for_rdma(&["ibP2p3s0"])), "UVERBS-ACCESS", "/dev").severity, Severity::Error);
+    some.put(".dockerenv", "");
+    assert_eq!(one(&found(&some), "CONTAINER-DEVICES", "container").severity, Severity::Info);
+    let mut bare = hosts::roce_jumbo();
+    bare.remove("sys/devices/pci0000:41/0000:41:00.0/infiniband");
+    bare.put("sys/devices/pci0000:41/0000:41:00.0/infiniband/mlx5_0/power/control", "on");
+    let bare = found(&bare);
+    assert!(one(&bare, "CHECK-LEFT-OUT", "mlx5_0").evidence.contains("neither its type nor its ports"), "{bare:?}");
+}
+
+#[test]
 fn limits_and_placement() {
     let mut made = hosts::roce_jumbo();
     made.put("etc/systemd/system/slurmd.service", "[Service]\nExecStart=/usr/sbin/slurmd\nEnvironment=KEY=secret");
@@ -394,7 +570,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn half_broken_trees_are_no_panic(
-        host in 0usize..11,
+        host in 0usize..17,
         wreck in proptest::collection::vec((any::<u32>(), 0u8..7, proptest::collection::vec(any::<u8>(), 0..40)), 1..60),
     ) {
         let all = hosts::all();

@@ -103,7 +103,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn half_broken_trees_are_no_panic(
-        host in 0usize..11,
+        host in 0usize..17,
         spoils in proptest::collection::vec((any::<u32>(), 0u8..8, proptest::collection::vec(any::<u8>(), 0..40)), 1..40),
     ) {
         let all = hosts::all();

@@ -14,7 +14,7 @@ const ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mountOptions
 const WRITABLE: [&str; 2] = ["rw", "writable"];
 /// Mount options of inline volumes whose authors are not trusted: they name no file of the node and open no port, and grant no
 /// more than the source's keys do.
-const INLINE: [&str; 31] = [
+const INLINE: [&str; 32] = [
     "allow_other",
     "anonymous",
     "attr-cache",
@@ -46,6 +46,7 @@ const INLINE: [&str; 31] = [
     "ro",
     "stale-if-error",
     "transport",
+    "uid",
 ];
 /// Attributes that Kubernetes adds begin with this.
 const KUBERNETES: &str = "csi.storage.k8s.io/";
@@ -252,7 +253,7 @@ mod tests {
         let keys = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
         let bucket = ("source", "s3://b/x");
         for (pairs, secrets) in [
-            (&[bucket, ("mountOptions", "cache-size=5G,file-mode=444,ro")][..], &keys[..]),
+            (&[bucket, ("mountOptions", "cache-size=5G,file-mode=444,ro,uid=1000,gid=1000")][..], &keys[..]),
             (&[bucket, ("mountOptions", "anonymous,endpoint-url=http://h:9000")], &[]),
             (&[bucket, ("registry", "static:a:1"), ("cacheGroup", "g")], &["group-token"]),
             (&[bucket, ("registry", "etcd://a:2379,b:2379")], &["group-token"]),

@@ -1,6 +1,7 @@
 //! Is Multus needed? Answered for the HCAs of a cluster and a use, with reasons and the manifests that follow. It applies
 //! nothing.
 
+use crate::discover::standby_note;
 use crate::hca::{Hca, HcaLink, NodeHcas};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,6 +72,9 @@ pub fn advise(nodes: &[NodeHcas], usage: RdmaUse, isolation: PodIsolation) -> Cl
     if networks.is_empty() {
         notes.push("no node has an RDMA device: pods use TCP, and nothing is needed".to_owned());
     }
+    for node in nodes {
+        notes.extend(node.hcas.iter().filter_map(|hca| standby_note(node, hca)));
+    }
     let exclusive: Vec<&str> = nodes.iter().filter(|n| n.rdma_exclusive == Some(true)).map(NodeHcas::label).collect();
     if has_functions {
         let shared: Vec<&str> = nodes
@@ -116,7 +120,8 @@ impl ExampleSubnets {
 
 /// Whether virtual functions can be made of an HCA.
 fn is_divisible(hca: &Hca) -> bool {
-    hca.vendor.is_some() && !hca.is_virtual && !hca.interfaces.is_empty() && hca.link != HcaLink::Other
+    let has_functions = !matches!(hca.link, HcaLink::OmniPath | HcaLink::Other);
+    hca.vendor.is_some() && !hca.is_virtual && !hca.interfaces.is_empty() && has_functions
 }
 
 fn advise_network(
@@ -128,7 +133,9 @@ fn advise_network(
 ) -> NetworkAdvice {
     let mut interfaces: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (node, hca) in hcas {
-        interfaces.entry(node.label().to_owned()).or_default().extend(parent_interface(hca));
+        let names = interfaces.entry(node.label().to_owned()).or_default();
+        // One bond may be over several HCAs.
+        names.extend(parent_interface(hca).filter(|name| !names.contains(name)));
     }
     let is_ethernet = matches!(link, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed);
     let no_address = "in a pod whose network namespace has no interface on the HCA, all GIDs are zero";
@@ -161,15 +168,15 @@ fn advise_network(
                 "the manifests are for the SR-IOV network operator: for each rail a policy, and a network on it",
             ],
         ),
-        (PodIsolation::Shared, HcaLink::InfiniBand) if usage == RdmaUse::Verbs => (
+        (PodIsolation::Shared, link) if link.has_lids() && usage == RdmaUse::Verbs => (
             "none",
             false,
             vec![
-                "verbs on InfiniBand address each other by LID, which needs no interface in the pod",
+                "verbs on InfiniBand and Omni-Path address each other by LID, which needs no interface in the pod",
                 "the shared device plugin gives the device nodes",
             ],
         ),
-        (PodIsolation::Shared, HcaLink::InfiniBand) => (
+        (PodIsolation::Shared, link) if link.has_lids() => (
             "ipoib",
             true,
             vec![
@@ -254,7 +261,7 @@ fn sriov_manifests(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], subnets: &mut Exam
     let link_type = match link {
         HcaLink::InfiniBand => "\n  linkType: IB",
         HcaLink::Roce | HcaLink::Iwarp => "\n  linkType: ETH",
-        HcaLink::Mixed | HcaLink::Other => "",
+        HcaLink::OmniPath | HcaLink::Mixed | HcaLink::Other => "",
     };
     let kind = if link == HcaLink::InfiniBand { "SriovIBNetwork" } else { "SriovNetwork" };
     let mut manifests = Vec::new();

@@ -17,8 +17,13 @@ const DEFAULT_PREFIX: &str = "rdma";
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 /// Longest time between two scans; a longer one has no use, and a point in time that far away may not exist.
 const MAX_INTERVAL: Duration = Duration::from_secs(365 * 86_400);
+/// kubelet's limit of a resource's name without its prefix.
+pub(crate) const MAX_RESOURCE_NAME: usize = 63;
 /// The kernel's limit of an interface's name.
 const MAX_INTERFACE_NAME: usize = 15;
+
+const NIC_CLUSTER_POLICY_REMEDY: &str = "give the text of its field: kubectl get nicclusterpolicy NAME -o \
+                                         jsonpath='{.spec.rdmaSharedDevicePlugin.config}'";
 
 const TOP_KEYS: [&str; 2] = ["periodicUpdateInterval", "configList"];
 const ENTRY_KEYS: [&str; 6] = ["resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors", "extraDevices"];
@@ -431,8 +436,9 @@ impl ConfigReader<'_> {
             let better: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
             let evidence = format!("resourceName '{name}' has other characters than letters, digits and underscores");
             Some((evidence, format!("for example \"{better}\"")))
-        } else if name.len() > 63 {
-            Some((format!("resourceName has {} characters, and kubelet takes 63", name.len()), "shorten it".to_owned()))
+        } else if name.len() > MAX_RESOURCE_NAME {
+            let evidence = format!("resourceName has {} characters, and kubelet takes {MAX_RESOURCE_NAME}", name.len());
+            Some((evidence, "shorten it".to_owned()))
         } else if name.starts_with('_') || name.ends_with('_') {
             let evidence = format!("resourceName '{name}' begins or ends with an underscore, and kubelet refuses it");
             Some((evidence, format!("write \"{}\"", name.trim_matches('_'))))
@@ -494,6 +500,9 @@ fn foreign_object(entries: &[(String, JsonNode)]) -> Option<(&'static str, &'sta
     }
     if value("kind").is_some() && value("apiVersion").is_some() {
         let evidence = "it is an object of Kubernetes, not the file itself";
+        if matches!(value("kind"), Some(JsonNode::Text(kind)) if kind == "NicClusterPolicy") {
+            return Some((evidence, NIC_CLUSTER_POLICY_REMEDY));
+        }
         return Some((
             evidence,
             "of a ConfigMap, give the text of its data: kubectl get cm NAME -o jsonpath='{.data.config\\.json}'",
@@ -557,6 +566,8 @@ fn syntax_remedy(text: &str) -> String {
     };
     if trimmed.is_empty() {
         "the file is empty; `spurline k8s discover` prints a configuration".to_owned()
+    } else if trimmed.contains("kind: NicClusterPolicy") {
+        format!("this is a NicClusterPolicy: {NIC_CLUSTER_POLICY_REMEDY}")
     } else if trimmed.starts_with("apiVersion") || trimmed.starts_with("kind:") || trimmed.contains("config.json: |") {
         "this is a ConfigMap: give the text below its key config.json".to_owned()
     } else if trailing {
@@ -656,8 +667,6 @@ fn spelling_remedy(key: SelectorKey, value: &str) -> Option<String> {
                 Some("give each interface its own string: [\"ib0\", \"ib1\"]".to_owned())
             } else if value.len() > MAX_INTERFACE_NAME {
                 Some(format!("an interface name has at most {MAX_INTERFACE_NAME} characters"))
-            } else if value.starts_with("mlx5_") || value.starts_with("mlx4_") {
-                Some("this is an RDMA device; name its interface (`spurline net list`)".to_owned())
             } else if value.contains('/') {
                 Some("name the interface without a path".to_owned())
             } else {

@@ -85,6 +85,7 @@ impl GroupKey {
     fn base_name(&self) -> String {
         let link = match self.link {
             HcaLink::InfiniBand => "ib",
+            HcaLink::OmniPath => "opa",
             HcaLink::Roce => "roce",
             HcaLink::Iwarp => "iwarp",
             HcaLink::Mixed => "vpi",
@@ -98,6 +99,7 @@ impl GroupKey {
     fn reason(&self) -> String {
         let what = match (self.link, self.is_bond) {
             (HcaLink::InfiniBand, _) => "InfiniBand rails, apart from Ethernet: the two do not reach each other",
+            (HcaLink::OmniPath, _) => "Omni-Path rails, which do not reach InfiniBand",
             (HcaLink::Roce, true) => "RoCE over bonds, which usually carry storage, apart from rails without a bond",
             (HcaLink::Roce, false) => "RoCE rails without a bond",
             (HcaLink::Iwarp, _) => "iWARP, which connects to iWARP only",
@@ -172,7 +174,7 @@ pub fn discover(nodes: &[NodeHcas], slots: u32) -> DiscoveryReport {
                 "a pod gets one HCA for each rdma/{name} that it requests; for all rails of a node it requests {most}"
             ));
         }
-        if key.link != HcaLink::InfiniBand && key.link != HcaLink::Other {
+        if members.iter().any(|(_, hca)| hca.needs_interface()) {
             notes.push(format!(
                 "rdma/{name} works only in pods with an interface of that network: `spurline k8s advise` says which"
             ));
@@ -180,6 +182,9 @@ pub fn discover(nodes: &[NodeHcas], slots: u32) -> DiscoveryReport {
         for (node, hca) in members.iter().filter(|(_, h)| !h.has_active_port()) {
             notes.push(format!("{} on {} has no active port; its slots are unhealthy", hca.name, nodes[*node].label()));
         }
+    }
+    for node in nodes {
+        notes.extend(node.hcas.iter().filter_map(|hca| standby_note(node, hca)));
     }
     for node in nodes.iter().filter(|n| n.rdma_exclusive == Some(true)) {
         notes.push(format!("{}: RDMA devices are exclusive: rdma system set netns shared", node.label()));
@@ -193,7 +198,21 @@ pub fn discover(nodes: &[NodeHcas], slots: u32) -> DiscoveryReport {
     }
 }
 
+/// The note about a standby of an active-backup bond, whose addresses are on another HCA.
+pub(crate) fn standby_note(node: &NodeHcas, hca: &Hca) -> Option<String> {
+    let bond = hca.standby_of.as_ref().filter(|_| hca.needs_interface())?;
+    Some(format!(
+        "{} on {} is the standby of the bond {bond}: it has none of the bond's addresses until the bond fails over, so pods request \
+         all HCAs of the bond",
+        hca.name,
+        node.label()
+    ))
+}
+
 fn left_out_reason(hca: &Hca) -> Option<String> {
+    if let Some(why) = hca.missing_file() {
+        return Some(format!("{why}: udevadm trigger --subsystem-match=infiniband_verbs"));
+    }
     if hca.uverbs.is_none() {
         return Some("it has no device node (uverbs): load ib_uverbs".to_owned());
     }

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 pub enum HcaLink {
     /// InfiniBand.
     InfiniBand,
+    /// Omni-Path, whose link layer is shown as InfiniBand and which does not reach it.
+    OmniPath,
     /// RDMA over Ethernet.
     Roce,
     /// RDMA over TCP.
@@ -24,11 +26,17 @@ impl HcaLink {
     pub fn as_str(self) -> &'static str {
         match self {
             HcaLink::InfiniBand => "InfiniBand",
+            HcaLink::OmniPath => "Omni-Path",
             HcaLink::Roce => "RoCE",
             HcaLink::Iwarp => "iWARP",
             HcaLink::Mixed => "InfiniBand and Ethernet",
             HcaLink::Other => "other",
         }
+    }
+
+    /// Whether its ports have LIDs and its interfaces carry IP as IPoIB.
+    pub fn has_lids(self) -> bool {
+        matches!(self, HcaLink::InfiniBand | HcaLink::OmniPath)
     }
 }
 
@@ -68,10 +76,19 @@ pub struct Hca {
     pub rate_gbps: Option<f64>,
     /// States of its ports, in order.
     pub port_states: Vec<PortState>,
+    /// Link layers of its ports, in order.
+    #[serde(skip)]
+    pub port_layers: Vec<LinkLayer>,
+    /// The active-backup bond whose standby it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub standby_of: Option<String>,
     /// Node GUID.
     pub node_guid: Option<String>,
     /// Its device node for verbs, `uverbs0`.
     pub uverbs: Option<String>,
+    /// Whether the node's `/dev/infiniband` is known and has no such file.
+    #[serde(skip)]
+    pub lacks_file: bool,
     /// Its device nodes for management datagrams, one a port.
     pub umad: Vec<String>,
     /// Its device nodes for a subnet manager, one a port.
@@ -87,7 +104,7 @@ impl Hca {
     /// The link types that selectors name.
     pub fn link_types(&self) -> &'static [&'static str] {
         match self.link {
-            HcaLink::InfiniBand => &["infiniband"],
+            HcaLink::InfiniBand | HcaLink::OmniPath => &["infiniband"],
             HcaLink::Roce | HcaLink::Iwarp => &["ether"],
             HcaLink::Mixed => &["infiniband", "ether"],
             HcaLink::Other => &[],
@@ -98,6 +115,9 @@ impl Hca {
     pub fn obstacle(&self) -> Option<String> {
         if self.uverbs.is_none() {
             return Some("it has no device node (uverbs): the module ib_uverbs is not loaded".to_owned());
+        }
+        if self.port_states.is_empty() {
+            return Some("it shows no port".to_owned());
         }
         if !self.has_active_port() {
             let states: Vec<&str> = self.port_states.iter().map(|s| s.as_str()).collect();
@@ -110,6 +130,27 @@ impl Hca {
     /// addresses.
     pub fn needs_interface(&self) -> bool {
         matches!(self.link, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed)
+    }
+
+    /// Why the plugin can't give it to pods although the kernel has it: its file is missing. Only of the node's own `/dev`,
+    /// which a container of the plugin may not show.
+    pub fn missing_file(&self) -> Option<String> {
+        let node = self.uverbs.as_ref().filter(|_| self.lacks_file)?;
+        Some(format!("/dev/infiniband/{node} does not exist"))
+    }
+
+    /// `port 1 Ethernet (ACTIVE), port 2 InfiniBand (DOWN)`.
+    pub fn describe_ports(&self) -> String {
+        let ports = (1..).zip(&self.port_layers).zip(&self.port_states);
+        let words = ports.map(|((number, layer), state)| {
+            let layer = match layer {
+                LinkLayer::InfiniBand => "InfiniBand",
+                LinkLayer::Ethernet => "Ethernet",
+                LinkLayer::Unknown => "of another kind",
+            };
+            format!("port {number} {layer} ({})", state.as_str())
+        });
+        words.collect::<Vec<_>>().join(", ")
     }
 
     /// `mlx5_0 (InfiniBand, 400 Gb/s, 15b3:1021)`.
@@ -182,6 +223,8 @@ impl NodeHcas {
 /// Device nodes by RDMA device.
 #[derive(Default)]
 struct DeviceNodes {
+    /// Names in `/dev/infiniband`; empty where the folder is not known.
+    files: Vec<String>,
     uverbs: BTreeMap<String, String>,
     umad: BTreeMap<String, Vec<String>>,
     issm: BTreeMap<String, Vec<String>>,
@@ -189,7 +232,7 @@ struct DeviceNodes {
 
 impl DeviceNodes {
     fn read_from(tree: &HostTree) -> Self {
-        let mut nodes = DeviceNodes::default();
+        let mut nodes = DeviceNodes { files: tree.list_names("dev/infiniband"), ..DeviceNodes::default() };
         let named = |class: &str, prefix: &str| -> Vec<(String, String)> {
             let dir = format!("sys/class/{class}");
             let names = tree.list_names(&dir).into_iter().filter(|n| n.starts_with(prefix));
@@ -207,6 +250,7 @@ impl DeviceNodes {
 
     fn assign_to(&self, hca: &mut Hca) {
         hca.uverbs = self.uverbs.get(&hca.name).cloned();
+        hca.lacks_file = !self.files.is_empty() && hca.uverbs.as_ref().is_some_and(|node| !self.files.contains(node));
         hca.umad = self.umad.get(&hca.name).cloned().unwrap_or_default();
         hca.issm = self.issm.get(&hca.name).cloned().unwrap_or_default();
     }
@@ -222,7 +266,7 @@ fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca 
     let (interfaces, bonds) = interfaces_of(facts, device);
     let active = device.ports.iter().filter(|p| p.state == PortState::Active);
     let rate = active.filter_map(|p| p.rate.as_ref().map(|r| r.gbps)).max_by(f64::total_cmp);
-    let is_virtual = pci.is_some_and(|p| p.physical.is_some() || p.model().is_some_and(|m| m.is_virtual));
+    let standby = device.ports.iter().find_map(|port| facts.standby_bond(port));
     let mut hca = Hca {
         name: device.name.clone(),
         pci: pci.and_then(|p| p.address.clone()),
@@ -230,15 +274,18 @@ fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca 
         device_id: hex(pci.and_then(|p| p.device)),
         driver: pci.and_then(|p| p.driver.clone()),
         model: pci.and_then(|p| p.known_model),
-        is_virtual,
+        is_virtual: device.is_virtual(),
         numa_node: pci.and_then(|p| p.numa_node),
         link: link_of(device),
         interfaces,
         bonds,
         rate_gbps: rate,
         port_states: device.ports.iter().map(|p| p.state).collect(),
+        port_layers: device.ports.iter().map(|p| p.link_layer).collect(),
+        standby_of: standby.map(|bond| bond.name.clone()),
         node_guid: device.node_guid.clone(),
         uverbs: None,
+        lacks_file: false,
         umad: Vec::new(),
         issm: Vec::new(),
     };
@@ -247,8 +294,11 @@ fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca 
 }
 
 fn link_of(device: &RdmaDevice) -> HcaLink {
-    if device.node_type.as_deref() == Some("RNIC") {
+    if device.is_iwarp() {
         return HcaLink::Iwarp;
+    }
+    if device.is_omni_path() {
+        return HcaLink::OmniPath;
     }
     let has = |layer: LinkLayer| device.ports.iter().any(|p: &DevicePort| p.link_layer == layer);
     match (has(LinkLayer::InfiniBand), has(LinkLayer::Ethernet)) {
@@ -270,8 +320,10 @@ fn interfaces_of(facts: &HostFacts, device: &RdmaDevice) -> (Vec<String>, Vec<St
     };
     let is_bond = |name: &str| facts.interface(name).is_some_and(|i| i.bond_mode.is_some());
     for interface in &facts.interfaces {
-        // One RDMA device may carry a bond's traffic; it belongs to the function of the first member only.
-        let of_bond = interface.master.as_deref().filter(|master| is_bond(master));
+        // One RDMA device may carry a bond's traffic; it belongs to the function of the first member only, and the others have
+        // no device. A member with a device of its own names that device alone.
+        let has_device = facts.devices.iter().any(|other| other.function_netdevs.contains(&interface.name));
+        let of_bond = interface.master.as_deref().filter(|master| is_bond(master) && !has_device);
         if carries(&interface.name) || of_bond.is_some_and(carries) {
             names.push(interface.name.clone());
         }

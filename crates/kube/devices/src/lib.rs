@@ -5,6 +5,7 @@
 pub mod advise;
 mod config;
 pub mod discover;
+mod embedded;
 mod hca;
 mod json_tree;
 mod lint;
@@ -17,6 +18,7 @@ pub mod verify;
 pub use config::{
     ConfigReading, DeviceSelectors, ExtraDevices, PluginConfig, ResourceConfig, SelectorKey, read_config,
 };
+pub use embedded::{EmbeddedConfig, embedded_configs};
 pub use hca::{Hca, HcaLink, NodeHcas};
 pub use lint::{lint_config, lint_node};
 pub use pod::{PodContext, explain_pods};

@@ -6,7 +6,7 @@ use crate::hca::{Hca, HcaLink, NodeHcas};
 use crate::lint::entries_per_hca;
 use crate::select::select_hcas;
 use crate::verify::MEMLOCK_REMEDY;
-use serde_json::Value;
+use serde_json::{Value, json};
 use spurline_config::values::nearest_word;
 use spurline_fabric::finding::id;
 use spurline_fabric::{HostFinding, Severity};
@@ -16,6 +16,18 @@ use std::collections::{BTreeMap, BTreeSet};
 const RDMA_PREFIX: &str = "rdma/";
 /// Multus reads this annotation.
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+/// Kinds of operators that make a NetworkAttachmentDefinition of the same name, and the type of CNI in it.
+const NETWORK_KINDS: [(&str, &str); 5] = [
+    ("IPoIBNetwork", "ipoib"),
+    ("MacvlanNetwork", "macvlan"),
+    ("HostDeviceNetwork", "host-device"),
+    ("SriovNetwork", "sriov"),
+    ("SriovIBNetwork", "ib-sriov"),
+];
+/// Keys on the way to a pod template that do not name its role.
+const TEMPLATE_KEYS: [&str; 3] = ["spec", "template", "jobTemplate"];
+/// Keys of list items that name a role.
+const ROLE_KEYS: [&str; 2] = ["name", "groupName"];
 
 /// What a pod is compared with.
 #[derive(Debug, Clone)]
@@ -40,7 +52,8 @@ pub fn explain_pods(manifest: &str, file: &str, context: &PodContext) -> Vec<Hos
     documents.iter().for_each(|document| manifest.add_object(document));
     if manifest.pods.is_empty() {
         let evidence = "it has no pod and no object with a pod template";
-        let remedy = "give a manifest of a Pod, Deployment, StatefulSet, DaemonSet, Job or CronJob";
+        let remedy = "give a manifest of a Pod, of a Deployment, Job, PyTorchJob, MPIJob, RayCluster, JobSet or any other object with \
+                      pod templates";
         return vec![HostFinding::new(id::K8S_POD_REQUEST, Severity::Error, file, evidence, remedy)];
     }
     let mut findings = Vec::new();
@@ -55,12 +68,25 @@ pub fn explain_pods(manifest: &str, file: &str, context: &PodContext) -> Vec<Hos
 #[derive(Default)]
 struct PodManifest {
     pods: Vec<PodObject>,
-    /// CNI configurations by name of the NetworkAttachmentDefinition.
-    attachments: BTreeMap<String, Value>,
+    /// By name of the NetworkAttachmentDefinition.
+    attachments: BTreeMap<String, NetworkAttachment>,
+    /// Number of objects that were searched for pod templates.
+    owners: usize,
+}
+
+/// What is known of a network attachment.
+#[derive(Clone, Default)]
+struct NetworkAttachment {
+    /// The configuration of its CNI.
+    config: Value,
+    /// The resource whose devices it attaches, without prefix.
+    resource: Option<String>,
 }
 
 struct PodObject {
-    /// `Deployment/name`.
+    /// Number of the object that has it; the templates of one object have the same.
+    owner: usize,
+    /// `Deployment/name`, `PyTorchJob/name Worker`.
     label: String,
     annotations: Value,
     spec: Value,
@@ -70,28 +96,57 @@ impl PodManifest {
     fn add_object(&mut self, object: &Value) {
         let kind = object["kind"].as_str().unwrap_or_default();
         let name = object["metadata"]["name"].as_str().unwrap_or("unnamed");
-        let template = match kind {
-            "List" => {
-                object["items"].as_array().into_iter().flatten().for_each(|item| self.add_object(item));
-                return;
-            }
-            "NetworkAttachmentDefinition" => {
-                let config = object["spec"]["config"].as_str().and_then(|text| serde_json::from_str(text).ok());
-                self.attachments.insert(name.to_owned(), config.unwrap_or_default());
-                return;
-            }
-            "Pod" => object,
-            "CronJob" => &object["spec"]["jobTemplate"]["spec"]["template"],
-            _ => &object["spec"]["template"],
-        };
-        if template["spec"]["containers"].is_array() {
-            self.pods.push(PodObject {
-                label: format!("{kind}/{name}"),
-                annotations: template["metadata"]["annotations"].clone(),
-                spec: template["spec"].clone(),
-            });
+        let spec = &object["spec"];
+        if kind == "List" {
+            object["items"].as_array().into_iter().flatten().for_each(|item| self.add_object(item));
+        } else if kind == "NetworkAttachmentDefinition" {
+            let config = spec["config"].as_str().and_then(|text| serde_json::from_str(text).ok());
+            let attachment = NetworkAttachment { config: config.unwrap_or_default(), resource: None };
+            self.attachments.insert(name.to_owned(), attachment);
+        } else if let Some((_, cni)) = NETWORK_KINDS.iter().find(|(known, _)| *known == kind) {
+            let config = json!({ "type": cni, "master": spec["master"] });
+            let resource = spec["resourceName"].as_str().map(str::to_owned);
+            self.attachments.insert(name.to_owned(), NetworkAttachment { config, resource });
+        } else {
+            self.owners += 1;
+            self.add_templates(&format!("{kind}/{name}"), None, object);
         }
     }
+
+    /// Adds the pod templates at any depth of an object: whatever has a list of containers in its `spec`, as a pod itself
+    /// has. `role` is the innermost key or name that says which of several templates it is.
+    fn add_templates(&mut self, owner: &str, role: Option<&str>, value: &Value) {
+        if value["spec"]["containers"].is_array() {
+            self.pods.push(PodObject {
+                owner: self.owners,
+                label: role.map_or(owner.to_owned(), |role| format!("{owner} {role}")),
+                annotations: value["metadata"]["annotations"].clone(),
+                spec: value["spec"].clone(),
+            });
+            return;
+        }
+        match value {
+            Value::Object(entries) => {
+                for (key, below) in entries {
+                    let is_role = !TEMPLATE_KEYS.contains(&key.as_str());
+                    self.add_templates(owner, if is_role { Some(key) } else { role }, below);
+                }
+            }
+            Value::Array(items) => {
+                for item in items {
+                    let name = ROLE_KEYS.iter().find_map(|key| item[*key].as_str());
+                    self.add_templates(owner, name.or(role), item);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether a container requests a resource that `is_rdma` knows, in limits or in requests.
+fn requests_any(container: &Value, is_rdma: impl Fn(&str) -> bool) -> bool {
+    let lists = ["limits", "requests"].map(|list| container["resources"][list].as_object());
+    lists.into_iter().flatten().flatten().any(|(name, amount)| is_rdma(name) && quantity(amount) != Some(0))
 }
 
 /// What a container requests, on a node that has it.
@@ -149,7 +204,13 @@ impl<'a> PodExamination<'a> {
             let evidence = "no container requests an RDMA resource, so none gets a device node".to_owned();
             let remedy = format!("write resources: {{limits: {{{}: 1}}}}", known.first().map_or("rdma/NAME", |n| n));
             let label = self.pod.label.clone();
-            self.add(id::K8S_POD_REQUEST, Severity::Error, &label, evidence, remedy);
+            // The launcher of a job moves no data.
+            if self.has_requesting_sibling() {
+                let remedy = format!("right for a launcher, a head or a driver that moves no data; else {remedy}");
+                self.add(id::K8S_POD_REQUEST, Severity::Info, &label, evidence, remedy);
+            } else {
+                self.add(id::K8S_POD_REQUEST, Severity::Error, &label, evidence, remedy);
+            }
         } else {
             self.check_network(&node_requests);
         }
@@ -166,20 +227,36 @@ impl<'a> PodExamination<'a> {
         }
     }
 
-    /// The RDMA resources of a container, from `limits`.
+    /// Whether a resource is for RDMA: the configuration makes it, or its name says so.
+    fn is_rdma(&self, name: &str) -> bool {
+        let mut resources = self.context.config.resources.iter();
+        name.starts_with(RDMA_PREFIX) || resources.any(|resource| resource.resource() == name)
+    }
+
+    /// Whether another pod template of the same object requests an RDMA resource.
+    fn has_requesting_sibling(&self) -> bool {
+        let siblings = self.manifest.pods.iter().filter(|pod| pod.owner == self.pod.owner);
+        let mut containers = siblings.filter_map(|pod| pod.spec["containers"].as_array()).flatten();
+        containers.any(|container| requests_any(container, |name| self.is_rdma(name)))
+    }
+
+    /// The RDMA resources of a container, from `limits`; those in `requests` alone are an error, and are examined all the
+    /// same.
     fn requests_of(&mut self, container: &Value, subject: &str) -> Vec<(String, u64)> {
-        let known: Vec<String> = self.context.config.resources.iter().map(ResourceConfig::resource).collect();
-        let is_rdma = |name: &str| name.starts_with(RDMA_PREFIX) || known.iter().any(|k| k == name);
-        let (limits, requests) = (&container["resources"]["limits"], &container["resources"]["requests"]);
+        let limits = &container["resources"]["limits"];
+        let requests = &container["resources"]["requests"];
         let names = |list: &Value| -> BTreeSet<String> {
-            list.as_object().into_iter().flatten().map(|(k, _)| k.clone()).filter(|k| is_rdma(k)).collect()
+            list.as_object().into_iter().flatten().map(|(k, _)| k.clone()).filter(|k| self.is_rdma(k)).collect()
         };
+        let limited = names(limits);
+        let requested = names(requests);
         let mut found = Vec::new();
-        for name in names(requests).difference(&names(limits)) {
+        for name in requested.difference(&limited) {
             let evidence = format!("{name} is in requests and not in limits: the API server refuses the pod");
             self.add(id::K8S_POD_REQUEST, Severity::Error, subject, evidence, format!("move {name} to limits"));
+            found.extend(quantity(&requests[name]).filter(|count| *count > 0).map(|count| (name.clone(), count)));
         }
-        for name in names(limits) {
+        for name in limited {
             let (limit, request) = (quantity(&limits[&name]), quantity(&requests[&name]));
             match limit {
                 None => {
@@ -305,7 +382,7 @@ impl<'a> PodExamination<'a> {
                 let remedy = "annotate k8s.v1.cni.cncf.io/networks with a macvlan or ipvlan on the HCA's interface \
                               (`spurline k8s advise` prints it), or set hostNetwork: true";
                 self.add(id::K8S_POD_NETWORK, Severity::Error, &label, evidence, remedy);
-            } else if links.contains(&HcaLink::InfiniBand) {
+            } else if links.iter().any(|link| link.has_lids()) {
                 let evidence = "it has no interface on the InfiniBand network: verbs with LIDs work, rdma_cm and IP \
                                 addresses of that network do not"
                     .to_owned();
@@ -317,14 +394,21 @@ impl<'a> PodExamination<'a> {
         }
         let mut masters = Vec::new();
         for name in networks {
-            let Some(config) = self.manifest.attachments.get(&name) else {
+            let Some(attachment) = self.manifest.attachments.get(&name) else {
                 let evidence = format!("the attachment {name} is not in this file and was not checked");
-                let remedy = "append it to the file: kubectl get network-attachment-definition NAME -o yaml";
+                let remedy = "append it to the file: kubectl get network-attachment-definition NAME -o yaml, or the IPoIBNetwork, \
+                              MacvlanNetwork or HostDeviceNetwork that makes it";
                 self.add(id::K8S_POD_NETWORK, Severity::Info, &label, evidence, remedy);
                 masters.push(None);
                 continue;
             };
-            masters.push(self.check_attachment(&label, &name, &config.clone()));
+            let NetworkAttachment { config, resource } = attachment.clone();
+            if let Some(resource) = resource {
+                self.check_attached_resource(&label, &name, &resource);
+                masters.push(None);
+                continue;
+            }
+            masters.push(self.check_attachment(&label, &name, &config));
         }
         // Of an attachment that is not known, or is wrong, it can't be said where it leads.
         if let Some(masters) = masters.into_iter().collect::<Option<Vec<String>>>() {
@@ -383,11 +467,11 @@ impl<'a> PodExamination<'a> {
                     names(&attached),
                     names(&bare)
                 );
-                let remedy = format!(
-                    "request {resource}: {all} and attach {}, too; or {}, and request those that the attachments are on",
-                    masters_of(&bare),
-                    entries_per_hca(request.resource, &request.hcas)
-                );
+                let mut remedy = format!("request {resource}: {all} and attach {}, too", masters_of(&bare));
+                let split = entries_per_hca(&self.context.config, request.resource, &request.hcas);
+                if !split.is_empty() {
+                    remedy.push_str(&format!("{split}, and request those that the attachments are on"));
+                }
                 (evidence, remedy)
             } else {
                 let evidence = format!(
@@ -401,6 +485,22 @@ impl<'a> PodExamination<'a> {
         }
     }
 
+    /// An attachment of a resource's devices: the pod has to request the resource, whose device decides on the interface.
+    fn check_attached_resource(&mut self, label: &str, name: &str, resource: &str) {
+        let is_it = |request: &str| request.rsplit('/').next() == Some(resource);
+        let mut containers = self.pod.spec["containers"].as_array().into_iter().flatten();
+        if containers.any(|container| requests_any(container, is_it)) {
+            return;
+        }
+        let evidence =
+            format!("attachment {name} takes its interface from the resource {resource}, and no container requests it");
+        let remedy = format!(
+            "request it: resources: {{limits: {{PREFIX/{resource}: 1}}}}, with the prefix that the node advertises; the network \
+             resources injector adds it where it runs"
+        );
+        self.add(id::K8S_POD_NETWORK, Severity::Warning, label, evidence, remedy);
+    }
+
     /// Examines an attachment; gives the interface that it is on, where that is known and right.
     fn check_attachment(&mut self, label: &str, name: &str, config: &Value) -> Option<String> {
         // A list of plugins has its first one in charge of the interface.
@@ -411,9 +511,10 @@ impl<'a> PodExamination<'a> {
         let on_master = hcas.iter().find(|h| h.interfaces.iter().any(|i| i == master));
         let link = on_master.map(|h| h.link);
         match (kind, link) {
-            ("macvlan" | "ipvlan", Some(HcaLink::InfiniBand)) => {
+            ("macvlan" | "ipvlan", Some(link)) if link.has_lids() => {
+                let link = link.as_str();
                 let evidence =
-                    format!("attachment {name} is a {kind} on {master}, which is InfiniBand: the kernel refuses it");
+                    format!("attachment {name} is a {kind} on {master}, which is {link}: the kernel refuses it");
                 let remedy = format!("use the IPoIB CNI: \"type\": \"ipoib\", \"master\": \"{master}\"");
                 self.add(id::K8S_POD_NETWORK, Severity::Error, label, evidence, remedy);
             }

@@ -131,7 +131,8 @@ fn verify_port(facts: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec
         (_, LinkLayer::InfiniBand) => {
             let lid = identity.lid.unwrap_or(0);
             if lid == 0 {
-                let remedy = "a subnet manager has to configure the port (opensm, or the switch's)";
+                let remedy =
+                    "a subnet manager has to configure the port: `spurline net doctor` on the node says why it has not";
                 rows.push(VerifyRow::failed("gid", &subject, "LID 0", remedy));
             } else {
                 rows.push(VerifyRow::passed("gid", &subject, format!("LID {lid}")));

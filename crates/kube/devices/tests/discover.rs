@@ -104,6 +104,16 @@ fn rails_on_ethernet_share_a_resource_whose_reason_names_the_chance() {
 }
 
 #[test]
+fn a_standby_is_noted_and_omni_path_is_a_network_of_its_own() {
+    let bonded = discover(&[node(&hosts::bond_of_two_cards())], 8);
+    assert_eq!(groups(&bonded), [("rdma/roce_bond", ["mlx5_1", "mlx5_3"].map(String::from).to_vec())]);
+    assert!(bonded.notes.iter().any(|n| n.starts_with("mlx5_3 on bond-01 is the standby")), "{:?}", bonded.notes);
+    let both = discover(&[node(&hosts::omni_path()), node(&hosts::cloud_ipoib())], 8);
+    let names: Vec<&str> = both.groups.iter().map(|g| g.resource.as_str()).collect();
+    assert_eq!(names, ["rdma/ib_vf", "rdma/opa"]);
+}
+
+#[test]
 fn an_hca_without_a_device_node_is_left_out_with_its_reason() {
     let mut made = hosts::roce_jumbo();
     made.remove("sys/class/infiniband_verbs");

@@ -560,6 +560,97 @@ fn selectors_are_combined_and_their_values_are_alternatives() {
     assert!(names("\"vendors\": [\"8086\"], \"linkTypes\": [\"ether\"]").is_empty());
 }
 
+/// The HCAs that an entry with these interfaces selects.
+fn selected_by(node: &NodeHcas, interfaces: &str) -> Vec<String> {
+    let config = read_config(&select(&format!("\"ifNames\": [{interfaces}]")), "").config.unwrap();
+    select_hcas(node, &config.resources[0].selectors).iter().map(|h| h.name.clone()).collect()
+}
+
+#[test]
+fn a_member_of_a_bond_names_its_own_hca_and_the_bond_names_all() {
+    let cards = node(&hosts::bond_of_two_cards());
+    assert_eq!(selected_by(&cards, "\"ens1f0\""), ["mlx5_1"]);
+    assert_eq!(selected_by(&cards, "\"ens2f0\""), ["mlx5_3"]);
+    assert_eq!(selected_by(&cards, "\"bond0\""), ["mlx5_1", "mlx5_3"]);
+    let ipoib = node(&hosts::ipoib_bond());
+    assert_eq!(selected_by(&ipoib, "\"ib0\""), ["mlx5_0"]);
+    assert_eq!(selected_by(&ipoib, "\"bond-ib\""), ["mlx5_0", "mlx5_1"]);
+    // One HCA carries both members of the bond.
+    let aggregated = node(&hosts::gb200());
+    assert_eq!(selected_by(&aggregated, "\"enP6p3s0f1np1\""), ["mlx5_bond_0"]);
+}
+
+#[test]
+fn the_entries_that_lint_proposes_pass_lint() {
+    let cards = node(&hosts::bond_of_two_cards());
+    let name = "n".repeat(60);
+    // A name of the proposal is taken already.
+    let other = "{\"resourceName\": \"x_ens1f0\", \"rdmaHcaMax\": 8, \"selectors\": {\"ifNames\": [\"eth0\"]}}";
+    for resource in ["x", &name] {
+        let entry = format!(
+            "{{\"resourceName\": \"{resource}\", \"rdmaHcaMax\": 8, \"selectors\": {{\"ifNames\": [\"bond0\"]}}}}"
+        );
+        let found = lint_config(&format!("{{\"configList\": [{entry}, {other}]}}"), "config.json", &cards);
+        let one_hca = found.iter().find(|f| f.id == "K8S-ONE-HCA").unwrap();
+        let proposal = one_hca.remedy.split("make an entry for each: ").nth(1).unwrap();
+        let entries: Vec<String> = proposal
+            .split(", ")
+            .map(|entry| {
+                let (name, interfaces) = entry.split_once(" with ifNames ").unwrap();
+                format!(
+                    "{{\"resourceName\": \"{name}\", \"rdmaHcaMax\": 8, \"selectors\": {{\"ifNames\": {interfaces}}}}}"
+                )
+            })
+            .collect();
+        assert_eq!(entries.len(), 2, "{proposal}");
+        let text = format!("{{\"configList\": [{}, {other}]}}", entries.join(", "));
+        let found = lint_config(&text, "config.json", &cards);
+        assert!(found.iter().all(|f| f.severity != E && f.id != "K8S-HCA-SHARED"), "{text}:\n{}", words(&found));
+        assert_eq!(found.iter().filter(|f| f.id == "K8S-MATCH").count(), 2, "{text}:\n{}", words(&found));
+    }
+}
+
+#[test]
+fn an_interface_may_be_named_like_a_device() {
+    let mut made = hosts::cloud_ipoib();
+    let at = "sys/devices/pci0101:00/0101:00:00.0/net";
+    let files: Vec<String> = made.files.keys().filter(|p| p.starts_with(at)).cloned().collect();
+    for path in files {
+        let bytes = made.files.remove(&path).unwrap();
+        made.files.insert(path.replace("/net/ib0/", "/net/mlx5_ib1/"), bytes);
+    }
+    made.remove("sys/class/net/ib0").link("sys/class/net/mlx5_ib1", &format!("../../../{at}/mlx5_ib1"));
+    made.link(&format!("{at}/mlx5_ib1/device"), "../../../0101:00:00.0");
+    let found = lint_config(&select("\"ifNames\": [\"mlx5_ib1\"]"), "config.json", &node(&made));
+    assert!(found.iter().any(|f| f.id == "K8S-MATCH"), "{}", words(&found));
+    assert!(!found.iter().any(|f| f.id == "K8S-SELECTOR" || f.severity != I), "{}", words(&found));
+    let device = lint_config(&select("\"ifNames\": [\"mlx5_ib0\"]"), "config.json", &node(&made));
+    let named = device.iter().find(|f| f.id == "K8S-SELECTOR").unwrap();
+    assert_eq!((named.severity, named.remedy.as_str()), (W, "name its interface: \"mlx5_ib1\""));
+}
+
+#[test]
+fn an_hca_with_both_link_layers_is_named_with_its_ports() {
+    let mut made = hosts::mt25208();
+    made.put("sys/devices/pci0000:05/0000:05:00.0/infiniband/mthca0/ports/2/link_layer", "Ethernet");
+    let found = lint_config(&select("\"linkTypes\": [\"infiniband\"]"), "config.json", &node(&made));
+    let mixed = found.iter().find(|f| f.id == "K8S-MIXED-HCAS").unwrap();
+    let ports = "mthca0 is one HCA with both link layers: port 1 InfiniBand (ACTIVE), port 2 Ethernet (DOWN)";
+    assert!(mixed.severity == I && mixed.evidence.starts_with(ports), "{}", words(&found));
+    assert!(!found.iter().any(|f| f.evidence.contains("it mixes")), "{}", words(&found));
+}
+
+#[test]
+fn a_standby_and_a_missing_file_are_said() {
+    let found = lint_config(&select("\"ifNames\": [\"bond0\"]"), "config.json", &node(&hosts::bond_of_two_cards()));
+    let standby = found.iter().find(|f| f.id == "K8S-HCA-UNUSABLE").unwrap();
+    assert!(standby.evidence.starts_with("mlx5_3 is the standby of the bond bond0"), "{standby:?}");
+    let mut made = hosts::roce_jumbo();
+    made.remove("dev/infiniband/uverbs0");
+    let found = lint_config(&select("\"vendors\": [\"15b3\"]"), "config.json", &node(&made));
+    assert!(found.iter().any(|f| f.evidence == "mlx5_0: /dev/infiniband/uverbs0 does not exist"), "{}", words(&found));
+}
+
 proptest::proptest! {
     #[test]
     fn no_text_makes_it_panic(text in "\\PC{0,200}") {

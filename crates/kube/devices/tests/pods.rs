@@ -128,6 +128,98 @@ spec:
     check("host network", &host, &gb200, "K8S-MATCH", I, "mlx5_bond_0");
 }
 
+/// A pod template that requests, as YAML in one line.
+const TEMPLATE: &str = "{spec: {containers: [{name: main, securityContext: {capabilities: {add: [IPC_LOCK]}}, \
+                        resources: {limits: {rdma/ib: 4}}}]}}";
+
+#[test]
+fn pod_templates_are_found_in_objects_of_any_kind() {
+    let gb200 = context(&hosts::gb200());
+    let jobs = "replicatedJobs: [{name: workers, template: {spec: {template: TEMPLATE}}}]";
+    for (kind, spec, roles) in [
+        (
+            "PyTorchJob",
+            "pytorchReplicaSpecs: {Master: {template: TEMPLATE}, Worker: {template: TEMPLATE}}",
+            &["Master", "Worker"][..],
+        ),
+        (
+            "MPIJob",
+            "mpiReplicaSpecs: {Launcher: {template: TEMPLATE}, Worker: {template: TEMPLATE}}",
+            &["Launcher", "Worker"],
+        ),
+        (
+            "RayCluster",
+            "headGroupSpec: {template: TEMPLATE}, workerGroupSpecs: [{groupName: gpu, template: TEMPLATE}]",
+            &["headGroupSpec", "gpu"],
+        ),
+        ("JobSet", jobs, &["workers"]),
+        (
+            "LeaderWorkerSet",
+            "leaderWorkerTemplate: {leaderTemplate: TEMPLATE, workerTemplate: TEMPLATE}",
+            &["leaderTemplate", "workerTemplate"],
+        ),
+        ("Job", "tasks: [{name: ps, template: TEMPLATE}, {name: worker, template: TEMPLATE}]", &["ps", "worker"]),
+    ] {
+        let spec = spec.replace("TEMPLATE", TEMPLATE);
+        let manifest = format!("kind: {kind}\nmetadata: {{name: j}}\nspec: {{{spec}}}\n");
+        let found = explain_pods(&manifest, "job.yaml", &gb200);
+        for role in roles {
+            let subject = format!("{kind}/j {role} container main");
+            assert!(found.iter().any(|f| f.id == "K8S-MATCH" && f.subject == subject), "{subject}: {found:#?}");
+        }
+        assert!(found.iter().all(|f| f.severity != E), "{kind}: {found:#?}");
+    }
+}
+
+#[test]
+fn a_launcher_without_a_request_is_no_error_and_a_request_without_limits_is_one() {
+    let gb200 = context(&hosts::gb200());
+    let launcher = "{spec: {containers: [{name: main}]}}";
+    let job = |worker: &str| {
+        format!(
+            "kind: MPIJob\nmetadata: {{name: j}}\nspec: {{mpiReplicaSpecs: {{Launcher: {{template: {launcher}}}, Worker: {{template: \
+             {worker}}}}}}}\n"
+        )
+    };
+    check("a launcher", &job(TEMPLATE), &gb200, "K8S-POD-REQUEST", I, "right for a launcher");
+    assert!(explain_pods(&job(TEMPLATE), "", &gb200).iter().all(|f| f.severity != E));
+    check("no request at all", &job(launcher), &gb200, "K8S-POD-REQUEST", E, "no container requests");
+    let requests = TEMPLATE.replace("limits", "requests").replace("IPC_LOCK", "SYS_TIME");
+    check("requests alone", &job(&requests), &gb200, "K8S-POD-REQUEST", E, "in requests and not in limits");
+    check("examined all the same", &job(&requests), &gb200, "K8S-POD-MEMLOCK", W, "no capability IPC_LOCK");
+    let found = explain_pods(&job(&requests), "", &gb200);
+    assert!(!found.iter().any(|f| f.severity == E && f.evidence.contains("no container requests")), "{found:#?}");
+}
+
+#[test]
+fn networks_of_operators_are_attachments() {
+    let gb200 = context(&hosts::gb200());
+    let with = |kind: &str, spec: &str, request: &str| {
+        let pod = GOOD
+            .replace("{rdma/ib: 4}", request)
+            .replace("{name: train}", "{name: train, annotations: {k8s.v1.cni.cncf.io/networks: net1}}");
+        format!("{pod}---\nkind: {kind}\nmetadata: {{name: net1}}\nspec: {spec}\n")
+    };
+    let quiet = |manifest: &str| {
+        let found = explain_pods(manifest, "pod.yaml", &gb200);
+        assert!(found.iter().all(|f| f.id == "K8S-MATCH" || f.severity == I), "{manifest}: {found:#?}");
+        assert!(!found.iter().any(|f| f.evidence.contains("not in this file")), "{manifest}: {found:#?}");
+    };
+    quiet(&with("IPoIBNetwork", "{master: ibp3s0}", "{rdma/ib: 4}"));
+    let macvlan = |master: &str| with("MacvlanNetwork", &format!("{{master: {master}, mode: bridge}}"), "{rdma/ib: 4}");
+    check("a macvlan on InfiniBand", &macvlan("ibp3s0"), &gb200, "K8S-POD-NETWORK", E, "the kernel refuses it");
+    let device = |request: &str| with("HostDeviceNetwork", "{resourceName: hostdev}", request);
+    check(
+        "no request",
+        &device("{rdma/ib: 4}"),
+        &gb200,
+        "K8S-POD-NETWORK",
+        W,
+        "resource hostdev, and no container requests it",
+    );
+    quiet(&device("{rdma/ib: 4, nvidia.com/hostdev: 1}"));
+}
+
 /// A pod with a request, and macvlans or IPoIB children on interfaces.
 fn attached(request: &str, masters: &[&str]) -> String {
     let names: Vec<String> = masters.iter().map(|m| format!("on-{}", m.to_lowercase())).collect();

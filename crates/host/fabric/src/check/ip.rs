@@ -7,12 +7,13 @@ use crate::finding::{HostFinding, Severity, id};
 use crate::interface::{IpoibMode, NetInterface};
 use crate::persist::SavedSetting;
 
-/// Highest MTU of IPoIB datagram mode with InfiniBand packets of 2048 bytes, the usual size.
-const DATAGRAM: u32 = 2044;
-/// The same with packets of 4096 bytes.
-const DATAGRAM_4K: u32 = 4092;
-/// Highest MTU of connected mode.
-const CONNECTED: u32 = 65520;
+const DATAGRAM: u32 = NetInterface::DATAGRAM_MTU;
+const DATAGRAM_4K: u32 = NetInterface::DATAGRAM_4K_MTU;
+const CONNECTED: u32 = NetInterface::CONNECTED_MTU;
+/// The first kernel with accelerated IPoIB on Omni-Path.
+const ACCELERATED_SINCE: (u32, u32) = (5, 8);
+/// Release of an older kernel that has it as well: that of RHEL 8.
+const ACCELERATED_RELEASE: &str = "4.18.0-";
 /// MTU of Ethernet jumbo frames.
 const JUMBO: u32 = 9000;
 
@@ -29,11 +30,43 @@ pub fn check_ip(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     }
 }
 
-/// Whether the card behind an IPoIB interface supports connected mode; `None` for an unknown card.
-fn connected_is_possible(case: &CheckInput<'_>, interface: &NetInterface) -> Option<bool> {
-    let ports = case.host.ports_of(interface);
-    let pci = ports.first().and_then(|(d, _)| d.pci.as_ref()).or(interface.pci.as_ref())?;
-    Some(pci.model()?.connected_ipoib)
+/// The limits of IPoIB on a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IpoibLimits {
+    /// Connected mode is possible.
+    Connected,
+    /// Datagram mode only, with packets of at most 4 KiB.
+    Datagram,
+    /// Omni-Path on a kernel that accelerates datagram mode, with packets of 10 KiB.
+    Accelerated,
+}
+
+impl IpoibLimits {
+    fn of(case: &CheckInput<'_>, interface: &NetInterface) -> Self {
+        let ports = case.host.ports_of(interface);
+        let device = ports.first().map(|(device, _)| *device);
+        if device.is_some_and(|device| device.is_omni_path()) {
+            let accelerated = interface.is_accelerated_ipoib() || accelerates_ipoib(case.host.kernel.as_deref());
+            return if accelerated { IpoibLimits::Accelerated } else { IpoibLimits::Connected };
+        }
+        let pci = device.and_then(|device| device.pci.as_ref()).or(interface.pci.as_ref());
+        let has_connected = pci.and_then(|pci| pci.model()).is_some_and(|model| model.connected_ipoib);
+        if has_connected { IpoibLimits::Connected } else { IpoibLimits::Datagram }
+    }
+
+    /// The highest MTU of datagram mode.
+    fn datagram_mtu(self) -> u32 {
+        if self == IpoibLimits::Accelerated { NetInterface::ACCELERATED_MTU } else { DATAGRAM_4K }
+    }
+}
+
+/// Whether a kernel accelerates IPoIB on Omni-Path.
+fn accelerates_ipoib(release: Option<&str>) -> bool {
+    let Some(release) = release else { return false };
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|word| word.parse::<u32>().ok());
+    let major = numbers.next().unwrap_or(0);
+    let minor = numbers.next().unwrap_or(0);
+    (major, minor) >= ACCELERATED_SINCE || release.starts_with(ACCELERATED_RELEASE)
 }
 
 fn wanted_mtu(case: &CheckInput<'_>, interface: &NetInterface) -> Option<(u32, String)> {
@@ -41,18 +74,23 @@ fn wanted_mtu(case: &CheckInput<'_>, interface: &NetInterface) -> Option<(u32, S
 }
 
 fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<HostFinding>) {
-    if !interface.is_ipoib() || interface.parent.is_some() || !interface.is_up && !case.is_required(&interface.name) {
+    // A bond has no mode: its members have.
+    if !interface.is_ipoib() || interface.parent.is_some() || interface.bond_mode.is_some() {
         return;
     }
+    if !interface.is_up && !case.is_required(&interface.name) {
+        return;
+    }
+    let limits = IpoibLimits::of(case, interface);
     let name = &interface.name;
     let (mtu, shown) = (interface.mtu.unwrap_or(0), interface.mtu.map_or("?".into(), |m| m.to_string()));
     let evidence = format!(
         "/sys/class/net/{name}/mode is {}, mtu is {shown}",
         interface.ipoib_mode.map_or("not shown", IpoibMode::as_str)
     );
-    match (interface.ipoib_mode, connected_is_possible(case, interface)) {
+    match (interface.ipoib_mode, limits) {
         (Some(IpoibMode::Connected), _) => {}
-        (Some(IpoibMode::Datagram), Some(true)) => {
+        (Some(IpoibMode::Datagram), IpoibLimits::Connected) => {
             let changes = [
                 HostChange::Mode { interface: name.clone(), from: interface.ipoib_mode, to: IpoibMode::Connected },
                 HostChange::Mtu { interface: name.clone(), from: interface.mtu, to: CONNECTED },
@@ -68,6 +106,20 @@ fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<H
                 .with_changes(changes),
             );
         }
+        _ if interface.is_accelerated_ipoib() => found.push(HostFinding::new(
+            id::IPOIB_MODE,
+            Severity::Info,
+            name,
+            format!("{evidence}: accelerated IPoIB of Omni-Path, which has datagram mode only"),
+            "no action: packets have 10 KiB; RDMA itself does not depend on it",
+        )),
+        (_, IpoibLimits::Accelerated) => found.push(HostFinding::new(
+            id::IPOIB_MODE,
+            Severity::Info,
+            name,
+            format!("{evidence}: this kernel accelerates IPoIB on Omni-Path, with an MTU of up to {}", NetInterface::ACCELERATED_MTU),
+            "the fabric manager sets the limit: MTU 10240 for the multicast group in opafm.xml, then restart opafm and raise the MTU on all hosts of the subnet",
+        )),
         _ => found.push(HostFinding::new(
             id::IPOIB_MODE,
             Severity::Info,
@@ -78,13 +130,13 @@ fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<H
     }
     if interface.ipoib_mode != Some(IpoibMode::Connected)
         && let Some((wanted, file)) = wanted_mtu(case, interface)
-            .filter(|(wanted, _)| *wanted > DATAGRAM_4K || (*wanted > mtu && mtu == DATAGRAM))
+            .filter(|(wanted, _)| *wanted > limits.datagram_mtu() || (*wanted > mtu && mtu == DATAGRAM))
     {
         found.push(HostFinding::new(
             id::IPOIB_MTU_REFUSED,
             Severity::Warning,
             name,
-            format!("{file} asks for MTU {wanted}, but the kernel keeps {shown}: in datagram mode the limit is {DATAGRAM} ({DATAGRAM_4K} where the subnet manager gives 4 KiB packets), and `ip link set {name} mtu {wanted}` says \"Invalid argument\""),
+            format!("{file} asks for MTU {wanted}, but the kernel keeps {shown}: in datagram mode the limit is {DATAGRAM} ({} where the subnet manager gives larger packets), and `ip link set {name} mtu {wanted}` says \"Invalid argument\"", limits.datagram_mtu()),
             format!("remove the MTU from {file}; on cloud fabrics {DATAGRAM} is normal and needs no action"),
         ));
     }
@@ -199,6 +251,7 @@ fn check_saved(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<
     }
     let default = if interface.is_ipoib() { DATAGRAM } else { 1500 };
     if let Some(mtu) = interface.mtu.filter(|m| *m != default && *m != DATAGRAM_4K)
+        && !interface.is_accelerated_ipoib()
         && !all.iter().any(|s| s.mtu == Some(mtu))
     {
         lost.push(format!("MTU {mtu}"));

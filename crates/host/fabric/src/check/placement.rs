@@ -13,7 +13,7 @@ pub fn check_placement(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             continue;
         }
         addresses.push(address);
-        check_pcie_link(device, address, found);
+        check_pcie_link(case, device, address, found);
         check_pcie_memory(case, device, address, found);
     }
     check_numa(case, found);
@@ -29,9 +29,70 @@ fn link_gbps(tenths: u32, lanes: u32) -> f64 {
     f64::from(tenths) / 10.0 * f64::from(lanes) * efficiency
 }
 
-fn check_pcie_link(device: &RdmaDevice, address: &str, found: &mut Vec<HostFinding>) {
+/// The data rate of a device's active ports in Gb/s.
+fn active_gbps(device: &RdmaDevice) -> f64 {
+    let active = device.ports.iter().filter(|port| port.state == PortState::Active);
+    active.filter_map(data_gbps).sum()
+}
+
+/// The data rate of a port in Gb/s. The rates of InfiniBand's older speeds include their 8b/10b encoding.
+fn data_gbps(port: &DevicePort) -> Option<f64> {
+    let rate = port.rate.as_ref()?;
+    let is_coded = port.link_layer == LinkLayer::InfiniBand && matches!(rate.speed.as_str(), "SDR" | "DDR" | "QDR");
+    Some(if is_coded { rate.gbps * 0.8 } else { rate.gbps })
+}
+
+/// The domain of a PCI address, and the rest; the slot is the rest without the function.
+fn split_address(device: &RdmaDevice) -> Option<(&str, &str)> {
+    device.pci.as_ref()?.address.as_deref()?.split_once(':')
+}
+
+/// The pair of functions that carry one port together: a soldered card (GB10) has a part of its lanes in each of two PCI
+/// domains. One function's link carries less than the port, and both carry it. Gives the pair in `device`'s slot, its own
+/// function first.
+fn port_pair<'a>(case: &CheckInput<'a>, device: &RdmaDevice) -> Option<(&'a RdmaDevice, &'a RdmaDevice)> {
+    let (domain, rest) = split_address(device)?;
+    let slot = rest.split('.').next()?;
+    for own in &case.host.devices {
+        let Some((own_domain, own_rest)) = split_address(own) else { continue };
+        if own_domain != domain || own_rest.split('.').next() != Some(slot) {
+            continue;
+        }
+        let twin = case.host.devices.iter().find(|other| {
+            let is_twin = split_address(other).is_some_and(|(domain, rest)| domain != own_domain && rest == own_rest);
+            is_twin && shares_port(own, other)
+        });
+        if let Some(twin) = twin {
+            return Some((own, twin));
+        }
+    }
+    None
+}
+
+/// Whether two functions of one board have equal links that carry the rate of a port only together.
+fn shares_port(one: &RdmaDevice, other: &RdmaDevice) -> bool {
+    let (Some(first), Some(second)) = (&one.pci, &other.pci) else { return false };
+    let (Some(speed), Some(width)) = (first.speed, first.width) else { return false };
+    let link = link_gbps(speed, width);
+    let rate = active_gbps(one);
+    one.board_id.is_some()
+        && one.board_id == other.board_id
+        && first.speed == second.speed
+        && first.width == second.width
+        && rate == active_gbps(other)
+        && link < rate
+        && rate <= link * 2.0
+}
+
+fn check_pcie_link(case: &CheckInput<'_>, device: &RdmaDevice, address: &str, found: &mut Vec<HostFinding>) {
     let Some(pci) = &device.pci else { return };
     let at = format!("/sys/bus/pci/devices/{address}");
+    if let Some((own, twin)) = port_pair(case, device) {
+        if own.name == device.name {
+            report_port_pair(&at, own, twin, found);
+        }
+        return;
+    }
     let remedy = "reseat the card, in a slot of its own width and generation; look at the BIOS's settings of that slot (bifurcation, link speed) and at riser cables";
     if let (Some(now), Some(most)) = (pci.width, pci.max_width)
         && now < most
@@ -46,14 +107,7 @@ fn check_pcie_link(device: &RdmaDevice, address: &str, found: &mut Vec<HostFindi
             format!("{at}/current_link_speed is {}, max_link_speed is {}", format_gts(now), format_gts(most));
         found.push(HostFinding::new(id::PCIE_SPEED, Severity::Warning, &device.name, evidence, remedy));
     }
-    let active = device.ports.iter().filter(|p| p.state == PortState::Active);
-    // The rates of InfiniBand's older speeds include their 8b/10b encoding.
-    let data = |p: &DevicePort| {
-        let rate = p.rate.as_ref()?;
-        let coded = p.link_layer == LinkLayer::InfiniBand && matches!(rate.speed.as_str(), "SDR" | "DDR" | "QDR");
-        Some(if coded { rate.gbps * 0.8 } else { rate.gbps })
-    };
-    let rate: f64 = active.filter_map(data).sum();
+    let rate = active_gbps(device);
     if let (Some(speed), Some(width)) = (pci.speed, pci.width) {
         let most = link_gbps(speed, width);
         if rate > most {
@@ -66,6 +120,30 @@ fn check_pcie_link(device: &RdmaDevice, address: &str, found: &mut Vec<HostFindi
             ));
         }
     }
+}
+
+/// Two functions of one port: no fault, and a half of the port's rate for programs that use one interface only.
+fn report_port_pair(at: &str, own: &RdmaDevice, twin: &RdmaDevice, found: &mut Vec<HostFinding>) {
+    let Some(pci) = &own.pci else { return };
+    let (Some(speed), Some(width)) = (pci.speed, pci.width) else { return };
+    let address = twin.pci.as_ref().and_then(|pci| pci.address.as_deref()).unwrap_or_default();
+    let names: Vec<&str> = [own, twin].iter().flat_map(|d| d.function_netdevs.iter()).map(String::as_str).collect();
+    found.push(HostFinding::new(
+        id::PCIE_BANDWIDTH,
+        Severity::Info,
+        &own.name,
+        format!(
+            "{at}: {} x{width} carries {:.0} Gb/s, the port {:.0} Gb/s; {} ({address}) is a second function of the same board with the same link: a soldered card that has its lanes in two PCI domains",
+            format_gts(speed),
+            link_gbps(speed, width),
+            active_gbps(own),
+            twin.name
+        ),
+        format!(
+            "no fault, and nothing to reseat: for the port's whole rate use the interfaces of both functions ({}), each with a subnet of its own",
+            names.join(", ")
+        ),
+    ));
 }
 
 fn check_pcie_memory(case: &CheckInput<'_>, device: &RdmaDevice, address: &str, found: &mut Vec<HostFinding>) {

@@ -5,6 +5,13 @@ use crate::device::{DevicePort, LinkLayer, PhysState, PortState, RdmaDevice};
 use crate::doctor::{CheckInput, SmAnswer, port_name, port_path};
 use crate::finding::{HostFinding, Severity, id};
 
+/// PCI vendor of the cards whose link layer can be configured.
+const VPI_VENDOR: u16 = 0x15b3;
+/// More link errors than plugging in a cable causes.
+const MANY_LINK_ERRORS: u64 = 100;
+/// More lost packets than a start of the fabric causes.
+const MANY_LOST_PACKETS: u64 = 1000;
+
 /// Runs the checks.
 pub fn check_ports(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     for (device, port) in case.all_ports() {
@@ -19,61 +26,157 @@ pub fn check_ports(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
 }
 
 fn check_state(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
-    let (name, path) = (port_name(device, port), port_path(device, port));
     let is_ib = port.link_layer == LinkLayer::InfiniBand;
-    let mut add = |id, severity, evidence: String, remedy: &str| {
-        found.push(HostFinding::new(id, severity, &name, evidence, remedy));
-    };
-    // An unused port may have no cable; one with an address, or a required one, must have.
-    let down = if case.is_used(port) { Severity::Error } else { Severity::Warning };
-    let states = format!("{path}/state is {}, phys_state is {}", port.state.as_str(), port.phys_state.as_str());
     match port.state {
-        PortState::Init | PortState::Armed if is_ib => {
-            let sm = port.sm_lid.map_or(String::new(), |l| format!(", sm_lid is {l:#x}"));
-            add(
-                id::NO_SUBNET_MANAGER,
-                Severity::Error,
-                format!("{states}{sm}: the link is up, but no subnet manager has configured the port"),
-                "on ONE host of the fabric, unless the switch runs one: apt-get install opensm && systemctl enable --now opensm (dnf install opensm on RHEL and Rocky)",
-            );
-        }
-        PortState::Down | PortState::Init | PortState::Armed => port_down(case, device, port, down, states, found),
-        PortState::Active | PortState::ActiveDefer if is_ib => {
-            let asked = case.options.subnet_manager.get(&(device.name.clone(), port.number));
-            if port.sm_lid == Some(0) {
-                add(
-                    id::NO_SUBNET_MANAGER,
-                    Severity::Error,
-                    format!(
-                        "{path}/sm_lid is 0x0 although state is ACTIVE: no subnet manager has run since the port was restarted"
-                    ),
-                    "systemctl start opensm on one host of the fabric, or check the one on the switch",
-                );
-            } else if let Some(SmAnswer::Silent(words)) = asked {
-                add(
-                    id::SM_SILENT,
-                    Severity::Error,
-                    format!(
-                        "{path}/sm_lid is {:#x}, and that subnet manager does not respond ({words}); existing connections continue, but a port that goes down does not come back",
-                        port.sm_lid.unwrap_or(0)
-                    ),
-                    "on the host that ran it: systemctl status opensm; anywhere in the fabric: apt-get install opensm && systemctl enable --now opensm",
-                );
-            }
-        }
-        _ => {}
+        PortState::Active | PortState::ActiveDefer if is_ib => check_manager(case, device, port, found),
+        PortState::Active | PortState::ActiveDefer | PortState::Unknown => {}
+        _ if is_ib && device.is_virtual() => virtual_port_down(case, device, port, found),
+        PortState::Init | PortState::Armed if is_ib => port_not_configured(case, device, port, found),
+        PortState::Down | PortState::Init | PortState::Armed => port_down(case, device, port, found),
     }
 }
 
-fn port_down(
-    case: &CheckInput<'_>,
-    device: &RdmaDevice,
-    port: &DevicePort,
-    severity: Severity,
-    states: String,
-    found: &mut Vec<HostFinding>,
-) {
+/// `…/state is INIT, phys_state is LinkUp`.
+pub(super) fn describe_states(device: &RdmaDevice, port: &DevicePort) -> String {
+    let path = port_path(device, port);
+    format!("{path}/state is {}, phys_state is {}", port.state.as_str(), port.phys_state.as_str())
+}
+
+/// An unused port may have no cable; one with an address, or a required one, must have.
+fn down_severity(case: &CheckInput<'_>, port: &DevicePort) -> Severity {
+    if case.is_used(port) { Severity::Error } else { Severity::Warning }
+}
+
+/// The program that configures the ports of a device's fabric.
+fn manager_word(device: &RdmaDevice) -> &'static str {
+    if device.is_omni_path() { "fabric manager" } else { "subnet manager" }
+}
+
+/// How a manager is started where the fabric has none.
+fn start_manager(device: &RdmaDevice) -> &'static str {
+    if device.is_omni_path() {
+        "on ONE host of the fabric, unless the switch runs one: dnf install opa-fm (apt-get install opa-fm), then systemctl \
+         enable --now opafm; opensm does not manage Omni-Path"
+    } else {
+        "on ONE host of the fabric, unless the switch runs one: apt-get install opensm && systemctl enable --now opensm (dnf \
+         install opensm on RHEL and Rocky)"
+    }
+}
+
+/// The manager's service, for messages.
+fn manager_service(device: &RdmaDevice) -> &'static str {
+    if device.is_omni_path() { "opafm" } else { "opensm" }
+}
+
+fn check_manager(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
+    let (name, path) = (port_name(device, port), port_path(device, port));
+    let manager = manager_word(device);
+    let service = manager_service(device);
+    let answer = case.options.subnet_manager.get(&(device.name.clone(), port.number));
+    if port.sm_lid == Some(0) {
+        found.push(HostFinding::new(
+            id::NO_SUBNET_MANAGER,
+            Severity::Error,
+            name,
+            format!("{path}/sm_lid is 0x0 although state is ACTIVE: no {manager} has run since the port was restarted"),
+            format!("systemctl start {service} on one host of the fabric, or check the {manager} of the switch"),
+        ));
+    } else if let Some(SmAnswer::Silent(words)) = answer {
+        found.push(HostFinding::new(
+            id::SM_SILENT,
+            Severity::Error,
+            name,
+            format!(
+                "{path}/sm_lid is {:#x}, and that {manager} does not respond ({words}); existing connections continue, but a port that goes down does not come back",
+                port.sm_lid.unwrap_or(0)
+            ),
+            format!("on the host that ran it: systemctl status {service}; if that host is gone: {}", start_manager(device)),
+        ));
+    }
+}
+
+/// A physical port whose link is up and that no manager has configured.
+fn port_not_configured(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
+    let states = describe_states(device, port);
+    let manager = manager_word(device);
+    let (evidence, remedy) = match port.sm_lid {
+        Some(lid @ 1..) => {
+            let evidence = format!(
+                "{states}, sm_lid is {lid:#x}: the {manager} with that LID is known and has not made the port active"
+            );
+            let remedy = format!(
+                "on the host or switch with LID {lid}: see that the {manager} runs (systemctl status {}) and what its log says about this port; start no second one beside it",
+                manager_service(device)
+            );
+            (evidence, remedy)
+        }
+        lid => {
+            let shown = lid.map_or(String::new(), |lid| format!(", sm_lid is {lid:#x}"));
+            let evidence = format!("{states}{shown}: the link is up, but no {manager} has configured the port");
+            let managed = case.all_ports().find(|(other, active)| {
+                other.is_omni_path() == device.is_omni_path()
+                    && active.link_layer == LinkLayer::InfiniBand
+                    && active.state == PortState::Active
+                    && active.sm_lid.is_some_and(|lid| lid > 0)
+            });
+            let beside = managed.map_or(String::new(), |(other, active)| {
+                format!(
+                    "if this port and {} are cabled to one fabric, see the log of its {manager} (LID {}), and start no second one; otherwise ",
+                    port_name(other, active),
+                    active.sm_lid.unwrap_or(0)
+                )
+            });
+            (evidence, format!("{beside}{}", start_manager(device)))
+        }
+    };
+    found.push(HostFinding::new(id::NO_SUBNET_MANAGER, Severity::Error, port_name(device, port), evidence, remedy));
+}
+
+/// A virtual function's port that is not active. It has no cable, and no `ibportstate` of its own: its GUID, its policy and the
+/// subnet manager decide. The finding about a GUID of zero says the first of these causes.
+fn virtual_port_down(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
+    if device.has_zero_guid() {
+        return;
+    }
+    let pci = device.pci.as_ref();
+    let physical = pci.and_then(|pci| pci.physical.as_deref());
+    let parent = case.all_ports().find(|(other, active)| {
+        let address = other.pci.as_ref().and_then(|pci| pci.address.as_deref());
+        physical.is_some() && address == physical && active.number == port.number
+    });
+    let sm = port.sm_lid.filter(|lid| *lid > 0).map_or(String::new(), |lid| format!(", sm_lid is {lid:#x}"));
+    let mut evidence = format!("{}{sm}: a virtual function", describe_states(device, port));
+    let policy = pci.and_then(|pci| case.machine.vf_policies.get(pci.address.as_ref()?));
+    if let Some(policy) = policy {
+        evidence.push_str(&format!(", {} is {}", policy.file, policy.word));
+    }
+    let rebind = "then unbind and bind the virtual function";
+    let virtualisation = "a subnet manager configures virtual functions only with virtualisation: opensm with virt_enabled 2 in opensm.conf, a switch with `ib sm virt enable`";
+    let remedy = match (policy, parent) {
+        (Some(policy), _) if policy.word == "Down" => format!("echo Follow > {}, {rebind}", policy.file),
+        (_, Some((other, active))) if active.state == PortState::Active => {
+            let name = port_name(other, active);
+            evidence.push_str(&format!("; its physical function {name} is ACTIVE"));
+            let lid = active.sm_lid.unwrap_or(0);
+            format!("{virtualisation}; it is the subnet manager with LID {lid}, restart it after the change; {rebind}")
+        }
+        (_, Some((other, active))) => {
+            let name = port_name(other, active);
+            evidence.push_str(&format!("; its physical function {name} is {}", active.state.as_str()));
+            format!("bring {name} up first: the virtual function follows it")
+        }
+        (_, None) => format!(
+            "on the host of the physical function: see that the virtual function has its GUIDs and the policy Follow (ip link show PF, /sys/class/infiniband/PF/device/sriov/N/policy); {virtualisation}; {rebind}"
+        ),
+    };
+    let severity = down_severity(case, port);
+    found.push(HostFinding::new(id::VF_DOWN, severity, port_name(device, port), evidence, remedy));
+}
+
+fn port_down(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
     let name = port_name(device, port);
+    let states = describe_states(device, port);
+    let severity = down_severity(case, port);
     let is_ib = port.link_layer == LinkLayer::InfiniBand;
     let off: Vec<&String> = port.netdevs.iter().filter(|n| case.host.interface(n).is_some_and(|i| !i.is_up)).collect();
     let ups = off.iter().map(|n| HostChange::Up { interface: (*n).clone() });
@@ -87,7 +190,7 @@ fn port_down(
         )),
         _ => {
             let others = if is_ib {
-                format!("ibportstate {} {} enable, or restart the driver; the switch port may be switched off too", port.lid.unwrap_or(0), port.number)
+                format!("{}, or restart the driver; the switch port may be switched off too", port_command(device, port, "enable"))
             } else {
                 "look at the cable, the transceiver (ethtool -m) and the switch port".to_owned()
             };
@@ -96,10 +199,23 @@ fn port_down(
     }
 }
 
+/// The command that changes the state of a port of this host. A port that is down has no LID, so the command names the device.
+fn port_command(device: &RdmaDevice, port: &DevicePort, word: &str) -> String {
+    if device.is_omni_path() {
+        let word = if word == "reset" { "bounce" } else { word };
+        return format!("opaportconfig -p {} {word}", port.number);
+    }
+    format!("ibportstate -C {} -P {} -D 0 {} {word}", device.name, port.number, port.number)
+}
+
 fn check_rate(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
     let Some(rate) = &port.rate else { return };
     let (name, path) = (port_name(device, port), port_path(device, port));
-    let evidence = format!("{path}/rate is {}", rate.describe());
+    let evidence = match &rate.interface {
+        // The driver's own figure contradicts the interface.
+        Some(interface) => format!("/sys/class/net/{interface}/speed is {}", (rate.gbps * 1000.0).round()),
+        None => format!("{path}/rate is {}", rate.describe()),
+    };
     let model = device.pci.as_ref().and_then(|p| p.model());
     // Ethernet has one lane or four depending on its speed, and HDR100 splits a port in two: only a single lane is a
     // fault.
@@ -109,7 +225,10 @@ fn check_rate(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fou
             Severity::Warning,
             &name,
             format!("{evidence}: one lane of four"),
-            "reseat or change the cable; dirty optics and bent pins cost lanes; then ibportstate LID PORT reset",
+            format!(
+                "reseat or change the cable; dirty optics and bent pins cost lanes; then {}",
+                port_command(device, port, "reset")
+            ),
         ));
         return;
     }
@@ -147,12 +266,14 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
     let word = |layer: LinkLayer| if layer == LinkLayer::InfiniBand { "InfiniBand" } else { "Ethernet" };
     let number = if port.link_layer == LinkLayer::InfiniBand { 2 } else { 1 };
     let address = device.pci.as_ref().and_then(|p| p.address.clone()).unwrap_or_else(|| "PCI-ADDRESS".into());
-    let remedy = format!(
+    let is_vpi = device.pci.as_ref().is_some_and(|p| p.vendor == Some(VPI_VENDOR));
+    let vpi_remedy = format!(
         "a VPI card changes it: mlxconfig -d {address} set LINK_TYPE_P{}={number}, then restart the host (mstconfig of the package mstflint does the same); ConnectX-3: echo {} > /sys/bus/pci/devices/{address}/mlx4_port{}",
         port.number.max(1),
         if number == 2 { "eth" } else { "ib" },
         port.number
     );
+    let remedy = if is_vpi { vpi_remedy } else { "this card has no other link layer: name another port".to_owned() };
     let evidence = format!("{path}/link_layer is {}", word(port.link_layer));
     if case.options.expect.is_some_and(|wanted| wanted != port.link_layer) {
         found.push(HostFinding::new(
@@ -169,11 +290,7 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
         let Some(interface) = case.host.interface(netdev) else { continue };
         let named_ib = netdev.starts_with("ib");
         let is_ib = port.link_layer == LinkLayer::InfiniBand;
-        if named_ib != is_ib
-            && (named_ib || netdev.starts_with("eth"))
-            && interface.master.is_none()
-            && device.pci.is_some()
-        {
+        if named_ib != is_ib && (named_ib || netdev.starts_with("eth")) && interface.master.is_none() && is_vpi {
             found.push(HostFinding::new(
                 id::LINK_LAYER,
                 Severity::Warning,
@@ -204,16 +321,69 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
     }
 }
 
-/// The sum of counters that mean the same in different drivers.
-fn sum_counters(port: &DevicePort, names: &[&str]) -> (u64, String) {
-    let all: Vec<(&str, u64)> = names.iter().filter_map(|n| port.counters.get(*n).map(|v| (*n, *v))).collect();
-    let words = all.iter().map(|(n, v)| format!("{n} {v}")).collect::<Vec<_>>().join(", ");
-    (all.iter().fold(0, |sum: u64, (_, v)| sum.saturating_add(*v)), words)
+/// Counters that mean the same in different drivers, as far as they are not zero.
+struct CounterSum {
+    sum: u64,
+    /// The folders that have the counters, each with names and values.
+    evidence: String,
+    /// Those that have reached their end.
+    saturated: Vec<&'static str>,
+}
+
+impl CounterSum {
+    fn of(device: &RdmaDevice, port: &DevicePort, names: &[&'static str]) -> Self {
+        let path = port_path(device, port);
+        let mut result = CounterSum { sum: 0, evidence: String::new(), saturated: Vec::new() };
+        for folder in ["counters", "hw_counters"] {
+            let mut words = Vec::new();
+            for name in names.iter().filter(|name| port.hw_counters.contains(**name) == (folder == "hw_counters")) {
+                let Some(value) = port.counters.get(*name) else { continue };
+                result.sum = result.sum.saturating_add(*value);
+                let end = if port.is_saturated(name) { " (its end)" } else { "" };
+                words.push(format!("{name} {value}{end}"));
+                if port.is_saturated(name) {
+                    result.saturated.push(name);
+                }
+            }
+            if !words.is_empty() {
+                let separator = if result.evidence.is_empty() { "" } else { "; " };
+                result.evidence.push_str(&format!("{separator}{path}/{folder}: {}", words.join(", ")));
+            }
+        }
+        result
+    }
+
+    /// A warning for many events, and where a counter at its end hides how many there were.
+    fn severity(&self, many: u64) -> Severity {
+        if self.sum > many || !self.saturated.is_empty() { Severity::Warning } else { Severity::Info }
+    }
+
+    /// The remedy, after the reset that a counter at its end needs.
+    fn remedy(&self, device: &RdmaDevice, port: &DevicePort, remedy: &str) -> String {
+        if self.saturated.is_empty() {
+            return remedy.to_owned();
+        }
+        format!(
+            "at its end a counter ({}) grows no further and says nothing about new events: set the counters to zero ({}) and look again after a minute; {remedy}",
+            self.saturated.join(", "),
+            clear_command(device, port)
+        )
+    }
+}
+
+/// The command that sets a port's counters to zero.
+fn clear_command(device: &RdmaDevice, port: &DevicePort) -> String {
+    if device.is_omni_path() {
+        return "opapmaquery -o clearportstatus".to_owned();
+    }
+    format!("perfquery -R -C {} -P {}", device.name, port.number)
 }
 
 fn check_counters(device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
-    let (name, path) = (port_name(device, port), port_path(device, port));
-    let (errors, words) = sum_counters(
+    let name = port_name(device, port);
+    let is_ib = port.link_layer == LinkLayer::InfiniBand;
+    let errors = CounterSum::of(
+        device,
         port,
         &[
             "symbol_error",
@@ -226,18 +396,23 @@ fn check_counters(device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFi
             "rx_icrc_encapsulated",
         ],
     );
-    if errors > 0 {
-        // Plugging in a cable causes a few errors.
-        let severity = if errors > 100 { Severity::Warning } else { Severity::Info };
-        found.push(HostFinding::new(
-            id::PORT_ERRORS,
-            severity,
-            &name,
-            format!("{path}/counters: {words}"),
-            "counters are since the driver started: look again after a minute, and change the cable if they grow (perfquery -R sets them to zero)",
-        ));
+    if errors.sum > 0 {
+        let remedy = if errors.saturated.is_empty() && is_ib {
+            format!(
+                "counters are since the driver started: look again after a minute, and change the cable if they grow ({} sets them to zero)",
+                clear_command(device, port)
+            )
+        } else if errors.saturated.is_empty() {
+            "counters are since the driver started: look again after a minute, and change the cable if they grow"
+                .to_owned()
+        } else {
+            errors.remedy(device, port, "change the cable if they grow again")
+        };
+        let severity = errors.severity(MANY_LINK_ERRORS);
+        found.push(HostFinding::new(id::PORT_ERRORS, severity, &name, errors.evidence, remedy));
     }
-    let (again, words) = sum_counters(
+    let lost = CounterSum::of(
+        device,
         port,
         &[
             "out_of_sequence",
@@ -258,23 +433,22 @@ fn check_counters(device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFi
             "rx_drops",
         ],
     );
-    if again > 0 {
-        let is_ib = port.link_layer == LinkLayer::InfiniBand;
-        let remedy = if is_ib {
+    if lost.sum > 0 {
+        let remedy = if device.is_omni_path() {
+            "look for a bad link on the way: opareport -o errors"
+        } else if is_ib {
             "look for a bad link on the way: ibqueryerrors"
+        } else if device.is_iwarp() {
+            "packets are lost on the way: equal MTUs on the way, cables, and switch ports that drop"
         } else {
             "packets are lost on the way: PFC or ECN on host and switch (ROCE-FLOW-CONTROL), equal MTUs on the way, and cables"
         };
-        let severity = if again > 1000 { Severity::Warning } else { Severity::Info };
-        found.push(HostFinding::new(
-            id::RETRANSMISSIONS,
-            severity,
-            &name,
-            format!("{path}/hw_counters: {words}"),
-            remedy,
-        ));
+        let remedy = lost.remedy(device, port, remedy);
+        let severity = lost.severity(MANY_LOST_PACKETS);
+        found.push(HostFinding::new(id::RETRANSMISSIONS, severity, &name, lost.evidence, remedy));
     }
-    let (marks, words) = sum_counters(
+    let marks = CounterSum::of(
+        device,
         port,
         &[
             "np_cnp_sent",
@@ -286,12 +460,12 @@ fn check_counters(device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFi
             "cnpHandled",
         ],
     );
-    if marks > 0 {
+    if marks.sum > 0 {
         found.push(HostFinding::new(
             id::CONGESTION,
             Severity::Info,
             name,
-            format!("{path}/hw_counters: {words}"),
+            marks.evidence,
             "congestion control works as intended; if the counters grow all the time, several hosts send more to one than its link carries",
         ));
     }

@@ -7,8 +7,7 @@ use crate::finding::{HostFinding, Severity, id};
 /// Runs the checks.
 pub fn check_roce(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     for (device, port) in case.all_ports() {
-        let iwarp = device.protocol.as_deref() == Some("iw") || device.node_type.as_deref() == Some("RNIC");
-        if port.link_layer != LinkLayer::Ethernet || port.state != PortState::Active || iwarp {
+        if port.link_layer != LinkLayer::Ethernet || port.state != PortState::Active || device.is_iwarp() {
             continue;
         }
         let (name, path) = (port_name(device, port), port_path(device, port));
@@ -17,6 +16,8 @@ pub fn check_roce(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         let netdev = port.netdevs.first().cloned().unwrap_or_else(|| "IF".into());
         if case.host.left_out.iter().any(|l| l.path.starts_with(&format!("{path}/gid"))) {
             // Unknown; CHECK-LEFT-OUT reports it.
+        } else if case.host.standby_bond(port).is_some() {
+            // The bond's addresses are on its active member, and move here when that fails.
         } else if v2 == 0 {
             let remedy = format!(
                 "ip link set {netdev} up and give it an address; when the interface is in another network namespace, run this check there; old firmware and ConnectX-3 support RoCE v1 only"

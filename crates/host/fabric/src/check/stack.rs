@@ -1,7 +1,8 @@
 //! Checks of the software between hardware and program: driver, modules, libraries, device files, namespaces.
 
+use super::ports::describe_states;
 use crate::change::HostChange;
-use crate::device::{LinkLayer, RdmaDevice};
+use crate::device::{LinkLayer, PortState, RdmaDevice};
 use crate::doctor::CheckInput;
 use crate::finding::{HostFinding, Severity, id};
 
@@ -212,6 +213,7 @@ fn check_device_files(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             "udevadm trigger --subsystem-match=infiniband_verbs; without udev, make the nodes by the numbers in /sys/class/infiniband_verbs/*/dev",
         ));
     }
+    check_missing_nodes(case, names, found);
     if !case.machine.denied.is_empty() {
         found.push(HostFinding::new(
             id::UVERBS_ACCESS,
@@ -219,6 +221,50 @@ fn check_device_files(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             case.machine.denied.join(", "),
             "this user may not read and write these files in /dev/infiniband",
             "rdma-core's udev rules give them mode 0666; by hand: chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm",
+        ));
+    }
+}
+
+/// Devices whose file for verbs is missing although others have theirs.
+fn check_missing_nodes(case: &CheckInput<'_>, names: &[String], found: &mut Vec<HostFinding>) {
+    let is_there = |device: &RdmaDevice| {
+        let node = case.machine.verbs_nodes.get(&device.name);
+        node.is_some_and(|node| names.contains(node))
+    };
+    let (present, missing): (Vec<&RdmaDevice>, Vec<&RdmaDevice>) =
+        case.host.devices.iter().filter(|device| !device.is_bare()).partition(|device| is_there(device));
+    if present.is_empty() || missing.is_empty() {
+        return;
+    }
+    let words: Vec<String> = missing
+        .iter()
+        .map(|device| {
+            let node = case.machine.verbs_nodes.get(&device.name);
+            node.map_or(device.name.clone(), |node| format!("{} ({node})", device.name))
+        })
+        .collect();
+    let evidence = format!(
+        "{} of {} devices have no file in /dev/infiniband: {}",
+        missing.len(),
+        missing.len() + present.len(),
+        words.join(", ")
+    );
+    let interfaces = missing.iter().flat_map(|device| &device.ports).flat_map(|port| &port.netdevs);
+    if case.machine.container.is_some() {
+        found.push(HostFinding::new(
+            id::CONTAINER_DEVICES,
+            case.severity_for(interfaces, Severity::Info),
+            "this container",
+            evidence,
+            "right where the container is meant to have the others only; else Docker: --device /dev/infiniband; Kubernetes: request more of the resource",
+        ));
+    } else {
+        found.push(HostFinding::new(
+            id::UVERBS_ACCESS,
+            case.severity_for(interfaces, Severity::Warning),
+            "/dev/infiniband",
+            evidence,
+            "in a container, give it those files or leave those devices alone; on a host: udevadm trigger --subsystem-match=infiniband_verbs",
         ));
     }
 }
@@ -240,8 +286,7 @@ fn check_namespaces(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
 fn check_device_kinds(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     for device in &case.host.devices {
         let names = || device.ports.iter().flat_map(|p| &p.netdevs);
-        let driver = device.pci.as_ref().and_then(|p| p.driver.as_deref());
-        if driver == Some("efa") {
+        if device.is_efa() {
             found.push(HostFinding::new(
                 id::NO_RELIABLE_CONNECTION,
                 case.severity_for(names(), Severity::Info),
@@ -262,15 +307,18 @@ fn check_device_kinds(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
                 "suitable for trials and tests; TCP is faster on the same interface",
             ));
         }
-        if device.node_guid.as_deref().is_some_and(|g| g.bytes().all(|b| matches!(b, b'0' | b':')))
-            && device.pci.is_some()
-        {
+        // Other kinds of network use no GUID: EFA and iWARP have none by design, and RoCE makes its addresses of IP addresses.
+        let infiniband = device.ports.iter().find(|port| port.link_layer == LinkLayer::InfiniBand);
+        if let Some(port) = infiniband.filter(|_| device.has_zero_guid() && device.pci.is_some()) {
+            let is_down = port.state != PortState::Active;
+            let states = if is_down { format!("; {}", describe_states(device, port)) } else { String::new() };
+            let severity = if is_down && case.is_used(port) { Severity::Error } else { Severity::Warning };
             found.push(HostFinding::new(
                 id::GUID_ZERO,
-                case.severity_for(names(), Severity::Warning),
+                case.severity_for(names(), severity),
                 &device.name,
-                format!("/sys/class/infiniband/{}/node_guid is zero: a virtual function without an address stays down", device.name),
-                "on the host of the physical function: ip link set PF vf N node_guid … and port_guid …, or echo Follow > /sys/class/infiniband/PF/device/sriov/N/policy",
+                format!("/sys/class/infiniband/{}/node_guid is zero: no subnet manager makes a virtual function without a GUID active{states}", device.name),
+                "on the host of the physical function: ip link set PF vf N node_guid … and port_guid …, then echo Follow > /sys/class/infiniband/PF/device/sriov/N/policy, and unbind and bind the function",
             ));
         }
     }

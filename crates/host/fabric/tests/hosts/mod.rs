@@ -549,6 +549,130 @@ pub fn erdma() -> Made {
     made
 }
 
+/// An active-backup bond over two RoCE cards, the first of them active.
+pub fn bond_of_two_cards() -> Made {
+    let mut made = Made::host("bond-01", STACK);
+    let members = [("0000:18:00.0", "ens1f0"), ("0000:3b:00.0", "ens2f0")];
+    for ((pci, net), device) in members.into_iter().zip(["mlx5_1", "mlx5_3"]) {
+        made.card(&Card { pci, ids: (0x15b3, 0x1017), class: ETH_CLASS, driver: "mlx5_core", numa: 0, link: GEN3 });
+        let mut port = roce("100 Gb/sec (4X EDR)", net, "0000:0000:0000:0000:0000:ffff:0a0a:0a01");
+        port.gids.truncate(2);
+        if device == "mlx5_1" {
+            let address = "0000:0000:0000:0000:0000:ffff:0a0a:0a01";
+            port.gids.extend([(address, "IB/RoCE v1", "bond0"), (address, "RoCE v2", "bond0")]);
+        }
+        made.rdma(Some(pci), &mlx5(device, "16.35.2000", "MT4119", "MT_0000000012", port));
+        made.net(Some(pci), &ethernet(net, 9000, 100_000));
+    }
+    made.bond("bond0", 9000, "active-backup 1", &members);
+    made.put("sys/devices/virtual/net/bond0/bonding/active_slave", "ens1f0");
+    made.addresses(&[("bond0", "10.10.10.1", 24)]);
+    made
+}
+
+/// An active-backup bond over two InfiniBand cards.
+pub fn ipoib_bond() -> Made {
+    let mut made = Made::host("ibbond-01", STACK);
+    let members = [("0000:17:00.0", "ib0"), ("0000:ca:00.0", "ib1")];
+    for ((pci, net), device) in members.into_iter().zip(["mlx5_0", "mlx5_1"]) {
+        made.card(&Card { pci, ids: (0x15b3, 0x101b), class: IB_CLASS, driver: "mlx5_core", numa: 0, link: GEN4 });
+        made.rdma(Some(pci), &mlx5(device, "20.35.1012", "MT4123", "MT_0000000223", ib("200 Gb/sec (4X HDR)", 7)));
+        made.net(Some(pci), &ipoib(net, 2044, "datagram"));
+    }
+    made.bond("bond-ib", 2044, "active-backup 1", &members);
+    let at = "sys/devices/virtual/net/bond-ib";
+    made.put(&format!("{at}/type"), "32").put(&format!("{at}/bonding/active_slave"), "ib0");
+    made.addresses(&[("bond-ib", "10.44.0.1", 24)]);
+    made
+}
+
+/// Omni-Path with accelerated IPoIB.
+pub fn omni_path() -> Made {
+    let modules = ["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm", "ib_umad", "ib_ipoib", "hfi1"];
+    let mut made = Made::host("opa-01", &modules);
+    made.put("proc/sys/kernel/osrelease", "5.14.0-427.el9.x86_64");
+    let pci = "0000:5e:00.0";
+    made.card(&Card { pci, ids: (0x8086, 0x24f0), class: "0x020800", driver: "hfi1", numa: 0, link: GEN3 });
+    made.rdma(
+        Some(pci),
+        &Rdma {
+            name: "hfi1_0",
+            node_type: "1: CA",
+            firmware: "",
+            hca_type: "",
+            board: "Intel Omni-Path Host Fabric Interface Adapter 100 Series",
+            ports: vec![ib("100 Gb/sec (4X EDR)", 3)],
+        },
+    );
+    made.net(Some(pci), &ipoib("ibp94s0", 10236, "datagram"));
+    made.addresses(&[("ibp94s0", "172.31.20.15", 24)]);
+    made.put("usr/lib/x86_64-linux-gnu/libibverbs/libhfi1verbs-rdmav34.so", "\u{7f}ELF");
+    made
+}
+
+/// An InfiniBand card, and a virtual function of it that is up.
+pub fn ib_virtual_function() -> Made {
+    let mut made = Made::host("vf-01", STACK);
+    let card =
+        |pci, device, link| Card { pci, ids: (0x15b3, device), class: IB_CLASS, driver: "mlx5_core", numa: 0, link };
+    made.card(&card("0000:61:00.0", 0x101b, GEN4));
+    made.card(&card("0000:61:00.1", 0x101c, ("unknown", 0, "unknown", 0)));
+    let physical = Made::at("0000:61:00.0");
+    made.put(&format!("{physical}/sriov/0/policy"), "Follow");
+    made.put(&format!("{physical}/sriov_numvfs"), "1").put(&format!("{physical}/sriov_totalvfs"), "8");
+    made.link(&format!("{physical}/virtfn0"), "../0000:61:00.1");
+    made.link(&format!("{}/physfn", Made::at("0000:61:00.1")), "../0000:61:00.0");
+    for (pci, device, net) in [("0000:61:00.0", "mlx5_0", "ibp97s0"), ("0000:61:00.1", "mlx5_1", "ibp97s0v0")] {
+        made.rdma(Some(pci), &mlx5(device, "20.35.1012", "MT4123", "MT_0000000223", ib("200 Gb/sec (4X HDR)", 3)));
+        made.net(Some(pci), &ipoib(net, 4092, "datagram"));
+    }
+    made.addresses(&[("ibp97s0", "10.70.0.1", 24), ("ibp97s0v0", "10.71.0.1", 24)]);
+    made
+}
+
+/// A soldered card with a part of its lanes in each of two PCI domains: two functions of one port.
+pub fn gb10() -> Made {
+    let mut made = Made::host("gb10-01", STACK);
+    let link = ("32.0 GT/s PCIe", 4, "32.0 GT/s PCIe", 16);
+    let functions = [
+        ("0000:01:00.0", "rocep1s0f0", "enp1s0f0np0", "0000:0000:0000:0000:0000:ffff:c0a8:640a"),
+        ("0002:01:00.0", "roceP2p1s0f0", "enP2p1s0f0np0", "0000:0000:0000:0000:0000:ffff:c0a8:650a"),
+    ];
+    for (pci, device, net, address) in functions {
+        made.card(&Card { pci, ids: (0x15b3, 0x1021), class: ETH_CLASS, driver: "mlx5_core", numa: -1, link });
+        let port = roce("200 Gb/sec (4X HDR)", net, address);
+        made.rdma(Some(pci), &mlx5(device, "28.45.4028", "MT4129", "NVD0000000087", port));
+        made.net(Some(pci), &ethernet(net, 9000, 200_000));
+    }
+    made.addresses(&[("enp1s0f0np0", "192.168.100.10", 24), ("enP2p1s0f0np0", "192.168.101.10", 24)]);
+    made
+}
+
+/// An on-board function with iWARP, whose driver makes up a rate and whose PCI link is none.
+pub fn on_board_iwarp() -> Made {
+    let mut made = Made::host("x722-01", &["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm", "i40iw", "i40e"]);
+    let pci = "0000:09:00.0";
+    let link = ("2.5 GT/s", 1, "2.5 GT/s", 1);
+    made.card(&Card { pci, ids: (0x8086, 0x37d2), class: ETH_CLASS, driver: "i40e", numa: 0, link });
+    let gids = vec![("3ce1:a1fb:4c00:0000:0000:0000:0000:0000", "IB/RoCE v1", "")];
+    let port = PortFiles { gids, ..port("Ethernet", "40 Gb/sec (4X QDR)") };
+    made.rdma(
+        Some(pci),
+        &Rdma {
+            name: "i40iw0",
+            node_type: "4: RNIC",
+            firmware: "0.2",
+            hca_type: "I40IW",
+            board: "",
+            ports: vec![port],
+        },
+    );
+    made.net(Some(pci), &ethernet("eno1", 9000, 10_000));
+    made.addresses(&[("eno1", "10.1.1.5", 24)]);
+    made.put("usr/lib/x86_64-linux-gnu/libibverbs/libirdma-rdmav34.so", "\u{7f}ELF");
+    made
+}
+
 /// A host that has never heard of RDMA.
 pub fn plain() -> Made {
     let mut made = Made::host("plain-01", &["virtio_net"]);
@@ -571,6 +695,12 @@ pub fn all() -> Vec<(&'static str, Made)> {
         ("e810", e810()),
         ("efa", efa()),
         ("erdma", erdma()),
+        ("bond_of_two_cards", bond_of_two_cards()),
+        ("ipoib_bond", ipoib_bond()),
+        ("omni_path", omni_path()),
+        ("ib_virtual_function", ib_virtual_function()),
+        ("gb10", gb10()),
+        ("on_board_iwarp", on_board_iwarp()),
         ("plain", plain()),
     ]
 }

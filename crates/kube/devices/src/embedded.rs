@@ -1,0 +1,65 @@
+//! Configurations of the device plugin inside objects of Kubernetes: a ConfigMap, the NicClusterPolicy of NVIDIA's network operator,
+//! or another object with the file's text in a field. It does not know the rules of a configuration.
+
+use serde_json::Value;
+
+/// A configuration found in an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmbeddedConfig {
+    /// `NicClusterPolicy/name`.
+    pub object: String,
+    /// The file's text.
+    pub text: String,
+}
+
+/// The configurations in the objects of a manifest, YAML or JSON; none where the text is a configuration itself.
+pub fn embedded_configs(manifest: &str) -> Vec<EmbeddedConfig> {
+    let Ok(documents) = serde_saphyr::from_multiple::<Value>(manifest) else { return Vec::new() };
+    let mut found = Vec::new();
+    for document in &documents {
+        let Some(kind) = document["kind"].as_str() else { continue };
+        let name = document["metadata"]["name"].as_str().unwrap_or("unnamed");
+        search_texts(document, &format!("{kind}/{name}"), &mut found);
+    }
+    found
+}
+
+fn search_texts(value: &Value, object: &str, found: &mut Vec<EmbeddedConfig>) {
+    match value {
+        Value::String(text) if is_config(text) => {
+            found.push(EmbeddedConfig { object: object.to_owned(), text: text.clone() });
+        }
+        Value::Array(items) => items.iter().for_each(|item| search_texts(item, object, found)),
+        Value::Object(entries) => {
+            // The copy that kubectl keeps of an applied object has the same text again.
+            let fields = entries.iter().filter(|(key, _)| key.as_str() != "annotations");
+            fields.for_each(|(_, field)| search_texts(field, object, found));
+        }
+        _ => {}
+    }
+}
+
+/// Whether a text is meant as a configuration; a mistake in it is for the findings to say.
+fn is_config(text: &str) -> bool {
+    text.trim_start().starts_with('{') && text.to_ascii_lowercase().contains("\"configlist\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_is_found_in_objects_of_any_kind() {
+        let config = "{\"configList\": []}";
+        let objects = format!(
+            "kind: NicClusterPolicy\nmetadata: {{name: nic}}\nspec:\n  rdmaSharedDevicePlugin:\n    config: |\n      {config}\n\
+             ---\nkind: ConfigMap\nmetadata: {{name: map, annotations: {{last: '{config}'}}}}\ndata:\n  config.json: '{config}'\n"
+        );
+        let found = embedded_configs(&objects);
+        let names: Vec<&str> = found.iter().map(|config| config.object.as_str()).collect();
+        assert_eq!(names, ["NicClusterPolicy/nic", "ConfigMap/map"]);
+        assert_eq!(found[0].text.trim(), config);
+        assert!(embedded_configs(config).is_empty(), "the file itself");
+        assert!(embedded_configs("kind: ConfigMap\ndata: {a: b}").is_empty() && embedded_configs("{").is_empty());
+    }
+}
