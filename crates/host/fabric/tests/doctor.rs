@@ -284,7 +284,9 @@ fn a_virtual_function_is_down_by_its_guid_its_policy_or_its_subnet_manager() {
     assert_eq!(cause.severity, Severity::Error, "its interface has an address");
     assert!(cause.evidence.contains("its physical function mlx5_0/1 is ACTIVE"), "{}", cause.evidence);
     assert!(cause.evidence.contains("policy is Follow") && cause.remedy.contains("virt_enabled 2"), "{cause:?}");
-    let policy = down(&|made| drop(made.put("sys/devices/pci0000:61/0000:61:00.0/sriov/0/policy", "Down")));
+    let policy = down(&|made| {
+        made.put("sys/devices/pci0000:61/0000:61:00.0/sriov/0/policy", "Down");
+    });
     assert!(one(&policy, "VF-DOWN", "mlx5_1/1").remedy.starts_with("echo Follow > "), "{policy:?}");
     let parent = down(&|made| {
         made.put(&port("0000:61:00.0", "mlx5_0", "state"), "1: DOWN");
