@@ -311,3 +311,35 @@ fn counters_table<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevic
         append_table(out, &rows);
     }
 }
+
+#[cfg(test)]
+#[path = "../../../../crates/host/fabric/tests/hosts/mod.rs"]
+mod hosts;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_fabric::{HostTree, TreeEntry};
+    use std::collections::BTreeMap;
+
+    /// The text about a made-up host.
+    fn listed(made: &hosts::Made) -> String {
+        let files = made.files.iter().map(|(path, bytes)| (path.clone(), TreeEntry::File(bytes.clone())));
+        let links = made.links.iter().map(|(path, target)| (path.clone(), TreeEntry::Link(target.clone())));
+        let tree = HostTree::from_memory(files.chain(links).collect::<BTreeMap<_, _>>());
+        let args = ListArgs { from: FromArgs { from: None }, gids: false, counters: false, json: false };
+        host_text(&HostFacts::read_from(&tree), &args)
+    }
+
+    #[test]
+    fn networks_rates_and_counters_are_named_as_they_are() {
+        let mut omni_path = hosts::omni_path();
+        let port = "sys/devices/pci0000:5e/0000:5e:00.0/infiniband/hfi1_0/ports/1";
+        omni_path.put(&format!("{port}/counters/link_downed"), "255");
+        let text = listed(&omni_path);
+        assert!(text.contains("Omni-Path") && text.contains("255 (its end)") && !text.contains("InfiniBand"), "{text}");
+        assert!(listed(&hosts::efa()).contains("EFA"));
+        let iwarp = listed(&hosts::on_board_iwarp());
+        assert!(iwarp.contains("10 Gb/s") && !iwarp.contains("QDR") && !iwarp.contains("2.5 GT/s"), "{iwarp}");
+    }
+}

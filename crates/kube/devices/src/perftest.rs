@@ -109,6 +109,8 @@ enum ColumnUnit {
 /// A column of a table.
 #[derive(Debug, Clone, PartialEq)]
 struct PerftestColumn {
+    /// As in the header, with its unit.
+    header: String,
     name: String,
     /// `None` for a unit that is not known.
     unit: Option<ColumnUnit>,
@@ -125,7 +127,7 @@ impl PerftestColumn {
             "" => Some(ColumnUnit::Plain),
             _ => None,
         };
-        PerftestColumn { name: name.to_owned(), unit }
+        PerftestColumn { header: word.replace('_', " "), name: name.to_owned(), unit }
     }
 
     /// Whether the report has the column.
@@ -152,9 +154,8 @@ pub fn read_perftest(text: &str) -> PerftestReport {
             columns = read_header(trimmed);
             tables += 1;
             for column in columns.iter().filter(|column| column.unit.is_none() && column.is_read()) {
-                let shown = column.name.replace('_', " ");
-                if !report.unknown_columns.contains(&shown) {
-                    report.unknown_columns.push(shown);
+                if !report.unknown_columns.contains(&column.header) {
+                    report.unknown_columns.push(column.header.clone());
                 }
             }
         } else if !columns.is_empty() && trimmed.starts_with(|c: char| c.is_ascii_digit()) {

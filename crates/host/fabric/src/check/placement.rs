@@ -71,8 +71,8 @@ fn port_pair<'a>(case: &CheckInput<'a>, device: &RdmaDevice) -> Option<(&'a Rdma
 
 /// Whether two functions of one board have equal links that carry the rate of a port only together.
 fn shares_port(one: &RdmaDevice, other: &RdmaDevice) -> bool {
-    let (Some(first), Some(second)) = (&one.pci, &other.pci) else { return false };
-    let (Some(speed), Some(width)) = (first.speed, first.width) else { return false };
+    let Some((first, second)) = one.pci.as_ref().zip(other.pci.as_ref()) else { return false };
+    let Some((speed, width)) = first.speed.zip(first.width) else { return false };
     let link = link_gbps(speed, width);
     let rate = active_gbps(one);
     one.board_id.is_some()
@@ -124,8 +124,7 @@ fn check_pcie_link(case: &CheckInput<'_>, device: &RdmaDevice, address: &str, fo
 
 /// Two functions of one port: no fault, and a half of the port's rate for programs that use one interface only.
 fn report_port_pair(at: &str, own: &RdmaDevice, twin: &RdmaDevice, found: &mut Vec<HostFinding>) {
-    let Some(pci) = &own.pci else { return };
-    let (Some(speed), Some(width)) = (pci.speed, pci.width) else { return };
+    let Some((speed, width)) = own.pci.as_ref().and_then(|pci| pci.speed.zip(pci.width)) else { return };
     let address = twin.pci.as_ref().and_then(|pci| pci.address.as_deref()).unwrap_or_default();
     let names: Vec<&str> = [own, twin].iter().flat_map(|d| d.function_netdevs.iter()).map(String::as_str).collect();
     found.push(HostFinding::new(

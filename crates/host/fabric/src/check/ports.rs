@@ -69,7 +69,8 @@ fn manager_service(device: &RdmaDevice) -> &'static str {
 }
 
 fn check_manager(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
-    let (name, path) = (port_name(device, port), port_path(device, port));
+    let name = port_name(device, port);
+    let path = port_path(device, port);
     let manager = manager_word(device);
     let service = manager_service(device);
     let answer = case.options.subnet_manager.get(&(device.name.clone(), port.number));
@@ -105,7 +106,7 @@ fn port_not_configured(case: &CheckInput<'_>, device: &RdmaDevice, port: &Device
                 "{states}, sm_lid is {lid:#x}: the {manager} with that LID is known and has not made the port active"
             );
             let remedy = format!(
-                "on the host or switch with LID {lid}: see that the {manager} runs (systemctl status {}) and what its log says about this port; start no second one beside it",
+                "on the host or switch with LID {lid}: see that the {manager} runs (systemctl status {}) and what its log says about this port; start no second {manager} beside it",
                 manager_service(device)
             );
             (evidence, remedy)
@@ -121,7 +122,7 @@ fn port_not_configured(case: &CheckInput<'_>, device: &RdmaDevice, port: &Device
             });
             let beside = managed.map_or(String::new(), |(other, active)| {
                 format!(
-                    "if this port and {} are cabled to one fabric, see the log of its {manager} (LID {}), and start no second one; otherwise ",
+                    "if this port and {} are cabled to one fabric, see the log of its {manager} (LID {}), and start no second {manager}; otherwise ",
                     port_name(other, active),
                     active.sm_lid.unwrap_or(0)
                 )
@@ -210,7 +211,8 @@ fn port_command(device: &RdmaDevice, port: &DevicePort, word: &str) -> String {
 
 fn check_rate(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
     let Some(rate) = &port.rate else { return };
-    let (name, path) = (port_name(device, port), port_path(device, port));
+    let name = port_name(device, port);
+    let path = port_path(device, port);
     let evidence = match &rate.interface {
         // The driver's own figure contradicts the interface.
         Some(interface) => format!("/sys/class/net/{interface}/speed is {}", (rate.gbps * 1000.0).round()),
