@@ -619,7 +619,8 @@ fn an_interface_may_be_named_like_a_device() {
         let bytes = made.files.remove(&path).unwrap();
         made.files.insert(path.replace("/net/ib0/", "/net/mlx5_ib1/"), bytes);
     }
-    made.remove("sys/class/net/ib0").link("sys/class/net/mlx5_ib1", &format!("../../../{at}/mlx5_ib1"));
+    made.remove(&format!("{at}/ib0")).remove("sys/class/net/ib0");
+    made.link("sys/class/net/mlx5_ib1", &format!("../../../{at}/mlx5_ib1"));
     made.link(&format!("{at}/mlx5_ib1/device"), "../../../0101:00:00.0");
     let found = lint_config(&select("\"ifNames\": [\"mlx5_ib1\"]"), "config.json", &node(&made));
     assert!(found.iter().any(|f| f.id == "K8S-MATCH"), "{}", words(&found));
