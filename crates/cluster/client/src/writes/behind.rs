@@ -515,10 +515,6 @@ impl GroupWrites {
         attempt: SendAttempt,
         change: &mut Option<u64>,
     ) -> (PieceOutcome, Option<Error>) {
-        // Another mount has the lock under which these bytes were written.
-        if let Err(error) = owner.bytes.lost_locks.check_none() {
-            return (PieceOutcome::Refused, Some(error));
-        }
         let SendAttempt { before, .. } = attempt;
         let home = owner.home();
         let ended = |error: Error, before| match is_transient(&error) {
@@ -546,7 +542,14 @@ impl GroupWrites {
             // answered.
             let number = if new.appended { *change.get_or_insert_with(|| self.numbers.draw_raw()) } else { 0 };
             let confirms = owner.held.begin_confirm();
-            let sent = match self.send(CallTarget::Process(&home), &call, context, number, before, &mut []) {
+            let relying = owner.relying.read();
+            // Another mount has the lock under which these bytes were written.
+            if let Err(error) = owner.bytes.lost_locks.check_none() {
+                return (PieceOutcome::Refused, Some(error));
+            }
+            let answer = self.send(CallTarget::Process(&home), &call, context, number, before, &mut []);
+            drop(relying);
+            let sent = match answer {
                 Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {
                     owner.note_unknown(&home);
                     return moved(before);

@@ -13,7 +13,7 @@ use crate::members::MembersSnapshot;
 use crate::peer::{GroupPeer, PeerFailure, landing_address};
 use crate::placement::{FIRST_HOLDERS, WantedRun};
 use crate::remote::SCRATCH;
-use spurline_proto::{AnswerBody as _, NodeRequest, VolumeId, WriteAnswer, WriteRequest};
+use spurline_proto::{AnswerBody as _, NodeRequest, VolumeId, WriteAnswer, WriteCall, WriteRequest};
 use spurline_transport::CallError;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
 use std::cell::RefCell;
@@ -90,13 +90,22 @@ impl GroupWrites {
         // Taken out of its cell, so that a nested call finds an empty one and does not panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
         let proven_only = !matches!(target, CallTarget::Unproven(_));
-        let mut call =
-            PendingCall { writes: self, build, before, unanswered: false, proven_only, body: &mut body, dst };
+        let mut call = PendingCall {
+            writes: self,
+            build,
+            before,
+            unanswered: false,
+            passed: Vec::new(),
+            proven_only,
+            body: &mut body,
+            dst,
+        };
         let result = match target {
             CallTarget::Path(path) => call.run_ranked(path, &mut ranked),
             CallTarget::Process(home) | CallTarget::Unproven(home) => call.run_at(home),
         };
         call.count_unanswered();
+        call.close_passed(result.as_ref().ok().map(|answer| &answer.home));
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         result
     }
@@ -120,6 +129,8 @@ struct PendingCall<'a, 'b> {
     before: Option<u64>,
     /// The last attempt was sent and not answered.
     unanswered: bool,
+    /// The processes that got it and gave no answer.
+    passed: Vec<HomeProcess>,
     /// Other processes are proven first.
     proven_only: bool,
     body: &'a mut Vec<u8>,
@@ -132,6 +143,20 @@ impl PendingCall<'_, '_> {
         if std::mem::take(&mut self.unanswered) {
             self.writes.attempts.fetch_add(1, Ordering::AcqRel);
         }
+    }
+
+    /// A process that got the request to open a file, and gave no answer, may have it open.
+    fn close_passed(&self, home: Option<&HomeProcess>) {
+        let passed = self.passed.iter().filter(|passed| Some(*passed) != home);
+        let file = match (self.build)(VolumeId::default(), false).call {
+            WriteCall::Open { file, .. }
+            | WriteCall::Create { file, .. }
+            | WriteCall::CreateUnnamed { file, .. }
+            | WriteCall::OpenDirectory { file, .. }
+            | WriteCall::Reopen { file, .. } => file,
+            _ => return,
+        };
+        passed.for_each(|passed| self.writes.close_later(passed, &[file]));
     }
 
     fn run_ranked(&mut self, path: &[u8], ranked: &mut Vec<u32>) -> std::result::Result<NodeAnswer, CallEnd> {
@@ -266,6 +291,7 @@ impl PendingCall<'_, '_> {
     ) -> std::result::Result<NodeAnswer, PeerFailure> {
         let (writes, proven_only) = (self.writes, self.proven_only);
         let (before, unanswered) = (&mut self.before, &mut self.unanswered);
+        let passed = &mut self.passed;
         let (build, body, dst) = (self.build, &mut *self.body, &mut *self.dst);
         let mut instance = 0;
         // A request has bytes, or its answer has.
@@ -294,6 +320,9 @@ impl PendingCall<'_, '_> {
             body.clear();
             let answer = lease.call(&request, body, dst, &mut |_| {}, deadline);
             *unanswered = matches!(answer, Err(CallError::Broken(_)));
+            if *unanswered && passed.iter().all(|known| known.instance != instance) {
+                passed.push(HomeProcess { node: peer.name().to_owned(), instance });
+            }
             let answer = answer?;
             let decoded = WriteAnswer::decode(body).map_err(|e| {
                 CallError::Answered(Error::from(e).context(format_args!("{request}: the answer can't be decoded")))

@@ -7,7 +7,7 @@ use super::held_locks::{HeldLocks, set_call};
 use super::moving::VainSearch;
 use super::retained::NewBytes;
 use super::{CAPABILITIES, ENODATA, FileOpening, GroupWrites, O_ACCMODE, RequestContext, attr_of, no_capabilities};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
@@ -40,6 +40,9 @@ pub(crate) struct OpenedAs {
     pub(super) home: Mutex<HomeProcess>,
     /// Held while it is opened elsewhere.
     pub(super) moving: Mutex<()>,
+    /// Held by requests that rely on its locks, from the look at these to the answer. An opening after their loss has the same
+    /// number: it waits for those that were sent before.
+    pub(super) relying: RwLock<()>,
     pub(super) vain_search: VainSearch,
     /// The bytes of the file that are not durable.
     pub bytes: Arc<FileBytes>,
@@ -62,6 +65,7 @@ impl OpenedAs {
             place: Mutex::new((path, Some(opening.attr.identity))),
             home: Mutex::new(opening.home),
             moving: Mutex::new(()),
+            relying: RwLock::new(()),
             vain_search: VainSearch::default(),
             reported: bytes.start_reports(),
             bytes,
@@ -86,6 +90,7 @@ impl OpenedAs {
             place: Mutex::new((path, identity)),
             home: Mutex::new(home),
             moving: Mutex::new(()),
+            relying: RwLock::new(()),
             vain_search: VainSearch::default(),
             bytes: Arc::default(),
             reported: ReportedFailures::default(),
@@ -204,9 +209,12 @@ pub(super) fn call_open(
     let mut before = None;
     let mut last = None;
     for _ in 0..MOVES {
+        let relying = opened.relying.read();
         opened.check_locks(writes, call)?;
         let (home, confirms) = (opened.home(), opened.held.begin_confirm());
-        match writes.send(CallTarget::Process(&home), call, context, number, before, dst) {
+        let sent = writes.send(CallTarget::Process(&home), call, context, number, before, dst);
+        drop(relying);
+        match sent {
             Ok(sent) if sent.answer == WriteAnswer::UnknownFile => opened.note_unknown(&home),
             Ok(sent) => {
                 opened.held.confirm(confirms);

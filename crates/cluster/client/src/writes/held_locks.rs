@@ -94,6 +94,11 @@ impl HeldLocks {
         self.any.load(Ordering::Relaxed)
     }
 
+    /// Whether there are locks that are lost.
+    pub fn are_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     /// The time of a request whose answer confirms the locks.
     pub fn begin_confirm(&self) -> Option<Instant> {
         self.any().then(Instant::now)

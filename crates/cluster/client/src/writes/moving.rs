@@ -98,6 +98,9 @@ impl OpenedAs {
             if self.is_closed() {
                 return Err(Error::new(ErrorKind::Unavailable, "the file was closed"));
             }
+            if self.held.are_lost() {
+                drop(self.relying.write());
+            }
             let home = self.open_next(writes, lost)?;
             tracing::info!(
                 from = lost.node,
@@ -108,7 +111,10 @@ impl OpenedAs {
             writes.client.retries().add(1);
             if home.instance == lost.instance {
                 self.check_kept_open(&home);
-                *self.home.lock() = home;
+                *self.home.lock() = home.clone();
+                if self.is_closed() {
+                    writes.close_later(&home, &[self.number]);
+                }
                 return Ok(());
             }
             match self.reclaim_locks(writes, &home, lost, &passed) {
