@@ -6,7 +6,7 @@ use super::models::{ContestModel, CounterModel, DocumentModel, LogModel, Replace
 use super::source::{EAGAIN, EEXIST, EIO, ESTALE, O_APPEND, O_CREAT, O_DSYNC, O_EXCL, O_RDWR, O_TRUNC};
 use crate::world::Dice;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::locks::LAST_BYTE;
+use spurline_volume::locks::{KnownLock, KnownLocks, LAST_BYTE};
 use spurline_volume::writes::*;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,6 +42,8 @@ pub struct Shared {
     pub calls: AtomicU64,
     pub outages: AtomicU64,
     pub lost_locks: AtomicU64,
+    /// The locks of each mount's programs by file: the file system of a mount refuses what another program of the mount has.
+    mount_locks: Mutex<BTreeMap<(usize, &'static str), KnownLocks>>,
     pub longest: Mutex<(Duration, String)>,
 }
 
@@ -95,6 +97,18 @@ fn path(path: &str) -> NodePath<'_> {
 
 fn name(name: &str) -> NamePath<'_> {
     NamePath { directory: path(""), name: name.as_bytes() }
+}
+
+/// Opens a file that no program uses, once a node is found again.
+pub fn open_file(mount: &SimMount, file: &str) -> Box<dyn WritableFile> {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match mount.writes.create(name(file), O_RDWR | O_CREAT, 0o644, &root(), OP) {
+            Ok(created) => return created.file,
+            Err(error) => assert!(Instant::now() < until, "{file} can't be opened without trouble: {error}"),
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
 }
 
 /// A program.
@@ -233,7 +247,7 @@ impl<'a> Program<'a> {
         let shared = self.dice.below(4) == 0;
         let kind = if shared { LockKind::Read } else { LockKind::Write };
         let lock = FileLock { family, owner: self.number as u64 + 1, range, kind };
-        let keep = match self.wait_lock(&*open, &lock) {
+        let keep = match self.wait_lock(file_name, &*open, &lock) {
             false => self.unlock(&*open, &lock),
             true => {
                 if self.dice.below(4) == 0 {
@@ -253,16 +267,26 @@ impl<'a> Program<'a> {
         };
         if keep {
             self.counters[at] = Some(open);
+        } else {
+            drop(open);
         }
+        self.with_mount_locks(file_name, |known| known.remove_owner(lock.owner()));
+    }
+
+    fn with_mount_locks<T>(&self, file: &'static str, run: impl FnOnce(&mut KnownLocks) -> T) -> T {
+        run(locked(&self.shared.mount_locks).entry((self.mount.number, file)).or_default())
     }
 
     /// Waits for a lock, as the file system above does; false if it is not to be had.
-    fn wait_lock(&mut self, open: &dyn WritableFile, lock: &FileLock) -> bool {
+    fn wait_lock(&mut self, file: &'static str, open: &dyn WritableFile, lock: &FileLock) -> bool {
         let begun = Instant::now();
         loop {
-            let answer = open.set_lock(lock, &root());
+            let refused = || Error::new(ErrorKind::Io(EAGAIN), "another program of the mount has it");
+            let is_taken = self.with_mount_locks(file, |known| known.find_conflict(lock).is_some());
+            let answer = if is_taken { Err(refused()) } else { open.set_lock(lock, &root()) };
             match answer {
                 Ok(()) => {
+                    self.with_mount_locks(file, |known| known.set_range(KnownLock { lock: *lock, pid: 0 }));
                     self.tell(format_args!("has {:?} lock {:?} after {:?}", lock.kind, lock.range, begun.elapsed()));
                     return true;
                 }

@@ -1,9 +1,11 @@
 //! What happens to nodes, links and mounts in a run, drawn from a seed, and what has to be true at its end.
 
 use super::hosts::WriteCluster;
-use super::programs::{Program, RANGE_SLOTS, Shared, StopOnPanic, locked};
+use super::programs::{Program, RANGE_SLOTS, Shared, StopOnPanic, locked, open_file};
 use crate::world::Dice;
 use spurline_net_sim::{FaultRates, RailMode};
+use spurline_types::ErrorKind;
+use spurline_volume::writes::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,6 +15,9 @@ use std::time::{Duration, Instant};
 const LENGTHS_S: [u64; 12] = [1, 2, 4, 5, 6, 10, 20, 25, 30, 75, 120, 150];
 /// Longest time until nothing is open any more after all programs have ended: a mount gives up to close a file then.
 const CLOSED_AFTER: Duration = Duration::from_secs(200);
+
+/// Files of each mount that stay open until the others are closed: enough that each node has some.
+const KEPT_FILES: usize = 6;
 
 /// What a run consists of.
 #[derive(Debug)]
@@ -183,6 +188,7 @@ pub fn run(seed: u64, shown: bool, events: &Arc<Shared>) {
     *cluster.source.latency.lock() = plan.latency;
     shared.tell(format_args!("{plan:?}"));
     let mut script = WriteScript { dice, cluster: &cluster, shared, plan: &plan, sick: Vec::new() };
+    let mut kept = Vec::new();
     std::thread::scope(|scope| {
         let _stop = StopOnPanic(shared);
         for (mount, number) in cluster.mounts.iter().cycle().zip(0..plan.mounts * plan.programs) {
@@ -201,26 +207,54 @@ pub fn run(seed: u64, shown: bool, events: &Arc<Shared>) {
         script.heal(true);
         cluster.heal();
         shared.tell(format_args!("all trouble has ended"));
+        kept = keep_sessions(&cluster);
         std::thread::sleep(Duration::from_secs(20));
         shared.stop.store(true, Ordering::Release);
     });
+    wait_closed(&cluster, kept.len());
+    drop(kept);
+    wait_closed(&cluster, 0);
     check_end(&cluster, shared);
     cluster.end();
 }
 
-/// Nothing is in trouble and no program runs any more.
-fn check_end(cluster: &WriteCluster, shared: &Shared) {
+/// Files with locks that stay open: their mounts renew the sessions, so that no node closes what a mount has forgotten.
+fn keep_sessions(cluster: &WriteCluster) -> Vec<Box<dyn WritableFile>> {
+    let numbers = cluster.mounts.iter().flat_map(|mount| (0..KEPT_FILES).map(move |number| (mount, number)));
+    let kept = numbers.map(|(mount, number)| {
+        let file = open_file(mount, &format!("kept-{}-{number}", mount.number));
+        let range = LockRange { start: 0, end: 9 };
+        let lock = FileLock { family: LockFamily::Posix, owner: 1, range, kind: LockKind::Write };
+        while let Err(error) = file.set_lock(&lock, &Caller::default()) {
+            assert!(error.kind() == ErrorKind::Throttled, "a lock that no other program wants: {error}");
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        file
+    });
+    kept.collect()
+}
+
+/// No program runs any more; waits until this many files are open, with a lock each at most.
+fn wait_closed(cluster: &WriteCluster, kept: usize) {
     let until = Instant::now() + CLOSED_AFTER;
     let open_files = || cluster.hosts.iter().map(|host| host.open_files()).sum::<u64>();
-    while cluster.source.in_use() != (0, 0) || open_files() > 0 {
+    loop {
         let (files, locks) = cluster.source.in_use();
+        // A stopped mount loses locks, and has its files open again without them.
+        if files == kept && locks <= kept && open_files() == kept as u64 {
+            return;
+        }
         assert!(
             Instant::now() < until,
-            "{files} files and {locks} locks of the source are still in use without a program, {} on nodes",
+            "{files} files and {locks} locks of the source are still in use, and {} files on nodes: programs have {kept}",
             open_files()
         );
         std::thread::sleep(Duration::from_secs(1));
     }
+}
+
+/// What the source has after the run.
+fn check_end(cluster: &WriteCluster, shared: &Shared) {
     let mut programs_know = 0;
     for mount in &cluster.mounts {
         mount.writes.finish_closing();
