@@ -2,7 +2,7 @@
 //! signals, and a node that is lost.
 
 use crate::common::*;
-use crate::writable_group::{Group, WAYS};
+use crate::writable_group::{Group, WAYS, has};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};
@@ -94,8 +94,69 @@ fn check_exclusion(one: &Path, other: &Path) {
     eventually("the locks of a closed file are gone", || try_flock(&a, SHARED));
     assert!(try_flock(&b, SHARED) && !try_flock(&a, EXCLUSIVE));
     assert!(try_flock(&b, FlockOperation::NonBlockingUnlock) && try_flock(&a, EXCLUSIVE) && !try_flock(&b, SHARED));
+    // Another descriptor of the file keeps the lock.
+    drop(a.try_clone().unwrap());
+    assert!(!try_flock(&b, SHARED));
     drop(a);
     eventually("the lock of a closed file is gone", || try_flock(&b, EXCLUSIVE));
+}
+
+/// Locks a file, closes it, and locks it again through the next descriptor without a wait.
+const CLOSE_AND_LOCK: &str = r#"
+import fcntl, os, struct, sys
+name, rounds, family = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+F_OFD_SETLK = 37
+record = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+for done in range(rounds):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT)
+    if family == "flock":
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        fcntl.fcntl(fd, F_OFD_SETLK, record)
+    os.close(fd)
+"#;
+
+/// Each program has files of its own, so that no lock is ever taken. The kernel reports the end of an open file after close(2) has
+/// returned.
+fn close_and_lock_again(mount: &Mount) {
+    const ROUNDS: &str = "400";
+    let families = ["ofd", "flock", "ofd", "flock"];
+    let start = |n: usize| {
+        // A process of its own: this one has copies of its descriptors while it starts programs.
+        let mut program = Command::new("python3");
+        program.args(["-c", CLOSE_AND_LOCK]).arg(mount.path(format!("again-{n}"))).args([ROUNDS, families[n]]);
+        program.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let programs: Vec<Child> = (0..families.len()).map(start).collect();
+    for program in programs {
+        let out = program.wait_with_output().unwrap();
+        assert!(out.status.success(), "a lock was refused: {out:?}");
+    }
+}
+
+#[test]
+fn a_lock_of_a_closed_file_is_free_at_once() {
+    if !has("python3") || !can_mount() {
+        return;
+    }
+    for way in [WAYS[1], WAYS[2]] {
+        let world = World::new();
+        let source = world.dir("source");
+        let mount = world.mount(source.to_str().unwrap(), &[&["--rw"], way].concat());
+        close_and_lock_again(&mount);
+    }
+    let Some(group) = Group::start(2) else { return };
+    for name in ["dev", "uring"] {
+        let mount = group.mount(name, 0, &["--fuse-io", name]);
+        close_and_lock_again(&mount);
+        for n in 0..4 {
+            let file = open(&group.source.join(format!("again-{n}")));
+            eventually("no lock is left behind", || {
+                try_lock(&file, libc::F_WRLCK, 0..10) && try_flock(&file, EXCLUSIVE)
+            });
+        }
+        mount.unmount();
+    }
 }
 
 #[test]
@@ -134,7 +195,7 @@ fn waiting_flock(path: &Path) -> Child {
 #[test]
 fn waits_for_a_lock_hold_up_nothing_else_and_end_by_signals() {
     const WAITERS: usize = 60;
-    for way in [WAYS[1], &["--no-passthrough", "--fuse-io", "uring"]] {
+    for way in [WAYS[1], WAYS[2]] {
         if !can_mount() {
             return;
         }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The ways of a lone mount: the kernel's transports, with the source's file in the kernel and without.
-pub const WAYS: [&[&str]; 3] = [&[], &["--no-passthrough", "--fuse-io", "dev"], &["--no-passthrough"]];
+pub const WAYS: [&[&str]; 3] =
+    [&[], &["--no-passthrough", "--fuse-io", "dev"], &["--no-passthrough", "--fuse-io", "uring"]];
 
 /// Nodes over one directory; without any, the directory of lone mounts.
 pub struct Group {
@@ -60,7 +61,8 @@ impl Group {
         self.world.node_with(command.arg(cache))
     }
 
-    /// A mount whose list of nodes begins with the one at `first`.
+    /// A mount whose list of nodes begins with the one at `first`. Unless `more` names a transport to the kernel, mounts of even
+    /// numbers use /dev/fuse and the others io_uring, so that two mounts cover both; `SPURLINE_FUSE_IO` sets one for all.
     pub fn mount(&self, name: &str, first: usize, more: &[&str]) -> Mount {
         let at = self.world.dir(name);
         let mut command = self.world.command(&["mount", self.source.to_str().unwrap(), at.to_str().unwrap(), "--rw"]);
@@ -70,6 +72,10 @@ impl Group {
             let mut nodes: Vec<&str> = self.nodes.iter().map(|node| node.address.as_str()).collect();
             nodes.rotate_left(first);
             command.args(["--registry", &format!("static:{}", nodes.join(","))]);
+        }
+        if !more.contains(&"--fuse-io") {
+            let of_number = if first.is_multiple_of(2) { "dev" } else { "uring" };
+            command.args(["--fuse-io", &std::env::var("SPURLINE_FUSE_IO").unwrap_or(of_number.into())]);
         }
         self.world.mount_at(command.args(["-o", "allow_other"]).args(more), &at)
     }

@@ -107,6 +107,13 @@ impl<T> HandleTable<T> {
         })
     }
 
+    /// Whether `fh` is the number of a handle.
+    pub fn is_open(&self, fh: u64) -> bool {
+        let (shard, index, uses) = split_handle(fh);
+        let slots = self.shards[shard].read();
+        slots.slots.get(index).is_some_and(|slot| slot.uses == uses && slot.handle.is_some())
+    }
+
     /// Removes a handle.
     pub fn remove(&self, fh: u64) -> Option<Arc<T>> {
         let (shard, index, uses) = split_handle(fh);

@@ -341,7 +341,7 @@ impl Model {
         let known = self.locks.entry(object).or_default();
         let conflict = known.find_conflict(&lock);
         if lock.family == LockFamily::Posix && kind != LockKind::Unlock && self.draw.below(3) == 0 {
-            let found = self.fs.test_lock((ino, fh), &lock).unwrap();
+            let found = self.fs.test_lock((ino, fh), &lock, 1, None).unwrap();
             assert_eq!(found.is_some(), conflict.is_some());
             return;
         }

@@ -9,6 +9,8 @@ use crate::handler::FuseHandler;
 use crate::reply::{DirectReply, ReplyReceipt, send_reply};
 use crate::request::{DecodeError, decode_message};
 use crate::session::{RequestSlot, SessionShared};
+use crate::under_way::ServingThread;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -55,6 +57,12 @@ fn receive_request(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Co
             _ => return Err(ConnectionEnd::Failed(error)),
         }
     }
+}
+
+/// Whether no request waits in the device for a thread.
+pub(crate) fn is_empty(device: &OwnedFd) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&at_once)) == Ok(0)
 }
 
 /// Reads the kernel's INIT and replies with the result of `negotiate`.
@@ -149,9 +157,12 @@ pub(crate) fn serve_device<H: FuseHandler>(
     growing: bool,
 ) {
     let bytes = slot_bytes(&mut *slot.buffer);
+    let thread = shared.under_way.add_thread(None, false);
     loop {
+        thread.note_waiting();
         shared.dev_idle.fetch_add(1, Ordering::Relaxed);
         let received = receive_request(device.as_fd(), bytes);
+        thread.note_taken();
         let was_idle = shared.dev_idle.fetch_sub(1, Ordering::Relaxed);
         let n = match received {
             Ok(n) => n,
@@ -165,7 +176,7 @@ pub(crate) fn serve_device<H: FuseHandler>(
         if was_idle == 1 && growing {
             grow_threads(shared);
         }
-        serve_one(shared, device.as_fd(), bytes, n);
+        serve_one(shared, device.as_fd(), &thread, bytes, n);
         if growing && shared.dev_idle.load(Ordering::Relaxed) >= shared.dev_keep {
             let keep = shared.dev_keep;
             let leave =
@@ -177,9 +188,16 @@ pub(crate) fn serve_device<H: FuseHandler>(
     }
 }
 
-fn serve_one<H: FuseHandler>(shared: &Arc<SessionShared<H>>, device: BorrowedFd<'_>, bytes: &mut [u8], n: usize) {
+fn serve_one<H: FuseHandler>(
+    shared: &Arc<SessionShared<H>>,
+    device: BorrowedFd<'_>,
+    thread: &ServingThread,
+    bytes: &mut [u8],
+    n: usize,
+) {
     let (header, replied): (InHeader, Option<ReplyReceipt>) = match decode_message(&bytes[REQUEST_AT..REQUEST_AT + n]) {
         Ok((header, request, body)) => {
+            thread.note_request(&request);
             let direct = Some(DirectReply { device, unique: header.unique });
             let io = SlotIo { bytes, body: REQUEST_AT + body, payload_mut: HEAD_LEN, direct };
             (header, shared.dispatcher.dispatch_request(&header, request, io))

@@ -154,8 +154,11 @@ fn file_lock(args: &abi::LkIn) -> Result<FileLock, Errno> {
     if args.start > args.end {
         return Err(Errno::EINVAL);
     }
-    let family = if args.lk_flags & abi::LK_FLOCK != 0 { LockFamily::Flock } else { LockFamily::Posix };
-    Ok(FileLock { family, owner: args.owner, range: LockRange { start: args.start, end: args.end }, kind })
+    let flock = args.lk_flags & abi::LK_FLOCK != 0;
+    let family = if flock { LockFamily::Flock } else { LockFamily::Posix };
+    // The kernel's owner of a flock stands for the open file, and is used again at once when that is closed.
+    let owner = if flock { args.fh } else { args.owner };
+    Ok(FileLock { family, owner, range: LockRange { start: args.start, end: args.end }, kind })
 }
 
 fn lock_reply(found: Option<LockConflict>) -> abi::LkOut {

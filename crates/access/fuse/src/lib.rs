@@ -27,6 +27,7 @@ mod reply;
 mod request;
 mod ring;
 mod session;
+mod under_way;
 mod waiting;
 mod writable_adapter;
 

@@ -11,6 +11,7 @@ use crate::handler::FuseHandler;
 use crate::reply::ReplyReceipt;
 use crate::request::decode_split;
 use crate::session::{RequestSlot, SessionShared};
+use crate::under_way::ServingThread;
 use crate::waiting::serve_queue_of;
 use io_uring::{IoUring, cqueue, squeue};
 use parking_lot::{Condvar, Mutex};
@@ -198,7 +199,7 @@ pub(crate) fn prepare_entries<H: FuseHandler>(
                 let buffer = shared.config.buffers.allocate(shared.config.slot_len())?;
                 let slot = RequestSlot::new(buffer, shared)?;
                 let gate = gate.clone();
-                shared.spawn_slot("fuse-ring", slot, move |shared, slot| run_entry(shared, slot, cpu, &gate))?;
+                shared.spawn_slot("fuse-ring", slot, move |shared, slot| run_entry(shared, slot, cpu, &gate, false))?;
                 entries += 1;
             }
         }
@@ -223,13 +224,20 @@ pub(crate) fn add_entry<H: FuseHandler>(shared: &Arc<SessionShared<H>>, cpu: usi
     let entry = gate.clone();
     let started = shared.config.buffers.allocate(shared.config.slot_len()).and_then(|buffer| {
         let slot = RequestSlot::new(buffer, shared)?;
-        shared.spawn_slot("fuse-ring", slot, move |shared, slot| run_entry(shared, slot, cpu, &entry))
+        shared.spawn_slot("fuse-ring", slot, move |shared, slot| run_entry(shared, slot, cpu, &entry, true))
     });
     started.map_err(|e| e.to_string())?;
     gate.open_gate(1)
 }
 
-fn run_entry<H: FuseHandler>(shared: &Arc<SessionShared<H>>, slot: &mut RequestSlot, cpu: usize, gate: &StartGate) {
+/// `joined_late`: the queue is used already.
+fn run_entry<H: FuseHandler>(
+    shared: &Arc<SessionShared<H>>,
+    slot: &mut RequestSlot,
+    cpu: usize,
+    gate: &StartGate,
+    joined_late: bool,
+) {
     let mut seat = ThreadPlacement::new(cpu);
     serve_queue_of(cpu);
     let ring = new_ring().and_then(|r| r.submitter().register_files(&[shared.device.as_raw_fd()]).map(|()| r));
@@ -242,13 +250,15 @@ fn run_entry<H: FuseHandler>(shared: &Arc<SessionShared<H>>, slot: &mut RequestS
     if go.is_err() || gate.state.lock().go != Some(true) {
         return;
     }
+    let thread = shared.under_way.add_thread(Some(cpu), joined_late);
+    thread.note_waiting();
     match register_entry(slot, cpu, &mut ring) {
         Ok(()) => gate.update_state(|s| s.registered += 1),
         Err(e) => {
             return gate.update_state(|s| s.failed = Some(format!("the kernel refused an entry for CPU {cpu}: {e}")));
         }
     }
-    let end = serve_ring(shared, slot, &mut seat, &mut ring);
+    let end = serve_ring(shared, slot, &mut seat, &mut ring, &thread);
     shared.connection_ended(end);
 }
 
@@ -352,8 +362,10 @@ fn serve_ring<H: FuseHandler>(
     slot: &mut RequestSlot,
     seat: &mut ThreadPlacement,
     ring: &mut FuseRing,
+    thread: &ServingThread,
 ) -> ConnectionEnd {
     loop {
+        thread.note_waiting();
         let completed = loop {
             if let Some(c) = ring.completion().next() {
                 break c.result();
@@ -363,6 +375,7 @@ fn serve_ring<H: FuseHandler>(
                 _ => {}
             }
         };
+        thread.note_taken();
         if completed < 0 {
             return match -completed {
                 libc::ENOTCONN | libc::ENODEV => ConnectionEnd::Unmounted,
@@ -372,7 +385,7 @@ fn serve_ring<H: FuseHandler>(
         }
         // A new slice for each request: while the entry waits, the kernel owns the memory.
         let bytes = slot_bytes(&mut *slot.buffer);
-        let (commit_id, ahead) = serve_one(shared, bytes);
+        let (commit_id, ahead) = serve_one(shared, thread, bytes);
         seat.note_request(ahead);
         let cmd = UringCmdReq { qid: seat.cpu as u16, commit_id, ..Default::default() };
         if let Err(e) = push_entry(ring, &build_sqe(abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd)) {
@@ -383,7 +396,7 @@ fn serve_ring<H: FuseHandler>(
 
 /// Serves the request in the slot's memory and leaves the reply there for the commit with the returned number. The
 /// second value is true for read-ahead into the page cache.
-fn serve_one<H: FuseHandler>(shared: &SessionShared<H>, bytes: &mut [u8]) -> (u64, bool) {
+fn serve_one<H: FuseHandler>(shared: &SessionShared<H>, thread: &ServingThread, bytes: &mut [u8]) -> (u64, bool) {
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
     let header: InHeader = read_plain(head).unwrap_or_default();
     let at = offset_of!(UringReqHeader, ent);
@@ -394,6 +407,7 @@ fn serve_one<H: FuseHandler>(shared: &SessionShared<H>, bytes: &mut [u8]) -> (u6
     let body = &payload[..(ent.payload_sz as usize).min(payload.len())];
     let replied = match decode_split(&header, args, body) {
         Some(request) => {
+            thread.note_request(&request);
             let io = SlotIo { bytes: payload, body: 0, payload_mut: 0, direct: None };
             shared.dispatcher.dispatch_request(&header, request, io)
         }

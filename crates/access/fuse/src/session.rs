@@ -13,6 +13,7 @@ use crate::mount::{self, MountError, MountedDevice, abort_connection, detach_mou
 use crate::mountinfo::{MountEntry, MountTable, mounted_at};
 use crate::notify::KernelNotifier;
 use crate::ring::{self, QueueCpus, ThreadPlacement};
+use crate::under_way::RequestsUnderWay;
 use crate::waiting::{SlotWaits, WaitingSlots};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
@@ -58,6 +59,8 @@ pub(crate) struct SessionShared<H> {
     pub(crate) dev_keep: usize,
     /// Requests that wait for others.
     pub(crate) waits: SlotWaits,
+    /// What each thread serves.
+    pub(crate) under_way: RequestsUnderWay,
     /// Entries of each io_uring queue.
     pub(crate) ring_depth: usize,
     core: Arc<SessionCore>,
@@ -410,6 +413,7 @@ impl FuseSession {
             dev_threads: AtomicUsize::new(1),
             dev_idle: AtomicUsize::new(0),
             waits: SlotWaits::default(),
+            under_way: RequestsUnderWay::default(),
             ring_depth: config.ring_depth(&cpus),
             dev_keep: (2 * cpus.on.len()).max(4).min(config.dev_threads()),
             config,

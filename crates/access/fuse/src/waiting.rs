@@ -52,6 +52,7 @@ impl SlotWaits {
 trait ReplaceSlot: Send + Sync {
     fn begin(&self, queue: Option<usize>) -> Result<(), Errno>;
     fn end(&self, queue: Option<usize>);
+    fn has_no_release(&self, fh: u64) -> bool;
 }
 
 /// Begins waits of a session. Cheap to clone.
@@ -77,6 +78,12 @@ impl WaitingSlots {
         let queue = QUEUE_CPU.get();
         self.0.begin(queue)?;
         Ok(WaitingSlot { slots: self.clone(), queue })
+    }
+
+    /// Whether it is certain that no RELEASE of handle `fh` is on its way that the kernel queued before the request of this
+    /// thread.
+    pub fn has_no_release(&self, fh: u64) -> bool {
+        self.0.has_no_release(fh)
     }
 }
 
@@ -142,5 +149,11 @@ impl<H: FuseHandler> ReplaceSlot for SessionSlots<H> {
         {
             at.waiting -= 1;
         }
+    }
+
+    fn has_no_release(&self, fh: u64) -> bool {
+        let Some(shared) = self.0.upgrade() else { return true };
+        let background_max = shared.config.max_background.into();
+        shared.under_way.has_no_release(fh, background_max, || dev::is_empty(&shared.device))
     }
 }

@@ -37,24 +37,32 @@ pub struct WritableFsHandler {
     create_group: AtomicBool,
 }
 
-/// See [`WaitingSlots::begin_wait`].
-struct SessionWait<'a>(&'a OnceLock<WaitingSlots>);
+/// The session of one request.
+struct SessionWait<'a> {
+    slots: &'a OnceLock<WaitingSlots>,
+    /// The request has begun a wait, which lasts as long as the request.
+    waits: bool,
+}
 
 impl BeginWait for SessionWait<'_> {
     fn begin_wait(&self) -> Result<Box<dyn Any>, FsError> {
-        let Some(slots) = self.0.get() else { return Ok(Box::new(())) };
+        let Some(slots) = self.slots.get().filter(|_| !self.waits) else { return Ok(Box::new(())) };
         let no_slot = |errno: Errno| Error::new(ErrorKind::Io(errno.0), "no slot for a request that waits").into();
         slots.begin_wait().map(|slot| Box::new(slot) as _).map_err(no_slot)
+    }
+
+    fn has_all_closes(&self, fh: u64) -> bool {
+        self.slots.get().is_none_or(|slots| slots.has_no_release(fh))
     }
 }
 
 /// The kernel's view of files, changed by notifications. Those about pages wait for requests that other slots serve: each begins a
-/// wait, unless the request has begun one.
-struct KernelPages<'a>(&'a KernelNotifier, Option<&'a dyn BeginWait>);
+/// wait.
+struct KernelPages<'a>(&'a KernelNotifier, &'a dyn BeginWait);
 
 impl KernelPages<'_> {
     fn wait_for(&self, send: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let waiting = self.1.map(BeginWait::begin_wait).transpose();
+        let waiting = self.1.begin_wait();
         let _waiting = waiting.map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
         send()
     }
@@ -67,7 +75,7 @@ impl KernelPages<'_> {
     /// ENOLCK for a lock that is set, when there is no slot.
     fn drop_before_lock(&self, ino: u64, lock: &FileLock) -> Result<Option<Box<dyn Any>>, Errno> {
         let unlocks = lock.kind == LockKind::Unlock;
-        let slot = match self.1.map(BeginWait::begin_wait).transpose() {
+        let slot = match self.1.begin_wait() {
             Ok(slot) => slot,
             Err(error) if unlocks => {
                 tracing::debug!(ino, "the kernel keeps pages of a file before a lock is released: {error}");
@@ -78,7 +86,7 @@ impl KernelPages<'_> {
         if let Err(error) = self.0.invalidate_pages(ino) {
             tracing::debug!(ino, "the kernel keeps pages of a file before a lock: {error}");
         }
-        Ok(slot.filter(|_| !unlocks))
+        Ok((!unlocks).then_some(slot))
     }
 }
 
@@ -151,8 +159,12 @@ impl WritableFsHandler {
         FsCaller { create_group, ..fs_caller(caller) }
     }
 
-    fn kernel_pages<'a>(&'a self, begin: Option<&'a dyn BeginWait>) -> Option<KernelPages<'a>> {
-        self.notifier.get().map(|notifier| KernelPages(notifier, begin))
+    fn session_wait(&self, waits: bool) -> SessionWait<'_> {
+        SessionWait { slots: &self.waiting, waits }
+    }
+
+    fn kernel_pages<'a>(&'a self, session: &'a dyn BeginWait) -> Option<KernelPages<'a>> {
+        self.notifier.get().map(|notifier| KernelPages(notifier, session))
     }
 
     /// The errno of a failure. What POSIX lets any program run into is not logged.
@@ -255,7 +267,7 @@ impl FuseHandler for WritableFsHandler {
         let opened = self.file_system.open(ino, flags as i32, &fs_caller(caller), self.register());
         let opened = self.checked("open", ino, opened)?;
         // Before the reply: the first read through the handle has to see the new length.
-        if let Some(kernel) = self.kernel_pages(Some(&SessionWait(&self.waiting))).filter(|_| opened.moved)
+        if let Some(kernel) = self.kernel_pages(&self.session_wait(false)).filter(|_| opened.moved)
             && let Err(error) = self.file_system.refresh_opened(ino, &opened, &kernel)
         {
             tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
@@ -429,9 +441,11 @@ impl FuseHandler for WritableFsHandler {
         &self,
         at: (u64, u64),
         lock: &FileLock,
-        _caller: &RequestCaller,
+        caller: &RequestCaller,
     ) -> Result<Option<LockConflict>, Errno> {
-        self.checked("getlk", at.0, self.file_system.test_lock(at, lock))
+        let session = self.session_wait(false);
+        let found = self.file_system.test_lock(at, lock, caller.unique, Some(&session));
+        self.checked("getlk", at.0, found)
     }
 
     fn set_lock(
@@ -443,15 +457,15 @@ impl FuseHandler for WritableFsHandler {
         caller: &RequestCaller,
     ) -> Result<(), Errno> {
         let request = LockRequest { lock: *lock, pid, number: caller.unique };
-        let begin = SessionWait(&self.waiting);
-        let begin = Some(&begin as &dyn BeginWait);
-        let stores = self.kernel_pages(begin).filter(|_| self.file_system.has_stores_to_write(at.0, lock));
+        let session = self.session_wait(false);
+        let stores = self.kernel_pages(&session).filter(|_| self.file_system.has_stores_to_write(at.0, lock));
         let slot = stores.map_or(Ok(None), |kernel| kernel.drop_before_lock(at.0, lock))?;
         // One wait for the request, however often it waits.
-        let begin = begin.filter(|_| slot.is_none());
-        let stale =
-            self.checked("setlk", at.0, self.file_system.set_lock(at, &request, &fs_caller(caller), (begin, wait)))?;
-        if let Some(kernel) = self.kernel_pages(begin).filter(|_| stale)
+        let session = self.session_wait(slot.is_some());
+        let slots = Some(&session as &dyn BeginWait);
+        let set = self.file_system.set_lock(at, &request, &fs_caller(caller), (slots, wait));
+        let stale = self.checked("setlk", at.0, set)?;
+        if let Some(kernel) = self.kernel_pages(&session).filter(|_| stale)
             && let Err(error) = self.file_system.refresh_locked(at, &kernel)
         {
             tracing::debug!(ino = at.0, "the kernel keeps pages of a file that was locked: {error}");
@@ -521,6 +535,10 @@ mod tests {
                 false => Ok(Box::new(())),
             }
         }
+
+        fn has_all_closes(&self, _fh: u64) -> bool {
+            true
+        }
     }
 
     #[test]
@@ -530,14 +548,14 @@ mod tests {
         let notifier = KernelNotifier::new(&device, 38);
         let range = LockRange { start: 0, end: 9 };
         let lock = |kind| FileLock { family: LockFamily::Posix, owner: 1, range, kind };
-        let full = KernelPages(&notifier, Some(&FullSlots(true)));
+        let full = KernelPages(&notifier, &FullSlots(true));
         assert_eq!(full.drop_before_lock(1, &lock(LockKind::Write)).unwrap_err(), Errno(libc::ENOLCK));
         assert!(full.drop_before_lock(1, &lock(LockKind::Unlock)).unwrap().is_none());
         assert_eq!(full.drop_pages(1).unwrap_err().raw_os_error(), Some(libc::ENOLCK));
-        let free = KernelPages(&notifier, Some(&FullSlots(false)));
+        let free = KernelPages(&notifier, &FullSlots(false));
         assert!(free.drop_before_lock(1, &lock(LockKind::Unlock)).unwrap().is_none());
         assert!(free.drop_before_lock(1, &lock(LockKind::Write)).unwrap().is_some(), "the wait goes on with the lock");
-        KernelPages(&notifier, None).drop_pages(1).unwrap();
+        free.drop_pages(1).unwrap();
         drop(device);
         let mut bytes = Vec::new();
         sent.read_to_end(&mut bytes).unwrap();

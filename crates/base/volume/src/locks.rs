@@ -24,6 +24,13 @@ pub struct KnownLock {
     pub pid: u32,
 }
 
+impl KnownLock {
+    /// The lock as it is shown to the owner of another one.
+    pub fn as_conflict(&self) -> LockConflict {
+        LockConflict { kind: self.lock.kind, range: self.lock.range, pid: self.pid }
+    }
+}
+
 /// The known locks of one file.
 #[derive(Debug, Default)]
 pub struct KnownLocks {
@@ -69,16 +76,20 @@ impl KnownLocks {
         self.locks.push(new);
     }
 
-    /// A lock of another owner that is in the way of `wanted`.
-    pub fn find_conflict(&self, wanted: &FileLock) -> Option<LockConflict> {
+    /// The locks of other owners that are in the way of `wanted`.
+    pub fn conflicts(&self, wanted: FileLock) -> impl Iterator<Item = &KnownLock> {
         let range = wanted.whole_if_flock();
-        let conflict = self.locks.iter().find(|known| {
-            let (family, number) = (known.lock.family, known.lock.owner);
+        self.locks.iter().filter(move |known| {
+            let own = known.lock.owner() == wanted.owner();
             let apart = known.lock.range.end < range.start || range.end < known.lock.range.start;
             let shared = known.lock.kind == LockKind::Read && wanted.kind == LockKind::Read;
-            wanted.kind != LockKind::Unlock && family == wanted.family && number != wanted.owner && !apart && !shared
-        });
-        conflict.map(|known| LockConflict { kind: known.lock.kind, range: known.lock.range, pid: known.pid })
+            wanted.kind != LockKind::Unlock && known.lock.family == wanted.family && !own && !apart && !shared
+        })
+    }
+
+    /// A lock of another owner that is in the way of `wanted`.
+    pub fn find_conflict(&self, wanted: &FileLock) -> Option<LockConflict> {
+        self.conflicts(*wanted).next().map(KnownLock::as_conflict)
     }
 
     /// Whether this owner has a lock.

@@ -521,6 +521,9 @@ pub trait WritableFile: WritableObject {
     /// `EAGAIN` while another lock is in the way; the source's errno.
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()>;
 
+    /// Releases all locks that were set through this open file, as its end does, while other requests still use it.
+    fn release_locks(&self) {}
+
     /// The open file of the source, for reads and writes by the kernel without this process.
     fn backing(&self) -> Option<&File> {
         None

@@ -15,7 +15,7 @@ use spurline_volume::locks::LAST_BYTE;
 use spurline_volume::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
 use std::collections::HashMap;
 
-/// The locks that were set through one open file. Dropping it releases them.
+/// The locks that were set through one open file.
 #[derive(Default)]
 pub(crate) struct SourceLocks {
     state: Mutex<SourceLocksState>,
@@ -77,10 +77,16 @@ impl SourceLocks {
         Ok(())
     }
 
-    /// Releases the lock of `flock(2)`: the kernel may keep the open file for passthrough.
-    pub fn release_flock(&mut self, file: BorrowedFd<'_>) {
-        if self.state.get_mut().flock.take().is_some() {
+    /// Releases all locks. Descriptors may have copies: the kernel keeps the open file for passthrough, and a program that this
+    /// process has just started has all of them until it runs.
+    pub fn release_all(&self, file: BorrowedFd<'_>) {
+        let mut state = self.state.lock();
+        if state.flock.take().is_some() {
             let _ = rustix::fs::flock(file, FlockOperation::NonBlockingUnlock);
+        }
+        for (_, fd) in state.owners.drain() {
+            let mut all = lock_record(LockRange { start: 0, end: LAST_BYTE }, LockKind::Unlock);
+            let _ = lock_call(fd.as_fd(), libc::F_OFD_SETLK, &mut all);
         }
     }
 }

@@ -60,7 +60,7 @@ pub(crate) struct SourceFile {
 
 impl Drop for SourceFile {
     fn drop(&mut self) {
-        self.locks.release_flock(self.file.as_fd());
+        self.locks.release_all(self.file.as_fd());
     }
 }
 
@@ -328,6 +328,10 @@ impl WritableFile for SourceFile {
         };
         let set = self.locks.set_lock(self.file.as_fd(), lock, open_as_caller);
         set.map_err(|errno| failed("lock", errno))
+    }
+
+    fn release_locks(&self) {
+        self.locks.release_all(self.file.as_fd());
     }
 
     fn backing(&self) -> Option<&File> {

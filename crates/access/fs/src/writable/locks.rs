@@ -1,17 +1,27 @@
 //! Locks of open files: which owner has which, through which open file, and requests that wait for one. The source
 //! decides who gets a lock; this table spares requests whose answer is known, and wakes waiters of the same mount.
+//!
+//! The end of an open file arrives after close(2) has returned, at times after the next request of the same program. Until then its
+//! locks are those of a file without a descriptor:
+//!
+//! | a request for a lock finds | and then |
+//! |---|---|
+//! | a lock of another owner through a file of which no descriptor was closed | it is refused, or waits for a release |
+//! | a lock of another owner through a file of which a descriptor was closed | it waits for the end of the file, until the session is certain that none is on its way: then another descriptor is open |
+//! | locks of its own owner through another such file | the same: the number of an owner is used again when its file is closed |
+//! | a lock through a file that is being closed | it waits until the source has closed the file |
 
 use super::open::OpenNodeFile;
 use super::{FsCaller, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
 use parking_lot::{Condvar, Mutex};
-use spurline_types::ErrorKind;
+use spurline_types::{ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks, LAST_BYTE, LockOwner};
 use spurline_volume::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Pauses between two requests for a lock that a program outside of this mount has. Its release raises no event here.
@@ -19,9 +29,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest sleep of a waiter, which is woken by events.
 const WAKE: Duration = Duration::from_secs(1);
-/// How long a lock that was requested without a wait waits for the end of a close: the kernel tells of it after close(2)
-/// has returned.
-const CLOSING: Duration = Duration::from_millis(100);
+/// How long a lock that was requested without a wait waits for the end of an open file, while the session is never certain
+/// that none is on its way: it serves more requests than it can look through.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How long a lock that was requested without a wait waits after the loss of a node, for mounts that had it there.
 const UNSETTLED: Duration = Duration::from_secs(10);
 /// Interruptions that arrived before their request began to wait.
@@ -38,13 +48,17 @@ pub struct LockRequest {
     pub number: u64,
 }
 
-/// What a request for a lock has to do before it waits for other requests.
+/// What a request for a lock needs of the session that it came through.
 pub trait BeginWait {
     /// Lets other requests be served meanwhile. Dropping the result ends that.
     ///
     /// # Errors
     /// `ENOLCK` when too many requests wait.
     fn begin_wait(&self) -> FsResult<Box<dyn Any>>;
+
+    /// Whether it is certain that the end of the open file `fh` is not on its way: if the program that requests the lock has
+    /// closed the last descriptor before, [`WritableFileSystem::release`] was called.
+    fn has_all_closes(&self, fh: u64) -> bool;
 }
 
 /// The locks of all open files.
@@ -75,11 +89,45 @@ struct NodeLocks {
 }
 
 /// The open file that an owner's locks go through: the source tells owners apart by it.
+#[derive(Clone, Copy)]
 struct LockCarrier {
     owner: LockOwner,
     fh: u64,
-    /// A descriptor of the file was closed, perhaps the last.
+    /// A descriptor of the file was closed since the last request for a lock through it: perhaps the last descriptor.
     closing: bool,
+}
+
+/// A lock of this mount that is in the way of another one.
+enum KnownConflict {
+    Held(LockConflict),
+    /// All such locks go through files that may be closed already; this is one of them.
+    Closing(u64, LockConflict),
+}
+
+/// The locks that go through one open file, which leave the table when this is dropped.
+pub(super) struct HandleLocks {
+    table: Arc<LockTable>,
+    ino: u64,
+    fh: OnceLock<u64>,
+}
+
+impl HandleLocks {
+    pub fn new(table: &Arc<LockTable>, ino: u64) -> HandleLocks {
+        HandleLocks { table: Arc::clone(table), ino, fh: OnceLock::new() }
+    }
+
+    /// Sets the number of the open file, before the first request with it.
+    pub fn set_handle(&self, fh: u64) {
+        let _ = self.fh.set(fh);
+    }
+}
+
+impl Drop for HandleLocks {
+    fn drop(&mut self) {
+        if let Some(fh) = self.fh.get() {
+            self.table.remove_handle(self.ino, *fh);
+        }
+    }
 }
 
 impl LockTable {
@@ -88,13 +136,13 @@ impl LockTable {
     }
 
     /// Begins a call for an owner, one at a time. Returns the file that its locks go through, if it has any.
-    fn begin_call(&self, ino: u64, owner: LockOwner) -> Option<u64> {
+    fn begin_call(&self, ino: u64, owner: LockOwner) -> Option<LockCarrier> {
         let mut state = self.state.lock();
         loop {
             let node = state.files.entry(ino).or_default();
             if !node.busy.contains(&owner) {
                 node.busy.push(owner);
-                let carrier = node.carriers.iter().find(|carrier| carrier.owner == owner).map(|carrier| carrier.fh);
+                let carrier = node.carriers.iter().find(|carrier| carrier.owner == owner).copied();
                 self.files.store(state.files.len(), Ordering::Release);
                 return carrier;
             }
@@ -133,26 +181,38 @@ impl LockTable {
         self.changed.notify_all();
     }
 
-    fn find_conflict(&self, ino: u64, lock: &FileLock) -> Option<LockConflict> {
-        self.state.lock().files.get(&ino)?.known.find_conflict(lock)
-    }
-
-    /// Whether a lock in the way goes through a file that may be closing.
-    fn is_closing(&self, ino: u64, lock: &FileLock) -> bool {
+    /// A lock of another owner in the way of `lock`. `may_be_closed`: whether that may be so of the file that a lock goes through.
+    fn find_conflict(
+        &self,
+        ino: u64,
+        lock: &FileLock,
+        may_be_closed: impl Fn(&LockCarrier) -> bool,
+    ) -> Option<KnownConflict> {
         let state = self.state.lock();
-        let Some(node) = state.files.get(&ino) else { return false };
-        node.known.find_conflict(lock).is_some() && node.carriers.iter().any(|carrier| carrier.closing)
+        let node = state.files.get(&ino)?;
+        let mut closing = None;
+        for known in node.known.conflicts(*lock) {
+            let carrier = node.carriers.iter().find(|carrier| carrier.owner == known.lock.owner());
+            match carrier.filter(|carrier| may_be_closed(carrier)) {
+                Some(carrier) => closing = Some(KnownConflict::Closing(carrier.fh, known.as_conflict())),
+                None => return Some(KnownConflict::Held(known.as_conflict())),
+            }
+        }
+        closing
     }
 
-    /// A descriptor of `fh` was closed.
-    fn note_closing(&self, ino: u64, fh: u64) {
+    /// Notes whether a descriptor of `fh` was closed since the last request for a lock through it.
+    fn note_closing(&self, ino: u64, fh: u64, closing: bool) {
+        if self.is_empty() {
+            return;
+        }
         if let Some(node) = self.state.lock().files.get_mut(&ino) {
-            node.carriers.iter_mut().filter(|carrier| carrier.fh == fh).for_each(|carrier| carrier.closing = true);
+            node.carriers.iter_mut().filter(|carrier| carrier.fh == fh).for_each(|carrier| carrier.closing = closing);
         }
     }
 
     /// The locks that went through `fh` are gone.
-    pub fn remove_handle(&self, ino: u64, fh: u64) {
+    fn remove_handle(&self, ino: u64, fh: u64) {
         if self.is_empty() {
             return;
         }
@@ -224,13 +284,49 @@ impl Drop for OwnerCall<'_> {
     }
 }
 
-fn is_taken(error: &FsError) -> bool {
-    error.errno() == libc::EAGAIN
+/// The outcome of one attempt to set a lock.
+enum LockAttempt {
+    Done,
+    /// Another program of this mount has a lock in the way, whose release is an event here.
+    Held,
+    /// A lock is in the way that goes through this open file, which may be closed already.
+    Closing(u64),
+    /// A program outside of this mount has a lock in the way.
+    HeldElsewhere,
+    /// It can't be known yet: a mount that had the lock in a lost node may take it again.
+    Unsettled,
+    Failed(FsError),
 }
 
-/// It can't be known yet: a mount that had the lock in a lost node may take it again.
-fn is_unsettled(error: &FsError) -> bool {
-    matches!(error, FsError::Volume(error) if error.kind() == ErrorKind::Throttled)
+impl LockAttempt {
+    fn of_source(answer: Result<()>) -> LockAttempt {
+        match answer {
+            Ok(()) => LockAttempt::Done,
+            Err(error) if error.kind() == ErrorKind::Throttled => LockAttempt::Unsettled,
+            Err(error) => match FsError::from(error) {
+                error if error.errno() == libc::EAGAIN => LockAttempt::HeldElsewhere,
+                error => LockAttempt::Failed(error),
+            },
+        }
+    }
+
+    /// How long a request without a wait waits all the same.
+    fn patience(&self) -> Duration {
+        match self {
+            LockAttempt::Closing(_) => CLOSE_WAIT_MAX,
+            LockAttempt::Unsettled => UNSETTLED,
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn refusal(&self) -> FsError {
+        let why = match self {
+            LockAttempt::Unsettled => "a node was lost",
+            LockAttempt::HeldElsewhere => "another program has the lock",
+            _ => "another program of this mount has the lock",
+        };
+        errno_error(libc::EAGAIN, why)
+    }
 }
 
 impl WritableFileSystem {
@@ -248,28 +344,31 @@ impl WritableFileSystem {
         (slots, wait): (Option<&dyn BeginWait>, bool),
     ) -> FsResult<bool> {
         let file = self.file(ino, fh)?;
-        let (mut waiting, mut pause, started) = (None, FIRST_PAUSE, Instant::now());
+        self.locks.note_closing(ino, fh, false);
+        let started = Instant::now();
+        let mut waiting = None;
+        let mut pause = FIRST_PAUSE;
         loop {
             let seen = self.locks.releases();
-            let (answer, known) = self.try_lock((ino, fh), &file, request, caller);
-            let taken = match answer {
-                Ok(()) => return Ok(request.lock.kind != LockKind::Unlock && self.has_pages(ino)),
-                Err(error) if is_taken(&error) || is_unsettled(&error) => error,
-                Err(error) => return Err(error),
-            };
-            let unsettled = is_unsettled(&taken);
-            let closing = || started.elapsed() < CLOSING && self.locks.is_closing(ino, &request.lock);
-            if waiting.is_none() && (wait || unsettled) {
+            let mut attempt = self.try_lock((ino, fh), &file, request, caller, false);
+            if let LockAttempt::Closing(closing) = attempt
+                && slots.is_none_or(|slots| slots.has_all_closes(closing))
+            {
+                attempt = self.try_lock((ino, fh), &file, request, caller, true);
+            }
+            match attempt {
+                LockAttempt::Done => return Ok(request.lock.kind != LockKind::Unlock && self.has_pages(ino)),
+                LockAttempt::Failed(error) => return Err(error),
+                _ if !wait && started.elapsed() >= attempt.patience() => return Err(attempt.refusal()),
+                _ => {}
+            }
+            let longest = if wait && matches!(attempt, LockAttempt::Held) { WAKE } else { pause };
+            if waiting.is_none() {
                 waiting = Some(slots.map(BeginWait::begin_wait).transpose()?);
                 if wait {
                     self.give_up_flock((ino, fh), &file, request, caller);
                 }
             }
-            let patient = wait || unsettled && started.elapsed() < UNSETTLED;
-            if !patient && !closing() {
-                return Err(if unsettled { errno_error(libc::EAGAIN, "a node was lost") } else { taken });
-            }
-            let longest = if known && wait { WAKE } else { pause };
             self.locks.wait_release(seen, request.number, longest)?;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
@@ -281,52 +380,118 @@ impl WritableFileSystem {
         if request.lock.family == LockFamily::Flock {
             let lock = FileLock { kind: LockKind::Unlock, ..request.lock };
             // Without an old lock this does nothing.
-            let _ = self.try_lock(at, file, &LockRequest { lock, ..*request }, caller);
+            let _ = self.try_lock(at, file, &LockRequest { lock, ..*request }, caller, false);
         }
     }
 
-    /// One attempt; the second value is true if a lock of this mount is in the way.
+    /// Whether the end of the file that locks go through may be on its way. `closes_known`: of no file of which a descriptor
+    /// is open. A file that is not open any more is being closed in the source.
+    fn may_be_closed(&self, carrier: &LockCarrier, closes_known: bool) -> bool {
+        carrier.closing && !closes_known || !self.files.is_open(carrier.fh)
+    }
+
+    /// One attempt. `closes_known`: see [`WritableFileSystem::may_be_closed`].
     fn try_lock(
         &self,
         (ino, fh): (u64, u64),
         file: &Arc<OpenNodeFile>,
         request: &LockRequest,
         caller: &FsCaller,
-    ) -> (FsResult<()>, bool) {
+        closes_known: bool,
+    ) -> LockAttempt {
         let lock = &request.lock;
-        let carrier = self.locks.begin_call(ino, lock.owner());
+        let unlocks = lock.kind == LockKind::Unlock;
+        let own = self.locks.begin_call(ino, lock.owner());
         let mut call = OwnerCall { table: &self.locks, ino, owner: lock.owner(), set: None };
-        if self.locks.find_conflict(ino, lock).is_some() {
-            return (Err(errno_error(libc::EAGAIN, "another program of this mount has the lock")), true);
+        match self.locks.find_conflict(ino, lock, |carrier| self.may_be_closed(carrier, closes_known)) {
+            Some(KnownConflict::Held(_)) => return LockAttempt::Held,
+            Some(KnownConflict::Closing(closing, _)) => return LockAttempt::Closing(closing),
+            None => {}
         }
-        if lock.kind == LockKind::Unlock && carrier.is_none() {
-            return (Ok(()), false);
+        let Some(own) = own.or((!unlocks).then_some(LockCarrier { owner: lock.owner(), fh, closing: false })) else {
+            return LockAttempt::Done;
+        };
+        // The owner may be another open file, with the number of the one that these locks belong to.
+        if own.fh != fh && !unlocks && self.may_be_closed(&own, closes_known) {
+            return LockAttempt::Closing(own.fh);
         }
-        let through = carrier.and_then(|carrier| self.files.get(carrier));
-        let (through, fh) = match (through, carrier) {
-            (Some(file), Some(carrier)) => (file, carrier),
-            _ => (Arc::clone(file), fh),
+        let through = if own.fh == fh { Some(Arc::clone(file)) } else { self.files.get(own.fh) };
+        let Some(through) = through else {
+            // Its locks go with it.
+            return if unlocks { LockAttempt::Done } else { LockAttempt::Closing(own.fh) };
         };
         let set = self.as_caller(caller, false, |caller| through.file.set_lock(lock, caller));
         if set.is_ok() {
-            call.set = Some((KnownLock { lock: *lock, pid: request.pid }, fh));
+            call.set = Some((KnownLock { lock: *lock, pid: request.pid }, own.fh));
         }
-        (set.map_err(FsError::from), false)
+        // Before the file is dropped, which takes its locks out of the table.
+        drop(call);
+        drop(through);
+        LockAttempt::of_source(set)
     }
 
-    /// A lock of another owner that is in the way of this one.
+    /// A lock of another owner that is in the way of this one. `slots`: see [`BeginWait`].
     ///
     /// # Errors
-    /// `BadHandle`; the source's errno.
-    pub fn test_lock(&self, (ino, fh): (u64, u64), lock: &FileLock) -> FsResult<Option<LockConflict>> {
+    /// `BadHandle`; `EINTR` after an interruption of request `number`; the source's errno.
+    pub fn test_lock(
+        &self,
+        (ino, fh): (u64, u64),
+        lock: &FileLock,
+        number: u64,
+        slots: Option<&dyn BeginWait>,
+    ) -> FsResult<Option<LockConflict>> {
         let file = self.file(ino, fh)?;
-        let carrier = self.locks.begin_call(ino, lock.owner());
-        let _call = OwnerCall { table: &self.locks, ino, owner: lock.owner(), set: None };
-        if let Some(conflict) = self.locks.find_conflict(ino, lock) {
-            return Ok(Some(conflict));
+        self.locks.note_closing(ino, fh, false);
+        let started = Instant::now();
+        let mut waiting = None;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let seen = self.locks.releases();
+            let mut found = self.find_conflict((ino, fh), &file, lock, false)?;
+            if let Some(KnownConflict::Closing(closing, _)) = found
+                && slots.is_none_or(|slots| slots.has_all_closes(closing))
+            {
+                found = self.find_conflict((ino, fh), &file, lock, true)?;
+            }
+            match found {
+                None => return Ok(None),
+                Some(KnownConflict::Held(conflict)) => return Ok(Some(conflict)),
+                Some(KnownConflict::Closing(_, conflict)) if started.elapsed() >= CLOSE_WAIT_MAX => {
+                    return Ok(Some(conflict));
+                }
+                Some(KnownConflict::Closing(..)) => {}
+            }
+            if waiting.is_none() {
+                waiting = Some(slots.map(BeginWait::begin_wait).transpose()?);
+            }
+            self.locks.wait_release(seen, number, pause)?;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        let through = carrier.and_then(|carrier| self.files.get(carrier)).unwrap_or(file);
-        Ok(through.file.test_lock(lock)?)
+    }
+
+    /// A lock in the way, by the table or else by the source.
+    fn find_conflict(
+        &self,
+        (ino, fh): (u64, u64),
+        file: &Arc<OpenNodeFile>,
+        lock: &FileLock,
+        closes_known: bool,
+    ) -> FsResult<Option<KnownConflict>> {
+        let own = self.locks.begin_call(ino, lock.owner());
+        let _call = OwnerCall { table: &self.locks, ino, owner: lock.owner(), set: None };
+        let conflict = self.locks.find_conflict(ino, lock, |carrier| self.may_be_closed(carrier, closes_known));
+        if conflict.is_some() {
+            return Ok(conflict);
+        }
+        let other = own.map(|own| own.fh).filter(|own| *own != fh);
+        let through = other.and_then(|other| self.files.get(other));
+        let found = through.as_ref().unwrap_or(file).file.test_lock(lock)?;
+        Ok(found.map(|conflict| match other.filter(|_| through.is_none()) {
+            // A lock with the owner's number, whose file is being closed.
+            Some(other) => KnownConflict::Closing(other, conflict),
+            None => KnownConflict::Held(conflict),
+        }))
     }
 
     /// Whether the kernel may have pages with bytes that programs stored into a shared map, which have to be written before a lock
@@ -341,12 +506,12 @@ impl WritableFileSystem {
         if self.locks.is_empty() {
             return;
         }
-        self.locks.note_closing(ino, fh);
+        self.locks.note_closing(ino, fh, true);
         let range = LockRange { start: 0, end: LAST_BYTE };
         let lock = FileLock { family: LockFamily::Posix, owner, range, kind: LockKind::Unlock };
         let carrier = self.locks.begin_call(ino, lock.owner());
         let mut call = OwnerCall { table: &self.locks, ino, owner: lock.owner(), set: None };
-        let Some((carrier, file)) = carrier.and_then(|carrier| Some((carrier, self.files.get(carrier)?))) else {
+        let Some((carrier, file)) = carrier.and_then(|carrier| Some((carrier.fh, self.files.get(carrier.fh)?))) else {
             return;
         };
         if let Err(error) = self.as_caller(&FsCaller::default(), false, |caller| file.file.set_lock(&lock, caller)) {

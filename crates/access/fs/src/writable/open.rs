@@ -2,6 +2,7 @@
 //! at once; where the kernel supports it, it reads and writes that file itself.
 
 use super::kernel_view::KernelSize;
+use super::locks::HandleLocks;
 use super::removed::RemovedDirectory;
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error, has_lost_name};
 use crate::errno::{FsError, FsResult};
@@ -43,6 +44,8 @@ pub(super) struct OpenNodeFile {
     passthrough: bool,
     direct_writer: bool,
     pub kernel_size: Arc<KernelSize>,
+    /// Behind `file`: the locks are known as held until the source has closed the file, whichever request drops it last.
+    locks: HandleLocks,
 }
 
 /// An open directory.
@@ -216,11 +219,13 @@ impl WritableFileSystem {
         let alone = made && state.files.is_empty() && backing.is_none();
         let direct_writer = alone && only_writes && self.direct_writes.load(Ordering::Relaxed);
         let passthrough = backing.is_some();
-        let file = OpenNodeFile { ino, file, writes, passthrough, direct_writer, kernel_size: seen.kernel_size };
-        let file = Arc::new(file);
+        let kernel_size = seen.kernel_size;
+        let locks = HandleLocks::new(&self.locks, ino);
+        let file = Arc::new(OpenNodeFile { ino, file, writes, passthrough, direct_writer, kernel_size, locks });
         let Some(fh) = self.files.insert(Arc::clone(&file)) else {
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
+        file.locks.set_handle(fh);
         match &backing {
             Some(live) => {
                 state.passthrough += 1;
@@ -267,10 +272,8 @@ impl WritableFileSystem {
             }
         }
         drop(opens);
-        let ino = file.ino;
         // Closed outside of the locks: both may take long.
         drop((unused, file));
-        self.locks.remove_handle(ino, fh);
         Ok(())
     }
 

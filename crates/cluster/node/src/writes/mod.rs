@@ -352,7 +352,7 @@ impl ServedWrite<'_> {
             WriteCall::Renew => WriteAnswer::Done,
             WriteCall::Close { files } => {
                 // Closing a second time changes nothing.
-                files.iter().for_each(|file| drop(self.session.close_object(file)));
+                files.iter().for_each(|file| self.session.close_object(file));
                 WriteAnswer::Done
             }
             WriteCall::ReadDirectory { file, from, max, attrs } => match self.session.open_object(file) {

@@ -36,6 +36,13 @@ impl OpenObject {
             OpenObject::Directory(directory) => &**directory,
         }
     }
+
+    /// Releases the locks that were set through it.
+    fn release_locks(&self) {
+        if let OpenObject::File(file) = self {
+            file.release_locks();
+        }
+    }
 }
 
 /// An answer that is being made, or was given.
@@ -107,7 +114,7 @@ impl WriteSession {
         self.locked.lock().insert(file);
     }
 
-    /// Closes the files that were locked; returns them, so that the caller drops them.
+    /// Closes the files that were locked; returns them, so that the caller releases their locks and drops them.
     fn close_locked(&self) -> Vec<OpenObject> {
         let locked = std::mem::take(&mut *self.locked.lock());
         let mut files = self.files.write();
@@ -189,10 +196,14 @@ impl WriteSession {
         Ok(())
     }
 
-    /// Removes an open object.
-    pub fn close_object(&self, file: u64) -> Option<OpenObject> {
-        self.locked.lock().remove(&file);
-        self.files.write().remove(&file)
+    /// Closes an open object. Its locks are released although another request may still use it, such as one that shows the
+    /// mount to be there: the mount gives them to the next owner once it has the answer.
+    pub fn close_object(&self, file: u64) {
+        let was_locked = self.locked.lock().remove(&file);
+        let object = self.files.write().remove(&file);
+        if let Some(object) = object.filter(|_| was_locked) {
+            object.release_locks();
+        }
     }
 
     /// Number of open objects.
@@ -243,6 +254,7 @@ impl WriteSessions {
             keep
         });
         // Files are closed without the lock: that may take as long as the source does.
+        unlocked.iter().for_each(OpenObject::release_locks);
         (ended.len(), unlocked.len())
     }
 
@@ -315,7 +327,7 @@ mod tests {
         }
         session.note_lock(1);
         session.note_lock(2);
-        drop(session.close_object(2));
+        session.close_object(2);
         assert_eq!(sessions.expire_idle(Instant::now() + LOCKS_IDLE / 2), (0, 0));
         assert_eq!(sessions.expire_idle(Instant::now() + LOCKS_IDLE), (0, 1));
         assert!(session.open_object(1).is_none() && session.open_object(3).is_some());

@@ -1,0 +1,261 @@
+//! The requests that the threads of a session have taken, so that a request for a lock can tell whether the end of an open file
+//! (RELEASE) is on its way. It knows no locks.
+//!
+//! The kernel queues RELEASE before close(2) returns, and several threads take requests. So a later request of the same program can be
+//! handled first. No RELEASE from before is on its way when all of this holds at one moment:
+//!
+//! 1. No request waits in the kernel.
+//! 2. A thread that waits for a request sleeps, and so has taken none.
+//! 3. Each other thread has decoded its request, which is neither the RELEASE nor a read or write through the file: the kernel
+//!    queues RELEASE after the last of these.
+//! 4. Fewer reads, writes and closes are served than the kernel hands over at a time: it holds back none.
+
+use crate::change_request::ChangeRequest;
+use crate::request::FuseRequest;
+use parking_lot::Mutex;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// In place of the handle of a request: the thread waits for a request.
+const WAITING: u64 = u64::MAX;
+/// It has taken a request that is not decoded.
+const UNDECODED: u64 = u64::MAX - 1;
+/// Its request delays no RELEASE.
+const NO_HANDLE: u64 = u64::MAX - 2;
+
+/// A thread that serves requests. It alone changes the numbers, on a cache line of its own.
+#[repr(align(128))]
+pub(crate) struct ServingThread {
+    /// The thread's file in `/proc`; `None` if that can't be read.
+    stat: Option<PathBuf>,
+    /// The CPU of its io_uring queue.
+    queue: Option<usize>,
+    /// It joined a queue in which requests may wait: the kernel gives these to other entries.
+    joined_late: bool,
+    /// Number of requests taken.
+    taken: AtomicU64,
+    /// The handle of a read, a write or a RELEASE that it serves, or one of the constants above.
+    handle: AtomicU64,
+}
+
+/// What a thread does at one moment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ThreadActivity {
+    taken: u64,
+    handle: u64,
+}
+
+impl ServingThread {
+    /// Called before the kernel is asked for a request.
+    pub(crate) fn note_waiting(&self) {
+        self.handle.store(WAITING, Ordering::Release);
+    }
+
+    /// Called at once when the kernel has given a request.
+    pub(crate) fn note_taken(&self) {
+        self.taken.store(self.taken.load(Ordering::Relaxed) + 1, Ordering::Release);
+        self.handle.store(UNDECODED, Ordering::Release);
+    }
+
+    /// The request is decoded.
+    pub(crate) fn note_request(&self, request: &FuseRequest) {
+        let handle = match request {
+            FuseRequest::Read { fh, .. } | FuseRequest::Release { fh } => *fh,
+            FuseRequest::Change(ChangeRequest::Write { fh, .. }) => *fh,
+            _ => NO_HANDLE,
+        };
+        self.handle.store(handle, Ordering::Release);
+    }
+
+    fn activity(&self) -> ThreadActivity {
+        // In this order: a handle that is newer than the number is seen at the second look.
+        let taken = self.taken.load(Ordering::Acquire);
+        ThreadActivity { taken, handle: self.handle.load(Ordering::Acquire) }
+    }
+
+    /// Whether it sleeps in the kernel.
+    fn sleeps(&self) -> bool {
+        let Some(stat) = self.stat.as_ref().and_then(|stat| fs::read_to_string(stat).ok()) else { return false };
+        // The name before the state can contain anything.
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S'))
+    }
+
+    /// Whether a thread that waits would have been given the requests of its queue.
+    fn keeps_queue_empty(&self) -> bool {
+        !self.joined_late || self.taken.load(Ordering::Acquire) > 0
+    }
+}
+
+/// The threads of a session.
+#[derive(Default)]
+pub(crate) struct RequestsUnderWay {
+    threads: Mutex<Vec<Arc<ServingThread>>>,
+}
+
+impl RequestsUnderWay {
+    /// Adds the calling thread until the result is dropped.
+    pub(crate) fn add_thread(&self, queue: Option<usize>, joined_late: bool) -> AddedThread<'_> {
+        let stat = fs::read_link("/proc/thread-self").ok().map(|thread| Path::new("/proc").join(thread).join("stat"));
+        let (taken, handle) = (AtomicU64::new(0), AtomicU64::new(NO_HANDLE));
+        let thread = Arc::new(ServingThread { stat, queue, joined_late, taken, handle });
+        self.threads.lock().push(Arc::clone(&thread));
+        AddedThread { under_way: self, thread }
+    }
+
+    /// Whether no RELEASE of handle `fh` is on its way that the kernel queued before the request of the calling thread. `false`
+    /// if that is not certain. `device_is_empty`: whether no request waits in `/dev/fuse`. `background_max`: how many reads,
+    /// writes and closes the kernel hands over at a time.
+    pub(crate) fn has_no_release(
+        &self,
+        fh: u64,
+        background_max: usize,
+        device_is_empty: impl FnOnce() -> bool,
+    ) -> bool {
+        let threads = self.threads.lock();
+        let first: Vec<ThreadActivity> = threads.iter().map(|thread| thread.activity()).collect();
+        if first.iter().any(|activity| activity.handle == UNDECODED || activity.handle == fh) {
+            return false;
+        }
+        if first.iter().filter(|activity| activity.handle < NO_HANDLE).count() >= background_max {
+            return false;
+        }
+        if !threads.iter().any(|thread| thread.queue.is_some()) {
+            // At this moment. What a thread takes later was queued later.
+            return device_is_empty() && are_unchanged(&threads, &first) && sleep_where_waiting(&threads, &first);
+        }
+        // The kernel gives a request to an entry that waits as soon as there is one. An entry may begin to wait during the look, so
+        // that others must not have taken a request until its end.
+        let all_empty = threads.iter().filter_map(|thread| thread.queue).all(|queue| {
+            let mut of_queue = threads.iter().zip(&first).filter(|(thread, _)| thread.queue == Some(queue));
+            of_queue.any(|(thread, activity)| activity.handle == WAITING && thread.keeps_queue_empty())
+        });
+        all_empty && sleep_where_waiting(&threads, &first) && are_unchanged(&threads, &first)
+    }
+}
+
+fn are_unchanged(threads: &[Arc<ServingThread>], first: &[ThreadActivity]) -> bool {
+    threads.iter().zip(first).all(|(thread, activity)| thread.activity() == *activity)
+}
+
+/// Whether each thread that waited sleeps, and has taken nothing until then.
+fn sleep_where_waiting(threads: &[Arc<ServingThread>], first: &[ThreadActivity]) -> bool {
+    let mut waiting = threads.iter().zip(first).filter(|(_, activity)| activity.handle == WAITING);
+    waiting.all(|(thread, activity)| thread.sleeps() && thread.activity() == *activity)
+}
+
+/// A thread of a session, until its end.
+pub(crate) struct AddedThread<'a> {
+    under_way: &'a RequestsUnderWay,
+    thread: Arc<ServingThread>,
+}
+
+impl std::ops::Deref for AddedThread<'_> {
+    type Target = ServingThread;
+    fn deref(&self) -> &ServingThread {
+        &self.thread
+    }
+}
+
+impl Drop for AddedThread<'_> {
+    fn drop(&mut self) {
+        self.under_way.threads.lock().retain(|thread| !Arc::ptr_eq(thread, &self.thread));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    const FH: u64 = 7;
+    const MANY: usize = 64;
+
+    fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+        let came = (0..60_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            done()
+        });
+        assert!(came, "it never came: {what}");
+    }
+
+    #[test]
+    fn a_thread_that_has_taken_a_request_leaves_it_open_until_it_is_known() {
+        let under_way = RequestsUnderWay::default();
+        let own = under_way.add_thread(None, false);
+        let certain = |background_max| under_way.has_no_release(FH, background_max, || true);
+        assert!(certain(MANY));
+        assert!(!under_way.has_no_release(FH, MANY, || false), "a request waits in the kernel");
+        own.note_taken();
+        assert!(!certain(MANY), "it may be the RELEASE");
+        for request in [FuseRequest::Release { fh: FH }, FuseRequest::Read { fh: FH, offset: 0, len: 1 }] {
+            own.note_request(&request);
+            assert!(!certain(MANY), "{request:?}");
+        }
+        own.note_request(&FuseRequest::Release { fh: FH + 1 });
+        assert!(certain(MANY));
+        assert!(!certain(1), "the kernel may hold one back");
+        own.note_request(&FuseRequest::Statfs);
+        assert!(certain(1));
+    }
+
+    #[test]
+    fn a_thread_that_waits_has_taken_nothing_only_while_it_sleeps() {
+        let under_way = RequestsUnderWay::default();
+        let certain = || under_way.has_no_release(FH, MANY, || true);
+        let (mut requests, mut kernel) = std::io::pipe().unwrap();
+        let (spins, added) = (AtomicBool::new(true), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let own = under_way.add_thread(None, false);
+                own.note_waiting();
+                added.store(true, Ordering::Release);
+                // As a thread that has taken a request and was interrupted before it could say so.
+                while spins.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                requests.read_exact(&mut [0]).unwrap();
+                own.note_taken();
+                requests.read_exact(&mut [0]).unwrap();
+            });
+            eventually("the thread is there", || added.load(Ordering::Acquire));
+            (0..100).for_each(|_| assert!(!certain()));
+            spins.store(false, Ordering::Release);
+            eventually("it sleeps", certain);
+            kernel.write_all(&[0]).unwrap();
+            eventually("it has taken a request", || !certain());
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!certain(), "it sleeps with a request");
+            kernel.write_all(&[0]).unwrap();
+        });
+        assert!(certain(), "the thread has ended");
+    }
+
+    #[test]
+    fn each_queue_needs_an_entry_that_waits() {
+        let under_way = RequestsUnderWay::default();
+        let certain = || under_way.has_no_release(FH, MANY, || panic!("requests do not come over /dev/fuse"));
+        let (mut requests, mut kernel) = std::io::pipe().unwrap();
+        let own = under_way.add_thread(Some(0), false);
+        own.note_request(&FuseRequest::Statfs);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let late = under_way.add_thread(Some(0), true);
+                late.note_waiting();
+                requests.read_exact(&mut [0]).unwrap();
+                late.note_taken();
+                late.note_waiting();
+                requests.read_exact(&mut [0]).unwrap();
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!certain(), "the kernel gives an entry that joined late nothing of what waited before");
+            kernel.write_all(&[0]).unwrap();
+            eventually("it has served a request, and waits", certain);
+            kernel.write_all(&[0]).unwrap();
+        });
+        assert!(!certain());
+    }
+}
