@@ -116,18 +116,23 @@ for done in range(rounds):
     os.close(fd)
 "#;
 
+/// More than there are processors: the threads of the mount then serve requests in another order than they came.
+const CLOSING_PROGRAMS: usize = 8;
+
 /// Each program has files of its own, so that no lock is ever taken. The kernel reports the end of an open file after close(2) has
 /// returned.
 fn close_and_lock_again(mount: &Mount) {
     const ROUNDS: &str = "400";
-    let families = ["ofd", "flock", "ofd", "flock"];
     let start = |n: usize| {
         // A process of its own: this one has copies of its descriptors while it starts programs.
         let mut program = Command::new("python3");
-        program.args(["-c", CLOSE_AND_LOCK]).arg(mount.path(format!("again-{n}"))).args([ROUNDS, families[n]]);
+        program
+            .args(["-c", CLOSE_AND_LOCK])
+            .arg(mount.path(format!("again-{n}")))
+            .args([ROUNDS, if n % 2 == 0 { "ofd" } else { "flock" }]);
         program.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let programs: Vec<Child> = (0..families.len()).map(start).collect();
+    let programs: Vec<Child> = (0..CLOSING_PROGRAMS).map(start).collect();
     for program in programs {
         let out = program.wait_with_output().unwrap();
         assert!(out.status.success(), "a lock was refused: {out:?}");
@@ -149,7 +154,7 @@ fn a_lock_of_a_closed_file_is_free_at_once() {
     for name in ["dev", "uring"] {
         let mount = group.mount(name, 0, &["--fuse-io", name]);
         close_and_lock_again(&mount);
-        for n in 0..4 {
+        for n in 0..CLOSING_PROGRAMS {
             let file = open(&group.source.join(format!("again-{n}")));
             eventually("no lock is left behind", || {
                 try_lock(&file, libc::F_WRLCK, 0..10) && try_flock(&file, EXCLUSIVE)
