@@ -73,7 +73,8 @@ impl SourceTag {
 }
 
 impl ObjectId {
-    /// Hashes the three parts, each preceded by its length so that no two triples run together.
+    /// Hashes the three parts, each preceded by its length so that no two triples run together. Without a version the id
+    /// names a path, and has no tag.
     /// Costs about 50 ns and allocates nothing.
     pub fn new(source: &str, path: &[u8], version: &Version) -> Self {
         Self::from_text(source, path, version.as_str())
@@ -86,8 +87,13 @@ impl ObjectId {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part);
         }
+        let id = hash.digest128();
+        if version.is_empty() {
+            // A path, which has no blocks.
+            return ObjectId(id);
+        }
         let tag = u128::from(SourceTag::of_source(source).0) << SOURCE_TAG_SHIFT;
-        ObjectId(hash.digest128() & !SOURCE_TAG_MASK | tag)
+        ObjectId(id & !SOURCE_TAG_MASK | tag)
     }
 
     /// Whether the object may be of a source: it is when the tags are equal, but for sources that share a tag.
