@@ -249,8 +249,8 @@ impl ObjectOrigin {
         Ok(page)
     }
 
-    /// The first page with a name, or the last page. Its length is `max`, or more if other pages come before.
-    async fn first_page(
+    /// The next page with a name, or the last page. Its length is `max`, or more if empty pages come before.
+    async fn next_filled_page(
         &self,
         prefix: &str,
         cursor: &mut ListCursor,
@@ -258,15 +258,27 @@ impl ObjectOrigin {
         deadline: Instant,
     ) -> Result<RawPage> {
         let mut page = self.next_page(prefix, cursor, max, deadline).await?;
+        let mut empty_pages = 0;
+        // Before a request of its own can report that it has no answer in time.
+        let until = deadline.checked_sub(2 * REPORT_MARGIN).unwrap_or(deadline);
         while page.is_empty() && page.next.is_some() {
-            page = self.next_page(prefix, cursor, PAGE, deadline).await?;
+            empty_pages += 1;
+            let next = self.next_page(prefix, cursor, PAGE, deadline);
+            page = tokio::time::timeout_at(until.into(), next).await.unwrap_or_else(|_| {
+                let message = format!(
+                    "the listing of '{prefix}' by {} had {empty_pages} pages without a new name in a row and is not at its \
+                     end; if the bucket holds as many deleted versions, raise --origin-timeout",
+                    self.backend.describe()
+                );
+                Err(Error::new(ErrorKind::Timeout, message))
+            })?;
         }
         Ok(page)
     }
 
     /// Whether any key starts with `prefix`.
     async fn any_below(&self, prefix: &str, deadline: Instant) -> Result<bool> {
-        Ok(!self.first_page(prefix, &mut ListCursor::default(), 1, deadline).await?.is_empty())
+        Ok(!self.next_filled_page(prefix, &mut ListCursor::default(), 1, deadline).await?.is_empty())
     }
 
     async fn lookup_key(&self, key: &str, deadline: Instant) -> Result<ObjectAttr> {
@@ -294,10 +306,8 @@ impl ObjectOrigin {
         let prefix = if path.is_empty() { key } else { format!("{key}/") };
         let max = max.clamp(1, PAGE);
         let mut next = cursor.map(ListCursor::parse).transpose()?.unwrap_or_default();
-        let raw = if cursor.is_none() && !path.is_empty() {
-            self.first_page(&prefix, &mut next, max, deadline).await?
-        } else if cursor.is_none() || next.token.is_some() {
-            self.next_page(&prefix, &mut next, max, deadline).await?
+        let raw = if cursor.is_none() || next.token.is_some() {
+            self.next_filled_page(&prefix, &mut next, max, deadline).await?
         } else {
             // Only objects held back are left.
             RawPage::default()

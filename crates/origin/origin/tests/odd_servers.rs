@@ -9,7 +9,7 @@ use spurline_types::{Error, ErrorKind, FileKind, ObjectRef, SliceSink, Stats};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The heads of all requests so far, in lower case.
 type RequestHeads = Arc<Mutex<Vec<String>>>;
@@ -188,6 +188,20 @@ fn empty_pages_before_a_name_hide_nothing() {
     assert_eq!(list_names(&*store, b"d", 1000), (vec!["f".to_owned()], None));
     assert_eq!(store.lookup(b"none", soon()).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(store.list(b"none", None, 1000, soon()).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn empty_pages_without_end_are_an_error_in_time() {
+    let store = list_server(|token| page(&[], Some(&format!("{token}x"))));
+    let deadline = Instant::now() + Duration::from_millis(500);
+    let listed = store.list(b"", None, 1000, deadline).unwrap_err();
+    let looked_up = store.lookup(b"d", Instant::now() + Duration::from_millis(500)).unwrap_err();
+    for error in [listed, looked_up] {
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        for part in ["pages without a new name in a row", "--origin-timeout"] {
+            assert!(error.message().contains(part), "{error}");
+        }
+    }
 }
 
 /// Without the check each absent name would be a folder.
