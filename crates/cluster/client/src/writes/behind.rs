@@ -718,7 +718,13 @@ impl GroupWrites {
             shares && other.writes_anywhere() && other.home() == home
         });
         let (other, mut changes) = (other.map(|other| other.number()), Vec::new());
-        let lost = file.list.lock().pass_on(opened.number(), other, &self.client.stats, &mut changes);
+        let mut list = file.list.lock();
+        // Another thread may be sending one of its pieces again, and learns the outcome within the time of a request.
+        while list.is_sending_for(opened.number()) {
+            file.sent.wait(&mut list);
+        }
+        let lost = list.pass_on(opened.number(), other, &self.client.stats, &mut changes);
+        drop(list);
         changes.into_iter().for_each(|number| self.numbers.end_number(number));
         if lost > 0 {
             let error = error.map_or_else(String::new, |error| format!(": {error}"));

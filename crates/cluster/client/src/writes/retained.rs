@@ -471,6 +471,11 @@ impl PieceList {
         Some((first.owner, to))
     }
 
+    /// Whether a piece of this open file is being sent.
+    pub fn is_sending_for(&self, owner: u64) -> bool {
+        self.pieces.iter().any(|piece| piece.owner == owner && piece.state == PieceState::Sending)
+    }
+
     /// The open file `from` ends: what it has sent belongs to the open file `to` from now on, or is forgotten. Returns the
     /// bytes that no process has, which are forgotten too, and adds the numbers of their changes to `changes`.
     pub fn pass_on(&mut self, from: u64, to: Option<u64>, stats: &Stats, changes: &mut Vec<u64>) -> u64 {
