@@ -129,7 +129,7 @@ fn close_and_lock_again(mount: &Mount) {
         program
             .args(["-c", CLOSE_AND_LOCK])
             .arg(mount.path(format!("again-{n}")))
-            .args([ROUNDS, if n % 2 == 0 { "ofd" } else { "flock" }]);
+            .args([ROUNDS, if n.is_multiple_of(2) { "ofd" } else { "flock" }]);
         program.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let programs: Vec<Child> = (0..CLOSING_PROGRAMS).map(start).collect();

@@ -191,7 +191,8 @@ mod tests {
         assert!(!under_way.has_no_release(FH, MANY, || false), "a request waits in the kernel");
         own.note_taken();
         assert!(!certain(MANY), "it may be the RELEASE");
-        for request in [FuseRequest::Release { fh: FH }, FuseRequest::Read { fh: FH, offset: 0, len: 1 }] {
+        let read = FuseRequest::Read { fh: FH, offset: 0, len: 1, cached: false };
+        for request in [FuseRequest::Release { fh: FH }, read] {
             own.note_request(&request);
             assert!(!certain(MANY), "{request:?}");
         }
