@@ -64,7 +64,8 @@ pub fn set_group(group: u64) {
     }
 }
 
-/// No thread of the group runs for this time, as those of a stopped process. Locks that they hold stay locked.
+/// No thread of the group runs for this time from now on, as those of a stopped process; zero ends an earlier pause. Locks that
+/// they hold stay locked.
 pub fn pause_group(group: u64, time: Duration) {
     if sched::current_thread().is_some() {
         sched::scheduler().pause_group(group, time.as_nanos() as u64);

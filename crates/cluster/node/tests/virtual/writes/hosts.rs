@@ -180,7 +180,7 @@ impl WriteCluster {
         self.hosts.iter().for_each(|host| host.kill(false));
     }
 
-    /// Ends all faults of links and calls.
+    /// Ends all faults of links and calls, and continues the mounts that are stopped.
     pub fn heal(&self) {
         for host in &self.hosts {
             host.plan.set_rates(FaultRates::default());
@@ -189,6 +189,7 @@ impl WriteCluster {
             host.start_process();
         }
         self.mounts.iter().flat_map(|mount| &mount.links).for_each(|link| link.set_mode(RailMode::Up));
+        self.mounts.iter().for_each(|mount| spurline_vtime::pause_group(mount.thread_group(), Duration::ZERO));
         *self.source.latency.lock() = Duration::ZERO;
     }
 }
