@@ -5,7 +5,7 @@
 //! before anything that would see its bytes, and after [`LONGEST_WAIT`]. The pieces stay until their process reported a
 //! sync. Failures are counted per file, and reported at each open file's next sync and next close.
 
-use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer};
+use super::calls::{CallEnd, CallTarget, HomeProcess, MaybeExecuted, settle_answer};
 use super::files::{MOVES, OpenedAs, call_open};
 use super::held_locks::LostLocks;
 use super::retained::{AddedBytes, AwaitedPiece, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
@@ -156,10 +156,7 @@ impl FileBytes {
 /// How bytes are sent.
 #[derive(Clone, Copy, Default)]
 struct SendAttempt {
-    /// A lost process that may have executed their request.
-    before: Option<u64>,
-    /// A process had them: see [`PieceToSend::answered`].
-    answered: bool,
+    before: MaybeExecuted,
     /// Failures of the file are reported with the last request.
     flush: bool,
 }
@@ -381,7 +378,7 @@ impl GroupWrites {
 
     /// Writes bytes for which there is no memory: they are durable before the writer goes on.
     fn write_durably(&self, opened: &OpenedAs, new: &NewBytes<'_>) -> Result<()> {
-        let (mut before, mut change) = (None, None);
+        let (mut before, mut change) = (MaybeExecuted::Nowhere, None);
         let failures = opened.bytes.failure_count();
         let mut write = || {
             for _ in 0..MOVES {
@@ -391,10 +388,10 @@ impl GroupWrites {
                         if self.sync_file(opened, true)?.instance == to {
                             return opened.bytes.failure_after(failures);
                         }
-                        before = Some(to);
+                        before = MaybeExecuted::Anywhere;
                     }
                     (_, Some(error)) => return Err(error),
-                    (PieceOutcome::Unsent(lost), None) => before = lost.or(before),
+                    (PieceOutcome::Unsent(sent), None) => before = sent,
                     (PieceOutcome::Refused, None) => break,
                 }
             }
@@ -476,7 +473,7 @@ impl GroupWrites {
     /// Sends a piece; it stays unsent if its process was lost. `flush`: see [`WriteCall::Write`].
     fn send_piece(&self, file: &FileBytes, mut piece: PieceToSend, flush: bool) -> Result<PieceOutcome> {
         let mut change = piece.change;
-        let attempt = SendAttempt { before: piece.before, answered: piece.answered, flush };
+        let attempt = SendAttempt { before: piece.before, flush };
         let owner = self.open_file(piece.owner);
         let (outcome, error) = match &owner {
             Some(owner) => self.send_bytes(owner, &piece.as_new(), attempt, &mut change),
@@ -515,7 +512,7 @@ impl GroupWrites {
         attempt: SendAttempt,
         change: &mut Option<u64>,
     ) -> (PieceOutcome, Option<Error>) {
-        let SendAttempt { before, .. } = attempt;
+        let mut before = attempt.before;
         let home = owner.home();
         let ended = |error: Error, before| match is_transient(&error) {
             true => (PieceOutcome::Unsent(before), Some(error)),
@@ -536,8 +533,7 @@ impl GroupWrites {
             let call = WriteCall::Write { file, offset, append, lose_privileges, flush };
             let caller = new.lose_privileges.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() });
             let caller = caller.as_ref().unwrap_or(owner.caller());
-            let again = new.appended && attempt.answered;
-            let context = RequestContext { payload, again, ..RequestContext::of(caller) };
+            let context = RequestContext { payload, before, ..RequestContext::of(caller) };
             // The same bytes at the same place can be written twice, an append can't: it keeps its number until it is
             // answered.
             let number = if new.appended { *change.get_or_insert_with(|| self.numbers.draw_raw()) } else { 0 };
@@ -547,7 +543,7 @@ impl GroupWrites {
             if let Err(error) = owner.bytes.lost_locks.check_none() {
                 return (PieceOutcome::Refused, Some(error));
             }
-            let answer = self.send(CallTarget::Process(&home), &call, context, number, before, &mut []);
+            let answer = self.send(CallTarget::Process(&home), &call, context, number, &mut []);
             drop(relying);
             let sent = match answer {
                 Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {
@@ -558,10 +554,16 @@ impl GroupWrites {
                     owner.held.confirm(confirms);
                     settle_answer(sent.answer)
                 }
-                Err(CallEnd::Lost { sent, .. }) => return moved(if sent { Some(home.instance) } else { before }),
+                Err(CallEnd::Lost { sent, .. }) => {
+                    if sent {
+                        before.note_sent(home.instance);
+                    }
+                    return moved(before);
+                }
                 Err(CallEnd::Failed(error)) => return ended(error, before),
             };
             self.end_change(change);
+            before = MaybeExecuted::Anywhere;
             match sent {
                 Ok(WriteAnswer::Number(n)) if n > 0 => {
                     let n = n.min(payload.len() as u64);
@@ -583,7 +585,7 @@ impl GroupWrites {
         // Another thread has seen the process lost meanwhile.
         match owner.home().instance == home.instance {
             true => (PieceOutcome::Sent(home.instance), None),
-            false => (PieceOutcome::Unsent(Some(home.instance)), None),
+            false => (PieceOutcome::Unsent(before), None),
         }
     }
 

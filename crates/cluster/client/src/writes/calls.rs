@@ -54,6 +54,38 @@ pub(crate) enum CallTarget<'a> {
     Unproven(&'a HomeProcess),
 }
 
+/// Which processes may have executed a request. A process knows only its own answers: any other one compares the source with the
+/// change first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum MaybeExecuted {
+    #[default]
+    Nowhere,
+    /// By this process, which knows the number of the change.
+    At(u64),
+    /// By several processes, or under a number that was answered: each one compares.
+    Anywhere,
+}
+
+impl MaybeExecuted {
+    /// This process gets the request.
+    pub fn note_sent(&mut self, instance: u64) {
+        *self = match *self {
+            MaybeExecuted::Nowhere => MaybeExecuted::At(instance),
+            _ if self.is_compared_by(instance) => MaybeExecuted::Anywhere,
+            same => same,
+        };
+    }
+
+    /// Whether this process compares the source with the change first.
+    pub fn is_compared_by(self, instance: u64) -> bool {
+        match self {
+            MaybeExecuted::Nowhere => false,
+            MaybeExecuted::At(other) => other != instance,
+            MaybeExecuted::Anywhere => true,
+        }
+    }
+}
+
 /// Why a request to one process has no answer.
 pub(crate) enum CallEnd {
     /// The error is final.
@@ -75,8 +107,8 @@ impl From<CallEnd> for Error {
 pub(crate) type BuildRequest<'a> = dyn Fn(VolumeId, bool) -> WriteRequest<'a> + 'a;
 
 impl GroupWrites {
-    /// Sends the request until a node answers it, or until the deadline. `before`: a process that may have executed it
-    /// earlier.
+    /// Sends the request until a node answers it, or until the deadline. `before`: where it may have been
+    /// executed earlier.
     ///
     /// # Errors
     /// As [`CallEnd`]; a path's request is never lost.
@@ -84,7 +116,7 @@ impl GroupWrites {
         &self,
         target: CallTarget<'_>,
         build: &BuildRequest<'_>,
-        before: Option<u64>,
+        before: MaybeExecuted,
         dst: &mut [u8],
     ) -> std::result::Result<NodeAnswer, CallEnd> {
         // Taken out of its cell, so that a nested call finds an empty one and does not panic.
@@ -125,8 +157,7 @@ impl GroupWrites {
 struct PendingCall<'a, 'b> {
     writes: &'a GroupWrites,
     build: &'a BuildRequest<'b>,
-    /// The process that may have executed the request.
-    before: Option<u64>,
+    before: MaybeExecuted,
     /// The last attempt was sent and not answered.
     unanswered: bool,
     /// The processes that got it and gave no answer.
@@ -314,9 +345,8 @@ impl PendingCall<'_, '_> {
             if std::mem::replace(unanswered, true) {
                 writes.attempts.fetch_add(1, Ordering::AcqRel);
             }
-            let again = before.is_some_and(|before| before != instance);
-            let request = NodeRequest::Write(build(welcome.volume, again));
-            *before = Some(instance);
+            let request = NodeRequest::Write(build(welcome.volume, before.is_compared_by(instance)));
+            before.note_sent(instance);
             body.clear();
             let answer = lease.call(&request, body, dst, &mut |_| {}, deadline);
             *unanswered = matches!(answer, Err(CallError::Broken(_)));
@@ -357,4 +387,23 @@ pub(crate) fn settle_answer(answer: WriteAnswer) -> Result<WriteAnswer> {
 /// The error of an answer of the wrong kind.
 pub(crate) fn unexpected(answer: &WriteAnswer) -> Error {
     Error::new(ErrorKind::Protocol, format!("a node gave an answer of another kind: {answer:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_compares_what_any_other_one_may_have_executed() {
+        let mut executed = MaybeExecuted::Nowhere;
+        assert!(!executed.is_compared_by(1));
+        executed.note_sent(1);
+        executed.note_sent(1);
+        assert!(!executed.is_compared_by(1) && executed.is_compared_by(2));
+        // The second process may not have got it: the next request to that one compares, too.
+        executed.note_sent(2);
+        assert!(executed.is_compared_by(2) && executed.is_compared_by(1));
+        executed.note_sent(2);
+        assert!(executed.is_compared_by(2));
+    }
 }

@@ -145,7 +145,7 @@ impl GroupWrites {
     pub(super) fn try_close(&self, home: &HomeProcess, numbers: &[u64]) -> bool {
         let (mut scratch, root) = (Vec::new(), Caller::default());
         let call = WriteCall::Close { files: FileNumbers::new(numbers, &mut scratch) };
-        match self.send(CallTarget::Process(home), &call, RequestContext::of(&root), 0, None, &mut []) {
+        match self.send(CallTarget::Process(home), &call, RequestContext::of(&root), 0, &mut []) {
             Ok(_) => true,
             // Another process has its place.
             Err(CallEnd::Lost { error, .. }) => error.kind() == ErrorKind::Stale,

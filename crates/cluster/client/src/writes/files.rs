@@ -2,7 +2,7 @@
 //! elsewhere when that process is lost. It knows no placement and no wire format.
 
 use super::behind::{FileBytes, ReportedFailures};
-use super::calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
+use super::calls::{CallEnd, CallTarget, HomeProcess, MaybeExecuted, NodeAnswer, settle_answer, unexpected};
 use super::held_locks::{HeldLocks, set_call};
 use super::moving::VainSearch;
 use super::retained::NewBytes;
@@ -206,13 +206,13 @@ pub(super) fn call_open(
     number: u64,
     dst: &mut [u8],
 ) -> Result<NodeAnswer> {
-    let mut before = None;
+    let mut before = MaybeExecuted::Nowhere;
     let mut last = None;
     for _ in 0..MOVES {
         let relying = opened.relying.read();
         opened.check_locks(writes, call)?;
         let (home, confirms) = (opened.home(), opened.held.begin_confirm());
-        let sent = writes.send(CallTarget::Process(&home), call, context, number, before, dst);
+        let sent = writes.send(CallTarget::Process(&home), call, RequestContext { before, ..context }, number, dst);
         drop(relying);
         match sent {
             Ok(sent) if sent.answer == WriteAnswer::UnknownFile => opened.note_unknown(&home),
@@ -227,7 +227,7 @@ pub(super) fn call_open(
             Err(CallEnd::Failed(error)) => return Err(error),
             Err(CallEnd::Lost { error, sent }) => {
                 if sent {
-                    before = Some(home.instance);
+                    before.note_sent(home.instance);
                 }
                 last = Some(error);
             }
@@ -476,7 +476,7 @@ impl WritableFile for RemoteFile {
         let (number, failures) = (self.writes.numbers.draw_number(), to.opened.bytes.failure_count());
         let home = self.opened.home();
         // The other file may have moved, so this call does not: the caller then reads and writes.
-        let copied = match self.writes.send(CallTarget::Process(&home), &call, context, number.get(), None, &mut []) {
+        let copied = match self.writes.send(CallTarget::Process(&home), &call, context, number.get(), &mut []) {
             Ok(sent) => match settle_answer(sent.answer)? {
                 WriteAnswer::UnknownFile => return Err(apart()),
                 answer => {

@@ -346,7 +346,7 @@ impl OpenedAs {
     /// Whether a process has this file open; `None` if it can't be reached.
     fn is_open_at(&self, writes: &GroupWrites, process: &HomeProcess) -> Option<bool> {
         let (call, root) = (WriteCall::StatOpen { file: self.number() }, Caller::default());
-        let sent = writes.send(CallTarget::Process(process), &call, RequestContext::of(&root), 0, None, &mut []);
+        let sent = writes.send(CallTarget::Process(process), &call, RequestContext::of(&root), 0, &mut []);
         sent.ok().map(|sent| sent.answer != WriteAnswer::UnknownFile)
     }
 
@@ -358,7 +358,7 @@ impl OpenedAs {
     ) -> std::result::Result<(), CallEnd> {
         let (call, root) = (set_call(self.number(), lock), Caller::default());
         let context = RequestContext { again: true, ..RequestContext::of(&root) };
-        let sent = writes.send(CallTarget::Process(home), &call, context, 0, None, &mut [])?;
+        let sent = writes.send(CallTarget::Process(home), &call, context, 0, &mut [])?;
         let answered = Instant::now();
         let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
             WriteAnswer::Done => return Ok(()),
@@ -372,7 +372,7 @@ impl OpenedAs {
         }
         let unlock = set_call(self.number(), &FileLock { kind: LockKind::Unlock, ..*lock });
         // What fails here is released with the file.
-        let _ = writes.send(CallTarget::Process(home), &unlock, RequestContext::of(&root), 0, None, &mut []);
+        let _ = writes.send(CallTarget::Process(home), &unlock, RequestContext::of(&root), 0, &mut []);
         Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile")))
     }
 }

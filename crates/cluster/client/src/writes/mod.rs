@@ -20,7 +20,7 @@ mod write_memory;
 
 use crate::remote::GroupClient;
 use behind::{FileBytes, SendQueue};
-use calls::{CallEnd, CallTarget, HomeProcess, NodeAnswer, settle_answer, unexpected};
+use calls::{CallEnd, CallTarget, HomeProcess, MaybeExecuted, NodeAnswer, settle_answer, unexpected};
 use closing::ClosedFiles;
 use files::{OpenedAs, RemoteDirectory, RemoteFile};
 use held_locks::{LOCK_RENEWAL, LockGrace};
@@ -125,13 +125,15 @@ pub(crate) struct RequestContext<'a> {
     pub caller: &'a Caller,
     pub known: [Option<FileIdentity>; 2],
     pub payload: &'a [u8],
-    /// A process has executed it before: it sets a lock again, or appends bytes that may be in the file.
+    /// It sets a lock again that another process has set.
     pub again: bool,
+    /// Where it may have been executed earlier.
+    pub before: MaybeExecuted,
 }
 
 impl<'a> RequestContext<'a> {
     fn of(caller: &'a Caller) -> Self {
-        RequestContext { caller, known: [None; 2], payload: &[], again: false }
+        RequestContext { caller, known: [None; 2], payload: &[], again: false, before: MaybeExecuted::Nowhere }
     }
 }
 
@@ -200,7 +202,7 @@ impl GroupWrites {
                 for home in writes.homes() {
                     let context = RequestContext::of(&root);
                     // A node that can't be reached now has its files opened elsewhere when they are used.
-                    let _ = writes.send(CallTarget::Process(&home), &WriteCall::Renew, context, 0, None, &mut []);
+                    let _ = writes.send(CallTarget::Process(&home), &WriteCall::Renew, context, 0, &mut []);
                 }
             }
         };
@@ -236,7 +238,6 @@ impl GroupWrites {
         call: &WriteCall<'_>,
         context: RequestContext<'_>,
         number: u64,
-        before: Option<u64>,
         dst: &mut [u8],
     ) -> std::result::Result<NodeAnswer, calls::CallEnd> {
         let mut groups = GROUPS.with(RefCell::take);
@@ -253,14 +254,14 @@ impl GroupWrites {
             let (again, answered) = (again && number != 0 || context.again, answered());
             WriteRequest { volume, op, answered, again, marked, known, caller, call, payload }
         };
-        let result = self.call_node(target, &build, before, dst);
+        let result = self.call_node(target, &build, context.before, dst);
         GROUPS.with(|cell| cell.replace(groups));
         result
     }
 
     /// A call about a path that changes nothing.
     fn query(&self, path: &[u8], call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        let sent = self.send(CallTarget::Path(path), &call, RequestContext::of(caller), 0, None, &mut []);
+        let sent = self.send(CallTarget::Path(path), &call, RequestContext::of(caller), 0, &mut []);
         settle_answer(sent?.answer)
     }
 
@@ -272,7 +273,7 @@ impl GroupWrites {
         context: RequestContext<'_>,
     ) -> Result<(WriteAnswer, HomeProcess)> {
         let number = self.numbers.draw_number();
-        let sent = self.send(CallTarget::Path(path), &call, context, number.get(), None, &mut [])?;
+        let sent = self.send(CallTarget::Path(path), &call, context, number.get(), &mut [])?;
         let changes = match call {
             WriteCall::Open { flags, .. } => flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE),
             WriteCall::OpenDirectory { .. } => false,
@@ -304,7 +305,7 @@ impl GroupWrites {
         let (root, mut failed) = (Caller::default(), None);
         for home in &touched {
             let context = RequestContext::of(&root);
-            let failure = match self.send(CallTarget::Process(home), &WriteCall::SyncAll, context, 0, None, &mut []) {
+            let failure = match self.send(CallTarget::Process(home), &WriteCall::SyncAll, context, 0, &mut []) {
                 Ok(sent) => settle_answer(sent.answer).err().map(|error| SyncFailure { error, refused: true }),
                 Err(CallEnd::Failed(error)) => {
                     self.note_touched(home);

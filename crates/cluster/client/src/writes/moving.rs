@@ -256,7 +256,7 @@ impl OpenedAs {
             let call = WriteCall::ReadDirectory { file, from, max: PAGE, attrs: false };
             let context = RequestContext::of(&self.caller);
             let lost = || Error::new(ErrorKind::Unavailable, format!("node {} was lost during a search", home.node));
-            let answer = match writes.send(CallTarget::Process(home), &call, context, 0, None, &mut []) {
+            let answer = match writes.send(CallTarget::Process(home), &call, context, 0, &mut []) {
                 Ok(sent) if sent.answer == WriteAnswer::UnknownFile => return Err(lost()),
                 Ok(sent) => settle_answer(sent.answer),
                 Err(CallEnd::Lost { .. }) => return Err(lost()),

@@ -184,7 +184,7 @@ impl GroupWrites {
         context: RequestContext<'_>,
         number: u64,
     ) -> Result<WriteAnswer> {
-        let sent = self.send(CallTarget::Unproven(process), call, context, number, None, &mut []);
+        let sent = self.send(CallTarget::Unproven(process), call, context, number, &mut []);
         Ok(sent?.answer)
     }
 }

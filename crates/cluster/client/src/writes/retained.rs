@@ -5,6 +5,7 @@
 //! lost, it is unsent again. Pieces that overlap are sent one after the other, so that sending all of them again leaves
 //! the file as the program wrote it.
 
+use super::calls::MaybeExecuted;
 use super::write_memory::{WriteBuffer, WriteMemory};
 use spurline_types::Stats;
 use std::collections::VecDeque;
@@ -38,10 +39,7 @@ struct WrittenPiece {
     appended: bool,
     lose_privileges: Option<(u32, u32)>,
     state: PieceState,
-    /// The process that got it before, and was lost.
-    before: Option<u64>,
-    /// A process has answered that it has it.
-    answered: bool,
+    before: MaybeExecuted,
     change: Option<u64>,
     /// Its writer waits for its outcome.
     awaited: bool,
@@ -100,10 +98,7 @@ pub(crate) struct PieceToSend {
     pub len: usize,
     pub appended: bool,
     pub lose_privileges: Option<(u32, u32)>,
-    /// The lost process that may have executed it.
-    pub before: Option<u64>,
-    /// A process had it: an append is compared with the file first, wherever it is sent.
-    pub answered: bool,
+    pub before: MaybeExecuted,
     /// The number of an append without an answer.
     pub change: Option<u64>,
     /// When its first byte was written.
@@ -131,8 +126,8 @@ impl PieceToSend {
 pub(crate) enum PieceOutcome {
     /// This process has it.
     Sent(u64),
-    /// It has to be sent again; this process may have executed it.
-    Unsent(Option<u64>),
+    /// It has to be sent again.
+    Unsent(MaybeExecuted),
     /// The source refuses it.
     Refused,
 }
@@ -252,8 +247,7 @@ impl PieceList {
             appended,
             lose_privileges,
             state: PieceState::Unsent,
-            before: None,
-            answered: false,
+            before: MaybeExecuted::Nowhere,
             change: None,
             awaited,
             since: Instant::now(),
@@ -333,7 +327,6 @@ impl PieceList {
             appended: piece.appended,
             lose_privileges: piece.lose_privileges,
             before: piece.before,
-            answered: piece.answered,
             change: piece.change,
             since: piece.since,
             buffer,
@@ -352,8 +345,8 @@ impl PieceList {
         match outcome {
             PieceOutcome::Sent(to) => {
                 piece.state = PieceState::Sent { to, stamp };
-                piece.answered = true;
                 // Sent again, it is another change.
+                piece.before = MaybeExecuted::Anywhere;
                 piece.change = None;
                 piece.buffer = Some(sent.buffer);
                 let len = piece.len;
@@ -361,7 +354,7 @@ impl PieceList {
             }
             PieceOutcome::Unsent(before) => {
                 piece.state = PieceState::Unsent;
-                piece.before = before.or(piece.before);
+                piece.before = before;
                 piece.change = sent.change;
                 piece.buffer = Some(sent.buffer);
             }
@@ -424,7 +417,6 @@ impl PieceList {
                 && (to == lost || !piece.appended)
             {
                 piece.state = PieceState::Unsent;
-                piece.before = Some(to);
                 piece.since = Instant::now();
                 // They are lost already, or were given since.
                 piece.lose_privileges = None;
@@ -627,7 +619,7 @@ mod tests {
         assert_eq!(list.resend_from(1, &stats), 4);
         let piece = take(&mut list).unwrap();
         let (found, before) = (piece.as_new().data.to_vec(), piece.before);
-        assert_eq!((found, before, piece.answered), (b"lost".to_vec(), Some(1), true));
+        assert_eq!((found, before), (b"lost".to_vec(), MaybeExecuted::Anywhere));
         assert!(take(&mut list).is_none());
         // Bytes at their places are written again: they may lie over those of the lost process.
         list.end_sending(piece, PieceOutcome::Sent(2), &stats);
@@ -664,7 +656,7 @@ mod tests {
             // The first one is in the way of the second one.
             let mut piece = take(&mut list).unwrap();
             piece.change = Some(change);
-            list.end_sending(piece, PieceOutcome::Unsent(Some(1)), &stats);
+            list.end_sending(piece, PieceOutcome::Unsent(MaybeExecuted::At(1)), &stats);
             if change == 7 {
                 send(&mut list, 1, &stats);
             }
@@ -687,7 +679,7 @@ mod tests {
         assert!(matches!(list.next_piece(u64::MAX, false), NextPiece::Wait), "one lies below it");
         list.end_sending(far, PieceOutcome::Sent(1), &stats);
         assert!(matches!(list.next_piece(u64::MAX, false), NextPiece::Wait));
-        list.end_sending(old, PieceOutcome::Unsent(Some(1)), &stats);
+        list.end_sending(old, PieceOutcome::Unsent(MaybeExecuted::At(1)), &stats);
         assert_eq!(send(&mut list, 2, &stats), [(0, b"old".to_vec()), (1, b"new".to_vec())]);
         // What process 1 has is sent again, and what was written later.
         assert_eq!(list.resend_from(1, &stats), 6);
@@ -736,8 +728,8 @@ mod tests {
         assert!(added.begun && list.add_bytes(&memory, &plain(7, b"later")).unwrap().begun, "a piece of its own");
         let (kept, sending) = (take(&mut list).unwrap(), take(&mut list).unwrap());
         assert_eq!((sending.offset, list.end_awaited(added.piece, true, &stats)), (4, AwaitedPiece::Sending));
-        list.end_sending(sending, PieceOutcome::Unsent(Some(1)), &stats);
-        list.end_sending(kept, PieceOutcome::Unsent(None), &stats);
+        list.end_sending(sending, PieceOutcome::Unsent(MaybeExecuted::At(1)), &stats);
+        list.end_sending(kept, PieceOutcome::Unsent(MaybeExecuted::Nowhere), &stats);
         assert_eq!(list.end_awaited(added.piece, true, &stats), AwaitedPiece::TakenBack(None));
         assert_eq!(send(&mut list, 2, &stats), [(0, b"kept".to_vec()), (7, b"later".to_vec())]);
         // Appends: what a process has is written, whatever else failed, and its number ends with it.
@@ -750,7 +742,7 @@ mod tests {
         let added = list.add_bytes(&memory, &line).unwrap();
         let mut piece = take(&mut list).unwrap();
         piece.change = Some(7);
-        list.end_sending(piece, PieceOutcome::Unsent(Some(3)), &stats);
+        list.end_sending(piece, PieceOutcome::Unsent(MaybeExecuted::At(3)), &stats);
         assert_eq!(list.end_awaited(added.piece, true, &stats), AwaitedPiece::TakenBack(Some(7)));
         let added = list.add_bytes(&memory, &line).unwrap();
         let piece = take(&mut list).unwrap();
@@ -825,7 +817,7 @@ mod tests {
                                 source.write(to, &piece);
                                 PieceOutcome::Sent(to as u64)
                             }
-                            false => PieceOutcome::Unsent(Some(to as u64)),
+                            false => PieceOutcome::Unsent(MaybeExecuted::At(to as u64)),
                         };
                         list.end_sending(piece, outcome, &stats);
                     }
@@ -845,7 +837,7 @@ mod tests {
                 }
             }
             for (piece, to) in sending {
-                list.end_sending(piece, PieceOutcome::Unsent(Some(to as u64)), &stats);
+                list.end_sending(piece, PieceOutcome::Unsent(MaybeExecuted::At(to as u64)), &stats);
             }
             while let Some(piece) = take(&mut list) {
                 source.write(home, &piece);

@@ -1,5 +1,6 @@
 //! Changes through nodes, over TCP, in a real directory: names, bytes, a node that is lost, and answers that are lost.
 
+mod repeated;
 mod rig;
 
 use rig::{BLOCK, BoundAnswer, Node, OldRelease, connect, mount, start_writes};
