@@ -171,6 +171,10 @@ struct FolderPage {
     next: Option<Vec<u8>>,
 }
 
+/// Why a folder fails whose listing makes no progress.
+const REPEATED_CURSOR: &str = "can't list all of it: the next page has the cursor of this page, so that the names behind it \
+                               are unknown; find out why the source or its node lists no further, and run the job again";
+
 /// Everything below one folder.
 struct FolderWalk<'a> {
     target: &'a dyn JobTarget,
@@ -227,10 +231,18 @@ impl FolderWalk<'_> {
                 let path = join_path(&top.path, &name);
                 top.level.inside = Some(SubfolderPosition { names: *names, name });
                 self.stack.push(OpenFolder { path, level: FolderPosition::default(), page: None, saved: false });
-            } else if let Some(next) = next.take().filter(|next| Some(next) != top.level.page.as_ref()) {
-                (top.level, top.page) = (FolderPosition { page: Some(next), inside: None }, None);
-            } else {
-                self.stack.pop();
+                continue;
+            }
+            match next.take() {
+                Some(next) if Some(&next) == top.level.page.as_ref() => {
+                    tell(WalkEvent::Failed(top.path.clone(), REPEATED_CURSOR.to_owned()))?;
+                    self.stack.pop();
+                }
+                Some(next) => {
+                    top.level = FolderPosition { page: Some(next), inside: None };
+                    top.page = None;
+                }
+                None => drop(self.stack.pop()),
             }
         }
         Ok(true)

@@ -85,8 +85,9 @@ impl JobTarget for ScriptedSource {
         let mut rest = self.names(&path).into_iter().filter(|(name, _)| *name > after);
         let page = rest.by_ref().take(NAMES).map(|(name, attr)| DirEntry { name: name.into_bytes(), attr });
         let entries: Vec<DirEntry> = page.collect();
+        let repeated = cursor.filter(|_| path.ends_with("stuck")).map(<[u8]>::to_vec);
         let next = rest.next().is_some().then(|| entries.last().unwrap().name.clone());
-        Ok(ListPage { entries, next })
+        Ok(ListPage { entries, next: repeated.or(next) })
     }
     fn warm_parts(&self, parts: &[FilePart], _: Option<u32>, _: usize) -> Vec<Result<WorkDone>> {
         self.request();
@@ -389,6 +390,27 @@ fn a_file_fails_once_whether_loading_it_or_reading_it_back_and_however_often_the
     }
     assert_eq!(ends.iter().map(|end| end.1).collect::<Vec<_>>(), [false, true, true], "the list is read again");
     assert!(ends.iter().all(|end| end.0 == ends[0].0), "{ends:?}");
+}
+
+/// The names behind the page are unknown: a load without them is no success.
+#[test]
+fn a_folder_whose_listing_repeats_a_cursor_fails_once_however_often_the_job_goes_on() {
+    let mut files: BTreeMap<String, u64> = (0..=NAMES).map(|n| (format!("a/stuck/{n}"), 10)).collect();
+    files.insert("a/stuck/9/inside".to_owned(), 10);
+    files.insert("a/z".to_owned(), 10);
+    let spec = JobSpec { paths: vec!["a".to_owned()], ..spec(1) };
+    let mut whole = ScriptedSource::of(&files);
+    let (want, _) = work(&mut whole, &spec, JobRun::new());
+    assert_eq!((want.state, want.files_total, want.files_failed), (JobState::Failed, 6, 1), "{want:?}");
+    let failed = &want.failed[0];
+    assert!(failed.path == "a/stuck" && failed.reason.contains("cursor of this page"), "{failed:?}");
+    for breaks_at in 1..=whole.requests.into_inner() {
+        let mut first = ScriptedSource { breaks_at, ..ScriptedSource::of(&files) };
+        let (_, record) = work(&mut first, &spec, JobRun::new());
+        let mut second = ScriptedSource::of(&files);
+        let (progress, _) = work(&mut second, &spec, JobRun::resume_from(carried(&record), &spec));
+        assert_eq!(outcome(&progress), outcome(&want), "interrupted at request {breaks_at}, record {record:?}");
+    }
 }
 
 #[test]
