@@ -67,8 +67,10 @@ impl Channel for FaultyChannel {
             // Other transports can't repeat an answer: it arrives normally.
             None | Some(SimFault::Twice) => inner.call(request, body, dst, progress, deadline),
             Some(SimFault::Delay(delay)) => {
-                std::thread::sleep(delay.min(deadline.saturating_duration_since(Instant::now())));
-                inner.call(request, body, dst, progress, deadline)
+                let answer = inner.call(request, body, dst, progress, deadline);
+                let left = deadline.saturating_duration_since(Instant::now());
+                std::thread::sleep(delay.min(left));
+                if delay < left { answer } else { self.break_with(ErrorKind::Timeout, "no answer before the deadline") }
             }
             Some(SimFault::Drop) => self.break_with(ErrorKind::Unavailable, "the connection ended"),
             Some(SimFault::Cut) => {

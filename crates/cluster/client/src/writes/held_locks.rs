@@ -11,6 +11,7 @@ use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{Caller, FileLock, LockKind};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -295,7 +296,7 @@ impl OpenedAs {
                 return FileAfterLoss::Moved(Some(locks));
             }
             if in_time() {
-                match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, home, lock)) {
+                match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, home, lock, &in_time)) {
                     // It was executed in time if the answer is.
                     Ok(()) if in_time() => {
                         let path = self.logged_path();
@@ -355,20 +356,31 @@ impl OpenedAs {
         writes: &GroupWrites,
         home: &HomeProcess,
         lock: &FileLock,
+        in_time: &dyn Fn() -> bool,
     ) -> std::result::Result<(), CallEnd> {
-        let (call, root) = (set_call(self.number(), lock), Caller::default());
+        let call = set_call(self.number(), lock);
+        let root = Caller::default();
         let context = RequestContext { again: true, ..RequestContext::of(&root) };
-        let sent = writes.send(CallTarget::Process(home), &call, context, 0, &mut [])?;
-        let answered = Instant::now();
-        let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
-            WriteAnswer::Done => return Ok(()),
-            WriteAnswer::Number(us) => Duration::from_micros(us),
-            other => return Err(CallEnd::Failed(unexpected(&other))),
-        };
-        // Another mount had it that long ago at least. Before this one got it in the lost process, that does not matter.
-        let since = *self.held.since.lock();
-        if since.zip(answered.checked_sub(ago)).is_some_and(|(since, other)| other < since) {
-            return Ok(());
+        loop {
+            let asked = Instant::now();
+            let sent = writes.send(CallTarget::Process(home), &call, context, 0, &mut [])?;
+            let answered = Instant::now();
+            let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
+                WriteAnswer::Done => return Ok(()),
+                WriteAnswer::Number(us) => Duration::from_micros(us),
+                other => return Err(CallEnd::Failed(unexpected(&other))),
+            };
+            // Before this mount got it in the lost process, another mount's lock does not matter.
+            let was_before = match *self.held.since.lock() {
+                Some(since) => was_granted_before(ago, since, asked..answered),
+                None => Some(false),
+            };
+            match was_before {
+                Some(true) => return Ok(()),
+                // No other mount can have the lock now, so that the next answer is about the same one, and may be faster.
+                None if in_time() => std::thread::sleep(RECLAIM_PAUSE),
+                _ => break,
+            }
         }
         let unlock = set_call(self.number(), &FileLock { kind: LockKind::Unlock, ..*lock });
         // What fails here is released with the file.
@@ -377,8 +389,46 @@ impl OpenedAs {
     }
 }
 
+/// Whether a lock that another mount got this long `ago` was granted before `since`, by an answer that a node gave at some time
+/// of `request`; `None` if that request took too long to tell.
+fn was_granted_before(ago: Duration, since: Instant, request: Range<Instant>) -> Option<bool> {
+    if ago > request.end.saturating_duration_since(since) {
+        return Some(true);
+    }
+    if ago <= request.start.saturating_duration_since(since) {
+        return Some(false);
+    }
+    None
+}
+
 /// The call that sets or removes a lock of an open file.
 pub(super) fn set_call(file: u64, lock: &FileLock) -> WriteCall<'static> {
     let FileLock { family, owner, range, kind } = *lock;
     WriteCall::SetLock { file, family, owner, range, kind }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_answer_does_not_tell_which_of_two_locks_was_first() {
+        let since = Instant::now();
+        let asked = since + Duration::from_millis(100);
+        let fast = asked..asked + Duration::from_millis(2);
+        let slow = asked..asked + Duration::from_millis(200);
+        for (ago_ms, by_fast, by_slow) in [
+            (301, Some(true), Some(true)),
+            (300, Some(true), None),
+            (103, Some(true), None),
+            (102, None, None),
+            (101, None, None),
+            (100, Some(false), Some(false)),
+            (50, Some(false), Some(false)),
+        ] {
+            let ago = Duration::from_millis(ago_ms);
+            assert_eq!(was_granted_before(ago, since, fast.clone()), by_fast, "{ago_ms} ms");
+            assert_eq!(was_granted_before(ago, since, slow.clone()), by_slow, "{ago_ms} ms");
+        }
+    }
 }
