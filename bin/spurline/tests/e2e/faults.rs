@@ -87,7 +87,7 @@ fn wrong_sources_are_refused_in_words() {
     let mut command = world.command(&[]);
     command.args(world.mount_words("s3://data")).args(at);
     command.env("AWS_ACCESS_KEY_ID", "SOMEBODYELSE").env("AWS_SECRET_ACCESS_KEY", "wrong");
-    let text = refused(&finish(&mut command), 3, &["s3://data", "redential"]);
+    let text = refused(&finish(&mut command), 3, &["s3://data", "access key SOME", "AWS_ACCESS_KEY_ID"]);
     assert!(!text.contains("wrong"), "a secret in a message: {text}");
     let closed = format!("http://{}", crate::remote::closed_port());
     let at = ["--endpoint-url", &closed, "--origin-timeout", "5s"];

@@ -1,7 +1,23 @@
 //! What readers see when links go down, devices are taken away and nodes die: nothing.
 
-use crate::rig::{Rig, ask, link_down, link_up, run, sh};
+use crate::rig::{Mount, Rig, Running, ask, link_down, link_up, run, sh};
 use std::time::{Duration, Instant};
+
+/// Windows without reads, of which one has to be quiet.
+const IDLE_WINDOWS_MAX: usize = 10;
+
+/// Whether mount and node each use less than half of a processor in a window without reads.
+fn uses_little_when_idle(mount: &Mount<'_>, node: &Running) -> bool {
+    let begun = Instant::now();
+    let mount_before = mount.cpu();
+    let node_before = node.cpu();
+    std::thread::sleep(Duration::from_secs(4));
+    let idle = begun.elapsed().as_secs_f64();
+    let mount_used = mount.cpu() - mount_before;
+    let node_used = node.cpu() - node_before;
+    println!("  in {idle:.1} s without reads the mount used {mount_used:.2} s of a processor, the node {node_used:.2}");
+    mount_used.max(node_used) * 2.0 < idle
+}
 
 #[test]
 #[ignore = "runs in the virtual machine"]
@@ -28,12 +44,10 @@ fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
     let addresses: Vec<&str> = rails.iter().filter_map(|rail| rail["address"].as_str()).collect();
     assert_eq!(addresses, ["10.77.0.1:7777", "10.77.1.1:7777"]);
 
-    // Idle ends do not poll: polling would use most of these seconds.
-    let (begun, before) = (Instant::now(), [mount.cpu(), node.cpu()]);
-    std::thread::sleep(Duration::from_secs(4));
-    let (idle, used) = (begun.elapsed().as_secs_f64(), [mount.cpu() - before[0], node.cpu() - before[1]]);
-    println!("  in {idle:.1} s without reads the mount used {:.2} s of a processor, the node {:.2}", used[0], used[1]);
-    assert!(used.iter().all(|used| used * 2.0 < idle), "{used:?} of {idle} s");
+    // Idle ends do not poll: polling would use most of every window. On a busy host an emulated processor that waits for a real
+    // one counts as used, so that one quiet window is enough.
+    let quiet = (0..IDLE_WINDOWS_MAX).any(|_| uses_little_when_idle(&mount, &node));
+    assert!(quiet, "both ends used a processor in every window without reads");
 
     let fio = mount.fio();
     mount.wait_bytes("reads over two rails", 2, false);
