@@ -73,8 +73,8 @@ pub struct VerifyArgs {
     /// Longest wait for an answer of the peer, and longest stall of a measurement
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = parse_duration)]
     pub timeout: Duration,
-    /// Rate of the port in Gb/s, for --read
-    #[arg(long, value_name = "GBPS", requires = "read")]
+    /// Rate of the port in Gb/s: for --read, and where the driver reports none or another one
+    #[arg(long, value_name = "GBPS")]
     pub rate: Option<f64>,
     /// The pods to print.
     #[command(flatten)]
@@ -186,7 +186,7 @@ fn measure_rails(
         );
     }
     for RailMeasurement { interface, result } in measured {
-        let rate = port_rate(facts, &interface);
+        let rate = args.rate.or_else(|| port_rate(facts, &interface));
         match result {
             Ok(mut figures) => {
                 figures.rate_gbps = rate;
