@@ -297,6 +297,8 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
     let status = format!("/proc/{process}/status");
     wait_for("the whole of it", || std::fs::read_to_string(&status).map_or(true, |text| text.contains("\nState:\tZ")));
     let says = |out: &Output| text(out).contains("is gone, it was killed") && text(out).contains("spurline umount");
+    // The last of its threads closes its admin socket.
+    wait_for("the end of its socket", || says(&rig.run("stats", &mnt, &["--json"])));
     for command in ["stats", "status"] {
         let out = rig.run(command, &mnt, &["--json"]);
         assert_eq!(out.status.code(), Some(3), "{command}: {}", text(&out));
