@@ -182,8 +182,7 @@ fn a_mount_that_stood_still_for_longer_than_answers_are_waited_for_reads_on() {
     let registry = format!("static:{},{}", nodes[0].address, nodes[1].address);
     let at = world.dir("mnt");
     let words = ["mount", &source, at.to_str().unwrap(), "--registry", &registry, "--peer-timeout", "4s"];
-    let process = Process::start(&mut world.command(&words), &world.log_path("mount"));
-    process.wait_for(" is mounted on ");
+    let mount = world.mount_with(&mut world.command(&words));
     let reads = Reads::of(4);
     std::thread::scope(|scope| {
         let _stop = Stop(&reads.stop);
@@ -196,12 +195,13 @@ fn a_mount_that_stood_still_for_longer_than_answers_are_waited_for_reads_on() {
         }
         reads.go_on(50);
         for _ in 0..2 {
-            process.signal(Signal::STOP);
+            mount.process().signal(Signal::STOP);
             std::thread::sleep(Duration::from_secs(6));
-            process.signal(Signal::CONT);
+            mount.process().signal(Signal::CONT);
             reads.go_on(25);
         }
     });
+    mount.unmount();
 }
 
 #[test]
