@@ -55,7 +55,7 @@ struct OpenOfKernel {
     model_owner: u64,
 }
 
-/// The kernel: closed files whose end it has not told yet, and numbers of owners that it can use again.
+/// The part of the kernel: closed files whose RELEASE has not arrived yet, and numbers of owners that can be used again.
 struct Kernel {
     closed: Vec<u64>,
     free_owners: Vec<u64>,
