@@ -53,7 +53,7 @@ pub fn in_guest() -> bool {
 /// no guest it skips (`rdma` in `SPURLINE_REQUIRE`).
 ///
 /// # Panics
-/// When one of them fails, none has a prefix, or the guest does not come to its end within [`GUEST_LIMIT`].
+/// When one of them fails, none has a prefix, or the guest does not come to its end within 90 minutes.
 pub fn run_in_guest(net: GuestNet, prefixes: &[&str]) {
     // One at a time: an emulated processor that shares a real one is too slow for meaningful results.
     static ONE: Mutex<()> = Mutex::new(());
