@@ -3,7 +3,7 @@
 //!
 //! A call names an object by its path and, where it matters, by its [`FileIdentity`]: an object that another host has
 //! replaced is `ESTALE`, and the name is looked up again. Every call can be sent over a wire: paths and numbers go in,
-//! plain values come out. A change carries an [`OpId`], so that a repeated one is made once.
+//! plain values come out.
 //!
 //! Errors carry the errno of the source as [`spurline_types::ErrorKind::Io`], which callers see unchanged.
 
@@ -75,15 +75,6 @@ pub struct Caller {
     /// The kernel has checked its rights, by rules that the source can't see: the source refuses nothing for lack of
     /// rights. Objects still get the caller's owner and group.
     pub rights_checked: bool,
-}
-
-/// The number of a change, unique for the life of the source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OpId {
-    /// The mount's session, drawn at random.
-    pub session: u64,
-    /// The number within the session.
-    pub number: u64,
 }
 
 /// What makes an object of the source the same one under any name.
@@ -435,7 +426,7 @@ pub trait WritableObject: Send + Sync {
     ///
     /// # Errors
     /// The source's errno.
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, op: OpId) -> Result<NodeAttr>;
+    fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr>;
 
     /// Answers a call about rights or extended attributes: a value or names, and nothing for the others.
     ///
@@ -602,13 +593,13 @@ pub trait WritableVolume: Send + Sync {
     ///
     /// # Errors
     /// As [`WritableVolume::stat`].
-    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller, op: OpId) -> Result<Box<dyn WritableFile>>;
+    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>>;
 
     /// Opens a file that is made if it does not exist; with `O_EXCL` it must not exist.
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
-    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller, op: OpId) -> Result<CreatedFile>;
+    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile>;
 
     /// Makes a file without a name in a directory (`O_TMPFILE`).
     ///
@@ -620,14 +611,13 @@ pub trait WritableVolume: Send + Sync {
         flags: u32,
         mode: u32,
         caller: &Caller,
-        op: OpId,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)>;
 
     /// Gives an open file a name, although it may have none (`linkat` with `AT_EMPTY_PATH`).
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
-    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller, op: OpId) -> Result<NodeAttr>;
+    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller) -> Result<NodeAttr>;
 
     /// Opens a directory for listing.
     ///
@@ -640,7 +630,7 @@ pub trait WritableVolume: Send + Sync {
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
-    fn change(&self, change: &Change<'_>, caller: &Caller, op: OpId) -> Result<Option<NodeAttr>>;
+    fn change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>>;
 
     /// The value of an extended attribute.
     ///

@@ -41,7 +41,7 @@ pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN,
 pub use rail::{MAX_RAILS, RailInfo, RailLink};
 pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
 pub use write_answer::WriteAnswer;
-pub use writes::{FileNumbers, MAX_GROUPS, WireCaller, WriteCall, WriteRequest};
+pub use writes::{ChangeId, FileNumbers, MAX_GROUPS, WireCaller, WriteCall, WriteRequest};
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 64;

@@ -13,7 +13,7 @@ use crate::request::{VolumeId, check_name, take_path, take_switch, take_volume};
 use crate::{FrameError, MAX_WRITE, OpenFlags};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime, NodePath,
-    OpId, OpenAttrCall,
+    OpenAttrCall,
 };
 
 /// The most supplementary groups of a caller: the kernel's own limit.
@@ -313,13 +313,22 @@ pub enum WriteCall<'a> {
     Renew,
 }
 
+/// A change of a mount, which the node makes once however often its request arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ChangeId {
+    /// The mount's session, drawn at random.
+    pub session: u64,
+    /// The number within the session.
+    pub number: u64,
+}
+
 /// A request for a writable volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteRequest<'a> {
     /// The volume.
     pub volume: VolumeId,
-    /// The mount's session and the number of a change in it; the number is 0 for a request that changes nothing.
-    pub op: OpId,
+    /// Of the change; its number is 0 for a request that changes nothing.
+    pub id: ChangeId,
     /// The answers to all changes with lower numbers have arrived. In a request with number 0: the mount's number of attempts
     /// that got no answer.
     pub answered: u64,
@@ -340,12 +349,12 @@ pub struct WriteRequest<'a> {
 impl WriteRequest<'_> {
     /// Whether the request changes the source or the node's open files, so that its answer is kept.
     pub fn is_change(&self) -> bool {
-        self.op.number != 0
+        self.id.number != 0
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.put_u32(self.volume.0);
-        for n in [self.op.session, self.op.number, self.answered] {
+        for n in [self.id.session, self.id.number, self.answered] {
             out.put_u64(n);
         }
         out.put_u8(u8::from(self.again) | u8::from(self.marked) << 1);
@@ -358,7 +367,7 @@ impl WriteRequest<'_> {
 impl<'a> WriteRequest<'a> {
     pub(crate) fn take(take: &mut ByteCursor<'a>) -> Result<Self, FrameError> {
         let volume = take_volume(take)?;
-        let op = OpId { session: take.take_u64("a session")?, number: take.take_u64("a change's number")? };
+        let id = ChangeId { session: take.take_u64("a session")?, number: take.take_u64("a change's number")? };
         let answered = take.take_u64("a change's number")?;
         let bits = take.take_u8("the flags of a change")?;
         if bits > 3 {
@@ -367,7 +376,7 @@ impl<'a> WriteRequest<'a> {
         let known = [take_identity(take)?, take_identity(take)?];
         let (caller, call) = (WireCaller::take(take)?, take_call(take)?);
         let (again, marked) = (bits & 1 != 0, bits & 2 != 0);
-        Ok(WriteRequest { volume, op, answered, again, marked, known, caller, call, payload: &[] })
+        Ok(WriteRequest { volume, id, answered, again, marked, known, caller, call, payload: &[] })
     }
 
     /// The request with its bytes, which are the value of an extended attribute where one is set.

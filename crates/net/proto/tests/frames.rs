@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use spurline_proto::{
-    AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, FRAME_ALIGN, FileNumbers, FrameError, FrameFlags,
+    AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, ChangeId, FRAME_ALIGN, FileNumbers, FrameError, FrameFlags,
     FrameHeader, FrameOp, HEADER_LEN, HelloRequest, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE, NONCE_LEN,
     NodeRequest, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadFlags,
     ReadRequest, TokenProof, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path,
@@ -11,7 +11,7 @@ use spurline_proto::{
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, DirectoryRename, FileIdentity, FileTime, ListedName, LockConflict, LockFamily,
-    LockKind, LockRange, LockScope, NamePath, NewTime, NodeAttr, NodePath, OpId, OpenAttrCall, SourceSpace,
+    LockKind, LockRange, LockScope, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, SourceSpace,
     WriteCapabilities,
 };
 use std::time::{Duration, UNIX_EPOCH};
@@ -187,12 +187,12 @@ proptest! {
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });
         let sent = WireCaller::new(&caller, &mut scratch);
         prop_assert_eq!(&sent.to_caller(), &caller);
-        let op = OpId { session: long, number: id };
+        let change = ChangeId { session: long, number: id };
         let attr_calls = attr_calls.map(|call| WriteCall::AttrOpen { file, call });
         for call in calls.into_iter().chain(changes.map(WriteCall::Change)).chain(attr_calls) {
             let known = [yes.then_some(identity), again.then_some(identity)];
             let write = WriteRequest {
-                volume: VolumeId(volume), op, answered: len, again, marked, known, caller: sent, call, payload: &[],
+                volume: VolumeId(volume), id: change, answered: len, again, marked, known, caller: sent, call, payload: &[],
             };
             round_trip(NodeRequest::Write(write), id);
             // Only calls with bytes accept a payload, and the frame announces its length.

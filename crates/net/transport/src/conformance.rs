@@ -368,7 +368,7 @@ fn request_payloads(rig: &dyn TransportRig) {
         let payload = &test_data()[len % 777..][..len];
         let write = WriteRequest {
             volume: VolumeId(1),
-            op: spurline_volume::writes::OpId { session: 1, number: 2 },
+            id: spurline_proto::ChangeId { session: 1, number: 2 },
             answered: 0,
             again: false,
             marked: false,

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, CreatedFile, DirectoryRename, FileIdentity, FileTime, LockScope, NamePath, NewTime,
-    NodeAttr, NodePath, OpId, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+    NodeAttr, NodePath, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -334,7 +334,7 @@ impl WritableVolume for WritableSource {
         })
     }
 
-    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller, _op: OpId) -> Result<Box<dyn WritableFile>> {
+    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
         self.run("open of", at.path, caller, || {
             let fd = self.open_node(at)?;
             self.open_file(fd.as_fd(), flags)
@@ -342,7 +342,7 @@ impl WritableVolume for WritableSource {
         .map(|file| Box::new(file) as _)
     }
 
-    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller, _op: OpId) -> Result<CreatedFile> {
+    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile> {
         let (attr, file, directory) = self.make("create of", &at, caller, || {
             let dir = self.open_folder(at.directory)?;
             let after = || stat_fd(dir.as_fd()).ok();
@@ -374,7 +374,6 @@ impl WritableVolume for WritableSource {
         flags: u32,
         mode: u32,
         caller: &Caller,
-        _op: OpId,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
         let at = NamePath { directory, name: b"." };
         let made = self.make("unnamed file in", &at, caller, || {
@@ -389,7 +388,7 @@ impl WritableVolume for WritableSource {
         made.map(|(attr, file)| (attr, Box::new(file) as _))
     }
 
-    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
         let Some(file) = file.as_any().downcast_ref::<SourceFile>() else {
             return Err(failed("link", Errno::XDEV));
         };
@@ -409,7 +408,7 @@ impl WritableVolume for WritableSource {
         Ok(Box::new(SourceDirectory::new(fd, &self.identities)))
     }
 
-    fn change(&self, change: &Change<'_>, caller: &Caller, _op: OpId) -> Result<Option<NodeAttr>> {
+    fn change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
         match *change {
             Change::Mkdir { at, mode } => self.make("mkdir", &at, caller, || {
                 let dir = self.open_folder(at.directory)?;

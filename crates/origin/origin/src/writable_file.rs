@@ -10,8 +10,8 @@ use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, XattrFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use spurline_types::Result;
 use spurline_volume::writes::{
-    AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpId, OpenAttrCall, WritableDirectory,
-    WritableFile, WritableObject, WritePlace,
+    AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpenAttrCall, WritableDirectory, WritableFile,
+    WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::collections::VecDeque;
@@ -201,7 +201,7 @@ impl WritableObject for SourceFile {
         stat_fd(self.file.as_fd()).map_err(|errno| failed("fstat", errno))
     }
 
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         self.as_caller("setting attributes", caller, || {
             change_attr(self.file.as_fd(), set, |len| {
                 match rustix::fs::ftruncate(&self.file, len) {
@@ -400,7 +400,7 @@ impl WritableObject for SourceDirectory {
         stat_fd(self.fd.as_fd()).map_err(|errno| failed("fstat", errno))
     }
 
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         run_as(&self.identities, caller, "setting attributes", || {
             change_attr(self.fd.as_fd(), set, |_| Err(Errno::ISDIR))?;
             stat_fd(self.fd.as_fd())
@@ -444,21 +444,21 @@ mod tests {
     use crate::WritableSource;
     use rustix::io::Errno;
     use spurline_types::ErrorKind;
-    use spurline_volume::writes::{Caller, NamePath, NodePath, OpId, WritableVolume as _, WritePlace};
+    use spurline_volume::writes::{Caller, NamePath, NodePath, WritableVolume as _, WritePlace};
 
     /// A file that its writer may not open once more is written all the same.
     #[test]
     fn bytes_go_where_the_write_says_whatever_the_file_was_opened_for() {
         let folder = tempfile::tempdir().unwrap();
         let source = WritableSource::open(folder.path(), None).unwrap();
-        let (own, op) = (Caller::default(), OpId { session: 0, number: 0 });
+        let own = Caller::default();
         let directory = NodePath { path: b"", expected: None };
         let writers = [None, Some(Caller { uid: 65534, gid: 65534, ..Caller::default() })];
         let writers = &writers[..if source.serves_all_users() { 2 } else { 1 }];
         for (flags, name) in [(libc::O_RDWR, &b"plain"[..]), (libc::O_RDWR | libc::O_APPEND, b"log")] {
             for writer in writers {
                 let flags = (flags | libc::O_CREAT | libc::O_TRUNC) as u32;
-                let file = source.create(NamePath { directory, name }, flags, 0o600, &own, op).unwrap().file;
+                let file = source.create(NamePath { directory, name }, flags, 0o600, &own).unwrap().file;
                 file.write_at(0, b"0123", None).unwrap();
                 for (place, offset, bytes) in [(WritePlace::End, 0, b"45"), (WritePlace::MappedPages, 1, b"ab")] {
                     assert_eq!(file.write_placed(place, offset, bytes, writer.as_ref()).unwrap(), 2, "{writer:?}");
@@ -475,10 +475,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let source = WritableSource::open(folder.path(), None).unwrap();
         std::fs::write(folder.path().join("file"), "0123").unwrap();
-        let (own, op) = (Caller::default(), OpId { session: 0, number: 0 });
+        let own = Caller::default();
         let at = NodePath { path: b"file", expected: None };
         for flags in [libc::O_RDONLY, libc::O_RDONLY | libc::O_APPEND] {
-            let file = source.open(at, flags as u32, &own, op).unwrap();
+            let file = source.open(at, flags as u32, &own).unwrap();
             for place in [WritePlace::AsOpened, WritePlace::End, WritePlace::Offset, WritePlace::MappedPages] {
                 let refused = file.write_placed(place, 0, b"x", None).unwrap_err();
                 assert_eq!(refused.kind(), ErrorKind::Io(libc::EBADF), "{place:?}");
@@ -495,11 +495,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let source = WritableSource::open(folder.path(), None).unwrap();
-        let (own, op) = (Caller::default(), OpId { session: 0, number: 0 });
+        let own = Caller::default();
         let at = NodePath { path: b"file", expected: None };
         for (flags, seen) in [(libc::O_WRONLY, "0123x"), (libc::O_WRONLY | libc::O_APPEND, "x123")] {
             std::fs::write(&path, "0123").unwrap();
-            let file = source.open(at, flags as u32, &own, op).unwrap();
+            let file = source.open(at, flags as u32, &own).unwrap();
             let other = file.as_any().downcast_ref::<SourceFile>().unwrap().open_other_place().unwrap();
             assert_eq!(rustix::io::pwrite(other, b"x", 0), Ok(1));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), seen);

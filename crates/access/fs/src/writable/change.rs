@@ -46,7 +46,6 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
         let _changing = self.directory_attrs.changing(parent);
-        let op = self.next_op();
         let mode = match new {
             NewNode::Directory { mode } | NewNode::Node { mode, .. } => mode,
             NewNode::Symlink { .. } => 0,
@@ -57,7 +56,7 @@ impl WritableFileSystem {
                 NewNode::Node { mode, rdev } => Change::Mknod { at, mode, rdev },
                 NewNode::Symlink { target } => Change::Symlink { at, target },
             };
-            self.source.change(&change, caller, op)
+            self.source.change(&change, caller)
         })?;
         self.stats.fuse.change_ops.add(1);
         Ok(self.intern(parent, name, with_attr(attr)?))
@@ -69,14 +68,13 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
         let _changing = self.directory_attrs.changing(parent);
-        let op = self.next_op();
         let by_path = self.while_moving(0, || {
             let from = self.nodes.resolve(ino).ok_or_else(|| self.missing(ino))?;
             let to = self.nodes.resolve(parent).ok_or_else(|| self.missing(parent))?;
             Ok(self.as_caller(caller, false, |caller| {
                 let from = NodePath { path: &from.path, expected: Some(from.identity) };
                 let directory = NodePath { path: &to.path, expected: Some(to.identity) };
-                self.source.change(&Change::Link { from, to: NamePath { directory, name } }, caller, op)
+                self.source.change(&Change::Link { from, to: NamePath { directory, name } }, caller)
             })?)
         });
         let attr = match by_path {
@@ -85,9 +83,7 @@ impl WritableFileSystem {
                 // An open file without a name, made by O_TMPFILE.
                 let nameless = self.nodes.resolve(ino).is_none();
                 let Some(file) = self.open_file_of(ino).filter(|_| nameless) else { return Err(error) };
-                self.on_name(parent, name, caller, false, |at, caller| {
-                    self.source.link_open(&*file.file, at, caller, op)
-                })?
+                self.on_name(parent, name, caller, false, |at, caller| self.source.link_open(&*file.file, at, caller))?
             }
         };
         self.stats.fuse.change_ops.add(1);
@@ -100,10 +96,9 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(parent);
-        let op = self.next_op();
         self.on_name(parent, name, caller, false, |at, caller| {
             let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
-            self.source.change(&change, caller, op)
+            self.source.change(&change, caller)
         })?;
         self.nodes.remove(parent, name);
         self.stats.fuse.change_ops.add(1);
@@ -116,7 +111,6 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, caller: &FsCaller) -> FsResult<()> {
         let _changing = [from.0, to.0].map(|directory| self.directory_attrs.changing(directory));
-        let op = self.next_op();
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
         self.while_moving(1, || {
@@ -127,7 +121,7 @@ impl WritableFileSystem {
                 let new = NodePath { path: &new.path, expected: Some(new.identity) };
                 let from = NamePath { directory: old, name: from.1 };
                 let to = NamePath { directory: new, name: to.1 };
-                self.source.change(&Change::Rename { from, to, flags }, caller, op)
+                self.source.change(&Change::Rename { from, to, flags }, caller)
             })?)
         })?;
         self.nodes.rename(from, to, flags & RENAME_EXCHANGE != 0);
@@ -148,19 +142,18 @@ impl WritableFileSystem {
         caller: &FsCaller,
     ) -> FsResult<(NodeAttr, Duration)> {
         let _changing = self.directory_attrs.changing(ino);
-        let op = self.next_op();
         // Without its groups, a caller would silently lose the set-group-ID bit.
         let groups_decide = set.mode.is_some_and(|mode| mode & libc::S_ISGID != 0);
         let attr = match fh.and_then(|fh| self.files.get(fh)).filter(|file| file.ino == ino) {
-            Some(file) => self.as_caller(caller, groups_decide, |caller| file.file.set_attr(set, caller, op))?,
+            Some(file) => self.as_caller(caller, groups_decide, |caller| file.file.set_attr(set, caller))?,
             None => {
                 let by_path = self.on_node(ino, caller, groups_decide, |of, caller| {
-                    self.source.change(&Change::SetAttr { of, set: *set }, caller, op)
+                    self.source.change(&Change::SetAttr { of, set: *set }, caller)
                 });
                 match by_path {
                     Ok(attr) => with_attr(attr)?,
                     Err(error) => self.or_open_object(ino, Err(error), |open| {
-                        self.as_caller(caller, groups_decide, |caller| open.set_attr(set, caller, op))
+                        self.as_caller(caller, groups_decide, |caller| open.set_attr(set, caller))
                     })?,
                 }
             }
@@ -234,12 +227,11 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(ino);
-        let op = self.next_op();
         if name == CAPABILITIES {
             self.nodes.note_bare(ino, Duration::ZERO);
         }
         let answer = self.on_node(ino, caller, acl_name(name), |of, caller| {
-            self.source.change(&Change::SetXattr { of, name, value, flags }, caller, op).map(drop)
+            self.source.change(&Change::SetXattr { of, name, value, flags }, caller).map(drop)
         });
         self.or_attr_of_open(ino, answer, OpenAttrCall::Set { name, value, flags }, caller, drop)?;
         self.stats.fuse.change_ops.add(1);
@@ -252,9 +244,8 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(ino);
-        let op = self.next_op();
         let answer = self.on_node(ino, caller, false, |of, caller| {
-            self.source.change(&Change::RemoveXattr { of, name }, caller, op).map(drop)
+            self.source.change(&Change::RemoveXattr { of, name }, caller).map(drop)
         });
         self.or_attr_of_open(ino, answer, OpenAttrCall::Remove(name), caller, drop)?;
         self.stats.fuse.change_ops.add(1);

@@ -34,12 +34,10 @@ use removed::RemovedDirectory;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::Volume;
 use spurline_volume::writes::{
-    Caller, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, OpId, S_IFDIR, S_IFMT, WritableObject,
-    WritableVolume,
+    Caller, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableObject, WritableVolume,
 };
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -138,8 +136,6 @@ pub struct WritableFileSystem {
     root: FileIdentity,
     /// The source has the locks, not the kernel.
     locks_at_source: bool,
-    session: u64,
-    operations: AtomicU64,
     direct_writes: AtomicBool,
 }
 
@@ -185,9 +181,6 @@ impl WritableFileSystem {
             stats,
             root,
             locks_at_source,
-            // Drawn at random: numbers of an earlier mount must not look like repetitions.
-            session: RandomState::new().hash_one(root),
-            operations: AtomicU64::new(0),
             direct_writes: AtomicBool::new(false),
         })
     }
@@ -221,10 +214,6 @@ impl WritableFileSystem {
     /// Distinguishes inodes of the kernel that have the same number; the same in every mount of the source.
     pub fn generation(&self, identity: &FileIdentity) -> u64 {
         if *identity == self.root { 0 } else { nodes::generation_of(identity, &self.root) }
-    }
-
-    fn next_op(&self) -> OpId {
-        OpId { session: self.session, number: self.operations.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Runs `op` as the caller. Its supplementary groups are read from the system only where they can matter: reading

@@ -109,8 +109,7 @@ impl WritableFileSystem {
         caller: &FsCaller,
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<OpenedNode> {
-        let op = self.next_op();
-        let opened = self.on_node(ino, caller, false, |at, caller| self.source.open(at, flags as u32, caller, op));
+        let opened = self.on_node(ino, caller, false, |at, caller| self.source.open(at, flags as u32, caller));
         let file = match opened {
             Err(error) if has_lost_name(&error) => {
                 let open = self.open_file_of(ino).ok_or(error)?;
@@ -135,10 +134,10 @@ impl WritableFileSystem {
         caller: &FsCaller,
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<(NodeEntry, OpenedNode)> {
-        let (op, mark) = (self.next_op(), self.directory_attrs.mark(parent));
+        let mark = self.directory_attrs.mark(parent);
         let groups_decide = mode & libc::S_ISGID != 0;
         let created = self.on_name(parent, name, caller, groups_decide, |at, caller| {
-            self.source.create(at, flags as u32, mode, caller, op)
+            self.source.create(at, flags as u32, mode, caller)
         });
         match created.as_ref().map(|created| created.directory) {
             Ok(Some(attr)) => self.directory_attrs.note(parent, mark, attr),
@@ -164,9 +163,8 @@ impl WritableFileSystem {
         caller: &FsCaller,
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<(NodeEntry, OpenedNode)> {
-        let op = self.next_op();
         let (attr, file) = self.on_node(parent, caller, mode & libc::S_ISGID != 0, |at, caller| {
-            self.source.create_unnamed(at, flags as u32, mode, caller, op)
+            self.source.create_unnamed(at, flags as u32, mode, caller)
         })?;
         let entry = self.node_entry(self.nodes.intern(None, &attr), attr);
         self.finish_create(entry, file, flags, (caller, register))

@@ -5,7 +5,7 @@
 use super::nodes::NodeTable;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, FileTime, ListedName, NewTime, NodeAttr, OpId, OpenAttrCall, WritableDirectory, WritableObject,
+    AttrChange, Caller, FileTime, ListedName, NewTime, NodeAttr, OpenAttrCall, WritableDirectory, WritableObject,
 };
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -33,7 +33,7 @@ impl WritableObject for RemovedDirectory {
         self.nodes.removed_attr(self.ino).ok_or_else(|| failed(libc::ESTALE, "another host has moved the directory"))
     }
 
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         let mut attr = self.stat()?;
         let owner_only = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
         if owner_only && caller.uid != 0 && caller.uid != attr.uid {

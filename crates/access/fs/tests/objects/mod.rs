@@ -318,7 +318,7 @@ impl WritableVolume for MemorySource {
         self.stat(at, caller).map(drop)
     }
 
-    fn open(&self, at: NodePath<'_>, flags: u32, _caller: &Caller, _op: OpId) -> Result<Box<dyn WritableFile>> {
+    fn open(&self, at: NodePath<'_>, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {
         let object = self.with(|tree| {
             let object = Self::resolve(tree, at)?;
             if flags & libc::O_TRUNC as u32 != 0 {
@@ -329,7 +329,7 @@ impl WritableVolume for MemorySource {
         Ok(self.new_file(object))
     }
 
-    fn create(&self, at: NamePath<'_>, flags: u32, _mode: u32, _caller: &Caller, _op: OpId) -> Result<CreatedFile> {
+    fn create(&self, at: NamePath<'_>, flags: u32, _mode: u32, _caller: &Caller) -> Result<CreatedFile> {
         let (object, attr, directory) = self.with(|tree| {
             let directory = Self::resolve(tree, at.directory)?;
             let object = match tree.make(directory, at.name, false) {
@@ -350,12 +350,11 @@ impl WritableVolume for MemorySource {
         _flags: u32,
         _mode: u32,
         _caller: &Caller,
-        _op: OpId,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
         Err(failed(libc::EOPNOTSUPP))
     }
 
-    fn link_open(&self, _file: &dyn WritableFile, _to: NamePath<'_>, _caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn link_open(&self, _file: &dyn WritableFile, _to: NamePath<'_>, _caller: &Caller) -> Result<NodeAttr> {
         Err(failed(libc::ENOENT))
     }
 
@@ -364,7 +363,7 @@ impl WritableVolume for MemorySource {
         Ok(Box::new(MemoryDirectory { tree: Arc::clone(&self.tree), object }))
     }
 
-    fn change(&self, change: &Change<'_>, _caller: &Caller, _op: OpId) -> Result<Option<NodeAttr>> {
+    fn change(&self, change: &Change<'_>, _caller: &Caller) -> Result<Option<NodeAttr>> {
         self.with(|tree| {
             let made = match *change {
                 Change::Mkdir { at, .. } => {
@@ -450,7 +449,7 @@ impl WritableObject for MemoryFile {
         Ok(self.tree.lock().attr(self.object))
     }
 
-    fn set_attr(&self, set: &AttrChange, _caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, set: &AttrChange, _caller: &Caller) -> Result<NodeAttr> {
         let mut tree = self.tree.lock();
         set.size.map_or(Ok(()), |len| tree.truncate(self.object, len)).map_err(failed)?;
         Ok(tree.attr(self.object))
@@ -527,7 +526,7 @@ impl WritableObject for MemoryDirectory {
         Ok(self.tree.lock().attr(self.object))
     }
 
-    fn set_attr(&self, _set: &AttrChange, _caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, _set: &AttrChange, _caller: &Caller) -> Result<NodeAttr> {
         self.stat()
     }
 

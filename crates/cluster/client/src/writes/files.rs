@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpId, OpenAttrCall,
+    AttrChange, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpenAttrCall,
     WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
@@ -373,7 +373,7 @@ impl WritableObject for RemoteFile {
         Ok(attr)
     }
 
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         let call = WriteCall::SetAttrOpen { file: self.opened.number, set: *set };
         self.writes.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
@@ -590,7 +590,7 @@ impl WritableObject for RemoteDirectory {
         self.opened.stat_open(&self.writes)
     }
 
-    fn set_attr(&self, set: &AttrChange, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         let call = WriteCall::SetAttrOpen { file: self.opened.number, set: *set };
         attr_of(change_open(&self.writes, &self.opened, &call, RequestContext::of(caller))?)
     }

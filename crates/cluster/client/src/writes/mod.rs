@@ -29,11 +29,11 @@ pub use losses::WriteLosses;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
 use proof::ProvenProcesses;
-use spurline_proto::{MAX_WRITE, OpenFlags, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
+use spurline_proto::{ChangeId, MAX_WRITE, OpenFlags, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     Caller, Change, CreatedFile, DirectoryRename, FileIdentity, KnownNames, LockScope, NamePath, NodeAttr, NodePath,
-    OpId, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+    SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -243,7 +243,7 @@ impl GroupWrites {
         let mut groups = GROUPS.with(RefCell::take);
         let squashed = self.squash.as_ref().map(|to| Caller { umask: context.caller.umask, ..to.clone() });
         let caller = WireCaller::new(squashed.as_ref().unwrap_or(context.caller), &mut groups);
-        let op = OpId { session: self.session, number };
+        let id = ChangeId { session: self.session, number };
         let answered = || match number {
             0 => self.attempts.load(Ordering::Acquire),
             _ => self.numbers.answered_below(),
@@ -252,7 +252,7 @@ impl GroupWrites {
         let (known, payload, call) = (context.known, context.payload, *call);
         let build = |volume: VolumeId, again: bool| {
             let (again, answered) = (again && number != 0 || context.again, answered());
-            WriteRequest { volume, op, answered, again, marked, known, caller, call, payload }
+            WriteRequest { volume, id, answered, again, marked, known, caller, call, payload }
         };
         let result = self.call_node(target, &build, context.before, dst);
         GROUPS.with(|cell| cell.replace(groups));
@@ -495,7 +495,7 @@ impl WritableVolume for GroupWrites {
         self.query(at.path, WriteCall::Access(at, mask), caller).map(drop)
     }
 
-    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller, _op: OpId) -> Result<Box<dyn WritableFile>> {
+    fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
         self.send_bytes_of(at.expected)?;
         let number = self.new_file_number();
         let call = WriteCall::Open { at, flags: OpenFlags::new(flags), file: number };
@@ -504,7 +504,7 @@ impl WritableVolume for GroupWrites {
         self.new_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home })
     }
 
-    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller, _op: OpId) -> Result<CreatedFile> {
+    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile> {
         let (number, path) = (self.new_file_number(), join_path(at.directory.path, at.name));
         self.send_bytes_of(self.known.object(&path))?;
         let call = WriteCall::Create { at, flags: OpenFlags::new(flags), mode, file: number };
@@ -527,7 +527,6 @@ impl WritableVolume for GroupWrites {
         flags: u32,
         mode: u32,
         caller: &Caller,
-        _op: OpId,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
         let number = self.new_file_number();
         let call = WriteCall::CreateUnnamed { directory, flags: OpenFlags::new(flags), mode, file: number };
@@ -537,7 +536,7 @@ impl WritableVolume for GroupWrites {
         Ok((attr, self.new_file(Vec::new(), FileOpening { number, attr, flags, caller, home })?))
     }
 
-    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller, _op: OpId) -> Result<NodeAttr> {
+    fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
         // From `asm-generic/errno-base.h`.
         const EXDEV: i32 = 18;
         let other = || Error::new(ErrorKind::Io(EXDEV), "the file belongs to another mount");
@@ -559,7 +558,7 @@ impl WritableVolume for GroupWrites {
         Ok(Box::new(RemoteDirectory::new(self.whole()?, self.add_open(opened))))
     }
 
-    fn change(&self, change: &Change<'_>, caller: &Caller, _op: OpId) -> Result<Option<NodeAttr>> {
+    fn change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
         let mut context = RequestContext::of(caller);
         // The home of a change is that of the name it makes, or else of the one it takes away.
         let path = match change {

@@ -162,7 +162,7 @@ impl CacheNode {
             Err(error) if error.kind() == ErrorKind::Protocol => return Err(error),
             Err(error) => return send_answer(&WriteAnswer::Failed(error), responder),
         };
-        let session = self.writes.sessions().session(request.op.session)?;
+        let session = self.writes.sessions().session(request.id.session)?;
         if let WriteCall::Read { file, offset, len } = request.call {
             return self.serve_open_read(&session, file, offset, len, responder);
         }
@@ -174,13 +174,13 @@ impl CacheNode {
             let _executing = in_order.then(|| session.begin_attempt(request.answered)).transpose()?;
             return send_answer(&source.root.outward(serve.execute()), responder);
         }
-        match session.begin_change(request.op.number, request.answered, request.again)? {
+        match session.begin_change(request.id.number, request.answered, request.again)? {
             ChangeState::Known(slot) => match slot.wait_answer(Instant::now() + REPEATED_WAIT) {
                 Some(bytes) => responder.send_data(&bytes, &[]),
                 None => Err(Error::new(ErrorKind::Timeout, "the first request for this change is still executed")),
             },
             ChangeState::New(slot) => {
-                let mut guard = AnswerGuard { session: &session, number: request.op.number, given: false };
+                let mut guard = AnswerGuard { session: &session, number: request.id.number, given: false };
                 let answer = source.root.outward(serve.execute());
                 // Sent again with the file open, it is executed.
                 if answer == WriteAnswer::UnknownFile {
@@ -265,14 +265,14 @@ impl ServedWrite<'_> {
         let call = self.source.root.inward_call(&request.call);
         if request.again {
             let known = request.known.map(|known| known.map(|known| self.source.root.inward(known)));
-            let repeated = RepeatedChange { volume, op: request.op, known, caller: &caller };
+            let repeated = RepeatedChange { volume, id: request.id, known, caller: &caller };
             if let Some(answer) = repeated.find_outcome(&call)? {
                 // What was made by another process is opened here.
                 return match (&answer, &call) {
                     (WriteAnswer::Attr(attr), WriteCall::Create { at, flags, file, .. }) => {
                         let path = devices::join_path(at.directory.path, at.name);
                         let at = NodePath { path: &path, expected: Some(attr.identity) };
-                        let opened = volume.open(at, flags.without(MADE).bits(), &caller, request.op)?;
+                        let opened = volume.open(at, flags.without(MADE).bits(), &caller)?;
                         self.session.add_object(*file, OpenObject::File(opened.into()))?;
                         Ok(answer)
                     }
@@ -301,26 +301,26 @@ impl ServedWrite<'_> {
                 if let Some(open) = self.file(file)? {
                     return Ok(WriteAnswer::Attr(open.stat()?));
                 }
-                let opened = volume.open(at, flags.bits(), &caller, request.op)?;
+                let opened = volume.open(at, flags.bits(), &caller)?;
                 let attr = opened.stat()?;
                 self.session.add_object(file, OpenObject::File(opened.into()))?;
                 WriteAnswer::Attr(attr)
             }
             WriteCall::Create { at, flags, mode, file } => {
-                let mut created = volume.create(at, flags.bits(), mode, &caller, request.op)?;
+                let mut created = volume.create(at, flags.bits(), mode, &caller)?;
                 if request.marked && flags.has_any(OpenFlags::EXCLUSIVE) {
-                    created.attr = repeated::mark_new(volume, &at, &created.attr, request.op).unwrap_or(created.attr);
+                    created.attr = repeated::mark_new(volume, &at, &created.attr, request.id).unwrap_or(created.attr);
                 }
                 self.session.add_object(file, OpenObject::File(created.file.into()))?;
                 WriteAnswer::Created(created.attr, created.directory)
             }
             WriteCall::CreateUnnamed { directory, flags, mode, file } => {
-                let (attr, opened) = volume.create_unnamed(directory, flags.bits(), mode, &caller, request.op)?;
+                let (attr, opened) = volume.create_unnamed(directory, flags.bits(), mode, &caller)?;
                 self.session.add_object(file, OpenObject::File(opened.into()))?;
                 WriteAnswer::Attr(attr)
             }
             WriteCall::LinkOpen { file, to } => match self.file(file)? {
-                Some(file) => WriteAnswer::Attr(volume.link_open(&*file, to, &caller, request.op)?),
+                Some(file) => WriteAnswer::Attr(volume.link_open(&*file, to, &caller)?),
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::Reopen { of, flags, file } => match self.file(of)? {
@@ -337,7 +337,7 @@ impl ServedWrite<'_> {
                 self.session.add_object(file, OpenObject::Directory(opened.into()))?;
                 WriteAnswer::Done
             }
-            WriteCall::Change(change) => match volume.change(&change, &caller, request.op)? {
+            WriteCall::Change(change) => match volume.change(&change, &caller)? {
                 None => WriteAnswer::Done,
                 Some(attr) => {
                     let made = match &change {
@@ -345,7 +345,7 @@ impl ServedWrite<'_> {
                         _ => None,
                     };
                     let marked = made.filter(|_| request.marked);
-                    let marked = marked.and_then(|at| repeated::mark_new(volume, at, &attr, request.op));
+                    let marked = marked.and_then(|at| repeated::mark_new(volume, at, &attr, request.id));
                     WriteAnswer::Attr(marked.unwrap_or(attr))
                 }
             },
@@ -396,7 +396,7 @@ impl ServedWrite<'_> {
                 WriteAnswer::Done
             }
             WriteCall::StatOpen { .. } => WriteAnswer::Attr(open.stat()?),
-            WriteCall::SetAttrOpen { ref set, .. } => WriteAnswer::Attr(open.set_attr(set, caller, self.request.op)?),
+            WriteCall::SetAttrOpen { ref set, .. } => WriteAnswer::Attr(open.set_attr(set, caller)?),
             WriteCall::AttrOpen { ref call, .. } => {
                 let found = open.call_attr(call, caller)?;
                 match call {
@@ -460,7 +460,7 @@ impl ServedWrite<'_> {
                 let of = file.stat()?.identity;
                 file.set_lock(&lock, caller)?;
                 self.session.note_lock(number);
-                let (session, now) = (request.op.session, Instant::now());
+                let (session, now) = (request.id.session, Instant::now());
                 let other = if request.again { self.grants.last_of_others(of, session, &lock, now) } else { None };
                 self.grants.note_grant(of, session, &lock, now);
                 // The mount knows whether it has had the lock since then.

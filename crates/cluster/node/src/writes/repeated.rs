@@ -13,10 +13,10 @@
 //! the access time, which the node sets after it made an object. Attributes and extended attributes are set again.
 
 use super::devices::join_path;
-use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
+use spurline_proto::{ChangeId, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, FileIdentity, FileTime, NamePath, NewTime, NodeAttr, NodePath, OpId, WritableFile,
+    AttrChange, Caller, Change, FileIdentity, FileTime, NamePath, NewTime, NodeAttr, NodePath, WritableFile,
     WritableVolume,
 };
 
@@ -28,26 +28,31 @@ const ENOENT: i32 = 2;
 const ENOTDIR: i32 = 20;
 
 /// The mark of a change, in nanoseconds.
-fn mark_of(op: OpId) -> u32 {
-    let mixed = (op.session ^ op.number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+fn mark_of(id: ChangeId) -> u32 {
+    let mixed = (id.session ^ id.number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     // Never a whole number of microseconds, which clocks of some sources give.
     ((mixed >> 32) % 999_999 * 1000 + 1 + (mixed & 0x1ff)) as u32
 }
 
-/// Marks an object that was made by change `op`; the attributes after that. A source that can't store the mark leaves
+/// Marks an object that was made by change `id`; the attributes after that. A source that can't store the mark leaves
 /// the object as it is.
-pub(super) fn mark_new(volume: &dyn WritableVolume, at: &NamePath<'_>, attr: &NodeAttr, op: OpId) -> Option<NodeAttr> {
+pub(super) fn mark_new(
+    volume: &dyn WritableVolume,
+    at: &NamePath<'_>,
+    attr: &NodeAttr,
+    id: ChangeId,
+) -> Option<NodeAttr> {
     let path = join_path(at.directory.path, at.name);
     let of = NodePath { path: &path, expected: Some(attr.identity) };
-    let atime = FileTime { nanos: mark_of(op), ..attr.atime };
+    let atime = FileTime { nanos: mark_of(id), ..attr.atime };
     let set = AttrChange { atime: Some(NewTime::At(atime)), ..AttrChange::default() };
-    volume.change(&Change::SetAttr { of, set }, &Caller::default(), op).ok().flatten()
+    volume.change(&Change::SetAttr { of, set }, &Caller::default()).ok().flatten()
 }
 
 /// A change that may have been executed.
 pub(super) struct RepeatedChange<'a> {
     pub volume: &'a dyn WritableVolume,
-    pub op: OpId,
+    pub id: ChangeId,
     pub known: [Option<FileIdentity>; 2],
     pub caller: &'a Caller,
 }
@@ -103,14 +108,14 @@ impl RepeatedChange<'_> {
 
     fn made(&self, at: &NamePath<'_>) -> Result<Option<WriteAnswer>> {
         let Some(found) = self.find(at)? else { return Ok(None) };
-        if found.atime.nanos == mark_of(self.op) {
+        if found.atime.nanos == mark_of(self.id) {
             return Ok(Some(WriteAnswer::Attr(found)));
         }
         Ok(Some(self.unclear("the name exists, without the mark of this change")))
     }
 
     fn unclear(&self, why: &str) -> WriteAnswer {
-        WriteAnswer::Unclear(format!("a node was lost during change {}: {why}", self.op.number))
+        WriteAnswer::Unclear(format!("a node was lost during change {}: {why}", self.id.number))
     }
 }
 

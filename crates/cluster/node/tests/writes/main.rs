@@ -7,15 +7,15 @@ mod slow_answers;
 use rig::{BLOCK, BoundAnswer, Node, OldRelease, connect, mount, start_writes};
 use spurline_net_sim::{FaultPlan, FaultRates};
 use spurline_proto::{
-    AnswerBody as _, HelloRequest, MAX_VERSION, MIN_WRITE_VERSION, NodeRequest, OpenFlags, WireCaller, WriteAnswer,
-    WriteCall, WriteRequest,
+    AnswerBody as _, ChangeId, HelloRequest, MAX_VERSION, MIN_WRITE_VERSION, NodeRequest, OpenFlags, WireCaller,
+    WriteAnswer, WriteCall, WriteRequest,
 };
 use spurline_transport::{ConnState, ConnectionEndpoints, Service as _, TransportKind};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::Volume as _;
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, FileLock, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime,
-    NodePath, OpId, WritableFile, WritableVolume,
+    NodePath, WritableFile, WritableVolume,
 };
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -30,7 +30,6 @@ const O_RDWR: u32 = 2;
 const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;
 const O_APPEND: u32 = 0o2000;
-const OP: OpId = OpId { session: 0, number: 0 };
 
 fn root() -> Caller {
     Caller::default()
@@ -47,14 +46,14 @@ fn name<'a>(directory: &'a [u8], name: &'a [u8]) -> NamePath<'a> {
 fn create(volume: &dyn WritableVolume, path: &str, flags: u32) -> Result<Box<dyn WritableFile>> {
     let (folder, last) = path.rsplit_once('/').unwrap_or(("", path));
     let at = name(folder.as_bytes(), last.as_bytes());
-    volume.create(at, O_RDWR | O_CREAT | flags, 0o644, &root(), OP).map(|created| created.file)
+    volume.create(at, O_RDWR | O_CREAT | flags, 0o644, &root()).map(|created| created.file)
 }
 
 fn rename(volume: &dyn WritableVolume, from: &str, to: &str) -> Result<()> {
     // The kernel looks names up before it changes them.
     volume.lookup(name(b"", from.as_bytes()), &root())?;
     let change = Change::Rename { from: name(b"", from.as_bytes()), to: name(b"", to.as_bytes()), flags: 0 };
-    volume.change(&change, &root(), OP).map(drop)
+    volume.change(&change, &root()).map(drop)
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -67,7 +66,7 @@ fn names_and_bytes_are_changed_through_a_node() {
     let node = Node::start(source.path(), true);
     let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
     assert!(writes.capabilities().random_write);
-    writes.change(&Change::Mkdir { at: name(b"", b"d"), mode: 0o755 }, &root(), OP).unwrap();
+    writes.change(&Change::Mkdir { at: name(b"", b"d"), mode: 0o755 }, &root()).unwrap();
     let file = create(&*writes, "d/f", O_EXCL).unwrap();
     // Within a request, in a buffer of its own, and both around the node's borders.
     let mut at = 0;
@@ -86,12 +85,12 @@ fn names_and_bytes_are_changed_through_a_node() {
     assert_eq!(file.read_at(at as u64 - 5, &mut back).unwrap(), 5);
     assert_eq!(file.stat().unwrap().size, at as u64);
     let set = AttrChange { size: Some(10), ..AttrChange::default() };
-    assert_eq!(file.set_attr(&set, &root(), OP).unwrap().size, 10);
-    writes.change(&Change::Symlink { at: name(b"d", b"l"), target: b"f" }, &root(), OP).unwrap();
+    assert_eq!(file.set_attr(&set, &root()).unwrap().size, 10);
+    writes.change(&Change::Symlink { at: name(b"d", b"l"), target: b"f" }, &root()).unwrap();
     assert_eq!(writes.readlink(dir(b"d/l"), &root()).unwrap(), b"f");
-    writes.change(&Change::Link { from: dir(b"d/f"), to: name(b"d", b"g") }, &root(), OP).unwrap();
+    writes.change(&Change::Link { from: dir(b"d/f"), to: name(b"d", b"g") }, &root()).unwrap();
     let of = dir(b"d/f");
-    writes.change(&Change::SetXattr { of, name: b"user.a", value: b"value", flags: 0 }, &root(), OP).unwrap();
+    writes.change(&Change::SetXattr { of, name: b"user.a", value: b"value", flags: 0 }, &root()).unwrap();
     assert_eq!(writes.get_xattr(of, b"user.a", &root()).unwrap(), b"value");
     let opened = writes.open_directory(dir(b"d"), &root()).unwrap();
     let names: BTreeSet<_> = opened.read(0, 100, true, &root()).unwrap().into_iter().map(|n| n.name).collect();
@@ -101,10 +100,10 @@ fn names_and_bytes_are_changed_through_a_node() {
     // The source's own errors.
     let again = create(&*writes, "d/f", O_EXCL).err().unwrap();
     assert_eq!(again.kind(), ErrorKind::Io(17), "{again}");
-    let busy = writes.change(&Change::Rmdir { at: name(b"", b"d") }, &root(), OP).unwrap_err();
+    let busy = writes.change(&Change::Rmdir { at: name(b"", b"d") }, &root()).unwrap_err();
     assert_eq!(busy.kind(), ErrorKind::Io(39), "{busy}");
     let stranger = Caller { uid: 1234, gid: 1234, ..Caller::default() };
-    let denied = writes.change(&Change::Unlink { at: name(b"d", b"f") }, &stranger, OP).unwrap_err();
+    let denied = writes.change(&Change::Unlink { at: name(b"d", b"f") }, &stranger).unwrap_err();
     assert!(matches!(denied.kind(), ErrorKind::PermissionDenied | ErrorKind::Io(13)), "{denied}");
     // An object that is not the expected one.
     let other = NodePath { path: b"d/f", expected: Some(FileIdentity { device: 0, inode: 1, born: 2 }) };
@@ -145,11 +144,11 @@ fn lost_answers_repeat_nothing() {
         drop(create(&*writes, &a, O_EXCL).unwrap_or_else(|e| panic!("{a}: {e}")));
         rename(&*writes, &a, &b).unwrap_or_else(|e| panic!("{a} to {b}: {e}"));
         let link = Change::Link { from: dir(b.as_bytes()), to: name(b"", a.as_bytes()) };
-        writes.change(&link, &root(), OP).unwrap();
-        writes.change(&Change::Unlink { at: name(b"", b.as_bytes()) }, &root(), OP).unwrap();
+        writes.change(&link, &root()).unwrap();
+        writes.change(&Change::Unlink { at: name(b"", b.as_bytes()) }, &root()).unwrap();
         let folder = format!("d{round}");
-        writes.change(&Change::Mkdir { at: name(b"", folder.as_bytes()), mode: 0o755 }, &root(), OP).unwrap();
-        writes.change(&Change::Rmdir { at: name(b"", folder.as_bytes()) }, &root(), OP).unwrap();
+        writes.change(&Change::Mkdir { at: name(b"", folder.as_bytes()), mode: 0o755 }, &root()).unwrap();
+        writes.change(&Change::Rmdir { at: name(b"", folder.as_bytes()) }, &root()).unwrap();
     }
     plan.set_rates(FaultRates::default());
     assert!(fs::read(source.path().join("log")).unwrap() == wanted);
@@ -191,7 +190,7 @@ fn another_node_takes_over() {
         let path = if n < 6 { format!("g{n}") } else { format!("f{n}") };
         assert!(fs::read(source.path().join(&path)).unwrap() == block.repeat(6), "{path}");
         // Close-to-open: another mount, which prefers the other node.
-        let seen = second.open(dir(path.as_bytes()), 0, &root(), OP).unwrap();
+        let seen = second.open(dir(path.as_bytes()), 0, &root()).unwrap();
         let mut bytes = vec![0; block.len()];
         assert_eq!(seen.read_at(5 * 300_000, &mut bytes).unwrap(), block.len());
         assert!(bytes == block);
@@ -307,7 +306,7 @@ fn bytes_written_behind_are_seen() {
     assert_eq!(listed.attr.unwrap().size, end);
     let end = write(&*file);
     let mut bytes = [0; 5];
-    let beside = writes.open(at, O_RDWR, &root(), OP).unwrap();
+    let beside = writes.open(at, O_RDWR, &root()).unwrap();
     assert_eq!(beside.read_at(end - 5, &mut bytes).unwrap(), 5);
     // Two open files of one file, in the order of their writes.
     file.write_at(0, b"first", None).unwrap();
@@ -317,7 +316,7 @@ fn bytes_written_behind_are_seen() {
     write(&*beside);
     let time = FileTime { seconds: 1000, nanos: 0 };
     let set = AttrChange { mtime: Some(NewTime::At(time)), ..AttrChange::default() };
-    writes.change(&Change::SetAttr { of: at, set }, &root(), OP).unwrap();
+    writes.change(&Change::SetAttr { of: at, set }, &root()).unwrap();
     file.flush().unwrap();
     assert_eq!(file.stat().unwrap().mtime, time);
     let end = write(&*beside);
@@ -326,15 +325,15 @@ fn bytes_written_behind_are_seen() {
     // Cut while bytes are unsent, by its open file and by its path.
     write(&*file);
     let cut = |size| AttrChange { size: Some(size), ..AttrChange::default() };
-    assert_eq!(beside.set_attr(&cut(3), &root(), OP).unwrap().size, 3);
+    assert_eq!(beside.set_attr(&cut(3), &root()).unwrap().size, 3);
     file.write_at(0, b"12345", None).unwrap();
     let of = NodePath { path: b"g", expected: Some(identity) };
-    writes.change(&Change::SetAttr { of, set: cut(4) }, &root(), OP).unwrap();
+    writes.change(&Change::SetAttr { of, set: cut(4) }, &root()).unwrap();
     assert_eq!(fs::read(source.path().join("g")).unwrap(), b"1234");
     // After close, in another mount.
     beside.write_at(4, b"!", None).unwrap();
     beside.flush().unwrap();
-    let seen = second.open(dir(b"g"), 0, &root(), OP).unwrap();
+    let seen = second.open(dir(b"g"), 0, &root()).unwrap();
     assert_eq!(seen.stat().unwrap().size, 5);
     // Without any call, after a while.
     file.write_at(5, b"?", None).unwrap();
@@ -457,10 +456,10 @@ fn bytes_for_another_thread_lie_in_the_budget() {
     let of = format!("file://{}", source.path().display());
     let volume = node.node.handle_hello(&conn, &HelloRequest::new("test", &of)).unwrap().volume;
     let serve = |number, call, payload: &[u8]| -> Result<WriteAnswer> {
-        let op = OpId { session: 1, number };
+        let id = ChangeId { session: 1, number };
         let (known, caller) = ([None; 2], WireCaller::default());
         let request =
-            WriteRequest { volume, op, answered: 0, again: false, marked: false, known, caller, call, payload };
+            WriteRequest { volume, id, answered: 0, again: false, marked: false, known, caller, call, payload };
         let mut answer = BoundAnswer::default();
         node.node.serve_request(&conn, NodeRequest::Write(request), &mut answer)?;
         Ok(WriteAnswer::decode(&answer.0).unwrap())
@@ -490,12 +489,12 @@ fn a_lost_lock_fails_the_file_until_it_is_unlocked() {
     let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
     let (_other, second) = mount(source.path(), &[&node], None).unwrap();
     let file = create(&*writes, "f", 0).unwrap();
-    let again = writes.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let again = writes.open(dir(b"f"), O_RDWR, &root()).unwrap();
     let (mine, theirs) = (lock_of(1, 0, 9, LockKind::Write), lock_of(1, 5, 7, LockKind::Write));
     file.set_lock(&mine, &root()).unwrap();
     again.write_at(0, b"not synced", None).unwrap();
     again.flush().unwrap();
-    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root()).unwrap();
     assert_eq!(other.set_lock(&theirs, &root()).unwrap_err().kind(), ErrorKind::Io(11));
     assert!(other.test_lock(&theirs).unwrap().is_some());
     // Taken again by the next process.
@@ -532,7 +531,7 @@ fn a_lock_that_another_mount_has_had_is_lost_although_it_is_free() {
     let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
     let (_other, second) = mount(source.path(), &[&node], None).unwrap();
     let file = create(&*writes, "f", 0).unwrap();
-    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root()).unwrap();
     let mine = lock_of(1, 0, 9, LockKind::Write);
     let unlock = FileLock { kind: LockKind::Unlock, ..mine };
     let content = || fs::read_to_string(source.path().join("f")).unwrap();
@@ -582,10 +581,10 @@ fn a_lost_node_brings_back_nothing_of_a_released_lock() {
     let whole = lock_of(1, 0, u64::MAX >> 1, LockKind::Write);
     let unlock = FileLock { kind: LockKind::Unlock, ..whole };
     let file = create(&*writes, "f", 0).unwrap();
-    let beside = writes.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
-    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let beside = writes.open(dir(b"f"), O_RDWR, &root()).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root()).unwrap();
     for (round, closes) in [(0, false), (1, true)] {
-        let again = writes.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+        let again = writes.open(dir(b"f"), O_RDWR, &root()).unwrap();
         let holder = if closes { &again } else { &file };
         holder.set_lock(&whole, &root()).unwrap();
         holder.write_at(0, b"old", None).unwrap();
@@ -614,7 +613,7 @@ fn new_locks_wait_for_those_of_a_lost_node() {
     let (_other, second) = mount(source.path(), &[&node], None).unwrap();
     second.set_lock_grace(GRACE, Duration::from_secs(60));
     let file = create(&*writes, "f", 0).unwrap();
-    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root()).unwrap();
     let mine = lock_of(1, 0, 9, LockKind::Write);
     file.set_lock(&mine, &root()).unwrap();
     for _ in 0..2 {
@@ -648,7 +647,7 @@ fn earlier_locks_of_others_do_not_count() {
     let names: Vec<String> = (0..16).map(|number| format!("f{number}")).collect();
     names.iter().for_each(|name| drop(create(&*writes, name, O_EXCL).unwrap()));
     let open = |by: &Arc<spurline_client::GroupWrites>| -> Vec<_> {
-        names.iter().map(|name| by.open(dir(name.as_bytes()), O_RDWR, &root(), OP).unwrap()).collect()
+        names.iter().map(|name| by.open(dir(name.as_bytes()), O_RDWR, &root()).unwrap()).collect()
     };
     for round in 0..2 {
         for lost in [0, 1] {
@@ -682,7 +681,7 @@ fn a_close_that_failed_is_repeated() {
     let (_other, second) = mount(source.path(), &[&node], None).unwrap();
     let mine = lock_of(1, 0, 9, LockKind::Write);
     let file = create(&*writes, "f", 0).unwrap();
-    let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+    let other = second.open(dir(b"f"), O_RDWR, &root()).unwrap();
     file.set_lock(&mine, &root()).unwrap();
     plan.set_rates(FaultRates { drop: 1000, ..FaultRates::default() });
     drop(file);
@@ -706,7 +705,7 @@ fn locks_exclude_each_other_while_connections_break() {
     let mounts = [(); 2].map(|()| mount(source.path(), &[&nodes[0], &nodes[1]], Some(Arc::clone(&plan))).unwrap());
     create(&*mounts[0].1, "counter", 0).unwrap().write_at(0, &0u64.to_le_bytes(), None).unwrap();
     let files: Vec<_> =
-        mounts.iter().map(|(_, writes)| writes.open(dir(b"counter"), O_RDWR, &root(), OP).unwrap()).collect();
+        mounts.iter().map(|(_, writes)| writes.open(dir(b"counter"), O_RDWR, &root()).unwrap()).collect();
     plan.set_rates(FaultRates { drop: 15, cut: 15, garbage: 15, ..FaultRates::default() });
     let (done, counted, lost) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let until = Instant::now() + Duration::from_secs(120);
@@ -801,12 +800,12 @@ fn close_to_open(seed: u64, steps: usize) {
         match draw(16) {
             // The one open file that has a lock stays the only one.
             0..=2 if opened.len() < 8 && !foreign && (locks[file] != Some(mount) || found.is_none()) => {
-                let open = mounts[mount].1.open(dir(path(file).as_bytes()), O_RDWR, &root(), OP).unwrap();
+                let open = mounts[mount].1.open(dir(path(file).as_bytes()), O_RDWR, &root()).unwrap();
                 assert_eq!(read_all(&*open), content[file], "seed {seed}, step {step}: an open for writing");
                 opened.push(ModelFile { mount, file, writes: true, open });
             }
             3 | 4 => {
-                let open = mounts[mount].1.open(dir(path(file).as_bytes()), 0, &root(), OP).unwrap();
+                let open = mounts[mount].1.open(dir(path(file).as_bytes()), 0, &root()).unwrap();
                 if unpublished[file].is_none_or(|writer| writer == mount) {
                     assert_eq!(read_all(&*open), content[file], "seed {seed}, step {step}: an open for reading");
                 }
@@ -825,7 +824,7 @@ fn close_to_open(seed: u64, steps: usize) {
                 let Some(at) = found else { continue };
                 let len = draw(20_000);
                 let set = AttrChange { size: Some(len as u64), ..AttrChange::default() };
-                opened[at].open.set_attr(&set, &root(), OP).unwrap();
+                opened[at].open.set_attr(&set, &root()).unwrap();
                 content[file].resize(len, 0);
             }
             10 => {

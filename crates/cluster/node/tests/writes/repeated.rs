@@ -1,7 +1,7 @@
 //! Changes that are sent again, to the node that got them before and to others.
 
 use super::rig::{Node, mount};
-use super::{O_APPEND, O_EXCL, OP, create, dir, name, root};
+use super::{O_APPEND, O_EXCL, create, dir, name, root};
 use spurline_net_sim::{FaultPlan, FaultRates, SimFault};
 use spurline_volume::writes::{Change, WritableVolume as _};
 use std::fs;
@@ -25,7 +25,7 @@ fn a_change_without_an_answer_is_compared_however_often_the_next_node_is_tried()
         let linked = format!("link-{lost_requests}");
         lose_answer(lost_requests);
         let link = Change::Link { from: dir(b"file"), to: name(b"", linked.as_bytes()) };
-        writes.change(&link, &root(), OP).unwrap_or_else(|e| panic!("{linked}: {e}"));
+        writes.change(&link, &root()).unwrap_or_else(|e| panic!("{linked}: {e}"));
         let line = format!("{lost_requests}\n");
         lose_answer(lost_requests);
         log.write_at(0, line.as_bytes(), None).unwrap();

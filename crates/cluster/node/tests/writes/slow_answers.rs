@@ -17,12 +17,12 @@ fn slow_answers_lose_no_lock() {
     // One of them is the home of the file.
     for lost in [0, 1] {
         nodes[lost].kill();
-        let other = second.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+        let other = second.open(dir(b"f"), O_RDWR, &root()).unwrap();
         other.set_lock(&mine, &root()).unwrap();
         other.set_lock(&unlock, &root()).unwrap();
         drop(other);
         nodes[lost].restart();
-        let file = writes.open(dir(b"f"), O_RDWR, &root(), OP).unwrap();
+        let file = writes.open(dir(b"f"), O_RDWR, &root()).unwrap();
         file.set_lock(&mine, &root()).unwrap();
         nodes[lost].kill();
         // More than the requests for the next node.

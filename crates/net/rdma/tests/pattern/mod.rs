@@ -146,7 +146,7 @@ pub fn read<'a>(path: &'a str, offset: usize, len: usize) -> NodeRequest<'a> {
 pub fn write(file: u64, offset: usize, payload: &[u8]) -> NodeRequest<'_> {
     NodeRequest::Write(WriteRequest {
         volume: VolumeId(0),
-        op: spurline_volume::writes::OpId { session: 1, number: 0 },
+        id: spurline_proto::ChangeId { session: 1, number: 0 },
         answered: 0,
         again: false,
         marked: false,

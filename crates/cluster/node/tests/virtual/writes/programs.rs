@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-const OP: OpId = OpId { session: 0, number: 0 };
 /// Counters under byte-range locks, and the bytes of each.
 pub const RANGE_SLOTS: u64 = 3;
 const SLOT_BYTES: u64 = 16;
@@ -103,7 +102,7 @@ fn name(name: &str) -> NamePath<'_> {
 pub fn open_file(mount: &SimMount, file: &str) -> Box<dyn WritableFile> {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        match mount.writes.create(name(file), O_RDWR | O_CREAT, 0o644, &root(), OP) {
+        match mount.writes.create(name(file), O_RDWR | O_CREAT, 0o644, &root()) {
             Ok(created) => return created.file,
             Err(error) => assert!(Instant::now() < until, "{file} can't be opened without trouble: {error}"),
         }
@@ -215,7 +214,7 @@ impl<'a> Program<'a> {
     }
 
     fn create(&self, file: &str, flags: u32) -> Result<Box<dyn WritableFile>> {
-        let created = self.volume().create(name(file), O_RDWR | O_CREAT | flags, 0o644, &root(), OP);
+        let created = self.volume().create(name(file), O_RDWR | O_CREAT | flags, 0o644, &root());
         created.map(|created| created.file)
     }
 
@@ -505,7 +504,7 @@ impl<'a> Program<'a> {
         self.change(format_args!("unlink {b}"), &Change::Unlink { at: name(b) })?;
         // The open file is found by its other name only where the file system knows names: here it may be stale.
         drop(open);
-        let open = self.made(format_args!("open {c}"), || self.volume().open(path(c), O_RDWR, &root(), OP))?;
+        let open = self.made(format_args!("open {c}"), || self.volume().open(path(c), O_RDWR, &root()))?;
         let found = self.made(format_args!("read of {c}"), || self.read_all(&*open))?;
         assert!(self.loses_power() || found == content, "{c} has {} bytes of {}", found.len(), content.len());
         drop(open);
@@ -518,7 +517,7 @@ impl<'a> Program<'a> {
     }
 
     fn change(&self, what: std::fmt::Arguments<'_>, change: &Change<'_>) -> Option<()> {
-        self.made(what, || self.volume().change(change, &root(), OP)).map(drop)
+        self.made(what, || self.volume().change(change, &root())).map(drop)
     }
 
     // Close-to-open.
@@ -550,7 +549,7 @@ impl<'a> Program<'a> {
         let truncates = self.dice.below(4) == 0;
         let open = if exists {
             let flags = O_RDWR | if truncates { O_TRUNC } else { 0 };
-            self.made(format_args!("open {file}"), || self.volume().open(path(file), flags, &root(), OP))?
+            self.made(format_args!("open {file}"), || self.volume().open(path(file), flags, &root()))?
         } else {
             self.made(format_args!("create {file}"), || self.create(file, O_EXCL))?
         };
@@ -562,7 +561,7 @@ impl<'a> Program<'a> {
             if self.dice.below(6) == 0 {
                 let size = self.dice.below(30_000);
                 let set = AttrChange { size: Some(size as u64), ..AttrChange::default() };
-                self.made(format_args!("cut {file} to {size}"), || open.set_attr(&set, &root(), OP))?;
+                self.made(format_args!("cut {file} to {size}"), || open.set_attr(&set, &root()))?;
                 content.resize(size, 0);
             }
             let (offset, len) = (self.dice.below(60_000), 1 + self.dice.below(20_000));
@@ -609,7 +608,7 @@ impl<'a> Program<'a> {
             document.readers += 1;
             (format!("document-{number}-{}", document.generation), document.content.clone())
         };
-        let open = self.made(format_args!("open {file}"), || self.volume().open(path(&file), 0, &root(), OP));
+        let open = self.made(format_args!("open {file}"), || self.volume().open(path(&file), 0, &root()));
         if let Some(open) = open {
             self.expect_content(&file, &*open, &content);
             let attr = self.made(format_args!("stat of {file}"), || open.stat());
@@ -659,7 +658,7 @@ impl<'a> Program<'a> {
         if least == 0 {
             return;
         }
-        let open = self.made(format_args!("open replaced"), || self.volume().open(path("replaced"), 0, &root(), OP));
+        let open = self.made(format_args!("open replaced"), || self.volume().open(path("replaced"), 0, &root()));
         let Some(open) = open else { return };
         let Some(found) = self.made(format_args!("read of replaced"), || self.read_all(&*open)) else { return };
         let head = found.first_chunk().copied().map_or(0, u64::from_le_bytes);

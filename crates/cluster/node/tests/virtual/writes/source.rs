@@ -414,7 +414,7 @@ impl WritableVolume for ProcessSource {
         self.stat(at, caller).map(drop)
     }
 
-    fn open(&self, at: NodePath<'_>, flags: u32, _: &Caller, _: OpId) -> Result<Box<dyn WritableFile>> {
+    fn open(&self, at: NodePath<'_>, flags: u32, _: &Caller) -> Result<Box<dyn WritableFile>> {
         let opened = self.call(|state| {
             let number = state.resolve(at)?;
             self.open_object(state, number, flags)
@@ -422,7 +422,7 @@ impl WritableVolume for ProcessSource {
         Ok(Box::new(opened))
     }
 
-    fn create(&self, at: NamePath<'_>, flags: u32, _: u32, _: &Caller, _: OpId) -> Result<CreatedFile> {
+    fn create(&self, at: NamePath<'_>, flags: u32, _: u32, _: &Caller) -> Result<CreatedFile> {
         let (attr, file) = self.call(|state| {
             let name = state.name(at)?;
             let number = match state.make(name, false) {
@@ -435,18 +435,11 @@ impl WritableVolume for ProcessSource {
         Ok(CreatedFile { attr, file: Box::new(file), directory: None })
     }
 
-    fn create_unnamed(
-        &self,
-        _: NodePath<'_>,
-        _: u32,
-        _: u32,
-        _: &Caller,
-        _: OpId,
-    ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
+    fn create_unnamed(&self, _: NodePath<'_>, _: u32, _: u32, _: &Caller) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
         Err(failed(EOPNOTSUPP))
     }
 
-    fn link_open(&self, _: &dyn WritableFile, _: NamePath<'_>, _: &Caller, _: OpId) -> Result<NodeAttr> {
+    fn link_open(&self, _: &dyn WritableFile, _: NamePath<'_>, _: &Caller) -> Result<NodeAttr> {
         Err(failed(ENOENT))
     }
 
@@ -458,7 +451,7 @@ impl WritableVolume for ProcessSource {
         Ok(Box::new(MemoryDirectory(self.clone())))
     }
 
-    fn change(&self, change: &Change<'_>, _: &Caller, _: OpId) -> Result<Option<NodeAttr>> {
+    fn change(&self, change: &Change<'_>, _: &Caller) -> Result<Option<NodeAttr>> {
         self.call(|state| {
             let number = match *change {
                 Change::Mkdir { at, .. } => {
@@ -565,7 +558,7 @@ impl WritableObject for MemoryFile {
         })
     }
 
-    fn set_attr(&self, set: &AttrChange, _: &Caller, _: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, set: &AttrChange, _: &Caller) -> Result<NodeAttr> {
         let host = self.process.host;
         self.call(|state, number| {
             state.set_attr(number, host, set)?;
@@ -660,7 +653,7 @@ impl WritableObject for MemoryDirectory {
         self.0.call(|state| Ok(state.attr(ROOT_OBJECT)))
     }
 
-    fn set_attr(&self, _: &AttrChange, _: &Caller, _: OpId) -> Result<NodeAttr> {
+    fn set_attr(&self, _: &AttrChange, _: &Caller) -> Result<NodeAttr> {
         Err(failed(EOPNOTSUPP))
     }
 
