@@ -1,7 +1,7 @@
 //! Automounts: an autofs at the mountpoint, as systemd makes it for `x-systemd.automount`, starts the mount helper at the first
 //! access. A Python program stands in for systemd.
 
-use crate::common::*;
+use crate::world::*;
 use crate::writable_group::has;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

@@ -1,7 +1,7 @@
 //! Three nodes as one cache, over a real S3 server: killed, stopped and restarted one after another while two mounts
 //! read. No error and no wrong byte; how long the longest read took is printed, and bounded by the flags alone.
 
-use crate::common::*;
+use crate::world::*;
 use rustix::process::Signal;
 use spurline_testkit::S3Server;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! Faults and bad input: each ends in a bounded time, with the right bytes or a message with a remedy.
 
-use crate::common::*;
+use crate::world::*;
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};

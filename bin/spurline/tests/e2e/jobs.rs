@@ -1,6 +1,6 @@
 //! `load` and `free` with the real binary: files enter the cache before they are read, and leave it on request.
 
-use crate::common::*;
+use crate::world::*;
 use rustix::process::Signal;
 use serde_json::Value;
 use spurline_testkit::{ChaosProxy, S3Server};

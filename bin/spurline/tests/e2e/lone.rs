@@ -1,6 +1,6 @@
 //! A mount alone: of a directory and of a bucket, every byte compared.
 
-use crate::common::*;
+use crate::world::*;
 use rustix::process::Signal;
 use spurline_runtime::mount::UNMOUNT_GRACE;
 use spurline_testkit::S3Server;

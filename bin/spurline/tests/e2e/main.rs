@@ -1,12 +1,12 @@
 //! The main job end to end with the real binary: mounts and nodes as processes, faults from outside.
-//! One test program, so that linking stays cheap.
+//! One test program, so that linking stays cheap; `writable` has the writable mounts.
 
 mod abuse;
 mod automount;
 mod cluster;
-mod common;
 mod copies;
 mod default_cache;
+#[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/disk_image.rs"]
 mod disk_image;
 mod disks;
@@ -14,20 +14,16 @@ mod disks;
 mod dns_server;
 mod drain;
 mod faults;
-#[path = "../common/fsx.rs"]
-mod fsx;
 mod group;
 mod hosts;
 mod jobs;
+#[path = "../common/lan.rs"]
+mod lan;
 mod load;
-mod locks;
 mod lone;
 mod members;
 mod networks;
 mod outage;
-#[path = "../common/pjdfstest.rs"]
-mod pjdfstest;
-mod posix_suites;
 mod probe;
 mod programs;
 mod registries;
@@ -36,13 +32,8 @@ mod rules;
 mod settings;
 mod trust;
 mod unmounts;
-mod writable_calls;
-mod writable_faults;
+#[path = "../common/world.rs"]
+mod world;
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../common/writable_group.rs"]
 mod writable_group;
-mod writable_programs;
-mod writable_promises;
-mod writes;
-mod writes_behind;
-mod writes_nodes;
-mod writes_places;
-mod writes_unnamed;

@@ -1,7 +1,7 @@
 //! Hosts with several networks: the addresses they connect from, the addresses they announce, and the host that
 //! answers there.
 
-use crate::common::*;
+use crate::world::*;
 use serde_json::Value;
 use std::process::Command;
 

@@ -1,7 +1,7 @@
 //! `net serve`, `ping`, `bw` and `lat` as people run them: between two hosts (network namespaces), as an ordinary user,
 //! and with each end stopped, killed or cut off midway.
 
-use crate::common::{Hosts, Process, World, finish, ip, is_root, refused, skip};
+use crate::world::{Hosts, Process, World, finish, ip, is_root, refused, skip};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
@@ -39,7 +39,7 @@ fn address(host: Option<&str>) -> &'static str {
 fn copy(command: &Command) -> Command {
     let mut copy = Command::new(command.get_program());
     copy.args(command.get_args()).stdin(Stdio::null());
-    crate::common::same_environment(&mut copy, command);
+    crate::world::same_environment(&mut copy, command);
     copy
 }
 
@@ -49,7 +49,7 @@ fn net(world: &World, host: Option<&str>, words: &[&str]) -> Command {
     let Some(host) = host else { return command };
     let mut on = Command::new("ip");
     on.args(["netns", "exec", host]).arg(command.get_program()).args(command.get_args());
-    crate::common::same_environment(&mut on, &command);
+    crate::world::same_environment(&mut on, &command);
     on
 }
 
@@ -326,11 +326,11 @@ fn the_facts_of_the_other_end_are_those_of_net_collect() {
     let call = spurline_probe::client::ConnectConfig {
         peer,
         from: vec![],
-        timeout: crate::common::PATIENCE,
+        timeout: crate::world::PATIENCE,
         trust: spurline_trust::Trust::without_checks(),
     };
     let mut session = spurline_probe::client::ProbeSession::connect(&call).unwrap();
-    let packed = world.file("facts.tar.zst", &session.fetch_facts(crate::common::PATIENCE).unwrap());
+    let packed = world.file("facts.tar.zst", &session.fetch_facts(crate::world::PATIENCE).unwrap());
     let out = finish(&mut net(&world, None, &["list", "--json", "--from", packed.to_str().unwrap()]));
     assert!(out.status.success(), "{out:?}");
     assert!(String::from_utf8_lossy(&out.stdout).contains("\"lo\""), "{out:?}");

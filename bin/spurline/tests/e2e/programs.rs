@@ -1,7 +1,7 @@
 //! What programs do on a mount beyond reading: follow a log, copy with attributes, seek in a folder, and the calls that
 //! the kernel or the mount refuses.
 
-use crate::common::*;
+use crate::world::*;
 use rustix::fs::{Mode, chmod};
 use spurline_testkit::S3Server;
 use std::ffi::CString;

@@ -1,8 +1,8 @@
 //! Groups by external registries, with real nodes and mounts: a real etcd, and a DNS name whose records change; and
 //! the jobs that coordinators share in etcd.
 
-use crate::common::*;
 use crate::dns_server::DnsServer;
+use crate::world::*;
 use serde_json::Value;
 use spurline_testkit::EtcdServer;
 use std::time::{Duration, Instant};

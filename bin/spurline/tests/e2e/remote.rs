@@ -1,6 +1,6 @@
 //! A node and a mount that consumes it over TCP: the same bytes, no credentials, and a node that comes and goes.
 
-use crate::common::*;
+use crate::world::*;
 use rustix::process::Signal;
 use spurline_testkit::S3Server;
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! Folder rules of a group: pinned files stay, a TTL frees files, a quota limits them; restarted nodes and
 //! coordinators keep the rules.
 
-use crate::common::*;
+use crate::world::*;
 use rustix::process::Signal;
 use serde_json::Value;
 use spurline_testkit::{ChaosProxy, S3Server};

@@ -1,8 +1,8 @@
 //! A node whose settings place blocks differently than before, or than the rest of its group: refused unless
 //! intended.
 
-use crate::common::*;
 use crate::group::coordinator;
+use crate::world::*;
 
 #[test]
 fn settings_that_place_blocks_elsewhere_have_to_be_meant() {

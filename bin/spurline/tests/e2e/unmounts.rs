@@ -1,7 +1,7 @@
 //! What an unmount leaves behind: bytes that are durable on the nodes, and no process, unless the source hangs.
 
-use crate::common::*;
 use crate::disk_image::DiskImage;
+use crate::world::*;
 use crate::writable_group::{Group, TmpFs, has};
 use rustix::process::Signal;
 use std::fs::{self, File};

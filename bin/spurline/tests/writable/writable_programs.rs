@@ -1,6 +1,6 @@
 //! Real programs on writable mounts, alone and through nodes, and the calls that checkpoint writers make.
 
-use crate::common::*;
+use crate::world::*;
 use crate::writable_group::{Group, WAYS, draw, has, shell};
 use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};

@@ -1,7 +1,7 @@
 //! Locks of writable mounts: among the programs of a mount, of several mounts, and of the source itself; waits for them,
 //! signals, and a node that is lost.
 
-use crate::common::*;
+use crate::world::*;
 use crate::writable_group::{Group, WAYS, has};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;

@@ -1,7 +1,7 @@
 //! Public suites of POSIX on a writable mount. Each runs on the bare directory too: what passes there has to pass on the
 //! mount.
 
-use crate::common::*;
+use crate::world::*;
 use crate::writable_group::{Group, draw};
 use crate::{fsx, pjdfstest};
 use rustix::fs::FallocateFlags;

@@ -1,8 +1,8 @@
 //! Writers on nodes that are killed, stopped and cut off, and on a full source: fio writes and verifies all the while, and
 //! what is durable is in the source. The longest of the timed writes is printed.
 
-use crate::common::*;
-use crate::hosts::Lan;
+use crate::lan::Lan;
+use crate::world::*;
 use crate::writable_group::{Group, draw, has};
 use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};

@@ -1,7 +1,7 @@
 //! Writable mounts through nodes: what one mount has closed the other reads, whichever node serves it, and a node that
 //! is killed costs a pause.
 
-use crate::common::*;
+use crate::world::*;
 use crate::writable_group::Group;
 use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};

@@ -1,6 +1,6 @@
 //! Promises of SEMANTICS about writable mounts that no suite shows: replaced objects, users, devices, killed processes.
 
-use crate::common::*;
+use crate::world::*;
 use crate::writable_group::{Group, TmpFs, WAYS};
 use std::fs::{self, File};
 use std::io::Write as _;

@@ -1,8 +1,8 @@
 //! A writable mount of a directory: what POSIX asks, with the bare directory beside it as the oracle, and real
 //! programs.
 
-use crate::common::*;
 use crate::disk_image::DiskImage;
+use crate::world::*;
 use crate::writable_group::{Group, TmpFs, WAYS};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use std::fs::{self, File, OpenOptions};

@@ -1,7 +1,7 @@
 //! Bytes that go to a node after their write has returned: errors are reported at fsync and at close, and an unmount waits
 //! for the bytes.
 
-use crate::common::*;
+use crate::world::*;
 use crate::writable_group::Group;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};

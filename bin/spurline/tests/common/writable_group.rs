@@ -1,7 +1,7 @@
 //! Writable mounts for the tests: alone, or through nodes over one directory, which can be a small file system in memory;
 //! and the programs that run on them.
 
-use crate::common::*;
+use crate::world::*;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
