@@ -53,9 +53,9 @@ fn fsx_finds_no_wrong_byte() {
     let Some(program) = tool("fsx").filter(|_| can_mount()) else { return };
     let ways: [(usize, &[&str], u32); 5] = [
         (0, &[], 10_000),
-        (0, &["--no-passthrough", "--fuse-io", "uring"], 100_000),
+        (0, &["--no-passthrough", "--fuse-io", "uring"], 40_000),
         (0, &["--no-passthrough", "--fuse-io", "dev"], 2_000),
-        (2, &["--fuse-io", "uring"], 100_000),
+        (2, &["--fuse-io", "uring"], 40_000),
         (2, &["--fuse-io", "dev"], 10_000),
     ];
     for (nodes, words, ops) in ways {
