@@ -20,6 +20,7 @@
 mod answer;
 mod codec;
 mod header;
+mod lock_times;
 mod object_ranges;
 mod open_attrs;
 mod open_flags;
@@ -35,6 +36,7 @@ pub use answer::{
     is_hot_answer, is_redirect,
 };
 pub use header::{FrameFlags, FrameHeader, FrameOp};
+pub use lock_times::{LOCK_TIMES, LockTimes};
 pub use object_ranges::{ObjectRange, ObjectRanges, RangeDone, RangeList, RangesDone};
 pub use open_flags::OpenFlags;
 pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, TokenProof};

@@ -19,6 +19,7 @@ use spurline_node::CacheNode;
 use spurline_observe::AdminTarget;
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::SharedBuckets;
+use spurline_proto::LOCK_TIMES;
 use spurline_rails::LocalRail;
 use spurline_store::FreshDirs;
 use spurline_types::{Error, ErrorKind, Stats};
@@ -284,13 +285,12 @@ impl RunningNode {
 
 /// Ends the sessions of mounts that are gone, while the node runs.
 fn expire_sessions(node: &Arc<CacheNode>) -> Result<(), Fault> {
-    const INTERVAL: Duration = Duration::from_secs(5);
     let node = Arc::downgrade(node);
     let run = move || {
         while let Some(node) = node.upgrade() {
             node.expire_write_sessions();
             drop(node);
-            std::thread::sleep(INTERVAL);
+            std::thread::sleep(LOCK_TIMES.session_check);
         }
     };
     let spawned = std::thread::Builder::new().name("write-sessions".into()).spawn(run);

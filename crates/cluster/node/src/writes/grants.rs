@@ -2,12 +2,11 @@
 //! another mount has had it since. It knows neither open files nor the source.
 
 use parking_lot::Mutex;
+use spurline_proto::LOCK_TIMES;
 use spurline_volume::writes::{FileIdentity, FileLock, LockFamily, LockKind, LockRange};
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Longer than the time within which mounts take locks again (`LOCK_GRACE` of the client), and their requests.
-const KEPT: Duration = Duration::from_secs(15);
 /// Files, before old grants are forgotten.
 const LEAST_FILES: usize = 1024;
 /// Grants of a file, before old ones are forgotten and then those of each session count as one.
@@ -26,7 +25,7 @@ struct LockGrant {
 
 impl LockGrant {
     fn is_old(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.at) >= KEPT
+        now.saturating_duration_since(self.at) >= LOCK_TIMES.grants_kept
     }
 
     fn is_same_lock(&self, other: &LockGrant) -> bool {
@@ -106,6 +105,7 @@ fn join_sessions(grants: &[LockGrant]) -> Vec<LockGrant> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn grants_of_other_mounts_are_remembered() {
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(last(file(1), 1, &read, start), None, "both can have it");
         assert_eq!(last(file(2), 1, &write, start), None);
         assert_eq!(last(file(1), 1, &lock(8, 9, LockKind::Write), start), None, "other bytes");
-        assert_eq!(last(file(1), 1, &write, start + KEPT), None);
+        assert_eq!(last(file(1), 1, &write, start + LOCK_TIMES.grants_kept), None);
         let flock = FileLock { family: LockFamily::Flock, ..write };
         assert_eq!(last(file(1), 1, &flock, start), None);
         // Each grant of a session counts for its own range.

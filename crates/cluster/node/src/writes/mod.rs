@@ -14,7 +14,7 @@ use grants::LockGrants;
 use parking_lot::RwLock;
 use repeated::RepeatedChange;
 use sessions::{ChangeState, OpenObject, WriteSession, WriteSessions};
-use spurline_proto::{AnswerBody as _, MAX_PAYLOAD, OpenFlags, WriteAnswer, WriteCall, WriteRequest};
+use spurline_proto::{AnswerBody as _, LOCK_TIMES, MAX_PAYLOAD, OpenFlags, WriteAnswer, WriteCall, WriteRequest};
 use spurline_transport::Responder;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
@@ -108,11 +108,12 @@ impl CacheNode {
         if unlocked > 0 {
             tracing::warn!(
                 "{unlocked} files with locks were closed: their mounts sent nothing for {:?}",
-                sessions::LOCKS_IDLE
+                LOCK_TIMES.locks_idle
             );
         }
         if ended > 0 {
-            tracing::info!("{ended} sessions of writing mounts ended: no request for {:?}", sessions::SESSION_IDLE);
+            let idle = LOCK_TIMES.session_idle;
+            tracing::info!("{ended} sessions of writing mounts ended: no request for {idle:?}");
         }
     }
 

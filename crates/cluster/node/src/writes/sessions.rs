@@ -2,18 +2,13 @@
 //! knows neither the source nor the wire.
 
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use spurline_proto::LOCK_TIMES;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// A session without any request for this long ends, and its files are closed. Mounts renew theirs four times as often.
-pub(crate) const SESSION_IDLE: Duration = Duration::from_secs(120);
-/// A session without any request for this long loses its locks, so that a mount that died keeps other mounts waiting for no
-/// longer. Mounts with locks send a request four times as often. The files are closed: a mount that is back opens them
-/// again, and then takes its locks again or learns that they are lost.
-pub(crate) const LOCKS_IDLE: Duration = Duration::from_secs(20);
 /// Limit of sessions: one per mount.
 const SESSIONS_MAX: usize = 4096;
 /// Limit of answers kept for one session: more than a mount has requests in flight.
@@ -245,10 +240,10 @@ impl WriteSessions {
         self.sessions.lock().retain(|_, session| {
             let idle = now.saturating_duration_since(*session.used.lock());
             // A request that is being executed holds it.
-            let keep = Arc::strong_count(session) > 1 || idle < SESSION_IDLE;
+            let keep = Arc::strong_count(session) > 1 || idle < LOCK_TIMES.session_idle;
             if !keep {
                 ended.push(Arc::clone(session));
-            } else if idle >= LOCKS_IDLE {
+            } else if idle >= LOCK_TIMES.locks_idle {
                 unlocked.extend(session.close_locked());
             }
             keep
@@ -269,6 +264,7 @@ impl WriteSessions {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     #[test]
     fn an_answer_is_kept_until_the_mount_has_it() {
@@ -328,8 +324,8 @@ mod tests {
         session.note_lock(1);
         session.note_lock(2);
         session.close_object(2);
-        assert_eq!(sessions.expire_idle(Instant::now() + LOCKS_IDLE / 2), (0, 0));
-        assert_eq!(sessions.expire_idle(Instant::now() + LOCKS_IDLE), (0, 1));
+        assert_eq!(sessions.expire_idle(Instant::now() + LOCK_TIMES.locks_idle / 2), (0, 0));
+        assert_eq!(sessions.expire_idle(Instant::now() + LOCK_TIMES.locks_idle), (0, 1));
         assert!(session.open_object(1).is_none() && session.open_object(3).is_some());
     }
 
@@ -339,8 +335,11 @@ mod tests {
         let busy = sessions.session(1).unwrap();
         drop(sessions.session(2).unwrap());
         assert_eq!(sessions.expire_idle(Instant::now()), (0, 0));
-        assert_eq!(sessions.expire_idle(Instant::now() + SESSION_IDLE), (1, 0), "one is in use");
+        assert_eq!(sessions.expire_idle(Instant::now() + LOCK_TIMES.session_idle), (1, 0), "one is in use");
         drop(busy);
-        assert_eq!((sessions.expire_idle(Instant::now() + SESSION_IDLE), sessions.counts()), ((1, 0), (0, 0)));
+        assert_eq!(
+            (sessions.expire_idle(Instant::now() + LOCK_TIMES.session_idle), sessions.counts()),
+            ((1, 0), (0, 0))
+        );
     }
 }

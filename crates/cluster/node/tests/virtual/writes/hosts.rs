@@ -11,6 +11,7 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{DetachedConnector, FaultPlan, FaultRates, RailMode, SimNode, SimRail};
 use spurline_node::CacheNode;
 use spurline_origin::OriginStore;
+use spurline_proto::LOCK_TIMES;
 use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind};
 use spurline_types::{Member, Result, Stats};
 use std::sync::Arc;
@@ -20,8 +21,6 @@ use std::time::{Duration, Instant};
 /// As `--peer-timeout` and `--peer-silence`.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(75);
 const PEER_SILENCE: Duration = Duration::from_secs(2);
-/// How often a node looks at its sessions.
-const SESSION_CHECK: Duration = Duration::from_secs(5);
 /// Memory of a mount for written bytes: little, so that syncs have to make room.
 const WRITE_MEMORY_BYTES: u64 = 512 << 10;
 const NODE_BLOCKS: u64 = 16;
@@ -84,7 +83,7 @@ impl NodeHost {
                 if !host.stopped.load(Ordering::Acquire) {
                     checked.expire_write_sessions();
                 }
-                std::thread::sleep(SESSION_CHECK);
+                std::thread::sleep(LOCK_TIMES.session_check);
             }
         });
         let sim = SimNode::new(&self.name, Arc::clone(&node) as _, Arc::clone(&self.plan));
