@@ -5,14 +5,17 @@
 //! before anything that would see its bytes, and after [`LONGEST_WAIT`]. The pieces stay until their process reported a
 //! sync. Failures are counted per file, and reported at each open file's next sync and next close.
 
-use super::calls::{CallEnd, CallTarget, HomeProcess, MaybeExecuted, settle_answer};
-use super::files::{MOVES, OpenedAs, call_open};
+use super::GroupWrites;
+use super::calls::{
+    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, MaybeExecuted, RequestContext, WriteCallPlan,
+    is_transient, settle_answer,
+};
+use super::files::{MOVES, OpenCall, OpenedAs, call_open};
 use super::held_locks::LostLocks;
 use super::retained::{AddedBytes, AwaitedPiece, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
-use super::{GroupWrites, RequestContext};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_proto::{WriteAnswer, WriteCall};
-use spurline_types::{Error, ErrorKind, Result, RetryAdvice};
+use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -154,11 +157,33 @@ impl FileBytes {
 }
 
 /// How bytes are sent.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct SendAttempt {
     before: MaybeExecuted,
     /// Failures of the file are reported with the last request.
     flush: bool,
+    deadline: CallDeadline,
+}
+
+/// The end of an attempt to send bytes.
+enum SendResult {
+    /// This process has them.
+    Sent(u64),
+    /// They have to be sent again; with a cause, when a node is there.
+    Retry { maybe_executed: MaybeExecuted, cause: Option<Error> },
+    /// The source refuses them.
+    Refused(Error),
+}
+
+impl SendResult {
+    /// The bytes have no answer.
+    fn failed(error: Error, maybe_executed: MaybeExecuted) -> SendResult {
+        if is_transient(&error) {
+            SendResult::Retry { maybe_executed, cause: Some(error) }
+        } else {
+            SendResult::Refused(error)
+        }
+    }
 }
 
 /// A file with something to send.
@@ -240,11 +265,6 @@ impl SendQueue {
 /// pieces of small files are sent long before, and a timer for each would cost more than the piece.
 fn round_due(at: Instant, last: Option<Instant>) -> Instant {
     last.filter(|last| at.saturating_duration_since(*last) < DUE_TOGETHER).unwrap_or(at)
-}
-
-/// Whether the nodes may take the bytes later.
-pub(super) fn is_transient(error: &Error) -> bool {
-    error.kind().retry_advice() != RetryAdvice::Never
 }
 
 impl GroupWrites {
@@ -378,28 +398,31 @@ impl GroupWrites {
 
     /// Writes bytes for which there is no memory: they are durable before the writer goes on.
     fn write_durably(&self, opened: &OpenedAs, new: &NewBytes<'_>) -> Result<()> {
-        let (mut before, mut change) = (MaybeExecuted::Nowhere, None);
-        let failures = opened.bytes.failure_count();
-        let mut write = || {
-            for _ in 0..MOVES {
-                self.send_all(&opened.bytes)?;
-                match self.send_bytes(opened, new, SendAttempt { before, ..SendAttempt::default() }, &mut change) {
-                    (PieceOutcome::Sent(to), _) => {
-                        if self.sync_file(opened, true)?.instance == to {
-                            return opened.bytes.failure_after(failures);
-                        }
-                        before = MaybeExecuted::Anywhere;
-                    }
-                    (_, Some(error)) => return Err(error),
-                    (PieceOutcome::Unsent(sent), None) => before = sent,
-                    (PieceOutcome::Refused, None) => break,
-                }
-            }
-            Err(unsteady())
-        };
-        let written = write();
+        let mut change = None;
+        let written = self.write_and_sync(opened, new, &mut change);
         self.end_change(&mut change);
         written
+    }
+
+    fn write_and_sync(&self, opened: &OpenedAs, new: &NewBytes<'_>, change: &mut Option<u64>) -> Result<()> {
+        let failures = opened.bytes.failure_count();
+        self.send_all(&opened.bytes)?;
+        let deadline = self.calls.begin();
+        let mut before = MaybeExecuted::Nowhere;
+        while !deadline.is_over(Instant::now()) {
+            match self.send_bytes(opened, new, SendAttempt { before, flush: false, deadline }, change) {
+                SendResult::Sent(to) => {
+                    if self.sync_by(opened, true, deadline)?.instance == to {
+                        return opened.bytes.failure_after(failures);
+                    }
+                    before = MaybeExecuted::Anywhere;
+                }
+                SendResult::Refused(error) | SendResult::Retry { cause: Some(error), .. } => return Err(error),
+                SendResult::Retry { maybe_executed, cause: None } => before = maybe_executed,
+            }
+            self.send_all(&opened.bytes)?;
+        }
+        Err(unsteady())
     }
 
     /// Sends all unsent bytes of a file that were written until now.
@@ -473,82 +496,95 @@ impl GroupWrites {
     /// Sends a piece; it stays unsent if its process was lost. `flush`: see [`WriteCall::Write`].
     fn send_piece(&self, file: &FileBytes, mut piece: PieceToSend, flush: bool) -> Result<PieceOutcome> {
         let mut change = piece.change;
-        let attempt = SendAttempt { before: piece.before, flush };
+        // Earlier calls have written the bytes, and their number has no limit: each piece has a deadline of its own.
+        let attempt = SendAttempt { before: piece.before, flush, deadline: self.calls.begin() };
         let owner = self.open_file(piece.owner);
-        let (outcome, error) = match &owner {
+        let result = match &owner {
             Some(owner) => self.send_bytes(owner, &piece.as_new(), attempt, &mut change),
-            None => (PieceOutcome::Refused, Some(Error::new(ErrorKind::Io(EIO), "the file was closed"))),
+            None => SendResult::Refused(Error::new(ErrorKind::Io(EIO), "the file was closed")),
         };
-        if !matches!(outcome, PieceOutcome::Unsent(_)) {
+        if !matches!(result, SendResult::Retry { .. }) {
             self.end_change(&mut change);
         }
         piece.change = change;
-        if let PieceOutcome::Sent(_) = outcome {
-            self.stats().behind_us.add_us(piece.since.elapsed());
-        }
-        if outcome == PieceOutcome::Refused
-            && let Some(error) = &error
-        {
-            let path = owner.map_or_else(|| "a closed file".to_owned(), |owner| owner.logged_path());
-            tracing::warn!("{} bytes at {} of {path} were not written: {error}", piece.len, piece.offset);
-            self.stats().failures.add(1);
-            file.add_failure(error.clone());
-        }
+        let mut unsent = None;
+        let outcome = match result {
+            SendResult::Sent(to) => {
+                self.stats().behind_us.add_us(piece.since.elapsed());
+                PieceOutcome::Sent(to)
+            }
+            SendResult::Retry { maybe_executed, cause } => {
+                unsent = cause;
+                PieceOutcome::Unsent(maybe_executed)
+            }
+            SendResult::Refused(error) => {
+                let path = owner.map_or_else(|| "a closed file".to_owned(), |owner| owner.logged_path());
+                tracing::warn!("{} bytes at {} of {path} were not written: {error}", piece.len, piece.offset);
+                self.stats().failures.add(1);
+                file.add_failure(error);
+                PieceOutcome::Refused
+            }
+        };
         let mut list = file.list.lock();
         list.end_sending(piece, outcome, &self.client.stats);
         drop(list);
         file.sent.notify_all();
-        match (outcome, error) {
-            (PieceOutcome::Unsent(_), Some(error)) => Err(error),
-            (outcome, _) => Ok(outcome),
+        unsent.map_or(Ok(outcome), Err)
+    }
+
+    /// The process that had the file open is lost: the pieces before these bytes may have to be sent again first.
+    fn moved(&self, owner: &OpenedAs, lost: &HomeProcess, before: MaybeExecuted, deadline: CallDeadline) -> SendResult {
+        match owner.move_on(self, lost, deadline) {
+            Ok(()) => SendResult::Retry { maybe_executed: before, cause: None },
+            Err(error) => SendResult::failed(error, before),
         }
     }
 
-    /// Sends bytes to the process that has the file open. With an error, they are refused or wait for a node.
+    /// Sends bytes to the process that has the file open.
     fn send_bytes(
         &self,
         owner: &OpenedAs,
         new: &NewBytes<'_>,
         attempt: SendAttempt,
         change: &mut Option<u64>,
-    ) -> (PieceOutcome, Option<Error>) {
-        let mut before = attempt.before;
+    ) -> SendResult {
+        let SendAttempt { mut before, deadline, .. } = attempt;
         let home = owner.home();
-        let ended = |error: Error, before| match is_transient(&error) {
-            true => (PieceOutcome::Unsent(before), Some(error)),
-            false => (PieceOutcome::Refused, Some(error)),
-        };
-        // Moved after the loss of a process: the pieces before this one may have to be sent again first.
-        let moved = |before| match owner.move_on(self, &home) {
-            Ok(()) => (PieceOutcome::Unsent(before), None),
-            Err(error) => ended(error, before),
-        };
         let mut written = 0;
         while written < new.data.len() {
             let most = self.most_bytes().min(new.data.len() - written);
             let payload = &new.data[written..written + most];
-            let (file, offset) = (owner.number(), new.offset + written as u64);
-            let flush = attempt.flush && written + most == new.data.len();
-            let (append, lose_privileges) = (new.appended, new.lose_privileges.is_some());
-            let call = WriteCall::Write { file, offset, append, lose_privileges, flush };
+            let call = WriteCall::Write {
+                file: owner.number(),
+                offset: new.offset + written as u64,
+                append: new.appended,
+                lose_privileges: new.lose_privileges.is_some(),
+                flush: attempt.flush && written + most == new.data.len(),
+            };
             let caller = new.lose_privileges.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() });
             let caller = caller.as_ref().unwrap_or(owner.caller());
-            let context = RequestContext { payload, before, ..RequestContext::of(caller) };
+            let context = RequestContext { payload, ..RequestContext::of(caller) };
             // The same bytes at the same place can be written twice, an append can't: it keeps its number until it is
             // answered.
-            let number = if new.appended { *change.get_or_insert_with(|| self.numbers.draw_raw()) } else { 0 };
+            let kind = if new.appended {
+                CallKind::Change { number: *change.get_or_insert_with(|| self.calls.draw_lasting_number()) }
+            } else {
+                CallKind::Query
+            };
             let confirms = owner.held.begin_confirm();
             let relying = owner.relying.read();
             // Another mount has the lock under which these bytes were written.
             if let Err(error) = owner.bytes.lost_locks.check_none() {
-                return (PieceOutcome::Refused, Some(error));
+                return SendResult::Refused(error);
             }
-            let answer = self.send(CallTarget::Process(&home), &call, context, number, &mut []);
+            let target = CallTarget::Process(&home);
+            let plan = WriteCallPlan { target, kind, call: &call, context, landing: &mut [], before, deadline };
+            let answer = self.calls.run(plan);
             drop(relying);
             let sent = match answer {
                 Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {
                     owner.note_unknown(&home);
-                    return moved(before);
+                    return self.moved(owner, &home, before, deadline);
                 }
                 Ok(sent) => {
                     owner.held.confirm(confirms);
@@ -558,9 +594,9 @@ impl GroupWrites {
                     if sent {
                         before.note_sent(home.instance);
                     }
-                    return moved(before);
+                    return self.moved(owner, &home, before, deadline);
                 }
-                Err(CallEnd::Failed(error)) => return ended(error, before),
+                Err(CallEnd::Failed(error)) => return SendResult::failed(error, before),
             };
             self.end_change(change);
             before = MaybeExecuted::Anywhere;
@@ -573,26 +609,27 @@ impl GroupWrites {
                 }
                 Ok(_) => {
                     let why = format!("{written} of {} bytes were written", new.data.len());
-                    return (PieceOutcome::Refused, Some(Error::new(ErrorKind::Io(EIO), why)));
+                    return SendResult::Refused(Error::new(ErrorKind::Io(EIO), why));
                 }
-                Err(error) => return (PieceOutcome::Refused, Some(error)),
+                Err(error) => return SendResult::Refused(error),
             }
         }
         // Another thread has seen the locks lost meanwhile, and opened the file again without them.
         if let Err(error) = owner.bytes.lost_locks.check_none() {
-            return (PieceOutcome::Refused, Some(error));
+            return SendResult::Refused(error);
         }
         // Another thread has seen the process lost meanwhile.
-        match owner.home().instance == home.instance {
-            true => (PieceOutcome::Sent(home.instance), None),
-            false => (PieceOutcome::Unsent(before), None),
+        if owner.home().instance == home.instance {
+            SendResult::Sent(home.instance)
+        } else {
+            SendResult::Retry { maybe_executed: before, cause: None }
         }
     }
 
     /// A change is answered, or abandoned.
     fn end_change(&self, change: &mut Option<u64>) {
         if let Some(number) = change.take() {
-            self.numbers.end_number(number);
+            self.calls.end_number(number);
         }
     }
 
@@ -601,15 +638,25 @@ impl GroupWrites {
     /// # Errors
     /// When no node takes the bytes; they are kept. An error of the source is a failure of the file.
     pub(super) fn sync_file(&self, opened: &OpenedAs, data_only: bool) -> Result<HomeProcess> {
+        self.send_all(&opened.bytes)?;
+        self.sync_by(opened, data_only, self.calls.begin())
+    }
+
+    /// As [`GroupWrites::sync_file`], within the time of a call.
+    ///
+    /// # Errors
+    /// As [`GroupWrites::sync_file`].
+    pub(super) fn sync_by(&self, opened: &OpenedAs, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
         let file = &opened.bytes;
-        let (mark, failures) = (file.list.lock().mark(), file.failure_count());
+        let mark = file.list.lock().mark();
+        let failures = file.failure_count();
         let mut other: Option<Arc<OpenedAs>> = None;
         let mut own = None;
         for _ in 0..MOVES {
             self.send_below(file, mark, None)?;
             let stamp = file.list.lock().stamp();
             let through = other.take();
-            let synced = self.sync_once(through.as_deref().unwrap_or(opened), data_only);
+            let synced = self.sync_once(through.as_deref().unwrap_or(opened), data_only, deadline);
             let by = match synced {
                 Ok(by) => by,
                 Err(error) if is_transient(&error) => return Err(error),
@@ -654,14 +701,13 @@ impl GroupWrites {
     }
 
     /// One sync by the process of an open file.
-    fn sync_once(&self, opened: &OpenedAs, data_only: bool) -> Result<HomeProcess> {
+    fn sync_once(&self, opened: &OpenedAs, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
         let started = Instant::now();
         let call = WriteCall::Sync { file: opened.number(), data_only };
-        let sent = call_open(self, opened, &call, RequestContext::of(opened.caller()), 0, &mut [])?;
-        settle_answer(sent.answer).map_err(|error| match is_transient(&error) {
-            // An answer of the source is final, whatever its kind.
-            true => Error::new(ErrorKind::Io(EIO), error.message()),
-            false => error,
+        let sent = call_open(self, opened, OpenCall::query(&call, opened.caller(), deadline))?;
+        // An answer of the source is final, whatever its kind.
+        settle_answer(sent.answer).map_err(|error| {
+            if is_transient(&error) { Error::new(ErrorKind::Io(EIO), error.message()) } else { error }
         })?;
         self.stats().sync_ops.add(1);
         self.stats().sync_us.add_us(started.elapsed());
@@ -699,7 +745,7 @@ impl GroupWrites {
         while self.queue.jobs.lock().closing > 0 {
             std::thread::sleep(CLOSING_PAUSE);
         }
-        self.report_closed();
+        self.calls.report_closed();
     }
 
     /// Ends an open file. Its bytes that are not durable stay while another open file can send them again.
@@ -727,7 +773,7 @@ impl GroupWrites {
         }
         let lost = list.pass_on(opened.number(), other, &self.client.stats, &mut changes);
         drop(list);
-        changes.into_iter().for_each(|number| self.numbers.end_number(number));
+        changes.into_iter().for_each(|number| self.calls.end_number(number));
         if lost > 0 {
             let error = error.map_or_else(String::new, |error| format!(": {error}"));
             tracing::error!("{lost} bytes of {} are lost, no node took them{error}", opened.logged_path());
@@ -777,7 +823,7 @@ impl GroupWrites {
         if let Some(file) = self.known_bytes_of(identity) {
             let mut changes = Vec::new();
             file.list.lock().cut_at(size, &self.client.stats, &mut changes);
-            changes.into_iter().for_each(|number| self.numbers.end_number(number));
+            changes.into_iter().for_each(|number| self.calls.end_number(number));
         }
     }
 

@@ -2,11 +2,14 @@
 //! elsewhere when that process is lost. It knows no placement and no wire format.
 
 use super::behind::{FileBytes, ReportedFailures};
-use super::calls::{CallEnd, CallTarget, HomeProcess, MaybeExecuted, NodeAnswer, settle_answer, unexpected};
+use super::calls::{
+    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, MaybeExecuted, NodeAnswer, RequestContext, WriteCallPlan,
+    settle_answer, unexpected,
+};
 use super::held_locks::{HeldLocks, set_call};
 use super::moving::VainSearch;
 use super::retained::NewBytes;
-use super::{CAPABILITIES, ENODATA, FileOpening, GroupWrites, O_ACCMODE, RequestContext, attr_of, no_capabilities};
+use super::{CAPABILITIES, ENODATA, FileOpening, GroupWrites, O_ACCMODE, attr_of, no_capabilities};
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
@@ -170,8 +173,7 @@ impl OpenedAs {
 
     /// The attributes, by its process.
     pub fn stat_open(&self, writes: &GroupWrites) -> Result<NodeAttr> {
-        let call = WriteCall::StatOpen { file: self.number };
-        attr_of(settle_answer(call_open(writes, self, &call, RequestContext::of(&self.caller), 0, &mut [])?.answer)?)
+        attr_of(query_open(writes, self, WriteCall::StatOpen { file: self.number }, &self.caller)?)
     }
 
     /// Its path after a rename of `from` to `to`, or their exchange.
@@ -190,29 +192,47 @@ impl OpenedAs {
 impl OpenedAs {
     /// Sends a request for a file with locks, so that its node keeps them, or the next one gets them.
     pub(super) fn renew_locks(&self, writes: &GroupWrites) {
-        let call = WriteCall::StatOpen { file: self.number };
         // A failure is that of the next call, too.
-        let _ = call_open(writes, self, &call, RequestContext::of(&self.caller), 0, &mut []);
+        let _ = query_open(writes, self, WriteCall::StatOpen { file: self.number }, &self.caller);
     }
 }
 
-/// A call on an open object: on its process, or on the next one, after it got the bytes that the first one may have lost.
-/// The answer may be an error of the source.
-pub(super) fn call_open(
-    writes: &GroupWrites,
-    opened: &OpenedAs,
-    call: &WriteCall<'_>,
-    context: RequestContext<'_>,
-    number: u64,
-    dst: &mut [u8],
-) -> Result<NodeAnswer> {
+/// A call on an open object, wherever that is.
+pub(super) struct OpenCall<'a> {
+    pub kind: CallKind,
+    pub call: &'a WriteCall<'a>,
+    pub context: RequestContext<'a>,
+    /// Where bytes of the answer go.
+    pub landing: &'a mut [u8],
+    pub deadline: CallDeadline,
+}
+
+impl<'a> OpenCall<'a> {
+    /// A call that may be repeated.
+    pub fn query(call: &'a WriteCall<'a>, caller: &'a Caller, deadline: CallDeadline) -> OpenCall<'a> {
+        let context = RequestContext::of(caller);
+        OpenCall { kind: CallKind::Query, call, context, landing: &mut [], deadline }
+    }
+
+    fn plan<'b>(&'b mut self, home: &'b HomeProcess, before: MaybeExecuted) -> WriteCallPlan<'b> {
+        let OpenCall { kind, call, context, landing, deadline } = self;
+        let target = CallTarget::Process(home);
+        WriteCallPlan { target, kind: *kind, call, context: *context, landing, before, deadline: *deadline }
+    }
+}
+
+/// A call on an open object: on its process, or on the next one, after it got the bytes that the first one may have lost. The
+/// answer may be an error of the source.
+pub(super) fn call_open(writes: &GroupWrites, opened: &OpenedAs, mut open: OpenCall<'_>) -> Result<NodeAnswer> {
+    let OpenCall { call, deadline, .. } = open;
     let mut before = MaybeExecuted::Nowhere;
     let mut last = None;
     for _ in 0..MOVES {
         let relying = opened.relying.read();
         opened.check_locks(writes, call)?;
-        let (home, confirms) = (opened.home(), opened.held.begin_confirm());
-        let sent = writes.send(CallTarget::Process(&home), call, RequestContext { before, ..context }, number, dst);
+        let home = opened.home();
+        let confirms = opened.held.begin_confirm();
+        let sent = writes.calls.run(open.plan(&home, before));
         drop(relying);
         match sent {
             Ok(sent) if sent.answer == WriteAnswer::UnknownFile => opened.note_unknown(&home),
@@ -232,19 +252,22 @@ pub(super) fn call_open(
                 last = Some(error);
             }
         }
-        opened.move_on(writes, &home)?;
+        opened.move_on(writes, &home, deadline)?;
         // A lock that it has set, or should have removed, would stand in the way.
         if matches!(call, WriteCall::SetLock { .. }) {
-            writes.close_left(opened, &home);
+            writes.close_left(opened, &home, deadline);
         }
         writes.send_all(&opened.bytes)?;
+        if deadline.is_over(Instant::now()) {
+            break;
+        }
     }
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no node keeps the file open")))
 }
 
 /// As [`call_open`], for a call that may be repeated.
 fn query_open(writes: &GroupWrites, opened: &OpenedAs, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-    settle_answer(call_open(writes, opened, &call, RequestContext::of(caller), 0, &mut [])?.answer)
+    settle_answer(call_open(writes, opened, OpenCall::query(&call, caller, writes.calls.begin()))?.answer)
 }
 
 /// As [`call_open`], for a call that is made once.
@@ -255,9 +278,11 @@ fn change_open(
     context: RequestContext<'_>,
 ) -> Result<WriteAnswer> {
     opened.used.store(true, Ordering::Relaxed);
-    let number = writes.numbers.draw_number();
-    let sent = call_open(writes, opened, call, context, number.get(), &mut [])?;
-    writes.note_touched(&sent.home);
+    let number = writes.calls.draw_number();
+    let kind = CallKind::Change { number: number.get() };
+    let deadline = writes.calls.begin();
+    let sent = call_open(writes, opened, OpenCall { kind, call, context, landing: &mut [], deadline })?;
+    writes.calls.note_touched(&sent.home);
     settle_answer(sent.answer)
 }
 
@@ -416,15 +441,17 @@ impl WritableObject for RemoteFile {
 impl WritableFile for RemoteFile {
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
         self.writes.send_all(&self.opened.bytes)?;
+        let deadline = self.writes.calls.begin();
         let mut read = 0;
         for piece in dst.chunks_mut(self.writes.most_bytes()) {
-            let (at, len) = (offset + read as u64, u32::try_from(piece.len()).unwrap_or(u32::MAX));
-            let call = WriteCall::Read { file: self.opened.number, offset: at, len };
-            let context = RequestContext::of(&self.opened.caller);
-            let sent = call_open(&self.writes, &self.opened, &call, context, 0, piece)?;
+            let wanted = piece.len();
+            let len = u32::try_from(wanted).unwrap_or(u32::MAX);
+            let call = WriteCall::Read { file: self.opened.number, offset: offset + read as u64, len };
+            let open = OpenCall { landing: piece, ..OpenCall::query(&call, &self.opened.caller, deadline) };
+            let sent = call_open(&self.writes, &self.opened, open)?;
             done(settle_answer(sent.answer)?)?;
             read += sent.payload_len;
-            if sent.payload_len < piece.len() {
+            if sent.payload_len < wanted {
                 break;
             }
         }
@@ -473,10 +500,11 @@ impl WritableFile for RemoteFile {
         self.writes.send_all(&to.opened.bytes)?;
         let call = WriteCall::CopyRange { file: self.opened.number, offset, to: to.opened.number, to_offset, len };
         let context = RequestContext::of(caller);
-        let (number, failures) = (self.writes.numbers.draw_number(), to.opened.bytes.failure_count());
+        let failures = to.opened.bytes.failure_count();
         let home = self.opened.home();
+        let deadline = self.writes.calls.begin();
         // The other file may have moved, so this call does not: the caller then reads and writes.
-        let copied = match self.writes.send(CallTarget::Process(&home), &call, context, number.get(), &mut []) {
+        let copied = match self.writes.calls.change(CallTarget::Process(&home), &call, context, deadline) {
             Ok(sent) => match settle_answer(sent.answer)? {
                 WriteAnswer::UnknownFile => return Err(apart()),
                 answer => {
@@ -489,7 +517,7 @@ impl WritableFile for RemoteFile {
         };
         // The mount has no bytes to send again, neither these nor what earlier writes would put over them. If the process
         // is lost before they are durable, the caller reads and writes.
-        if copied > 0 && self.writes.sync_file(&to.opened, true)? != home {
+        if copied > 0 && self.writes.sync_by(&to.opened, true, deadline)? != home {
             return Err(apart());
         }
         to.opened.bytes.failure_after(failures)?;
@@ -534,9 +562,10 @@ impl WritableFile for RemoteFile {
             // Forgotten first: a lock that is lost needs no node to be given up.
             self.opened.forget_lock(lock);
         }
+        let deadline = self.writes.calls.begin();
         loop {
             let begun = Instant::now();
-            let sent = call_open(&self.writes, &self.opened, &call, RequestContext::of(caller), 0, &mut [])?;
+            let sent = call_open(&self.writes, &self.opened, OpenCall::query(&call, caller, deadline))?;
             done(settle_answer(sent.answer)?)?;
             if lock.kind == LockKind::Unlock {
                 return Ok(());
@@ -545,12 +574,12 @@ impl WritableFile for RemoteFile {
             if self.opened.note_granted(lock, begun, &sent.home) {
                 return Ok(());
             }
-            self.writes.close_left(&self.opened, &sent.home);
+            self.writes.close_left(&self.opened, &sent.home, deadline);
         }
     }
 
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
-        let number = self.writes.new_file_number();
+        let number = self.writes.calls.new_file_number();
         let call = WriteCall::Reopen { of: self.opened.number, flags: OpenFlags::new(flags), file: number };
         self.writes.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;

@@ -2,11 +2,13 @@
 //! file, unless another mount may have had them meanwhile. A lock that is lost fails the file with `EIO` until it is closed or
 //! unlocked. It knows no placement and no wire format.
 
-use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer, unexpected};
+use super::GroupWrites;
+use super::calls::{
+    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, WriteCallPlan, settle_answer, unexpected,
+};
 use super::files::OpenedAs;
-use super::{GroupWrites, RequestContext};
 use parking_lot::Mutex;
-use spurline_proto::{WriteAnswer, WriteCall};
+use spurline_proto::{LOCK_TIMES, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{Caller, FileLock, LockKind};
@@ -19,15 +21,6 @@ use std::time::{Duration, Instant};
 const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 
-/// Interval of requests for files with locks: a loss is seen early enough to take them again within [`LOCK_GRACE`].
-pub(crate) const LOCK_RENEWAL: Duration = Duration::from_secs(1);
-/// A mount that has seen a process lost sets no new lock in the next one for this long. A mount that had locks there takes them
-/// again only within this time since that process last answered. So no other mount can have had them in between.
-const LOCK_GRACE: Duration = Duration::from_secs(5);
-/// How long a process that is only cut off is waited for: it has the locks for 20 s.
-const CUT_OFF: Duration = Duration::from_secs(30);
-/// A process keeps a file with locks open for this long without a request (`LOCKS_IDLE` of the node).
-const KEPT_OPEN: Duration = Duration::from_secs(20);
 const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
 /// How often the next process is tried once more after its connections broke.
 const RECLAIM_RETRIES: usize = 3;
@@ -44,7 +37,7 @@ pub(crate) struct LockGrace {
 
 impl Default for LockGrace {
     fn default() -> Self {
-        let grace = || AtomicU64::new(LOCK_GRACE.as_millis() as u64);
+        let grace = || AtomicU64::new(LOCK_TIMES.grace.as_millis() as u64);
         LockGrace { new_after_ms: grace(), again_within_ms: grace(), lost: Mutex::default() }
     }
 }
@@ -223,7 +216,7 @@ impl OpenedAs {
     /// The process is reached again, and has kept the file open unless that took too long.
     pub(super) fn check_kept_open(&self, home: &HomeProcess) {
         let confirmed = *self.held.confirmed.lock();
-        if confirmed.is_none_or(|at| at.elapsed() >= KEPT_OPEN) {
+        if confirmed.is_none_or(|at| at.elapsed() >= LOCK_TIMES.locks_idle) {
             self.note_unknown(home);
         }
     }
@@ -240,7 +233,7 @@ impl OpenedAs {
     fn check_settled(&self, writes: &GroupWrites) -> Result<()> {
         let mut settled = self.held.settled.lock();
         let at = *settled.get_or_insert_with(|| {
-            let away = writes.better_node_away(&self.current_path(), &self.home());
+            let away = writes.calls.better_node_away(&self.current_path(), &self.home());
             let left = away.map(|away| writes.lock_grace.new_after().saturating_sub(away));
             Instant::now() + left.unwrap_or_default()
         });
@@ -281,10 +274,11 @@ impl OpenedAs {
         home: &HomeProcess,
         before: &HomeProcess,
         passed: &[HomeProcess],
+        deadline: CallDeadline,
     ) -> FileAfterLoss {
         let again_until = self.held.confirmed.lock().map(|confirmed| confirmed + writes.lock_grace.again_within());
         let in_time = || again_until.is_some_and(|until| Instant::now() < until);
-        let until = Instant::now() + CUT_OFF.min(writes.client.patience().answer);
+        let until = Instant::now() + LOCK_TIMES.cut_off_wait.min(writes.client.patience().answer);
         let mut last = Error::new(ErrorKind::Timeout, "too much time has passed since the lost node answered");
         let mut retries = 0;
         loop {
@@ -296,7 +290,7 @@ impl OpenedAs {
                 return FileAfterLoss::Moved(Some(locks));
             }
             if in_time() {
-                match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, home, lock, &in_time)) {
+                match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, home, lock, &in_time, deadline)) {
                     // It was executed in time if the answer is.
                     Ok(()) if in_time() => {
                         let path = self.logged_path();
@@ -306,7 +300,7 @@ impl OpenedAs {
                     Ok(()) => {}
                     Err(CallEnd::Failed(error)) if error.kind() == ErrorKind::Io(EAGAIN) => {
                         passed.iter().filter(|passed| *passed != home).for_each(|passed| {
-                            writes.try_close(passed, &[self.number()]);
+                            writes.calls.try_close(passed, &[self.number()], deadline);
                         });
                         last = error;
                     }
@@ -324,7 +318,7 @@ impl OpenedAs {
                 }
             }
             // A process that is only cut off has the locks until it has heard nothing for long.
-            match self.is_open_at(writes, before) {
+            match self.is_open_at(writes, before, deadline) {
                 Some(true) => {
                     let path = self.logged_path();
                     tracing::info!(node = before.node, "a node with locks of {path} is reached again");
@@ -345,9 +339,9 @@ impl OpenedAs {
     }
 
     /// Whether a process has this file open; `None` if it can't be reached.
-    fn is_open_at(&self, writes: &GroupWrites, process: &HomeProcess) -> Option<bool> {
-        let (call, root) = (WriteCall::StatOpen { file: self.number() }, Caller::default());
-        let sent = writes.send(CallTarget::Process(process), &call, RequestContext::of(&root), 0, &mut []);
+    fn is_open_at(&self, writes: &GroupWrites, process: &HomeProcess, deadline: CallDeadline) -> Option<bool> {
+        let call = WriteCall::StatOpen { file: self.number() };
+        let sent = writes.calls.query(CallTarget::Process(process), &call, &Caller::default(), deadline);
         sent.ok().map(|sent| sent.answer != WriteAnswer::UnknownFile)
     }
 
@@ -357,13 +351,14 @@ impl OpenedAs {
         home: &HomeProcess,
         lock: &FileLock,
         in_time: &dyn Fn() -> bool,
+        deadline: CallDeadline,
     ) -> std::result::Result<(), CallEnd> {
         let call = set_call(self.number(), lock);
         let root = Caller::default();
-        let context = RequestContext { again: true, ..RequestContext::of(&root) };
         loop {
             let asked = Instant::now();
-            let sent = writes.send(CallTarget::Process(home), &call, context, 0, &mut [])?;
+            let plan = WriteCallPlan::query(CallTarget::Process(home), &call, &root, deadline);
+            let sent = writes.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan })?;
             let answered = Instant::now();
             let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
                 WriteAnswer::Done => return Ok(()),
@@ -384,7 +379,7 @@ impl OpenedAs {
         }
         let unlock = set_call(self.number(), &FileLock { kind: LockKind::Unlock, ..*lock });
         // What fails here is released with the file.
-        let _ = writes.send(CallTarget::Process(home), &unlock, RequestContext::of(&root), 0, &mut []);
+        let _ = writes.calls.query(CallTarget::Process(home), &unlock, &root, deadline);
         Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile")))
     }
 }

@@ -13,40 +13,28 @@ mod held_locks;
 mod known;
 mod losses;
 mod moving;
-mod numbers;
-mod proof;
 mod retained;
 mod write_memory;
 
 use crate::remote::GroupClient;
 use behind::{FileBytes, SendQueue};
-use calls::{CallEnd, CallTarget, HomeProcess, MaybeExecuted, NodeAnswer, settle_answer, unexpected};
-use closing::ClosedFiles;
+use calls::{CallDeadline, CallEnd, CallTarget, HomeProcess, RequestContext, WriteCalls, settle_answer, unexpected};
 use files::{OpenedAs, RemoteDirectory, RemoteFile};
-use held_locks::{LOCK_RENEWAL, LockGrace};
+use held_locks::LockGrace;
 use known::KnownObjects;
 pub use losses::WriteLosses;
-use numbers::ChangeNumbers;
 use parking_lot::Mutex;
-use proof::ProvenProcesses;
-use spurline_proto::{ChangeId, MAX_WRITE, OpenFlags, VolumeId, WireCaller, WriteAnswer, WriteCall, WriteRequest};
+use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     Caller, Change, CreatedFile, DirectoryRename, FileIdentity, KnownNames, LockScope, NamePath, NodeAttr, NodePath,
     SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
 };
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use write_memory::WriteMemory;
-
-thread_local! {
-    /// Encoded groups of a caller, reused between requests.
-    static GROUPS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 /// From `asm-generic/fcntl.h`.
 const O_TRUNC: u32 = 0o1000;
@@ -58,8 +46,9 @@ const EIO: i32 = 5;
 /// The attribute with a file's capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// Interval of session renewals: a quarter of the time after which a node ends a session.
-const RENEWAL: Duration = Duration::from_secs(30);
+/// Rounds of the renewal of locks between renewals of sessions.
+const SESSION_RENEWAL_ROUNDS: u32 =
+    (LOCK_TIMES.session_renewal.as_millis() / LOCK_TIMES.lock_renewal.as_millis()) as u32;
 
 /// Before a node has said what the source can do.
 const NO_CAPABILITIES: WriteCapabilities = WriteCapabilities {
@@ -79,31 +68,19 @@ const NO_CAPABILITIES: WriteCapabilities = WriteCapabilities {
 /// The writable side of a group's volume.
 pub struct GroupWrites {
     client: Arc<GroupClient>,
-    /// This mount's session, drawn at random.
-    session: u64,
-    numbers: ChangeNumbers,
-    next_file: AtomicU64,
-    /// Number of attempts that got no answer and may be executed late. Nodes execute none of them after a request with a
-    /// higher number.
-    attempts: AtomicU64,
+    calls: Arc<WriteCalls>,
     known: KnownObjects,
     /// The names that the file system over this volume knows.
     names: OnceLock<Weak<dyn KnownNames>>,
     /// Open files and directories by their numbers, whose paths move with renames.
     opened: Mutex<HashMap<u64, Weak<OpenedAs>>>,
     capabilities: OnceLock<WriteCapabilities>,
-    proofs: ProvenProcesses,
     /// Files with bytes that are not durable.
     files: Mutex<HashMap<FileIdentity, Weak<FileBytes>>>,
     memory: Arc<WriteMemory>,
     queue: Arc<SendQueue>,
-    closed: Arc<ClosedFiles>,
     /// A sync to make room is under way.
     making_room: AtomicBool,
-    /// The caller of all changes, in place of the calling processes.
-    squash: Option<Caller>,
-    /// Processes that executed changes which no sync of all has covered.
-    touched: Mutex<Vec<HomeProcess>>,
     /// The last sync is under way.
     finishing: AtomicBool,
     losses: Mutex<WriteLosses>,
@@ -119,24 +96,6 @@ struct SyncFailure {
     refused: bool,
 }
 
-/// Who calls, and what the mount knows.
-#[derive(Clone, Copy)]
-pub(crate) struct RequestContext<'a> {
-    pub caller: &'a Caller,
-    pub known: [Option<FileIdentity>; 2],
-    pub payload: &'a [u8],
-    /// It sets a lock again that another process has set.
-    pub again: bool,
-    /// Where it may have been executed earlier.
-    pub before: MaybeExecuted,
-}
-
-impl<'a> RequestContext<'a> {
-    fn of(caller: &'a Caller) -> Self {
-        RequestContext { caller, known: [None; 2], payload: &[], again: false, before: MaybeExecuted::Nowhere }
-    }
-}
-
 impl GroupWrites {
     /// Opens the writable side.
     ///
@@ -148,30 +107,25 @@ impl GroupWrites {
         memory: u64,
     ) -> Result<Arc<GroupWrites>> {
         let memory = WriteMemory::new(client.tier.pool(), memory, &client.stats);
+        let squash = squash.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() });
+        let calls = Arc::new(WriteCalls::new(Arc::clone(&client), squash));
         let writes = Arc::new_cyclic(|this| GroupWrites {
             client,
+            calls,
             files: Mutex::default(),
             memory,
             queue: Arc::default(),
-            closed: Arc::default(),
             making_room: AtomicBool::new(false),
-            touched: Mutex::default(),
             finishing: AtomicBool::new(false),
             losses: Mutex::default(),
-            session: RandomState::new().build_hasher().finish(),
-            numbers: ChangeNumbers::default(),
-            next_file: AtomicU64::new(1),
-            attempts: AtomicU64::new(0),
             known: KnownObjects::default(),
             names: OnceLock::new(),
             opened: Mutex::default(),
             capabilities: OnceLock::new(),
-            proofs: ProvenProcesses::default(),
             lock_grace: LockGrace::default(),
-            squash: squash.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() }),
             this: Weak::clone(this),
         });
-        writes.prove_all()?;
+        writes.calls.prove_all()?;
         let root = Caller::default();
         match writes.query(b"", WriteCall::Capabilities, &root)? {
             WriteAnswer::Capabilities(can) => {
@@ -191,18 +145,18 @@ impl GroupWrites {
         let this = Weak::clone(&self.this);
         let run = move || {
             for round in 1u32.. {
-                std::thread::sleep(LOCK_RENEWAL);
+                std::thread::sleep(LOCK_TIMES.lock_renewal);
                 let Some(writes) = this.upgrade() else { return };
                 let files: Vec<_> = writes.opened.lock().values().filter_map(Weak::upgrade).collect();
                 files.iter().filter(|file| file.held.any()).for_each(|file| file.renew_locks(&writes));
-                if !round.is_multiple_of(RENEWAL.as_secs() as u32 / LOCK_RENEWAL.as_secs() as u32) {
+                if !round.is_multiple_of(SESSION_RENEWAL_ROUNDS) {
                     continue;
                 }
                 let root = Caller::default();
                 for home in writes.homes() {
-                    let context = RequestContext::of(&root);
                     // A node that can't be reached now has its files opened elsewhere when they are used.
-                    let _ = writes.send(CallTarget::Process(&home), &WriteCall::Renew, context, 0, &mut []);
+                    let target = CallTarget::Process(&home);
+                    let _ = writes.calls.query(target, &WriteCall::Renew, &root, writes.calls.begin());
                 }
             }
         };
@@ -227,42 +181,10 @@ impl GroupWrites {
         usize::try_from(self.client.block_size()).unwrap_or(MAX_WRITE).min(MAX_WRITE)
     }
 
-    fn new_file_number(&self) -> u64 {
-        self.next_file.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Sends a call, as change `number` or, with 0, as one that changes nothing.
-    pub(crate) fn send(
-        &self,
-        target: CallTarget<'_>,
-        call: &WriteCall<'_>,
-        context: RequestContext<'_>,
-        number: u64,
-        dst: &mut [u8],
-    ) -> std::result::Result<NodeAnswer, calls::CallEnd> {
-        let mut groups = GROUPS.with(RefCell::take);
-        let squashed = self.squash.as_ref().map(|to| Caller { umask: context.caller.umask, ..to.clone() });
-        let caller = WireCaller::new(squashed.as_ref().unwrap_or(context.caller), &mut groups);
-        let id = ChangeId { session: self.session, number };
-        let answered = || match number {
-            0 => self.attempts.load(Ordering::Acquire),
-            _ => self.numbers.answered_below(),
-        };
-        let marked = number != 0 && self.client.members().snapshot().members().len() > 1;
-        let (known, payload, call) = (context.known, context.payload, *call);
-        let build = |volume: VolumeId, again: bool| {
-            let (again, answered) = (again && number != 0 || context.again, answered());
-            WriteRequest { volume, id, answered, again, marked, known, caller, call, payload }
-        };
-        let result = self.call_node(target, &build, context.before, dst);
-        GROUPS.with(|cell| cell.replace(groups));
-        result
-    }
-
     /// A call about a path that changes nothing.
     fn query(&self, path: &[u8], call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        let sent = self.send(CallTarget::Path(path), &call, RequestContext::of(caller), 0, &mut []);
-        settle_answer(sent?.answer)
+        let sent = self.calls.query(CallTarget::Path(path), &call, caller, self.calls.begin())?;
+        settle_answer(sent.answer)
     }
 
     /// A change about a path, made once.
@@ -271,26 +193,18 @@ impl GroupWrites {
         path: &[u8],
         call: WriteCall<'_>,
         context: RequestContext<'_>,
+        deadline: CallDeadline,
     ) -> Result<(WriteAnswer, HomeProcess)> {
-        let number = self.numbers.draw_number();
-        let sent = self.send(CallTarget::Path(path), &call, context, number.get(), &mut [])?;
+        let sent = self.calls.change(CallTarget::Path(path), &call, context, deadline)?;
         let changes = match call {
             WriteCall::Open { flags, .. } => flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE),
             WriteCall::OpenDirectory { .. } => false,
             _ => true,
         };
         if changes {
-            self.note_touched(&sent.home);
+            self.calls.note_touched(&sent.home);
         }
         Ok((settle_answer(sent.answer)?, sent.home))
-    }
-
-    /// This process has changes that the next sync of all covers.
-    fn note_touched(&self, home: &HomeProcess) {
-        let mut touched = self.touched.lock();
-        if touched.iter().all(|known| known.instance != home.instance) {
-            touched.push(home.clone());
-        }
     }
 
     /// Makes all changes durable that were made until now: also those of closed files, and names.
@@ -299,16 +213,17 @@ impl GroupWrites {
     /// `EIO`, once, when a process was lost with some of them; those of the nodes and of the source.
     fn sync_touched(&self) -> std::result::Result<(), SyncFailure> {
         self.sync_files().map_err(|error| SyncFailure { error, refused: true })?;
-        let touched = std::mem::take(&mut *self.touched.lock());
+        let touched = self.calls.take_touched();
         // Files that stay open are written without another change of a path.
-        self.open_files().iter().filter(|file| file.writes()).for_each(|file| self.note_touched(&file.home()));
-        let (root, mut failed) = (Caller::default(), None);
+        self.open_files().iter().filter(|file| file.writes()).for_each(|file| self.calls.note_touched(&file.home()));
+        let root = Caller::default();
+        let mut failed = None;
         for home in &touched {
-            let context = RequestContext::of(&root);
-            let failure = match self.send(CallTarget::Process(home), &WriteCall::SyncAll, context, 0, &mut []) {
+            let target = CallTarget::Process(home);
+            let failure = match self.calls.query(target, &WriteCall::SyncAll, &root, self.calls.begin()) {
                 Ok(sent) => settle_answer(sent.answer).err().map(|error| SyncFailure { error, refused: true }),
                 Err(CallEnd::Failed(error)) => {
-                    self.note_touched(home);
+                    self.calls.note_touched(home);
                     Some(SyncFailure { error, refused: false })
                 }
                 // Bytes of open files are at the next process. Those of closed ones are where its host is.
@@ -431,7 +346,7 @@ impl GroupWrites {
 impl Drop for GroupWrites {
     fn drop(&mut self) {
         self.queue.end();
-        self.closed.end();
+        self.calls.end_closes();
     }
 }
 
@@ -497,18 +412,18 @@ impl WritableVolume for GroupWrites {
 
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
         self.send_bytes_of(at.expected)?;
-        let number = self.new_file_number();
+        let number = self.calls.new_file_number();
         let call = WriteCall::Open { at, flags: OpenFlags::new(flags), file: number };
-        let (answer, home) = self.change_at(at.path, call, RequestContext::of(caller))?;
+        let (answer, home) = self.change_at(at.path, call, RequestContext::of(caller), self.calls.begin())?;
         let attr = attr_of(answer)?;
         self.new_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home })
     }
 
     fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile> {
-        let (number, path) = (self.new_file_number(), join_path(at.directory.path, at.name));
+        let (number, path) = (self.calls.new_file_number(), join_path(at.directory.path, at.name));
         self.send_bytes_of(self.known.object(&path))?;
         let call = WriteCall::Create { at, flags: OpenFlags::new(flags), mode, file: number };
-        let (answer, home) = self.change_at(&path, call, RequestContext::of(caller))?;
+        let (answer, home) = self.change_at(&path, call, RequestContext::of(caller), self.calls.begin())?;
         self.note(&path, &answer);
         let (attr, directory) = match answer {
             WriteAnswer::Created(attr, directory) => (attr, directory),
@@ -528,9 +443,9 @@ impl WritableVolume for GroupWrites {
         mode: u32,
         caller: &Caller,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
-        let number = self.new_file_number();
+        let number = self.calls.new_file_number();
         let call = WriteCall::CreateUnnamed { directory, flags: OpenFlags::new(flags), mode, file: number };
-        let (answer, home) = self.change_at(directory.path, call, RequestContext::of(caller))?;
+        let (answer, home) = self.change_at(directory.path, call, RequestContext::of(caller), self.calls.begin())?;
         let attr = attr_of(answer)?;
         // Without a name it can't be opened on another node: the empty path is the root, which has another identity.
         Ok((attr, self.new_file(Vec::new(), FileOpening { number, attr, flags, caller, home })?))
@@ -551,9 +466,9 @@ impl WritableVolume for GroupWrites {
     }
 
     fn open_directory(&self, at: NodePath<'_>, caller: &Caller) -> Result<Box<dyn WritableDirectory>> {
-        let number = self.new_file_number();
+        let number = self.calls.new_file_number();
         let call = WriteCall::OpenDirectory { at, file: number };
-        let (_, home) = self.change_at(at.path, call, RequestContext::of(caller))?;
+        let (_, home) = self.change_at(at.path, call, RequestContext::of(caller), self.calls.begin())?;
         let opened = OpenedAs::new_directory(number, at.path.to_vec(), at.expected, caller, home);
         Ok(Box::new(RemoteDirectory::new(self.whole()?, self.add_open(opened))))
     }
@@ -566,13 +481,13 @@ impl WritableVolume for GroupWrites {
                 join_path(at.directory.path, at.name)
             }
             Change::Unlink { at } | Change::Rmdir { at } => {
-                self.report_closed();
+                self.calls.report_closed();
                 context.known[0] = self.known_at(at);
                 join_path(at.directory.path, at.name)
             }
             Change::Rename { from, to, .. } => {
                 self.send_bytes_below(&join_path(from.directory.path, from.name))?;
-                self.report_closed();
+                self.calls.report_closed();
                 context.known = [self.known_at(from), self.known_at(to)];
                 join_path(to.directory.path, to.name)
             }
@@ -590,7 +505,7 @@ impl WritableVolume for GroupWrites {
                 of.path.to_vec()
             }
         };
-        let (answer, _) = self.change_at(&path, WriteCall::Change(*change), context)?;
+        let (answer, _) = self.change_at(&path, WriteCall::Change(*change), context, self.calls.begin())?;
         match change {
             Change::Unlink { .. } | Change::Rmdir { .. } => self.known.note_absence(&path),
             Change::Rename { from, flags, .. } => {

@@ -4,10 +4,10 @@
 //! Whatever name is tried, it has to lead to the object that was open.
 
 use super::behind::unsteady;
-use super::calls::{CallEnd, CallTarget, HomeProcess, settle_answer, unexpected};
-use super::files::{MOVES, OpenedAs};
+use super::calls::{CallDeadline, CallEnd, CallTarget, HomeProcess, RequestContext, settle_answer, unexpected};
+use super::files::OpenedAs;
 use super::held_locks::FileAfterLoss;
-use super::{GroupWrites, O_TRUNC, RequestContext, join_path};
+use super::{GroupWrites, O_TRUNC, join_path};
 use parking_lot::{Mutex, MutexGuard};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
@@ -88,20 +88,20 @@ impl OpenedAs {
     ///
     /// # Errors
     /// `ESTALE` when no name is known that leads to it; those of the nodes and of the source.
-    pub(super) fn move_on(&self, writes: &GroupWrites, lost: &HomeProcess) -> Result<()> {
+    pub(super) fn move_on(&self, writes: &GroupWrites, lost: &HomeProcess, deadline: CallDeadline) -> Result<()> {
         let _one = self.moving.lock();
         if *self.home.lock() != *lost {
             return Ok(());
         }
         let mut passed = Vec::new();
-        for _ in 0..MOVES {
+        while !deadline.is_over(Instant::now()) {
             if self.is_closed() {
                 return Err(Error::new(ErrorKind::Unavailable, "the file was closed"));
             }
             if self.held.are_lost() {
                 drop(self.relying.write());
             }
-            let home = self.open_next(writes, lost)?;
+            let home = self.open_next(writes, lost, deadline)?;
             tracing::info!(
                 from = lost.node,
                 to = home.node,
@@ -113,28 +113,28 @@ impl OpenedAs {
                 self.check_kept_open(&home);
                 *self.home.lock() = home.clone();
                 if self.is_closed() {
-                    writes.close_later(&home, &[self.number]);
+                    writes.calls.close_later(&home, &[self.number]);
                 }
                 return Ok(());
             }
-            match self.reclaim_locks(writes, &home, lost, &passed) {
+            match self.reclaim_locks(writes, &home, lost, &passed, deadline) {
                 FileAfterLoss::Stayed => {
-                    writes.close_numbers(&home, &[self.number]);
+                    writes.calls.close_numbers(&home, &[self.number]);
                     return Ok(());
                 }
                 FileAfterLoss::Moved(locks) if self.enter_process(&home, locks.as_deref()) => {
                     // It may only be cut off, and has the file open then.
-                    writes.close_later(lost, &[self.number]);
+                    writes.calls.close_later(lost, &[self.number]);
                     if self.is_closed() {
-                        writes.close_later(&home, &[self.number]);
+                        writes.calls.close_later(&home, &[self.number]);
                     }
                     self.note_moved(writes, lost);
                     writes.resend_from(self, lost.instance);
                     return Ok(());
                 }
-                FileAfterLoss::Moved(_) => writes.close_numbers(&home, &[self.number]),
+                FileAfterLoss::Moved(_) => writes.calls.close_numbers(&home, &[self.number]),
                 FileAfterLoss::LostAgain => {
-                    writes.close_later(&home, &[self.number]);
+                    writes.calls.close_later(&home, &[self.number]);
                     passed.push(home);
                 }
             }
@@ -146,13 +146,13 @@ impl OpenedAs {
     ///
     /// # Errors
     /// As [`OpenedAs::move_on`].
-    fn open_next(&self, writes: &GroupWrites, lost: &HomeProcess) -> Result<HomeProcess> {
+    fn open_next(&self, writes: &GroupWrites, lost: &HomeProcess, deadline: CallDeadline) -> Result<HomeProcess> {
         let (path, expected) = self.place.lock().clone();
-        let mut moved = self.open_at(writes, &path, expected);
+        let mut moved = self.open_at(writes, &path, expected, deadline);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
             && let Some(known) = expected
         {
-            match self.open_elsewhere(writes, &path, known, lost) {
+            match self.open_elsewhere(writes, &path, known, lost, deadline) {
                 Ok(Some((other, home))) => {
                     let mut place = self.place.lock();
                     // A rename of this mount may have been faster.
@@ -178,7 +178,13 @@ impl OpenedAs {
     }
 
     /// Opens it by a path.
-    fn open_at(&self, writes: &GroupWrites, path: &[u8], expected: Option<FileIdentity>) -> Result<HomeProcess> {
+    fn open_at(
+        &self,
+        writes: &GroupWrites,
+        path: &[u8],
+        expected: Option<FileIdentity>,
+        deadline: CallDeadline,
+    ) -> Result<HomeProcess> {
         let at = NodePath { path, expected };
         let call = match self.flags {
             Some(flags) => {
@@ -187,15 +193,23 @@ impl OpenedAs {
             }
             None => WriteCall::OpenDirectory { at, file: self.number },
         };
-        self.change_anyway(writes, path, call)
+        self.change_anyway(writes, path, call, deadline)
     }
 
     /// Makes a call as root: the right to open the file was checked, and may have been lost since, as with a file that was
     /// made read-only.
-    fn change_anyway(&self, writes: &GroupWrites, path: &[u8], call: WriteCall<'_>) -> Result<HomeProcess> {
+    fn change_anyway(
+        &self,
+        writes: &GroupWrites,
+        path: &[u8],
+        call: WriteCall<'_>,
+        deadline: CallDeadline,
+    ) -> Result<HomeProcess> {
         let root = Caller::default();
-        let changed = match writes.change_at(path, call, RequestContext::of(&root)) {
-            Err(error) if is_denied(error.kind()) => writes.change_at(path, call, RequestContext::of(&self.caller)),
+        let changed = match writes.change_at(path, call, RequestContext::of(&root), deadline) {
+            Err(error) if is_denied(error.kind()) => {
+                writes.change_at(path, call, RequestContext::of(&self.caller), deadline)
+            }
             other => other,
         };
         changed.map(|(_, home)| home)
@@ -209,8 +223,9 @@ impl OpenedAs {
         gone: &[u8],
         known: FileIdentity,
         lost: &HomeProcess,
+        deadline: CallDeadline,
     ) -> Result<Option<(Vec<u8>, HomeProcess)>> {
-        let open = |path: &[u8]| self.open_at(writes, path, Some(known));
+        let open = |path: &[u8]| self.open_at(writes, path, Some(known), deadline);
         let names = writes.names().map_or(Vec::new(), |names| names.paths_of(known));
         if let Some(found) = open_first(names.into_iter().filter(|path| path != gone), open)? {
             return Ok(Some(found));
@@ -222,7 +237,7 @@ impl OpenedAs {
         }
         let folder = &gone[..gone.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
         for _ in 0..SEARCHES {
-            let Some(path) = self.find_in_folder(writes, folder, known.inode)? else { break };
+            let Some(path) = self.find_in_folder(writes, folder, known.inode, deadline)? else { break };
             if let Some(found) = open_first([path], open)? {
                 return Ok(Some(found));
             }
@@ -232,15 +247,21 @@ impl OpenedAs {
     }
 
     /// The path of the entry of a folder with this inode number; `None` when there is none, or the folder can't be read.
-    fn find_in_folder(&self, writes: &GroupWrites, folder: &[u8], inode: u64) -> Result<Option<Vec<u8>>> {
-        let file = writes.new_file_number();
+    fn find_in_folder(
+        &self,
+        writes: &GroupWrites,
+        folder: &[u8],
+        inode: u64,
+        deadline: CallDeadline,
+    ) -> Result<Option<Vec<u8>>> {
+        let file = writes.calls.new_file_number();
         let open = |_: &[u8]| {
             let call = WriteCall::OpenDirectory { at: NodePath { path: folder, expected: None }, file };
-            self.change_anyway(writes, folder, call)
+            self.change_anyway(writes, folder, call, deadline)
         };
         let Some((_, home)) = open_first([folder.to_vec()], open)? else { return Ok(None) };
-        let found = self.find_listed(writes, (&home, file), inode);
-        writes.close_numbers(&home, &[file]);
+        let found = self.find_listed(writes, &home, file, inode, deadline);
+        writes.calls.close_numbers(&home, &[file]);
         Ok(found?.map(|name| join_path(folder, &name.name)))
     }
 
@@ -248,15 +269,16 @@ impl OpenedAs {
     fn find_listed(
         &self,
         writes: &GroupWrites,
-        (home, file): (&HomeProcess, u64),
+        home: &HomeProcess,
+        file: u64,
         inode: u64,
+        deadline: CallDeadline,
     ) -> Result<Option<ListedName>> {
         let mut from = 0;
         for _ in 0..MOST_PAGES {
             let call = WriteCall::ReadDirectory { file, from, max: PAGE, attrs: false };
-            let context = RequestContext::of(&self.caller);
             let lost = || Error::new(ErrorKind::Unavailable, format!("node {} was lost during a search", home.node));
-            let answer = match writes.send(CallTarget::Process(home), &call, context, 0, &mut []) {
+            let answer = match writes.calls.query(CallTarget::Process(home), &call, &self.caller, deadline) {
                 Ok(sent) if sent.answer == WriteAnswer::UnknownFile => return Err(lost()),
                 Ok(sent) => settle_answer(sent.answer),
                 Err(CallEnd::Lost { .. }) => return Err(lost()),

@@ -1,30 +1,65 @@
-//! Sends one request for a writable volume until a node answers. It knows which process may have executed the request,
-//! and nothing about its content.
+//! Calls of a writable mount: each request is sent until a node answers it, or until its deadline, and each change is executed
+//! once. The room owns the session, the numbers of changes, and the proofs that processes have one directory. It knows no open
+//! files, no locks and no written bytes.
 //!
-//! 1. The home of a path is the first of its holders that can be reached; all requests for the path go there.
-//! 2. A request whose connection broke is sent once more to the same node: its process remembers its answers.
-//! 3. Then it goes to the next holder, marked: that node first compares the source with the change.
-//! 4. So does a request whose node is of an older release that knows no changes.
-//! 5. A node that is alive and late keeps its request until the deadline: it may still execute it.
+//! 1. **Plan.** [`WriteCallPlan`] says where a request goes, whether it is a query or a numbered change, and until when: the
+//!    deadline was fixed when the program's call began, and all requests that serve this call have the same one.
+//! 2. **Candidates.** A path has its holders, in the order of their rank: the first of them that can be reached is the home of
+//!    the path. An open file has the one process that opened it.
+//! 3. **Proof.** A process that was not seen before first proves that it has the directory of the others ([`proof`]).
+//! 4. **Attempt.** The request is sent. A process that knows the number of a change repeats its answer. Another process gets the
+//!    request marked, and first compares the source with the change.
+//! 5. **Failure.** This table decides ([`judge_failure`]):
+//!
+//!    | failure | request for a path | request for a process |
+//!    |---|---|---|
+//!    | the connection broke, the node can be reached | the same node once more, then the next | the same process once more, then lost |
+//!    | the node can't be reached | next node | lost |
+//!    | another process has the node's place | final | lost |
+//!    | the node is busy | next node | the same process after a pause |
+//!    | the node's release is too old | next node; final if there is no other | final |
+//!    | the node refuses this mount, or fails | next node | final |
+//!    | an answer that any node would give | final | final |
+//! 6. **Round.** After all candidates the request pauses and begins again, until its deadline, or until no node could be reached
+//!    for the time of a restart.
+//!
+//! A node that is alive and late keeps its request until the deadline: the node may still execute it.
 
-use super::GroupWrites;
-use super::proof::check_version;
+mod close_queue;
+mod numbers;
+mod proof;
+
 use crate::members::MembersSnapshot;
-use crate::peer::{GroupPeer, PeerFailure, landing_address};
+use crate::peer::{GroupPeer, PeerFailure, RequestPatience, landing_address};
 use crate::placement::{FIRST_HOLDERS, WantedRun};
-use crate::remote::SCRATCH;
-use spurline_proto::{AnswerBody as _, NodeRequest, VolumeId, WriteAnswer, WriteCall, WriteRequest};
+use crate::remote::{GroupClient, SCRATCH};
+use close_queue::CloseQueue;
+pub(super) use close_queue::FailedClose;
+pub(super) use numbers::ChangeNumber;
+use numbers::ChangeNumbers;
+use parking_lot::Mutex;
+use proof::{ProvenProcesses, check_version};
+use spurline_proto::{AnswerBody as _, ChangeId, NodeRequest, WireCaller, WriteAnswer, WriteCall, WriteRequest};
 use spurline_transport::CallError;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
+use spurline_volume::writes::{Caller, FileIdentity};
 use std::cell::RefCell;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Attempts on one node before the next.
-const ATTEMPTS: usize = 2;
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const NODE_ATTEMPTS: usize = 2;
+const FIRST_ROUND_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_ROUND_PAUSE: Duration = Duration::from_millis(500);
+/// A program's call waits for this many answers: of a process that does not answer, and of the next one.
+const CALL_ANSWERS: u32 = 2;
+
+thread_local! {
+    /// Encoded groups of a caller, reused between requests.
+    static CALLER_GROUPS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The process of a node that answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +79,7 @@ pub(crate) struct NodeAnswer {
 }
 
 /// Where a request goes.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum CallTarget<'a> {
     /// The home of this path, or a node after it.
     Path(&'a [u8]),
@@ -52,6 +87,119 @@ pub(crate) enum CallTarget<'a> {
     Process(&'a HomeProcess),
     /// This process only, before it is proven to have the directory of the others.
     Unproven(&'a HomeProcess),
+}
+
+impl<'a> CallTarget<'a> {
+    /// The only process that may get the request.
+    fn process(self) -> Option<&'a HomeProcess> {
+        match self {
+            CallTarget::Path(_) => None,
+            CallTarget::Process(home) | CallTarget::Unproven(home) => Some(home),
+        }
+    }
+}
+
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallKind {
+    /// It may be executed several times.
+    Query,
+    /// It is executed once, under this number of the session.
+    Change { number: u64 },
+    /// As [`CallKind::Query`]: it sets a lock again that another process has set.
+    SetAgain,
+}
+
+impl CallKind {
+    fn is_change(self) -> bool {
+        matches!(self, CallKind::Change { .. })
+    }
+
+    /// The number on the wire: 0 for a request that changes nothing.
+    fn number(self) -> u64 {
+        match self {
+            CallKind::Change { number } => number,
+            CallKind::Query | CallKind::SetAgain => 0,
+        }
+    }
+}
+
+/// When a program's call ends: fixed when it begins, and handed down to all requests that serve it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallDeadline {
+    end: Instant,
+    patience: RequestPatience,
+}
+
+impl CallDeadline {
+    fn begin(patience: RequestPatience) -> Self {
+        CallDeadline { end: Instant::now() + CALL_ANSWERS * patience.answer, patience }
+    }
+
+    /// When a request ends that is sent at `now`: a process that does not answer leaves time for the next one.
+    fn of_request(self, now: Instant) -> Instant {
+        self.end.min(now + self.patience.answer)
+    }
+
+    /// Whether no time is left at `now`.
+    pub fn is_over(self, now: Instant) -> bool {
+        now >= self.end
+    }
+}
+
+/// Who calls, what the mount knows, and the bytes of the request.
+#[derive(Clone, Copy)]
+pub(crate) struct RequestContext<'a> {
+    pub caller: &'a Caller,
+    /// The objects that the names of a change led to.
+    pub known: [Option<FileIdentity>; 2],
+    pub payload: &'a [u8],
+}
+
+impl<'a> RequestContext<'a> {
+    pub fn of(caller: &'a Caller) -> Self {
+        RequestContext { caller, known: [None; 2], payload: &[] }
+    }
+}
+
+/// One request, until a node answers it.
+pub(crate) struct WriteCallPlan<'a> {
+    pub target: CallTarget<'a>,
+    pub kind: CallKind,
+    pub call: &'a WriteCall<'a>,
+    pub context: RequestContext<'a>,
+    /// Where bytes of the answer go.
+    pub landing: &'a mut [u8],
+    /// Where the request may have been executed earlier.
+    pub before: MaybeExecuted,
+    pub deadline: CallDeadline,
+}
+
+impl<'a> WriteCallPlan<'a> {
+    /// A query without bytes.
+    pub fn query(
+        target: CallTarget<'a>,
+        call: &'a WriteCall<'a>,
+        caller: &'a Caller,
+        deadline: CallDeadline,
+    ) -> WriteCallPlan<'a> {
+        let context = RequestContext::of(caller);
+        let before = MaybeExecuted::Nowhere;
+        WriteCallPlan { target, kind: CallKind::Query, call, context, landing: &mut [], before, deadline }
+    }
+
+    /// A change that no process has got yet.
+    pub fn change(
+        target: CallTarget<'a>,
+        number: u64,
+        call: &'a WriteCall<'a>,
+        context: RequestContext<'a>,
+        deadline: CallDeadline,
+    ) -> WriteCallPlan<'a> {
+        let kind = CallKind::Change { number };
+        let before = MaybeExecuted::Nowhere;
+        WriteCallPlan { target, kind, call, context, landing: &mut [], before, deadline }
+    }
 }
 
 /// Which processes may have executed a request. A process knows only its own answers: any other one compares the source with the
@@ -87,6 +235,7 @@ impl MaybeExecuted {
 }
 
 /// Why a request to one process has no answer.
+#[derive(Debug)]
 pub(crate) enum CallEnd {
     /// The error is final.
     Failed(Error),
@@ -103,83 +252,232 @@ impl From<CallEnd> for Error {
     }
 }
 
-/// Makes the request for a connection's volume; the flag is [`WriteRequest::again`].
-pub(crate) type BuildRequest<'a> = dyn Fn(VolumeId, bool) -> WriteRequest<'a> + 'a;
+/// The calls of one mount.
+pub(crate) struct WriteCalls {
+    client: Arc<GroupClient>,
+    /// This mount's session, drawn at random.
+    session: u64,
+    numbers: ChangeNumbers,
+    next_file: AtomicU64,
+    /// Number of attempts that got no answer and may be executed late. Nodes execute none of them after a request with a
+    /// higher number.
+    attempts: AtomicU64,
+    proofs: ProvenProcesses,
+    /// The caller of all changes, in place of the calling processes.
+    squash: Option<Caller>,
+    /// Processes that executed changes which no sync of all has covered.
+    touched: Mutex<Vec<HomeProcess>>,
+    closes: CloseQueue,
+}
 
-impl GroupWrites {
-    /// Sends the request until a node answers it, or until the deadline. `before`: where it may have been
-    /// executed earlier.
+impl WriteCalls {
+    pub fn new(client: Arc<GroupClient>, squash: Option<Caller>) -> WriteCalls {
+        WriteCalls {
+            client,
+            session: RandomState::new().build_hasher().finish(),
+            numbers: ChangeNumbers::default(),
+            next_file: AtomicU64::new(1),
+            attempts: AtomicU64::new(0),
+            proofs: ProvenProcesses::default(),
+            squash,
+            touched: Mutex::default(),
+            closes: CloseQueue::default(),
+        }
+    }
+
+    /// The deadline of a program's call that begins now.
+    pub fn begin(&self) -> CallDeadline {
+        CallDeadline::begin(self.client.patience())
+    }
+
+    /// A number for a file that is to be opened.
+    pub fn new_file_number(&self) -> u64 {
+        self.next_file.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The number of a change, which is answered or abandoned when the result is dropped.
+    pub fn draw_number(&self) -> ChangeNumber<'_> {
+        self.numbers.draw_number()
+    }
+
+    /// The number of a change, until [`WriteCalls::end_number`].
+    pub fn draw_lasting_number(&self) -> u64 {
+        self.numbers.draw_raw()
+    }
+
+    /// A change is answered, or abandoned.
+    pub fn end_number(&self, number: u64) {
+        self.numbers.end_number(number);
+    }
+
+    /// This process has changes that the next sync of all covers.
+    pub fn note_touched(&self, home: &HomeProcess) {
+        let mut touched = self.touched.lock();
+        if touched.iter().all(|known| known.instance != home.instance) {
+            touched.push(home.clone());
+        }
+    }
+
+    /// The processes with changes that no sync of all has covered; the caller covers them.
+    pub fn take_touched(&self) -> Vec<HomeProcess> {
+        std::mem::take(&mut *self.touched.lock())
+    }
+
+    /// What a request says about earlier ones: below which number all changes are answered, or how many attempts got no answer.
+    fn answered_by(&self, kind: CallKind) -> u64 {
+        match kind {
+            CallKind::Change { .. } => self.numbers.answered_below(),
+            CallKind::Query | CallKind::SetAgain => self.attempts.load(Ordering::Acquire),
+        }
+    }
+
+    /// Sends a query without bytes.
+    ///
+    /// # Errors
+    /// As [`WriteCalls::run`].
+    pub fn query(
+        &self,
+        target: CallTarget<'_>,
+        call: &WriteCall<'_>,
+        caller: &Caller,
+        deadline: CallDeadline,
+    ) -> std::result::Result<NodeAnswer, CallEnd> {
+        self.run(WriteCallPlan::query(target, call, caller, deadline))
+    }
+
+    /// Sends a change under a new number.
+    ///
+    /// # Errors
+    /// As [`WriteCalls::run`].
+    pub fn change(
+        &self,
+        target: CallTarget<'_>,
+        call: &WriteCall<'_>,
+        context: RequestContext<'_>,
+        deadline: CallDeadline,
+    ) -> std::result::Result<NodeAnswer, CallEnd> {
+        let number = self.draw_number();
+        self.run(WriteCallPlan::change(target, number.get(), call, context, deadline))
+    }
+
+    /// Sends a request until a node answers it, or until its deadline.
     ///
     /// # Errors
     /// As [`CallEnd`]; a path's request is never lost.
-    pub(crate) fn call_node(
-        &self,
-        target: CallTarget<'_>,
-        build: &BuildRequest<'_>,
-        before: MaybeExecuted,
-        dst: &mut [u8],
-    ) -> std::result::Result<NodeAnswer, CallEnd> {
-        // Taken out of its cell, so that a nested call finds an empty one and does not panic.
+    pub fn run(&self, plan: WriteCallPlan<'_>) -> std::result::Result<NodeAnswer, CallEnd> {
+        // Taken out of their cells, so that a nested call finds empty ones and does not panic.
+        let mut groups = CALLER_GROUPS.with(RefCell::take);
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
-        let proven_only = !matches!(target, CallTarget::Unproven(_));
-        let mut call = PendingCall {
-            writes: self,
-            build,
-            before,
+        let squashed = self.squash.as_ref().map(|to| Caller { umask: plan.context.caller.umask, ..to.clone() });
+        let caller = WireCaller::new(squashed.as_ref().unwrap_or(plan.context.caller), &mut groups);
+        let mut pending = PendingCall {
+            calls: self,
+            caller,
+            marked: self.client.members().snapshot().members().len() > 1,
+            first_before: plan.before,
+            plan,
             unanswered: false,
             passed: Vec::new(),
-            proven_only,
             body: &mut body,
-            dst,
         };
-        let result = match target {
-            CallTarget::Path(path) => call.run_ranked(path, &mut ranked),
-            CallTarget::Process(home) | CallTarget::Unproven(home) => call.run_at(home),
-        };
-        call.count_unanswered();
-        call.close_passed(result.as_ref().ok().map(|answer| &answer.home));
+        let result = pending.run(&mut ranked);
+        pending.count_unanswered();
+        pending.close_passed(result.as_ref().ok().map(|answer| &answer.home));
         SCRATCH.with(|cell| cell.replace((body, ranked)));
+        CALLER_GROUPS.with(|cell| cell.replace(groups));
         result
     }
-}
 
-impl GroupWrites {
     /// How long a node has been away that would be the home of a path before the one of `home`.
-    pub(super) fn better_node_away(&self, path: &[u8], home: &HomeProcess) -> Option<Duration> {
-        let wanted = WantedRun::of_block(ObjectId::from_text(self.client.source(), path, ""), 0, 1);
-        let (view, mut ranked) = (self.client.members().snapshot(), Vec::new());
+    pub fn better_node_away(&self, path: &[u8], home: &HomeProcess) -> Option<Duration> {
+        let wanted = self.wanted_run(path);
+        let view = self.client.members().snapshot();
+        let mut ranked = Vec::new();
         view.find_holders(wanted, FIRST_HOLDERS, &mut ranked);
         let better = ranked.iter().map(|index| view.peer(*index)).take_while(|peer| peer.name() != home.node);
         better.filter_map(|peer| peer.away()).min()
     }
+
+    fn wanted_run(&self, path: &[u8]) -> WantedRun {
+        WantedRun::of_block(ObjectId::from_text(self.client.source(), path, ""), 0, 1)
+    }
 }
 
-struct PendingCall<'a, 'b> {
-    writes: &'a GroupWrites,
-    build: &'a BuildRequest<'b>,
-    before: MaybeExecuted,
+/// What follows after a failed attempt.
+#[derive(Debug, PartialEq, Eq)]
+enum FailureVerdict {
+    /// The same node gets the request once more.
+    SameNode,
+    NextNode,
+    /// The next node gets the request; if there is none, this failure is final.
+    NextRelease,
+    /// The same process gets the request after a pause.
+    Pause,
+    /// The process is lost.
+    Lost,
+    Final,
+}
+
+/// The table of failures. `reached`: the node can be reached. `by_path`: other nodes may serve the request as well.
+fn judge_failure(failure: &PeerFailure, reached: bool, by_path: bool) -> FailureVerdict {
+    let error = match failure {
+        PeerFailure::Broken(_) if reached => return FailureVerdict::SameNode,
+        PeerFailure::Broken(_) if by_path => return FailureVerdict::NextNode,
+        PeerFailure::Broken(_) => return FailureVerdict::Lost,
+        PeerFailure::Refused(_) if by_path => return FailureVerdict::NextNode,
+        PeerFailure::Refused(_) => return FailureVerdict::Final,
+        PeerFailure::Answered(error) => error,
+    };
+    let advice = error.kind().retry_advice();
+    match error.kind() {
+        ErrorKind::Unsupported if by_path => FailureVerdict::NextRelease,
+        ErrorKind::Stale if !by_path => FailureVerdict::Lost,
+        _ if advice == RetryAdvice::Never => FailureVerdict::Final,
+        _ if by_path => FailureVerdict::NextNode,
+        _ if advice == RetryAdvice::SamePath => FailureVerdict::Pause,
+        _ => FailureVerdict::Final,
+    }
+}
+
+fn failure_error(failure: PeerFailure) -> Error {
+    match failure {
+        PeerFailure::Answered(error) | PeerFailure::Broken(error) | PeerFailure::Refused(error) => error,
+    }
+}
+
+/// Why a round over the candidates has no answer.
+enum RoundFailure {
+    Ended(CallEnd),
+    /// The next round may have one.
+    Again(Error),
+}
+
+struct PendingCall<'a> {
+    calls: &'a WriteCalls,
+    plan: WriteCallPlan<'a>,
+    caller: WireCaller<'a>,
+    /// Several nodes serve the source.
+    marked: bool,
+    /// Where it may have been executed before this call.
+    first_before: MaybeExecuted,
     /// The last attempt was sent and not answered.
     unanswered: bool,
     /// The processes that got it and gave no answer.
     passed: Vec<HomeProcess>,
-    /// Other processes are proven first.
-    proven_only: bool,
     body: &'a mut Vec<u8>,
-    dst: &'a mut [u8],
 }
 
-impl PendingCall<'_, '_> {
+impl PendingCall<'_> {
     /// The attempt before may be executed late, also by the same process.
     fn count_unanswered(&mut self) {
         if std::mem::take(&mut self.unanswered) {
-            self.writes.attempts.fetch_add(1, Ordering::AcqRel);
+            self.calls.attempts.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// A process that got the request to open a file, and gave no answer, may have it open.
     fn close_passed(&self, home: Option<&HomeProcess>) {
-        let passed = self.passed.iter().filter(|passed| Some(*passed) != home);
-        let file = match (self.build)(VolumeId::default(), false).call {
+        let file = match *self.plan.call {
             WriteCall::Open { file, .. }
             | WriteCall::Create { file, .. }
             | WriteCall::CreateUnnamed { file, .. }
@@ -187,175 +485,158 @@ impl PendingCall<'_, '_> {
             | WriteCall::Reopen { file, .. } => file,
             _ => return,
         };
-        passed.for_each(|passed| self.writes.close_later(passed, &[file]));
+        let passed = self.passed.iter().filter(|passed| Some(*passed) != home);
+        passed.for_each(|passed| self.calls.close_later(passed, &[file]));
     }
 
-    fn run_ranked(&mut self, path: &[u8], ranked: &mut Vec<u32>) -> std::result::Result<NodeAnswer, CallEnd> {
-        let client = &self.writes.client;
-        let patience = client.patience();
-        let (started, mut pause) = (Instant::now(), FIRST_PAUSE);
-        let deadline = started + patience.answer;
-        let wanted = WantedRun::of_block(ObjectId::from_text(client.source(), path, ""), 0, 1);
+    /// The loop of all retries.
+    fn run(&mut self, ranked: &mut Vec<u32>) -> std::result::Result<NodeAnswer, CallEnd> {
+        let started = Instant::now();
+        let until = self.plan.deadline.of_request(started);
+        let mut pause = FIRST_ROUND_PAUSE;
         loop {
-            let (mut last, mut older) = (None, None);
-            let view = client.members().snapshot();
-            let view: &MembersSnapshot = &view;
-            view.find_holders(wanted, FIRST_HOLDERS, ranked);
-            for index in ranked.iter() {
-                let peer = view.peer(*index);
-                for _ in 0..ATTEMPTS {
-                    match self.attempt(peer, deadline, None) {
-                        Ok(answer) => return Ok(answer),
-                        // Its release is older: the next one can have the path.
-                        Err(PeerFailure::Answered(error)) if error.kind() == ErrorKind::Unsupported => {
-                            older = Some(error);
-                            break;
-                        }
-                        Err(PeerFailure::Answered(error)) if error.kind().retry_advice() == RetryAdvice::Never => {
-                            return Err(CallEnd::Failed(error));
-                        }
-                        Err(PeerFailure::Answered(error) | PeerFailure::Refused(error)) => {
-                            last = Some(error);
-                            break;
-                        }
-                        Err(PeerFailure::Broken(error)) => {
-                            // A process that can't be reached has not got it.
-                            let reached = peer.is_up();
-                            last = Some(error);
-                            if !reached {
-                                break;
-                            }
-                        }
-                    }
-                    if Instant::now() >= deadline {
-                        break;
-                    }
-                }
-                if Instant::now() >= deadline {
-                    break;
-                }
-            }
-            if last.is_none()
-                && let Some(error) = older
-            {
-                return Err(CallEnd::Failed(error));
-            }
-            let error = last.unwrap_or_else(|| {
-                let why = "the cache group has no node: name one with --registry static:host:port";
-                Error::new(ErrorKind::Unavailable, why)
-            });
+            let error = match self.run_round(ranked, until) {
+                Ok(answer) => return Ok(answer),
+                Err(RoundFailure::Ended(end)) => return Err(end),
+                Err(RoundFailure::Again(error)) => error,
+            };
             // A restart of all nodes is hidden for as long as for reads.
-            let unreachable = error.kind() == ErrorKind::Unavailable && started.elapsed() >= patience.absence;
-            if unreachable || Instant::now() + pause >= deadline {
+            let absence = self.plan.deadline.patience.absence;
+            let unreachable = error.kind() == ErrorKind::Unavailable && started.elapsed() >= absence;
+            if unreachable || Instant::now() + pause >= until {
                 return Err(CallEnd::Failed(error));
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(LONGEST_ROUND_PAUSE);
         }
     }
 
-    fn run_at(&mut self, home: &HomeProcess) -> std::result::Result<NodeAnswer, CallEnd> {
-        let client = &self.writes.client;
-        let deadline = Instant::now() + client.patience().answer;
-        let lost = |error, sent| CallEnd::Lost { error, sent };
+    fn lost(&self, error: Error) -> RoundFailure {
+        RoundFailure::Ended(CallEnd::Lost { error, sent: self.plan.before != self.first_before })
+    }
+
+    /// The nodes that may answer, the best first.
+    fn find_candidates(&self, view: &MembersSnapshot, ranked: &mut Vec<u32>) -> std::result::Result<(), RoundFailure> {
+        match self.plan.target {
+            CallTarget::Path(path) => view.find_holders(self.calls.wanted_run(path), FIRST_HOLDERS, ranked),
+            CallTarget::Process(home) | CallTarget::Unproven(home) => {
+                let Some(index) = view.members().iter().position(|member| member.name == home.node) else {
+                    let why = format!("node {} left the group", home.node);
+                    return Err(self.lost(Error::new(ErrorKind::Unavailable, why)));
+                };
+                ranked.clear();
+                ranked.push(index as u32);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries each candidate.
+    fn run_round(&mut self, ranked: &mut Vec<u32>, until: Instant) -> std::result::Result<NodeAnswer, RoundFailure> {
+        let by_path = self.plan.target.process().is_none();
+        let view = self.calls.client.members().snapshot();
+        let view: &MembersSnapshot = &view;
+        self.find_candidates(view, ranked)?;
         let mut last = None;
-        let (before, mut pause) = (self.before, FIRST_PAUSE);
-        for _ in 0..ATTEMPTS {
-            let view = client.members().snapshot();
-            let Some(index) = view.members().iter().position(|member| member.name == home.node) else {
-                let why = format!("node {} left the group", home.node);
-                return Err(lost(Error::new(ErrorKind::Unavailable, why), self.before != before));
-            };
-            let peer = view.peer(index as u32);
-            loop {
-                match self.attempt(peer, deadline, Some(home.instance)) {
+        let mut older = None;
+        for index in ranked.iter() {
+            let peer = view.peer(*index);
+            for _ in 0..NODE_ATTEMPTS {
+                let failure = match self.attempt(peer, until) {
                     Ok(answer) => return Ok(answer),
-                    Err(PeerFailure::Answered(error)) if error.kind().retry_advice() == RetryAdvice::SamePath => {
-                        if Instant::now() + pause >= deadline {
-                            return Err(CallEnd::Failed(error));
-                        }
-                        std::thread::sleep(pause);
-                        pause = (pause * 2).min(LONGEST_PAUSE);
-                    }
-                    Err(PeerFailure::Answered(error)) if error.kind() == ErrorKind::Stale => {
-                        return Err(lost(error, self.before != before));
-                    }
-                    Err(PeerFailure::Answered(error) | PeerFailure::Refused(error)) => {
-                        return Err(CallEnd::Failed(error));
-                    }
-                    Err(PeerFailure::Broken(error)) => {
-                        last = Some(error);
-                        break;
-                    }
+                    Err(failure) => failure,
+                };
+                let verdict = judge_failure(&failure, peer.is_up(), by_path);
+                let error = failure_error(failure);
+                match verdict {
+                    FailureVerdict::Final => return Err(RoundFailure::Ended(CallEnd::Failed(error))),
+                    FailureVerdict::Lost => return Err(self.lost(error)),
+                    FailureVerdict::Pause => return Err(RoundFailure::Again(error)),
+                    FailureVerdict::NextRelease => older = Some(error),
+                    FailureVerdict::NextNode | FailureVerdict::SameNode => last = Some(error),
+                }
+                if verdict != FailureVerdict::SameNode || Instant::now() >= until {
+                    break;
                 }
             }
-            if Instant::now() >= deadline || !peer.is_up() {
+            if Instant::now() >= until {
                 break;
             }
         }
-        let error = last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no answer"));
-        Err(lost(error, self.before != before))
+        match (last, older) {
+            // The connections to a process broke that can be reached.
+            (Some(error), _) if !by_path => Err(self.lost(error)),
+            (Some(error), _) => Err(RoundFailure::Again(error)),
+            (None, Some(error)) => Err(RoundFailure::Ended(CallEnd::Failed(error))),
+            (None, None) => {
+                let why = "the cache group has no node: name one with --registry static:host:port";
+                Err(RoundFailure::Again(Error::new(ErrorKind::Unavailable, why)))
+            }
+        }
     }
 
-    /// One attempt on one node; with `only`, on no other process than this.
-    fn attempt(
-        &mut self,
-        peer: &Arc<GroupPeer>,
-        deadline: Instant,
-        only: Option<u64>,
-    ) -> std::result::Result<NodeAnswer, PeerFailure> {
+    /// One attempt on one node, after its process has proven its directory.
+    fn attempt(&mut self, peer: &Arc<GroupPeer>, until: Instant) -> std::result::Result<NodeAnswer, PeerFailure> {
         loop {
             let mut unproven = None;
-            let result = self.attempt_once(peer, deadline, only, &mut unproven);
+            let result = self.attempt_once(peer, until, &mut unproven);
             let Some(instance) = unproven else { return result };
             // A node with another directory is skipped.
-            self.writes.prove_process(peer, instance).map_err(PeerFailure::Refused)?;
+            self.calls.prove_process(peer, instance, self.plan.deadline).map_err(PeerFailure::Refused)?;
         }
     }
 
     fn attempt_once(
         &mut self,
         peer: &Arc<GroupPeer>,
-        deadline: Instant,
-        only: Option<u64>,
+        until: Instant,
         unproven: &mut Option<u64>,
     ) -> std::result::Result<NodeAnswer, PeerFailure> {
-        let (writes, proven_only) = (self.writes, self.proven_only);
-        let (before, unanswered) = (&mut self.before, &mut self.unanswered);
-        let passed = &mut self.passed;
-        let (build, body, dst) = (self.build, &mut *self.body, &mut *self.dst);
+        let PendingCall { calls, plan, caller, marked, unanswered, passed, body, .. } = self;
+        let WriteCallPlan { target, kind, call, context, landing, before, .. } = plan;
+        let proven_only = !matches!(target, CallTarget::Unproven(_));
         let mut instance = 0;
         // A request has bytes, or its answer has.
-        let payload = build(VolumeId::default(), false).payload;
-        let near = landing_address(if payload.is_empty() { dst } else { payload });
-        let answered = peer.attempt_write(near, deadline, &mut |lease, deadline| {
+        let near = landing_address(if context.payload.is_empty() { landing } else { context.payload });
+        let answered = peer.attempt_write(near, until, &mut |lease, until| {
             let welcome = lease.welcome();
             instance = welcome.instance;
             // First: the process that had the file open is gone, whatever release the next one is.
-            if only.is_some_and(|only| only != instance) {
+            if target.process().is_some_and(|only| only.instance != instance) {
                 let why = format!("node {} was started again", welcome.node);
                 return Err(CallError::Answered(Error::new(ErrorKind::Stale, why)));
             }
             check_version(welcome).map_err(CallError::Answered)?;
-            if proven_only && !writes.is_trusted(instance) {
+            if proven_only && !calls.is_trusted(instance) {
                 *unproven = Some(instance);
                 let why = format!("node {} has not proved to have the same directory", welcome.node);
                 return Err(CallError::Answered(Error::new(ErrorKind::Stale, why)));
             }
             if std::mem::replace(unanswered, true) {
-                writes.attempts.fetch_add(1, Ordering::AcqRel);
+                calls.attempts.fetch_add(1, Ordering::AcqRel);
             }
-            let request = NodeRequest::Write(build(welcome.volume, before.is_compared_by(instance)));
+            let request = WriteRequest {
+                volume: welcome.volume,
+                id: ChangeId { session: calls.session, number: kind.number() },
+                answered: calls.answered_by(*kind),
+                again: *kind == CallKind::SetAgain || kind.is_change() && before.is_compared_by(instance),
+                marked: *marked && kind.is_change(),
+                known: context.known,
+                caller: *caller,
+                call: **call,
+                payload: context.payload,
+            };
             before.note_sent(instance);
             body.clear();
-            let answer = lease.call(&request, body, dst, &mut |_| {}, deadline);
+            let answer = lease.call(&NodeRequest::Write(request), body, landing, &mut |_| {}, until);
             *unanswered = matches!(answer, Err(CallError::Broken(_)));
             if *unanswered && passed.iter().all(|known| known.instance != instance) {
                 passed.push(HomeProcess { node: peer.name().to_owned(), instance });
             }
             let answer = answer?;
             let decoded = WriteAnswer::decode(body).map_err(|e| {
-                CallError::Answered(Error::from(e).context(format_args!("{request}: the answer can't be decoded")))
+                let what = NodeRequest::Write(request);
+                CallError::Answered(Error::from(e).context(format_args!("{what}: the answer can't be decoded")))
             })?;
             Ok((decoded, answer.payload_len))
         });
@@ -384,6 +665,11 @@ pub(crate) fn settle_answer(answer: WriteAnswer) -> Result<WriteAnswer> {
     }
 }
 
+/// Whether the nodes may take the bytes later.
+pub(crate) fn is_transient(error: &Error) -> bool {
+    error.kind().retry_advice() != RetryAdvice::Never
+}
+
 /// The error of an answer of the wrong kind.
 pub(crate) fn unexpected(answer: &WriteAnswer) -> Error {
     Error::new(ErrorKind::Protocol, format!("a node gave an answer of another kind: {answer:?}"))
@@ -392,6 +678,38 @@ pub(crate) fn unexpected(answer: &WriteAnswer) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_of_failures() {
+        use ErrorKind::{Io, Stale, Throttled, Unavailable, Unsupported};
+        use FailureVerdict::{Final, Lost, NextNode, NextRelease, Pause, SameNode};
+        let answered = |kind| PeerFailure::Answered(Error::new(kind, ""));
+        let broken = || PeerFailure::Broken(Error::new(Unavailable, ""));
+        let refused = PeerFailure::Refused(Error::new(ErrorKind::PermissionDenied, ""));
+        for (failure, reached, of_path, of_process) in [
+            (broken(), true, SameNode, SameNode),
+            (broken(), false, NextNode, Lost),
+            (answered(Stale), true, Final, Lost),
+            (answered(Throttled), true, NextNode, Pause),
+            (answered(Unsupported), true, NextRelease, Final),
+            (answered(Unavailable), true, NextNode, Final),
+            (refused, true, NextNode, Final),
+            (answered(Io(5)), true, Final, Final),
+        ] {
+            assert_eq!(judge_failure(&failure, reached, true), of_path);
+            assert_eq!(judge_failure(&failure, reached, false), of_process);
+        }
+    }
+
+    #[test]
+    fn a_request_leaves_time_for_the_next_process_and_ends_with_the_call() {
+        let patience = RequestPatience::new(Duration::from_secs(60));
+        let deadline = CallDeadline::begin(patience);
+        let begun = deadline.end - 2 * patience.answer;
+        assert_eq!(deadline.of_request(begun), begun + patience.answer);
+        assert_eq!(deadline.of_request(begun + patience.answer * 3 / 2), deadline.end);
+        assert!(!deadline.is_over(begun) && deadline.is_over(deadline.end));
+    }
 
     #[test]
     fn a_process_compares_what_any_other_one_may_have_executed() {

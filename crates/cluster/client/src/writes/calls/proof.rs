@@ -1,8 +1,7 @@
 //! Proves that the nodes of a group write to one directory: a file that one of them makes is seen by the others. It
 //! knows no request of a program.
 
-use super::calls::{CallTarget, HomeProcess, settle_answer};
-use super::{GroupWrites, RequestContext};
+use super::{CallDeadline, CallTarget, HomeProcess, RequestContext, WriteCalls, settle_answer, unexpected};
 use crate::peer::GroupPeer;
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{FileNumbers, MIN_WRITE_VERSION, OpenFlags, WelcomeAnswer, WriteAnswer, WriteCall};
@@ -58,7 +57,7 @@ pub(crate) fn check_version(welcome: &WelcomeAnswer) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, why))
 }
 
-impl GroupWrites {
+impl WriteCalls {
     /// Whether requests may go to this process: a lone node needs no proof.
     pub(crate) fn is_trusted(&self, instance: u64) -> bool {
         self.proofs.contains(instance) || self.client.members().snapshot().members().len() < 2
@@ -73,8 +72,8 @@ impl GroupWrites {
         let lone = view.members().len() < 2;
         for index in 0..view.members().len() {
             let peer = view.peer(index as u32);
-            let deadline = Instant::now() + self.client.patience().absence;
-            let reached = peer.tcp_pool().checkout(deadline);
+            let until = Instant::now() + self.client.patience().absence;
+            let reached = peer.tcp_pool().checkout(until);
             let instance = reached.map(|lease| check_version(lease.welcome()).map(|()| lease.welcome().instance));
             match instance {
                 // It is proved when it is back.
@@ -84,7 +83,7 @@ impl GroupWrites {
                 // The first request reports it.
                 Err(_) => {}
                 Ok(instance) if lone => drop(instance?),
-                Ok(instance) => self.prove_process(peer, instance?)?,
+                Ok(instance) => self.prove_process(peer, instance?, self.begin())?,
             }
         }
         Ok(())
@@ -94,17 +93,17 @@ impl GroupWrites {
     ///
     /// # Errors
     /// `PermissionDenied` when it has another one; why that can't be known.
-    pub(crate) fn prove_process(&self, peer: &GroupPeer, instance: u64) -> Result<()> {
+    pub(crate) fn prove_process(&self, peer: &GroupPeer, instance: u64, deadline: CallDeadline) -> Result<()> {
         let _one = self.proofs.proving.lock();
         if self.proofs.contains(instance) {
             return Ok(());
         }
         let process = HomeProcess { node: peer.name().to_owned(), instance };
-        let root = self.find_identity(&process, &WriteCall::Stat(ROOT))?;
+        let root = self.find_identity(&process, &WriteCall::Stat(ROOT), deadline)?;
         let witnesses = self.proofs.proven.read().clone();
         let mut why = None;
         for witness in witnesses.iter().rev() {
-            match self.probe(witness, &process) {
+            match self.probe(witness, &process, deadline) {
                 Ok(true) => {
                     self.proofs.add(process);
                     return Ok(());
@@ -141,33 +140,37 @@ impl GroupWrites {
         )
     }
 
-    fn find_identity(&self, process: &HomeProcess, call: &WriteCall<'_>) -> Result<FileIdentity> {
-        let root = Caller::default();
-        let sent = self.send_unproven(process, call, RequestContext::of(&root), 0)?;
-        match settle_answer(sent)? {
+    fn find_identity(
+        &self,
+        process: &HomeProcess,
+        call: &WriteCall<'_>,
+        deadline: CallDeadline,
+    ) -> Result<FileIdentity> {
+        let sent = self.query(CallTarget::Unproven(process), call, &Caller::default(), deadline)?;
+        match settle_answer(sent.answer)? {
             WriteAnswer::Attr(attr) => Ok(attr.identity),
-            other => Err(super::calls::unexpected(&other)),
+            other => Err(unexpected(&other)),
         }
     }
 
     /// Whether `other` sees a file that `witness` makes.
-    fn probe(&self, witness: &HomeProcess, other: &HomeProcess) -> Result<bool> {
+    fn probe(&self, witness: &HomeProcess, other: &HomeProcess, deadline: CallDeadline) -> Result<bool> {
         let name = format!(".spurline-probe-{:016x}", RandomState::new().build_hasher().finish());
         let at = NamePath { directory: ROOT, name: name.as_bytes() };
-        let (root, file) = (Caller::default(), self.new_file_number());
-        let number = self.numbers.draw_number();
+        let root = Caller::default();
+        let file = self.new_file_number();
+        let target = CallTarget::Unproven(witness);
         let call = WriteCall::Create { at, flags: OpenFlags::new(O_RDWR | O_CREAT | O_EXCL), mode: 0o600, file };
-        let made = settle_answer(self.send_unproven(witness, &call, RequestContext::of(&root), number.get())?)?;
-        let WriteAnswer::Created(made, _) = made else { return Err(super::calls::unexpected(&made)) };
-        let seen = self.find_identity(other, &WriteCall::Lookup(at));
-        let number = self.numbers.draw_number();
+        let made = settle_answer(self.change(target, &call, RequestContext::of(&root), deadline)?.answer)?;
+        let WriteAnswer::Created(made, _) = made else { return Err(unexpected(&made)) };
+        let seen = self.find_identity(other, &WriteCall::Lookup(at), deadline);
         let remove = WriteCall::Change(Change::Unlink { at });
         // A probe that stays is an empty file.
-        let removed = self.send_unproven(witness, &remove, RequestContext::of(&root), number.get());
+        let removed = self.change(target, &remove, RequestContext::of(&root), deadline).map_err(Error::from);
         let mut numbers = Vec::new();
         let close = WriteCall::Close { files: FileNumbers::new(&[file], &mut numbers) };
-        let closed = self.send_unproven(witness, &close, RequestContext::of(&root), 0);
-        if let Err(error) = removed.and_then(settle_answer).and(closed) {
+        let closed = self.query(target, &close, &root, deadline).map_err(Error::from);
+        if let Err(error) = removed.and_then(|removed| settle_answer(removed.answer)).and(closed) {
             tracing::warn!(node = witness.node, %error, "a probe file was not removed: {name}");
         }
         match seen {
@@ -175,16 +178,5 @@ impl GroupWrites {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io(2)) => Ok(false),
             Err(error) => Err(error),
         }
-    }
-
-    fn send_unproven(
-        &self,
-        process: &HomeProcess,
-        call: &WriteCall<'_>,
-        context: RequestContext<'_>,
-        number: u64,
-    ) -> Result<WriteAnswer> {
-        let sent = self.send(CallTarget::Unproven(process), call, context, number, &mut []);
-        Ok(sent?.answer)
     }
 }
