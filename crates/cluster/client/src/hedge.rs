@@ -531,7 +531,7 @@ mod tests {
     use super::*;
     use spurline_mem::BufferPool;
     use spurline_net_sim::{AfterAnswer, FaultPlan, FaultRates, SimNode};
-    use spurline_transport::{PathPool, PoolConfig};
+    use spurline_transport::{DemandConfig, DemandPool};
     use spurline_types::{Member, Version};
 
     struct Unbroken;
@@ -550,7 +550,7 @@ mod tests {
             |_| (Vec::new(), AfterAnswer::Close),
             Arc::new(FaultPlan::new(1, FaultRates::default())),
         );
-        let pool = PathPool::on_demand(node.connector(), "m", "s", PoolConfig::default(), Arc::default());
+        let pool = DemandPool::new(node.connector(), "m", "s", DemandConfig::default(), Arc::default());
         let peer = GroupPeer::new(pool, &Member::from_address("n", 100));
         let buffers = BufferPool::new(64 << 10, 4096).unwrap();
         let breaker: Arc<dyn ChannelBreaker> = Arc::new(Unbroken);

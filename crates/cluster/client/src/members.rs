@@ -1,8 +1,8 @@
 //! Owns the current list of group nodes. The list is replaced as a whole while requests run; a node keeps its
 //! connections for as long as it stays. Does not know the source of the list or the content of requests.
 
+use crate::node_rails::NodeRails;
 use crate::path_monitor::MonitorThread;
-use crate::paths::NodePaths;
 use crate::peer::GroupPeer;
 use crate::placement::{NodePlacement, ReaderLocation, WantedRun};
 use arc_swap::{ArcSwap, Guard};
@@ -18,15 +18,13 @@ const ALL_READY: usize = 64;
 /// Creates the connections of one node.
 pub type MakePeer = dyn Fn(&Member) -> Arc<GroupPeer> + Send + Sync;
 
-/// Creates paths beside TCP.
-struct PathFactory {
-    paths: Box<dyn Fn(&Member) -> NodePaths + Send + Sync>,
-}
+/// Creates the rail paths of one node.
+type MakeRails = dyn Fn(&Member) -> NodeRails + Send + Sync;
 
 /// Creates peers for members.
 struct PeerFactory {
     make_peer: Box<MakePeer>,
-    equipment: OnceLock<PathFactory>,
+    make_rails: OnceLock<Box<MakeRails>>,
     /// Wakes the path monitor.
     wake: Arc<PathWake>,
     /// All live peers, including those of nodes that left the group while a request still uses them.
@@ -44,9 +42,9 @@ impl PeerFactory {
         peer
     }
 
-    fn add_paths(&self, member: &Member, peer: &GroupPeer) {
-        if let Some(equipment) = self.equipment.get() {
-            peer.set_paths((equipment.paths)(member));
+    fn add_rails(&self, member: &Member, peer: &GroupPeer) {
+        if let Some(make_rails) = self.make_rails.get() {
+            peer.set_rails(make_rails(member));
             self.wake.wake_monitor();
         }
     }
@@ -107,7 +105,7 @@ impl MembersSnapshot {
         });
         if made {
             // After the slot is filled, so that a concurrent change of the path factory cannot miss this peer.
-            self.workshop.add_paths(member, peer);
+            self.workshop.add_rails(member, peer);
         }
         peer
     }
@@ -161,7 +159,7 @@ impl GroupMembers {
     ) -> Arc<GroupMembers> {
         let workshop = Arc::new(PeerFactory {
             make_peer: Box::new(make),
-            equipment: OnceLock::new(),
+            make_rails: OnceLock::new(),
             wake: Arc::default(),
             made: Mutex::default(),
         });
@@ -229,22 +227,21 @@ impl GroupMembers {
         &self.monitor
     }
 
-    /// Gives all current and later nodes paths beside TCP, which must use [`GroupMembers::path_wake`]. Only the first
+    /// Gives all current and later nodes rail paths, which must use [`GroupMembers::path_wake`]. Only the first
     /// call has an effect.
-    pub fn set_path_factory(&self, paths: impl Fn(&Member) -> NodePaths + Send + Sync + 'static) {
-        let equipment = PathFactory { paths: Box::new(paths) };
-        if self.workshop.equipment.set(equipment).is_ok() {
+    pub fn set_rail_factory(&self, make_rails: impl Fn(&Member) -> NodeRails + Send + Sync + 'static) {
+        if self.workshop.make_rails.set(Box::new(make_rails)).is_ok() {
             let view = self.current.load();
             for (member, slot) in view.members.iter().zip(&view.slots) {
                 if let Some(peer) = slot.peer.get() {
-                    self.workshop.add_paths(member, peer);
+                    self.workshop.add_rails(member, peer);
                 }
             }
         }
     }
 
-    /// Whether nodes may have paths beside TCP.
-    pub fn has_path_factory(&self) -> bool {
-        self.workshop.equipment.get().is_some()
+    /// Whether nodes may have rail paths.
+    pub fn has_rail_factory(&self) -> bool {
+        self.workshop.make_rails.get().is_some()
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::heartbeat::{self, NodeWatch};
 use crate::members::GroupMembers;
-use crate::paths::{NodePaths, PathSet, RailDialer};
+use crate::node_rails::{NodeRails, RailDialer, RailSet};
 use spurline_transport::PathWake;
 use spurline_types::{Error, Result, Stats};
 use std::cell::RefCell;
@@ -69,7 +69,7 @@ impl PathMonitor {
     /// reads find their paths.
     pub fn wait_first(&self, deadline: Instant) {
         let decided =
-            || self.members.snapshot().existing_peers().filter_map(|peer| peer.paths()).all(|paths| paths.is_decided());
+            || self.members.snapshot().existing_peers().filter_map(|peer| peer.rails()).all(|rails| rails.is_decided());
         while !decided() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -118,7 +118,7 @@ fn run_monitor(members: &GroupMembers, control: &MonitorControl) {
             }
             if now >= idle_at {
                 idle_at = now + watch.silence;
-                members.snapshot().existing_peers().for_each(|peer| peer.tcp_pool().check_idle(Duration::ZERO));
+                members.snapshot().existing_peers().for_each(|peer| peer.tcp_pool().check_idle());
                 members.peers_in_use().iter().for_each(|peer| peer.tcp_pool().close_idle(CLOSE_IDLE));
             }
             next = next.min(nodes_at).min(idle_at);
@@ -137,16 +137,16 @@ fn maintain_rails(members: &GroupMembers, now: Instant, ask_at: &mut Instant) ->
     let mut next = (now + IDLE).min(*ask_at);
     let links = LinkStates::default();
     for peer in &members.peers_in_use() {
-        let Some(paths) = peer.paths() else { continue };
-        if ask && paths.needs_rails() {
+        let Some(rails) = peer.rails() else { continue };
+        if ask && rails.needs_rails() {
             let asked = Arc::clone(peer);
             let started = spawn_thread("ask-rails", move || asked.fetch_rails());
             if let Err(error) = started {
-                paths.learn_rails(Err(error));
+                rails.learn_rails(Err(error));
             }
         }
-        if let Some(current) = paths.current() {
-            next = next.min(maintain_paths(paths, &current, &links));
+        if let Some(current) = rails.current() {
+            next = next.min(maintain_paths(rails, &current, &links));
         }
     }
     next
@@ -167,27 +167,27 @@ impl LinkStates {
 }
 
 /// Does the work due for one node's paths; returns the time of the next check.
-fn maintain_paths(paths: &Arc<NodePaths>, current: &Arc<PathSet>, links: &LinkStates) -> Instant {
+fn maintain_paths(rails: &Arc<NodeRails>, current: &Arc<RailSet>, links: &LinkStates) -> Instant {
     let pool = &current.pool;
-    pool.update_links(&|local| links.is_up(paths.dialer(), local));
-    let silence = paths.config().silence;
+    pool.update_links(&|local| links.is_up(rails.dialer(), local));
+    let silence = rails.config().silence;
     pool.check_idle(silence);
     pool.close_idle(CLOSE_IDLE);
     for path in pool.begin_due() {
-        let (with, of) = (Arc::clone(paths), Arc::clone(current));
+        let (with, of) = (Arc::clone(rails), Arc::clone(current));
         if let Err(error) = spawn_thread("connect-path", move || with.connect_path(&of, path)) {
             pool.connect_failed(path, &error);
         }
     }
     for (path, generation) in pool.begin_growing() {
-        let (with, of) = (Arc::clone(paths), Arc::clone(current));
+        let (with, of) = (Arc::clone(rails), Arc::clone(current));
         if let Err(error) = spawn_thread("grow-path", move || with.add_channel(&of, path, generation)) {
             pool.add_channel(path, generation, Err(error));
         }
     }
     // Detection takes up to 1/8 of the silence, the answer up to 1/2: together at most the configured silence.
     for quiet in pool.quiet_paths(silence * 3 / 8) {
-        let (with, of) = (Arc::clone(paths), Arc::clone(current));
+        let (with, of) = (Arc::clone(rails), Arc::clone(current));
         let (path, generation) = quiet.path_generation();
         if let Err(error) = spawn_thread("ping-path", move || with.probe_path(&of, quiet)) {
             tracing::warn!(path, %error, "cannot send a heartbeat over a silent path");

@@ -1,17 +1,19 @@
-//! Owns the state of one node as seen by this process, and the retry loop over ranked nodes. Does not know the
-//! content of requests.
+//! Owns the state of one node as seen by this process, and the retry loop over ranked nodes. Does not know which of a
+//! node's paths a request takes (`peer_paths`), nor the content of requests.
 
 use crate::latency::LatencyTracker;
 use crate::members::{GroupMembers, MembersSnapshot};
-use crate::paths::NodePaths;
+use crate::node_rails::NodeRails;
+pub(crate) use crate::peer_paths::PeerFailure;
+use crate::peer_paths::{DataPath, PathCall, PeerPaths, SplitRails};
 use crate::placement::{FIRST_HOLDERS, PLACEMENT_RULE};
 use crate::read_plan::CallPlan;
 use parking_lot::Mutex;
 use spurline_proto::WelcomeAnswer;
-use spurline_transport::{CallError, ChannelLease, PathEnds, PathPool, PoolState};
+use spurline_transport::{CallError, ChannelLease, DemandPool, PathEnds, PeerReach};
 use spurline_types::{Error, ErrorKind, Member, Result, RetryAdvice, Size};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Timeout of a request, and of a node's absence before it becomes an error.
@@ -39,17 +41,6 @@ pub(crate) fn was_suspended(deadline: Instant) -> bool {
     Instant::now() >= deadline + SUSPENDED_AFTER
 }
 
-/// Reason of a failed attempt.
-pub(crate) enum PeerFailure {
-    /// The node answered with an error.
-    Answered(Error),
-    /// The node was unreachable, or the connection broke.
-    Broken(Error),
-    /// The node refuses to serve this mount, for example because of another source. Waiting does not help; another
-    /// node may.
-    Refused(Error),
-}
-
 /// Address that stands for `dst`: its middle, because an end may lie on another NUMA node's page.
 pub(crate) fn landing_address(dst: &[u8]) -> usize {
     dst.as_ptr() as usize + dst.len() / 2
@@ -62,9 +53,7 @@ const LEAST_TIME: Duration = Duration::from_millis(100);
 
 /// One node of the group.
 pub struct GroupPeer {
-    pool: PathPool,
-    /// Paths beside TCP, preferred when set. Their buffer size depends on the node's first answer.
-    paths: OnceLock<Arc<NodePaths>>,
+    paths: PeerPaths,
     /// The node's name in the group.
     name: String,
     /// Start of the current sequence of failed attempts.
@@ -75,12 +64,11 @@ pub struct GroupPeer {
 }
 
 impl GroupPeer {
-    /// The node `member`, reached through `pool`.
-    pub fn new(pool: PathPool, member: &Member) -> Arc<GroupPeer> {
+    /// The node `member`, reached over `tcp`.
+    pub fn new(tcp: DemandPool, member: &Member) -> Arc<GroupPeer> {
         let name = member.name.clone();
         Arc::new(GroupPeer {
-            pool,
-            paths: OnceLock::new(),
+            paths: PeerPaths::new(tcp),
             name,
             away_since: Mutex::new(None),
             latency: LatencyTracker::default(),
@@ -90,32 +78,36 @@ impl GroupPeer {
 
     /// Takes the node's process instance from the registry.
     pub(crate) fn update_member(&self, member: &Member) {
-        self.pool.expect_process(member.instance);
+        self.paths.tcp().expect_process(member.instance);
     }
 
-    /// Adds paths beside TCP. Only the first call has an effect.
-    pub fn set_paths(&self, paths: NodePaths) {
-        // Requests may already use the first set.
-        let _ = self.paths.set(Arc::new(paths));
+    /// Adds paths over rails. Only the first call has an effect.
+    pub fn set_rails(&self, rails: NodeRails) {
+        self.paths.set_rails(rails);
     }
 
-    /// Its paths beside TCP.
-    pub fn paths(&self) -> Option<&Arc<NodePaths>> {
-        self.paths.get()
+    /// Its paths over rails.
+    pub fn rails(&self) -> Option<&Arc<NodeRails>> {
+        self.paths.rails()
     }
 
     /// Fetches the node's rails over TCP.
     pub(crate) fn fetch_rails(&self) {
-        let Some(paths) = self.paths() else { return };
-        match self.pool.checkout(Instant::now() + paths.config().connect_timeout) {
-            Ok(lease) => paths.learn_rails(Ok(lease.welcome())),
-            Err(error) => paths.learn_rails(Err(error)),
+        let Some(rails) = self.rails() else { return };
+        match self.tcp_pool().checkout(Instant::now() + rails.config().connect_timeout) {
+            Ok(lease) => rails.learn_rails(Ok(lease.welcome())),
+            Err(error) => rails.learn_rails(Err(error)),
         }
     }
 
+    /// The rails for a read in parts into `lands`; `None` while fewer than two carry data.
+    pub(crate) fn several_rails(&self, lands: Option<usize>) -> Option<SplitRails> {
+        self.paths.several_rails(lands)
+    }
+
     /// Its TCP connections.
-    pub(crate) fn tcp_pool(&self) -> &PathPool {
-        &self.pool
+    pub(crate) fn tcp_pool(&self) -> &DemandPool {
+        self.paths.tcp()
     }
 
     /// The node's name in the group.
@@ -123,25 +115,39 @@ impl GroupPeer {
         &self.name
     }
 
-    /// Its connection state, and the number of TCP connections.
-    pub fn pool_state(&self) -> (PoolState, usize) {
-        (self.pool.state(), self.pool.open_count())
+    /// Whether it can be reached over TCP, as far as is known.
+    pub fn tcp_reach(&self) -> PeerReach {
+        self.tcp_pool().reach()
+    }
+
+    /// The number of TCP connections.
+    pub fn tcp_connections(&self) -> usize {
+        self.tcp_pool().open_count()
     }
 
     /// The addresses of its TCP connections, each pair once.
-    pub fn on_demand_ends(&self) -> Vec<PathEnds> {
-        self.pool.on_demand_ends()
+    pub fn tcp_ends(&self) -> Vec<PathEnds> {
+        self.tcp_pool().connection_ends()
     }
 
-    /// Whether any path to it is connected.
+    /// The kind of path that the next request takes.
+    pub fn data_path(&self) -> DataPath {
+        self.paths.data_path()
+    }
+
+    /// Whether any path to it is connected, as far as is known.
     pub fn is_up(&self) -> bool {
-        let over_paths = || self.paths().is_some_and(|paths| paths.up_count() > 0);
-        match self.pool.state() {
-            PoolState::Up => true,
-            // One channel broke; others may be in use.
-            PoolState::Unknown => self.pool.open_count() > 0 || over_paths(),
-            PoolState::Down { .. } => over_paths(),
-        }
+        self.paths.is_up()
+    }
+
+    /// Whether no path to it is connected and the last attempt over TCP failed.
+    pub(crate) fn is_down(&self) -> bool {
+        self.paths.is_down()
+    }
+
+    /// Whether a connection to it stands and none broke since the last answer.
+    pub fn is_connected(&self) -> bool {
+        self.paths.is_connected()
     }
 
     /// Its latency tracker.
@@ -181,21 +187,22 @@ impl GroupPeer {
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
         let CallPlan { lands, deadline, .. } = *plan;
-        let terms = AttemptTerms { lands, deadline, late_is_away: true, may_repeat: false };
+        let call = PathCall { lands, deadline, may_repeat: false };
+        let terms = AttemptTerms { call, late_is_away: true };
         self.attempt_call(terms, ask).map_err(|failure| match failure {
             PeerFailure::Answered(error) | PeerFailure::Broken(error) | PeerFailure::Refused(error) => error,
         })
     }
 
-    /// Calls this node, for a request that may change something: over rails while they carry data, then over TCP. `near` is
-    /// the address of its bytes.
+    /// Calls this node, for a request that may change something. `near` is the address of its bytes.
     pub(crate) fn attempt_write<T>(
         &self,
         near: usize,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, PeerFailure> {
-        self.attempt_call(AttemptTerms { lands: Some(near), deadline, late_is_away: true, may_repeat: true }, ask)
+        let call = PathCall { lands: Some(near), deadline, may_repeat: true };
+        self.attempt_call(AttemptTerms { call, late_is_away: true }, ask)
     }
 
     fn away_for(&self) -> Duration {
@@ -207,88 +214,13 @@ impl GroupPeer {
         self.away_since.lock().map(|since| since.elapsed())
     }
 
-    /// Calls over paths beside TCP, one after the other while they break. `None` when none is connected and TCP is
-    /// allowed.
-    fn attempt_paths<T>(
-        &self,
-        paths: &NodePaths,
-        lands: Option<usize>,
-        deadline: Instant,
-        ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
-    ) -> Option<Result<T, PeerFailure>> {
-        let near = lands.map_or(0, |at| paths.dialer().rails_near(at));
-        while let Some(current) = paths.current() {
-            let mut lease = match current.pool.checkout_rail(deadline, near) {
-                Ok(Some(lease)) => lease,
-                Ok(None) => break,
-                Err(error) => return Some(Err(PeerFailure::Broken(error))),
-            };
-            let path = lease.path_index();
-            match ask(&mut lease, deadline) {
-                Ok(value) => return Some(Ok(value)),
-                Err(CallError::Answered(error)) => return Some(Err(PeerFailure::Answered(error))),
-                // Past its own deadline: no other path can help.
-                Err(CallError::Broken(error)) if Instant::now() >= deadline => {
-                    return Some(Err(PeerFailure::Broken(error)));
-                }
-                Err(CallError::Broken(error)) => {
-                    tracing::debug!(peer = %self.name, %error, "a request moves to another path");
-                    if let Some(path) = path {
-                        current.pool.count_retry(path);
-                    }
-                }
-            }
-        }
-        paths.is_forced().then(|| Err(PeerFailure::Broken(paths.unavailable_error())))
-    }
-
-    /// One attempt on this node. A node closes idle connections when it needs their slots; a request on such a
-    /// connection may be repeated once on another.
+    /// One attempt on this node.
     fn attempt_call<T>(
         &self,
         terms: AttemptTerms,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, PeerFailure> {
-        match self.paths().and_then(|paths| self.attempt_paths(paths, terms.lands, terms.deadline, ask)) {
-            Some(result) => self.note_result(result, terms.late_is_away),
-            None => self.attempt_tcp(terms, ask),
-        }
-    }
-
-    /// One attempt over TCP, as [`GroupPeer::attempt_call`].
-    fn attempt_tcp<T>(
-        &self,
-        AttemptTerms { lands: _, deadline, late_is_away, mut may_repeat }: AttemptTerms,
-        ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
-    ) -> Result<T, PeerFailure> {
-        let result = loop {
-            let mut lease = match self.pool.checkout(deadline) {
-                Ok(lease) => lease,
-                Err(error) => {
-                    break Err(match error.kind() {
-                        ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => {
-                            PeerFailure::Refused(error)
-                        }
-                        // Of no use to this mount now, though it may serve others.
-                        ErrorKind::Throttled => {
-                            PeerFailure::Broken(Error::new(ErrorKind::Unavailable, error.message()))
-                        }
-                        _ => PeerFailure::Broken(error),
-                    });
-                }
-            };
-            match ask(&mut lease, deadline) {
-                Ok(value) => break Ok(value),
-                Err(CallError::Answered(error)) => break Err(PeerFailure::Answered(error)),
-                Err(CallError::Broken(error)) => {
-                    let ended = error.kind() == ErrorKind::Unavailable && lease.was_idle();
-                    if !ended || !std::mem::take(&mut may_repeat) || Instant::now() >= deadline {
-                        break Err(PeerFailure::Broken(error));
-                    }
-                }
-            }
-        };
-        self.note_result(result, late_is_away)
+        self.note_result(self.paths.call(terms.call, ask), terms.late_is_away)
     }
 
     /// Records whether the node answered.
@@ -324,13 +256,9 @@ fn is_final(kind: ErrorKind, node: u32, unwell: &mut Option<u32>) -> bool {
 /// The terms of one attempt on one node.
 #[derive(Clone, Copy)]
 struct AttemptTerms {
-    /// The NUMA node of the destination.
-    lands: Option<usize>,
-    deadline: Instant,
+    call: PathCall,
     /// A missing answer marks the node as away.
     late_is_away: bool,
-    /// A request on an idle connection that the node has closed is repeated once on another.
-    may_repeat: bool,
 }
 
 /// One attempt on one node.
@@ -376,7 +304,8 @@ pub(crate) fn call_ranked<T>(
             // After its deadline the request still tries one more node, which may have the answer ready.
             let late_is_away = Instant::now() + least < deadline;
             let peer = view.peer(*index);
-            let terms = AttemptTerms { lands, deadline, late_is_away, may_repeat: true };
+            let call = PathCall { lands, deadline, may_repeat: true };
+            let terms = AttemptTerms { call, late_is_away };
             let mut send = |lease: &mut ChannelLease<'_>, deadline| {
                 retries.add(u64::from(std::mem::replace(&mut sent, true)));
                 request(PeerAttempt { peer, rank: place }, lease, deadline)

@@ -6,7 +6,7 @@ use crate::members::{GroupMembers, MembersSnapshot};
 use crate::placement::{FIRST_HOLDERS, WantedRun};
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{NodeRequest, ReadFlags, ReadRequest, is_hot_answer};
-use spurline_transport::{CallError, PoolState};
+use spurline_transport::{CallError, PeerReach};
 use spurline_types::{ByteSink, Member, ObjectRef, Stats};
 use spurline_volume::{PeerFetch, PeerFetched};
 use std::cell::RefCell;
@@ -188,7 +188,7 @@ impl GroupPeerFetch {
         }
         let Ok(mut lease) = peer.tcp_pool().checkout(started + PATIENCE) else {
             // All connections in use means busy, not away.
-            if peer.pool_state().0 == PoolState::Up {
+            if peer.tcp_reach() == PeerReach::Up {
                 peer.latency().return_trial(Instant::now);
             } else {
                 peer.latency().deprioritise(Instant::now());

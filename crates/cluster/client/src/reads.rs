@@ -3,7 +3,6 @@
 
 use crate::latency::LatencyTracker;
 use crate::members::MembersSnapshot;
-use crate::paths::NodePaths;
 use crate::peer::{GroupPeer, call_ranked, landing_address, was_suspended};
 use crate::pipeline::ClaimedAnswer;
 use crate::placement::{FIRST_HOLDERS, WantedRun};
@@ -12,7 +11,7 @@ use crate::remote::{GroupClient, SCRATCH};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::BlockFill;
 use spurline_proto::{NodeRequest, WelcomeAnswer, is_hot_answer, is_redirect};
-use spurline_transport::{CallAnswer, CallError, ChannelLease, PoolState};
+use spurline_transport::{CallAnswer, CallError, ChannelLease};
 use spurline_types::{ByteSink as _, Error, ErrorKind, ObjectRef, Result};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -165,10 +164,8 @@ impl GroupClient {
         view.rank_holders(wanted, &self.config.standpoint, FIRST_HOLDERS, &mut ranked);
         let holders = ranked.len().min(wanted.holder_count());
         let holds = ranked[..holders].iter().any(|index| Arc::ptr_eq(view.peer(*index), first));
-        let fit = |peer: &&Arc<GroupPeer>| {
-            let well = || !peer.latency().is_deprioritised() && !matches!(peer.pool_state().0, PoolState::Down { .. });
-            !Arc::ptr_eq(peer, first) && well()
-        };
+        let fit =
+            |peer: &&Arc<GroupPeer>| !Arc::ptr_eq(peer, first) && !peer.latency().is_deprioritised() && !peer.is_down();
         let others = if holds { &ranked[..] } else { &[] };
         let second = others.iter().map(|index| view.peer(*index)).find(fit).map(Arc::clone);
         SCRATCH.with(|cell| cell.replace((body, ranked)));
@@ -198,15 +195,12 @@ impl GroupClient {
         }
         let Some(first) = self.first_holder(plan.run) else { return self.read_one_channel(plan, dst) };
         let peer = &first.peer;
-        let several = peer.paths().filter(|paths| paths.up_count() > 1);
-        let near = |paths: &NodePaths| plan.call.lands.map_or(0, |at| paths.dialer().rails_near(at));
-        let several = several.and_then(|paths| Some((paths.current()?, near(paths))));
-        let Some((current, near)) = several else { return self.read_one_channel(plan, dst) };
+        let Some(several) = peer.several_rails(plan.call.lands) else { return self.read_one_channel(plan, dst) };
         let started = Instant::now();
         if !peer.latency().admit_request(|| started) {
             return self.read_one_channel(plan, dst);
         }
-        let Some(left) = split::read_split(&current.pool, near, plan, first.may_redirect, dst) else {
+        let Some(left) = split::read_split(&several, plan, first.may_redirect, dst) else {
             peer.latency().return_trial(|| started);
             return self.read_one_channel(plan, dst);
         };

@@ -122,7 +122,7 @@ impl GroupVolume {
         let inner = Arc::new(GroupClient {
             source: source.to_owned(),
             block_size,
-            rails: members.has_path_factory(),
+            rails: members.has_rail_factory(),
             members,
             tier,
             config,

@@ -1,9 +1,10 @@
 //! Splits one large read over several rails by their speeds. One thread sends all parts before it waits for the
 //! first. Failed or redirected parts are returned to the caller.
 
+use crate::peer_paths::SplitRails;
 use crate::read_plan::ReadPlan;
 use spurline_proto::NodeRequest;
-use spurline_transport::{ChannelLease, PathPool};
+use spurline_transport::ChannelLease;
 use std::ops::Range;
 
 /// Minimum size of a split read: below it a second request costs more than a second rail gains.
@@ -28,10 +29,9 @@ pub(crate) struct UnreadRange {
 }
 
 /// Reads `plan` into `dst` over all idle rails and returns the unread ranges; `None` when fewer than two rails are
-/// idle. `near` is the mask of rails near `dst`.
+/// idle.
 pub(crate) fn read_split(
-    paths: &PathPool,
-    near: u64,
+    several: &SplitRails,
     plan: &ReadPlan<'_>,
     may_redirect: bool,
     dst: &mut [u8],
@@ -41,7 +41,7 @@ pub(crate) fn read_split(
     let mut speeds = [0u64; PARTS_MAX];
     let (mut taken, mut count) = (0, 0);
     while count < most
-        && let Some((lease, speed, rail)) = paths.checkout_beside(taken, near)
+        && let Some((lease, speed, rail)) = several.rails.pool.checkout_beside(taken, several.near)
     {
         taken |= rail;
         speeds[count] = u64::from(speed).max(1);
@@ -57,8 +57,8 @@ pub(crate) fn read_split(
     let split = SplitRead { plan, may_redirect };
     split.fetch_parts(&mut parts[..count], 0, dst, &mut left);
     for (part, left) in parts.iter().flatten().zip(&left) {
-        if let (Some(path), Some(UnreadRange { redirected: false, .. })) = (part.lease.path_index(), left) {
-            paths.count_retry(path);
+        if let Some(UnreadRange { redirected: false, .. }) = left {
+            part.lease.count_retry();
         }
     }
     Some(left)

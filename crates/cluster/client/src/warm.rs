@@ -2,16 +2,15 @@
 //! not know a job's files.
 
 use crate::members::MembersSnapshot;
-use crate::peer::{GroupPeer, RequestPatience, call_ranked};
+use crate::peer::{RequestPatience, call_ranked};
 use crate::placement::{FIRST_HOLDERS, RUN_BLOCKS, WantedRun};
 use crate::read_plan::CallPlan;
 use crate::remote::{GroupClient, GroupVolume};
 use spurline_proto::{NodeRequest, ObjectRange, RangeDone, RangeList, RangesDone, VolumeId};
-use spurline_transport::{CallError, ChannelLease, PoolState};
+use spurline_transport::{CallError, ChannelLease};
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum blocks per request: the node answers when all are cached.
@@ -103,10 +102,7 @@ impl GroupVolume {
     /// Number of nodes with weight above 0 that are not known to be down.
     pub fn holders_up(&self) -> usize {
         let view = self.inner().members().snapshot();
-        let down = |index: usize| {
-            let down = |peer: &Arc<GroupPeer>| matches!(peer.pool_state().0, PoolState::Down { .. }) && !peer.is_up();
-            view.existing_peer(index as u32).is_some_and(down)
-        };
+        let down = |index: usize| view.existing_peer(index as u32).is_some_and(|peer| peer.is_down());
         view.members().iter().enumerate().filter(|(index, member)| member.weight > 0 && !down(*index)).count()
     }
 

@@ -8,7 +8,7 @@ use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_node::CacheNode;
 use spurline_origin::OriginOptions;
 use spurline_store::{CacheCapacity, IoMode, Store, StoreConfig};
-use spurline_transport::{PathPool, PoolConfig};
+use spurline_transport::{DemandConfig, DemandPool};
 use spurline_types::{ErrorKind, Member, ObjectRef, Result, Stats};
 use spurline_volume::{ReadData, Volume};
 use std::net::SocketAddr;
@@ -57,7 +57,7 @@ fn consumer_of(source: &str, nodes: &[SocketAddr], patience: Duration) -> Result
     let members: Vec<_> = nodes.iter().map(|at| Arc::new(Member::from_address(&at.to_string(), 100))).collect();
     let members = GroupMembers::new(&members, move |member| {
         let connector = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
-        let pool = PathPool::on_demand(Arc::new(connector), "test", &of, PoolConfig::default(), Arc::clone(&counted));
+        let pool = DemandPool::new(Arc::new(connector), "test", &of, DemandConfig::default(), Arc::clone(&counted));
         GroupPeer::new(pool, member)
     });
     let config = GroupVolumeConfig {

@@ -4,7 +4,7 @@ use parking_lot::{Condvar, Mutex};
 use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector, SimFault, SimNode};
 use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    Channel, ConnState, Connector, PathPool, PoolConfig, PoolState, Responder, Service, TransportKind,
+    Channel, ConnState, Connector, DemandConfig, DemandPool, PeerReach, Responder, Service, TransportKind,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn read(offset: u64, len: u32) -> NodeRequest<'static> {
     })
 }
 
-fn call(pool: &PathPool, offset: u64) -> Result<()> {
+fn call(pool: &DemandPool, offset: u64) -> Result<()> {
     let mut dst = [0xee; 300];
     let mut lease = pool.checkout(soon())?;
     assert_eq!(lease.welcome().volume, VolumeId(4));
@@ -73,19 +73,19 @@ fn call(pool: &PathPool, offset: u64) -> Result<()> {
     Ok(())
 }
 
-fn pool(connector: Arc<dyn Connector>, nconnect: usize) -> (PathPool, Arc<Stats>) {
+fn pool(connector: Arc<dyn Connector>, nconnect: usize) -> (DemandPool, Arc<Stats>) {
     patient_pool(connector, nconnect, 20)
 }
 
-fn patient_pool(connector: Arc<dyn Connector>, nconnect: usize, retry_ms: u64) -> (PathPool, Arc<Stats>) {
+fn patient_pool(connector: Arc<dyn Connector>, nconnect: usize, retry_ms: u64) -> (DemandPool, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
-    let config = PoolConfig {
+    let config = DemandConfig {
         nconnect,
         retry_min: Duration::from_millis(retry_ms),
         retry_max: Duration::from_millis(2 * retry_ms),
-        ..PoolConfig::default()
+        ..DemandConfig::default()
     };
-    (PathPool::on_demand(connector, "me", "src", config, Arc::clone(&stats)), stats)
+    (DemandPool::new(connector, "me", "src", config, Arc::clone(&stats)), stats)
 }
 
 fn quiet() -> Arc<FaultPlan> {
@@ -97,7 +97,7 @@ fn connects_lazily_and_never_more_than_allowed() {
     let gate = Arc::new(Gate::default());
     let node = SimNode::new("n", Arc::clone(&gate) as _, quiet());
     let (pool, stats) = pool(node.connector(), 3);
-    assert_eq!((node.connect_count(), pool.open_count(), pool.state()), (0, 0, PoolState::Unknown));
+    assert_eq!((node.connect_count(), pool.open_count(), pool.reach()), (0, 0, PeerReach::Unknown));
     for i in 0..10 {
         call(&pool, i).unwrap();
     }
@@ -157,7 +157,7 @@ fn a_dead_peer_is_asked_rarely_and_found_again() {
     // One attempt per pause at most (20 ms, then 40), one connection from before, two in flight at the edges.
     let allowed = 3 + start.elapsed().as_millis() as u64 / 20;
     assert!(node.connect_count() <= allowed, "{} connections, {allowed} allowed", node.connect_count());
-    assert!(matches!(pool.state(), PoolState::Down { .. }));
+    assert!(matches!(pool.reach(), PeerReach::Down { .. }));
     assert_eq!((stats.remotecache.peers_up.get(), stats.remotecache.peers_down.get()), (0, 1));
     node.start();
     while call(&pool, 2).is_err() {
@@ -174,7 +174,7 @@ fn a_peer_counts_once_however_many_pools_ask_it_and_is_up_while_one_of_them_is()
     dead.kill();
     let stats = Arc::new(Stats::default());
     let of = |connector: Arc<dyn Connector>| {
-        PathPool::on_demand(connector, "me", "src", PoolConfig::default(), Arc::clone(&stats))
+        DemandPool::new(connector, "me", "src", DemandConfig::default(), Arc::clone(&stats))
     };
     let shown = || {
         let gauges = &stats.remotecache;
@@ -286,7 +286,7 @@ fn broken_channels_are_not_handed_out_again() {
         let error = lease.call(&read(1, 9), &mut Vec::new(), &mut [0; 9], &mut |_| {}, deadline).unwrap_err();
         assert_eq!(error.error().kind(), ErrorKind::Timeout);
         drop(lease);
-        assert_eq!((pool.open_count(), pool.state() == PoolState::Up), (open, !waits));
+        assert_eq!((pool.open_count(), pool.reach() == PeerReach::Up), (open, !waits));
     }
     call(&pool, 3).unwrap();
     assert!(stats.remotecache.errors.get() >= 5);
@@ -312,18 +312,16 @@ impl Connector for Nowhere {
 fn a_caller_without_time_does_not_take_a_peer_down_for_all() {
     let stats = Arc::new(Stats::default());
     let config =
-        |patience| PoolConfig { connect_timeout: patience, retry_min: soon() - Instant::now(), ..Default::default() };
-    let pool =
-        PathPool::on_demand(Arc::new(Nowhere), "me", "src", config(Duration::from_secs(3600)), Arc::clone(&stats));
+        |patience| DemandConfig { connect_timeout: patience, retry_min: soon() - Instant::now(), ..Default::default() };
+    let pool = DemandPool::new(Arc::new(Nowhere), "me", "src", config(Duration::from_secs(3600)), Arc::clone(&stats));
     for _ in 0..2 {
         let error = pool.checkout(Instant::now() + Duration::from_millis(2)).err().unwrap();
-        assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Unknown));
+        assert_eq!((error.kind(), pool.reach()), (ErrorKind::Timeout, PeerReach::Unknown));
     }
     assert_eq!(stats.remotecache.peers_down.get(), 0);
     // A caller that waited for the whole timeout marks the peer as down for all.
-    let fresh =
-        || PathPool::on_demand(Arc::new(Nowhere), "me", "src", config(Duration::from_millis(60)), Arc::default());
-    let is_down = |pool: &PathPool| matches!(pool.state(), PoolState::Down { .. });
+    let fresh = || DemandPool::new(Arc::new(Nowhere), "me", "src", config(Duration::from_millis(60)), Arc::default());
+    let is_down = |pool: &DemandPool| matches!(pool.reach(), PeerReach::Down { .. });
     let pool = fresh();
     assert!(pool.checkout(soon()).is_err() && is_down(&pool));
     // So do many callers with short deadlines together.
@@ -347,7 +345,7 @@ fn idle_channels_are_closed_but_for_one() {
     drop(used);
     pool.close_idle(Duration::ZERO);
     pool.close_idle(Duration::ZERO);
-    assert_eq!((pool.open_count(), pool.state()), (1, PoolState::Up));
+    assert_eq!((pool.open_count(), pool.reach()), (1, PeerReach::Up));
     call(&pool, 1).unwrap();
     assert_eq!((pool.open_count(), node.connect_count()), (1, 3));
     burst();
@@ -395,7 +393,7 @@ fn a_peer_without_a_place_for_more_is_no_dead_one() {
     // After this caller's refusal, the next ones do not try again: all wait for the existing connection.
     for _ in 0..2 {
         let error = pool.checkout(Instant::now() + Duration::from_millis(20)).err().unwrap();
-        assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Up), "{error}");
+        assert_eq!((error.kind(), pool.reach()), (ErrorKind::Timeout, PeerReach::Up), "{error}");
         assert!(error.message().contains("at its connection limit"), "{error}");
         full.places.store(1, Ordering::SeqCst);
     }
@@ -413,7 +411,7 @@ fn a_peer_without_a_place_for_more_is_no_dead_one() {
     // A caller without any channel fails.
     let (other, stats) = patient_pool(full, 8, 60_000);
     assert_eq!(other.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
-    assert!(matches!(other.state(), PoolState::Down { .. }) && stats.remotecache.peers_down.get() == 1);
+    assert!(matches!(other.reach(), PeerReach::Down { .. }) && stats.remotecache.peers_down.get() == 1);
 }
 
 #[test]
@@ -430,7 +428,7 @@ fn who_finds_out_that_a_peer_is_full_waits_for_a_channel_that_is_in_use() {
         drop(only);
         waiting.join().unwrap().unwrap();
     });
-    assert_eq!((node.connect_count(), pool.state()), (1, PoolState::Up));
+    assert_eq!((node.connect_count(), pool.reach()), (1, PeerReach::Up));
     // A pipelined request waits for no slot, and waiting calls use a slot that becomes free.
     let full = Full::new(&node, 1);
     let (pool, _) = patient_pool(Arc::clone(&full) as _, 8, 20);
@@ -479,7 +477,7 @@ fn a_peer_that_only_closes_is_not_taken_for_a_full_one_for_ever() {
     let only = pool.checkout(soon()).unwrap();
     let owing = pool.overdue_peer(Duration::ZERO).unwrap();
     assert!(pool.heartbeat_ended(owing, &pool.send_heartbeat(soon())));
-    assert!(matches!(pool.state(), PoolState::Down { .. }));
+    assert!(matches!(pool.reach(), PeerReach::Down { .. }));
     drop(only);
 }
 

@@ -2,7 +2,7 @@
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
-use spurline_transport::{ConnState, PathPool, PoolConfig, Responder, Service};
+use spurline_transport::{ConnState, DemandConfig, DemandPool, Responder, Service};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ fn reads_through_a_pool() {
             .unwrap();
     let peer = server.local_addrs()[0].to_string();
     let connector = TcpConnector::new(&peer, vec![], SocketOptions::default(), Arc::clone(&stats));
-    let pool = PathPool::on_demand(Arc::new(connector), "test", "mem", PoolConfig::default(), Arc::clone(&stats));
+    let pool = DemandPool::new(Arc::new(connector), "test", "mem", DemandConfig::default(), Arc::clone(&stats));
     let deadline = Instant::now() + Duration::from_secs(20);
     std::thread::scope(|s| {
         for t in 0..12u64 {
@@ -100,8 +100,8 @@ fn an_answer_can_wait_in_its_connection() {
     let server = TcpServer::bind(&any, service, ServerConfig::default(), Arc::clone(&stats)).unwrap();
     let peer = server.local_addrs()[0].to_string();
     let connector = TcpConnector::new(&peer, vec![], SocketOptions::default(), Arc::clone(&stats));
-    let config = PoolConfig { nconnect: 3, ..PoolConfig::default() };
-    let pool = PathPool::on_demand(Arc::new(connector), "test", "mem", config, Arc::clone(&stats));
+    let config = DemandConfig { nconnect: 3, ..DemandConfig::default() };
+    let pool = DemandPool::new(Arc::new(connector), "test", "mem", config, Arc::clone(&stats));
     let deadline = Instant::now() + Duration::from_secs(20);
     let read = |offset: u64| {
         move |welcome: &WelcomeAnswer| {
@@ -151,8 +151,8 @@ fn a_peer_that_accepts_and_does_not_greet_is_waited_for_no_longer_than_its_silen
     let peer = frozen.local_addr().unwrap().to_string();
     let connector = TcpConnector::new(&peer, vec![], SocketOptions::default(), Arc::clone(&stats));
     let for_ever = Duration::from_secs(24 * 3600);
-    let config = PoolConfig { connect_timeout: for_ever, ..PoolConfig::default() };
-    let pool = PathPool::on_demand(Arc::new(connector), "test", "mem", config, stats);
+    let config = DemandConfig { connect_timeout: for_ever, ..DemandConfig::default() };
+    let pool = DemandPool::new(Arc::new(connector), "test", "mem", config, stats);
     pool.set_monitored(Some(Duration::from_millis(50)));
     let (said, heard) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

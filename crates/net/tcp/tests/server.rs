@@ -3,7 +3,8 @@
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_proto::{HEADER_LEN, HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    CallError, Channel, ChannelLease, ConnState, Connector, PathPool, PoolConfig, Responder, Service, perform_handshake,
+    CallError, Channel, ChannelLease, ConnState, Connector, DemandConfig, DemandPool, Responder, Service,
+    perform_handshake,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read as _, Write as _};
@@ -360,7 +361,7 @@ fn signs_of_life_are_answered_where_all_connections_are_in_use() {
             perform_handshake(&mut *channel, &HelloRequest::new("watcher", ""), soon()).unwrap();
             channel.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
             // No slot even for a control connection; the closed connection still proves the server alive.
-            let pool = PathPool::on_demand(Arc::new(connector(addr)), "m", "s", PoolConfig::default(), Arc::default());
+            let pool = DemandPool::new(Arc::new(connector(addr)), "m", "s", DemandConfig::default(), Arc::default());
             pool.send_heartbeat(soon()).unwrap();
             assert_eq!(pool.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
             drop(channel);
@@ -380,8 +381,8 @@ fn more_mounts_than_places_take_turns() {
         for _ in 0..10 {
             scope.spawn(move || {
                 let pause = Duration::from_millis(5);
-                let config = PoolConfig { retry_min: pause, retry_max: pause, ..PoolConfig::default() };
-                let pool = PathPool::on_demand(Arc::new(connector(addr)), "m", "s", config, Arc::default());
+                let config = DemandConfig { retry_min: pause, retry_max: pause, ..DemandConfig::default() };
+                let pool = DemandPool::new(Arc::new(connector(addr)), "m", "s", config, Arc::default());
                 let mut done = 0;
                 let read = |mut lease: ChannelLease<'_>| {
                     lease.call(&request("f", 3000), &mut Vec::new(), &mut [1; 3000], &mut |_| {}, soon())
@@ -531,7 +532,7 @@ fn a_connection_that_is_closed_before_the_greeting_is_a_sign_of_life() {
     let closer = std::thread::spawn(move || (0..2).for_each(|_| drop(listener.accept().unwrap())));
     let tokens = spurline_trust::GroupTokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
     let pool = |connector: TcpConnector| {
-        PathPool::on_demand(Arc::new(connector), "m", "s", PoolConfig::default(), Arc::default())
+        DemandPool::new(Arc::new(connector), "m", "s", DemandConfig::default(), Arc::default())
     };
     let proving = connector(addr).with_trust(spurline_trust::Trust::with_tokens("m", tokens));
     for pool in [pool(connector(addr)), pool(proving)] {

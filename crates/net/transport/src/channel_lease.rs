@@ -2,10 +2,9 @@
 //! the choice of a path nor how channels are made.
 
 use crate::channel_set::PooledChannel;
-use crate::path_pool::PathPool;
 use crate::{CallAnswer, CallError, Channel, ChannelBreaker};
 use spurline_proto::{AnswerBody, NodeRequest, WelcomeAnswer};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +13,8 @@ use std::time::{Duration, Instant};
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 
 /// A channel with a request in flight whose answer is not awaited yet. It must go back to its pool by
-/// [`PathPool::resume_call`] or [`PathPool::abandon_call`].
+/// [`DemandPool::resume_call`](crate::DemandPool::resume_call) or
+/// [`DemandPool::abandon_call`](crate::DemandPool::abandon_call).
 pub struct BegunCall(pub(crate) PooledChannel);
 
 /// How a channel was lost.
@@ -29,9 +29,27 @@ pub(crate) enum ChannelLoss {
     NotNeeded,
 }
 
+/// The pool that a leased channel belongs to. `path` is the index of the channel's path within the pool.
+pub(crate) trait ChannelOwner: Sync {
+    /// The peer's address as configured.
+    fn peer(&self) -> &str;
+    /// The counters of this process.
+    fn stats(&self) -> &Stats;
+    /// The counters of the path.
+    fn path_counters(&self, path: usize) -> &PathStats;
+    /// A request on the path stops waiting.
+    fn request_ended(&self, path: usize);
+    /// An answer of `len` bytes arrived over the path.
+    fn record_read(&self, path: usize, len: usize, took: Duration);
+    /// Takes a channel back after its call.
+    fn return_channel(&self, path: usize, channel: PooledChannel);
+    /// Closes a channel after its call.
+    fn drop_channel(&self, path: usize, channel: PooledChannel, loss: ChannelLoss, error: Option<&Error>);
+}
+
 /// A channel taken from a pool; dropping it returns the channel, unless a call broke it.
 pub struct ChannelLease<'a> {
-    pool: &'a PathPool,
+    owner: &'a dyn ChannelOwner,
     path: usize,
     welcome: Arc<WelcomeAnswer>,
     /// Empty only after a call broke it.
@@ -42,8 +60,8 @@ pub struct ChannelLease<'a> {
 
 impl<'a> ChannelLease<'a> {
     /// The pool counts the request in flight that the lease stands for.
-    pub(crate) fn new(pool: &'a PathPool, path: usize, channel: PooledChannel, was_idle: bool) -> Self {
-        ChannelLease { pool, path, welcome: Arc::clone(&channel.welcome), channel: Some(channel), was_idle }
+    pub(crate) fn new(owner: &'a dyn ChannelOwner, path: usize, channel: PooledChannel, was_idle: bool) -> Self {
+        ChannelLease { owner, path, welcome: Arc::clone(&channel.welcome), channel: Some(channel), was_idle }
     }
 
     /// Whether the channel was idle before it was taken: the peer may just have closed it.
@@ -51,9 +69,15 @@ impl<'a> ChannelLease<'a> {
         self.was_idle
     }
 
-    /// Index of the channel's path within its pool; `None` for a path on demand.
-    pub fn path_index(&self) -> Option<usize> {
-        self.pool.is_background(self.path).then_some(self.path)
+    #[cfg(test)]
+    pub(crate) fn path(&self) -> usize {
+        self.path
+    }
+
+    /// Counts a request that is repeated elsewhere because this path failed.
+    pub fn count_retry(&self) {
+        self.owner.stats().rdma.retries.add(1);
+        self.owner.path_counters(self.path).retries.add(1);
     }
 
     /// The node's answer to this connection's handshake, including its number for the volume.
@@ -77,7 +101,7 @@ impl<'a> ChannelLease<'a> {
         let result =
             self.counted_call(deadline, None, |channel, deadline| channel.call(request, body, dst, progress, deadline));
         if sent > 0 && result.is_ok() {
-            self.pool.path_counters(self.path).1.send_bytes.add(sent as u64);
+            self.owner.path_counters(self.path).send_bytes.add(sent as u64);
         }
         result
     }
@@ -112,20 +136,21 @@ impl<'a> ChannelLease<'a> {
         self.counted_call(deadline, unless, |channel, deadline| channel.finish_call(body, dst, deadline))
     }
 
-    /// Sends a request and returns with its channel, for [`PathPool::begin_call`].
+    /// Sends a request and returns with its channel, for
+    /// [`DemandPool::begin_call`](crate::DemandPool::begin_call).
     pub(crate) fn begin_call(mut self, request: &NodeRequest<'_>, deadline: Instant) -> Option<BegunCall> {
         // Its answer counts as the operation.
         let time = deadline.saturating_duration_since(Instant::now());
         self.attempt_call(None, time, |channel| channel.begin_call(request, deadline)).ok()?;
         let channel = self.channel.take()?;
-        self.pool.request_ended(self.path);
+        self.owner.request_ended(self.path);
         Some(BegunCall(channel))
     }
 
     /// Closes the channel, which another thread may have interrupted after its last call.
     pub fn discard_channel(&mut self) {
         if let Some(channel) = self.channel.take() {
-            self.pool.drop_channel(self.path, channel, ChannelLoss::NotNeeded, None);
+            self.owner.drop_channel(self.path, channel, ChannelLoss::NotNeeded, None);
         }
     }
 
@@ -156,8 +181,8 @@ impl<'a> ChannelLease<'a> {
         unless: Option<&AtomicBool>,
         call: impl FnOnce(&mut dyn Channel, Instant) -> Result<CallAnswer, CallError>,
     ) -> Result<CallAnswer, CallError> {
-        let (stats, path) = self.pool.path_counters(self.path);
-        let counted = &stats.remotecache;
+        let counted = &self.owner.stats().remotecache;
+        let path = self.owner.path_counters(self.path);
         let whole = self.channel.is_some();
         let start = Instant::now();
         let time = deadline.saturating_duration_since(start);
@@ -169,7 +194,7 @@ impl<'a> ChannelLease<'a> {
             path.ops.add(1);
             path.lat_us.add_us(took);
             if let Ok(answer) = &result {
-                self.pool.record_read(self.path, answer.payload_len, took);
+                self.owner.record_read(self.path, answer.payload_len, took);
             }
         }
         match &result {
@@ -191,7 +216,7 @@ impl<'a> ChannelLease<'a> {
         call: impl FnOnce(&mut dyn Channel) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
         let Some(entry) = &mut self.channel else {
-            let why = format!("{}: the channel broke in an earlier call", self.pool.peer());
+            let why = format!("{}: the channel broke in an earlier call", self.owner.peer());
             return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
         };
         let result = call(&mut *entry.channel);
@@ -203,12 +228,11 @@ impl<'a> ChannelLease<'a> {
                 _ => ChannelLoss::Broke,
             };
             if loss != ChannelLoss::NotNeeded {
-                let (stats, path) = self.pool.path_counters(self.path);
-                stats.remotecache.errors.add(1);
-                path.errors.add(1);
+                self.owner.stats().remotecache.errors.add(1);
+                self.owner.path_counters(self.path).errors.add(1);
             }
             if let Some(channel) = self.channel.take() {
-                self.pool.drop_channel(self.path, channel, loss, Some(error));
+                self.owner.drop_channel(self.path, channel, loss, Some(error));
             }
         }
         result
@@ -226,7 +250,7 @@ impl<'a> ChannelLease<'a> {
     ) -> Result<T, CallError> {
         self.call(request, body, &mut [], &mut |_| {}, deadline)?;
         T::decode(body).map_err(|e| {
-            let what = format_args!("{request} of {}: the answer can't be decoded", self.pool.peer()).to_string();
+            let what = format_args!("{request} of {}: the answer can't be decoded", self.owner.peer()).to_string();
             CallError::Answered(Error::from(e).context(what))
         })
     }
@@ -235,7 +259,7 @@ impl<'a> ChannelLease<'a> {
 impl Drop for ChannelLease<'_> {
     fn drop(&mut self) {
         if let Some(channel) = self.channel.take() {
-            self.pool.return_channel(self.path, channel);
+            self.owner.return_channel(self.path, channel);
         }
     }
 }

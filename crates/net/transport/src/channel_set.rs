@@ -3,6 +3,7 @@
 
 use crate::{Channel, ChannelBreaker, ConnectionEndpoints};
 use spurline_proto::WelcomeAnswer;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -43,6 +44,15 @@ impl ChannelUser {
         }
         ChannelUser { thread: THIS.with(|n| *n), cpu: rustix::thread::sched_getcpu() }
     }
+}
+
+/// The addresses of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathEnds {
+    /// This host's; `None` where it is unknown.
+    pub local: Option<IpAddr>,
+    /// The peer's.
+    pub peer: Option<IpAddr>,
 }
 
 /// The channels of one path.
@@ -91,9 +101,16 @@ impl ChannelSet {
         }
     }
 
-    /// The ends of the open channels.
-    pub fn ends(&self) -> impl Iterator<Item = &ConnectionEndpoints> {
-        self.ends.iter().map(|(_, ends)| ends)
+    /// The addresses of the open channels, each pair once.
+    pub fn distinct_ends(&self) -> Vec<PathEnds> {
+        let mut all: Vec<PathEnds> = Vec::new();
+        for (_, ends) in &self.ends {
+            let ends = PathEnds { local: address_without_port(&ends.local), peer: address_without_port(&ends.peer) };
+            if !all.contains(&ends) {
+                all.push(ends);
+            }
+        }
+        all
     }
 
     /// Idle and leased channels.
@@ -224,4 +241,16 @@ impl ChannelSet {
             probe: None,
         }
     }
+}
+
+fn address_without_port(text: &str) -> Option<IpAddr> {
+    text.parse::<SocketAddr>().ok().map(|address| address.ip().to_canonical())
+}
+
+/// xorshift64.
+pub(crate) fn next_random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
 }

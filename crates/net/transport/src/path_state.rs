@@ -1,10 +1,10 @@
-//! The state machine of one path, TCP or RDMA: when to connect, when it carries data, when to leave it alone. Pure:
+//! The state machine of one rail path: when to connect, when it carries data, when to leave it alone. Pure:
 //! the caller passes in the time, counted from a start of its choice, and every event.
 
 use spurline_types::{Error, ErrorKind};
 use std::time::Duration;
 
-/// Pause after the first failed attempt to connect a path in the background; it doubles with each further one. A node
+/// Pause after the first failed attempt to connect; it doubles with each further one. A node
 /// that was busy for a moment therefore costs only a moment.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause after a failure, and the longest settling time of a link, where no other transport may carry the
@@ -71,8 +71,6 @@ impl PathPhase {
 #[derive(Debug, Clone)]
 pub struct PathState {
     timing: PathTiming,
-    /// Pause after the first failed attempt.
-    first_pause: Duration,
     phase: PathPhase,
     since: Duration,
     /// No attempt is made before this.
@@ -84,8 +82,6 @@ pub struct PathState {
     last_link_fault: Option<Duration>,
     /// Consecutive failed attempts to connect.
     failures: u32,
-    /// The peer is silent: attempts are left to the path monitor.
-    held_down: bool,
     reason: Option<Error>,
     carried: bool,
     failovers: u64,
@@ -97,7 +93,6 @@ impl PathState {
     pub fn new(timing: PathTiming, now: Duration) -> Self {
         PathState {
             timing,
-            first_pause: FIRST_PAUSE,
             phase: PathPhase::Due,
             since: now,
             not_before: now,
@@ -105,19 +100,11 @@ impl PathState {
             link_fault: false,
             last_link_fault: None,
             failures: 0,
-            held_down: false,
             reason: None,
             carried: false,
             failovers: 0,
             failbacks: 0,
         }
-    }
-
-    /// A path that requests connect when they need it. Its pauses grow from `first` to `longest`, and it has no link
-    /// to watch.
-    pub fn on_demand(first: Duration, longest: Duration) -> Self {
-        let timing = PathTiming { retry: longest, settle: Duration::ZERO };
-        PathState { first_pause: first, ..PathState::new(timing, Duration::ZERO) }
     }
 
     /// The current phase.
@@ -131,10 +118,6 @@ impl PathState {
     /// The reason of the last failure.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_ref().map(Error::message)
-    }
-    /// The error of the last failed attempt, and the number of consecutive ones, while the path is down.
-    pub fn failure(&self) -> Option<(&Error, u32)> {
-        self.reason.as_ref().filter(|_| self.phase == PathPhase::Failed).map(|error| (error, self.failures))
     }
     /// Failures while it carried data.
     pub fn failovers(&self) -> u64 {
@@ -178,55 +161,14 @@ impl PathState {
     /// The attempt failed. `random` shortens the pause by up to a quarter, so that many mounts do not reconnect at
     /// the same moment.
     pub fn connect_failed(&mut self, now: Duration, error: &Error, random: u64) {
-        if self.phase == PathPhase::Connecting {
-            self.mark_failed(now, error, random);
+        if self.phase != PathPhase::Connecting {
+            return;
         }
-    }
-
-    /// An attempt failed, or the peer of a path on demand is silent. The pause is as for
-    /// [`PathState::connect_failed`].
-    pub fn mark_failed(&mut self, now: Duration, error: &Error, random: u64) {
         self.reason = Some(error.clone());
-        let pause = self.first_pause.saturating_mul(1 << self.failures.min(16)).min(self.timing.retry);
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(16)).min(self.timing.retry);
         self.failures = self.failures.saturating_add(1);
         self.not_before = now + pause - pause / 1024 * (random % 256) as u32;
         self.enter_phase(PathPhase::Failed, now);
-    }
-
-    /// A request connected the path on demand.
-    pub fn mark_up(&mut self, now: Duration) {
-        self.failures = 0;
-        self.held_down = false;
-        self.enter_phase(PathPhase::Up, now);
-    }
-
-    /// A channel of the path on demand is gone. The next connection shows whether the peer is reachable.
-    pub fn mark_unknown(&mut self, now: Duration) {
-        if self.phase == PathPhase::Up {
-            self.not_before = now;
-            self.enter_phase(PathPhase::Due, now);
-        }
-    }
-
-    /// Leaves further attempts to the path monitor, or no longer.
-    pub fn hold_down(&mut self, held: bool) {
-        self.held_down = held;
-    }
-
-    /// Whether a request may try a path on demand that has failed.
-    pub fn retry_due(&self, now: Duration) -> bool {
-        !self.held_down && now >= self.not_before
-    }
-
-    /// Whether the path monitor is to send a heartbeat to a peer that is held down.
-    pub fn revival_due(&self, now: Duration) -> bool {
-        self.held_down && now >= self.not_before
-    }
-
-    /// A peer that was held down answered a heartbeat.
-    pub fn revived(&mut self, now: Duration) {
-        (self.failures, self.held_down, self.not_before) = (0, false, now);
-        self.enter_phase(PathPhase::Due, now);
     }
 
     /// A channel failed, or the path stopped answering. Returns whether it carried data until now.
@@ -474,31 +416,5 @@ mod tests {
                 (69, Renewed, PathPhase::Settling, Some(78)),
             ],
         );
-    }
-
-    #[test]
-    fn a_path_on_demand_backs_off_and_leaves_a_silent_peer_to_the_monitor() {
-        let mut path = PathState::on_demand(at(1), at(4));
-        assert_eq!((path.phase(), path.failure()), (PathPhase::Due, None));
-        for (now, pause) in [(0, 1), (10, 2), (20, 4), (30, 4)] {
-            path.mark_failed(at(now), &refused(), 0);
-            let due = [at(now + pause) - Duration::from_millis(1), at(now + pause)].map(|now| path.retry_due(now));
-            assert_eq!((due, path.revival_due(at(100))), ([false, true], false), "{now}");
-        }
-        assert_eq!(path.failure(), Some((&refused(), 4)));
-        // The first pause again after a success.
-        path.mark_up(at(40));
-        assert_eq!((path.phase(), path.failure()), (PathPhase::Up, None));
-        path.mark_unknown(at(41));
-        assert_eq!(path.phase(), PathPhase::Due);
-        path.mark_failed(at(42), &refused(), 0);
-        path.hold_down(true);
-        assert!(!path.retry_due(at(100)) && path.revival_due(at(100)) && !path.revival_due(at(42)));
-        path.revived(at(50));
-        assert!(path.phase() == PathPhase::Due && path.retry_due(at(50)) && !path.revival_due(at(100)));
-        // A channel that is lost changes nothing about a path that is down.
-        path.mark_failed(at(51), &refused(), 0);
-        path.mark_unknown(at(51));
-        assert_eq!(path.failure().map(|(_, failures)| failures), Some(1));
     }
 }

@@ -4,11 +4,10 @@ use crate::peers::PeerConnector;
 use crate::{rules, settings};
 use serde_json::{Value, json};
 use spurline_cache::CacheContext;
-use spurline_client::{GroupMembers, GroupPeer, GroupPeerFetch};
+use spurline_client::{GroupMembers, GroupPeerFetch};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
 use spurline_membership::{HoldTimes, MemberListener, NodeAnnouncer, Registry, RegistryFollower, RegistryState};
 use spurline_node::CacheNode;
-use spurline_transport::PoolState;
 use spurline_trust::Trust;
 use spurline_types::{ErrorKind, Member, Stats};
 use std::net::SocketAddr;
@@ -75,9 +74,7 @@ impl MemberListener for GroupListener {
         let view = self.0.snapshot();
         let index = view.members().iter().position(|member| member.name == name);
         let peer = index.and_then(|index| view.existing_peer(index as u32));
-        // Over TCP or over rails: where rails carry the data, TCP connections may be closed.
-        let over_tcp = |peer: &GroupPeer| matches!(peer.pool_state(), (PoolState::Up, open) if open > 0);
-        peer.is_some_and(|peer| over_tcp(peer) || peer.paths().is_some_and(|paths| paths.up_count() > 0))
+        peer.is_some_and(|peer| peer.is_connected())
     }
 }
 

@@ -8,7 +8,7 @@ use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::NodeRequest;
-use spurline_transport::{CallError, PathPool};
+use spurline_transport::{CallError, DemandPool};
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -112,7 +112,7 @@ fn query_node(reach: &PeerConnector, member: &Member) -> Result<NodeFigures> {
 }
 
 /// A node's current status and counters.
-fn fetch_counters(pool: &PathPool) -> Result<Value> {
+fn fetch_counters(pool: &DemandPool) -> Result<Value> {
     let deadline = Instant::now() + ANSWER;
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();

@@ -1,9 +1,9 @@
 //! The peers of a mount as `status` shows them: states, transports, paths, local addresses. It changes nothing.
 
 use serde_json::{Value, json};
-use spurline_client::GroupVolume;
+use spurline_client::{DataPath, GroupVolume};
 use spurline_net_tcp::{LocalAddress, local_addresses};
-use spurline_transport::{PathEnds, PathPhase, PathView, PoolState};
+use spurline_transport::{PathEnds, PathPhase, PathView, PeerReach};
 
 /// One object a node.
 pub fn peer_status(remote: &GroupVolume) -> Vec<Value> {
@@ -17,30 +17,30 @@ pub fn peer_status(remote: &GroupVolume) -> Vec<Value> {
                 // In a large group, a node that was not needed yet has no connections.
                 return json!({ "address": member.name, "state": "unknown", "connections": 0, "slow": false, "local": [], "paths": [] });
             };
-            let (state, connections) = peer.pool_state();
-            let (word, reason) = match state {
-                PoolState::Unknown => ("unknown", String::new()),
-                PoolState::Up => ("up", String::new()),
-                PoolState::Down { error, .. } => ("down", error.to_string()),
+            let (word, reason) = match peer.tcp_reach() {
+                PeerReach::Unknown => ("unknown", String::new()),
+                PeerReach::Up => ("up", String::new()),
+                PeerReach::Down { error, .. } => ("down", error.to_string()),
             };
-            let (paths, why_none) = peer.paths().map(|paths| paths.path_views()).unwrap_or_default();
-            let rdma = paths.iter().any(|path| path.phase == PathPhase::Up);
-            let forced = peer.paths().is_some_and(|paths| paths.is_forced());
-            let carrying = match rdma {
-                true => paths.iter().filter(|path| path.phase == PathPhase::Up).flat_map(|path| path.ends.clone()).collect(),
-                false => peer.on_demand_ends(),
+            let (paths, why_none) = peer.rails().map(|rails| rails.path_views()).unwrap_or_default();
+            let data_path = peer.data_path();
+            let over_rails = data_path == DataPath::Rails;
+            let carrying = if over_rails {
+                paths.iter().filter(|path| path.phase == PathPhase::Up).flat_map(|path| path.ends.clone()).collect()
+            } else {
+                peer.tcp_ends()
             };
             json!({
                 "address": peer.name(),
-                "state": if rdma { "up" } else { word },
+                "state": if over_rails { "up" } else { word },
                 "reason": reason,
                 // The transport that carries data now.
-                "transport": match (rdma, forced) {
-                    (true, _) => "rdma",
-                    (false, true) => "none",
-                    (false, false) => "tcp",
+                "transport": match data_path {
+                    DataPath::Rails => "rdma",
+                    DataPath::Tcp => "tcp",
+                    DataPath::RuledOut => "none",
                 },
-                "connections": connections,
+                "connections": peer.tcp_connections(),
                 // Of the connections that carry data now.
                 "local": ends_status(&carrying, &interfaces),
                 // Deprioritised: other nodes come first.

@@ -4,7 +4,7 @@ use spurline_client::GroupPeer;
 use spurline_config::NetConfig;
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
 use spurline_proto::{HelloRequest, WelcomeAnswer};
-use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind, first_handshake};
+use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, TransportKind, first_handshake};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::net::IpAddr;
@@ -64,7 +64,7 @@ impl PeerConnector {
     }
 
     /// Connections to a member.
-    pub fn pool(&self, member: &Member) -> PathPool {
+    pub fn pool(&self, member: &Member) -> DemandPool {
         let connectors = member
             .addresses
             .iter()
@@ -76,9 +76,12 @@ impl PeerConnector {
             stranger: AtomicU64::new(0),
         });
         let connector = AddressConnector { ways: ways.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
-        let config =
-            PoolConfig { nconnect: self.nconnect.max(1), seed: u64::from(std::process::id()), ..PoolConfig::default() };
-        let pool = PathPool::on_demand(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats));
+        let config = DemandConfig {
+            nconnect: self.nconnect.max(1),
+            seed: u64::from(std::process::id()),
+            ..DemandConfig::default()
+        };
+        let pool = DemandPool::new(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats));
         pool.expect_process(member.instance);
         pool
     }

@@ -2,7 +2,7 @@
 //! connections over them, and starts a node's server on them.
 
 use serde_json::{Value, json};
-use spurline_client::{GroupMembers, NodePaths, PathMonitor, PathsConfig, RailDialer};
+use spurline_client::{GroupMembers, NodeRails, PathMonitor, RailDialer, RailsConfig};
 use spurline_config::{Fault, MemoryBudget, RdmaConfig, TransportMode, VolumeConfig};
 use spurline_fabric::HostTree;
 use spurline_mem::BufferPool;
@@ -214,7 +214,7 @@ pub fn start_path_monitor(
     let (trust_too, stats_too, pool) = (Arc::clone(trust), Arc::clone(stats), Arc::clone(pool));
     let dialer: Arc<dyn RailDialer> =
         Arc::new(RdmaDialer { found, told, rails, patience, trust: trust_too, stats: stats_too, pool });
-    let paths_config = PathsConfig {
+    let paths_config = RailsConfig {
         forced: config.net.transport == TransportMode::Rdma,
         timing: PathTiming { retry: rdma.retry, settle: rdma.settle },
         silence: rdma.silence,
@@ -226,9 +226,9 @@ pub fn start_path_monitor(
         loads: Arc::default(),
     };
     let (wake, stats) = (Arc::clone(members.path_wake()), Arc::clone(stats));
-    members.set_path_factory(move |member| {
+    members.set_rail_factory(move |member| {
         let (dialer, stats, wake) = (Arc::clone(&dialer), Arc::clone(&stats), Arc::clone(&wake));
-        NodePaths::new(&member.name, dialer, paths_config.clone(), stats, wake)
+        NodeRails::new(&member.name, dialer, paths_config.clone(), stats, wake)
     });
     let monitor = PathMonitor::start(members)?;
     // The first reads find their paths; a node that hangs delays the start no longer than this.

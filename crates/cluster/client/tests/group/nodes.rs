@@ -9,7 +9,7 @@ use spurline_proto::{
     AnswerBody as _, HelloRequest, NodeRequest, ObjectRange, RangeDone, RangesDone, ReadRequest, VolumeId,
     WelcomeAnswer,
 };
-use spurline_transport::{ConnState, PathPool, PoolConfig, Responder, Service};
+use spurline_transport::{ConnState, DemandConfig, DemandPool, Responder, Service};
 use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
 use spurline_volume::{ReadData, Volume as _};
 use std::collections::BTreeSet;
@@ -113,8 +113,8 @@ impl Nodes {
         let (nodes, counted) = (self.nodes.clone(), Arc::clone(&stats));
         let members = GroupMembers::new(&self.members(which), move |member| {
             let node = &nodes[member.name[1..].parse::<usize>().unwrap()];
-            let config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
-            GroupPeer::new(PathPool::on_demand(node.connector(), "mount", "src", config, Arc::clone(&counted)), member)
+            let config = DemandConfig { retry_min: Duration::from_millis(5), ..DemandConfig::default() };
+            GroupPeer::new(DemandPool::new(node.connector(), "mount", "src", config, Arc::clone(&counted)), member)
         });
         let patience = RequestPatience { answer: Duration::from_secs(60), absence };
         let config = GroupVolumeConfig {

@@ -3,14 +3,14 @@
 use parking_lot::Mutex;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
 use spurline_client::{
-    GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, NodePaths, PathMonitor, PathsConfig, RailDialer,
+    GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, NodeRails, PathMonitor, RailDialer, RailsConfig,
     RequestPatience,
 };
 use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{FaultPlan, FaultRates, SimNode, SimRail};
 use spurline_proto::{HelloRequest, NodeRequest, RailInfo, RailLink, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    ConnState, Connector, PathPool, PathTiming, PathView, PoolConfig, Responder, Service, TransportKind,
+    ConnState, Connector, DemandConfig, DemandPool, PathTiming, PathView, Responder, Service, TransportKind,
 };
 use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
 use spurline_volume::{ReadData, Volume as _};
@@ -155,7 +155,7 @@ impl Cluster {
         let local = options.speeds.iter().enumerate().map(|(i, speed)| rail_here(i, *speed)).collect();
         let dialer = Arc::new(SimDialer { local, rails: rails.clone(), node: node.clone() });
         let stats = Arc::new(Stats::default());
-        let config = PathsConfig {
+        let config = RailsConfig {
             forced: options.forced,
             timing: PathTiming { retry: options.retry, settle: options.settle },
             silence: options.silence,
@@ -167,8 +167,8 @@ impl Cluster {
             loads: Arc::default(),
         };
         let tcp = SimRail::new();
-        let pool_config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
-        let pool = PathPool::on_demand(
+        let pool_config = DemandConfig { retry_min: Duration::from_millis(5), ..DemandConfig::default() };
+        let pool = DemandPool::new(
             tcp.connector(node.connector(), TransportKind::Tcp),
             "mount",
             "src",
@@ -180,8 +180,8 @@ impl Cluster {
         let the_peer = Arc::clone(&peer);
         let members = GroupMembers::new(&[Arc::new(member)], move |_| Arc::clone(&the_peer));
         let wake = Arc::clone(members.path_wake());
-        let paths = Mutex::new(Some(NodePaths::new("node:7000", dialer, config, Arc::clone(&stats), wake)));
-        members.set_path_factory(move |_| paths.lock().take().expect("one node has paths"));
+        let paths = Mutex::new(Some(NodeRails::new("node:7000", dialer, config, Arc::clone(&stats), wake)));
+        members.set_rail_factory(move |_| paths.lock().take().expect("one node has paths"));
         let monitor = PathMonitor::start(&members).unwrap();
         monitor.wait_first(Instant::now() + Duration::from_secs(10));
         let patience = RequestPatience { answer: options.answer, absence: Duration::from_millis(200) };
@@ -221,11 +221,11 @@ impl Cluster {
     }
 
     pub fn views(&self) -> Vec<PathView> {
-        self.peer.paths().unwrap().path_views().0
+        self.peer.rails().unwrap().path_views().0
     }
 
     pub fn up(&self) -> usize {
-        self.peer.paths().unwrap().up_count()
+        self.peer.rails().unwrap().up_count()
     }
 
     /// Waits for a condition.

@@ -314,7 +314,7 @@ fn different_fabrics_use_tcp_and_say_why() {
         }
     });
     cluster.read(0, 1 << 20).unwrap();
-    let (paths, why) = cluster.peer.paths().unwrap().path_views();
+    let (paths, why) = cluster.peer.rails().unwrap().path_views();
     assert!(paths.is_empty() && why.as_ref().is_some_and(|why| why.contains("different fabrics")), "{why:?}");
     assert!(cluster.tcp.payload_bytes() == 1 << 20 && cluster.rails[0].connect_count() == 0);
     // The node restarts on the right fabric.

@@ -10,7 +10,7 @@ use spurline_net_sim::{FaultPlan, FaultRates, SimNode, SimRail};
 use spurline_node::{CacheNode, HotRule};
 use spurline_origin::{OriginCapabilities, OriginCapacity, OriginStore};
 use spurline_store::Store;
-use spurline_transport::{Connector, PathPool, PoolConfig, TransportKind};
+use spurline_transport::{Connector, DemandConfig, DemandPool, TransportKind};
 use spurline_types::{
     ByteSink, Error, ErrorKind, FileKind, ListPage, Member, ObjectAttr, ObjectRef, Result, Stats, Version,
 };
@@ -198,12 +198,12 @@ impl Default for Waits {
     }
 }
 
-fn pool_config() -> PoolConfig {
-    PoolConfig {
+fn pool_config() -> DemandConfig {
+    DemandConfig {
         connect_timeout: Duration::from_millis(200),
         retry_min: Duration::from_millis(5),
         retry_max: Duration::from_millis(100),
-        ..PoolConfig::default()
+        ..DemandConfig::default()
     }
 }
 
@@ -226,7 +226,7 @@ fn reach(
     let (name, stats, known) = (name.to_owned(), Arc::clone(stats), Arc::clone(&ways));
     let make = move |member: &Member| {
         let way = Arc::clone(&known.lock()[&member.name]);
-        GroupPeer::new(PathPool::on_demand(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
+        GroupPeer::new(DemandPool::new(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
     };
     (make, links, ways)
 }

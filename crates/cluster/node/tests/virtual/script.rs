@@ -258,7 +258,7 @@ impl Script {
         let mut states = Vec::new();
         for reader in &self.world.readers {
             for peer in reader.mount.remote.members().snapshot().existing_peers() {
-                states.push(format!("{}: {} {:?} {:?}", reader.name, peer.name(), peer.pool_state(), peer.latency()));
+                states.push(format!("{}: {} {:?} {:?}", reader.name, peer.name(), peer.tcp_reach(), peer.latency()));
             }
         }
         states

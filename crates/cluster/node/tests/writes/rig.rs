@@ -9,7 +9,7 @@ use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_node::CacheNode;
 use spurline_origin::{OriginOptions, WritableSource};
 use spurline_proto::{HelloRequest, WelcomeAnswer};
-use spurline_transport::{AnswerState, Channel, Connector, PathPool, PoolConfig, Responder, TransportKind};
+use spurline_transport::{AnswerState, Channel, Connector, DemandConfig, DemandPool, Responder, TransportKind};
 use spurline_types::{Error, Member, Result, Stats};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -163,7 +163,7 @@ pub fn connect(
                 Arc::new(OldHandshake { inner: faulty, offered: *offered, found: *found, is_old })
             }
         };
-        let pool = PathPool::on_demand(connector, "test", &of, PoolConfig::default(), Arc::clone(&counted));
+        let pool = DemandPool::new(connector, "test", &of, DemandConfig::default(), Arc::clone(&counted));
         GroupPeer::new(pool, member)
     });
     let config = GroupVolumeConfig {

@@ -12,7 +12,7 @@ use spurline_net_sim::{DetachedConnector, FaultPlan, FaultRates, RailMode, SimNo
 use spurline_node::CacheNode;
 use spurline_origin::OriginStore;
 use spurline_proto::LOCK_TIMES;
-use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind};
+use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, TransportKind};
 use spurline_types::{Member, Result, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -209,7 +209,7 @@ fn start_mount(number: usize, hosts: &[Arc<NodeHost>]) -> Arc<SimMount> {
     let roster = GroupMembers::new(&members, move |member| {
         let way = ways.iter().find(|(name, _)| *name == member.name).map(|(_, way)| Arc::clone(way));
         let way = way.expect("a way to each node");
-        GroupPeer::new(PathPool::on_demand(way, &name, SOURCE, PoolConfig::default(), Arc::clone(&counted)), member)
+        GroupPeer::new(DemandPool::new(way, &name, SOURCE, DemandConfig::default(), Arc::clone(&counted)), member)
     });
     let config = GroupVolumeConfig {
         patience: RequestPatience::new(ANSWER_TIMEOUT),

@@ -1,38 +1,31 @@
-//! The paths to one peer and the channels on them, over TCP and RDMA alike: which channel a request takes, and which
-//! channels fail together.
-//!
-//! There are two kinds of paths. A path *in the background* (a pair of rails) is connected, watched and retried by
-//! the path monitor, so no request waits for a connection attempt over it. A path *on demand* (TCP) is connected by
-//! the requests themselves; it is last in rank. Both have the same state machine (`path_state`), the same channels
-//! (`channel_set`) and the same measure of silence (`path_liveness`).
+//! The rail paths to one peer and the channels on them: which channel a request takes, and which channels fail
+//! together. The path monitor connects, watches and retries rail paths, so that no request waits for a connection
+//! attempt. It does not know the peer's TCP connections (`demand_pool`), nor how channels are made.
 
 mod monitored;
-mod on_demand;
 
 pub use monitored::QuietPath;
-pub use on_demand::{OverduePeer, PoolConfig, PoolState};
 
-use crate::channel_lease::{ChannelLease, ChannelLoss};
-use crate::channel_set::{ChannelRemains, ChannelSet, ChannelUser, PooledChannel};
+use crate::channel_lease::{ChannelLease, ChannelLoss, ChannelOwner};
+use crate::channel_set::{ChannelRemains, ChannelSet, PathEnds, PooledChannel, next_random};
 use crate::path_liveness::PathLiveness;
 use crate::path_speed::{self, PathSpeed, SpeedCheck};
-use crate::{Channel, PathPhase, PathState, PathTiming, TransportKind};
-use on_demand::{DemandState, OnDemand};
+use crate::path_state::PathState;
+use crate::{Channel, PathPhase, PathTiming, TransportKind};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
 use std::cmp::Ordering as Order;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A channel in the background idle for longer is probed before use.
+/// A channel idle for longer is probed before use.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 
 /// The failure reason of an unused path.
 const IDLE_ENDED: &str = "its connections ended while they were idle";
 
-/// The fixed properties of a path.
+/// The fixed properties of a rail path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathSpec {
     /// Both rails, for logs: `ib0-ib1`.
@@ -45,7 +38,7 @@ pub struct PathSpec {
     pub speed_mbit: u32,
 }
 
-/// The state of a path, for `status`.
+/// The state of a rail path, for `status`.
 #[derive(Debug, Clone)]
 pub struct PathView {
     /// Its fixed properties.
@@ -71,15 +64,6 @@ pub struct PathView {
     pub speed: Option<SpeedCheck>,
     /// The ends of its channels, without ports, each pair once.
     pub ends: Vec<PathEnds>,
-}
-
-/// The addresses of a connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PathEnds {
-    /// This host's; `None` where it is unknown.
-    pub local: Option<IpAddr>,
-    /// The peer's.
-    pub peer: Option<IpAddr>,
 }
 
 /// Wakes the path monitor.
@@ -163,14 +147,13 @@ impl PathSlot {
     }
 }
 
-struct PathPoolState {
+struct RailPoolState {
     slots: Vec<PathSlot>,
     random: u64,
-    demand: DemandState,
 }
 
-/// The paths to one peer.
-pub struct PathPool {
+/// The rail paths to one peer.
+pub struct RailPool {
     peer: String,
     paths: Vec<PathEntry>,
     max_channels: usize,
@@ -178,12 +161,10 @@ pub struct PathPool {
     started: Instant,
     wake: Arc<PathWake>,
     rails: Arc<RailLoads>,
-    /// Number of paths in the background that carry data; every request reads it without the lock.
+    /// Number of paths that carry data; every request reads it without the lock.
     up: AtomicUsize,
-    inner: Mutex<PathPoolState>,
+    inner: Mutex<RailPoolState>,
     changed: Condvar,
-    /// Connects the path on demand, which is the last one.
-    on_demand: Option<OnDemand>,
 }
 
 /// Ended channels and paths, dropped without the lock: destroying them in a NIC's firmware may take a while.
@@ -203,8 +184,8 @@ impl EndedChannels {
     }
 }
 
-impl PathPool {
-    /// Paths in the background that are due, none connected, each with up to `max_channels` channels.
+impl RailPool {
+    /// Paths that are due, none connected, each with up to `max_channels` channels.
     pub fn new(
         peer: &str,
         specs: Vec<PathSpec>,
@@ -222,7 +203,7 @@ impl PathPool {
             let counters = stats.paths.path_stats(peer, &spec.name, &spec.kind.to_string());
             PathEntry::new(spec, counters)
         };
-        PathPool {
+        RailPool {
             peer: peer.to_owned(),
             paths: specs.into_iter().map(path).collect(),
             max_channels,
@@ -230,10 +211,9 @@ impl PathPool {
             wake,
             rails: Arc::default(),
             up: AtomicUsize::new(0),
-            inner: Mutex::new(PathPoolState { slots, random: seed | 1, demand: DemandState::default() }),
+            inner: Mutex::new(RailPoolState { slots, random: seed | 1 }),
             changed: Condvar::new(),
             stats,
-            on_demand: None,
         }
     }
 
@@ -258,7 +238,7 @@ impl PathPool {
         self.paths.is_empty()
     }
 
-    /// Number of paths in the background that carry data.
+    /// Number of paths that carry data.
     pub fn up(&self) -> usize {
         self.up.load(Ordering::Acquire)
     }
@@ -268,81 +248,19 @@ impl PathPool {
         self.started.elapsed()
     }
 
-    /// Number of paths in the background; they come first.
-    fn background(&self) -> usize {
-        self.paths.len() - usize::from(self.on_demand.is_some())
-    }
-
-    pub(crate) fn is_background(&self, path: usize) -> bool {
-        path < self.background()
-    }
-
-    pub(crate) fn path_counters(&self, path: usize) -> (&Stats, &PathStats) {
-        (&self.stats, &self.paths[path].counters)
-    }
-
     /// A request starts waiting on the path.
     fn request_began(&self, path: usize) {
         self.paths[path].liveness.request_began(|| self.now());
-        if path < self.background() {
-            self.rails.path_load(&self.paths[path].spec).fetch_add(1, Ordering::Relaxed);
-        }
+        self.rails.path_load(&self.paths[path].spec).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request on the path stops waiting.
-    pub(crate) fn request_ended(&self, path: usize) {
-        self.paths[path].liveness.request_ended();
-        if path < self.background() {
-            self.rails.path_load(&self.paths[path].spec).fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Records a read of `len` bytes over a path in the background. After a recovery such reads are compared with
-    /// those before the failure; a slower path carries proportionally less where there are others.
-    pub(crate) fn record_read(&self, path: usize, len: usize, took: Duration) {
-        if len < path_speed::SHORTEST_READ || path >= self.background() {
-            return;
-        }
-        let path = &self.paths[path];
-        let under_way = path.liveness.in_flight();
-        let mut speed = path.speed.lock();
-        let check = speed.record_read(len, took, under_way);
-        path.counters.usual_bytes_per_s.set(speed.usual_speed().unwrap_or(0));
-        drop(speed);
-        let Some(check) = check else { return };
-        path.share.store(check.load_share(), Ordering::Relaxed);
-        path.counters.speed_checks.add(1);
-        path.counters.checked_bytes_per_s.set(check.after);
-        let before = path.counters.slower.get();
-        path.counters.slower.set(u64::from(check.slower));
-        let mb = |bytes: u64| bytes / 1_000_000;
-        let SpeedCheck { before: usual, after, slower } = check;
-        let (name, usual, after) = (&path.spec.name, mb(usual), mb(after));
-        if !slower {
-            tracing::info!(peer = %self.peer, path = %name, "a path is as fast as before it failed: {after} MB/s, {usual} before");
-        } else if before == 0 {
-            tracing::warn!(
-                peer = %self.peer, path = %name,
-                "a path is slower than before it failed: {after} MB/s, {usual} before; it carries less where there are \
-                 others; 'spurline net doctor' checks the link, 'spurline net bw' measures it"
-            );
-        }
-    }
-
-    /// Counts a request that was repeated elsewhere because this path failed.
-    pub fn count_retry(&self, path: usize) {
-        self.stats.rdma.retries.add(1);
-        self.paths[path].counters.retries.add(1);
-    }
-
-    /// Takes an idle channel in the background, of the path with the lowest load relative to its speed, and waits
+    /// Takes an idle channel of the path with the lowest load relative to its speed, and waits
     /// while all are in use. Ties go to the rails `near` the destination memory (bits by [`PathSpec::local`], 0 when
-    /// all are equally near), unless another rail would stay idle; then at random. `None` when no such path carries
-    /// data.
+    /// all are equally near), unless another rail would stay idle; then at random. `None` when no path carries data.
     ///
     /// # Errors
     /// `Timeout` when every channel was in use until `deadline`.
-    pub fn checkout_rail(&self, deadline: Instant, near: u64) -> Result<Option<ChannelLease<'_>>> {
+    pub fn checkout(&self, deadline: Instant, near: u64) -> Result<Option<ChannelLease<'_>>> {
         if self.up() == 0 {
             return Ok(None);
         }
@@ -354,8 +272,7 @@ impl PathPool {
                 return Ok(Some(ChannelLease::new(self, path, channel, true)));
             }
             let (mut any_up, mut grows) = (false, false);
-            let slots = &mut inner.slots[..self.background()];
-            for slot in slots.iter_mut().filter(|slot| slot.state.phase() == PathPhase::Up) {
+            for slot in inner.slots.iter_mut().filter(|slot| slot.state.phase() == PathPhase::Up) {
                 any_up = true;
                 if self.may_grow(slot) {
                     (slot.wanted, grows) = (true, true);
@@ -383,7 +300,7 @@ impl PathPool {
 
     /// Takes an idle channel of a local rail that is not in `taken` (bits by [`PathSpec::local`]), without waiting;
     /// for reads split over rails. Returns its speed and its rail's bit as well. `near` is as for
-    /// [`PathPool::checkout_rail`].
+    /// [`RailPool::checkout`].
     pub fn checkout_beside(&self, taken: u64, near: u64) -> Option<(ChannelLease<'_>, u32, u64)> {
         if self.up() == 0 {
             return None;
@@ -396,7 +313,7 @@ impl PathPool {
 
     fn pick_channel(
         &self,
-        inner: &mut PathPoolState,
+        inner: &mut RailPoolState,
         taken: u64,
         near: u64,
         ended: &mut EndedChannels,
@@ -404,7 +321,7 @@ impl PathPool {
         loop {
             let mut best: Option<usize> = None;
             let mut equals = 0;
-            for index in 0..self.background() {
+            for index in 0..self.paths.len() {
                 if !inner.slots[index].channels.has_idle() || !self.may_take(inner, index, taken) {
                     continue;
                 }
@@ -425,7 +342,7 @@ impl PathPool {
             let index = best?;
             // A better path with all its channels in use gets one more; otherwise slow rails would always carry as
             // much as fast ones.
-            for other in 0..self.background() {
+            for other in 0..self.paths.len() {
                 let better = self.may_take(inner, other, taken) && self.compare_load(other, index).is_lt();
                 let slot = &mut inner.slots[other];
                 if better && !slot.channels.has_idle() && !slot.wanted && self.may_grow(slot) {
@@ -452,7 +369,7 @@ impl PathPool {
         }
     }
 
-    fn may_take(&self, inner: &PathPoolState, index: usize, taken: u64) -> bool {
+    fn may_take(&self, inner: &RailPoolState, index: usize, taken: u64) -> bool {
         inner.slots[index].state.phase() == PathPhase::Up && taken & rail_bit(&self.paths[index].spec) == 0
     }
 
@@ -478,53 +395,8 @@ impl PathPool {
         if near == 0 { Order::Equal } else { far(a).cmp(&far(b)) }
     }
 
-    /// Takes a channel back after its call.
-    pub(crate) fn return_channel(&self, path: usize, mut channel: PooledChannel) {
-        channel.idle_since = Instant::now();
-        let on_demand = self.on_demand.as_ref().filter(|_| path >= self.background());
-        if let Some(on_demand) = on_demand {
-            channel.user = ChannelUser::current();
-            on_demand.peer_answered();
-        }
-        let liveness = &self.paths[path].liveness;
-        let mut inner = self.inner.lock();
-        if inner.slots[path].channels.is_current(&channel) {
-            liveness.bytes_arrived(channel.idle_since.saturating_duration_since(self.started));
-        }
-        self.request_ended(path);
-        let outdated = inner.slots[path].channels.put_idle(channel);
-        drop(inner);
-        self.changed.notify_one();
-        drop(outdated);
-    }
-
-    /// Closes a channel after its call. In the background its path fails with it when it broke; a call that was only
-    /// too slow does not end a path, as silence is detected by heartbeats.
-    pub(crate) fn drop_channel(&self, path: usize, channel: PooledChannel, loss: ChannelLoss, error: Option<&Error>) {
-        let mut inner = self.inner.lock();
-        self.request_ended(path);
-        let mut remains = ChannelRemains::default();
-        let mut idle = Vec::new();
-        if path >= self.background() {
-            idle = self.drop_on_demand(&mut inner, &channel, loss);
-        } else if inner.slots[path].channels.discount(&channel) {
-            inner.slots[path].wanted = true;
-            if let Some(error) = error.filter(|_| loss == ChannelLoss::Broke) {
-                remains = self.fail_path(&mut inner, path, error.message());
-            }
-        }
-        drop(inner);
-        self.changed.notify_all();
-        if path < self.background() {
-            self.wake.wake_monitor();
-        }
-        // The caller's memory may be reused once this returns, so the channel must be gone by then.
-        drop((channel, idle));
-        drop(remains);
-    }
-
-    /// Fails a path in the background that carried data; the caller drops its channels.
-    fn fail_path(&self, inner: &mut PathPoolState, path: usize, why: &str) -> ChannelRemains {
+    /// Fails a path that carried data; the caller drops its channels.
+    fn fail_path(&self, inner: &mut RailPoolState, path: usize, why: &str) -> ChannelRemains {
         let now = self.now();
         if !inner.slots[path].state.path_failed(now, why) {
             return ChannelRemains::default();
@@ -532,7 +404,7 @@ impl PathPool {
         self.clear_path(inner, path, why)
     }
 
-    fn clear_path(&self, inner: &mut PathPoolState, path: usize, why: &str) -> ChannelRemains {
+    fn clear_path(&self, inner: &mut RailPoolState, path: usize, why: &str) -> ChannelRemains {
         let slot = &mut inner.slots[path];
         (slot.wanted, slot.growing) = (false, false);
         let mut remains = slot.channels.clear();
@@ -557,14 +429,97 @@ impl PathPool {
     }
 }
 
-impl Drop for PathPool {
+impl ChannelOwner for RailPool {
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    fn path_counters(&self, path: usize) -> &PathStats {
+        &self.paths[path].counters
+    }
+
+    fn request_ended(&self, path: usize) {
+        self.paths[path].liveness.request_ended();
+        self.rails.path_load(&self.paths[path].spec).fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// After a recovery, long reads are compared with those before the failure; a slower path carries proportionally
+    /// less where there are others.
+    fn record_read(&self, path: usize, len: usize, took: Duration) {
+        if len < path_speed::SHORTEST_READ {
+            return;
+        }
+        let path = &self.paths[path];
+        let under_way = path.liveness.in_flight();
+        let mut speed = path.speed.lock();
+        let check = speed.record_read(len, took, under_way);
+        path.counters.usual_bytes_per_s.set(speed.usual_speed().unwrap_or(0));
+        drop(speed);
+        let Some(check) = check else { return };
+        path.share.store(check.load_share(), Ordering::Relaxed);
+        path.counters.speed_checks.add(1);
+        path.counters.checked_bytes_per_s.set(check.after);
+        let was_slower = path.counters.slower.get() != 0;
+        path.counters.slower.set(u64::from(check.slower));
+        let name = &path.spec.name;
+        let usual = check.before / 1_000_000;
+        let after = check.after / 1_000_000;
+        if !check.slower {
+            tracing::info!(peer = %self.peer, path = %name, "a path is as fast as before it failed: {after} MB/s, {usual} before");
+        } else if !was_slower {
+            tracing::warn!(
+                peer = %self.peer, path = %name,
+                "a path is slower than before it failed: {after} MB/s, {usual} before; it carries less where there are \
+                 others; 'spurline net doctor' checks the link, 'spurline net bw' measures it"
+            );
+        }
+    }
+
+    fn return_channel(&self, path: usize, mut channel: PooledChannel) {
+        channel.idle_since = Instant::now();
+        let liveness = &self.paths[path].liveness;
+        let mut inner = self.inner.lock();
+        if inner.slots[path].channels.is_current(&channel) {
+            liveness.bytes_arrived(channel.idle_since.saturating_duration_since(self.started));
+        }
+        self.request_ended(path);
+        let outdated = inner.slots[path].channels.put_idle(channel);
+        drop(inner);
+        self.changed.notify_one();
+        drop(outdated);
+    }
+
+    /// The path fails with a channel that broke. A call that was only too slow does not end a path, because
+    /// heartbeats detect silence.
+    fn drop_channel(&self, path: usize, channel: PooledChannel, loss: ChannelLoss, error: Option<&Error>) {
+        let mut inner = self.inner.lock();
+        self.request_ended(path);
+        let mut remains = ChannelRemains::default();
+        if inner.slots[path].channels.discount(&channel) {
+            inner.slots[path].wanted = true;
+            if let Some(error) = error.filter(|_| loss == ChannelLoss::Broke) {
+                remains = self.fail_path(&mut inner, path, error.message());
+            }
+        }
+        drop(inner);
+        self.changed.notify_all();
+        self.wake.wake_monitor();
+        // The caller's memory may be reused once this returns, so the channel must be gone by then.
+        drop(channel);
+        drop(remains);
+    }
+}
+
+impl Drop for RailPool {
     fn drop(&mut self) {
-        let shown = self.inner.get_mut().demand.take_shown();
-        self.update_gauges(shown, None);
-        let (up, background) = (self.up() as u64, self.background());
+        let up = self.up() as u64;
         self.stats.rdma.paths_up.sub(up);
-        self.stats.rdma.paths_down.sub(background as u64 - up);
-        for (path, slot) in self.paths[..background].iter().zip(&self.inner.get_mut().slots) {
+        self.stats.rdma.paths_down.sub(self.paths.len() as u64 - up);
+        for (path, slot) in self.paths.iter().zip(&self.inner.get_mut().slots) {
             if slot.state.phase() == PathPhase::Up {
                 path.counters.report_state(Some(true), None, |_, _| {});
             }
@@ -576,14 +531,6 @@ impl Drop for PathPool {
 /// Rails beyond the 64th share bits; no machine has as many.
 fn rail_bit(spec: &PathSpec) -> u64 {
     1 << (spec.local % 64)
-}
-
-/// xorshift64.
-fn next_random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::*;
 
 /// 32 reads of one MiB over the first of two paths, each this long.
-fn reads(pool: &PathPool, ms: u64) {
+fn reads(pool: &RailPool, ms: u64) {
     for _ in 0..32 {
         pool.record_read(0, 1 << 20, Duration::from_millis(ms));
     }
@@ -31,11 +31,11 @@ impl Channel for Silent {
 }
 
 /// Two paths of equal speed over two rails, with this many channels each.
-fn two_rails(channels: usize, rails: &Arc<RailLoads>) -> PathPool {
+fn two_rails(channels: usize, rails: &Arc<RailLoads>) -> RailPool {
     let specs =
         (0..2).map(|local| PathSpec { name: local.to_string(), kind: TransportKind::Rdma, local, speed_mbit: 100_000 });
     let timing = PathTiming::default();
-    let pool = PathPool::new("n:7000", specs.collect(), channels, timing, 1, Arc::default(), Arc::default());
+    let pool = RailPool::new("n:7000", specs.collect(), channels, timing, 1, Arc::default(), Arc::default());
     let pool = pool.with_rail_loads(Arc::clone(rails));
     for path in pool.begin_due() {
         for n in 0..channels {
@@ -58,9 +58,9 @@ fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
     let soon = || Instant::now() + Duration::from_secs(60);
     let take = |from: &'static str, near| {
         let pool = if from == "other" { &other } else { &pool };
-        pool.checkout_rail(soon(), near).unwrap().unwrap()
+        pool.checkout(soon(), near).unwrap().unwrap()
     };
-    let path = |lease: &ChannelLease<'_>| lease.path_index().unwrap();
+    let path = |lease: &ChannelLease<'_>| lease.path();
     for _ in 0..64 {
         for near in 0..2 {
             assert_eq!(path(&take("", 1 << near)), near, "both are idle");
@@ -86,7 +86,7 @@ fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
     let stats = Arc::new(Stats::default());
     let spec = |name: &str| PathSpec { name: name.into(), kind: TransportKind::Rdma, local: 0, speed_mbit: 400_000 };
     let specs = vec![spec("a"), spec("b")];
-    let pool = PathPool::new("n:7000", specs, 2, PathTiming::default(), 1, Arc::clone(&stats), Arc::default());
+    let pool = RailPool::new("n:7000", specs, 2, PathTiming::default(), 1, Arc::clone(&stats), Arc::default());
     let compare = || pool.compare_load(0, 1);
     let shown = |name: &str| stats.to_json()["paths"][0][name].as_u64();
     reads(&pool, 10);
@@ -111,8 +111,8 @@ fn a_path_whose_last_channel_is_gone_and_that_gets_no_other_is_down() {
     let far = Instant::now() + Duration::from_secs(3600);
     for left in [1, 0] {
         // Lost without a fault of the path: another node answered first.
-        let mut lease = pool.checkout_rail(far, 0).unwrap().unwrap();
-        let path = lease.path_index().unwrap();
+        let mut lease = pool.checkout(far, 0).unwrap().unwrap();
+        let path = lease.path();
         lease.discard_channel();
         assert_eq!((pool.up(), pool.view()[path].channels), (left + 1, 0), "one more channel may be had");
         let wanting = pool.begin_growing();
@@ -123,10 +123,10 @@ fn a_path_whose_last_channel_is_gone_and_that_gets_no_other_is_down() {
         assert_eq!(pool.up(), left);
     }
     // No wait for a channel: the request uses TCP.
-    assert!(pool.checkout_rail(far, 0).unwrap().is_none());
+    assert!(pool.checkout(far, 0).unwrap().is_none());
     // A path with a channel left stays up.
     let pool = two_rails(2, &Arc::default());
-    let mut lease = pool.checkout_rail(far, 0).unwrap().unwrap();
+    let mut lease = pool.checkout(far, 0).unwrap().unwrap();
     lease.discard_channel();
     for (path, generation) in pool.begin_growing() {
         pool.add_channel(path, generation, Err(Error::new(ErrorKind::Unavailable, "the node takes no more")));
@@ -137,8 +137,8 @@ fn a_path_whose_last_channel_is_gone_and_that_gets_no_other_is_down() {
 #[test]
 fn idle_channels_of_each_path_are_closed_but_for_one() {
     let pool = two_rails(4, &Arc::default());
-    let channels = |pool: &PathPool| pool.view().iter().map(|path| path.channels).collect::<Vec<_>>();
-    let used = pool.checkout_rail(Instant::now() + Duration::from_secs(60), 1).unwrap().unwrap();
+    let channels = |pool: &RailPool| pool.view().iter().map(|path| path.channels).collect::<Vec<_>>();
+    let used = pool.checkout(Instant::now() + Duration::from_secs(60), 1).unwrap().unwrap();
     pool.close_idle(Duration::from_secs(3600));
     assert_eq!(channels(&pool), [4, 4], "all are new");
     pool.close_idle(Duration::ZERO);

@@ -1,13 +1,12 @@
-//! What the path monitor does: it connects paths in the background, adds channels, and detects links that are down,
-//! connections that ended, and silence.
+//! What the path monitor does: it connects rail paths, adds channels, and detects links that are down, connections
+//! that ended, and silence.
 
-use super::{IDLE_ENDED, PathEnds, PathEntry, PathPool, PathPoolState, PathSlot, PathView, next_random};
-use crate::channel_set::{ChannelRemains, ChannelSet};
+use super::{IDLE_ENDED, PathEntry, PathSlot, PathView, RailPool};
+use crate::channel_set::{ChannelRemains, next_random};
 use crate::path_liveness::LastHeard;
 use crate::{Channel, PathPhase};
 use spurline_proto::WelcomeAnswer;
 use spurline_types::{Error, Result};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -23,16 +22,16 @@ pub struct QuietPath {
 }
 
 impl QuietPath {
-    /// Its path and generation, for [`PathPool::probe_skipped`].
+    /// Its path and generation, for [`RailPool::probe_skipped`].
     pub fn path_generation(&self) -> (usize, u64) {
         (self.path, self.generation)
     }
 }
 
-impl PathPool {
+impl RailPool {
     /// Reports whether the link of each local rail is up.
     pub fn update_links(&self, up: &dyn Fn(usize) -> bool) {
-        for (index, path) in self.paths[..self.background()].iter().enumerate() {
+        for (index, path) in self.paths.iter().enumerate() {
             let link = up(path.spec.local);
             let mut inner = self.inner.lock();
             let before = inner.slots[index].state.phase();
@@ -53,31 +52,26 @@ impl PathPool {
         }
     }
 
-    /// The slots of paths in the background.
-    fn background_slots<'a>(&self, inner: &'a mut PathPoolState) -> impl Iterator<Item = (usize, &'a mut PathSlot)> {
-        inner.slots[..self.background()].iter_mut().enumerate()
-    }
-
     /// The paths to connect now; each counts as connecting from here on.
     pub fn begin_due(&self) -> Vec<usize> {
         let now = self.now();
         let mut inner = self.inner.lock();
         let due = |(path, slot): (usize, &mut PathSlot)| slot.state.begin_connect(now).then_some(path);
-        self.background_slots(&mut inner).filter_map(due).collect()
+        inner.slots.iter_mut().enumerate().filter_map(due).collect()
     }
 
     /// When the next path is due.
     pub fn next_due(&self) -> Option<Instant> {
-        let mut inner = self.inner.lock();
-        let due = self.background_slots(&mut inner).filter_map(|(_, slot)| slot.state.due_at()).min();
+        let inner = self.inner.lock();
+        let due = inner.slots.iter().filter_map(|slot| slot.state.due_at()).min();
         due.map(|at| self.started + at)
     }
 
     /// Whether a path is due or connecting; a start waits for the first attempts.
     pub fn is_undecided(&self) -> bool {
-        let mut inner = self.inner.lock();
+        let inner = self.inner.lock();
         let undecided = |slot: &PathSlot| matches!(slot.state.phase(), PathPhase::Due | PathPhase::Connecting);
-        self.background_slots(&mut inner).any(|(_, slot)| undecided(slot))
+        inner.slots.iter().any(undecided)
     }
 
     /// Requests in flight.
@@ -137,7 +131,7 @@ impl PathPool {
         tracing::warn!(peer = %self.peer, path = %spec.name, "a path can't be used: {error}; tried again in {again} s");
     }
 
-    /// The paths that need a further channel, with the generation for [`PathPool::add_channel`].
+    /// The paths that need a further channel, with the generation for [`RailPool::add_channel`].
     pub fn begin_growing(&self) -> Vec<(usize, u64)> {
         let mut inner = self.inner.lock();
         let grows = |(path, slot): (usize, &mut PathSlot)| {
@@ -147,7 +141,7 @@ impl PathPool {
             }
             grow.then_some((path, slot.channels.generation()))
         };
-        self.background_slots(&mut inner).filter_map(grows).collect()
+        inner.slots.iter_mut().enumerate().filter_map(grows).collect()
     }
 
     /// Reports the result of making a further channel. A failure does not affect working channels; without any, the
@@ -175,37 +169,29 @@ impl PathPool {
         drop(remains);
     }
 
-    /// Probes idle paths, each at most once per `every`, without sending anything. A path in the background fails when
-    /// the peer closed all its channels.
+    /// Probes idle paths, each at most once per `every`, without sending anything. A path fails when the peer closed
+    /// all its channels.
     pub fn check_idle(&self, every: Duration) {
         for (index, path) in self.paths.iter().enumerate() {
-            let background = index < self.background();
             let mut inner = self.inner.lock();
             let slot = &mut inner.slots[index];
             let up = slot.state.phase() == PathPhase::Up;
-            if background {
-                let silent = if up { path.liveness.silent_for(self.now()) } else { Duration::ZERO };
-                path.counters.silent_s.set(silent.as_secs());
-            }
-            let unused = !background || up && path.liveness.in_flight() == 0;
+            let silent = if up { path.liveness.silent_for(self.now()) } else { Duration::ZERO };
+            path.counters.silent_s.set(silent.as_secs());
+            let unused = up && path.liveness.in_flight() == 0;
             if !unused || slot.last_checked.elapsed() < every {
                 continue;
             }
             slot.last_checked = Instant::now();
             let ended = slot.channels.take_ended();
-            if background && ended.is_empty() {
+            if ended.is_empty() {
                 continue;
             }
-            let mut probe = None;
+            slot.wanted = true;
+            let probe = slot.probe.take_if(|probe| !probe.looks_alive());
             let mut remains = ChannelRemains::default();
-            if background {
-                slot.wanted = true;
-                probe = slot.probe.take_if(|probe| !probe.looks_alive());
-                if slot.channels.open_count() == 0 {
-                    remains = self.fail_path(&mut inner, index, IDLE_ENDED);
-                }
-            } else {
-                self.idle_ended_on_demand(&mut inner);
+            if slot.channels.open_count() == 0 {
+                remains = self.fail_path(&mut inner, index, IDLE_ENDED);
             }
             drop(inner);
             self.changed.notify_all();
@@ -224,8 +210,8 @@ impl PathPool {
         drop(unused);
     }
 
-    /// The paths in the background with requests in flight and no bytes received for `silence`. The caller sends each
-    /// a heartbeat and reports the result to [`PathPool::probe_answered`] or [`PathPool::probe_failed`].
+    /// The paths with requests in flight and no bytes received for `silence`. The caller sends each
+    /// a heartbeat and reports the result to [`RailPool::probe_answered`] or [`RailPool::probe_failed`].
     pub fn quiet_paths(&self, silence: Duration) -> Vec<QuietPath> {
         let now = self.now();
         let mut inner = self.inner.lock();
@@ -234,7 +220,7 @@ impl PathPool {
             let last_heard = if up { self.paths[path].liveness.claim_overdue(now, silence)? } else { return None };
             Some(QuietPath { path, probe: slot.probe.take(), last_heard, generation: slot.channels.generation() })
         };
-        self.background_slots(&mut inner).filter_map(quiet).collect()
+        inner.slots.iter_mut().enumerate().filter_map(quiet).collect()
     }
 
     /// Reports that a heartbeat could not be sent; the path is offered again while it is quiet.
@@ -280,19 +266,19 @@ impl PathPool {
     pub fn peer_restarted(&self) {
         let now = self.now();
         let mut inner = self.inner.lock();
-        self.background_slots(&mut inner).for_each(|(_, slot)| slot.state.peer_restarted(now));
+        inner.slots.iter_mut().for_each(|slot| slot.state.peer_restarted(now));
     }
 
-    /// Ends every path in the background, because the peer has other rails now.
+    /// Ends every path, because the peer has other rails now.
     pub fn close(&self, why: &str) {
-        for path in 0..self.background() {
+        for path in 0..self.paths.len() {
             let remains = self.fail_path(&mut self.inner.lock(), path, why);
             drop(remains);
         }
         self.changed.notify_all();
     }
 
-    /// The state of every path in the background, for `status`.
+    /// The state of every path, for `status`.
     pub fn view(&self) -> Vec<PathView> {
         let now = self.now();
         let inner = self.inner.lock();
@@ -307,28 +293,10 @@ impl PathPool {
             failovers: slot.state.failovers(),
             failbacks: slot.state.failbacks(),
             speed: path.speed.lock().last(),
-            ends: distinct_ends(&slot.channels),
+            ends: slot.channels.distinct_ends(),
         };
-        self.paths[..self.background()].iter().zip(&inner.slots).map(view).collect()
+        self.paths.iter().zip(&inner.slots).map(view).collect()
     }
-
-    /// The addresses of the channels that are connected on demand, each pair once.
-    pub fn on_demand_ends(&self) -> Vec<PathEnds> {
-        let inner = self.inner.lock();
-        inner.slots[self.background()..].iter().flat_map(|slot| distinct_ends(&slot.channels)).collect()
-    }
-}
-
-fn distinct_ends(channels: &ChannelSet) -> Vec<PathEnds> {
-    let address = |text: &str| text.parse::<SocketAddr>().ok().map(|at| at.ip().to_canonical());
-    let mut all: Vec<PathEnds> = Vec::new();
-    for ends in channels.ends() {
-        let ends = PathEnds { local: address(&ends.local), peer: address(&ends.peer) };
-        if !all.contains(&ends) {
-            all.push(ends);
-        }
-    }
-    all
 }
 
 impl PathSlot {

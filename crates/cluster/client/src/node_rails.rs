@@ -1,10 +1,10 @@
-//! Owns the paths to one node beside TCP: built from the rails the node announces, dropped when they fail, used only
+//! Owns the rail paths to one node: built from the rails the node announces, dropped when they fail, used only
 //! when connected. Knows no verbs: channels come from a [`RailDialer`].
 
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{HelloRequest, NodeRequest, RailInfo, WelcomeAnswer};
 use spurline_transport::{
-    Channel, Connector, PathPool, PathSpec, PathTiming, PathView, PathWake, QuietPath, RailLoads, TransportKind,
+    Channel, Connector, PathSpec, PathTiming, PathView, PathWake, QuietPath, RailLoads, RailPool, TransportKind,
     pair_rails, perform_handshake,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
@@ -26,9 +26,9 @@ pub trait RailDialer: Send + Sync {
     }
 }
 
-/// How paths are used.
+/// How rails are used.
 #[derive(Debug, Clone)]
-pub struct PathsConfig {
+pub struct RailsConfig {
     /// Only these paths may carry data (`--transport rdma`).
     pub forced: bool,
     /// Delays before a failed path is retried; shorter when `forced`.
@@ -50,8 +50,8 @@ pub struct PathsConfig {
 }
 
 /// The paths between a node's rails and ours.
-pub(crate) struct PathSet {
-    pub pool: PathPool,
+pub(crate) struct RailSet {
+    pub pool: RailPool,
     connectors: Vec<Arc<dyn Connector>>,
     /// The process instance that answered the handshake behind these paths.
     instance: AtomicU64,
@@ -69,29 +69,29 @@ struct KnownRails {
     why_none: Option<String>,
 }
 
-/// The paths to one node.
-pub struct NodePaths {
+/// The rail paths to one node.
+pub struct NodeRails {
     node: String,
     dialer: Arc<dyn RailDialer>,
-    config: PathsConfig,
+    config: RailsConfig,
     stats: Arc<Stats>,
     wake: Arc<PathWake>,
-    current_set: RwLock<Option<Arc<PathSet>>>,
+    current_set: RwLock<Option<Arc<RailSet>>>,
     known: Mutex<KnownRails>,
 }
 
-impl NodePaths {
+impl NodeRails {
     /// Without any path yet; the path monitor connects them.
     pub fn new(
         node: &str,
         dialer: Arc<dyn RailDialer>,
-        config: PathsConfig,
+        config: RailsConfig,
         stats: Arc<Stats>,
         wake: Arc<PathWake>,
     ) -> Self {
         let timing = if config.forced { config.timing.without_alternative() } else { config.timing };
-        let config = PathsConfig { timing, ..config };
-        NodePaths {
+        let config = RailsConfig { timing, ..config };
+        NodeRails {
             node: node.to_owned(),
             dialer,
             config,
@@ -108,7 +108,7 @@ impl NodePaths {
     }
 
     /// The configuration.
-    pub(crate) fn config(&self) -> &PathsConfig {
+    pub(crate) fn config(&self) -> &RailsConfig {
         &self.config
     }
 
@@ -116,7 +116,12 @@ impl NodePaths {
         &*self.dialer
     }
 
-    pub(crate) fn current(&self) -> Option<Arc<PathSet>> {
+    /// Bit mask of the local rails on the NUMA node of the address `lands`; 0 when all are equally near.
+    pub(crate) fn near_mask(&self, lands: Option<usize>) -> u64 {
+        lands.map_or(0, |at| self.dialer.rails_near(at))
+    }
+
+    pub(crate) fn current(&self) -> Option<Arc<RailSet>> {
         self.current_set.read().clone()
     }
 
@@ -199,11 +204,11 @@ impl NodePaths {
                 speed_mbit: p.speed_mbit,
             });
             let connectors = pairs.iter().map(|p| self.dialer.connector(p.local, &welcome.rails[p.remote])).collect();
-            let PathsConfig { channels, timing, seed, .. } = self.config;
+            let RailsConfig { channels, timing, seed, .. } = self.config;
             let (stats, wake) = (Arc::clone(&self.stats), Arc::clone(&self.wake));
-            let pool = PathPool::new(&self.node, specs.collect(), channels, timing, seed, stats, wake);
+            let pool = RailPool::new(&self.node, specs.collect(), channels, timing, seed, stats, wake);
             let pool = pool.with_rail_loads(Arc::clone(&self.config.loads));
-            Arc::new(PathSet { pool, connectors, instance: AtomicU64::new(welcome.instance) })
+            Arc::new(RailSet { pool, connectors, instance: AtomicU64::new(welcome.instance) })
         });
         known.rails.clone_from(&welcome.rails);
         (known.asked, known.heard) = (true, true);
@@ -242,7 +247,7 @@ impl NodePaths {
     }
 
     /// Connects a path that is due: one data channel and one heartbeat channel.
-    pub(crate) fn connect_path(&self, current: &PathSet, path: usize) {
+    pub(crate) fn connect_path(&self, current: &RailSet, path: usize) {
         let connector = &*current.connectors[path];
         let greeted = || {
             connector.prepare_device()?;
@@ -268,7 +273,7 @@ impl NodePaths {
     }
 
     /// Adds one channel to a connected path.
-    pub(crate) fn add_channel(&self, current: &PathSet, path: usize, generation: u64) {
+    pub(crate) fn add_channel(&self, current: &RailSet, path: usize, generation: u64) {
         let deadline = Instant::now() + self.config.connect_timeout;
         let made = self.connect_channel(&*current.connectors[path], &self.config.source, deadline);
         if let Err(error) = &made {
@@ -278,7 +283,7 @@ impl NodePaths {
     }
 
     /// Sends a heartbeat over a quiet path.
-    pub(crate) fn probe_path(&self, current: &PathSet, mut quiet: QuietPath) {
+    pub(crate) fn probe_path(&self, current: &RailSet, mut quiet: QuietPath) {
         let deadline = Instant::now() + self.config.silence / 2;
         let probe = match quiet.probe.take() {
             Some(probe) => Ok(probe),
