@@ -15,7 +15,7 @@ pub(crate) use write::written_block;
 use crate::error::{BenchError, Result};
 use serde_json::json;
 use spurline_types::Size;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,9 +34,9 @@ pub enum SuitePart {
     /// Send blocks to bare-sink
     BareWrite(ReadPart),
     /// Serve blocks from memory through the transport
-    TransportServe(ServePart),
+    TransportServe(TransportServePart),
     /// Read from transport-serve
-    TransportRead(ReadPart),
+    TransportRead(TransportReadPart),
     /// Read or stat every file of a folder
     Files(FilesPart),
     /// Write files in sequence, each by a thread of its own
@@ -151,6 +151,39 @@ pub struct ReadPart {
     /// How long
     #[arg(long, default_value = "1s", value_parser = spurline_types::parse_duration)]
     pub time: Duration,
+}
+
+/// How the channels of the transport alone carry their bytes.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct TransportWire {
+    /// TCP with a group token and TLS
+    #[arg(long)]
+    pub tls: bool,
+    /// RDMA, over the device of this host that has this address
+    #[arg(long, conflicts_with = "tls")]
+    pub rdma: Option<IpAddr>,
+}
+
+/// A server of blocks through the transport.
+#[derive(Debug, clap::Args)]
+pub struct TransportServePart {
+    /// Its address and memory.
+    #[command(flatten)]
+    pub serve: ServePart,
+    /// Its wire.
+    #[command(flatten)]
+    pub wire: TransportWire,
+}
+
+/// A reader of blocks through the transport. Over RDMA each of its concurrent requests has a channel.
+#[derive(Debug, clap::Args)]
+pub struct TransportReadPart {
+    /// Its requests.
+    #[command(flatten)]
+    pub read: ReadPart,
+    /// Its wire.
+    #[command(flatten)]
+    pub wire: TransportWire,
 }
 
 /// A reader of many files.

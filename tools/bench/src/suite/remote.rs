@@ -69,9 +69,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let source = suite.make_source("source-remote", FILES, len)?;
     let mut notes = Vec::new();
     let addr = |port: u16| format!("{}:{port}", pair.server_ip);
-    let serve = |kind: &str, port: u16| -> Result<ServerProcess> {
-        let words = [kind, &addr(port), "--size", "512M"].map(String::from);
-        let log = suite.log_path(kind)?;
+    let serve = |kind: &str, port: u16, more: &[&str]| -> Result<ServerProcess> {
+        let words: Vec<String> =
+            [&[kind, &addr(port), "--size", "512M"], more].concat().into_iter().map(String::from).collect();
+        let log = suite.log_path(&format!("{kind}-{port}"))?;
         Ok(ServerProcess::start_announcing(
             suite.part_command(&words, server),
             &["ready"],
@@ -81,8 +82,9 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         )?
         .0)
     };
-    let bare = serve("bare-serve", 7101)?;
-    let transport = serve("transport-serve", 7102)?;
+    let bare = serve("bare-serve", 7101, &[])?;
+    let transport = serve("transport-serve", 7102, &[])?;
+    let transport_tls = serve("transport-serve", 7103, &["--tls"])?;
     let iperf = iperf::start_server(&pair.server, pair.server_ip, &suite.log_path("iperf3")?);
     if let Err(e) = &iperf {
         notes.push(format!("No iperf3: {e}"));
@@ -139,16 +141,22 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             words.extend((load.pattern == "randread").then(|| "--random".into()));
             words
         };
-        for (variant, label, daemon, port) in
-            [("bare", "bare block reader", &bare, 7101), ("transport", "transport alone", &transport, 7102)]
-        {
-            let words = read(&format!("{variant}-read"), port);
+        let mut tls_words = read("transport-read", 7103);
+        tls_words.push("--tls".into());
+        for (variant, label, daemon, words) in [
+            ("bare", "bare block reader", &bare, read("bare-read", 7101)),
+            ("transport", "transport alone", &transport, read("transport-read", 7102)),
+            ("transport-tls", "transport alone, TLS", &transport_tls, tls_words),
+        ] {
             let case = BenchCase::new(load.name, variant, label, load.unit, move || {
                 let command = suite.part_command(&words, Some(client));
                 part_sample(command, suite.time * 3 + Duration::from_secs(30), load.unit, &[("node", daemon)])
             });
-            let case = if variant == "transport" { case.against("of bare", &["bare"], Some(0.95)) } else { case };
-            cases.push(case);
+            cases.push(match variant {
+                "bare" => case,
+                "transport" => case.against("of bare", &["bare"], Some(0.95)),
+                _ => case.against("of bare", &["bare"], None),
+            });
         }
         if iperf.is_ok() && load.block == 1 << 20 {
             let (time, jobs, ip) = (suite.time, load.jobs, pair.server_ip);
