@@ -1,6 +1,7 @@
 //! The sources of AWS credentials: profiles with keys, roles, SSO and processes, then web identity, container and
-//! instance roles. The library makes the requests; this module chooses the source and gives the library its environment,
-//! files, HTTP client and processes. It deliberately keeps no credentials.
+//! instance roles. The library makes the requests; this module chooses the source, because the library's own chain knows
+//! profiles with keys alone and passes over the errors of a configured source (docs/design/tried.md), and gives the library
+//! its environment, files, HTTP client and processes. It deliberately keeps no credentials.
 
 use crate::config::EnvironmentSource;
 use crate::credential_store::CredentialSource;
