@@ -1,12 +1,11 @@
 //! The values of a cluster: their defaults, a person's file and settings over them, and the check of names. It knows no
 //! object.
 
+use crate::chart::DEFAULT_VALUES;
 use serde_json::{Map, Value};
 use spurline_config::Fault;
 use spurline_config::values::nearest_word;
 
-/// The values with their defaults and what they mean; also the chart's `values.yaml`.
-pub const DEFAULT_VALUES: &str = include_str!("values.yaml");
 /// Maps of labels.
 pub(crate) const LABELS: [&str; 2] = ["nodeSelector", "labels"];
 /// The map that is a configuration of its own.

@@ -1,40 +1,7 @@
-//! Prints objects as YAML, and as templates of Helm: strings that are expressions stay unquoted, and blocks surround
-//! items. It knows no object.
+//! Prints objects as YAML, with their keys in alphabetical order. It knows no object.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::fmt::Write as _;
-
-/// Begins a string that is an expression of Helm, to be printed without quotes.
-const RAW: char = '\u{1}';
-/// Begins a key that is a block of Helm around its value: `{ "\u{7f}if .Values.a": [items] }`.
-/// Behind all letters, so that a block comes after the keys of its map.
-const BLOCK: char = '\u{7f}';
-/// A map with this one key is printed as the text of the document in it.
-const TEXT: &str = "\u{3}";
-
-/// An expression of Helm.
-pub(crate) fn expression(text: &str) -> Value {
-    Value::String(format!("{RAW}{{{{ {text} }}}}"))
-}
-
-/// A block of list items, under a condition or a loop of Helm.
-pub(crate) fn block(head: &str, items: Vec<Value>) -> Value {
-    let mut map = Map::new();
-    map.insert(format!("{BLOCK}{head}"), Value::Array(items));
-    Value::Object(map)
-}
-
-/// A block of keys, under a condition of Helm: the key and the value to put into a map.
-pub(crate) fn key_block(head: &str, keys: Map<String, Value>) -> (String, Value) {
-    (format!("{BLOCK}{head}"), Value::Object(keys))
-}
-
-/// A document as a text, such as a file in a ConfigMap.
-pub(crate) fn text_of(document: Value) -> Value {
-    let mut map = Map::new();
-    map.insert(TEXT.to_owned(), document);
-    Value::Object(map)
-}
 
 /// Prints a document.
 pub(crate) fn print(value: &Value) -> String {
@@ -48,10 +15,6 @@ fn emit(value: &Value, indent: usize, out: &mut String) {
     match value {
         Value::Object(map) => {
             for (key, value) in map {
-                if let Some(head) = key.strip_prefix(BLOCK) {
-                    emit_block(head, value, indent, out);
-                    continue;
-                }
                 let _ = write!(out, "{:indent$}{}:", "", scalar(&Value::String(key.clone())));
                 emit_after_key(value, indent, out);
             }
@@ -67,26 +30,9 @@ fn emit(value: &Value, indent: usize, out: &mut String) {
     }
 }
 
-/// A list item that is a block: its head and its items.
-fn block_of(item: &Value) -> Option<(&str, &Value)> {
-    let map = item.as_object().filter(|map| map.len() == 1)?;
-    let (key, items) = map.iter().next()?;
-    Some((key.strip_prefix(BLOCK)?, items))
-}
-
-fn emit_block(head: &str, body: &Value, indent: usize, out: &mut String) {
-    let _ = writeln!(out, "{:indent$}{{{{- {head} }}}}", "");
-    emit(body, indent, out);
-    let _ = writeln!(out, "{:indent$}{{{{- end }}}}", "");
-}
-
 fn emit_item(item: &Value, indent: usize, out: &mut String) {
-    if let Some((head, items)) = block_of(item) {
-        emit_block(head, items, indent, out);
-        return;
-    }
     match item {
-        Value::Object(map) if !map.is_empty() && !map.contains_key(TEXT) => {
+        Value::Object(map) if !map.is_empty() => {
             let mut lines = String::new();
             emit(item, indent + 2, &mut lines);
             let _ = write!(out, "{:indent$}- {}", "", lines.trim_start());
@@ -99,10 +45,6 @@ fn emit_item(item: &Value, indent: usize, out: &mut String) {
 
 fn emit_after_key(value: &Value, indent: usize, out: &mut String) {
     match value {
-        Value::Object(map) if map.contains_key(TEXT) => {
-            out.push_str(" |\n");
-            emit(&map[TEXT], indent + 2, out);
-        }
         Value::Object(map) if !map.is_empty() => {
             out.push('\n');
             emit(value, indent + 2, out);
@@ -132,12 +74,8 @@ fn is_block_text(text: &str) -> bool {
 
 fn scalar(value: &Value) -> String {
     match value {
-        Value::String(text) => match text.strip_prefix(RAW) {
-            Some(raw) => raw.to_owned(),
-            None if is_plain(text) => text.clone(),
-            // Every string of JSON is one of YAML.
-            None => Value::String(text.clone()).to_string(),
-        },
+        Value::String(text) if is_plain(text) => text.clone(),
+        // Every string of JSON is one of YAML.
         other => other.to_string(),
     }
 }
@@ -166,17 +104,5 @@ mod tests {
         let text = print(&document);
         let read: Value = serde_saphyr::from_str(&text).unwrap();
         assert_eq!(read, document, "{text}");
-    }
-
-    #[test]
-    fn expressions_blocks_and_texts() {
-        let document = json!({
-            "image": expression(".Values.image"),
-            "args": ["a", block("if .Values.x", vec![json!("b"), json!({ "k": expression(".y") })])],
-            "file": text_of(json!({ "inner": ["z"] })),
-        });
-        let wanted = "args:\n  - a\n  {{- if .Values.x }}\n  - b\n  - k: {{ .y }}\n  {{- end }}\n\
-                      file: |\n  inner:\n    - z\nimage: {{ .Values.image }}\n";
-        assert_eq!(print(&document), wanted);
     }
 }

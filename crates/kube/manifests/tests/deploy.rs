@@ -1,4 +1,5 @@
-//! The files in `deploy/` are what `render` makes.
+//! The chart in `deploy/helm` makes the same objects with Helm as with the program, and the other files in `deploy/` are made
+//! of it.
 
 use serde_json::Value;
 use spurline_manifests::{ClusterValues, ManifestForm, render};
@@ -48,16 +49,12 @@ fn the_checked_in_files_are_the_rendered_ones() {
 /// The annotation of the driver that changes with the template of mount pods.
 const CHECKSUM: &str = "checksum/mount-pod";
 
-/// The objects of a text, by kind and name. Files within objects are compared by what they mean; each form has checksums of
-/// its own.
+/// The objects of a text, by kind and name. Files within objects are compared by their content.
 fn objects(text: &str) -> BTreeMap<String, Value> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap();
     let named = documents.into_iter().filter(|object| !object.is_null()).map(|mut object| {
         for file in object["data"].as_object_mut().into_iter().flat_map(|files| files.values_mut()) {
             *file = serde_saphyr::from_str(file.as_str().unwrap()).unwrap();
-        }
-        if let Some(notes) = object.pointer_mut("/spec/template/metadata/annotations") {
-            notes.as_object_mut().unwrap().remove(CHECKSUM);
         }
         drop_empty(&mut object);
         (format!("{} {}", object["kind"], object["metadata"]["name"]), object)
