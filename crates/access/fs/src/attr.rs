@@ -44,9 +44,9 @@ pub struct InodeEntry {
 
 /// The result of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LookupOutcome {
+pub enum LookupOutcome<Entry = InodeEntry> {
     /// An inode; its lookup count was raised by one.
-    Found(InodeEntry),
+    Found(Entry),
     /// No such name.
     Absent {
         /// How long the kernel may cache the absence.

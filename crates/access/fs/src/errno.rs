@@ -38,6 +38,9 @@ pub enum FsError {
     /// A name longer than [`crate::NAME_MAX`].
     #[error("a name is longer than {} bytes", crate::NAME_MAX)]
     NameTooLong,
+    /// A call that this file system has no answer to.
+    #[error("the file system does not serve this call")]
+    NotServed,
     /// A malformed request.
     #[error("{0}")]
     Invalid(&'static str),
@@ -57,6 +60,7 @@ impl FsError {
             FsError::NoData => libc::ENODATA,
             FsError::NoNamespace => libc::EOPNOTSUPP,
             FsError::NameTooLong => libc::ENAMETOOLONG,
+            FsError::NotServed => libc::ENOSYS,
             FsError::Invalid(_) => libc::EINVAL,
         }
     }

@@ -11,6 +11,7 @@ use crate::name_records::NameRecords;
 use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use crate::readahead::ReadAhead;
+use crate::service::FsCaller;
 use crate::{NAME_MAX, dir};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Stats};
@@ -23,11 +24,20 @@ use std::time::{Duration, Instant};
 /// Monotonic time since some moment before the file system was made.
 pub type FsClock = Box<dyn Fn() -> Duration + Send + Sync>;
 
-/// An open file, as returned to the kernel.
+/// A file that was opened, and how a kernel is to use it.
+#[derive(Default)]
 pub struct OpenedFile {
     /// The handle's number.
     pub fh: u64,
-    /// The cached file that the kernel reads directly. The handle keeps a reference too.
+    /// Pages of the inode that the kernel kept are valid.
+    pub keep_cache: bool,
+    /// Every read and write becomes a request.
+    pub direct_io: bool,
+    /// Writes that bypass the kernel's pages may be made at once, if they do not extend the file.
+    pub parallel_direct_writes: bool,
+    /// A close has something to report: see [`crate::FileService::flush`].
+    pub flush: bool,
+    /// The file that the kernel reads and writes directly. The handle keeps a reference too.
     pub backing: Option<Arc<LiveBacking>>,
 }
 
@@ -327,7 +337,8 @@ impl FileSystem {
         }
         let open = OpenFileState { readahead, counted: AtomicU64::new(u64::MAX), backing: backing.clone() };
         let fh = self.insert_handle(OpenHandle { inode, open: OpenKind::File(open) })?;
-        Ok(OpenedFile { fh, backing })
+        // An inode's bytes never change.
+        Ok(OpenedFile { fh, keep_cache: true, backing, ..OpenedFile::default() })
     }
 
     pub(crate) fn insert_handle(&self, handle: OpenHandle) -> FsResult<u64> {
@@ -454,24 +465,24 @@ impl FileSystem {
         }
     }
 
-    /// Whether the mode bits grant `mask` (`R_OK`, `W_OK`, `X_OK`) to `uid` and `gid`. Root may read all files,
+    /// Whether the mode bits grant `mask` (`R_OK`, `W_OK`, `X_OK`) to the caller. Root may read all files,
     /// search all directories, and execute a file with any execute bit. Without [`FsConfig::check_modes`] all users
     /// may.
     ///
     /// # Errors
     /// `ReadOnly` for `W_OK`; `AccessDenied`; `Stale`.
-    pub fn access(&self, ino: u64, mask: i32, uid: u32, gid: u32) -> FsResult<()> {
+    pub fn access(&self, ino: u64, mask: i32, caller: &FsCaller<'_>) -> FsResult<()> {
         let inode = self.live_inode(ino)?;
         if mask & libc::W_OK != 0 {
             return Err(FsError::ReadOnly);
         }
         let attr = inode.file_attr(&self.config);
-        let bits = if uid == 0 || !self.config.check_modes {
+        let bits = if caller.uid == 0 || !self.config.check_modes {
             let any = attr.mode >> 6 | attr.mode >> 3 | attr.mode | 4;
             if inode.kind == FileKind::Directory { any | 1 } else { any }
-        } else if uid == attr.uid {
+        } else if caller.uid == attr.uid {
             attr.mode >> 6
-        } else if gid == attr.gid {
+        } else if caller.is_member(attr.gid) {
             attr.mode >> 3
         } else {
             attr.mode

@@ -3,7 +3,8 @@
 //!
 //! A file's inode is bound to one version of its path. Its bytes never change, so the kernel's cached pages stay
 //! valid. A lookup that finds another version returns another inode. Readers of the old inode get its bytes or
-//! [`FsError::Stale`], never a mixture.
+//! [`FsError::Stale`], never a mixture. [`writable`] is the other file system, of a source that is changed. Both are a
+//! [`FileService`].
 #![forbid(unsafe_code)]
 
 mod attr;
@@ -18,7 +19,9 @@ mod list;
 mod name_records;
 mod page_starts;
 mod passthrough;
+mod read_only;
 pub mod readahead;
+mod service;
 pub mod writable;
 mod xattr;
 
@@ -30,6 +33,10 @@ pub use inode_limit::{ForgetCandidate, InodeLimiter, LimitAlarm, LimitedInodes, 
 pub use list::DirItem;
 pub use name_records::NameRecords;
 pub use passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
+pub use service::{
+    CallerGroups, CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller, HandleRef,
+    KernelSide, ListedEntry, StatAttr,
+};
 
 /// The longest name a file can have, in bytes.
 pub const NAME_MAX: usize = 255;

@@ -42,7 +42,7 @@ pub struct LiveBacking {
 
 impl LiveBacking {
     /// A registered file; `kept` lives as long.
-    pub(crate) fn new(backing_id: Box<dyn RegisteredBacking>, kept: Box<dyn Send + Sync>) -> Self {
+    pub fn new(backing_id: Box<dyn RegisteredBacking>, kept: Box<dyn Send + Sync>) -> Self {
         LiveBacking { backing_id, _kept: kept }
     }
 

@@ -5,14 +5,15 @@ mod objects;
 
 use objects::{MemorySource, NoReads, writable_config};
 use parking_lot::Mutex;
-use spurline_fs::ROOT;
 use spurline_fs::writable::*;
-use spurline_types::Stats;
-use spurline_volume::writes::{AttrChange, WritePlace};
+use spurline_fs::{CallerGroups, FileService, FsCaller, FsResult, HandleRef, KernelSide, ROOT};
+use spurline_types::{Error, ErrorKind, Stats};
+use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, WritePlace};
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
-const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
+const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
 
 #[derive(Debug, PartialEq)]
 enum Notified {
@@ -110,4 +111,61 @@ fn an_open_of_a_file_that_grew_puts_its_length_into_the_kernel_once() {
     assert_eq!(open(), [], "the kernel's attributes are no older");
     one.write((entry.ino, theirs.fh), (0, WritePlace::Offset), b"x", None).unwrap();
     assert_eq!(open(), [Notified::Attr], "the length is the same");
+}
+
+/// Slots that are all taken, or not.
+struct FullSlots(bool);
+
+impl BeginWait for FullSlots {
+    fn begin_wait(&self) -> FsResult<Box<dyn Any>> {
+        if self.0 {
+            return Err(Error::new(ErrorKind::Io(libc::ENOLCK), "all are taken").into());
+        }
+        Ok(Box::new(()))
+    }
+
+    fn has_all_closes(&self, _fh: u64) -> bool {
+        true
+    }
+}
+
+#[test]
+fn without_a_slot_to_wait_in_no_notification_is_sent_and_a_lock_is_refused() {
+    let kernel = ListedKernel::default();
+    let fs = mount(&Arc::new(MemorySource::default()));
+    let (entry, opened) = fs.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let file = HandleRef { ino: entry.ino, fh: opened.fh };
+    let set_lock = |kind, slots: &FullSlots| {
+        let lock = FileLock { family: LockFamily::Posix, owner: 1, range: LockRange { start: 0, end: 9 }, kind };
+        let request = LockRequest { lock, pid: 7, number: 1 };
+        let side = KernelSide { view: Some(&kernel), waits: Some(slots), backings: None };
+        FileService::set_lock(&fs, file, &request, false, &CALLER, &side).map_err(|error| error.errno())
+    };
+    assert_eq!(set_lock(LockKind::Write, &FullSlots(true)), Err(libc::ENOLCK));
+    assert_eq!(kernel.take(), []);
+    // Stored pages are written before the lock is set, and those of others are read after.
+    assert_eq!(set_lock(LockKind::Write, &FullSlots(false)), Ok(()));
+    assert_eq!(kernel.take(), [Notified::Pages, Notified::Pages]);
+    assert_eq!(set_lock(LockKind::Unlock, &FullSlots(true)), Ok(()), "a release goes on");
+    assert_eq!(kernel.take(), []);
+    assert_eq!(set_lock(LockKind::Write, &FullSlots(false)), Ok(()));
+    kernel.take();
+    assert_eq!(set_lock(LockKind::Unlock, &FullSlots(false)), Ok(()));
+    assert_eq!(kernel.take(), [Notified::Pages]);
+}
+
+#[test]
+fn a_kernel_that_opens_a_grown_file_gets_its_length_before_the_answer() {
+    let (source, kernel) = (Arc::new(MemorySource::default()), ListedKernel::default());
+    let (one, two) = (mount(&source), mount(&source));
+    let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let ino = find(&two, b"f");
+    one.write((entry.ino, theirs.fh), (0, WritePlace::Offset), b"ab", None).unwrap();
+    let open = |side: &KernelSide<'_>| FileService::open(&two, ino, libc::O_RDONLY as u32, &CALLER, side).unwrap();
+    open(&KernelSide::default());
+    let full = KernelSide { view: Some(&kernel), waits: Some(&FullSlots(true)), backings: None };
+    open(&full);
+    assert_eq!(kernel.take(), [], "an open does not fail for it");
+    open(&KernelSide { waits: Some(&FullSlots(false)), ..full });
+    assert_eq!(kernel.take(), [Notified::Pages, Notified::Byte(1, b'b')]);
 }

@@ -4,8 +4,8 @@ mod support;
 
 use parking_lot::Mutex;
 use spurline_fs::{
-    FileAttr, ForgetCandidate, FsConfig, LimitedInodes as _, LookupOutcome, ROOT, RegisterBacking, RegisteredBacking,
-    RequestForgets,
+    FileAttr, ForgetCandidate, FsCaller, FsConfig, LimitedInodes as _, LookupOutcome, ROOT, RegisterBacking,
+    RegisteredBacking, RequestForgets,
 };
 use spurline_types::{ErrorKind, FileKind};
 use std::fs::File;
@@ -335,7 +335,8 @@ fn access_by_mode_bits() {
         (d, r | x, 99, 99, 0),
         (d, x, 0, 0, 0),
     ] {
-        let got = rig.fs.access(ino, mask, uid, gid).err().map_or(0, |error| error.errno());
+        let caller = FsCaller { uid, gid, ..FsCaller::default() };
+        let got = rig.fs.access(ino, mask, &caller).err().map_or(0, |error| error.errno());
         assert_eq!(got, errno, "mask {mask} by {uid}:{gid}");
     }
 }
@@ -348,10 +349,11 @@ fn access_without_checked_modes() {
     rig.tree.dir(b"d");
     rig.tree.put(b"a", 1, 10);
     let (a, d) = (rig.walk(b"a").unwrap(), rig.walk(b"d").unwrap());
-    assert!(rig.fs.access(d, libc::X_OK | libc::R_OK, 99, 99).is_ok());
-    assert!(rig.fs.access(a, libc::R_OK, 99, 99).is_ok());
-    assert_eq!(Rig::errno(rig.fs.access(a, libc::X_OK, 99, 99)), libc::EACCES, "it is not executable at all");
-    assert_eq!(Rig::errno(rig.fs.access(a, libc::W_OK, 99, 99)), libc::EROFS);
+    let caller = FsCaller { uid: 99, gid: 99, ..FsCaller::default() };
+    assert!(rig.fs.access(d, libc::X_OK | libc::R_OK, &caller).is_ok());
+    assert!(rig.fs.access(a, libc::R_OK, &caller).is_ok());
+    assert_eq!(Rig::errno(rig.fs.access(a, libc::X_OK, &caller)), libc::EACCES, "it is not executable at all");
+    assert_eq!(Rig::errno(rig.fs.access(a, libc::W_OK, &caller)), libc::EROFS);
 }
 
 #[test]

@@ -6,12 +6,12 @@ mod records;
 
 use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};
 use records::MemoryRecords;
-use spurline_fs::ROOT;
 use spurline_fs::writable::*;
+use spurline_fs::{CallerGroups, FsCaller, ROOT};
 use spurline_types::Stats;
 use std::sync::Arc;
 
-const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
+const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
 
 struct Rig {
     source: Arc<MemorySource>,

@@ -5,7 +5,7 @@ mod objects;
 
 use objects::{MemorySource, NoReads, writable_config};
 use spurline_fs::writable::*;
-use spurline_fs::{FsResult, ROOT};
+use spurline_fs::{CallerGroups, FsCaller, FsResult, ROOT};
 use spurline_types::Stats;
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{FileLock, LockFamily, LockKind, LockRange};
@@ -13,7 +13,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
+const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
 /// Owners of the model that are open files; smaller numbers are processes, whose numbers the kernel uses too.
 const FIRST_FILE_OWNER: u64 = 1 << 32;
 /// The numbers that the kernel has for owners that are open files. Each is used again when its file is closed.

@@ -5,8 +5,8 @@
 mod objects;
 
 use objects::{MemorySource, NoReads, ObjectTree, RENAME_EXCHANGE, ROOT_OBJECT, identity_of, writable_config};
-use spurline_fs::ROOT;
 use spurline_fs::writable::*;
+use spurline_fs::{CallerGroups, FsCaller, ROOT};
 use spurline_types::Stats;
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, NodeAttr, WritePlace};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAMES: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
-const CALLER: FsCaller = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, create_group: CreateGroup::Unknown };
+const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
 
 fn file_system() -> (WritableFileSystem, Arc<MemorySource>, Arc<Stats>) {
     let (source, stats) = (Arc::new(MemorySource::default()), Arc::new(Stats::default()));

@@ -47,6 +47,7 @@ fn run() -> Result<(), (u8, String)> {
     }
     let mountpoint = mountpoint.ok_or_else(|| usage("name a mountpoint".into()))?;
     let fs = if slot_buffers { NullFs::from_slot_buffers(size.0) } else { NullFs::new(size.0) };
+    let fs = fs.map_err(|e| (1, e.to_string()))?;
     // Blocked before the session's threads start, so that only the waiting thread below takes them.
     let signals = block_signals();
     let session = FuseSession::mount(Arc::new(fs), &mountpoint, config).map_err(fail)?;

@@ -7,14 +7,9 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-/// A registered file's number, valid while its [`RegisteredFile`] lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct BackingId(pub(crate) i32);
-
-/// Registers files for passthrough with one session. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct BackingRegistrar {
-    // Weak, so that a handler that outlives its session does not keep the dead connection open.
+/// Registers files for passthrough with one session.
+pub(crate) struct BackingRegistrar {
+    // Weak, so that a file system that outlives its session does not keep the dead connection open.
     device: Weak<OwnedFd>,
 }
 
@@ -23,21 +18,13 @@ impl BackingRegistrar {
         BackingRegistrar { device: Arc::downgrade(device) }
     }
 
-    /// Registers `file`, which the kernel then reads directly. The caller may close the descriptor at once.
+    /// Registers `file`, which the kernel then reads and writes directly: with the rights of the user and group, if given, so
+    /// that a file server sees them, and quotas are the user's. The caller may close the descriptor at once.
     ///
     /// # Errors
     /// EPERM without CAP_SYS_ADMIN; ELOOP when the file is on a stacked file system (overlayfs, FUSE passthrough);
     /// EOPNOTSUPP when its file system has no support; ENODEV after the session's end.
-    pub fn register_file(&self, file: BorrowedFd<'_>) -> io::Result<RegisteredFile> {
-        self.register_file_as(file, None)
-    }
-
-    /// As [`BackingRegistrar::register_file`]. The kernel reads and writes the file with the rights of the user and
-    /// group given, so that a file server sees them, and quotas are the user's.
-    ///
-    /// # Errors
-    /// As [`BackingRegistrar::register_file`].
-    pub fn register_file_as(&self, file: BorrowedFd<'_>, user: Option<(u32, u32)>) -> io::Result<RegisteredFile> {
+    pub(crate) fn register_file(&self, file: BorrowedFd<'_>, user: Option<(u32, u32)>) -> io::Result<RegisteredFile> {
         let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
         let _as_user = user.map(|(uid, gid)| FileUser::assume(uid, gid));
         let map = abi::BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
@@ -46,7 +33,7 @@ impl BackingRegistrar {
         if id <= 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(RegisteredFile { id: BackingId(id), device: self.device.clone() })
+        Ok(RegisteredFile { id, device: self.device.clone() })
     }
 }
 
@@ -85,15 +72,14 @@ impl Drop for FileUser {
 }
 
 /// A registered file. Dropping it withdraws the number; open handles continue to read the file.
-#[derive(Debug)]
-pub struct RegisteredFile {
-    id: BackingId,
+pub(crate) struct RegisteredFile {
+    id: i32,
     device: Weak<OwnedFd>,
 }
 
 impl RegisteredFile {
-    /// The number for [`crate::HandleReply::backing`].
-    pub fn id(&self) -> BackingId {
+    /// The kernel's number of the file.
+    pub(crate) fn id(&self) -> i32 {
         self.id
     }
 }
@@ -101,7 +87,7 @@ impl RegisteredFile {
 impl Drop for RegisteredFile {
     fn drop(&mut self) {
         if let Some(device) = self.device.upgrade() {
-            let id = self.id.0 as u32;
+            let id = self.id as u32;
             // SAFETY: the descriptor is open for the call and the kernel only reads the 4 bytes of `id`.
             unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_CLOSE as _, &raw const id) };
         }

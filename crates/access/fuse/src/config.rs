@@ -86,11 +86,11 @@ pub struct SessionConfig {
     /// faster at two requests' worth (2 cores: 1.6 GB/s at 128 KiB, 2.1-2.6 from 2 MiB on; over io_uring 1.4 and
     /// 2.2). More only makes page faults of mapped files slower.
     pub max_readahead: u32,
-    /// Request passthrough; see [`crate::InitInfo::backings`].
+    /// Request passthrough: the kernel reads and writes files itself that the file system registers.
     pub passthrough: bool,
-    /// Set for a handler that takes changes.
+    /// Set for a file system that takes changes.
     pub writes: Option<SessionWrites>,
-    /// Whether the handler implements readdirplus.
+    /// Whether listings have entries.
     pub readdirplus: bool,
     /// Allocates the memory of slots.
     pub buffers: Arc<dyn BufferSource>,
@@ -122,7 +122,7 @@ impl Default for SessionConfig {
     }
 }
 
-/// Enough for handlers that block on a network; 4, 8 and 16 entries were equally fast for handlers that do not.
+/// Enough for file systems that block on a network; 4, 8 and 16 entries were equally fast for those that do not.
 const MAX_DEPTH: u64 = 16;
 /// Thread minimum on /dev/fuse.
 const MIN_THREADS: u64 = 2;

@@ -5,14 +5,14 @@ use crate::abi::{self, InHeader};
 use crate::buffer::{HEAD_LEN, SlotBuffer};
 use crate::dispatch::SlotIo;
 use crate::errno::Errno;
-use crate::handler::FuseHandler;
 use crate::reply::{DirectReply, ReplyReceipt, send_reply};
 use crate::request::{DecodeError, decode_message};
 use crate::session::{RequestSlot, SessionShared};
 use crate::under_way::ServingThread;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use spurline_fs::FileService;
 use std::fs::OpenOptions;
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -94,7 +94,7 @@ pub(crate) fn negotiate_session(
             continue;
         }
         let refuse = |why: String| {
-            send_reply(direct, libc::EPROTO, &[], 0);
+            send_reply(direct, libc::EPROTO, &[]);
             Err(why)
         };
         if major < abi::MAJOR {
@@ -112,7 +112,7 @@ pub(crate) fn negotiate_session(
 
 fn send_init_reply(direct: DirectReply<'_>, out: &abi::InitOut) -> bool {
     let bytes = abi::bytes_of(out);
-    send_reply(direct, 0, &[IoSlice::new(bytes)], bytes.len())
+    send_reply(direct, 0, bytes)
 }
 
 /// One more descriptor of the session, for another thread.
@@ -127,7 +127,7 @@ fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Starts one more thread if memory and limits allow.
-pub(crate) fn grow_threads<H: FuseHandler>(shared: &Arc<SessionShared<H>>) {
+pub(crate) fn grow_threads<S: FileService>(shared: &Arc<SessionShared<S>>) {
     // A thread whose request waits for others does not count.
     let max = shared.config.dev_threads() + shared.waits.count();
     let reserved = shared.dev_threads.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n < max).then_some(n + 1));
@@ -150,8 +150,8 @@ pub(crate) fn grow_threads<H: FuseHandler>(shared: &Arc<SessionShared<H>>) {
 
 /// Serves requests until the session ends or the thread is surplus. `growing`: all requests come over /dev/fuse, and
 /// not only forgets, so the number of threads follows the load.
-pub(crate) fn serve_device<H: FuseHandler>(
-    shared: &Arc<SessionShared<H>>,
+pub(crate) fn serve_device<S: FileService>(
+    shared: &Arc<SessionShared<S>>,
     slot: &mut RequestSlot,
     device: &OwnedFd,
     growing: bool,
@@ -172,7 +172,7 @@ pub(crate) fn serve_device<H: FuseHandler>(
                 return;
             }
         };
-        // This was the last idle thread: without another, the next request would wait for a handler.
+        // This was the last idle thread: without another, the next request would wait for a thread.
         if was_idle == 1 && growing {
             grow_threads(shared);
         }
@@ -188,8 +188,8 @@ pub(crate) fn serve_device<H: FuseHandler>(
     }
 }
 
-fn serve_one<H: FuseHandler>(
-    shared: &Arc<SessionShared<H>>,
+fn serve_one<S: FileService>(
+    shared: &Arc<SessionShared<S>>,
     device: BorrowedFd<'_>,
     thread: &ServingThread,
     bytes: &mut [u8],
@@ -215,11 +215,11 @@ fn serve_one<H: FuseHandler>(
     let direct = DirectReply { device, unique: header.unique };
     let data = &bytes[HEAD_LEN..HEAD_LEN + replied.len];
     let taken = match replied {
-        ReplyReceipt { error: 0, len: 1.., .. } => send_reply(direct, 0, &[IoSlice::new(data)], data.len()),
-        ReplyReceipt { error, .. } => send_reply(direct, error, &[], 0),
+        ReplyReceipt { error: 0, len: 1.., .. } => send_reply(direct, 0, data),
+        ReplyReceipt { error, .. } => send_reply(direct, error, &[]),
     };
     // A reply rejected by the kernel must not leave the caller waiting.
     if !taken {
-        send_reply(direct, libc::EIO, &[], 0);
+        send_reply(direct, libc::EIO, &[]);
     }
 }

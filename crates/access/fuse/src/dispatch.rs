@@ -1,20 +1,27 @@
-//! Turns one request into one reply: calls the handler, counts, logs. It does not know how requests arrive or how
+//! Turns one request into one reply: calls the file system, converts types, counts, logs. All rules of the file system,
+//! errnos included, are in `spurline-fs`, where they are tested without a mount. It does not know how requests arrive or how
 //! replies leave.
 
 use crate::abi::{self, InHeader, fopen, read_plain};
 use crate::dispatch_change::attr_reply;
 use crate::errno::Errno;
 use crate::failed_reads::FailedReads;
-use crate::handler::{FuseHandler, HandleReply, RequestCaller};
-use crate::reply::{DirPlusSink, DirSink, DirectReply, ReadReply, ReplyReceipt, XattrReply, entry_out, put_struct};
+use crate::kernel::{SessionKernel, caller_of};
+use crate::reply::{
+    DirSink, DirectReply, PLAIN_ENTRY_LEN, PLUS_ENTRY_LEN, ReplyReceipt, absent_out, data_reply, entry_out, put_struct,
+    xattr_reply,
+};
 use crate::request::{BodySpan, FuseRequest};
+use spurline_fs::{DirRead, FileService, FsError, FsResult, HandleRef, LookupOutcome, OpenedFile};
 use spurline_types::Stats;
+use spurline_volume::ReadData;
+use spurline_volume::writes::SourceSpace;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest name passed to the handler, in bytes; a longer one fails with ENAMETOOLONG.
-const NAME_MAX: usize = 255;
+/// The longest target of a symbolic link that the kernel accepts: a page less its NUL.
+const LINK_TARGET_MAX: usize = 4095;
 
 /// Records every request with a reply.
 pub trait RequestRecorder: Send + Sync {
@@ -30,7 +37,7 @@ pub(crate) struct SlotIo<'a> {
     pub(crate) body: usize,
     /// Offset of the reply's payload in `bytes`.
     pub(crate) payload_mut: usize,
-    /// Where read data may be written straight from the handler's memory.
+    /// Where read data may be written straight from the memory of the cache.
     pub(crate) direct: Option<DirectReply<'a>>,
 }
 
@@ -39,36 +46,36 @@ impl SlotIo<'_> {
     pub(crate) fn body(&self) -> &[u8] {
         &self.bytes[self.body..]
     }
-    pub(crate) fn checked_name(&self, name: BodySpan) -> Result<&[u8], Errno> {
-        match name.slice_of(&self.bytes[self.body..]) {
-            name if name.len() > NAME_MAX => Err(Errno::ENAMETOOLONG),
-            name => Ok(name),
-        }
+    pub(crate) fn checked_name(&self, name: BodySpan) -> FsResult<&[u8]> {
+        let name = name.slice_of(self.body());
+        if name.len() > spurline_fs::NAME_MAX { Err(FsError::NameTooLong) } else { Ok(name) }
     }
     pub(crate) fn payload(&mut self) -> &mut [u8] {
         &mut self.bytes[self.payload_mut..]
     }
 }
 
-pub(crate) struct RequestDispatcher<H> {
-    pub(crate) handler: Arc<H>,
+/// A session's file system, and the kernel that mounts it.
+pub(crate) struct RequestDispatcher<S> {
+    pub(crate) service: Arc<S>,
+    pub(crate) kernel: SessionKernel,
     pub(crate) stats: Arc<Stats>,
     pub(crate) access_log: Option<Arc<dyn RequestRecorder>>,
     pub(crate) failed_reads: FailedReads,
 }
 
-impl<H: FuseHandler> RequestDispatcher<H> {
+impl<S: FileService> RequestDispatcher<S> {
     /// The reply to `request`; `None` when it takes none.
     pub(crate) fn dispatch_request(
         &self,
         header: &InHeader,
         request: FuseRequest,
-        io: SlotIo<'_>,
+        mut io: SlotIo<'_>,
     ) -> Option<ReplyReceipt> {
         let start = Instant::now();
-        // A panic in the handler must not end the slot's thread and, in the end, the mount.
-        let replied =
-            catch_unwind(AssertUnwindSafe(|| self.call_handler(header, request, io, start))).unwrap_or_else(|_| {
+        // A panic in the file system must not end the slot's thread and, in the end, the mount.
+        let replied = catch_unwind(AssertUnwindSafe(|| self.call_service(header, request, &mut io, start)))
+            .unwrap_or_else(|_| {
                 tracing::error!("the file system panicked in {} of inode {}", request.op_name(), header.nodeid);
                 match request {
                     FuseRequest::Forget { .. } | FuseRequest::BatchForget { .. } | FuseRequest::Interrupt { .. } => {
@@ -86,139 +93,133 @@ impl<H: FuseHandler> RequestDispatcher<H> {
         replied
     }
 
-    fn call_handler(
+    fn call_service(
         &self,
         header: &InHeader,
         request: FuseRequest,
-        mut io: SlotIo<'_>,
+        io: &mut SlotIo<'_>,
         start: Instant,
     ) -> Option<ReplyReceipt> {
-        let h = &*self.handler;
-        let ino = header.nodeid;
-        let caller = RequestCaller::of(header);
-        let done = |result: Result<(), Errno>| match result {
-            Ok(()) => ReplyReceipt::ok(0),
-            Err(errno) => ReplyReceipt::error(errno),
-        };
-        Some(match request {
-            FuseRequest::Read { fh, offset, len, cached } => {
-                if cached && let Some(errno) = self.failed_reads.refuse_repetition(ino, offset, len, start) {
-                    tracing::debug!(ino, offset, "the kernel's repetition of a read that has just failed is refused");
-                    return Some(ReplyReceipt::error(errno));
-                }
-                let direct = io.direct;
-                match ReadReply::new(io.payload(), len as usize, direct) {
-                    Some(reply) => h.read(ino, fh, offset, len, reply),
-                    None => {
-                        tracing::error!("the kernel requests {len} bytes at a time, above the limit set at INIT");
-                        ReplyReceipt::error(Errno::EIO)
-                    }
-                }
-            }
-            FuseRequest::Lookup { name } => match io.checked_name(name).and_then(|name| h.lookup(ino, name, &caller)) {
-                Ok(entry) => put_struct(io.payload(), &entry_out(&entry)),
-                Err(errno) => ReplyReceipt::error(errno),
-            },
-            FuseRequest::Getattr { fh } => match h.getattr(ino, fh, &caller) {
-                Ok(answer) => attr_reply(&mut io, &answer),
-                Err(errno) => ReplyReceipt::error(errno),
-            },
-            FuseRequest::Forget { nlookup } => {
-                h.forget(ino, nlookup);
-                return None;
-            }
+        let (service, ino) = (&*self.service, header.nodeid);
+        match request {
+            FuseRequest::Forget { nlookup } => service.forget(ino, nlookup),
             FuseRequest::BatchForget { entries } => {
-                for one in entries.slice_of(&io.bytes[io.body..]).chunks_exact(size_of::<abi::ForgetOne>()) {
+                for one in entries.slice_of(io.body()).chunks_exact(size_of::<abi::ForgetOne>()) {
                     if let Some(one) = read_plain::<abi::ForgetOne>(one) {
-                        h.forget(one.nodeid, one.nlookup);
+                        service.forget(one.nodeid, one.nlookup);
                     }
                 }
-                return None;
             }
+            FuseRequest::Interrupt { unique } => service.interrupt(unique),
+            FuseRequest::Unknown(abi::opcode::NOTIFY_REPLY) => {}
+            request => {
+                let answer = match request {
+                    FuseRequest::Change(change) => self.change_reply(header, change, io),
+                    FuseRequest::Read { .. } => self.read_reply(ino, request, io, start),
+                    request => self.query_reply(header, request, io),
+                };
+                return Some(answer.unwrap_or_else(|error| {
+                    service.log_failure(request.op_name(), ino, &error);
+                    ReplyReceipt::error(Errno(error.errno()))
+                }));
+            }
+        }
+        None
+    }
+
+    /// The reply to a read.
+    fn read_reply(
+        &self,
+        ino: u64,
+        request: FuseRequest,
+        io: &mut SlotIo<'_>,
+        start: Instant,
+    ) -> FsResult<ReplyReceipt> {
+        let FuseRequest::Read { fh, offset, len, cached } = request else { return Err(FsError::NotServed) };
+        if cached && let Some(errno) = self.failed_reads.refuse_repetition(ino, offset, len, start) {
+            tracing::debug!(ino, offset, "the kernel's repetition of a read that has just failed is refused");
+            return Ok(ReplyReceipt::error(errno));
+        }
+        let direct = io.direct;
+        // The kernel would take a shorter reply for the end of the file.
+        let Some(room) = io.payload().get_mut(..len as usize) else {
+            tracing::error!("the kernel requests {len} bytes at a time, above the limit set at INIT");
+            return Ok(ReplyReceipt::error(Errno::EIO));
+        };
+        Ok(match self.service.read(HandleRef { ino, fh }, offset, room)? {
+            ReadData::Copied(n) => ReplyReceipt::ok(n.min(room.len())),
+            ReadData::Shared(slice) => data_reply(room, direct, &slice),
+        })
+    }
+
+    /// The reply to a request that neither reads a file nor changes anything.
+    fn query_reply(&self, header: &InHeader, request: FuseRequest, io: &mut SlotIo<'_>) -> FsResult<ReplyReceipt> {
+        let (service, ino) = (&*self.service, header.nodeid);
+        let caller = caller_of(header);
+        Ok(match request {
+            FuseRequest::Lookup { name } => {
+                let out = match service.lookup(ino, io.checked_name(name)?, &caller)? {
+                    LookupOutcome::Found(entry) => entry_out(&entry),
+                    LookupOutcome::Absent { ttl } => absent_out(ttl),
+                };
+                put_struct(io.payload(), &out)
+            }
+            FuseRequest::Getattr { fh } => attr_reply(io, &service.getattr(ino, fh, &caller)?),
             FuseRequest::Readlink => {
-                // The kernel accepts at most one page less its NUL.
-                match h.readlink(ino, &mut io.payload()[..4095], &caller) {
-                    Ok(len) => ReplyReceipt::ok(len.min(4095)),
-                    Err(errno) => ReplyReceipt::error(errno),
+                let target = service.readlink(ino, &caller)?;
+                if target.len() > LINK_TARGET_MAX {
+                    return Err(FsError::NameTooLong);
                 }
+                io.payload()[..target.len()].copy_from_slice(&target);
+                ReplyReceipt::ok(target.len())
             }
-            FuseRequest::Open { flags } => match h.open(ino, flags, &caller) {
-                Ok(opened) => put_struct(io.payload(), &open_out(opened, false)),
-                Err(errno) => ReplyReceipt::error(errno),
-            },
-            FuseRequest::Opendir { flags } => match h.opendir(ino, flags, &caller) {
-                Ok(opened) => put_struct(io.payload(), &open_out(opened, true)),
-                Err(errno) => ReplyReceipt::error(errno),
-            },
+            FuseRequest::Open { flags } => {
+                let opened = service.open(ino, flags, &caller, &self.kernel.side())?;
+                put_struct(io.payload(), &open_out(&opened))
+            }
+            FuseRequest::Opendir { .. } => {
+                let fh = service.opendir(ino, &caller)?;
+                put_struct(io.payload(), &abi::OpenOut { fh, open_flags: 0, backing_id: 0 })
+            }
             FuseRequest::Release { fh } => {
-                h.release(ino, fh);
+                log_unopened(ino, fh, service.release(fh));
                 ReplyReceipt::ok(0)
             }
             FuseRequest::Releasedir { fh } => {
-                h.releasedir(ino, fh);
+                log_unopened(ino, fh, service.releasedir(fh));
                 ReplyReceipt::ok(0)
             }
-            FuseRequest::Readdir { fh, cookie, len, plus: false } => {
-                let mut sink = DirSink::new(io.payload(), len as usize);
-                match h.readdir(ino, fh, cookie, &mut sink, &caller) {
-                    Ok(()) => sink.finish(),
-                    Err(errno) => ReplyReceipt::error(errno),
-                }
+            FuseRequest::Readdir { fh, cookie, len, plus } => {
+                let mut sink = DirSink::new(io.payload(), len as usize, plus);
+                let entry_len = if plus { PLUS_ENTRY_LEN } else { PLAIN_ENTRY_LEN };
+                let directory = HandleRef { ino, fh };
+                let read = DirRead { directory, from: cookie, names_max: sink.room() / entry_len, plus };
+                service.readdir(&read, &caller, &mut |listed| sink.add_entry(listed))?;
+                sink.finish()
             }
-            FuseRequest::Readdir { fh, cookie, len, plus: true } => {
-                let mut sink = DirPlusSink::new(io.payload(), len as usize);
-                match h.readdirplus(ino, fh, cookie, &mut sink, &caller) {
-                    Ok(()) => sink.finish(),
-                    Err(errno) => ReplyReceipt::error(errno),
-                }
+            FuseRequest::Statfs => put_struct(io.payload(), &statfs_out(&service.statfs()?)),
+            FuseRequest::Access { mask } => {
+                service.access(ino, mask, &caller)?;
+                ReplyReceipt::ok(0)
             }
-            FuseRequest::Statfs => match h.statfs(ino) {
-                Ok(s) => put_struct(
-                    io.payload(),
-                    &abi::StatfsOut {
-                        blocks: s.blocks,
-                        bfree: s.bfree,
-                        bavail: s.bavail,
-                        files: s.files,
-                        ffree: s.ffree,
-                        bsize: s.bsize,
-                        namelen: s.namelen,
-                        frsize: s.bsize,
-                        ..Default::default()
-                    },
-                ),
-                Err(errno) => ReplyReceipt::error(errno),
-            },
-            FuseRequest::Access { mask } => done(h.access(ino, mask, &caller)),
             FuseRequest::Getxattr { name, size } => {
-                // The value overwrites the memory that may hold the name, so the name is copied.
-                let mut copy = [0u8; NAME_MAX];
-                let len = match io.checked_name(name) {
-                    Ok(name) => {
-                        copy[..name.len()].copy_from_slice(name);
-                        name.len()
-                    }
-                    Err(errno) => return Some(ReplyReceipt::error(errno)),
-                };
-                h.getxattr(ino, &copy[..len], XattrReply::new(io.payload(), size as usize), &caller)
+                let value = service.getxattr(ino, io.checked_name(name)?, &caller)?;
+                xattr_reply(io.payload(), size as usize, &value)
             }
-            FuseRequest::Listxattr { size } => h.listxattr(ino, XattrReply::new(io.payload(), size as usize), &caller),
-            FuseRequest::Lseek { fh, offset, whence } => match h.lseek(ino, fh, offset, whence) {
-                Ok(offset) => put_struct(io.payload(), &abi::LseekOut { offset }),
-                Err(errno) => ReplyReceipt::error(errno),
-            },
-            FuseRequest::Interrupt { unique } => {
-                h.interrupt(unique);
-                return None;
+            FuseRequest::Listxattr { size } => {
+                let names = service.listxattr(ino, &caller)?;
+                xattr_reply(io.payload(), size as usize, &names)
+            }
+            FuseRequest::Lseek { fh, offset, whence } => {
+                let offset = service.lseek(HandleRef { ino, fh }, offset, whence)?;
+                put_struct(io.payload(), &abi::LseekOut { offset })
             }
             FuseRequest::Destroy => ReplyReceipt::ok(0),
             FuseRequest::Ioctl => ReplyReceipt::error(Errno::ENOTTY),
-            FuseRequest::Change(change) => self.call_change(header, change, io),
             // INIT comes once, before the dispatcher; a second one fails.
             FuseRequest::Init { .. } => ReplyReceipt::error(Errno::EIO),
-            FuseRequest::Unknown(abi::opcode::NOTIFY_REPLY) => return None,
-            // Locks, poll, bmap and future requests: after ENOSYS the kernel stops sending them.
-            FuseRequest::Unknown(_) => ReplyReceipt::error(Errno::ENOSYS),
+            // Poll, bmap and future requests: after ENOSYS the kernel stops sending them.
+            _ => ReplyReceipt::error(Errno::ENOSYS),
         })
     }
 
@@ -238,7 +239,7 @@ impl<H: FuseHandler> RequestDispatcher<H> {
                 stats.read_bytes.add(len);
             }
             FuseRequest::Lookup { .. } => stats.lookup_ops.add(1),
-            // Open handles are counted by the handler.
+            // Open handles are counted by the file system.
             FuseRequest::Open { .. } if error == 0 => stats.open_ops.add(1),
             _ => {}
         }
@@ -255,28 +256,52 @@ impl<H: FuseHandler> RequestDispatcher<H> {
     }
 }
 
-pub(crate) fn open_out(opened: HandleReply, directory: bool) -> abi::OpenOut {
-    let mut flags = 0;
-    let mut set = |on: bool, flag: u32| {
-        if on {
-            flags |= flag;
+/// A handle that is not open can't be closed; no program learns of that.
+fn log_unopened(ino: u64, fh: u64, released: FsResult<()>) {
+    if let Err(error) = released {
+        tracing::warn!(ino, fh, "release of a handle that is not open: {error}");
+    }
+}
+
+fn statfs_out(space: &SourceSpace) -> abi::StatfsOut {
+    let unit = space.block_size as u32;
+    abi::StatfsOut {
+        blocks: space.blocks,
+        bfree: space.blocks_free,
+        bavail: space.blocks_available,
+        files: space.files,
+        ffree: space.files_free,
+        bsize: unit,
+        namelen: space.name_max,
+        frsize: unit,
+        ..Default::default()
+    }
+}
+
+/// The reply to an open of a file.
+pub(crate) fn open_out(opened: &OpenedFile) -> abi::OpenOut {
+    let mut open_flags = 0;
+    if opened.direct_io {
+        open_flags |= fopen::DIRECT_IO;
+    }
+    // Only where close(2) can report an error, it needs a FLUSH.
+    if !opened.flush {
+        open_flags |= fopen::NOFLUSH;
+    }
+    if opened.parallel_direct_writes {
+        open_flags |= fopen::PARALLEL_DIRECT_WRITES;
+    }
+    let backing_id = match &opened.backing {
+        Some(backing) => {
+            open_flags |= fopen::PASSTHROUGH;
+            backing.id()
+        }
+        None => {
+            if opened.keep_cache {
+                open_flags |= fopen::KEEP_CACHE;
+            }
+            0
         }
     };
-    set(opened.direct_io, fopen::DIRECT_IO);
-    // Only where close(2) can report an error, it needs a FLUSH.
-    set(!directory && !opened.flush, fopen::NOFLUSH);
-    set(opened.parallel_direct_writes, fopen::PARALLEL_DIRECT_WRITES);
-    let mut backing_id = 0;
-    match opened.backing {
-        Some(id) if !directory => {
-            set(true, fopen::PASSTHROUGH);
-            backing_id = id.0;
-        }
-        _ => {
-            set(opened.keep_cache, fopen::KEEP_CACHE);
-            set(opened.nonseekable, fopen::NONSEEKABLE);
-            set(directory && opened.cache_dir, fopen::CACHE_DIR);
-        }
-    }
-    abi::OpenOut { fh: opened.fh, open_flags: flags, backing_id }
+    abi::OpenOut { fh: opened.fh, open_flags, backing_id }
 }

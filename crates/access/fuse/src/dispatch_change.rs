@@ -3,100 +3,133 @@
 use crate::abi::{self, InHeader, fattr};
 use crate::change_request::ChangeRequest;
 use crate::dispatch::{RequestDispatcher, SlotIo, open_out};
-use crate::errno::Errno;
-use crate::handler::{FuseHandler, HandleReply, LookupReply, RequestCaller, StatAttr};
+use crate::kernel::caller_of;
 use crate::reply::{ReplyReceipt, attr_out, entry_out, put_struct};
-use spurline_fs::writable::NewNode;
+use spurline_fs::writable::{LockRequest, NewNode};
+use spurline_fs::{
+    CreateMode, DirName, FileEntry, FilePosition, FileService, FileWrite, FsError, FsResult, HandleRef, OpenedFile,
+    StatAttr,
+};
 use spurline_volume::writes::{
     AttrChange, FileLock, FileTime, LockConflict, LockFamily, LockKind, LockRange, NewTime, WritePlace,
 };
 use std::time::Duration;
 
-impl<H: FuseHandler> RequestDispatcher<H> {
+impl<S: FileService> RequestDispatcher<S> {
     /// The reply to a request that changes something.
-    pub(crate) fn call_change(&self, header: &InHeader, request: ChangeRequest, io: SlotIo<'_>) -> ReplyReceipt {
-        self.change_reply(header, request, io).unwrap_or_else(ReplyReceipt::error)
-    }
-
-    fn change_reply(
+    pub(crate) fn change_reply(
         &self,
         header: &InHeader,
         request: ChangeRequest,
-        mut io: SlotIo<'_>,
-    ) -> Result<ReplyReceipt, Errno> {
-        let (h, ino) = (&*self.handler, header.nodeid);
-        let by = |umask, group| RequestCaller { umask, group, ..RequestCaller::of(header) };
-        let caller = by(0, None);
-        let done = |()| ReplyReceipt::ok(0);
-        Ok(match request {
+        io: &mut SlotIo<'_>,
+    ) -> FsResult<ReplyReceipt> {
+        let (service, ino) = (&*self.service, header.nodeid);
+        let caller = caller_of(header);
+        match request {
             ChangeRequest::Setattr(args) => {
                 let fh = (args.valid & fattr::FH != 0).then_some(args.fh);
-                let answer = h.setattr(ino, fh, &attr_change(&args), &caller)?;
-                attr_reply(&mut io, &answer)
+                let answer = service.setattr(ino, fh, &attr_change(&args), &caller)?;
+                return Ok(attr_reply(io, &answer));
             }
+            ChangeRequest::Link { oldnodeid, name } => {
+                let entry = service.link(oldnodeid, ino, io.checked_name(name)?, &caller)?;
+                return Ok(entry_reply(io, &entry));
+            }
+            ChangeRequest::Symlink { .. }
+            | ChangeRequest::Mknod { .. }
+            | ChangeRequest::Mkdir { .. }
+            | ChangeRequest::Create { .. }
+            | ChangeRequest::Tmpfile { .. } => return self.make_reply(header, request, io),
+            ChangeRequest::Write { .. }
+            | ChangeRequest::CopyFileRange(_)
+            | ChangeRequest::TestLock(_)
+            | ChangeRequest::SetLock { .. } => return self.file_reply(header, request, io),
+            ChangeRequest::Unlink { name } => service.remove(ino, io.checked_name(name)?, false, &caller)?,
+            ChangeRequest::Rmdir { name } => service.remove(ino, io.checked_name(name)?, true, &caller)?,
+            ChangeRequest::Rename { name, newdir, newname, flags } => {
+                let from = DirName { parent: ino, name: io.checked_name(name)? };
+                let to = DirName { parent: newdir, name: io.checked_name(newname)? };
+                service.rename(from, to, flags, &caller)?;
+            }
+            ChangeRequest::Setxattr { name, value, flags } => {
+                service.setxattr(ino, io.checked_name(name)?, value.slice_of(io.body()), flags, &caller)?;
+            }
+            ChangeRequest::Removexattr { name } => service.removexattr(ino, io.checked_name(name)?, &caller)?,
+            ChangeRequest::Fallocate { fh, offset, length, mode } => {
+                service.fallocate(FilePosition { file: HandleRef { ino, fh }, offset }, length, mode, &caller)?;
+            }
+            ChangeRequest::Flush { fh, lock_owner } => service.flush(HandleRef { ino, fh }, lock_owner)?,
+            ChangeRequest::Fsync { fh, data_only } => service.fsync(HandleRef { ino, fh }, data_only)?,
+            ChangeRequest::Fsyncdir { fh, data_only } => service.fsyncdir(HandleRef { ino, fh }, data_only)?,
+        }
+        Ok(ReplyReceipt::ok(0))
+    }
+
+    /// The reply to a request that makes an object.
+    fn make_reply(&self, header: &InHeader, request: ChangeRequest, io: &mut SlotIo<'_>) -> FsResult<ReplyReceipt> {
+        let (service, ino) = (&*self.service, header.nodeid);
+        let entry = match request {
             ChangeRequest::Symlink { name, target, group } => {
-                let target = target.slice_of(io.body());
-                let entry = h.make(ino, io.checked_name(name)?, NewNode::Symlink { target }, &by(0, group))?;
-                entry_reply(&mut io, &entry)
+                let new = NewNode::Symlink { target: target.slice_of(io.body()) };
+                service.make(ino, io.checked_name(name)?, new, &self.kernel.creator(header, 0, group))?
             }
             ChangeRequest::Mknod { name, mode, rdev, umask, group } => {
                 let new = NewNode::Node { mode, rdev: decode_device(rdev) };
-                let entry = h.make(ino, io.checked_name(name)?, new, &by(umask, group))?;
-                entry_reply(&mut io, &entry)
+                service.make(ino, io.checked_name(name)?, new, &self.kernel.creator(header, umask, group))?
             }
             ChangeRequest::Mkdir { name, mode, umask, group } => {
-                let entry = h.make(ino, io.checked_name(name)?, NewNode::Directory { mode }, &by(umask, group))?;
-                entry_reply(&mut io, &entry)
-            }
-            ChangeRequest::Unlink { name } => done(h.remove(ino, io.checked_name(name)?, false, &caller)?),
-            ChangeRequest::Rmdir { name } => done(h.remove(ino, io.checked_name(name)?, true, &caller)?),
-            ChangeRequest::Rename { name, newdir, newname, flags } => {
-                let (from, to) = (io.checked_name(name)?, io.checked_name(newname)?);
-                done(h.rename((ino, from), (newdir, to), flags, &caller)?)
-            }
-            ChangeRequest::Link { oldnodeid, name } => {
-                let entry = h.link(oldnodeid, ino, io.checked_name(name)?, &caller)?;
-                entry_reply(&mut io, &entry)
-            }
-            ChangeRequest::Write { fh, offset, data, write_flags, flags } => {
-                let lose_privileges = write_flags & abi::WRITE_KILL_SUIDGID != 0;
-                let data = data.slice_of(io.body());
-                let written =
-                    h.write((ino, fh), (offset, write_place(write_flags, flags)), data, lose_privileges, &caller)?;
-                put_struct(io.payload(), &abi::WriteOut { size: written as u32, padding: 0 })
+                let new = NewNode::Directory { mode };
+                service.make(ino, io.checked_name(name)?, new, &self.kernel.creator(header, umask, group))?
             }
             ChangeRequest::Create { name, flags, mode, umask, group } => {
-                let made = h.create(ino, io.checked_name(name)?, flags, mode, &by(umask, group))?;
-                create_reply(&mut io, made)
+                let (how, caller) = (CreateMode { flags, mode }, self.kernel.creator(header, umask, group));
+                let made = service.create(ino, io.checked_name(name)?, how, &caller, &self.kernel.side())?;
+                return Ok(create_reply(io, &made));
             }
             ChangeRequest::Tmpfile { flags, mode, umask, group } => {
-                let made = h.tmpfile(ino, flags, mode, &by(umask, group))?;
-                create_reply(&mut io, made)
+                let (how, caller) = (CreateMode { flags, mode }, self.kernel.creator(header, umask, group));
+                return Ok(create_reply(io, &service.tmpfile(ino, how, &caller, &self.kernel.side())?));
             }
-            ChangeRequest::Setxattr { name, value, flags } => {
-                let value = value.slice_of(io.body());
-                done(h.setxattr(ino, io.checked_name(name)?, value, flags, &caller)?)
+            _ => return Err(FsError::NotServed),
+        };
+        Ok(entry_reply(io, &entry))
+    }
+
+    /// The reply to a request on an open file that returns something.
+    fn file_reply(&self, header: &InHeader, request: ChangeRequest, io: &mut SlotIo<'_>) -> FsResult<ReplyReceipt> {
+        let (service, ino) = (&*self.service, header.nodeid);
+        let caller = caller_of(header);
+        Ok(match request {
+            ChangeRequest::Write { fh, offset, data, write_flags, flags } => {
+                let write = FileWrite {
+                    offset,
+                    place: write_place(write_flags, flags),
+                    data: data.slice_of(io.body()),
+                    lose_privileges: write_flags & abi::WRITE_KILL_SUIDGID != 0,
+                };
+                let written = service.write(HandleRef { ino, fh }, &write, &caller)?;
+                put_struct(io.payload(), &abi::WriteOut { size: written as u32, padding: 0 })
             }
-            ChangeRequest::Removexattr { name } => done(h.removexattr(ino, io.checked_name(name)?, &caller)?),
-            ChangeRequest::Fallocate { fh, offset, length, mode } => {
-                done(h.fallocate((ino, fh), mode, offset, length, &caller)?)
-            }
-            ChangeRequest::CopyFileRange(a) => {
-                let (from, to) = ((ino, a.fh_in, a.off_in), (a.nodeid_out, a.fh_out, a.off_out));
-                let copied = h.copy_file_range(from, to, a.len, &caller)?;
+            ChangeRequest::CopyFileRange(args) => {
+                let from = FilePosition { file: HandleRef { ino, fh: args.fh_in }, offset: args.off_in };
+                let to_file = HandleRef { ino: args.nodeid_out, fh: args.fh_out };
+                let to = FilePosition { file: to_file, offset: args.off_out };
+                let copied = service.copy_file_range(from, to, args.len, &caller)?;
                 // The reply has 32 bits for it.
                 put_struct(io.payload(), &abi::WriteOut { size: copied as u32, padding: 0 })
             }
-            ChangeRequest::Flush { fh, lock_owner } => done(h.flush(ino, fh, lock_owner)?),
             ChangeRequest::TestLock(args) => {
-                let found = h.test_lock((ino, args.fh), &file_lock(&args)?, &caller)?;
+                let (file, lock) = (HandleRef { ino, fh: args.fh }, file_lock(&args)?);
+                let found = service.test_lock(file, &lock, header.unique, &self.kernel.side())?;
                 put_struct(io.payload(), &lock_reply(found))
             }
-            ChangeRequest::SetLock { lock, wait } => {
-                done(h.set_lock((ino, lock.fh), &file_lock(&lock)?, lock.pid, wait, &caller)?)
+            ChangeRequest::SetLock { lock: args, wait } => {
+                let file = HandleRef { ino, fh: args.fh };
+                let lock = LockRequest { lock: file_lock(&args)?, pid: args.pid, number: header.unique };
+                service.set_lock(file, &lock, wait, &caller, &self.kernel.side())?;
+                ReplyReceipt::ok(0)
             }
-            ChangeRequest::Fsync { fh, data_only } => done(h.fsync(ino, fh, data_only)?),
-            ChangeRequest::Fsyncdir { fh, data_only } => done(h.fsyncdir(ino, fh, data_only)?),
+            _ => return Err(FsError::NotServed),
         })
     }
 }
@@ -110,7 +143,7 @@ fn write_place(write_flags: u32, flags: u32) -> WritePlace {
     }
 }
 
-fn entry_reply(io: &mut SlotIo<'_>, entry: &LookupReply) -> ReplyReceipt {
+fn entry_reply(io: &mut SlotIo<'_>, entry: &FileEntry) -> ReplyReceipt {
     put_struct(io.payload(), &entry_out(entry))
 }
 
@@ -120,10 +153,10 @@ pub(crate) fn attr_reply(io: &mut SlotIo<'_>, (attr, ttl): &(StatAttr, Duration)
     put_struct(io.payload(), &abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attr_out(attr) })
 }
 
-fn create_reply(io: &mut SlotIo<'_>, (entry, opened): (LookupReply, HandleReply)) -> ReplyReceipt {
+fn create_reply(io: &mut SlotIo<'_>, (entry, opened): &(FileEntry, OpenedFile)) -> ReplyReceipt {
     let payload = io.payload();
-    let first = put_struct(payload, &entry_out(&entry)).len;
-    let second = put_struct(&mut payload[first..], &open_out(opened, false)).len;
+    let first = put_struct(payload, &entry_out(entry)).len;
+    let second = put_struct(&mut payload[first..], &open_out(opened)).len;
     ReplyReceipt::ok(first + second)
 }
 
@@ -144,15 +177,15 @@ fn attr_change(args: &abi::SetattrIn) -> AttrChange {
     }
 }
 
-fn file_lock(args: &abi::LkIn) -> Result<FileLock, Errno> {
+fn file_lock(args: &abi::LkIn) -> FsResult<FileLock> {
     let kind = match args.kind as libc::c_int {
         libc::F_RDLCK => LockKind::Read,
         libc::F_WRLCK => LockKind::Write,
         libc::F_UNLCK => LockKind::Unlock,
-        _ => return Err(Errno::EINVAL),
+        _ => return Err(FsError::Invalid("a lock of an unknown type")),
     };
     if args.start > args.end {
-        return Err(Errno::EINVAL);
+        return Err(FsError::Invalid("a lock that ends before its start"));
     }
     let flock = args.lk_flags & abi::LK_FLOCK != 0;
     let family = if flock { LockFamily::Flock } else { LockFamily::Posix };

@@ -7,7 +7,6 @@ use crate::config::SessionConfig;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InitAgreement {
     pub(crate) minor: u32,
-    pub(crate) max_read: u32,
     pub(crate) passthrough: bool,
     pub(crate) uring: bool,
     /// Requests that make something have the group of the directory, if the caller is a member.
@@ -84,12 +83,8 @@ pub(crate) fn negotiate_init(
         max_stack_depth: u32::from(got & init::PASSTHROUGH != 0),
         ..Default::default()
     };
-    let pages = if got & init::MAX_PAGES != 0 { u32::from(max_pages) } else { 32 };
-    // Also limited by the mount option `max_read`.
-    let max_read = (pages * page).min(config.max_write);
     let agreed = InitAgreement {
         minor,
-        max_read,
         passthrough: got & init::PASSTHROUGH != 0,
         uring: got & init::OVER_IO_URING != 0,
         create_group: got & init::CREATE_SUPP_GROUP != 0,
@@ -106,10 +101,10 @@ mod tests {
     fn only_what_both_have() {
         let config = SessionConfig { passthrough: true, ..Default::default() };
         let (out, agreed) = negotiate_init(&config, 4096, true, 45, u64::MAX).unwrap();
-        assert!(agreed.passthrough && agreed.uring && agreed.max_read == 1 << 20);
+        assert!(agreed.passthrough && agreed.uring);
         assert_eq!((out.minor, out.max_pages, out.max_stack_depth), (abi::MINOR, 256, 1));
         let (out, agreed) = negotiate_init(&config, 4096, true, 38, init::ASYNC_READ | init::INIT_EXT).unwrap();
-        assert!(!agreed.passthrough && !agreed.uring && agreed.max_read == 128 << 10);
+        assert!(!agreed.passthrough && !agreed.uring);
         assert_eq!((u64::from(out.flags), out.flags2, out.max_stack_depth), (init::ASYNC_READ | init::INIT_EXT, 0, 0));
         assert!(negotiate_init(&config, 4096, false, 27, 0).unwrap_err().contains("4.20"));
     }
@@ -120,8 +115,7 @@ mod tests {
             for page in [4 << 10, 16 << 10, 64 << 10] {
                 for flags in [u64::MAX, init::ASYNC_READ] {
                     let config = SessionConfig { max_write, ..Default::default() };
-                    let (out, agreed) = negotiate_init(&config, page, false, 45, flags).unwrap();
-                    assert!(agreed.max_read <= max_write, "{max_write} {page}");
+                    let (out, _) = negotiate_init(&config, page, false, 45, flags).unwrap();
                     // Below a page there is no mount: see `Session::mount`.
                     assert!(u32::from(out.max_pages) * page <= max_write || max_write < page, "{max_write} {page}");
                 }

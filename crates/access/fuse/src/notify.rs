@@ -13,7 +13,7 @@ const PRUNE_MINOR: u32 = 45;
 /// Sends notifications to the kernel. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct KernelNotifier {
-    // Weak, so that a handler that outlives its session does not keep the dead connection open.
+    // Weak, so that a file system that outlives its session does not keep the dead connection open.
     device: Weak<OwnedFd>,
     prunes: Arc<AtomicBool>,
 }

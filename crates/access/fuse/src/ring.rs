@@ -1,5 +1,5 @@
 //! Requests over io_uring. Each entry of each CPU's queue has its own thread and ring, so a request costs one system
-//! call and a blocked handler holds up only its entry. It does not interpret requests. Commands and layouts: the
+//! call and a call that blocks holds up only its entry. It does not interpret requests. Commands and layouts: the
 //! kernel's `fs/fuse/dev_uring.c`.
 
 use crate::abi::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, read_plain};
@@ -7,7 +7,6 @@ use crate::buffer::HEAD_LEN;
 use crate::dev::{ConnectionEnd, slot_bytes};
 use crate::dispatch::SlotIo;
 use crate::errno::Errno;
-use crate::handler::FuseHandler;
 use crate::reply::ReplyReceipt;
 use crate::request::decode_split;
 use crate::session::{RequestSlot, SessionShared};
@@ -15,6 +14,7 @@ use crate::under_way::ServingThread;
 use crate::waiting::serve_queue_of;
 use io_uring::{IoUring, cqueue, squeue};
 use parking_lot::{Condvar, Mutex};
+use spurline_fs::FileService;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -185,8 +185,8 @@ impl StartGate {
 }
 
 /// Starts the threads of all entries up to the gate; returns the gate and their number.
-pub(crate) fn prepare_entries<H: FuseHandler>(
-    shared: &Arc<SessionShared<H>>,
+pub(crate) fn prepare_entries<S: FileService>(
+    shared: &Arc<SessionShared<S>>,
     cpus: &QueueCpus,
 ) -> Result<(Arc<StartGate>, usize), String> {
     let gate = Arc::new(StartGate { state: Mutex::default(), changed: Condvar::new() });
@@ -219,7 +219,7 @@ pub(crate) fn prepare_entries<H: FuseHandler>(
 }
 
 /// Adds an entry to the queue of `cpu`, while the session runs.
-pub(crate) fn add_entry<H: FuseHandler>(shared: &Arc<SessionShared<H>>, cpu: usize) -> Result<(), String> {
+pub(crate) fn add_entry<S: FileService>(shared: &Arc<SessionShared<S>>, cpu: usize) -> Result<(), String> {
     let gate = Arc::new(StartGate { state: Mutex::default(), changed: Condvar::new() });
     let entry = gate.clone();
     let started = shared.config.buffers.allocate(shared.config.slot_len()).and_then(|buffer| {
@@ -231,8 +231,8 @@ pub(crate) fn add_entry<H: FuseHandler>(shared: &Arc<SessionShared<H>>, cpu: usi
 }
 
 /// `joined_late`: the queue is used already.
-fn run_entry<H: FuseHandler>(
-    shared: &Arc<SessionShared<H>>,
+fn run_entry<S: FileService>(
+    shared: &Arc<SessionShared<S>>,
     slot: &mut RequestSlot,
     cpu: usize,
     gate: &StartGate,
@@ -357,8 +357,8 @@ fn register_entry(slot: &mut RequestSlot, cpu: usize, ring: &mut FuseRing) -> io
     }
 }
 
-fn serve_ring<H: FuseHandler>(
-    shared: &SessionShared<H>,
+fn serve_ring<S: FileService>(
+    shared: &SessionShared<S>,
     slot: &mut RequestSlot,
     seat: &mut ThreadPlacement,
     ring: &mut FuseRing,
@@ -396,7 +396,7 @@ fn serve_ring<H: FuseHandler>(
 
 /// Serves the request in the slot's memory and leaves the reply there for the commit with the returned number. The
 /// second value is true for read-ahead into the page cache.
-fn serve_one<H: FuseHandler>(shared: &SessionShared<H>, thread: &ServingThread, bytes: &mut [u8]) -> (u64, bool) {
+fn serve_one<S: FileService>(shared: &SessionShared<S>, thread: &ServingThread, bytes: &mut [u8]) -> (u64, bool) {
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
     let header: InHeader = read_plain(head).unwrap_or_default();
     let at = offset_of!(UringReqHeader, ent);

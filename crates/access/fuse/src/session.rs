@@ -7,8 +7,8 @@ use crate::config::{FuseIo, SessionConfig, TransportChoice};
 use crate::dev::{self, ConnectionEnd};
 use crate::dispatch::RequestDispatcher;
 use crate::failed_reads::FailedReads;
-use crate::handler::{FuseHandler, InitInfo};
 use crate::init::{InitAgreement, negotiate_init};
+use crate::kernel::{BackingRegistrations, NegotiatedKernel, SessionKernel};
 use crate::mount::{self, MountError, MountedDevice, abort_connection, detach_mount};
 use crate::mountinfo::{MountEntry, MountTable, mounted_at};
 use crate::notify::KernelNotifier;
@@ -16,11 +16,12 @@ use crate::ring::{self, QueueCpus, ThreadPlacement};
 use crate::under_way::RequestsUnderWay;
 use crate::waiting::{SlotWaits, WaitingSlots};
 use parking_lot::{Condvar, Mutex};
+use spurline_fs::FileService;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -39,7 +40,7 @@ pub(crate) struct RequestSlot {
 }
 
 impl RequestSlot {
-    pub(crate) fn new<H>(buffer: Box<dyn SlotBuffer>, shared: &SessionShared<H>) -> io::Result<RequestSlot> {
+    pub(crate) fn new<S>(buffer: Box<dyn SlotBuffer>, shared: &SessionShared<S>) -> io::Result<RequestSlot> {
         if buffer.len() < shared.config.slot_len() || !(buffer.as_ptr().as_ptr() as usize).is_multiple_of(HEAD_LEN) {
             return Err(io::Error::other("a slot's buffer is too short or not aligned to a page"));
         }
@@ -48,8 +49,8 @@ impl RequestSlot {
 }
 
 /// State shared by the threads of a session.
-pub(crate) struct SessionShared<H> {
-    pub(crate) dispatcher: RequestDispatcher<H>,
+pub(crate) struct SessionShared<S> {
+    pub(crate) dispatcher: RequestDispatcher<S>,
     pub(crate) config: SessionConfig,
     pub(crate) device: Arc<OwnedFd>,
     /// Threads on /dev/fuse, and those of them that wait for a request.
@@ -66,13 +67,15 @@ pub(crate) struct SessionShared<H> {
     core: Arc<SessionCore>,
 }
 
-/// State that outlives the threads and does not depend on the handler's type.
+/// State that outlives the threads and does not depend on the file system's type.
 struct SessionCore {
     /// The path at mount time; a rename of a parent directory moves the mount.
     path: PathBuf,
     /// The mount's id, and the minor number of its device: the connection's name in sysfs.
     number: Option<u32>,
     minor: Option<u32>,
+    /// From INIT on.
+    notifier: OnceLock<KernelNotifier>,
     state: Mutex<SessionState>,
     changed: Condvar,
 }
@@ -197,18 +200,18 @@ enum MountPlace {
     Covered(MountError),
 }
 
-impl<H: FuseHandler> SessionShared<H> {
+impl<S: FileService> SessionShared<S> {
     /// Runs `serve` in a new thread with `slot` as its memory.
     pub(crate) fn spawn_slot(
         self: &Arc<Self>,
         name: &str,
         mut slot: RequestSlot,
-        serve: impl FnOnce(&Arc<SessionShared<H>>, &mut RequestSlot) + Send + 'static,
+        serve: impl FnOnce(&Arc<SessionShared<S>>, &mut RequestSlot) + Send + 'static,
     ) -> io::Result<()> {
         let shared = self.clone();
         self.core.update_state(|s| s.live += 1);
         let started = thread::Builder::new().name(name.into()).spawn(move || {
-            // A panic outside a request's handler: the request stays without a reply, so the connection ends.
+            // A panic outside a call of the file system: the request stays without a reply, so the connection ends.
             if catch_unwind(AssertUnwindSafe(|| serve(&shared, &mut slot))).is_err() {
                 shared.connection_ended(ConnectionEnd::Failed(io::Error::other(
                     "a thread that serves requests panicked",
@@ -237,7 +240,7 @@ impl<H: FuseHandler> SessionShared<H> {
             last = s.live == 0;
         });
         if last {
-            self.dispatcher.handler.destroy();
+            self.dispatcher.kernel.stop(&*self.dispatcher.service);
             self.core.update_state(|s| s.phase = SessionPhase::Ended);
         }
     }
@@ -245,7 +248,7 @@ impl<H: FuseHandler> SessionShared<H> {
     /// A thread found the connection gone.
     pub(crate) fn connection_ended(&self, end: ConnectionEnd) {
         self.core.update_state(|s| s.gone = true);
-        self.dispatcher.handler.disconnect();
+        self.dispatcher.service.end_waits();
         match end {
             ConnectionEnd::Unmounted => {}
             ConnectionEnd::Aborted => {
@@ -360,13 +363,13 @@ pub struct FuseSession {
 }
 
 impl FuseSession {
-    /// Mounts `handler` on `mountpoint` and starts to serve. The mount responds once [`FuseSession::wait_ready`]
+    /// Mounts `service` on `mountpoint` and starts to serve. The mount responds once [`FuseSession::wait_ready`]
     /// returns.
     ///
     /// # Errors
     /// See [`MountError`].
-    pub fn mount<H: FuseHandler>(
-        handler: Arc<H>,
+    pub fn mount<S: FileService>(
+        service: Arc<S>,
         mountpoint: &Path,
         config: SessionConfig,
     ) -> Result<FuseSession, MountError> {
@@ -390,6 +393,7 @@ impl FuseSession {
             path,
             number: entry.as_ref().map(|m| m.id),
             minor: entry.map(|m| m.device.1),
+            notifier: OnceLock::new(),
             state: Mutex::new(SessionState {
                 phase: SessionPhase::Starting,
                 live: 0,
@@ -404,7 +408,8 @@ impl FuseSession {
         let session = FuseSession { core: core.clone() };
         let shared = Arc::new(SessionShared {
             dispatcher: RequestDispatcher {
-                handler,
+                service,
+                kernel: SessionKernel::default(),
                 stats: config.stats.clone(),
                 access_log: config.access_log.clone(),
                 failed_reads: FailedReads::default(),
@@ -453,12 +458,17 @@ impl FuseSession {
         &self.core.path
     }
 
+    /// Sends notifications to the kernel; `None` before the session is ready.
+    pub fn notifier(&self) -> Option<&KernelNotifier> {
+        self.core.notifier.get()
+    }
+
     /// A handle to unmount from another thread, such as a signal handler's.
     pub fn unmounter(&self) -> SessionUnmounter {
         SessionUnmounter { core: self.core.clone() }
     }
 
-    /// Waits until the session has ended: unmounted, all threads gone, the handler's `destroy` called. Removes the
+    /// Waits until the session has ended: unmounted, all threads gone, all files closed. Removes the
     /// mount if its connection was aborted.
     ///
     /// # Errors
@@ -497,7 +507,7 @@ impl FuseSession {
     }
 
     /// Unmounts within `grace`: cleanly, else detached; if requests still hang at the end of `grace`, aborts the
-    /// connection. True when all threads have ended; a handler that never returns keeps its thread for ever.
+    /// connection. True when all threads have ended; a call that never returns keeps its thread for ever.
     ///
     /// # Errors
     /// Those of an unmount.
@@ -530,8 +540,8 @@ impl Drop for FuseSession {
 }
 
 /// The first thread: INIT, the start of the other slots, then one slot of its own.
-fn run_first_slot<H: FuseHandler>(
-    shared: &Arc<SessionShared<H>>,
+fn run_first_slot<S: FileService>(
+    shared: &Arc<SessionShared<S>>,
     slot: &mut RequestSlot,
     cpus: &QueueCpus,
     mut chosen: TransportChoice,
@@ -549,8 +559,10 @@ fn run_first_slot<H: FuseHandler>(
     let shaken = dev::negotiate_session(&shared.device, dev::slot_bytes(&mut *slot.buffer), |minor, _, flags| {
         let (out, with) = negotiate_init(&shared.config, page_size(), gate.is_some(), minor, flags)?;
         agreed = Some(with);
-        // The handler learns the result first, so that it is ready for the first request.
-        shared.dispatcher.handler.init(&init_info(shared, with));
+        // Before the reply, so that the file system is ready for the first request.
+        let kernel = negotiated_kernel(shared, with);
+        let _ = shared.core.notifier.set(kernel.notifier.clone());
+        shared.dispatcher.kernel.start(&shared.dispatcher.service, kernel);
         Ok(out)
     });
     let (Ok(()), Some(agreed)) = (&shaken, agreed) else {
@@ -589,17 +601,20 @@ fn run_first_slot<H: FuseHandler>(
     dev::serve_device(shared, slot, &shared.device, dev);
 }
 
-fn init_info<H: FuseHandler>(shared: &Arc<SessionShared<H>>, agreed: InitAgreement) -> InitInfo {
-    let backings = agreed.passthrough.then(|| BackingRegistrar::new(&shared.device));
-    let notifier = KernelNotifier::new(&shared.device, agreed.minor);
-    let waiting = WaitingSlots::new(shared);
-    let InitAgreement { minor, max_read, create_group, direct_mmap, .. } = agreed;
-    InitInfo { minor, max_read, create_group, direct_mmap, backings, notifier, waiting }
+fn negotiated_kernel<S: FileService>(shared: &Arc<SessionShared<S>>, agreed: InitAgreement) -> NegotiatedKernel {
+    let registrar = || BackingRegistrations::new(BackingRegistrar::new(&shared.device));
+    NegotiatedKernel {
+        backings: agreed.passthrough.then(registrar),
+        notifier: KernelNotifier::new(&shared.device, agreed.minor),
+        waiting: WaitingSlots::new(shared),
+        create_group: agreed.create_group,
+        direct_mmap: agreed.direct_mmap,
+    }
 }
 
 /// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise it in sysfs. Returns a
 /// note if that failed.
-fn raise_readahead<H>(shared: &SessionShared<H>) -> Option<String> {
+fn raise_readahead<S>(shared: &SessionShared<S>) -> Option<String> {
     let want = shared.config.max_readahead >> 10;
     if want <= 128 {
         return None;

@@ -3,13 +3,12 @@
 
 use crate::dev;
 use crate::errno::Errno;
-use crate::handler::FuseHandler;
 use crate::ring;
 use crate::session::SessionShared;
 use parking_lot::Mutex;
+use spurline_fs::FileService;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -57,16 +56,10 @@ trait ReplaceSlot: Send + Sync {
 
 /// Begins waits of a session. Cheap to clone.
 #[derive(Clone)]
-pub struct WaitingSlots(Arc<dyn ReplaceSlot>);
-
-impl fmt::Debug for WaitingSlots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WaitingSlots")
-    }
-}
+pub(crate) struct WaitingSlots(Arc<dyn ReplaceSlot>);
 
 impl WaitingSlots {
-    pub(crate) fn new<H: FuseHandler>(session: &Arc<SessionShared<H>>) -> WaitingSlots {
+    pub(crate) fn new<S: FileService>(session: &Arc<SessionShared<S>>) -> WaitingSlots {
         WaitingSlots(Arc::new(SessionSlots(Arc::downgrade(session))))
     }
 
@@ -74,7 +67,7 @@ impl WaitingSlots {
     ///
     /// # Errors
     /// ENOLCK when too many wait, or there is no thread or memory for another slot.
-    pub fn begin_wait(&self) -> Result<WaitingSlot, Errno> {
+    pub(crate) fn begin_wait(&self) -> Result<WaitingSlot, Errno> {
         let queue = QUEUE_CPU.get();
         self.0.begin(queue)?;
         Ok(WaitingSlot { slots: self.clone(), queue })
@@ -82,13 +75,13 @@ impl WaitingSlots {
 
     /// Whether it is certain that no RELEASE of handle `fh` is on its way that the kernel queued before the request of this
     /// thread.
-    pub fn has_no_release(&self, fh: u64) -> bool {
+    pub(crate) fn has_no_release(&self, fh: u64) -> bool {
         self.0.has_no_release(fh)
     }
 }
 
 /// A request that waits.
-pub struct WaitingSlot {
+pub(crate) struct WaitingSlot {
     slots: WaitingSlots,
     queue: Option<usize>,
 }
@@ -99,9 +92,9 @@ impl Drop for WaitingSlot {
     }
 }
 
-struct SessionSlots<H>(Weak<SessionShared<H>>);
+struct SessionSlots<S>(Weak<SessionShared<S>>);
 
-impl<H: FuseHandler> ReplaceSlot for SessionSlots<H> {
+impl<S: FileService> ReplaceSlot for SessionSlots<S> {
     fn begin(&self, queue: Option<usize>) -> Result<(), Errno> {
         const ENOLCK: Errno = Errno(libc::ENOLCK);
         let Some(shared) = self.0.upgrade() else { return Err(Errno(libc::EINTR)) };

@@ -4,7 +4,7 @@
 mod support;
 
 use spurline_fs::{FileSystem, FsConfig};
-use spurline_fuse::{FsHandler, FuseIo, FuseSession, SessionConfig};
+use spurline_fuse::{FuseIo, FuseSession, SessionConfig};
 use spurline_types::Stats;
 use spurline_volume::Volume;
 use std::collections::BTreeSet;
@@ -24,7 +24,6 @@ struct Mount {
     tree: Arc<Tree>,
     stats: Arc<Stats>,
     fs: Arc<FileSystem>,
-    handler: Arc<FsHandler>,
     session: Option<FuseSession>,
     dir: tempfile::TempDir,
 }
@@ -37,8 +36,7 @@ fn mount(io: FuseIo, config: FsConfig, passthrough: bool) -> Option<Mount> {
     let fs = Arc::new(FileSystem::new(Arc::clone(&tree) as Arc<dyn Volume>, config, Arc::clone(&stats)));
     let session =
         SessionConfig { io, passthrough, max_threads: Some(4), stats: Arc::clone(&stats), ..Default::default() };
-    let handler = Arc::new(FsHandler::new(Arc::clone(&fs)));
-    let mounted = FuseSession::mount(Arc::clone(&handler), dir.path(), session)
+    let mounted = FuseSession::mount(Arc::clone(&fs), dir.path(), session)
         .and_then(|session| session.wait_ready(Duration::from_secs(10)).map(|()| session));
     let required =
         |what: &str| std::env::var("SPURLINE_REQUIRE").is_ok_and(|all| all.split(',').any(|one| one == what));
@@ -50,7 +48,7 @@ fn mount(io: FuseIo, config: FsConfig, passthrough: bool) -> Option<Mount> {
             println!("SKIP: no session of kind {io:?} here: {chosen}");
             None
         }
-        Ok(session) => Some(Mount { tree, stats, fs, handler, session: Some(session), dir }),
+        Ok(session) => Some(Mount { tree, stats, fs, session: Some(session), dir }),
         Err(error) if required("fuse") => {
             panic!("FUSE is required here: {error}")
         }
@@ -231,7 +229,7 @@ fn the_kernel_gives_inodes_back_that_it_does_not_use() {
     assert!(folder.metadata().unwrap().is_dir());
 
     // The way of kernels before 6.18, name by name.
-    let notifier = mount.handler.notifier().unwrap();
+    let notifier = mount.session.as_ref().unwrap().notifier().unwrap();
     mount.tree.put(b"by name", 1, 10);
     let ino = fs::metadata(mount.path("by name")).unwrap().ino();
     assert!(mount.fs.getattr(ino, None).is_ok());

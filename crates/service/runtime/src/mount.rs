@@ -11,12 +11,9 @@ use crate::{group, peer_status, setup};
 use serde_json::json;
 use spurline_client::GroupWrites;
 use spurline_config::{Fault, FuseIo, MountConfig};
-use spurline_fs::FileSystem;
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
-use spurline_fuse::{
-    FsHandler, FuseSession, MountOptions, SessionConfig, SessionUnmounter, SessionWrites, UnmountOutcome,
-    WritableFsHandler,
-};
+use spurline_fs::{FileService, FileSystem};
+use spurline_fuse::{FuseSession, MountOptions, SessionConfig, SessionUnmounter, SessionWrites, UnmountOutcome};
 use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
 use spurline_observe::access::{AccessLogWriter, InodePaths};
 use spurline_observe::locate::SocketOwner;
@@ -48,54 +45,41 @@ const WRITABLE_MOUNT_HAS_NO_JOBS: &str = "the mount is writable (--rw): its read
 /// A mount whose volume is open and whose admin services answer, but which is not mounted yet.
 pub struct PreparedMount {
     config: MountConfig,
-    handler: MountHandler,
+    files: MountedFiles,
     session: SessionConfig,
     parts: MountServices,
     stop: Arc<MountStop>,
     chosen: Arc<OnceLock<String>>,
 }
 
-/// What serves the kernel's requests.
-enum MountHandler {
-    Reads(Arc<FsHandler>),
-    Changes(Arc<WritableFsHandler>),
+/// The file system that serves the kernel's requests. Each kind has a session of its own type, so that its calls are direct.
+enum MountedFiles {
+    Reads(Arc<FileSystem>),
+    Changes(Arc<WritableFileSystem>),
 }
 
-impl MountHandler {
+impl MountedFiles {
+    fn service(&self) -> Arc<dyn FileService> {
+        match self {
+            MountedFiles::Reads(files) => Arc::clone(files) as _,
+            MountedFiles::Changes(files) => Arc::clone(files) as _,
+        }
+    }
+
     /// The present paths of inodes, for logs. It does not keep the file system alive.
     fn path_names(&self) -> InodePaths {
-        match self {
-            MountHandler::Reads(handler) => {
-                let fs = Arc::downgrade(handler.fs());
-                Box::new(move |ino| fs.upgrade()?.path_of(ino))
-            }
-            MountHandler::Changes(handler) => {
-                let fs = Arc::downgrade(handler.fs());
-                Box::new(move |ino| fs.upgrade()?.path_of(ino))
-            }
-        }
+        let service = Arc::downgrade(&self.service());
+        Box::new(move |ino| service.upgrade()?.path_of(ino))
     }
 
     /// How the file system keeps the names of its inodes. It does not keep the file system alive.
     fn keep_names(&self) -> KeepNames {
-        match self {
-            MountHandler::Reads(handler) => {
-                let fs = Arc::downgrade(handler.fs());
-                Box::new(move |records| {
-                    if let Some(fs) = fs.upgrade() {
-                        fs.keep_names(records);
-                    }
-                })
+        let service = Arc::downgrade(&self.service());
+        Box::new(move |records| {
+            if let Some(service) = service.upgrade() {
+                service.keep_names(records);
             }
-            MountHandler::Changes(handler) => {
-                let fs = Arc::downgrade(handler.fs());
-                Box::new(move |records| {
-                    if let Some(fs) = fs.upgrade() {
-                        fs.keep_names(records);
-                    }
-                })
-            }
-        }
+        })
     }
 }
 
@@ -147,24 +131,24 @@ impl PreparedMount {
         if let Some(writes) = &writes {
             check_users(&config, &options, writes)?;
         }
-        let handler = match &writes {
+        let files = match &writes {
             None => {
                 let fs = FileSystem::new(Arc::clone(&volume.volume), fs_config(&config, &options), Arc::clone(&stats));
-                MountHandler::Reads(Arc::new(FsHandler::new(Arc::new(fs))))
+                MountedFiles::Reads(Arc::new(fs))
             }
             Some(writes) => {
                 let (volume, source) = (Arc::clone(&volume.volume), Arc::clone(&writes.source));
                 let fs_config = writable_config(&config, &options);
                 let fs = WritableFileSystem::new(volume, source, fs_config, Arc::clone(&stats));
                 let fs = fs.map_err(|error| Fault::failed(format!("{}: {error}", config.volume.source), ""))?;
-                MountHandler::Changes(Arc::new(WritableFsHandler::new(Arc::new(fs))))
+                MountedFiles::Changes(Arc::new(fs))
             }
         };
         let access_log = match &config.access_log {
-            Some(path) => Some(Arc::new(FuseAccessLog(AccessLogWriter::open(path, handler.path_names())?))),
+            Some(path) => Some(Arc::new(FuseAccessLog(AccessLogWriter::open(path, files.path_names())?))),
             None => None,
         };
-        let exported = Arc::new(ExportedNames::new(config.volume.source.as_str(), &mountpoint, handler.keep_names()));
+        let exported = Arc::new(ExportedNames::new(config.volume.source.as_str(), &mountpoint, files.keep_names()));
         exported.open_if_exported();
         let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
         // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
@@ -184,7 +168,7 @@ impl PreparedMount {
         );
         let admin = AdminServices::open(SocketOwner::Mount(&mountpoint), &config.metrics, &target)?;
         let parts = MountServices { admin, jobs, access_log, volume };
-        Ok(PreparedMount { config, handler, session, parts, stop, chosen })
+        Ok(PreparedMount { config, files, session, parts, stop, chosen })
     }
 
     /// Stops the mount, before and after it is started. To be connected to signals before [`PreparedMount::start`]: a signal
@@ -198,10 +182,10 @@ impl PreparedMount {
     /// # Errors
     /// When the kernel refuses the mount.
     pub fn start(self) -> std::result::Result<Option<RunningMount>, Fault> {
-        let PreparedMount { config, handler, session, parts, stop, chosen } = self;
-        let session = match handler {
-            MountHandler::Reads(handler) => FuseSession::mount(handler, &config.mountpoint, session),
-            MountHandler::Changes(handler) => FuseSession::mount(handler, &config.mountpoint, session),
+        let PreparedMount { config, files, session, parts, stop, chosen } = self;
+        let session = match files {
+            MountedFiles::Reads(files) => FuseSession::mount(files, &config.mountpoint, session),
+            MountedFiles::Changes(files) => FuseSession::mount(files, &config.mountpoint, session),
         };
         let session = session.map_err(mount_fault)?;
         stop.set_mounted(session.unmounter());

@@ -20,8 +20,8 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
         config.options.read_only = false;
         config.writes = Some(SessionWrites { acls: false, locks: false });
     }
-    let session = FuseSession::mount(Arc::new(NullFs::with_buffer(part.size.0, part.held.0)), &part.mountpoint, config)
-        .map_err(fail)?;
+    let files = NullFs::with_buffer(part.size.0, part.held.0).map_err(|e| BenchError::Failed(e.to_string()))?;
+    let session = FuseSession::mount(Arc::new(files), &part.mountpoint, config).map_err(fail)?;
     session.wait_ready(Duration::from_secs(10)).map_err(fail)?;
     let chosen = session.transport();
     if chosen.as_ref().is_some_and(|c| c.io != io) {

@@ -6,10 +6,11 @@
 //! reader that holds its lock. A length that grew is therefore put into the kernel before the program goes on: the last byte of
 //! the file is stored there. A length that shrank corrects itself at the first short read.
 
-use super::{FsResult, OpenedNode, WritableFileSystem};
+use super::{BeginWait, FsResult, OpenedNode, WritableFileSystem};
 use parking_lot::Mutex;
 use spurline_types::{Error, Result};
-use spurline_volume::writes::{Caller, WritableFile};
+use spurline_volume::writes::{Caller, FileLock, LockKind, WritableFile};
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,74 @@ pub trait KernelView {
     /// # Errors
     /// The kernel's.
     fn store_byte(&self, ino: u64, offset: u64, byte: u8) -> io::Result<()>;
+}
+
+/// The view of a kernel that waits, at each notification about pages, for requests that are served meanwhile: each begins a
+/// wait.
+pub(super) struct WaitingView<'a> {
+    pub view: &'a dyn KernelView,
+    pub waits: Option<&'a dyn BeginWait>,
+}
+
+impl WaitingView<'_> {
+    fn begin_wait(&self) -> FsResult<Box<dyn Any>> {
+        self.waits.map_or_else(|| Ok(Box::new(()) as _), BeginWait::begin_wait)
+    }
+
+    fn begin_notification(&self) -> io::Result<Box<dyn Any>> {
+        self.begin_wait().map_err(|error| io::Error::from_raw_os_error(error.errno()))
+    }
+
+    /// Drops the pages of a file before its lock changes, which writes those that a program has stored into. Returns a begun
+    /// wait for a lock that is set, so that nothing hinders the notifications that follow. Without a slot to wait in, a lock is
+    /// refused; a release goes on, and the stores are written later.
+    ///
+    /// # Errors
+    /// `ENOLCK` for a lock that is set, when there is no slot.
+    pub fn drop_before_lock(&self, ino: u64, lock: &FileLock) -> FsResult<Option<Box<dyn Any>>> {
+        let unlocks = lock.kind == LockKind::Unlock;
+        let slot = match self.begin_wait() {
+            Ok(slot) => slot,
+            Err(error) if unlocks => {
+                tracing::debug!(ino, "the kernel keeps pages of a file before a lock is released: {error}");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        if let Err(error) = self.view.drop_pages(ino) {
+            tracing::debug!(ino, "the kernel keeps pages of a file before a lock: {error}");
+        }
+        Ok((!unlocks).then_some(slot))
+    }
+}
+
+impl KernelView for WaitingView<'_> {
+    fn forget_attr(&self, ino: u64) -> io::Result<()> {
+        self.view.forget_attr(ino)
+    }
+
+    fn drop_pages(&self, ino: u64) -> io::Result<()> {
+        let _waiting = self.begin_notification()?;
+        self.view.drop_pages(ino)
+    }
+
+    fn store_byte(&self, ino: u64, offset: u64, byte: u8) -> io::Result<()> {
+        let _waiting = self.begin_notification()?;
+        self.view.store_byte(ino, offset, byte)
+    }
+}
+
+/// A wait that has begun, and lasts as long as the request.
+pub(super) struct BegunWait<'a>(pub Option<&'a dyn BeginWait>);
+
+impl BeginWait for BegunWait<'_> {
+    fn begin_wait(&self) -> FsResult<Box<dyn Any>> {
+        Ok(Box::new(()))
+    }
+
+    fn has_all_closes(&self, fh: u64) -> bool {
+        self.0.is_none_or(|waits| waits.has_all_closes(fh))
+    }
 }
 
 /// A length that the kernel's file certainly has at least: what it wrote itself, or got stored. Any answer with attributes can

@@ -14,15 +14,18 @@ mod nodes;
 mod open;
 mod recall;
 mod removed;
+mod service;
 
 pub use change::NewNode;
 pub use kernel_view::KernelView;
 pub use locks::{BeginWait, LockRequest};
 pub use open::OpenedNode;
 
+use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult};
 use crate::handle::HandleTable;
 use crate::inode_limit::LimitAlarm;
+use crate::service::{CallerGroups, FsCaller};
 use directory_attrs::DirectoryAttrs;
 use groups::CallerRights;
 use kernel_view::KernelRefreshes;
@@ -65,34 +68,6 @@ pub struct WritableConfig {
     pub squash: Option<(u32, u32)>,
 }
 
-/// The calling process, as the kernel describes it.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct FsCaller {
-    /// Its user.
-    pub uid: u32,
-    /// Its group.
-    pub gid: u32,
-    /// The thread; 0 for work of the kernel, or a process of another namespace.
-    pub pid: u32,
-    /// Its file mode creation mask, for requests that make something.
-    pub umask: u32,
-    /// Its membership in the group of the directory, for requests that make something.
-    pub create_group: CreateGroup,
-}
-
-/// Whether a caller is a member of a directory's group by a supplementary group. A new object gets the directory's group if
-/// that has the set-group-ID bit, and only a member keeps such a bit of its own.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum CreateGroup {
-    /// The kernel does not say.
-    #[default]
-    Unknown,
-    /// It is not, or the group is its own.
-    NoMember,
-    /// It is, of this group.
-    Member(u32),
-}
-
 /// An inode of a writable mount, and how long the kernel may cache its name and attributes.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeEntry {
@@ -107,16 +82,7 @@ pub struct NodeEntry {
 }
 
 /// The result of a lookup.
-#[derive(Debug, Clone, Copy)]
-pub enum NodeLookup {
-    /// An inode; its lookup count was raised by one.
-    Found(NodeEntry),
-    /// No such name.
-    Absent {
-        /// How long the kernel may cache the absence.
-        ttl: Duration,
-    },
-}
+pub type NodeLookup = LookupOutcome<NodeEntry>;
 
 /// A volume mounted for changes. Every call may be made from any thread.
 pub struct WritableFileSystem {
@@ -216,20 +182,25 @@ impl WritableFileSystem {
         if *identity == self.root { 0 } else { nodes::generation_of(identity, &self.root) }
     }
 
-    /// Runs `op` as the caller. Its supplementary groups are read from the system only where they can matter: reading
-    /// them costs as much as a small request. The kernel has already checked permissions with all groups; so without
+    /// Runs `op` as the caller. The groups that a kernel does not say are read from the system only where they can matter:
+    /// reading them costs as much as a small request. The kernel has already checked permissions with all groups; so without
     /// them a call can only fail, and is then made again. The one group that decides about a new object comes with its
     /// request from Linux 6.3 on. The kernel's NFS server has no groups to read; what the kernel has permitted to it holds.
-    fn as_caller<T>(&self, caller: &FsCaller, groups_decide: bool, op: impl Fn(&Caller) -> Result<T>) -> Result<T> {
-        let FsCaller { uid, gid, pid, umask, create_group } = *caller;
+    fn as_caller<T>(&self, caller: &FsCaller<'_>, groups_decide: bool, op: impl Fn(&Caller) -> Result<T>) -> Result<T> {
+        let FsCaller { uid, gid, pid, umask, groups } = *caller;
         let mut own = Caller { uid, gid, groups: Vec::new(), pid, umask, rights_checked: false };
         if uid == 0 {
             return op(&own);
         }
-        if let CreateGroup::Member(group) = create_group {
-            own.groups = vec![group];
+        match groups {
+            CallerGroups::All(groups) => {
+                own.groups = groups.to_vec();
+                return op(&own);
+            }
+            CallerGroups::OfDirectory(group) => own.groups = vec![group],
+            CallerGroups::Unknown | CallerGroups::NotOfDirectory => {}
         }
-        if self.config.kernel_checks && (!groups_decide || create_group != CreateGroup::Unknown) {
+        if self.config.kernel_checks && (!groups_decide || groups != CallerGroups::Unknown) {
             match op(&own) {
                 Err(error) if matches!(errno_of(&error), libc::EACCES | libc::EPERM) => {
                     match self.add_rights(&mut own) {

@@ -36,7 +36,7 @@ impl WritableFileSystem {
     }
 
     /// This process, for requests of the kernel that belong to no caller.
-    fn own_caller(&self) -> FsCaller {
+    fn own_caller(&self) -> FsCaller<'static> {
         let (uid, gid) = self.config.owner;
         FsCaller { uid, gid, ..FsCaller::default() }
     }

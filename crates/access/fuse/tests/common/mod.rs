@@ -1,15 +1,21 @@
-//! A small file system that shows every answer a handler can give, and mounts of it that can't hang a test.
+//! A small file system that shows every answer a session can send, and mounts of it that can't hang a test.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use spurline_fs::{
+    DirRead, FileEntry, FileService, FsCaller, FsError, FsResult, HandleRef, KernelSide, ListedEntry, LiveBacking,
+    LookupOutcome, OpenedFile, ROOT, StatAttr,
+};
 use spurline_fuse::*;
+use spurline_mem::{BlockSlice, BufferPool};
+use spurline_types::{Error, ErrorKind};
+use spurline_volume::ReadData;
+use spurline_volume::writes::{FileTime, SourceSpace};
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::IoSlice;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 pub const TTL: Duration = Duration::from_secs(60);
 pub const DATA_LEN: u64 = (3 << 20) + 123;
@@ -17,7 +23,7 @@ pub const MANY: u64 = 100_000;
 const MANY_BASE: u64 = 1 << 20;
 
 /// Names of the root directory; the inode number is the position plus 2.
-pub const NAMES: [&str; 10] = ["data", "vectored", "filled", "slow", "pass", "panic", "link", "odd", "many", "broken"];
+pub const NAMES: [&str; 9] = ["data", "filled", "slow", "pass", "panic", "link", "odd", "many", "broken"];
 
 pub fn ino_of(name: &str) -> u64 {
     NAMES.iter().position(|n| *n == name).unwrap() as u64 + 2
@@ -34,12 +40,15 @@ pub fn pattern(offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-#[derive(Default)]
+fn errno(errno: i32) -> FsError {
+    Error::new(ErrorKind::Io(errno), "by request of the test").into()
+}
+
 pub struct TestFs {
-    pub backings: Mutex<Option<BackingRegistrar>>,
+    pool: Arc<BufferPool>,
     /// The file that `pass` is read from, and its registration while it is open.
     pub backing_file: Mutex<Option<File>>,
-    pub registered: Mutex<HashMap<u64, RegisteredFile>>,
+    pub registered: Mutex<HashMap<u64, Arc<LiveBacking>>>,
     pub cached_too: AtomicBool,
     pub next_fh: AtomicU64,
     pub blocked: Mutex<(usize, bool)>,
@@ -52,34 +61,53 @@ pub struct TestFs {
     pub repaired: AtomicBool,
 }
 
+impl Default for TestFs {
+    fn default() -> Self {
+        TestFs {
+            pool: BufferPool::new(64 << 20, 1 << 20).unwrap(),
+            backing_file: Mutex::default(),
+            registered: Mutex::default(),
+            cached_too: AtomicBool::new(false),
+            next_fh: AtomicU64::new(0),
+            blocked: Mutex::default(),
+            unblocked: Condvar::new(),
+            destroyed: AtomicBool::new(false),
+            forgotten: AtomicU64::new(0),
+            max_read_seen: AtomicU64::new(0),
+            broken_reads: AtomicU64::new(0),
+            repaired: AtomicBool::new(false),
+        }
+    }
+}
+
 impl TestFs {
-    fn attr(&self, ino: u64) -> Result<StatAttr, Errno> {
+    fn attr(&self, ino: u64) -> FsResult<StatAttr> {
         let dir = StatAttr { nlink: 2, ..StatAttr::new(ino, libc::S_IFDIR | 0o755, 0) };
         Ok(match ino {
-            ROOT_INO => dir,
+            ROOT => dir,
             i if i == ino_of("odd") || i == ino_of("many") => dir,
             i if i == ino_of("link") => StatAttr::new(ino, libc::S_IFLNK | 0o777, 4),
             i if i == ino_of("pass") => {
                 let len = self.backing_file.lock().unwrap().as_ref().map_or(0, |f| f.metadata().unwrap().len());
                 StatAttr::new(ino, libc::S_IFREG | 0o644, len)
             }
-            2..=11 => StatAttr {
-                mtime: SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5),
+            2..=10 => StatAttr {
+                mtime: FileTime { seconds: 1_700_000_000, nanos: 5 },
                 ..StatAttr::new(ino, libc::S_IFREG | 0o644, DATA_LEN)
             },
             i if i >= 1000 => StatAttr::new(ino, libc::S_IFREG | 0o644, 0),
-            _ => return Err(Errno::ENOENT),
+            _ => return Err(errno(libc::ENOENT)),
         })
     }
-    fn entry(&self, ino: u64) -> Result<LookupReply, Errno> {
-        Ok(LookupReply { ino, generation: 0, attr: self.attr(ino)?, entry_ttl: TTL, attr_ttl: TTL })
+    fn entry(&self, ino: u64) -> FsResult<FileEntry> {
+        Ok(FileEntry { ino, generation: 0, attr: self.attr(ino)?, entry_ttl: TTL, attr_ttl: TTL })
     }
     fn names(&self, ino: u64, from: u64, mut f: impl FnMut(u64, u64, &[u8]) -> bool) {
         let mut at = from;
         loop {
             let more = match (ino, at) {
                 (_, 0 | 1) => f(at, ino, if at == 0 { b"." } else { b".." }),
-                (ROOT_INO, i) if i - 2 < NAMES.len() as u64 => f(at, i, NAMES[i as usize - 2].as_bytes()),
+                (ROOT, i) if i - 2 < NAMES.len() as u64 => f(at, i, NAMES[i as usize - 2].as_bytes()),
                 (d, i) if d == ino_of("odd") && i - 2 < odd_names().len() as u64 => {
                     f(at, 1000 + i - 2, &odd_names()[i as usize - 2])
                 }
@@ -103,62 +131,58 @@ impl TestFs {
     }
 }
 
-impl FuseHandler for TestFs {
-    fn init(&self, info: &InitInfo) {
-        *self.backings.lock().unwrap() = info.backings.clone();
-    }
-    fn destroy(&self) {
+impl FileService for TestFs {
+    fn close_all(&self) {
         self.destroyed.store(true, Ordering::SeqCst);
     }
-    fn lookup(&self, parent: u64, name: &[u8], _caller: &RequestCaller) -> Result<LookupReply, Errno> {
-        if parent == ROOT_INO {
+    fn lookup(&self, parent: u64, name: &[u8], _caller: &FsCaller<'_>) -> FsResult<LookupOutcome<FileEntry>> {
+        if parent == ROOT {
             return match NAMES.iter().position(|n| n.as_bytes() == name) {
-                Some(i) => self.entry(i as u64 + 2),
-                None => Ok(LookupReply::negative(TTL)),
+                Some(i) => self.entry(i as u64 + 2).map(LookupOutcome::Found),
+                None => Ok(LookupOutcome::Absent { ttl: TTL }),
             };
         }
         if parent == ino_of("odd") {
-            let i = odd_names().iter().position(|n| n == name).ok_or(Errno::ENOENT)?;
-            return self.entry(1000 + i as u64);
+            let i = odd_names().iter().position(|n| n == name).ok_or_else(|| errno(libc::ENOENT))?;
+            return self.entry(1000 + i as u64).map(LookupOutcome::Found);
         }
         let number = std::str::from_utf8(name).ok().and_then(|n| n.strip_prefix("name-")?.parse::<u64>().ok());
-        self.entry(MANY_BASE + number.filter(|n| *n < MANY).ok_or(Errno::ENOENT)?)
+        let number = number.filter(|n| *n < MANY).ok_or_else(|| errno(libc::ENOENT))?;
+        self.entry(MANY_BASE + number).map(LookupOutcome::Found)
     }
-    fn forget(&self, _ino: u64, nlookup: u64) {
-        self.forgotten.fetch_add(nlookup, Ordering::SeqCst);
+    fn forget(&self, _ino: u64, n: u64) {
+        self.forgotten.fetch_add(n, Ordering::SeqCst);
     }
-    fn getattr(&self, ino: u64, _fh: Option<u64>, _caller: &RequestCaller) -> Result<(StatAttr, Duration), Errno> {
+    fn getattr(&self, ino: u64, _fh: Option<u64>, _caller: &FsCaller<'_>) -> FsResult<(StatAttr, Duration)> {
         Ok((self.attr(ino)?, TTL))
     }
-    fn readlink(&self, ino: u64, target: &mut [u8], _caller: &RequestCaller) -> Result<usize, Errno> {
-        if ino != ino_of("link") {
-            return Err(Errno::EINVAL);
-        }
-        target[..4].copy_from_slice(b"data");
-        Ok(4)
+    fn readlink(&self, ino: u64, _caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
+        if ino == ino_of("link") { Ok(b"data".to_vec()) } else { Err(errno(libc::EINVAL)) }
     }
-    fn open(&self, ino: u64, _flags: u32, _caller: &RequestCaller) -> Result<HandleReply, Errno> {
+    fn open(&self, ino: u64, _flags: u32, _caller: &FsCaller<'_>, kernel: &KernelSide<'_>) -> FsResult<OpenedFile> {
         let fh = self.next_fh.fetch_add(1, Ordering::SeqCst);
-        let mut opened =
-            HandleReply { fh, keep_cache: true, direct_io: ino == ino_of("slow"), ..HandleReply::default() };
+        let mut opened = OpenedFile { fh, keep_cache: true, direct_io: ino == ino_of("slow"), ..OpenedFile::default() };
         if ino == ino_of("pass") && !self.cached_too.load(Ordering::SeqCst) {
-            let backings = self.backings.lock().unwrap().clone().ok_or(Errno::EOPNOTSUPP)?;
+            let backings = kernel.backings.ok_or_else(|| errno(libc::EOPNOTSUPP))?;
             let file = self.backing_file.lock().unwrap();
-            let backing =
-                backings.register_file(file.as_ref().ok_or(Errno::EIO)?.as_fd()).map_err(|e| Errno::from_io(&e))?;
-            opened.backing = Some(backing.id());
+            let registered = backings.register_file(file.as_ref().ok_or_else(|| errno(libc::EIO))?);
+            let registered = registered.map_err(|e| errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+            let backing = Arc::new(LiveBacking::new(registered, Box::new(())));
+            opened.backing = Some(Arc::clone(&backing));
             self.registered.lock().unwrap().insert(fh, backing);
         }
         Ok(opened)
     }
-    fn release(&self, _ino: u64, fh: u64) {
+    fn release(&self, fh: u64) -> FsResult<()> {
         self.registered.lock().unwrap().remove(&fh);
+        Ok(())
     }
-    fn read(&self, ino: u64, _fh: u64, offset: u64, len: u32, mut reply: ReadReply<'_>) -> ReplyReceipt {
-        self.max_read_seen.fetch_max(u64::from(len), Ordering::SeqCst);
-        let len = DATA_LEN.saturating_sub(offset).min(u64::from(len)) as usize;
+    fn read(&self, file: HandleRef, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
+        let ino = file.ino;
+        self.max_read_seen.fetch_max(dst.len() as u64, Ordering::SeqCst);
+        let len = DATA_LEN.saturating_sub(offset).min(dst.len() as u64) as usize;
         if ino == ino_of("pass") {
-            return reply.reply_error(Errno::EIO);
+            return Err(errno(libc::EIO));
         }
         if ino == ino_of("panic") {
             panic!("requested by the test");
@@ -166,7 +190,7 @@ impl FuseHandler for TestFs {
         if ino == ino_of("broken") && !self.repaired.load(Ordering::SeqCst) {
             self.broken_reads.fetch_add(1, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(600));
-            return reply.reply_error(Errno(libc::ETIMEDOUT));
+            return Err(errno(libc::ETIMEDOUT));
         }
         if ino == ino_of("slow") {
             let mut blocked = self.blocked.lock().unwrap();
@@ -176,65 +200,57 @@ impl FuseHandler for TestFs {
             }
         }
         let data = pattern(offset, len);
-        if ino == ino_of("vectored") {
-            let pieces: Vec<IoSlice<'_>> = data.chunks(len.div_ceil(300).max(1)).map(IoSlice::new).collect();
-            return reply.reply_vectored(&pieces);
-        }
         if ino == ino_of("filled") {
-            assert!(reply.buffer().as_ptr().addr().is_multiple_of(4096));
-            reply.buffer()[..len].copy_from_slice(&data);
-            return reply.reply_filled(len);
+            assert!(dst.as_ptr().addr().is_multiple_of(4096));
+            dst[..len].copy_from_slice(&data);
+            return Ok(ReadData::Copied(len));
         }
-        reply.reply_data(&data)
+        let mut buffer = self.pool.alloc(len.max(1), Instant::now() + Duration::from_secs(20))?;
+        buffer[..len].copy_from_slice(&data);
+        Ok(ReadData::Shared(BlockSlice::from_buf(buffer).subslice(0..len)))
     }
     fn readdir(
         &self,
-        ino: u64,
-        _fh: u64,
-        cookie: u64,
-        sink: &mut DirSink<'_>,
-        _caller: &RequestCaller,
-    ) -> Result<(), Errno> {
-        let mut error = None;
-        self.names(ino, cookie, |at, child, name| match self.attr(child) {
-            Ok(attr) => sink.add_entry(child, at + 1, attr.mode, name),
-            Err(e) => {
-                error = Some(e);
+        read: &DirRead,
+        _caller: &FsCaller<'_>,
+        take: &mut dyn FnMut(&ListedEntry<'_>) -> bool,
+    ) -> FsResult<()> {
+        let mut failed = None;
+        self.names(read.directory.ino, read.from, |at, child, name| match self.entry(child) {
+            Ok(entry) => take(&ListedEntry {
+                name,
+                next: at + 1,
+                ino: child,
+                file_type: entry.attr.mode,
+                entry: (read.plus && at >= 2).then_some(entry),
+            }),
+            Err(error) => {
+                failed = Some(error);
                 false
             }
         });
-        error.map_or(Ok(()), Err)
+        failed.map_or(Ok(()), Err)
     }
-    fn readdirplus(
-        &self,
-        ino: u64,
-        _fh: u64,
-        cookie: u64,
-        sink: &mut DirPlusSink<'_>,
-        _caller: &RequestCaller,
-    ) -> Result<(), Errno> {
-        self.names(ino, cookie, |at, child, name| match self.entry(child) {
-            Ok(entry) if at >= 2 => sink.add_entry(&entry, at + 1, name),
-            _ => sink.add_plain(child, at + 1, libc::S_IFDIR, name),
-        });
-        Ok(())
+    fn statfs(&self) -> FsResult<SourceSpace> {
+        Ok(SourceSpace {
+            block_size: 4096,
+            blocks: 1000,
+            blocks_free: 600,
+            blocks_available: 500,
+            files: 77,
+            files_free: 7,
+            name_max: 255,
+        })
     }
-    fn statfs(&self, _ino: u64) -> Result<StatfsReply, Errno> {
-        Ok(StatfsReply { blocks: 1000, bfree: 600, bavail: 500, files: 77, ffree: 7, ..StatfsReply::default() })
-    }
-    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>, _caller: &RequestCaller) -> ReplyReceipt {
-        match (ino == ino_of("data"), name) {
-            (true, b"user.spurline.version") => reply.reply_value(b"v1"),
-            (true, b"user.long") => reply.reply_value(&[7; 5000]),
-            _ => reply.reply_error(Errno::ENODATA),
+    fn getxattr(&self, ino: u64, name: &[u8], _caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
+        match name {
+            b"user.spurline.version" if ino == ino_of("data") => Ok(b"v1".to_vec()),
+            b"user.long" if ino == ino_of("data") => Ok(vec![7; 5000]),
+            _ => Err(FsError::NoData),
         }
     }
-    fn listxattr(&self, ino: u64, reply: XattrReply<'_>, _caller: &RequestCaller) -> ReplyReceipt {
-        if ino == ino_of("data") {
-            reply.reply_value(b"user.spurline.version\0user.long\0")
-        } else {
-            reply.reply_value(b"")
-        }
+    fn listxattr(&self, ino: u64, _caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
+        Ok(if ino == ino_of("data") { b"user.spurline.version\0user.long\0".to_vec() } else { Vec::new() })
     }
 }
 

@@ -1,0 +1,311 @@
+//! The writable file system as a [`FileService`]: it converts types, and keeps a kernel's view of a file in step with
+//! opens and locks. The rules are in the modules beside it.
+
+use super::kernel_view::{BegunWait, WaitingView};
+use super::{LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem};
+use crate::attr::LookupOutcome;
+use crate::errno::{FsError, FsResult};
+use crate::fs::OpenedFile;
+use crate::inode_limit::LimitedInodes;
+use crate::name_records::NameRecords;
+use crate::service::{
+    CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller, HandleRef, KernelSide,
+    ListedEntry, StatAttr,
+};
+use spurline_volume::ReadData;
+use spurline_volume::writes::{AttrChange, FileLock, ListedName, LockConflict, NodeAttr, SourceSpace};
+use std::sync::Arc;
+use std::time::Duration;
+
+impl WritableFileSystem {
+    fn stat_attr(&self, attr: &NodeAttr) -> StatAttr {
+        StatAttr {
+            ino: self.shown_inode(&attr.identity),
+            size: attr.size,
+            blocks: attr.blocks,
+            atime: attr.atime,
+            mtime: attr.mtime,
+            ctime: attr.ctime,
+            mode: attr.mode,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            rdev: attr.rdev,
+            blksize: attr.blksize,
+        }
+    }
+
+    fn file_entry(&self, entry: &NodeEntry) -> FileEntry {
+        FileEntry {
+            ino: entry.ino,
+            generation: self.generation(&entry.attr.identity),
+            attr: self.stat_attr(&entry.attr),
+            entry_ttl: entry.entry_ttl,
+            attr_ttl: entry.attr_ttl,
+        }
+    }
+}
+
+fn opened_file(opened: OpenedNode) -> OpenedFile {
+    OpenedFile {
+        fh: opened.fh,
+        keep_cache: opened.keep_cache,
+        direct_io: opened.direct_io,
+        parallel_direct_writes: opened.parallel,
+        flush: opened.flush,
+        backing: opened.backing,
+    }
+}
+
+impl FileService for WritableFileSystem {
+    fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<LookupOutcome<FileEntry>> {
+        Ok(match self.lookup(parent, name, caller)? {
+            NodeLookup::Found(entry) => LookupOutcome::Found(self.file_entry(&entry)),
+            NodeLookup::Absent { ttl } => LookupOutcome::Absent { ttl },
+        })
+    }
+
+    fn forget(&self, ino: u64, n: u64) {
+        self.forget(ino, n);
+    }
+
+    fn getattr(&self, ino: u64, fh: Option<u64>, caller: &FsCaller<'_>) -> FsResult<(StatAttr, Duration)> {
+        let (attr, ttl) = self.getattr(ino, fh, caller)?;
+        Ok((self.stat_attr(&attr), ttl))
+    }
+
+    fn readlink(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
+        self.readlink(ino, caller)
+    }
+
+    fn access(&self, ino: u64, mask: u32, caller: &FsCaller<'_>) -> FsResult<()> {
+        self.access(ino, mask, caller)
+    }
+
+    fn open(&self, ino: u64, flags: u32, caller: &FsCaller<'_>, kernel: &KernelSide<'_>) -> FsResult<OpenedFile> {
+        let opened = self.open(ino, flags as i32, caller, kernel.backings)?;
+        // Before the answer: the first read through the handle has to see the new length.
+        if let Some(view) = kernel.view.filter(|_| opened.moved) {
+            let view = WaitingView { view, waits: kernel.waits };
+            if let Err(error) = self.refresh_opened(ino, &opened, &view) {
+                tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
+            }
+        }
+        Ok(opened_file(opened))
+    }
+
+    fn read(&self, file: HandleRef, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
+        self.read(file.ino, file.fh, offset, dst).map(ReadData::Copied)
+    }
+
+    fn release(&self, fh: u64) -> FsResult<()> {
+        self.release(fh)
+    }
+
+    fn opendir(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<u64> {
+        self.opendir(ino, caller)
+    }
+
+    fn readdir(
+        &self,
+        read: &DirRead,
+        caller: &FsCaller<'_>,
+        take: &mut dyn FnMut(&ListedEntry<'_>) -> bool,
+    ) -> FsResult<()> {
+        let HandleRef { ino, fh } = read.directory;
+        let mut take_name = |listed: &ListedName, entry: Option<NodeEntry>| {
+            take(&ListedEntry {
+                name: &listed.name,
+                next: listed.next,
+                ino: listed.inode,
+                file_type: listed.file_type,
+                entry: entry.as_ref().map(|entry| self.file_entry(entry)),
+            })
+        };
+        self.readdir((ino, fh), read.from, read.names_max, read.plus, caller, &mut take_name)
+    }
+
+    fn releasedir(&self, fh: u64) -> FsResult<()> {
+        self.releasedir(fh)
+    }
+
+    fn statfs(&self) -> FsResult<SourceSpace> {
+        self.statfs()
+    }
+
+    fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
+        self.getxattr(ino, name, caller)
+    }
+
+    fn listxattr(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
+        self.listxattr(ino, caller)
+    }
+
+    fn lseek(&self, file: HandleRef, offset: u64, whence: u32) -> FsResult<u64> {
+        self.lseek(file.ino, file.fh, offset, whence)
+    }
+
+    fn setattr(
+        &self,
+        ino: u64,
+        fh: Option<u64>,
+        set: &AttrChange,
+        caller: &FsCaller<'_>,
+    ) -> FsResult<(StatAttr, Duration)> {
+        let (attr, ttl) = self.setattr(ino, fh, set, caller)?;
+        Ok((self.stat_attr(&attr), ttl))
+    }
+
+    fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller<'_>) -> FsResult<FileEntry> {
+        Ok(self.file_entry(&self.make(parent, name, new, caller)?))
+    }
+
+    fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<FileEntry> {
+        Ok(self.file_entry(&self.link(ino, parent, name, caller)?))
+    }
+
+    fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller<'_>) -> FsResult<()> {
+        self.remove(parent, name, directory, caller)
+    }
+
+    fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller<'_>) -> FsResult<()> {
+        self.rename((from.parent, from.name), (to.parent, to.name), flags, caller)
+    }
+
+    fn create(
+        &self,
+        parent: u64,
+        name: &[u8],
+        how: CreateMode,
+        caller: &FsCaller<'_>,
+        kernel: &KernelSide<'_>,
+    ) -> FsResult<(FileEntry, OpenedFile)> {
+        let (entry, opened) = self.create(parent, name, how.flags as i32, how.mode, caller, kernel.backings)?;
+        Ok((self.file_entry(&entry), opened_file(opened)))
+    }
+
+    fn tmpfile(
+        &self,
+        parent: u64,
+        how: CreateMode,
+        caller: &FsCaller<'_>,
+        kernel: &KernelSide<'_>,
+    ) -> FsResult<(FileEntry, OpenedFile)> {
+        let (entry, opened) = self.tmpfile(parent, how.flags as i32, how.mode, caller, kernel.backings)?;
+        Ok((self.file_entry(&entry), opened_file(opened)))
+    }
+
+    fn write(&self, file: HandleRef, write: &FileWrite<'_>, caller: &FsCaller<'_>) -> FsResult<usize> {
+        let caller = write.lose_privileges.then_some(caller);
+        self.write((file.ino, file.fh), (write.offset, write.place), write.data, caller)
+    }
+
+    fn flush(&self, file: HandleRef, lock_owner: u64) -> FsResult<()> {
+        self.flush(file.ino, file.fh, lock_owner)
+    }
+
+    fn fsync(&self, file: HandleRef, data_only: bool) -> FsResult<()> {
+        self.fsync(file.ino, file.fh, data_only)
+    }
+
+    fn fsyncdir(&self, directory: HandleRef, data_only: bool) -> FsResult<()> {
+        self.fsyncdir(directory.ino, directory.fh, data_only)
+    }
+
+    fn fallocate(&self, at: FilePosition, len: u64, mode: u32, caller: &FsCaller<'_>) -> FsResult<()> {
+        self.fallocate(at.file.ino, at.file.fh, mode, at.offset, len, caller)
+    }
+
+    fn copy_file_range(&self, from: FilePosition, to: FilePosition, len: u64, caller: &FsCaller<'_>) -> FsResult<u64> {
+        let from = (from.file.ino, from.file.fh, from.offset);
+        let to = (to.file.ino, to.file.fh, to.offset);
+        self.copy_file_range(from, to, len, caller)
+    }
+
+    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller<'_>) -> FsResult<()> {
+        self.setxattr(ino, name, value, flags, caller)
+    }
+
+    fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<()> {
+        self.removexattr(ino, name, caller)
+    }
+
+    fn test_lock(
+        &self,
+        file: HandleRef,
+        lock: &FileLock,
+        number: u64,
+        kernel: &KernelSide<'_>,
+    ) -> FsResult<Option<LockConflict>> {
+        self.test_lock((file.ino, file.fh), lock, number, kernel.waits)
+    }
+
+    fn set_lock(
+        &self,
+        file: HandleRef,
+        request: &LockRequest,
+        wait: bool,
+        caller: &FsCaller<'_>,
+        kernel: &KernelSide<'_>,
+    ) -> FsResult<()> {
+        let HandleRef { ino, fh } = file;
+        let stores = kernel.view.filter(|_| self.has_stores_to_write(ino, &request.lock));
+        let begun = match stores {
+            Some(view) => WaitingView { view, waits: kernel.waits }.drop_before_lock(ino, &request.lock)?,
+            None => None,
+        };
+        let one_wait = BegunWait(kernel.waits);
+        let waits = if begun.is_some() { Some(&one_wait as _) } else { kernel.waits };
+        let stale = self.set_lock((ino, fh), request, caller, (waits, wait))?;
+        if let Some(view) = kernel.view.filter(|_| stale)
+            && let Err(error) = self.refresh_locked((ino, fh), &WaitingView { view, waits })
+        {
+            tracing::debug!(ino, "the kernel keeps pages of a file that was locked: {error}");
+        }
+        Ok(())
+    }
+
+    fn interrupt(&self, number: u64) {
+        self.interrupt(number);
+    }
+
+    fn end_waits(&self) {
+        self.end_waits();
+    }
+
+    fn allow_direct_writes(&self) {
+        self.allow_direct_writes();
+    }
+
+    fn close_all(&self) {
+        self.close_all();
+    }
+
+    fn limited_inodes(self: Arc<Self>) -> Option<Arc<dyn LimitedInodes>> {
+        Some(self)
+    }
+
+    fn keep_names(&self, records: Arc<dyn NameRecords>) {
+        self.keep_names(records);
+    }
+
+    fn path_of(&self, ino: u64) -> Option<Vec<u8>> {
+        self.path_of(ino)
+    }
+
+    /// What POSIX lets any program run into is not logged.
+    fn log_failure(&self, op: &'static str, ino: u64, error: &FsError) {
+        match error.errno() {
+            errno @ (libc::EIO
+            | libc::ETIMEDOUT
+            | libc::EHOSTDOWN
+            | libc::ENOTCONN
+            | libc::EREMOTEIO
+            | libc::EPROTO) => {
+                let path = self.logged_path(ino);
+                tracing::warn!(op, ino, errno, "{path}: {error}");
+            }
+            errno => tracing::trace!(op, ino, errno, "{error}"),
+        }
+    }
+}
