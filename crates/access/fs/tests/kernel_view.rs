@@ -60,8 +60,10 @@ fn find(fs: &WritableFileSystem, name: &[u8]) -> u64 {
 
 #[test]
 fn the_length_of_a_locked_file_is_in_the_kernel_before_its_holder_goes_on() {
-    let (source, kernel) = (Arc::new(MemorySource::default()), ListedKernel::default());
-    let (one, two) = (mount(&source), mount(&source));
+    let source = Arc::new(MemorySource::default());
+    let kernel = ListedKernel::default();
+    let one = mount(&source);
+    let two = mount(&source);
     let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
     let ino = find(&two, b"f");
     let ours = two.open(ino, libc::O_RDWR, &CALLER, None).unwrap();
@@ -94,8 +96,10 @@ fn the_length_of_a_locked_file_is_in_the_kernel_before_its_holder_goes_on() {
 
 #[test]
 fn an_open_of_a_file_that_grew_puts_its_length_into_the_kernel_once() {
-    let (source, kernel) = (Arc::new(MemorySource::default()), ListedKernel::default());
-    let (one, two) = (mount(&source), mount(&source));
+    let source = Arc::new(MemorySource::default());
+    let kernel = ListedKernel::default();
+    let one = mount(&source);
+    let two = mount(&source);
     let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
     let ino = find(&two, b"f");
     let open = || {
@@ -156,8 +160,10 @@ fn without_a_slot_to_wait_in_no_notification_is_sent_and_a_lock_is_refused() {
 
 #[test]
 fn a_kernel_that_opens_a_grown_file_gets_its_length_before_the_answer() {
-    let (source, kernel) = (Arc::new(MemorySource::default()), ListedKernel::default());
-    let (one, two) = (mount(&source), mount(&source));
+    let source = Arc::new(MemorySource::default());
+    let kernel = ListedKernel::default();
+    let one = mount(&source);
+    let two = mount(&source);
     let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
     let ino = find(&two, b"f");
     one.write((entry.ino, theirs.fh), (0, WritePlace::Offset), b"ab", None).unwrap();

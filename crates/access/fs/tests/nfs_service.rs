@@ -248,7 +248,8 @@ fn reading_server(tree: &Arc<Tree>, records: &Arc<MemoryRecords>) -> (NfsServer,
 
 #[test]
 fn a_read_only_file_system_serves_the_reading_calls() {
-    let (tree, records) = (Tree::new(), Arc::new(MemoryRecords::default()));
+    let tree = Tree::new();
+    let records = Arc::new(MemoryRecords::default());
     tree.dir(b"d");
     tree.put(b"d/file", 1, 100);
     tree.link(b"d/link", b"file");

@@ -100,7 +100,8 @@ impl<S: FileService> RequestDispatcher<S> {
         io: &mut SlotIo<'_>,
         start: Instant,
     ) -> Option<ReplyReceipt> {
-        let (service, ino) = (&*self.service, header.nodeid);
+        let service = &*self.service;
+        let ino = header.nodeid;
         match request {
             FuseRequest::Forget { nlookup } => service.forget(ino, nlookup),
             FuseRequest::BatchForget { entries } => {
@@ -154,7 +155,8 @@ impl<S: FileService> RequestDispatcher<S> {
 
     /// The reply to a request that neither reads a file nor changes anything.
     fn query_reply(&self, header: &InHeader, request: FuseRequest, io: &mut SlotIo<'_>) -> FsResult<ReplyReceipt> {
-        let (service, ino) = (&*self.service, header.nodeid);
+        let service = &*self.service;
+        let ino = header.nodeid;
         let caller = caller_of(header);
         Ok(match request {
             FuseRequest::Lookup { name } => {
@@ -164,7 +166,10 @@ impl<S: FileService> RequestDispatcher<S> {
                 };
                 put_struct(io.payload(), &out)
             }
-            FuseRequest::Getattr { fh } => attr_reply(io, &service.getattr(ino, fh, &caller)?),
+            FuseRequest::Getattr { fh } => {
+                let (attr, ttl) = service.getattr(ino, fh, &caller)?;
+                attr_reply(io, &attr, ttl)
+            }
             FuseRequest::Readlink => {
                 let target = service.readlink(ino, &caller)?;
                 if target.len() > LINK_TARGET_MAX {

@@ -23,13 +23,14 @@ impl<S: FileService> RequestDispatcher<S> {
         request: ChangeRequest,
         io: &mut SlotIo<'_>,
     ) -> FsResult<ReplyReceipt> {
-        let (service, ino) = (&*self.service, header.nodeid);
+        let service = &*self.service;
+        let ino = header.nodeid;
         let caller = caller_of(header);
         match request {
             ChangeRequest::Setattr(args) => {
                 let fh = (args.valid & fattr::FH != 0).then_some(args.fh);
-                let answer = service.setattr(ino, fh, &attr_change(&args), &caller)?;
-                return Ok(attr_reply(io, &answer));
+                let (attr, ttl) = service.setattr(ino, fh, &attr_change(&args), &caller)?;
+                return Ok(attr_reply(io, &attr, ttl));
             }
             ChangeRequest::Link { oldnodeid, name } => {
                 let entry = service.link(oldnodeid, ino, io.checked_name(name)?, &caller)?;
@@ -67,7 +68,8 @@ impl<S: FileService> RequestDispatcher<S> {
 
     /// The reply to a request that makes an object.
     fn make_reply(&self, header: &InHeader, request: ChangeRequest, io: &mut SlotIo<'_>) -> FsResult<ReplyReceipt> {
-        let (service, ino) = (&*self.service, header.nodeid);
+        let service = &*self.service;
+        let ino = header.nodeid;
         let entry = match request {
             ChangeRequest::Symlink { name, target, group } => {
                 let new = NewNode::Symlink { target: target.slice_of(io.body()) };
@@ -82,13 +84,17 @@ impl<S: FileService> RequestDispatcher<S> {
                 service.make(ino, io.checked_name(name)?, new, &self.kernel.creator(header, umask, group))?
             }
             ChangeRequest::Create { name, flags, mode, umask, group } => {
-                let (how, caller) = (CreateMode { flags, mode }, self.kernel.creator(header, umask, group));
-                let made = service.create(ino, io.checked_name(name)?, how, &caller, &self.kernel.side())?;
-                return Ok(create_reply(io, &made));
+                let how = CreateMode { flags, mode };
+                let caller = self.kernel.creator(header, umask, group);
+                let name = io.checked_name(name)?;
+                let (entry, opened) = service.create(ino, name, how, &caller, &self.kernel.side())?;
+                return Ok(create_reply(io, &entry, &opened));
             }
             ChangeRequest::Tmpfile { flags, mode, umask, group } => {
-                let (how, caller) = (CreateMode { flags, mode }, self.kernel.creator(header, umask, group));
-                return Ok(create_reply(io, &service.tmpfile(ino, how, &caller, &self.kernel.side())?));
+                let how = CreateMode { flags, mode };
+                let caller = self.kernel.creator(header, umask, group);
+                let (entry, opened) = service.tmpfile(ino, how, &caller, &self.kernel.side())?;
+                return Ok(create_reply(io, &entry, &opened));
             }
             _ => return Err(FsError::NotServed),
         };
@@ -97,7 +103,8 @@ impl<S: FileService> RequestDispatcher<S> {
 
     /// The reply to a request on an open file that returns something.
     fn file_reply(&self, header: &InHeader, request: ChangeRequest, io: &mut SlotIo<'_>) -> FsResult<ReplyReceipt> {
-        let (service, ino) = (&*self.service, header.nodeid);
+        let service = &*self.service;
+        let ino = header.nodeid;
         let caller = caller_of(header);
         Ok(match request {
             ChangeRequest::Write { fh, offset, data, write_flags, flags } => {
@@ -119,7 +126,8 @@ impl<S: FileService> RequestDispatcher<S> {
                 put_struct(io.payload(), &abi::WriteOut { size: copied as u32, padding: 0 })
             }
             ChangeRequest::TestLock(args) => {
-                let (file, lock) = (HandleRef { ino, fh: args.fh }, file_lock(&args)?);
+                let file = HandleRef { ino, fh: args.fh };
+                let lock = file_lock(&args)?;
                 let found = service.test_lock(file, &lock, header.unique, &self.kernel.side())?;
                 put_struct(io.payload(), &lock_reply(found))
             }
@@ -148,12 +156,13 @@ fn entry_reply(io: &mut SlotIo<'_>, entry: &FileEntry) -> ReplyReceipt {
 }
 
 /// The reply with an inode's attributes.
-pub(crate) fn attr_reply(io: &mut SlotIo<'_>, (attr, ttl): &(StatAttr, Duration)) -> ReplyReceipt {
-    let (attr_valid, attr_valid_nsec) = (ttl.as_secs(), ttl.subsec_nanos());
-    put_struct(io.payload(), &abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attr_out(attr) })
+pub(crate) fn attr_reply(io: &mut SlotIo<'_>, attr: &StatAttr, ttl: Duration) -> ReplyReceipt {
+    let out =
+        abi::AttrOut { attr_valid: ttl.as_secs(), attr_valid_nsec: ttl.subsec_nanos(), dummy: 0, attr: attr_out(attr) };
+    put_struct(io.payload(), &out)
 }
 
-fn create_reply(io: &mut SlotIo<'_>, (entry, opened): &(FileEntry, OpenedFile)) -> ReplyReceipt {
+fn create_reply(io: &mut SlotIo<'_>, entry: &FileEntry, opened: &OpenedFile) -> ReplyReceipt {
     let payload = io.payload();
     let first = put_struct(payload, &entry_out(entry)).len;
     let second = put_struct(&mut payload[first..], &open_out(opened)).len;
@@ -204,13 +213,15 @@ fn lock_reply(found: Option<LockConflict>) -> abi::LkOut {
 
 /// A device number as the kernel sends it (`new_encode_dev`), in the form of makedev(3).
 fn decode_device(rdev: u32) -> u64 {
-    let (major, minor) = ((rdev & 0xf_ff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00));
+    let major = (rdev & 0xf_ff00) >> 8;
+    let minor = (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00);
     libc::makedev(major, minor)
 }
 
 /// The inverse of [`decode_device`].
 pub(crate) fn encode_device(device: u64) -> u32 {
-    let (major, minor) = (libc::major(device), libc::minor(device));
+    let major = libc::major(device);
+    let minor = libc::minor(device);
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 

@@ -375,7 +375,8 @@ impl FuseSession {
     ) -> Result<FuseSession, MountError> {
         // Everything that can fail within this process comes before the mount.
         let failed = |detail: String| MountError::Session { path: mountpoint.into(), detail };
-        let (largest, page) = (config.max_write, page_size());
+        let largest = config.max_write;
+        let page = page_size();
         if !(MIN_MAX_WRITE.max(page)..=1 << 20).contains(&largest) || !largest.is_multiple_of(4096) {
             let least = MIN_MAX_WRITE.max(page) >> 10;
             return Err(failed(format!(
@@ -479,7 +480,8 @@ impl FuseSession {
         while state.phase != SessionPhase::Ended {
             self.core.changed.wait(&mut state);
         }
-        let (failure, broken) = (state.failure.clone(), state.broken);
+        let failure = state.failure.clone();
+        let broken = state.broken;
         drop(state);
         let left = match failure.is_some() || broken {
             true => self.core.remove_dead(),
