@@ -77,15 +77,40 @@ pub struct Caller {
     pub rights_checked: bool,
 }
 
-/// What makes an object of the source the same one under any name.
+/// What makes an object of the source the same one under any name and on every host. Only the source knows what the bytes
+/// mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
-    /// The device of its file system.
-    pub device: u64,
-    /// Its inode number there.
-    pub inode: u64,
-    /// Its birth in nanoseconds, which distinguishes a later use of the number; 0 where it is not stored.
-    pub born: i128,
+    bytes: [u8; FileIdentity::LEN],
+    lasting: bool,
+}
+
+impl FileIdentity {
+    /// The number of bytes.
+    pub const LEN: usize = 32;
+
+    /// An identity of a source's making; `lasting` as for [`FileIdentity::is_lasting`].
+    pub const fn new(bytes: [u8; FileIdentity::LEN], lasting: bool) -> FileIdentity {
+        FileIdentity { bytes, lasting }
+    }
+
+    /// The identity of an object that has this number in its source, for sources that number each object anew.
+    pub fn from_number(number: u64) -> FileIdentity {
+        let mut bytes = [0; FileIdentity::LEN];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        FileIdentity::new(bytes, true)
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8; FileIdentity::LEN] {
+        &self.bytes
+    }
+
+    /// Whether no later object gets this identity after the end of its object. Only then may an object be looked for by
+    /// its identity alone.
+    pub fn is_lasting(&self) -> bool {
+        self.lasting
+    }
 }
 
 /// A time as file systems store it.
@@ -102,6 +127,8 @@ pub struct FileTime {
 pub struct NodeAttr {
     /// Which object.
     pub identity: FileIdentity,
+    /// The inode number that programs see.
+    pub inode: u64,
     /// File type and permission bits.
     pub mode: u32,
     /// Number of names.

@@ -171,7 +171,7 @@ fn put_node_attr(attr: &NodeAttr, out: &mut Vec<u8>) {
     for n in [attr.mode, attr.nlink, attr.uid, attr.gid, attr.blksize] {
         out.put_u32(n);
     }
-    for n in [attr.rdev, attr.size, attr.blocks] {
+    for n in [attr.inode, attr.rdev, attr.size, attr.blocks] {
         out.put_u64(n);
     }
     for time in [attr.atime, attr.mtime, attr.ctime] {
@@ -186,9 +186,12 @@ fn take_node_attr(take: &mut ByteCursor<'_>) -> Result<NodeAttr, FrameError> {
     let nlink = take.take_u32("a number of names")?;
     let (uid, gid) = (take.take_u32("a user")?, take.take_u32("a group")?);
     let blksize = take.take_u32("a block size")?;
-    let (rdev, size, blocks) = (take.take_u64("a device")?, take.take_u64("a size")?, take.take_u64("a size")?);
+    let inode = take.take_u64("an inode number")?;
+    let rdev = take.take_u64("a device")?;
+    let size = take.take_u64("a size")?;
+    let blocks = take.take_u64("a size")?;
     let (atime, mtime, ctime) = (take_time(take)?, take_time(take)?, take_time(take)?);
-    Ok(NodeAttr { identity, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime, mtime, ctime })
+    Ok(NodeAttr { identity, inode, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime, mtime, ctime })
 }
 
 fn take_names(take: &mut ByteCursor<'_>) -> Result<Vec<ListedName>, FrameError> {

@@ -396,24 +396,26 @@ impl<'a> WriteRequest<'a> {
     }
 }
 
+/// Before the bytes of an identity: there is none, it may belong to a later object, or it lasts.
+const NO_IDENTITY: u8 = 0;
+const REUSED_IDENTITY: u8 = 1;
+const LASTING_IDENTITY: u8 = 2;
+
 pub(crate) fn put_identity(identity: Option<&FileIdentity>, out: &mut Vec<u8>) {
-    out.put_u8(u8::from(identity.is_some()));
-    if let Some(FileIdentity { device, inode, born }) = identity {
-        out.put_u64(*device);
-        out.put_u64(*inode);
-        out.extend_from_slice(&born.to_le_bytes());
-    }
+    let Some(identity) = identity else { return out.put_u8(NO_IDENTITY) };
+    out.put_u8(if identity.is_lasting() { LASTING_IDENTITY } else { REUSED_IDENTITY });
+    out.extend_from_slice(identity.bytes());
 }
 
 pub(crate) fn take_identity(take: &mut ByteCursor<'_>) -> Result<Option<FileIdentity>, FrameError> {
-    Ok(match take_switch(take, "whether an identity follows")? {
-        false => None,
-        true => Some(FileIdentity {
-            device: take.take_u64("a device")?,
-            inode: take.take_u64("an inode number")?,
-            born: i128::from_le_bytes(take.take_array("a time")?),
-        }),
-    })
+    let kind = take.take_u8("whether an identity follows")?;
+    match kind {
+        NO_IDENTITY => Ok(None),
+        REUSED_IDENTITY | LASTING_IDENTITY => {
+            Ok(Some(FileIdentity::new(take.take_array("an identity")?, kind == LASTING_IDENTITY)))
+        }
+        value => Err(FrameError::Value { what: "whether an identity follows", value: value.into() }),
+    }
 }
 
 pub(crate) fn put_time(time: FileTime, out: &mut Vec<u8>) {

@@ -141,11 +141,11 @@ proptest! {
 
     #[test]
     fn requests_for_writable_volumes_round_trip(
-        id: u64, volume: u32, path in path(), name in name(), (device, inode, born) in any::<(u64, u64, i128)>(), number: u32,
+        id: u64, volume: u32, path in path(), name in name(), (identity, lasting) in any::<([u8; 32], bool)>(), number: u32,
         long: u64, groups in prop::collection::vec(any::<u32>(), 0..40), (yes, again, marked) in any::<(bool, bool, bool)>(),
         secs in 0u64..1 << 40, nanos in 0u32..1_000_000_000,
     ) {
-        let identity = FileIdentity { device, inode, born };
+        let identity = FileIdentity::new(identity, lasting);
         let node = NodePath { path: &path, expected: yes.then_some(identity) };
         let at = NamePath { directory: node, name: &name };
         let time = NewTime::At(FileTime { seconds: secs as i64, nanos });
@@ -219,12 +219,12 @@ proptest! {
 
     #[test]
     fn answers_of_writable_volumes_round_trip(
-        name in name(), identity in any::<(u64, u64, i128)>(), n: [u32; 5], long: [u64; 7], bits: [bool; 10], text in ".{0,40}",
+        name in name(), (identity, lasting) in any::<([u8; 32], bool)>(), n: [u32; 5], long: [u64; 7], bits: [bool; 10], text in ".{0,40}",
         secs in 0u64..1 << 40, nanos in 0u32..1_000_000_000, code in 1u16..,
     ) {
         let time = |more| FileTime { seconds: -(secs as i64) + more, nanos };
         let attr = NodeAttr {
-            identity: FileIdentity { device: identity.0, inode: identity.1, born: identity.2 },
+            identity: FileIdentity::new(identity, lasting), inode: long[3],
             mode: n[0], nlink: n[1], uid: n[2], gid: n[3], rdev: long[0], size: long[1], blocks: long[2], blksize: n[4],
             atime: time(0), mtime: time(1), ctime: time(2),
         };

@@ -40,6 +40,7 @@ mod directory;
 pub mod faulty;
 mod file_stat;
 mod listing;
+mod object_identity;
 mod object_origin;
 mod object_store_backend;
 mod open_writers;

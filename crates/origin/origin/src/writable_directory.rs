@@ -7,18 +7,19 @@
 
 use crate::caller_identity::{AssumedIdentity, CallerIdentities, Squash};
 use crate::directory::{open_by_parts, show_path};
+use crate::object_identity::RootDevice;
 use crate::writable_file::{ProcPath, SourceDirectory, SourceFile, proc_path};
 use parking_lot::RwLock;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
-    UTIME_NOW, UTIME_OMIT, Uid, XattrFlags, makedev,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
+    Uid, XattrFlags,
 };
 use rustix::io::Errno;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, CreatedFile, DirectoryRename, FileIdentity, FileTime, LockScope, NamePath, NewTime,
-    NodeAttr, NodePath, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+    AttrChange, Caller, Change, CreatedFile, DirectoryRename, FileIdentity, LockScope, NamePath, NewTime, NodeAttr,
+    NodePath, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,11 +30,17 @@ const PATH_PIECE: usize = 4000;
 /// Retries of a call that lost a race with a rename.
 const RACES: usize = 64;
 
-/// A directory to change. `Clone` shares it.
+/// The open root of a source.
+struct SourceRoot {
+    fd: OwnedFd,
+    device: RootDevice,
+}
+
+/// A directory to change.
 pub struct WritableSource {
     path: PathBuf,
     /// Kept open, so that the directory stays the same one; opened again when its server has lost it.
-    root: RwLock<Arc<OwnedFd>>,
+    root: RwLock<Arc<SourceRoot>>,
     identities: Arc<CallerIdentities>,
     capabilities: WriteCapabilities,
     no_openat2: AtomicBool,
@@ -47,7 +54,7 @@ impl WritableSource {
     pub fn open(path: &Path, squash: Option<Squash>) -> Result<Arc<WritableSource>> {
         let what = || format!("the source directory '{}'", path.display());
         let root = open_root(path).map_err(|errno| failed(what(), errno))?;
-        let space = rustix::fs::fstatvfs(&root).map_err(|errno| failed(what(), errno))?;
+        let space = rustix::fs::fstatvfs(&root.fd).map_err(|errno| failed(what(), errno))?;
         if space.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
             return Err(Error::new(
                 ErrorKind::ReadOnly,
@@ -55,7 +62,7 @@ impl WritableSource {
             ));
         }
         let identities = Arc::new(CallerIdentities::new(squash)?);
-        let capabilities = find_capabilities(root.as_fd());
+        let capabilities = find_capabilities(root.fd.as_fd());
         let root = RwLock::new(Arc::new(root));
         Ok(Arc::new(WritableSource {
             path: path.to_path_buf(),
@@ -71,7 +78,7 @@ impl WritableSource {
         self.identities.serves_all_users()
     }
 
-    fn root(&self) -> Arc<OwnedFd> {
+    fn root(&self) -> Arc<SourceRoot> {
         Arc::clone(&self.root.read())
     }
 
@@ -87,7 +94,7 @@ impl WritableSource {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = self.root();
         if path.is_empty() {
-            return rustix::fs::openat(&*root, c".", flags, Mode::empty());
+            return rustix::fs::openat(&root.fd, c".", flags, Mode::empty());
         }
         let (mut at, mut rest): (Option<OwnedFd>, &[u8]) = (None, path);
         loop {
@@ -98,7 +105,7 @@ impl WritableSource {
             let (piece, left) = rest.split_at(end);
             let last = left.is_empty();
             let piece_flags = if last { flags } else { OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC };
-            let dir = at.as_ref().map_or((*root).as_fd(), |fd| fd.as_fd());
+            let dir = at.as_ref().map_or(root.fd.as_fd(), |fd| fd.as_fd());
             let opened = self.open_piece(dir, piece, piece_flags)?;
             if last {
                 return Ok(opened);
@@ -126,16 +133,37 @@ impl WritableSource {
         open_by_parts(dir.try_clone_to_owned().map_err(|_| Errno::MFILE)?, path, flags)
     }
 
+    /// The device of the root as it is open now.
+    fn root_device(&self) -> RootDevice {
+        self.root.read().device
+    }
+
+    fn stat_fd(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<NodeAttr> {
+        self.root_device().stat_fd(fd)
+    }
+
+    fn stat_name(&self, dir: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<NodeAttr> {
+        self.root_device().stat_name(dir, name)
+    }
+
+    fn verify(&self, fd: BorrowedFd<'_>, expected: Option<FileIdentity>) -> rustix::io::Result<()> {
+        self.root_device().verify(fd, expected)
+    }
+
+    fn new_file(&self, fd: OwnedFd, flags: u32) -> SourceFile {
+        SourceFile::new(fd, flags, self.root_device(), &self.identities)
+    }
+
     /// The object at `at`, without access to its bytes.
     fn open_node(&self, at: NodePath<'_>) -> rustix::io::Result<OwnedFd> {
         let fd = self.open_beneath(at.path, OFlags::PATH)?;
-        verify(fd.as_fd(), at.expected)?;
+        self.verify(fd.as_fd(), at.expected)?;
         Ok(fd)
     }
 
     fn open_folder(&self, at: NodePath<'_>) -> rustix::io::Result<OwnedFd> {
         let fd = self.open_beneath(at.path, OFlags::PATH | OFlags::DIRECTORY)?;
-        verify(fd.as_fd(), at.expected)?;
+        self.verify(fd.as_fd(), at.expected)?;
         Ok(fd)
     }
 
@@ -165,7 +193,7 @@ impl WritableSource {
 
     fn finish<T>(&self, what: &str, path: &[u8], attempt: impl Fn() -> rustix::io::Result<T>) -> Result<T> {
         let mut answer = attempt();
-        if matches!(answer, Err(Errno::STALE | Errno::NOTCONN)) && stat_fd(self.root().as_fd()).is_err() {
+        if matches!(answer, Err(Errno::STALE | Errno::NOTCONN)) && self.stat_fd(self.root().fd.as_fd()).is_err() {
             self.reopen_root();
             answer = attempt();
         }
@@ -178,11 +206,11 @@ impl WritableSource {
             let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
             rustix::fs::ftruncate(rustix::fs::open(&*proc_path(fd.as_fd()), flags, Mode::empty())?, len)
         })?;
-        stat_fd(fd.as_fd())
+        self.stat_fd(fd.as_fd())
     }
 
     fn open_file(&self, fd: BorrowedFd<'_>, flags: u32) -> rustix::io::Result<SourceFile> {
-        SourceFile::reopen_fd(fd, flags, &self.identities)
+        SourceFile::reopen_fd(fd, flags, self.root_device(), &self.identities)
     }
 }
 
@@ -222,48 +250,10 @@ fn timespec(time: Option<NewTime>) -> Timespec {
     }
 }
 
-fn open_root(path: &Path) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-}
-
-const STAT: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
-
-pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> rustix::io::Result<NodeAttr> {
-    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, STAT).map(|stat| node_attr(&stat))
-}
-
-pub(crate) fn stat_name(dir: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<NodeAttr> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    rustix::fs::statx(dir, name, flags, STAT).map(|stat| node_attr(&stat))
-}
-
-fn verify(fd: BorrowedFd<'_>, expected: Option<FileIdentity>) -> rustix::io::Result<()> {
-    match expected {
-        Some(expected) if stat_fd(fd)?.identity != expected => Err(Errno::STALE),
-        _ => Ok(()),
-    }
-}
-
-fn node_attr(stat: &Statx) -> NodeAttr {
-    let time = |time: &rustix::fs::StatxTimestamp| FileTime { seconds: time.tv_sec, nanos: time.tv_nsec };
-    let born = match StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME) {
-        true => i128::from(stat.stx_btime.tv_sec) * 1_000_000_000 + i128::from(stat.stx_btime.tv_nsec),
-        false => 0,
-    };
-    NodeAttr {
-        identity: FileIdentity { device: makedev(stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino, born },
-        mode: stat.stx_mode.into(),
-        nlink: stat.stx_nlink,
-        uid: stat.stx_uid,
-        gid: stat.stx_gid,
-        rdev: makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
-        size: stat.stx_size,
-        blocks: stat.stx_blocks,
-        blksize: stat.stx_blksize,
-        atime: time(&stat.stx_atime),
-        mtime: time(&stat.stx_mtime),
-        ctime: time(&stat.stx_ctime),
-    }
+fn open_root(path: &Path) -> rustix::io::Result<SourceRoot> {
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let device = RootDevice::of(fd.as_fd())?;
+    Ok(SourceRoot { fd, device })
 }
 
 /// What the file system of a directory can do, by harmless queries.
@@ -301,7 +291,7 @@ impl WritableVolume for WritableSource {
 
     fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr> {
         self.run("stat of", at.path, caller, || {
-            let attr = stat_fd(self.open_beneath(at.path, OFlags::PATH)?.as_fd())?;
+            let attr = self.stat_fd(self.open_beneath(at.path, OFlags::PATH)?.as_fd())?;
             match at.expected {
                 Some(expected) if expected != attr.identity => Err(Errno::STALE),
                 _ => Ok(attr),
@@ -312,7 +302,7 @@ impl WritableVolume for WritableSource {
     fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
         self.run("lookup of", at.name, caller, || {
             let dir = self.open_folder(at.directory)?;
-            stat_name(dir.as_fd(), at.name)
+            self.stat_name(dir.as_fd(), at.name)
         })
     }
 
@@ -345,17 +335,19 @@ impl WritableVolume for WritableSource {
     fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile> {
         let (attr, file, directory) = self.make("create of", &at, caller, || {
             let dir = self.open_folder(at.directory)?;
-            let after = || stat_fd(dir.as_fd()).ok();
+            let after = || self.stat_fd(dir.as_fd()).ok();
             let wanted = OFlags::from_bits_retain(flags & !SourceFile::NOT_PASSED);
             let exclusive = wanted | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             for _ in 0..RACES {
                 match rustix::fs::openat(&dir, at.name, exclusive, Mode::from_raw_mode(mode & 0o7777)) {
-                    Ok(fd) => return Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, flags, &self.identities), after())),
+                    Ok(fd) => return Ok((self.stat_fd(fd.as_fd())?, self.new_file(fd, flags), after())),
                     Err(Errno::EXIST) if flags & libc::O_EXCL as u32 == 0 => {
                         // Another process made it, or it is a link.
                         let found = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                         match rustix::fs::openat(&dir, at.name, found, Mode::empty()) {
-                            Ok(fd) => return Ok((stat_fd(fd.as_fd())?, self.open_file(fd.as_fd(), flags)?, after())),
+                            Ok(fd) => {
+                                return Ok((self.stat_fd(fd.as_fd())?, self.open_file(fd.as_fd(), flags)?, after()));
+                            }
                             Err(Errno::NOENT) => {}
                             Err(errno) => return Err(errno),
                         }
@@ -383,7 +375,7 @@ impl WritableVolume for WritableSource {
                 | OFlags::CLOEXEC
                 | (OFlags::from_bits_retain(flags) & OFlags::EXCL);
             let fd = rustix::fs::openat(&dir, c".", wanted, Mode::from_raw_mode(mode & 0o7777))?;
-            Ok((stat_fd(fd.as_fd())?, SourceFile::new(fd, flags, &self.identities)))
+            Ok((self.stat_fd(fd.as_fd())?, self.new_file(fd, flags)))
         });
         made.map(|(attr, file)| (attr, Box::new(file) as _))
     }
@@ -395,17 +387,17 @@ impl WritableVolume for WritableSource {
         self.run("link to", to.name, caller, || {
             let dir = self.open_folder(to.directory)?;
             rustix::fs::linkat(CWD, &*proc_path(file.fd()), &dir, to.name, AtFlags::SYMLINK_FOLLOW)?;
-            stat_fd(file.fd())
+            self.stat_fd(file.fd())
         })
     }
 
     fn open_directory(&self, at: NodePath<'_>, caller: &Caller) -> Result<Box<dyn WritableDirectory>> {
         let fd = self.run("opening the directory", at.path, caller, || {
             let fd = self.open_beneath(at.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-            verify(fd.as_fd(), at.expected)?;
+            self.verify(fd.as_fd(), at.expected)?;
             Ok(fd)
         })?;
-        Ok(Box::new(SourceDirectory::new(fd, &self.identities)))
+        Ok(Box::new(SourceDirectory::new(fd, self.root_device(), &self.identities)))
     }
 
     fn change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
@@ -413,24 +405,24 @@ impl WritableVolume for WritableSource {
             Change::Mkdir { at, mode } => self.make("mkdir", &at, caller, || {
                 let dir = self.open_folder(at.directory)?;
                 rustix::fs::mkdirat(&dir, at.name, Mode::from_raw_mode(mode & 0o7777))?;
-                stat_name(dir.as_fd(), at.name).map(Some)
+                self.stat_name(dir.as_fd(), at.name).map(Some)
             }),
             Change::Mknod { at, mode, rdev } => self.make("mknod", &at, caller, || {
                 let dir = self.open_folder(at.directory)?;
                 let kind = FileType::from_raw_mode(mode);
                 rustix::fs::mknodat(&dir, at.name, kind, Mode::from_raw_mode(mode & 0o7777), rdev)?;
-                stat_name(dir.as_fd(), at.name).map(Some)
+                self.stat_name(dir.as_fd(), at.name).map(Some)
             }),
             Change::Symlink { at, target } => self.make("symlink", &at, caller, || {
                 let dir = self.open_folder(at.directory)?;
                 rustix::fs::symlinkat(target, &dir, at.name)?;
-                stat_name(dir.as_fd(), at.name).map(Some)
+                self.stat_name(dir.as_fd(), at.name).map(Some)
             }),
             Change::Link { from, to } => self.run("link to", to.name, caller, || {
                 let old = self.open_node(from)?;
                 let dir = self.open_folder(to.directory)?;
                 rustix::fs::linkat(CWD, &*proc_path(old.as_fd()), &dir, to.name, AtFlags::SYMLINK_FOLLOW)?;
-                stat_fd(old.as_fd()).map(Some)
+                self.stat_fd(old.as_fd()).map(Some)
             }),
             Change::Unlink { at } => self.run("unlink", at.name, caller, || {
                 let dir = self.open_folder(at.directory)?;
@@ -481,7 +473,7 @@ impl WritableVolume for WritableSource {
     }
 
     fn space(&self) -> Result<SourceSpace> {
-        let space = rustix::fs::fstatvfs(&*self.root()).map_err(|errno| failed("statfs of the source", errno))?;
+        let space = rustix::fs::fstatvfs(&self.root().fd).map_err(|errno| failed("statfs of the source", errno))?;
         Ok(SourceSpace {
             block_size: space.f_frsize,
             blocks: space.f_blocks,
@@ -494,7 +486,7 @@ impl WritableVolume for WritableSource {
     }
 
     fn sync_all(&self) -> Result<()> {
-        rustix::fs::syncfs(&*self.root()).map_err(|errno| failed("syncfs of the source", errno))
+        rustix::fs::syncfs(&self.root().fd).map_err(|errno| failed("syncfs of the source", errno))
     }
 }
 

@@ -2,8 +2,9 @@
 
 use crate::caller_identity::{CallerIdentities, close_copy};
 use crate::file_stat::own_clock;
+use crate::object_identity::RootDevice;
 use crate::source_locks::SourceLocks;
-use crate::writable_directory::{change_attr, check_access, failed, read_growing, stat_fd, stat_name};
+use crate::writable_directory::{change_attr, check_access, failed, read_growing};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, XattrFlags};
@@ -52,6 +53,7 @@ pub(crate) struct SourceFile {
     /// The same file, opened for appending if `file` was not, and the other way round: made for the first write that needs it,
     /// where the kernel has no flag for such a write.
     other_place: OnceLock<File>,
+    root_device: RootDevice,
     identities: Arc<CallerIdentities>,
     /// The file system reports failures of writes when a file is closed.
     reports_at_close: bool,
@@ -69,12 +71,18 @@ impl SourceFile {
     pub(crate) const NOT_PASSED: u32 =
         (libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK) as u32;
 
-    pub(crate) fn new(fd: OwnedFd, flags: u32, identities: &Arc<CallerIdentities>) -> SourceFile {
+    pub(crate) fn new(
+        fd: OwnedFd,
+        flags: u32,
+        root_device: RootDevice,
+        identities: &Arc<CallerIdentities>,
+    ) -> SourceFile {
         let reports_at_close = !own_clock(fd.as_fd());
         SourceFile {
             file: File::from(fd),
             appends: OFlags::from_bits_retain(flags).contains(OFlags::APPEND),
             other_place: OnceLock::new(),
+            root_device,
             identities: Arc::clone(identities),
             reports_at_close,
             locks: SourceLocks::default(),
@@ -86,6 +94,7 @@ impl SourceFile {
     pub(crate) fn reopen_fd(
         fd: BorrowedFd<'_>,
         flags: u32,
+        root_device: RootDevice,
         identities: &Arc<CallerIdentities>,
     ) -> rustix::io::Result<SourceFile> {
         match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
@@ -95,7 +104,8 @@ impl SourceFile {
             _ => return Err(Errno::STALE),
         }
         let opened_as = OFlags::from_bits_retain(flags & !Self::NOT_PASSED) | OFlags::NOCTTY | OFlags::CLOEXEC;
-        Ok(SourceFile::new(rustix::fs::open(&*proc_path(fd), opened_as, Mode::empty())?, flags, identities))
+        let opened = rustix::fs::open(&*proc_path(fd), opened_as, Mode::empty())?;
+        Ok(SourceFile::new(opened, flags, root_device, identities))
     }
 
     /// Writes to the place that the file was not opened for, by a flag of the call: its access mode and its rights stay.
@@ -198,7 +208,7 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
 
 impl WritableObject for SourceFile {
     fn stat(&self) -> Result<NodeAttr> {
-        stat_fd(self.file.as_fd()).map_err(|errno| failed("fstat", errno))
+        self.root_device.stat_fd(self.file.as_fd()).map_err(|errno| failed("fstat", errno))
     }
 
     fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
@@ -214,7 +224,7 @@ impl WritableObject for SourceFile {
                     answer => answer,
                 }
             })?;
-            stat_fd(self.file.as_fd())
+            self.root_device.stat_fd(self.file.as_fd())
         })
     }
 
@@ -339,8 +349,10 @@ impl WritableFile for SourceFile {
     }
 
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
-        self.as_caller("open", caller, || SourceFile::reopen_fd(self.file.as_fd(), flags, &self.identities))
-            .map(|file| Box::new(file) as _)
+        let reopened = self.as_caller("open", caller, || {
+            SourceFile::reopen_fd(self.file.as_fd(), flags, self.root_device, &self.identities)
+        });
+        reopened.map(|file| Box::new(file) as _)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -354,6 +366,7 @@ const LISTING: usize = 32 << 10;
 /// An open directory.
 pub(crate) struct SourceDirectory {
     fd: OwnedFd,
+    root_device: RootDevice,
     identities: Arc<CallerIdentities>,
     listing: Mutex<ListingState>,
 }
@@ -367,8 +380,8 @@ struct ListingState {
 }
 
 impl SourceDirectory {
-    pub(crate) fn new(fd: OwnedFd, identities: &Arc<CallerIdentities>) -> SourceDirectory {
-        SourceDirectory { fd, identities: Arc::clone(identities), listing: Mutex::default() }
+    pub(crate) fn new(fd: OwnedFd, root_device: RootDevice, identities: &Arc<CallerIdentities>) -> SourceDirectory {
+        SourceDirectory { fd, root_device, identities: Arc::clone(identities), listing: Mutex::default() }
     }
 
     /// Reads names from the kernel, from `from` on.
@@ -397,13 +410,13 @@ impl SourceDirectory {
 
 impl WritableObject for SourceDirectory {
     fn stat(&self) -> Result<NodeAttr> {
-        stat_fd(self.fd.as_fd()).map_err(|errno| failed("fstat", errno))
+        self.root_device.stat_fd(self.fd.as_fd()).map_err(|errno| failed("fstat", errno))
     }
 
     fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         run_as(&self.identities, caller, "setting attributes", || {
             change_attr(self.fd.as_fd(), set, |_| Err(Errno::ISDIR))?;
-            stat_fd(self.fd.as_fd())
+            self.root_device.stat_fd(self.fd.as_fd())
         })
     }
 
@@ -431,7 +444,7 @@ impl WritableDirectory for SourceDirectory {
         if attrs {
             let _as_caller = self.identities.assume(caller).map_err(failed)?;
             for listed in names.iter_mut().filter(|listed| !matches!(&*listed.name, b"." | b"..")) {
-                listed.attr = stat_name(self.fd.as_fd(), &listed.name).ok();
+                listed.attr = self.root_device.stat_name(self.fd.as_fd(), &listed.name).ok();
             }
         }
         Ok(names)

@@ -116,9 +116,22 @@ mod tests {
 
     fn seen(at: i64, size: u64) -> NodeAttr {
         let ctime = FileTime { seconds: at, nanos: 0 };
-        let identity = FileIdentity { device: 1, inode: 1, born: 0 };
-        let (mode, nlink, uid, gid, rdev, blocks, blksize) = (0, 2, 0, 0, 0, 0, 4096);
-        NodeAttr { identity, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime: ctime, mtime: ctime, ctime }
+        let identity = FileIdentity::from_number(1);
+        NodeAttr {
+            identity,
+            inode: 1,
+            mode: 0,
+            nlink: 2,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size,
+            blocks: 0,
+            blksize: 4096,
+            atime: ctime,
+            mtime: ctime,
+            ctime,
+        }
     }
 
     fn size(attrs: &DirectoryAttrs, ino: u64) -> Option<u64> {

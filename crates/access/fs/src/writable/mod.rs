@@ -169,17 +169,9 @@ impl WritableFileSystem {
         }
     }
 
-    /// The inode number that programs see: the source's own, mixed with the device below other mounts in the source.
-    pub fn shown_inode(&self, identity: &FileIdentity) -> u64 {
-        if identity.device == self.root.device {
-            return identity.inode;
-        }
-        identity.inode ^ identity.device.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    }
-
     /// Distinguishes inodes of the kernel that have the same number; the same in every mount of the source.
     pub fn generation(&self, identity: &FileIdentity) -> u64 {
-        if *identity == self.root { 0 } else { nodes::generation_of(identity, &self.root) }
+        if *identity == self.root { 0 } else { nodes::generation_of(identity) }
     }
 
     /// Runs `op` as the caller. The groups that a kernel does not say are read from the system only where they can matter:

@@ -101,7 +101,6 @@ struct NodeTree {
     stats: Arc<Stats>,
     nodes: HashMap<u64, Box<TreeNode>>,
     by_identity: HashMap<FileIdentity, u64>,
-    root: FileIdentity,
     /// The names are kept there, for file handles of an NFS server.
     records: Option<Arc<dyn NameRecords>>,
     /// Memory of all nodes but the root.
@@ -152,7 +151,6 @@ impl NodeTable {
             stats,
             nodes: HashMap::from([(ROOT, node)]),
             by_identity: HashMap::from([(root, ROOT)]),
-            root,
             records: None,
             bytes: 0,
         };
@@ -400,26 +398,20 @@ impl Drop for RenameMark<'_> {
     }
 }
 
-/// Two hashes of an object, the same in every mount of the source and on every host. The device of the root is left out:
-/// a host numbers its mounts anew when it starts.
-fn hash_of(identity: &FileIdentity, root: &FileIdentity) -> (u64, u64) {
-    let device = if identity.device == root.device { 0 } else { identity.device };
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&device.to_le_bytes());
-    bytes[8..16].copy_from_slice(&identity.inode.to_le_bytes());
-    bytes[16..].copy_from_slice(&identity.born.to_le_bytes());
-    let hash = xxhash_rust::xxh3::xxh3_128(&bytes);
+/// Two hashes of an object, the same in every mount of the source and on every host.
+fn hash_of(identity: &FileIdentity) -> (u64, u64) {
+    let hash = xxhash_rust::xxh3::xxh3_128(identity.bytes());
     (hash as u64, (hash >> 64) as u64)
 }
 
 /// The number of an object's node.
-pub(super) fn number_of(identity: &FileIdentity, root: &FileIdentity) -> u64 {
-    usable_number(hash_of(identity, root).0)
+pub(super) fn number_of(identity: &FileIdentity) -> u64 {
+    usable_number(hash_of(identity).0)
 }
 
 /// Distinguishes objects that have the same number; 32 bits, as the kernel stores them.
-pub(super) fn generation_of(identity: &FileIdentity, root: &FileIdentity) -> u64 {
-    hash_of(identity, root).1 >> 32
+pub(super) fn generation_of(identity: &FileIdentity) -> u64 {
+    hash_of(identity).1 >> 32
 }
 
 fn name_bytes(name: &[u8]) -> u64 {
@@ -472,7 +464,7 @@ impl NodeTree {
 
     /// The number of a new node: that of its identity, or one after it if another node has that.
     fn free_number(&self, identity: &FileIdentity) -> u64 {
-        let mut number = number_of(identity, &self.root);
+        let mut number = number_of(identity);
         while self.nodes.contains_key(&number) {
             number = usable_number(number + 1);
         }
@@ -585,13 +577,14 @@ impl Drop for NodeTree {
 mod tests {
     use super::*;
 
-    fn object(inode: u64) -> FileIdentity {
-        FileIdentity { device: 1, inode, born: 0 }
+    fn object(number: u64) -> FileIdentity {
+        FileIdentity::from_number(number)
     }
 
-    fn seen(inode: u64) -> NodeAttr {
+    fn seen(number: u64) -> NodeAttr {
         NodeAttr {
-            identity: object(inode),
+            identity: object(number),
+            inode: number,
             mode: 0,
             nlink: 1,
             uid: 0,

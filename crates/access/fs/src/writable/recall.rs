@@ -54,7 +54,7 @@ impl WritableFileSystem {
             }
             let found = self.on_name(parent, &name, &own, false, |at, caller| self.source.lookup(at, caller));
             let here = found.map(|attr| {
-                let same = nodes::number_of(&attr.identity, &self.root) == ino;
+                let same = nodes::number_of(&attr.identity) == ino;
                 // The number is taken if another object has the same hash.
                 same.then(|| self.intern(parent, &name, attr).ino).is_some_and(|number| {
                     if number != ino {

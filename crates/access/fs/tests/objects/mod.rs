@@ -225,6 +225,7 @@ impl ObjectTree {
         let changed = FileTime { seconds: kept.changed, nanos: 0 };
         NodeAttr {
             identity: identity_of(object),
+            inode: object,
             mode,
             nlink: kept.nlink,
             uid: 0,
@@ -241,7 +242,7 @@ impl ObjectTree {
 }
 
 pub fn identity_of(object: u64) -> FileIdentity {
-    FileIdentity { device: 1, inode: object, born: 0 }
+    FileIdentity::from_number(object)
 }
 
 /// A tree served by path.

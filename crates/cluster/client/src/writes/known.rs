@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use spurline_types::ObjectId;
 use spurline_volume::writes::FileIdentity;
 
-/// Entries, each 56 bytes.
+/// Entries, each 48 bytes.
 const ENTRIES: usize = 8192;
 /// Locks, so that threads rarely meet.
 const SHARDS: usize = 16;
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_last_lookup_counts() {
         let known = KnownObjects::default();
-        let identity = |inode| FileIdentity { device: 0, inode, born: 7 };
+        let identity = FileIdentity::from_number;
         assert_eq!(known.object(b"a"), None);
         known.note_object(b"a", identity(1));
         known.note_object(b"a", identity(2));

@@ -230,14 +230,14 @@ impl OpenedAs {
         if let Some(found) = open_first(names.into_iter().filter(|path| path != gone), open)? {
             return Ok(Some(found));
         }
-        // Without a time of birth, a number in a folder can belong to a later object. The root and a file without a name
-        // are in no folder.
-        if known.born == 0 || gone.is_empty() || self.vain_search.is_recent(lost, Instant::now()) {
+        // An identity that does not last can belong to a later object of the folder. The root and a file without a name are in
+        // no folder.
+        if !known.is_lasting() || gone.is_empty() || self.vain_search.is_recent(lost, Instant::now()) {
             return Ok(None);
         }
         let folder = &gone[..gone.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
         for _ in 0..SEARCHES {
-            let Some(path) = self.find_in_folder(writes, folder, known.inode, deadline)? else { break };
+            let Some(path) = self.find_in_folder(writes, folder, known, deadline)? else { break };
             if let Some(found) = open_first([path], open)? {
                 return Ok(Some(found));
             }
@@ -246,12 +246,12 @@ impl OpenedAs {
         Ok(None)
     }
 
-    /// The path of the entry of a folder with this inode number; `None` when there is none, or the folder can't be read.
+    /// The path of the entry of a folder that is this object; `None` when there is none, or the folder can't be read.
     fn find_in_folder(
         &self,
         writes: &GroupWrites,
         folder: &[u8],
-        inode: u64,
+        known: FileIdentity,
         deadline: CallDeadline,
     ) -> Result<Option<Vec<u8>>> {
         let file = writes.calls.new_file_number();
@@ -260,23 +260,23 @@ impl OpenedAs {
             self.change_anyway(writes, folder, call, deadline)
         };
         let Some((_, home)) = open_first([folder.to_vec()], open)? else { return Ok(None) };
-        let found = self.find_listed(writes, &home, file, inode, deadline);
+        let found = self.find_listed(writes, &home, file, known, deadline);
         writes.calls.close_numbers(&home, &[file]);
         Ok(found?.map(|name| join_path(folder, &name.name)))
     }
 
-    /// The entry with this inode number, in an open directory of a process.
+    /// The entry that is this object, in an open directory of a process.
     fn find_listed(
         &self,
         writes: &GroupWrites,
         home: &HomeProcess,
         file: u64,
-        inode: u64,
+        known: FileIdentity,
         deadline: CallDeadline,
     ) -> Result<Option<ListedName>> {
         let mut from = 0;
         for _ in 0..MOST_PAGES {
-            let call = WriteCall::ReadDirectory { file, from, max: PAGE, attrs: false };
+            let call = WriteCall::ReadDirectory { file, from, max: PAGE, attrs: true };
             let lost = || Error::new(ErrorKind::Unavailable, format!("node {} was lost during a search", home.node));
             let answer = match writes.calls.query(CallTarget::Process(home), &call, &self.caller, deadline) {
                 Ok(sent) if sent.answer == WriteAnswer::UnknownFile => return Err(lost()),
@@ -292,8 +292,8 @@ impl OpenedAs {
             };
             let Some(last) = names.last() else { break };
             from = last.next;
-            let mut here = names.into_iter().filter(|name| !matches!(&*name.name, b"." | b".."));
-            if let Some(found) = here.find(|name| name.inode == inode) {
+            let is_known = |name: &ListedName| name.attr.is_some_and(|attr| attr.identity == known);
+            if let Some(found) = names.into_iter().find(is_known) {
                 return Ok(Some(found));
             }
         }

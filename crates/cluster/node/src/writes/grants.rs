@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn grants_of_other_mounts_are_remembered() {
         let (grants, start) = (LockGrants::default(), Instant::now());
-        let file = |inode| FileIdentity { device: 1, inode, born: 0 };
+        let file = FileIdentity::from_number;
         let lock = |start, end, kind| {
             let range = LockRange { start, end };
             FileLock { family: LockFamily::Posix, owner: 1, range, kind }

@@ -2,14 +2,12 @@
 //! requests arrive.
 
 mod apart;
-mod devices;
 mod grants;
 mod repeated;
 mod sessions;
 
 use crate::CacheNode;
 use apart::{CallerThreads, acts_as_caller};
-use devices::RootDevice;
 use grants::LockGrants;
 use parking_lot::RwLock;
 use repeated::RepeatedChange;
@@ -38,18 +36,12 @@ const EBADF: i32 = 9;
 /// Flags of an open that count only once.
 const MADE: u32 = OpenFlags::CREATE | OpenFlags::EXCLUSIVE;
 
-/// A source that is open for changes.
-struct WritableSource {
-    volume: Arc<dyn WritableVolume>,
-    root: RootDevice,
-}
-
 /// The writing side of a node.
 #[derive(Default)]
 pub(crate) struct WriteService {
     open: OnceLock<Box<OpenWritable>>,
     /// By the number of the volume.
-    sources: RwLock<Vec<(u32, Arc<WritableSource>)>>,
+    sources: RwLock<Vec<(u32, Arc<dyn WritableVolume>)>>,
     sessions: WriteSessions,
     grants: LockGrants,
     threads: CallerThreads,
@@ -123,7 +115,7 @@ impl CacheNode {
         serde_json::json!({ "writable": self.writes.is_on(), "sessions": sessions, "open_files": files })
     }
 
-    fn writable_source(&self, volume: spurline_proto::VolumeId) -> Result<Arc<WritableSource>> {
+    fn writable_source(&self, volume: spurline_proto::VolumeId) -> Result<Arc<dyn WritableVolume>> {
         let cache = self.volume_by_id(volume)?;
         if let Some((_, source)) = self.writes.sources.read().iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
@@ -136,9 +128,7 @@ impl CacheNode {
             );
             return Err(Error::new(ErrorKind::ReadOnly, why));
         };
-        let volume_of = open(spurline_volume::Volume::source(&*cache))?;
-        let root = volume_of.stat(NodePath { path: b"", expected: None }, &Caller::default())?;
-        let source = Arc::new(WritableSource { volume: volume_of, root: RootDevice(root.identity.device) });
+        let source = open(spurline_volume::Volume::source(&*cache))?;
         let mut sources = self.writes.sources.write();
         if let Some((_, source)) = sources.iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
@@ -168,12 +158,12 @@ impl CacheNode {
             return self.serve_open_read(&session, file, offset, len, responder);
         }
         let grants = &self.writes.grants;
-        let serve = ServedWrite { source: &source, session: &session, grants, request };
+        let serve = ServedWrite { volume: &*source, session: &session, grants, request };
         if !request.is_change() {
             let in_order =
                 matches!(request.call, WriteCall::Write { .. } | WriteCall::SetLock { .. } | WriteCall::Close { .. });
             let _executing = in_order.then(|| session.begin_attempt(request.answered)).transpose()?;
-            return send_answer(&source.root.outward(serve.execute()), responder);
+            return send_answer(&serve.execute(), responder);
         }
         match session.begin_change(request.id.number, request.answered, request.again)? {
             ChangeState::Known(slot) => match slot.wait_answer(Instant::now() + REPEATED_WAIT) {
@@ -182,7 +172,7 @@ impl CacheNode {
             },
             ChangeState::New(slot) => {
                 let mut guard = AnswerGuard { session: &session, number: request.id.number, given: false };
-                let answer = source.root.outward(serve.execute());
+                let answer = serve.execute();
                 // Sent again with the file open, it is executed.
                 if answer == WriteAnswer::UnknownFile {
                     return send_answer(&answer, responder);
@@ -237,7 +227,7 @@ fn failed(errno: i32, why: &str) -> WriteAnswer {
 
 /// One request being executed.
 struct ServedWrite<'a> {
-    source: &'a WritableSource,
+    volume: &'a dyn WritableVolume,
     session: &'a WriteSession,
     grants: &'a LockGrants,
     request: &'a WriteRequest<'a>,
@@ -261,17 +251,17 @@ impl ServedWrite<'_> {
     }
 
     fn try_execute(&self) -> Result<WriteAnswer> {
-        let (volume, request) = (&*self.source.volume, self.request);
+        let volume = self.volume;
+        let request = self.request;
+        let call = request.call;
         let caller = request.caller.to_caller();
-        let call = self.source.root.inward_call(&request.call);
         if request.again {
-            let known = request.known.map(|known| known.map(|known| self.source.root.inward(known)));
-            let repeated = RepeatedChange { volume, id: request.id, known, caller: &caller };
+            let repeated = RepeatedChange { volume, id: request.id, known: request.known, caller: &caller };
             if let Some(answer) = repeated.find_outcome(&call)? {
                 // What was made by another process is opened here.
                 return match (&answer, &call) {
                     (WriteAnswer::Attr(attr), WriteCall::Create { at, flags, file, .. }) => {
-                        let path = devices::join_path(at.directory.path, at.name);
+                        let path = repeated::join_path(at.directory.path, at.name);
                         let at = NodePath { path: &path, expected: Some(attr.identity) };
                         let opened = volume.open(at, flags.without(MADE).bits(), &caller)?;
                         self.session.add_object(*file, OpenObject::File(opened.into()))?;

@@ -12,7 +12,6 @@
 //! Anything else can't be known, and the mount reports `EIO` with the reason. A mark is the fraction of the second of
 //! the access time, which the node sets after it made an object. Attributes and extended attributes are set again.
 
-use super::devices::join_path;
 use spurline_proto::{ChangeId, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::writes::{
@@ -47,6 +46,11 @@ pub(super) fn mark_new(
     let atime = FileTime { nanos: mark_of(id), ..attr.atime };
     let set = AttrChange { atime: Some(NewTime::At(atime)), ..AttrChange::default() };
     volume.change(&Change::SetAttr { of, set }, &Caller::default()).ok().flatten()
+}
+
+/// The path of `name` in `directory`.
+pub(super) fn join_path(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    if directory.is_empty() { name.to_vec() } else { [directory, name].join(&b'/') }
 }
 
 /// A change that may have been executed.

@@ -106,7 +106,7 @@ fn names_and_bytes_are_changed_through_a_node() {
     let denied = writes.change(&Change::Unlink { at: name(b"d", b"f") }, &stranger).unwrap_err();
     assert!(matches!(denied.kind(), ErrorKind::PermissionDenied | ErrorKind::Io(13)), "{denied}");
     // An object that is not the expected one.
-    let other = NodePath { path: b"d/f", expected: Some(FileIdentity { device: 0, inode: 1, born: 2 }) };
+    let other = NodePath { path: b"d/f", expected: Some(FileIdentity::from_number(1)) };
     let stale = writes.stat(other, &root()).unwrap_err();
     assert!(matches!(stale.kind(), ErrorKind::Stale | ErrorKind::Io(116)), "{stale}");
     drop((file, opened));

@@ -174,7 +174,7 @@ impl WriteCalls {
             tracing::warn!(node = witness.node, %error, "a probe file was not removed: {name}");
         }
         match seen {
-            Ok(seen) => Ok((seen.inode, seen.born) == (made.identity.inode, made.identity.born)),
+            Ok(seen) => Ok(seen == made.identity),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io(2)) => Ok(false),
             Err(error) => Err(error),
         }

@@ -248,6 +248,7 @@ impl SourceState {
         let changed = FileTime { seconds: object.changed, nanos: 0 };
         NodeAttr {
             identity: identity_of(number),
+            inode: number,
             mode,
             nlink: object.names,
             uid: 0,
@@ -285,7 +286,7 @@ impl SourceState {
 }
 
 fn identity_of(object: u64) -> FileIdentity {
-    FileIdentity { device: 1, inode: object, born: i128::from(object) * 1000 }
+    FileIdentity::from_number(object)
 }
 
 /// The directory. Cheap to clone.
