@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod locks;
+pub mod repeated;
 pub mod writes;
 
 use spurline_mem::BlockSlice;

@@ -8,6 +8,7 @@
 //! Errors carry the errno of the source as [`spurline_types::ErrorKind::Io`], which callers see unchanged.
 
 use crate::locks::{LAST_BYTE, LockOwner};
+use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_types::{FileKind, Result};
 use std::fs::File;
 use std::sync::Weak;
@@ -171,6 +172,9 @@ impl NodeAttr {
     }
 }
 
+/// From `asm-generic/fcntl.h`.
+const O_RDONLY: u32 = 0;
+
 /// The bits of a mode that hold the file type.
 pub const S_IFMT: u32 = 0o170_000;
 /// The file type of a directory.
@@ -196,6 +200,16 @@ pub struct NamePath<'a> {
     pub directory: NodePath<'a>,
     /// The name in it.
     pub name: &'a [u8],
+}
+
+impl NamePath<'_> {
+    /// The path of the name below the source's root.
+    pub fn path(&self) -> Vec<u8> {
+        match self.directory.path {
+            b"" => self.name.to_vec(),
+            directory => [directory, self.name].join(&b'/'),
+        }
+    }
 }
 
 /// A time to set.
@@ -301,6 +315,16 @@ pub enum Change<'a> {
         /// The attribute's name.
         name: &'a [u8],
     },
+}
+
+impl<'a> Change<'a> {
+    /// The name of the new object, if the change makes an object.
+    pub fn new_name(&self) -> Option<&NamePath<'a>> {
+        match self {
+            Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. } => Some(at),
+            _ => None,
+        }
+    }
 }
 
 /// Sizes of the source's file system, as `statvfs(3)` has them.
@@ -498,6 +522,24 @@ pub trait WritableFile: WritableObject {
         lose_privileges: Option<&Caller>,
     ) -> Result<usize>;
 
+    /// The number of bytes of an append at the end `at` that the source has, if another process may have made the append
+    /// before that process was lost. A lost host can take the end of a file with it. `None` if the file shows neither.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn find_appended(&self, at: u64, bytes: &[u8]) -> Result<Option<usize>> {
+        let there = match self.stat()?.size.checked_sub(at) {
+            None => return Ok(None),
+            Some(0) => return Ok(Some(0)),
+            Some(there) => usize::try_from(there).unwrap_or(usize::MAX).min(bytes.len()),
+        };
+        // The file may be open for writing only.
+        let reader = self.reopen(O_RDONLY, &Caller::default())?;
+        let mut found = vec![0; there];
+        let same = reader.read_at(at, &mut found)? == there && found == bytes[..there];
+        Ok(same.then_some(there))
+    }
+
     /// Allocates or frees space; `mode` as for `fallocate(2)`.
     ///
     /// # Errors
@@ -622,11 +664,26 @@ pub trait WritableVolume: Send + Sync {
     /// As [`WritableVolume::stat`].
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>>;
 
-    /// Opens a file that is made if it does not exist; with `O_EXCL` it must not exist.
+    /// As [`WritableVolume::create_marked`], without a mark.
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
-    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile>;
+    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile> {
+        self.create_marked(at, flags, mode, caller, None)
+    }
+
+    /// Opens a file that is made if it does not exist; with `O_EXCL` it must not exist, and the new file gets `mark`.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::lookup`].
+    fn create_marked(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        mark: Option<ChangeMark>,
+    ) -> Result<CreatedFile>;
 
     /// Makes a file without a name in a directory (`O_TMPFILE`).
     ///
@@ -652,12 +709,27 @@ pub trait WritableVolume: Send + Sync {
     /// As [`WritableVolume::stat`].
     fn open_directory(&self, at: NodePath<'_>, caller: &Caller) -> Result<Box<dyn WritableDirectory>>;
 
-    /// Makes one change. The attributes are those of the object that was made or changed; `None` after a removal or a
-    /// rename, and for extended attributes.
+    /// As [`WritableVolume::change_marked`], without a mark.
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
-    fn change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>>;
+    fn change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
+        self.change_marked(change, caller, None)
+    }
+
+    /// Makes one change; a new object gets `mark`. The attributes are those of the object that was made or changed; `None`
+    /// after a removal or a rename, and for extended attributes.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::lookup`].
+    fn change_marked(&self, change: &Change<'_>, caller: &Caller, mark: Option<ChangeMark>)
+    -> Result<Option<NodeAttr>>;
+
+    /// Whether a change was made that another process of the source got before that process was lost.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn outcome_of(&self, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome>;
 
     /// The value of an extended attribute.
     ///

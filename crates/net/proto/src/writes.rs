@@ -11,6 +11,7 @@ use crate::codec::{ByteCursor, PutValue};
 use crate::open_attrs::{put_attr_call, take_attr_call};
 use crate::request::{VolumeId, check_name, take_path, take_switch, take_volume};
 use crate::{FrameError, MAX_WRITE, OpenFlags};
+use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime, NodePath,
     OpenAttrCall,
@@ -320,6 +321,13 @@ pub struct ChangeId {
     pub session: u64,
     /// The number within the session.
     pub number: u64,
+}
+
+impl ChangeId {
+    /// The mark of the change, for objects that the change makes.
+    pub fn mark(self) -> ChangeMark {
+        ChangeMark(u128::from(self.session) << 64 | u128::from(self.number))
+    }
 }
 
 /// A request for a writable volume.

@@ -17,6 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, mark_access_time, outcome_by_names};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, CreatedFile, DirectoryRename, FileIdentity, LockScope, NamePath, NewTime, NodeAttr,
     NodePath, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
@@ -209,6 +210,62 @@ impl WritableSource {
         self.stat_fd(fd.as_fd())
     }
 
+    fn make_change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
+        match *change {
+            Change::Mkdir { at, mode } => self.make("mkdir", &at, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                rustix::fs::mkdirat(&dir, at.name, Mode::from_raw_mode(mode & 0o7777))?;
+                self.stat_name(dir.as_fd(), at.name).map(Some)
+            }),
+            Change::Mknod { at, mode, rdev } => self.make("mknod", &at, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                let kind = FileType::from_raw_mode(mode);
+                rustix::fs::mknodat(&dir, at.name, kind, Mode::from_raw_mode(mode & 0o7777), rdev)?;
+                self.stat_name(dir.as_fd(), at.name).map(Some)
+            }),
+            Change::Symlink { at, target } => self.make("symlink", &at, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                rustix::fs::symlinkat(target, &dir, at.name)?;
+                self.stat_name(dir.as_fd(), at.name).map(Some)
+            }),
+            Change::Link { from, to } => self.run("link to", to.name, caller, || {
+                let old = self.open_node(from)?;
+                let dir = self.open_folder(to.directory)?;
+                rustix::fs::linkat(CWD, &*proc_path(old.as_fd()), &dir, to.name, AtFlags::SYMLINK_FOLLOW)?;
+                self.stat_fd(old.as_fd()).map(Some)
+            }),
+            Change::Unlink { at } => self.run("unlink", at.name, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                rustix::fs::unlinkat(&dir, at.name, AtFlags::empty()).map(|()| None)
+            }),
+            Change::Rmdir { at } => self.run("rmdir", at.name, caller, || {
+                let dir = self.open_folder(at.directory)?;
+                rustix::fs::unlinkat(&dir, at.name, AtFlags::REMOVEDIR).map(|()| None)
+            }),
+            Change::Rename { from, to, flags } => self.run("rename", from.name, caller, || {
+                let (old, new) = (self.open_folder(from.directory)?, self.open_folder(to.directory)?);
+                let flags = RenameFlags::from_bits_retain(flags);
+                match flags.is_empty() {
+                    true => rustix::fs::renameat(&old, from.name, &new, to.name),
+                    false => rustix::fs::renameat_with(&old, from.name, &new, to.name, flags),
+                }
+                .map(|()| None)
+            }),
+            Change::SetAttr { of, set } => {
+                self.run("setting attributes of", of.path, caller, || self.set_attr(of, &set).map(Some))
+            }
+            Change::SetXattr { of, name, value, flags } => self.run("setxattr of", of.path, caller, || {
+                let fd = self.open_node(of)?;
+                rustix::fs::setxattr(&*proc_path(fd.as_fd()), name, value, XattrFlags::from_bits_retain(flags))
+                    .map(|()| None)
+            }),
+            Change::RemoveXattr { of, name } => self.run("removexattr of", of.path, caller, || {
+                let fd = self.open_node(of)?;
+                rustix::fs::removexattr(&*proc_path(fd.as_fd()), name).map(|()| None)
+            }),
+        }
+    }
+
     fn open_file(&self, fd: BorrowedFd<'_>, flags: u32) -> rustix::io::Result<SourceFile> {
         SourceFile::reopen_fd(fd, flags, self.root_device(), &self.identities)
     }
@@ -332,8 +389,15 @@ impl WritableVolume for WritableSource {
         .map(|file| Box::new(file) as _)
     }
 
-    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile> {
-        let (attr, file, directory) = self.make("create of", &at, caller, || {
+    fn create_marked(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        mark: Option<ChangeMark>,
+    ) -> Result<CreatedFile> {
+        let (mut attr, file, directory) = self.make("create of", &at, caller, || {
             let dir = self.open_folder(at.directory)?;
             let after = || self.stat_fd(dir.as_fd()).ok();
             let wanted = OFlags::from_bits_retain(flags & !SourceFile::NOT_PASSED);
@@ -357,6 +421,9 @@ impl WritableVolume for WritableSource {
             }
             Err(Errno::STALE)
         })?;
+        if let Some(mark) = mark.filter(|_| flags & libc::O_EXCL as u32 != 0) {
+            attr = mark_access_time(self, &at, attr, mark);
+        }
         Ok(CreatedFile { attr, file: Box::new(file), directory })
     }
 
@@ -400,60 +467,21 @@ impl WritableVolume for WritableSource {
         Ok(Box::new(SourceDirectory::new(fd, self.root_device(), &self.identities)))
     }
 
-    fn change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
-        match *change {
-            Change::Mkdir { at, mode } => self.make("mkdir", &at, caller, || {
-                let dir = self.open_folder(at.directory)?;
-                rustix::fs::mkdirat(&dir, at.name, Mode::from_raw_mode(mode & 0o7777))?;
-                self.stat_name(dir.as_fd(), at.name).map(Some)
-            }),
-            Change::Mknod { at, mode, rdev } => self.make("mknod", &at, caller, || {
-                let dir = self.open_folder(at.directory)?;
-                let kind = FileType::from_raw_mode(mode);
-                rustix::fs::mknodat(&dir, at.name, kind, Mode::from_raw_mode(mode & 0o7777), rdev)?;
-                self.stat_name(dir.as_fd(), at.name).map(Some)
-            }),
-            Change::Symlink { at, target } => self.make("symlink", &at, caller, || {
-                let dir = self.open_folder(at.directory)?;
-                rustix::fs::symlinkat(target, &dir, at.name)?;
-                self.stat_name(dir.as_fd(), at.name).map(Some)
-            }),
-            Change::Link { from, to } => self.run("link to", to.name, caller, || {
-                let old = self.open_node(from)?;
-                let dir = self.open_folder(to.directory)?;
-                rustix::fs::linkat(CWD, &*proc_path(old.as_fd()), &dir, to.name, AtFlags::SYMLINK_FOLLOW)?;
-                self.stat_fd(old.as_fd()).map(Some)
-            }),
-            Change::Unlink { at } => self.run("unlink", at.name, caller, || {
-                let dir = self.open_folder(at.directory)?;
-                rustix::fs::unlinkat(&dir, at.name, AtFlags::empty()).map(|()| None)
-            }),
-            Change::Rmdir { at } => self.run("rmdir", at.name, caller, || {
-                let dir = self.open_folder(at.directory)?;
-                rustix::fs::unlinkat(&dir, at.name, AtFlags::REMOVEDIR).map(|()| None)
-            }),
-            Change::Rename { from, to, flags } => self.run("rename", from.name, caller, || {
-                let (old, new) = (self.open_folder(from.directory)?, self.open_folder(to.directory)?);
-                let flags = RenameFlags::from_bits_retain(flags);
-                match flags.is_empty() {
-                    true => rustix::fs::renameat(&old, from.name, &new, to.name),
-                    false => rustix::fs::renameat_with(&old, from.name, &new, to.name, flags),
-                }
-                .map(|()| None)
-            }),
-            Change::SetAttr { of, set } => {
-                self.run("setting attributes of", of.path, caller, || self.set_attr(of, &set).map(Some))
-            }
-            Change::SetXattr { of, name, value, flags } => self.run("setxattr of", of.path, caller, || {
-                let fd = self.open_node(of)?;
-                rustix::fs::setxattr(&*proc_path(fd.as_fd()), name, value, XattrFlags::from_bits_retain(flags))
-                    .map(|()| None)
-            }),
-            Change::RemoveXattr { of, name } => self.run("removexattr of", of.path, caller, || {
-                let fd = self.open_node(of)?;
-                rustix::fs::removexattr(&*proc_path(fd.as_fd()), name).map(|()| None)
-            }),
-        }
+    fn change_marked(
+        &self,
+        change: &Change<'_>,
+        caller: &Caller,
+        mark: Option<ChangeMark>,
+    ) -> Result<Option<NodeAttr>> {
+        let attr = self.make_change(change, caller)?;
+        Ok(match (attr, change.new_name(), mark) {
+            (Some(attr), Some(at), Some(mark)) => Some(mark_access_time(self, at, attr, mark)),
+            _ => attr,
+        })
+    }
+
+    fn outcome_of(&self, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
+        outcome_by_names(self, repeated)
     }
 
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>> {

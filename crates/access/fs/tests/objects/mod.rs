@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use spurline_fs::writable::WritableConfig;
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks};
+use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::*;
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::any::Any;
@@ -330,7 +331,14 @@ impl WritableVolume for MemorySource {
         Ok(self.new_file(object))
     }
 
-    fn create(&self, at: NamePath<'_>, flags: u32, _mode: u32, _caller: &Caller) -> Result<CreatedFile> {
+    fn create_marked(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        _mode: u32,
+        _caller: &Caller,
+        _mark: Option<ChangeMark>,
+    ) -> Result<CreatedFile> {
         let (object, attr, directory) = self.with(|tree| {
             let directory = Self::resolve(tree, at.directory)?;
             let object = match tree.make(directory, at.name, false) {
@@ -364,7 +372,7 @@ impl WritableVolume for MemorySource {
         Ok(Box::new(MemoryDirectory { tree: Arc::clone(&self.tree), object }))
     }
 
-    fn change(&self, change: &Change<'_>, _caller: &Caller) -> Result<Option<NodeAttr>> {
+    fn change_marked(&self, change: &Change<'_>, _: &Caller, _: Option<ChangeMark>) -> Result<Option<NodeAttr>> {
         self.with(|tree| {
             let made = match *change {
                 Change::Mkdir { at, .. } => {
@@ -401,6 +409,10 @@ impl WritableVolume for MemorySource {
             };
             Ok(Some(tree.attr(made)))
         })
+    }
+
+    fn outcome_of(&self, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
+        outcome_by_names(self, repeated)
     }
 
     fn get_xattr(&self, _at: NodePath<'_>, _name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {

@@ -26,6 +26,7 @@ pub use losses::WriteLosses;
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
     Caller, Change, CreatedFile, DirectoryRename, FileIdentity, KnownNames, LockScope, NamePath, NodeAttr, NodePath,
     SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
@@ -419,7 +420,14 @@ impl WritableVolume for GroupWrites {
         self.new_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home })
     }
 
-    fn create(&self, at: NamePath<'_>, flags: u32, mode: u32, caller: &Caller) -> Result<CreatedFile> {
+    fn create_marked(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        mode: u32,
+        caller: &Caller,
+        _mark: Option<ChangeMark>,
+    ) -> Result<CreatedFile> {
         let (number, path) = (self.calls.new_file_number(), join_path(at.directory.path, at.name));
         self.send_bytes_of(self.known.object(&path))?;
         let call = WriteCall::Create { at, flags: OpenFlags::new(flags), mode, file: number };
@@ -473,7 +481,13 @@ impl WritableVolume for GroupWrites {
         Ok(Box::new(RemoteDirectory::new(self.whole()?, self.add_open(opened))))
     }
 
-    fn change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
+    /// The nodes draw the marks.
+    fn change_marked(
+        &self,
+        change: &Change<'_>,
+        caller: &Caller,
+        _mark: Option<ChangeMark>,
+    ) -> Result<Option<NodeAttr>> {
         let mut context = RequestContext::of(caller);
         // The home of a change is that of the name it makes, or else of the one it takes away.
         let path = match change {
@@ -538,6 +552,10 @@ impl WritableVolume for GroupWrites {
             WriteAnswer::Done => Ok(None),
             other => Err(unexpected(&other)),
         }
+    }
+
+    fn outcome_of(&self, _repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
+        Ok(ChangeOutcome::Unclear("this mount's own requests carry the numbers that the nodes compare"))
     }
 
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>> {

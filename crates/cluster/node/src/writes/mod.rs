@@ -3,21 +3,20 @@
 
 mod apart;
 mod grants;
-mod repeated;
 mod sessions;
 
 use crate::CacheNode;
 use apart::{CallerThreads, acts_as_caller};
 use grants::LockGrants;
 use parking_lot::RwLock;
-use repeated::RepeatedChange;
 use sessions::{ChangeState, OpenObject, WriteSession, WriteSessions};
 use spurline_proto::{AnswerBody as _, LOCK_TIMES, MAX_PAYLOAD, OpenFlags, WriteAnswer, WriteCall, WriteRequest};
 use spurline_transport::Responder;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
-    Caller, Change, FileLock, LockConflict, LockFamily, LockKind, NodePath, OpenAttrCall, WritableFile, WritableObject,
-    WritableVolume, WritePlace,
+    Caller, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall, WritableFile,
+    WritableObject, WritableVolume, WritePlace,
 };
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -250,26 +249,52 @@ impl ServedWrite<'_> {
         }
     }
 
+    /// The answer to a change that another process has executed, or perhaps has; `None` if it has to be executed here.
+    fn find_answer(&self, caller: &Caller) -> Result<Option<WriteAnswer>> {
+        let request = self.request;
+        let call = match request.call {
+            WriteCall::Create { at, flags, .. } if flags.has_any(OpenFlags::EXCLUSIVE) => {
+                RepeatedCall::CreateExclusive(at)
+            }
+            WriteCall::LinkOpen { to, .. } => RepeatedCall::LinkOpen(to),
+            WriteCall::Change(change) => RepeatedCall::Change(change),
+            // Executed twice, they have the same result.
+            _ => return Ok(None),
+        };
+        let repeated = RepeatedChange { call, mark: request.id.mark(), known: request.known, caller };
+        Ok(match self.volume.outcome_of(&repeated)? {
+            ChangeOutcome::NotMade => None,
+            ChangeOutcome::Unclear(why) => {
+                let number = request.id.number;
+                Some(WriteAnswer::Unclear(format!("a node was lost during change {number}: {why}")))
+            }
+            ChangeOutcome::Made(None) => Some(WriteAnswer::Done),
+            ChangeOutcome::Made(Some(attr)) => {
+                self.open_made(&attr, caller)?;
+                Some(WriteAnswer::Attr(attr))
+            }
+        })
+    }
+
+    /// Opens here the file that a creation by another process has made.
+    fn open_made(&self, made: &NodeAttr, caller: &Caller) -> Result<()> {
+        let WriteCall::Create { at, flags, file, .. } = self.request.call else { return Ok(()) };
+        let path = at.path();
+        let at = NodePath { path: &path, expected: Some(made.identity) };
+        let opened = self.volume.open(at, flags.without(MADE).bits(), caller)?;
+        self.session.add_object(file, OpenObject::File(opened.into()))
+    }
+
     fn try_execute(&self) -> Result<WriteAnswer> {
         let volume = self.volume;
         let request = self.request;
         let call = request.call;
         let caller = request.caller.to_caller();
-        if request.again {
-            let repeated = RepeatedChange { volume, id: request.id, known: request.known, caller: &caller };
-            if let Some(answer) = repeated.find_outcome(&call)? {
-                // What was made by another process is opened here.
-                return match (&answer, &call) {
-                    (WriteAnswer::Attr(attr), WriteCall::Create { at, flags, file, .. }) => {
-                        let path = repeated::join_path(at.directory.path, at.name);
-                        let at = NodePath { path: &path, expected: Some(attr.identity) };
-                        let opened = volume.open(at, flags.without(MADE).bits(), &caller)?;
-                        self.session.add_object(*file, OpenObject::File(opened.into()))?;
-                        Ok(answer)
-                    }
-                    _ => Ok(answer),
-                };
-            }
+        let mark = request.marked.then(|| request.id.mark());
+        if request.again
+            && let Some(answer) = self.find_answer(&caller)?
+        {
+            return Ok(answer);
         }
         Ok(match call {
             WriteCall::Capabilities => WriteAnswer::Capabilities(volume.capabilities()),
@@ -298,10 +323,7 @@ impl ServedWrite<'_> {
                 WriteAnswer::Attr(attr)
             }
             WriteCall::Create { at, flags, mode, file } => {
-                let mut created = volume.create(at, flags.bits(), mode, &caller)?;
-                if request.marked && flags.has_any(OpenFlags::EXCLUSIVE) {
-                    created.attr = repeated::mark_new(volume, &at, &created.attr, request.id).unwrap_or(created.attr);
-                }
+                let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
                 self.session.add_object(file, OpenObject::File(created.file.into()))?;
                 WriteAnswer::Created(created.attr, created.directory)
             }
@@ -328,18 +350,10 @@ impl ServedWrite<'_> {
                 self.session.add_object(file, OpenObject::Directory(opened.into()))?;
                 WriteAnswer::Done
             }
-            WriteCall::Change(change) => match volume.change(&change, &caller)? {
-                None => WriteAnswer::Done,
-                Some(attr) => {
-                    let made = match &change {
-                        Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. } => Some(at),
-                        _ => None,
-                    };
-                    let marked = made.filter(|_| request.marked);
-                    let marked = marked.and_then(|at| repeated::mark_new(volume, at, &attr, request.id));
-                    WriteAnswer::Attr(marked.unwrap_or(attr))
-                }
-            },
+            WriteCall::Change(change) => {
+                let attr = volume.change_marked(&change, &caller, mark)?;
+                attr.map_or(WriteAnswer::Done, WriteAnswer::Attr)
+            }
             WriteCall::Renew => WriteAnswer::Done,
             WriteCall::Close { files } => {
                 // Closing a second time changes nothing.
@@ -407,7 +421,7 @@ impl ServedWrite<'_> {
                 let place = if append { WritePlace::End } else { WritePlace::Offset };
                 let mut done = 0;
                 if request.again && request.is_change() {
-                    let Some(found) = repeated::find_appended(file, offset, request.payload)? else {
+                    let Some(found) = file.find_appended(offset, request.payload)? else {
                         let why = format!("a node was lost during an append at {offset}, and other bytes are there");
                         return Ok(WriteAnswer::Unclear(why));
                     };

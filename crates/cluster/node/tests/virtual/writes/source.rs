@@ -5,6 +5,7 @@
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks};
+use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, mark_access_time, outcome_by_names};
 use spurline_volume::writes::*;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -368,6 +369,46 @@ impl ProcessSource {
         answer.map_err(failed)
     }
 
+    fn make_change(&self, change: &Change<'_>) -> Result<Option<NodeAttr>> {
+        self.call(|state| {
+            let number = match *change {
+                Change::Mkdir { at, .. } => {
+                    let name = state.name(at)?;
+                    state.make(name, true)?
+                }
+                Change::Mknod { at, .. } => {
+                    let name = state.name(at)?;
+                    state.make(name, false)?
+                }
+                Change::Link { from, to } => {
+                    let (number, name) = (state.resolve(from)?, state.name(to)?);
+                    state.link(number, name)?
+                }
+                Change::Unlink { at } => {
+                    let name = state.name(at)?;
+                    return state.remove(name, false).map(|()| None);
+                }
+                Change::Rmdir { at } => {
+                    let name = state.name(at)?;
+                    return state.remove(name, true).map(|()| None);
+                }
+                Change::Rename { from, to, flags } => {
+                    let (from, to) = (state.name(from)?, state.name(to)?);
+                    return state.rename(from, to, flags).map(|()| None);
+                }
+                Change::SetAttr { of, set } => {
+                    let number = state.resolve(of)?;
+                    state.set_attr(number, self.host, &set)?;
+                    number
+                }
+                Change::Symlink { .. } | Change::SetXattr { .. } | Change::RemoveXattr { .. } => {
+                    return Err(EOPNOTSUPP);
+                }
+            };
+            Ok(Some(state.attr(number)))
+        })
+    }
+
     fn open_object(&self, state: &mut SourceState, number: u64, flags: u32) -> Answer<MemoryFile> {
         if number == ROOT_OBJECT || state.object(number)?.is_directory {
             return Err(EISDIR);
@@ -423,8 +464,15 @@ impl WritableVolume for ProcessSource {
         Ok(Box::new(opened))
     }
 
-    fn create(&self, at: NamePath<'_>, flags: u32, _: u32, _: &Caller) -> Result<CreatedFile> {
-        let (attr, file) = self.call(|state| {
+    fn create_marked(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        _: u32,
+        _: &Caller,
+        mark: Option<ChangeMark>,
+    ) -> Result<CreatedFile> {
+        let (mut attr, file) = self.call(|state| {
             let name = state.name(at)?;
             let number = match state.make(name, false) {
                 Err(EEXIST) if flags & O_EXCL == 0 => state.find(name)?,
@@ -433,6 +481,9 @@ impl WritableVolume for ProcessSource {
             let file = self.open_object(state, number, flags)?;
             Ok((state.attr(number), file))
         })?;
+        if let Some(mark) = mark.filter(|_| flags & O_EXCL != 0) {
+            attr = mark_access_time(self, &at, attr, mark);
+        }
         Ok(CreatedFile { attr, file: Box::new(file), directory: None })
     }
 
@@ -452,44 +503,16 @@ impl WritableVolume for ProcessSource {
         Ok(Box::new(MemoryDirectory(self.clone())))
     }
 
-    fn change(&self, change: &Change<'_>, _: &Caller) -> Result<Option<NodeAttr>> {
-        self.call(|state| {
-            let number = match *change {
-                Change::Mkdir { at, .. } => {
-                    let name = state.name(at)?;
-                    state.make(name, true)?
-                }
-                Change::Mknod { at, .. } => {
-                    let name = state.name(at)?;
-                    state.make(name, false)?
-                }
-                Change::Link { from, to } => {
-                    let (number, name) = (state.resolve(from)?, state.name(to)?);
-                    state.link(number, name)?
-                }
-                Change::Unlink { at } => {
-                    let name = state.name(at)?;
-                    return state.remove(name, false).map(|()| None);
-                }
-                Change::Rmdir { at } => {
-                    let name = state.name(at)?;
-                    return state.remove(name, true).map(|()| None);
-                }
-                Change::Rename { from, to, flags } => {
-                    let (from, to) = (state.name(from)?, state.name(to)?);
-                    return state.rename(from, to, flags).map(|()| None);
-                }
-                Change::SetAttr { of, set } => {
-                    let number = state.resolve(of)?;
-                    state.set_attr(number, self.host, &set)?;
-                    number
-                }
-                Change::Symlink { .. } | Change::SetXattr { .. } | Change::RemoveXattr { .. } => {
-                    return Err(EOPNOTSUPP);
-                }
-            };
-            Ok(Some(state.attr(number)))
+    fn change_marked(&self, change: &Change<'_>, _: &Caller, mark: Option<ChangeMark>) -> Result<Option<NodeAttr>> {
+        let attr = self.make_change(change)?;
+        Ok(match (attr, change.new_name(), mark) {
+            (Some(attr), Some(at), Some(mark)) => Some(mark_access_time(self, at, attr, mark)),
+            _ => attr,
         })
+    }
+
+    fn outcome_of(&self, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
+        outcome_by_names(self, repeated)
     }
 
     fn get_xattr(&self, _: NodePath<'_>, _: &[u8], _: &Caller) -> Result<Vec<u8>> {

@@ -1,0 +1,146 @@
+//! Changes that another process may have made before it was lost, and what the names and access times of a source say about
+//! them. It knows neither nodes nor sessions.
+//!
+//! | change | made, when | not made, when |
+//! |---|---|---|
+//! | rename | the new name leads to the known object and the old name does not | the old name leads to it |
+//! | exchange | the new name leads to the known object | the old name leads to it |
+//! | link | the new name leads to the object | otherwise |
+//! | unlink, rmdir | the name leads to nothing, or to another object than the known one | it leads to the known one |
+//! | mkdir, mknod, symlink, exclusive create | the object has the mark of this change | the name leads to nothing |
+//! | append | the bytes, as far as the file goes, are at the known end: the rest is written | the file ends there |
+//!
+//! Nothing else shows whether a change was made. Attributes and extended attributes are set again.
+
+use crate::writes::{
+    AttrChange, Caller, Change, FileIdentity, FileTime, NamePath, NewTime, NodeAttr, NodePath, WritableVolume,
+};
+use spurline_types::{ErrorKind, Result};
+
+/// From `linux/fs.h`.
+const RENAME_EXCHANGE: u32 = 2;
+/// From `asm-generic/errno-base.h`.
+const ENOENT: i32 = 2;
+const ENOTDIR: i32 = 20;
+
+/// Distinguishes a change from all others. A source stores it with the object that the change makes, if it can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChangeMark(pub u128);
+
+/// A change that is requested again after the loss of the process that got it first.
+#[derive(Debug, Clone, Copy)]
+pub struct RepeatedChange<'a> {
+    /// The call.
+    pub call: RepeatedCall<'a>,
+    /// The mark that the change has had from the first request on.
+    pub mark: ChangeMark,
+    /// The object that the name led to before the change, if that is known; for an exchange also that of the other name.
+    pub known: [Option<FileIdentity>; 2],
+    /// The caller.
+    pub caller: &'a Caller,
+}
+
+/// A call that has another result when it is made twice.
+#[derive(Debug, Clone, Copy)]
+pub enum RepeatedCall<'a> {
+    /// [`WritableVolume::create_marked`] with `O_EXCL`.
+    CreateExclusive(NamePath<'a>),
+    /// [`WritableVolume::link_open`] to this name.
+    LinkOpen(NamePath<'a>),
+    /// [`WritableVolume::change_marked`].
+    Change(Change<'a>),
+}
+
+/// What a source says about a [`RepeatedChange`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChangeOutcome {
+    /// The change was made; the attributes of the object that it made, as the change itself returns them.
+    Made(Option<NodeAttr>),
+    /// The change was not made, or has the same result when it is made again.
+    NotMade,
+    /// The source does not show whether the change was made, for this reason.
+    Unclear(&'static str),
+}
+
+/// The outcome of a change by names, identities and access times.
+///
+/// # Errors
+/// Those of the source.
+pub fn outcome_by_names(volume: &dyn WritableVolume, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
+    let find = |at: NamePath<'_>| find_name(volume, at, repeated.caller);
+    match repeated.call {
+        RepeatedCall::CreateExclusive(at)
+        | RepeatedCall::Change(Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. }) => {
+            Ok(match find(at)? {
+                None => ChangeOutcome::NotMade,
+                Some(found) if found.atime.nanos == mark_nanos(repeated.mark) => ChangeOutcome::Made(Some(found)),
+                Some(_) => ChangeOutcome::Unclear("the name exists, without the mark of this change"),
+            })
+        }
+        RepeatedCall::Change(Change::Link { from, to }) => {
+            let object = volume.stat(from, repeated.caller)?;
+            Ok(match find(to)? {
+                Some(named) if named.identity == object.identity => ChangeOutcome::Made(Some(named)),
+                _ => ChangeOutcome::NotMade,
+            })
+        }
+        RepeatedCall::Change(Change::Unlink { at } | Change::Rmdir { at }) => {
+            Ok(match (find(at)?, repeated.known[0]) {
+                (Some(found), Some(known)) if found.identity == known => ChangeOutcome::NotMade,
+                (_, Some(_)) => ChangeOutcome::Made(None),
+                (Some(_), None) => ChangeOutcome::NotMade,
+                (None, None) => ChangeOutcome::Unclear("the name leads to nothing, and did perhaps before"),
+            })
+        }
+        RepeatedCall::Change(Change::Rename { from, to, flags }) => {
+            let Some(known) = repeated.known[0] else {
+                return Ok(ChangeOutcome::Unclear("the mount did not know the object before"));
+            };
+            let is_at_old = find(from)?.is_some_and(|found| found.identity == known);
+            let is_at_new = find(to)?.is_some_and(|found| found.identity == known);
+            Ok(match (is_at_old, is_at_new) {
+                (false, true) => ChangeOutcome::Made(None),
+                // Two names of one object: a rename between them changes nothing.
+                (true, _) if flags & RENAME_EXCHANGE == 0 => ChangeOutcome::NotMade,
+                (true, false) => ChangeOutcome::NotMade,
+                _ => ChangeOutcome::Unclear("neither name leads to the object"),
+            })
+        }
+        RepeatedCall::LinkOpen(to) => Ok(match find(to)? {
+            None => ChangeOutcome::NotMade,
+            Some(_) => ChangeOutcome::Unclear("the name exists"),
+        }),
+        RepeatedCall::Change(Change::SetAttr { .. } | Change::SetXattr { .. } | Change::RemoveXattr { .. }) => {
+            Ok(ChangeOutcome::NotMade)
+        }
+    }
+}
+
+fn find_name(volume: &dyn WritableVolume, at: NamePath<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
+    match volume.lookup(at, caller) {
+        Ok(attr) => Ok(Some(attr)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::Io(ENOENT | ENOTDIR)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Stores a mark as the fraction of the second of a new object's access time; the attributes after that. A source that
+/// can't store the mark leaves the object as it is.
+pub fn mark_access_time(volume: &dyn WritableVolume, at: &NamePath<'_>, attr: NodeAttr, mark: ChangeMark) -> NodeAttr {
+    let path = at.path();
+    let of = NodePath { path: &path, expected: Some(attr.identity) };
+    let atime = FileTime { nanos: mark_nanos(mark), ..attr.atime };
+    let set = AttrChange { atime: Some(NewTime::At(atime)), ..AttrChange::default() };
+    let marked = volume.change(&Change::SetAttr { of, set }, &Caller::default());
+    marked.ok().flatten().unwrap_or(attr)
+}
+
+/// A mark in nanoseconds.
+fn mark_nanos(mark: ChangeMark) -> u32 {
+    let high = (mark.0 >> 64) as u64;
+    let low = mark.0 as u64;
+    let mixed = (high ^ low.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    // Never a whole number of microseconds, which clocks of some sources give.
+    ((mixed >> 32) % 999_999 * 1000 + 1 + (mixed & 0x1ff)) as u32
+}
