@@ -426,3 +426,28 @@ fn renames_of_directories_are_hidden_from_calls_below_them() {
         }
     });
 }
+
+/// Each call has the errno of its manual page, before the source gets it. Other calls that begin alike are made.
+#[test]
+fn what_a_source_cannot_do_is_refused() {
+    let source = Arc::new(MemorySource { directories_stay: true, ..MemorySource::default() });
+    let config = writable_config(u64::MAX);
+    let fs = WritableFileSystem::new(Arc::new(NoReads), source, config, Arc::default()).unwrap();
+    let errno = |answer: Result<(), spurline_fs::FsError>| answer.err().map(|error| error.errno());
+    let link = fs.make(ROOT, b"link", NewNode::Symlink { target: b"file" }, &CALLER).map(drop);
+    assert_eq!(errno(link), Some(libc::EPERM));
+    fs.make(ROOT, b"folder", NewNode::Directory { mode: 0o755 }, &CALLER).unwrap();
+    assert_eq!(errno(fs.rename((ROOT, b"folder"), (ROOT, b"other"), 0, &CALLER)), Some(libc::EXDEV));
+    let (file, opened) = fs.create(ROOT, b"file", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let exchange = fs.rename((ROOT, b"file"), (ROOT, b"folder"), RENAME_EXCHANGE, &CALLER);
+    assert_eq!(errno(exchange), Some(libc::EXDEV));
+    assert_eq!(errno(fs.rename((ROOT, b"file"), (ROOT, b"other"), 0, &CALLER)), None);
+    assert_eq!(errno(fs.setxattr(file.ino, b"user.a", b"1", 0, &CALLER)), Some(libc::EOPNOTSUPP));
+    assert_eq!(errno(fs.getxattr(file.ino, b"user.a", &CALLER).map(drop)), Some(libc::EOPNOTSUPP));
+    assert_eq!(errno(fs.lseek(file.ino, opened.fh, 0, libc::SEEK_HOLE as u32).map(drop)), Some(libc::EINVAL));
+    let copied = fs.copy_file_range((file.ino, opened.fh, 0), (file.ino, opened.fh, 9), 1, &CALLER);
+    assert_eq!(errno(copied.map(drop)), Some(libc::EOPNOTSUPP));
+    // Programs that copy files need success.
+    let set = AttrChange { mode: Some(0o600), uid: Some(7), size: Some(5), ..AttrChange::default() };
+    assert_eq!(fs.setattr(file.ino, None, &set, &CALLER).unwrap().0.size, 5);
+}

@@ -4,6 +4,7 @@
 //! Every call blocks and ends within a timeout of the implementation.
 #![forbid(unsafe_code)]
 
+pub mod capabilities;
 pub mod locks;
 pub mod repeated;
 pub mod writes;

@@ -7,58 +7,12 @@
 //!
 //! Errors carry the errno of the source as [`spurline_types::ErrorKind::Io`], which callers see unchanged.
 
+use crate::capabilities::WriteCapabilities;
 use crate::locks::{LAST_BYTE, LockOwner};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_types::{FileKind, Result};
 use std::fs::File;
 use std::sync::Weak;
-
-/// What a source can do. `spurline info` shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WriteCapabilities {
-    /// How directories are renamed.
-    pub rename_directory: DirectoryRename,
-    /// Several names for one file.
-    pub hard_links: bool,
-    /// Symbolic links.
-    pub symlinks: bool,
-    /// Permission bits and owners are stored.
-    pub modes: bool,
-    /// Extended attributes of users.
-    pub xattrs: bool,
-    /// POSIX access control lists.
-    pub acls: bool,
-    /// Bytes within a file can be changed.
-    pub random_write: bool,
-    /// Appends of several writers never overwrite each other.
-    pub atomic_append: bool,
-    /// Who sees a lock.
-    pub locks: LockScope,
-    /// Holes can be punched and found.
-    pub holes: bool,
-    /// Bytes are copied within the source.
-    pub copy: bool,
-}
-
-/// How a source renames directories.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DirectoryRename {
-    /// At once, or not at all.
-    Atomic,
-    /// One object after the other, for up to this many.
-    EachUpTo(u64),
-    /// Not at all.
-    No,
-}
-
-/// The processes among which a lock holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LockScope {
-    /// Those of one mount.
-    Mount,
-    /// All that use the source.
-    Source,
-}
 
 /// The calling process. A source on another host trusts these numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -627,7 +581,7 @@ pub struct CreatedFile {
 
 /// A tree of files to change. Paths are as for [`crate::Volume`]. A call may block as long as the source does.
 pub trait WritableVolume: Send + Sync {
-    /// What the source can do.
+    /// What the source can do. A file system makes no other calls ([`WriteCapabilities::check`]).
     fn capabilities(&self) -> WriteCapabilities;
 
     /// From now on, open files that have lost their path are looked for under `names`. Of no meaning for a volume that never opens

@@ -6,10 +6,8 @@ use crate::request::{check_name, take_switch};
 use crate::writes::{lock_code, put_identity, put_time, take_identity, take_lock_kind, take_time};
 use crate::{AnswerBody, FrameError};
 use spurline_types::{Error, ErrorKind};
-use spurline_volume::writes::{
-    DirectoryRename, FileIdentity, ListedName, LockConflict, LockRange, LockScope, NodeAttr, SourceSpace,
-    WriteCapabilities,
-};
+use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::writes::{FileIdentity, ListedName, LockConflict, LockRange, NodeAttr, SourceSpace};
 
 /// The longest error message of an answer.
 const MAX_MESSAGE: usize = 1024;
@@ -235,8 +233,6 @@ fn put_capabilities(can: &WriteCapabilities, out: &mut Vec<u8>) {
         can.modes,
         can.xattrs,
         can.acls,
-        can.random_write,
-        can.atomic_append,
         can.holes,
         can.copy,
         can.locks == LockScope::Source,
@@ -252,7 +248,7 @@ fn take_capabilities(take: &mut ByteCursor<'_>) -> Result<WriteCapabilities, Fra
         value => return Err(FrameError::Value { what: "how directories are renamed", value: value.into() }),
     };
     let bits = take.take_u16("abilities")?;
-    if bits >= 1 << 10 {
+    if bits >= 1 << 8 {
         return Err(FrameError::Value { what: "abilities", value: bits.into() });
     }
     let bit = |at: u16| bits >> at & 1 != 0;
@@ -263,10 +259,8 @@ fn take_capabilities(take: &mut ByteCursor<'_>) -> Result<WriteCapabilities, Fra
         modes: bit(2),
         xattrs: bit(3),
         acls: bit(4),
-        random_write: bit(5),
-        atomic_append: bit(6),
-        holes: bit(7),
-        copy: bit(8),
-        locks: if bit(9) { LockScope::Source } else { LockScope::Mount },
+        holes: bit(5),
+        copy: bit(6),
+        locks: if bit(7) { LockScope::Source } else { LockScope::Mount },
     })
 }

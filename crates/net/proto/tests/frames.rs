@@ -9,10 +9,10 @@ use spurline_proto::{
     decode_error, encode_error_message, frame_padding,
 };
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
+use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, DirectoryRename, FileIdentity, FileTime, ListedName, LockConflict, LockFamily,
-    LockKind, LockRange, LockScope, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, SourceSpace,
-    WriteCapabilities,
+    AttrChange, Caller, Change, FileIdentity, FileTime, ListedName, LockConflict, LockFamily, LockKind, LockRange,
+    NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, SourceSpace,
 };
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -219,7 +219,7 @@ proptest! {
 
     #[test]
     fn answers_of_writable_volumes_round_trip(
-        name in name(), (identity, lasting) in any::<([u8; 32], bool)>(), n: [u32; 5], long: [u64; 7], bits: [bool; 10], text in ".{0,40}",
+        name in name(), (identity, lasting) in any::<([u8; 32], bool)>(), n: [u32; 5], long: [u64; 7], bits: [bool; 8], text in ".{0,40}",
         secs in 0u64..1 << 40, nanos in 0u32..1_000_000_000, code in 1u16..,
     ) {
         let time = |more| FileTime { seconds: -(secs as i64) + more, nanos };
@@ -231,7 +231,7 @@ proptest! {
         let listed = |attr| ListedName { name: name.clone(), file_type: n[0], inode: long[0], next: long[1], attr };
         let conflict = LockConflict { kind: LockKind::Write, range: LockRange { start: long[0], end: long[1] }, pid: n[0] };
         let rename_directory = [DirectoryRename::Atomic, DirectoryRename::EachUpTo(long[0]), DirectoryRename::No];
-        let locks = if bits[9] { LockScope::Source } else { LockScope::Mount };
+        let locks = if bits[7] { LockScope::Source } else { LockScope::Mount };
         for answer in [
             WriteAnswer::Done, WriteAnswer::UnknownFile, WriteAnswer::Attr(attr), WriteAnswer::Created(attr, None),
             WriteAnswer::Created(attr, Some(attr)),
@@ -248,7 +248,7 @@ proptest! {
         for rename_directory in rename_directory {
             body_round_trip(&WriteAnswer::Capabilities(WriteCapabilities {
                 rename_directory, hard_links: bits[0], symlinks: bits[1], modes: bits[2], xattrs: bits[3], acls: bits[4],
-                random_write: bits[5], atomic_append: bits[6], locks, holes: bits[7], copy: bits[8],
+                locks, holes: bits[5], copy: bits[6],
             }));
         }
     }

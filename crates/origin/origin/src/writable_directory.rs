@@ -17,10 +17,11 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, mark_access_time, outcome_by_names};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, CreatedFile, DirectoryRename, FileIdentity, LockScope, NamePath, NewTime, NodeAttr,
-    NodePath, SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+    AttrChange, Caller, Change, CreatedFile, FileIdentity, NamePath, NewTime, NodeAttr, NodePath, SourceSpace,
+    WritableDirectory, WritableFile, WritableVolume,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -327,8 +328,6 @@ fn find_capabilities(root: BorrowedFd<'_>) -> WriteCapabilities {
         modes: true,
         xattrs: offers("user.spurline"),
         acls: offers("system.posix_acl_access"),
-        random_write: true,
-        atomic_append: true,
         locks: LockScope::Source,
         holes: true,
         copy: true,

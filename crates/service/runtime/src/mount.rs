@@ -19,7 +19,7 @@ use spurline_observe::access::{AccessLogWriter, InodePaths};
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::SourceScheme;
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use spurline_volume::writes::LockScope;
+use spurline_volume::capabilities::LockScope;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};

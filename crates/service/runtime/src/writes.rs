@@ -6,7 +6,8 @@ use spurline_config::{Fault, MountConfig, WritesConfig};
 use spurline_origin::{SourceLocation, Squash, WritableSource};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{DirectoryRename, LockScope, WritableVolume, WriteCapabilities};
+use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::writes::WritableVolume;
 use std::sync::Arc;
 
 /// The most files that a message names.
@@ -170,8 +171,9 @@ pub(crate) fn capabilities_json(can: &WriteCapabilities) -> Value {
         "modes": can.modes,
         "xattrs": can.xattrs,
         "acls": can.acls,
-        "random_write": can.random_write,
-        "atomic_append": can.atomic_append,
+        // By every source that can be written at all.
+        "random_write": true,
+        "atomic_append": true,
         "locks": lock_word(can.locks),
         "holes": can.holes,
         "copy": can.copy,

@@ -2,9 +2,8 @@
 
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
-use spurline_volume::writes::{
-    AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace, WriteCapabilities,
-};
+use spurline_volume::capabilities::LimitedCall;
+use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace};
 use std::time::Duration;
 
 /// The attribute with a file's capabilities.
@@ -35,16 +34,14 @@ pub enum NewNode<'a> {
 }
 
 impl WritableFileSystem {
-    /// What the source can do.
-    pub fn capabilities(&self) -> WriteCapabilities {
-        self.source.capabilities()
-    }
-
     /// Makes `new` as `name` in `parent`; raises its lookup count.
     ///
     /// # Errors
     /// The source's errno.
     pub fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
+        if matches!(new, NewNode::Symlink { .. }) {
+            self.can.check(LimitedCall::Symlink)?;
+        }
         let _changing = self.directory_attrs.changing(parent);
         let mode = match new {
             NewNode::Directory { mode } | NewNode::Node { mode, .. } => mode,
@@ -67,6 +64,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
+        self.can.check(LimitedCall::Link)?;
         let _changing = self.directory_attrs.changing(parent);
         let by_path = self.while_moving(0, || {
             let from = self.nodes.resolve(ino).ok_or_else(|| self.missing(ino))?;
@@ -110,6 +108,10 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, caller: &FsCaller) -> FsResult<()> {
+        let exchange = flags & RENAME_EXCHANGE != 0;
+        if self.nodes.is_directory(from.0, from.1) || exchange && self.nodes.is_directory(to.0, to.1) {
+            self.can.check(LimitedCall::RenameDirectory)?;
+        }
         let _changing = [from.0, to.0].map(|directory| self.directory_attrs.changing(directory));
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
@@ -124,7 +126,7 @@ impl WritableFileSystem {
                 self.source.change(&Change::Rename { from, to, flags }, caller)
             })?)
         })?;
-        self.nodes.rename(from, to, flags & RENAME_EXCHANGE != 0);
+        self.nodes.rename(from, to, exchange);
         drop(under_way);
         self.stats.fuse.change_ops.add(1);
         Ok(())
@@ -141,6 +143,7 @@ impl WritableFileSystem {
         set: &AttrChange,
         caller: &FsCaller,
     ) -> FsResult<(NodeAttr, Duration)> {
+        let set = &self.can.stored_attributes(set);
         let _changing = self.directory_attrs.changing(ino);
         // Without its groups, a caller would silently lose the set-group-ID bit.
         let groups_decide = set.mode.is_some_and(|mode| mode & libc::S_ISGID != 0);
@@ -204,6 +207,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<Vec<u8>> {
+        self.can.check(LimitedCall::Xattr(name))?;
         // The kernel requests them before the first write. The source's kernel removes them at a write, whatever is known here.
         if name == CAPABILITIES && self.nodes.is_bare(ino) {
             return Err(errno_error(libc::ENODATA, "a new file has no capabilities"));
@@ -226,6 +230,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
+        self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
         if name == CAPABILITIES {
             self.nodes.note_bare(ino, Duration::ZERO);
@@ -243,6 +248,7 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
+        self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
         let answer = self.on_node(ino, caller, false, |of, caller| {
             self.source.change(&Change::RemoveXattr { of, name }, caller).map(drop)

@@ -36,8 +36,9 @@ use parking_lot::Mutex;
 use removed::RemovedDirectory;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::Volume;
+use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::writes::{
-    Caller, FileIdentity, LockScope, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableObject, WritableVolume,
+    Caller, FileIdentity, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableObject, WritableVolume,
 };
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -100,8 +101,8 @@ pub struct WritableFileSystem {
     config: WritableConfig,
     stats: Arc<Stats>,
     root: FileIdentity,
-    /// The source has the locks, not the kernel.
-    locks_at_source: bool,
+    /// What the source can do: other calls are refused here.
+    can: WriteCapabilities,
     direct_writes: AtomicBool,
 }
 
@@ -128,7 +129,7 @@ impl WritableFileSystem {
         if config.inode_bytes < u64::MAX {
             stats.fuse.inode_limit_bytes.set(config.inode_bytes);
         }
-        let locks_at_source = source.capabilities().locks == LockScope::Source;
+        let can = source.capabilities();
         let nodes = Arc::new(NodeTable::new(root, Arc::clone(&stats)));
         let names: Weak<NodeTable> = Arc::downgrade(&nodes);
         source.use_names(names);
@@ -146,7 +147,7 @@ impl WritableFileSystem {
             config,
             stats,
             root,
-            locks_at_source,
+            can,
             direct_writes: AtomicBool::new(false),
         })
     }

@@ -231,6 +231,13 @@ impl NodeTable {
         self.tree.read().nodes.contains_key(&ino)
     }
 
+    /// Whether a name is known to lead to a directory.
+    pub fn is_directory(&self, parent: u64, name: &[u8]) -> bool {
+        let tree = self.tree.read();
+        let node = tree.child(parent, name).and_then(|ino| tree.nodes.get(&ino));
+        node.is_some_and(|node| node.directory)
+    }
+
     /// The directory that holds a node's first name.
     pub fn parent_of(&self, ino: u64) -> u64 {
         let tree = self.tree.read();

@@ -10,6 +10,7 @@ use crate::inode_limit::LimitedInodes as _;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::capabilities::{LimitedCall, LockScope};
 use spurline_volume::writes::{Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile, WritePlace};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -197,7 +198,7 @@ impl WritableFileSystem {
     ) -> FsResult<OpenedNode> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // Any close releases the locks of its process.
-        let flush = self.locks_at_source || writes && file.needs_flush();
+        let flush = self.can.locks == LockScope::Source || writes && file.needs_flush();
         let seen = self.nodes.note_open(ino, attr);
         let open = Arc::clone(self.opens.lock().entry(ino).or_default());
         let mut state = open.state.lock();
@@ -337,6 +338,7 @@ impl WritableFileSystem {
     /// # Errors
     /// `BadHandle`; the source's errno.
     pub fn fallocate(&self, ino: u64, fh: u64, mode: u32, offset: u64, len: u64, caller: &FsCaller) -> FsResult<()> {
+        self.can.check(LimitedCall::Allocate(mode))?;
         let file = self.file(ino, fh)?;
         Ok(self.as_caller(caller, false, |caller| file.file.allocate(mode, offset, len, caller))?)
     }
@@ -352,6 +354,7 @@ impl WritableFileSystem {
         len: u64,
         caller: &FsCaller,
     ) -> FsResult<u64> {
+        self.can.check(LimitedCall::Copy)?;
         let (input, output) = (self.file(from.0, from.1)?, self.file(to.0, to.1)?);
         Ok(self.as_caller(caller, false, |caller| input.file.copy_range(from.2, &*output.file, to.2, len, caller))?)
     }
@@ -361,6 +364,7 @@ impl WritableFileSystem {
     /// # Errors
     /// `BadHandle`; `ENXIO` past the end.
     pub fn lseek(&self, ino: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+        self.can.check(LimitedCall::Seek)?;
         Ok(self.file(ino, fh)?.file.seek(offset, whence)?)
     }
 

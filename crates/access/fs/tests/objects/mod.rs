@@ -5,6 +5,7 @@
 use parking_lot::Mutex;
 use spurline_fs::writable::WritableConfig;
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result};
+use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::*;
@@ -252,7 +253,10 @@ pub struct MemorySource {
     pub tree: Arc<Mutex<ObjectTree>>,
     /// Locks by object. The owner is one of an open file, as for locks of open file descriptions.
     pub locks: Arc<Mutex<HashMap<u64, KnownLocks>>>,
-    opened: AtomicU64,
+    /// The number of files that were opened.
+    pub opened: AtomicU64,
+    /// Directories can't be renamed.
+    pub directories_stay: bool,
 }
 
 fn failed(errno: i32) -> Error {
@@ -286,14 +290,12 @@ impl MemorySource {
 impl WritableVolume for MemorySource {
     fn capabilities(&self) -> WriteCapabilities {
         WriteCapabilities {
-            rename_directory: DirectoryRename::Atomic,
+            rename_directory: if self.directories_stay { DirectoryRename::No } else { DirectoryRename::Atomic },
             hard_links: true,
             symlinks: false,
             modes: false,
             xattrs: false,
             acls: false,
-            random_write: true,
-            atomic_append: false,
             locks: LockScope::Source,
             holes: false,
             copy: false,

@@ -26,10 +26,11 @@ pub use losses::WriteLosses;
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
-    Caller, Change, CreatedFile, DirectoryRename, FileIdentity, KnownNames, LockScope, NamePath, NodeAttr, NodePath,
-    SourceSpace, WritableDirectory, WritableFile, WritableVolume, WriteCapabilities,
+    Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, SourceSpace,
+    WritableDirectory, WritableFile, WritableVolume,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,8 +60,6 @@ const NO_CAPABILITIES: WriteCapabilities = WriteCapabilities {
     modes: false,
     xattrs: false,
     acls: false,
-    random_write: false,
-    atomic_append: false,
     locks: LockScope::Mount,
     holes: false,
     copy: false,

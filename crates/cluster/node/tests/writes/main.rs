@@ -65,7 +65,7 @@ fn names_and_bytes_are_changed_through_a_node() {
     let source = tempfile::tempdir().unwrap();
     let node = Node::start(source.path(), true);
     let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
-    assert!(writes.capabilities().random_write);
+    assert!(writes.capabilities().hard_links);
     writes.change(&Change::Mkdir { at: name(b"", b"d"), mode: 0o755 }, &root()).unwrap();
     let file = create(&*writes, "d/f", O_EXCL).unwrap();
     // Within a request, in a buffer of its own, and both around the node's borders.

@@ -4,6 +4,7 @@
 
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, mark_access_time, outcome_by_names};
 use spurline_volume::writes::*;
@@ -432,8 +433,6 @@ impl WritableVolume for ProcessSource {
             modes: false,
             xattrs: false,
             acls: false,
-            random_write: true,
-            atomic_append: true,
             locks: LockScope::Source,
             holes: false,
             copy: false,

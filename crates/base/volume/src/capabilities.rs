@@ -1,0 +1,176 @@
+//! What sources can do, and the one check that refuses a call which a source can't answer. It knows no source.
+//!
+//! | call | needs | errno otherwise, as in the manual page of the call |
+//! |---|---|---|
+//! | link | `hard_links` | `EPERM` |
+//! | symlink | `symlinks` | `EPERM` |
+//! | rename of a directory | `rename_directory` | `EXDEV`: programs copy then |
+//! | extended attributes of users | `xattrs` | `EOPNOTSUPP` |
+//! | access control lists | `acls` | `EOPNOTSUPP` |
+//! | fallocate that does more than allocate | `holes` | `EOPNOTSUPP` |
+//! | lseek to data or a hole | `holes` | `EINVAL`: programs read then |
+//! | copy_file_range | `copy` | `EOPNOTSUPP`: programs read and write then |
+//! | chmod, chown | `modes` | none: the call has no effect, since `cp -p`, tar and git need success |
+//!
+//! Whether the source has the locks is decided when a mount begins: those of `LockScope::Mount` are the kernel's.
+
+use crate::writes::AttrChange;
+use spurline_types::{Error, ErrorKind, Result};
+
+/// From `asm-generic/errno-base.h` and `errno.h`.
+const EPERM: i32 = 1;
+const EXDEV: i32 = 18;
+const EINVAL: i32 = 22;
+const EOPNOTSUPP: i32 = 95;
+/// From `linux/falloc.h`: space is allocated beyond the end, and the length stays.
+const FALLOC_FL_KEEP_SIZE: u32 = 1;
+
+/// What a source can do. `spurline info` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriteCapabilities {
+    /// How directories are renamed.
+    pub rename_directory: DirectoryRename,
+    /// Several names for one file.
+    pub hard_links: bool,
+    /// Symbolic links.
+    pub symlinks: bool,
+    /// Permission bits and owners are stored.
+    pub modes: bool,
+    /// Extended attributes of users.
+    pub xattrs: bool,
+    /// POSIX access control lists.
+    pub acls: bool,
+    /// Who sees a lock.
+    pub locks: LockScope,
+    /// Holes can be punched and found.
+    pub holes: bool,
+    /// Bytes are copied within the source.
+    pub copy: bool,
+}
+
+/// How a source renames directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectoryRename {
+    /// At once, or not at all.
+    Atomic,
+    /// One object after the other, for up to this many; the source counts them.
+    EachUpTo(u64),
+    /// Not at all.
+    No,
+}
+
+/// The processes among which a lock holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockScope {
+    /// Those of one mount.
+    Mount,
+    /// All that use the source.
+    Source,
+}
+
+/// A call that some sources can't answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitedCall<'a> {
+    /// One more name for a file.
+    Link,
+    /// A symbolic link.
+    Symlink,
+    /// A rename of a directory.
+    RenameDirectory,
+    /// A call on the extended attribute with this name.
+    Xattr(&'a [u8]),
+    /// Space, with this mode of `fallocate(2)`.
+    Allocate(u32),
+    /// The next data or hole.
+    Seek,
+    /// A copy within the source.
+    Copy,
+}
+
+impl WriteCapabilities {
+    /// Refuses a call that the source can't answer.
+    ///
+    /// # Errors
+    /// As in the table at the head of this module.
+    pub fn check(&self, call: LimitedCall<'_>) -> Result<()> {
+        let (can, errno, what) = match call {
+            LimitedCall::Link => (self.hard_links, EPERM, "hard links"),
+            LimitedCall::Symlink => (self.symlinks, EPERM, "symbolic links"),
+            LimitedCall::RenameDirectory => {
+                (self.rename_directory != DirectoryRename::No, EXDEV, "renames of directories")
+            }
+            LimitedCall::Xattr(name) if name.starts_with(b"user.") => {
+                (self.xattrs, EOPNOTSUPP, "extended attributes of users")
+            }
+            LimitedCall::Xattr(name) if name.starts_with(b"system.posix_acl_") => {
+                (self.acls, EOPNOTSUPP, "access control lists")
+            }
+            LimitedCall::Xattr(_) => return Ok(()),
+            LimitedCall::Allocate(mode) => {
+                (self.holes || mode & !FALLOC_FL_KEEP_SIZE == 0, EOPNOTSUPP, "changes of allocated space")
+            }
+            LimitedCall::Seek => (self.holes, EINVAL, "searches for holes"),
+            LimitedCall::Copy => (self.copy, EOPNOTSUPP, "copies within the source"),
+        };
+        if can {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Io(errno), format!("the source has no {what}")))
+    }
+
+    /// The attributes of a change that the source stores; the others are left as they are.
+    pub fn stored_attributes(&self, set: &AttrChange) -> AttrChange {
+        if self.modes {
+            return *set;
+        }
+        AttrChange { mode: None, uid: None, gid: None, ..*set }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_needs_its_ability_and_no_other() {
+        let none = WriteCapabilities {
+            rename_directory: DirectoryRename::No,
+            hard_links: false,
+            symlinks: false,
+            modes: false,
+            xattrs: false,
+            acls: false,
+            locks: LockScope::Mount,
+            holes: false,
+            copy: false,
+        };
+        let user = LimitedCall::Xattr(b"user.a");
+        let acl = LimitedCall::Xattr(b"system.posix_acl_access");
+        let cases = [
+            (LimitedCall::Link, EPERM, WriteCapabilities { hard_links: true, ..none.clone() }),
+            (LimitedCall::Symlink, EPERM, WriteCapabilities { symlinks: true, ..none.clone() }),
+            (
+                LimitedCall::RenameDirectory,
+                EXDEV,
+                WriteCapabilities { rename_directory: DirectoryRename::EachUpTo(1), ..none.clone() },
+            ),
+            (user, EOPNOTSUPP, WriteCapabilities { xattrs: true, ..none.clone() }),
+            (acl, EOPNOTSUPP, WriteCapabilities { acls: true, ..none.clone() }),
+            (LimitedCall::Allocate(3), EOPNOTSUPP, WriteCapabilities { holes: true, ..none.clone() }),
+            (LimitedCall::Seek, EINVAL, WriteCapabilities { holes: true, ..none.clone() }),
+            (LimitedCall::Copy, EOPNOTSUPP, WriteCapabilities { copy: true, ..none.clone() }),
+        ];
+        for (call, errno, able) in &cases {
+            assert_eq!(none.check(*call).unwrap_err().kind(), ErrorKind::Io(*errno), "{call:?}");
+            let refused = cases.iter().filter(|(other, ..)| able.check(*other).is_err()).count();
+            assert!(able.check(*call).is_ok() && refused >= cases.len() - 2, "{call:?}");
+        }
+        // Any source has them, or refuses them itself.
+        for call in [LimitedCall::Allocate(FALLOC_FL_KEEP_SIZE), LimitedCall::Xattr(b"security.capability")] {
+            assert!(none.check(call).is_ok(), "{call:?}");
+        }
+        let set = AttrChange { mode: Some(0o600), uid: Some(1), size: Some(7), ..AttrChange::default() };
+        assert_eq!(none.stored_attributes(&set), AttrChange { size: Some(7), ..AttrChange::default() });
+        assert_eq!(WriteCapabilities { modes: true, ..none }.stored_attributes(&set), set);
+    }
+}
