@@ -1,4 +1,4 @@
-//! The times that decide who has a lock after a loss: mounts and nodes take them from here. It has no clock.
+//! The times that decide which mount has a lock after a loss, for mounts and nodes. It has no clock.
 //!
 //! ```text
 //! mount                                             node
