@@ -1,160 +1,30 @@
-//! Sends the bytes of writes after the writer has gone on, and again when the node that has them is lost. It knows the
-//! order of a file's pieces from [`PieceList`], and nothing about names.
-//!
-//! A writer copies its bytes into a piece and goes on. A sender thread sends pieces that are full; a growing one is sent
-//! before anything that would see its bytes, and after [`LONGEST_WAIT`]. The pieces stay until their process reported a
-//! sync. Failures are counted per file, and reported at each open file's next sync and next close.
+//! Sends the bytes of writes after the writer has gone on, and again when the node that has them is lost: carries the pieces of
+//! [`super::bytes`] to the processes of their open files. It knows nothing about names.
 
 use super::GroupWrites;
+use super::bytes::{
+    AddedBytes, AwaitedPiece, FileBytes, NewBytes, NextJob, NextPiece, PieceOutcome, PieceToSend, SendJob,
+};
 use super::calls::{
     CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, MaybeExecuted, RequestContext, WriteCallPlan,
     is_transient, settle_answer,
 };
-use super::files::{MOVES, OpenCall, OpenedAs, call_open};
-use super::held_locks::LostLocks;
-use super::retained::{AddedBytes, AwaitedPiece, NewBytes, NextPiece, PieceList, PieceOutcome, PieceToSend};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use super::open_file::{CALL_MOVES, OpenCall, OpenFile, call_open};
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity};
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Threads that send: enough requests in flight for one fast stream, each up to a MiB.
 const SENDERS: usize = 4;
-/// How long a piece waits for more bytes.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// How much earlier a piece is sent, so that one timer serves many.
-const DUE_TOGETHER: Duration = Duration::from_millis(50);
 /// Interval of looks at the files that are being closed.
 const CLOSING_PAUSE: Duration = Duration::from_millis(20);
 /// Unsent pieces of a file; above, its writers send too.
 const MOST_UNSENT: usize = 8;
 /// From `asm-generic/errno-base.h`.
 const EIO: i32 = 5;
-
-/// The bytes of one file that are not durable, for all its open files in this mount.
-#[derive(Default)]
-pub(crate) struct FileBytes {
-    list: Mutex<PieceList>,
-    /// A piece was sent, or could not be.
-    sent: Condvar,
-    failures: Mutex<(u64, Option<Error>)>,
-    /// The last sync failed, or a write since: writes wait for their node, so that they fail themselves.
-    failing: AtomicBool,
-    /// The end of the file, as far as is known here: where the next append goes if no other mount appends.
-    end: AtomicU64,
-    /// Held during an append.
-    appending: Mutex<()>,
-    pub lost_locks: LostLocks,
-    /// Until then, it is known to have no file capabilities.
-    bare_until: Mutex<Option<Instant>>,
-}
-
-/// Which failures of its file an open file has reported.
-#[derive(Default)]
-pub(crate) struct ReportedFailures {
-    at_sync: AtomicU64,
-    at_close: AtomicU64,
-}
-
-impl FileBytes {
-    /// For an open file of now on: earlier failures are not its own.
-    pub fn start_reports(&self) -> ReportedFailures {
-        let now = self.failures.lock().0;
-        ReportedFailures { at_sync: AtomicU64::new(now), at_close: AtomicU64::new(now) }
-    }
-
-    /// Begins an append; the next one waits for its end.
-    pub fn begin_append(&self) -> MutexGuard<'_, ()> {
-        self.appending.lock()
-    }
-
-    /// Where the next append goes.
-    pub fn end(&self) -> u64 {
-        self.end.load(Ordering::Relaxed)
-    }
-
-    /// The file has at least `end` bytes.
-    pub fn raise_end(&self, end: u64) {
-        self.end.fetch_max(end, Ordering::Relaxed);
-    }
-
-    /// The file has `size` bytes, if none are being appended.
-    pub fn note_size(&self, size: u64) {
-        if let Some(_none) = self.appending.try_lock() {
-            self.end.store(size, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the file is known to have no file capabilities (`security.capability`).
-    pub fn is_bare(&self) -> bool {
-        self.bare_until.lock().is_some_and(|until| Instant::now() < until)
-    }
-
-    /// Notes that the file has no file capabilities, or that it may have some.
-    pub fn note_bare(&self, bare: bool) {
-        *self.bare_until.lock() = bare.then(|| Instant::now() + LONGEST_WAIT);
-    }
-
-    pub fn has_unsent(&self) -> bool {
-        self.list.lock().unsent_pieces() > 0
-    }
-
-    pub fn is_failing(&self) -> bool {
-        self.failing.load(Ordering::Acquire)
-    }
-
-    pub fn unsent_bytes(&self) -> u64 {
-        self.list.lock().unsent_bytes()
-    }
-
-    /// The end of the bytes that a node may have lost.
-    pub fn retained_end(&self) -> u64 {
-        self.list.lock().end()
-    }
-
-    /// The number of failures until now.
-    pub fn failure_count(&self) -> u64 {
-        self.failures.lock().0
-    }
-
-    pub fn add_failure(&self, error: Error) {
-        self.failing.store(true, Ordering::Release);
-        let mut failures = self.failures.lock();
-        failures.0 += 1;
-        failures.1 = Some(error);
-    }
-
-    /// Fails if there was a failure after the first `count`.
-    pub fn failure_after(&self, count: u64) -> Result<()> {
-        let failures = self.failures.lock();
-        match &failures.1 {
-            Some(error) if failures.0 > count => Err(error.clone()),
-            _ => Ok(()),
-        }
-    }
-
-    fn unreported(&self, seen: &AtomicU64) -> Result<()> {
-        let failures = self.failures.lock();
-        match &failures.1 {
-            Some(error) if seen.swap(failures.0, Ordering::AcqRel) < failures.0 => Err(error.clone()),
-            _ => Ok(()),
-        }
-    }
-
-    /// Fails with a failure that this open file has not reported at a sync.
-    pub fn report_at_sync(&self, reported: &ReportedFailures) -> Result<()> {
-        self.unreported(&reported.at_sync)
-    }
-
-    /// Fails with a failure that this open file has not reported at a close.
-    pub fn report_at_close(&self, reported: &ReportedFailures) -> Result<()> {
-        self.unreported(&reported.at_close)
-    }
-}
 
 /// How bytes are sent.
 #[derive(Clone, Copy)]
@@ -186,94 +56,13 @@ impl SendResult {
     }
 }
 
-/// A file with something to send.
-enum SendJob {
-    /// One full piece.
-    Piece(Weak<FileBytes>),
-    /// A sync, so that memory becomes free.
-    Room,
-    /// An open file that the program has closed while no node took its bytes; tried until then.
-    Close(Arc<OpenedAs>, Instant),
-}
-
-#[derive(Default)]
-struct SendJobs {
-    ready: VecDeque<SendJob>,
-    /// In the order of their times.
-    due: VecDeque<(Instant, SendJob)>,
-    /// Jobs [`SendJob::Close`] that have not ended.
-    closing: usize,
-    ended: bool,
-}
-
-/// What the sender threads have to do.
-#[derive(Default)]
-pub(crate) struct SendQueue {
-    jobs: Mutex<SendJobs>,
-    added: Condvar,
-}
-
-impl SendQueue {
-    /// Ends the threads.
-    pub fn end(&self) {
-        self.jobs.lock().ended = true;
-        self.added.notify_all();
-    }
-
-    fn push_ready(&self, job: SendJob) {
-        self.jobs.lock().ready.push_back(job);
-        self.added.notify_one();
-    }
-
-    fn push_due(&self, job: SendJob) {
-        let mut jobs = self.jobs.lock();
-        let last = jobs.due.back().map(|(at, _)| *at);
-        let at = round_due(Instant::now() + LONGEST_WAIT, last);
-        jobs.due.push_back((at, job));
-        let first = jobs.due.len() == 1;
-        drop(jobs);
-        if first {
-            self.added.notify_one();
-        }
-    }
-
-    /// The next job, and whether all of the file is due; `None` at the end.
-    fn next_job(&self) -> Option<(SendJob, bool)> {
-        let mut jobs = self.jobs.lock();
-        loop {
-            if jobs.ended {
-                return None;
-            }
-            if let Some(job) = jobs.ready.pop_front() {
-                return Some((job, false));
-            }
-            match jobs.due.front().map(|(at, _)| *at) {
-                None => self.added.wait(&mut jobs),
-                Some(at) if at <= Instant::now() => {
-                    let (_, job) = jobs.due.pop_front()?;
-                    return Some((job, true));
-                }
-                Some(at) => {
-                    self.added.wait_until(&mut jobs, at);
-                }
-            }
-        }
-    }
-}
-
-/// When a job is due that could be due `at`, after a job that is due at `last`: with it, if that is a little earlier. Most
-/// pieces of small files are sent long before, and a timer for each would cost more than the piece.
-fn round_due(at: Instant, last: Option<Instant>) -> Instant {
-    last.filter(|last| at.saturating_duration_since(*last) < DUE_TOGETHER).unwrap_or(at)
-}
-
 impl GroupWrites {
     /// Starts the sender threads.
     pub(super) fn start_senders(&self) -> Result<()> {
         for _ in 0..SENDERS {
             let (queue, this) = (Arc::clone(&self.queue), Weak::clone(&self.this));
             let run = move || {
-                while let Some((job, all)) = queue.next_job() {
+                while let Some(NextJob { job, all }) = queue.next_job() {
                     let Some(writes) = this.upgrade() else { return };
                     writes.run_job(&job, all);
                 }
@@ -294,14 +83,15 @@ impl GroupWrites {
                     self.queue.push_due(SendJob::Piece(Arc::downgrade(&file)));
                 }
             }
-            SendJob::Close(opened, until) => {
+            SendJob::Close { number, until } => {
+                let Some(opened) = self.closing.lock().get(number).cloned() else { return };
                 let sent = self.send_all(&opened.bytes);
                 if sent.is_err() && Instant::now() < *until {
-                    self.queue.push_due(SendJob::Close(Arc::clone(opened), *until));
+                    self.queue.push_due(SendJob::Close { number: *number, until: *until });
                     return;
                 }
-                self.end_open(opened, sent.err());
-                self.queue.jobs.lock().closing -= 1;
+                self.end_open(&opened, sent.err());
+                self.closing.lock().remove(number);
             }
             SendJob::Room => {
                 // A failure is the file's, and an unreachable node stops the writers when the memory is full.
@@ -316,11 +106,11 @@ impl GroupWrites {
     /// # Errors
     /// When there is no memory and no node takes the bytes; the source's errno if they were sent at once. None of the bytes
     /// are sent after that.
-    pub(super) fn write_behind(&self, opened: &OpenedAs, new: NewBytes<'_>) -> Result<()> {
+    pub(super) fn write_behind(&self, opened: &OpenFile, new: NewBytes<'_>) -> Result<()> {
         let file = &opened.bytes;
         let failures = file.failure_count();
         // A write under a lock finds out whether the lock was lost with a node.
-        let waits = new.appended || opened.writes_at_once() || opened.held.any();
+        let waits = new.appended || opened.writes_at_once() || opened.has_locks();
         // No program waits for pages of a map: a failure is the file's, and the bytes stay.
         let at_once = !new.mapped && (waits || file.is_failing());
         let new = &NewBytes { awaited: at_once, ..new };
@@ -384,7 +174,7 @@ impl GroupWrites {
 
     /// Makes room for writes: the file with the most bytes becomes durable.
     fn make_room(&self) -> Result<()> {
-        let retained = |open: Arc<OpenedAs>| {
+        let retained = |open: Arc<OpenFile>| {
             let bytes = open.bytes.list.lock().bytes();
             (bytes, open)
         };
@@ -397,14 +187,14 @@ impl GroupWrites {
     }
 
     /// Writes bytes for which there is no memory: they are durable before the writer goes on.
-    fn write_durably(&self, opened: &OpenedAs, new: &NewBytes<'_>) -> Result<()> {
+    fn write_durably(&self, opened: &OpenFile, new: &NewBytes<'_>) -> Result<()> {
         let mut change = None;
         let written = self.write_and_sync(opened, new, &mut change);
         self.end_change(&mut change);
         written
     }
 
-    fn write_and_sync(&self, opened: &OpenedAs, new: &NewBytes<'_>, change: &mut Option<u64>) -> Result<()> {
+    fn write_and_sync(&self, opened: &OpenFile, new: &NewBytes<'_>, change: &mut Option<u64>) -> Result<()> {
         let failures = opened.bytes.failure_count();
         self.send_all(&opened.bytes)?;
         let deadline = self.calls.begin();
@@ -445,7 +235,7 @@ impl GroupWrites {
     ///
     /// # Errors
     /// As [`GroupWrites::send_all`].
-    pub(super) fn send_at_close(&self, opened: &OpenedAs) -> Result<bool> {
+    pub(super) fn send_at_close(&self, opened: &OpenFile) -> Result<bool> {
         let mark = opened.bytes.list.lock().mark();
         self.send_below(&opened.bytes, mark, Some(opened.number()))
     }
@@ -469,7 +259,7 @@ impl GroupWrites {
             flushed = flush && matches!(outcome, PieceOutcome::Sent(_));
             if let PieceOutcome::Unsent(_) = outcome {
                 moves += 1;
-                if moves > MOVES {
+                if moves > CALL_MOVES {
                     return Err(unsteady());
                 }
             }
@@ -533,7 +323,7 @@ impl GroupWrites {
     }
 
     /// The process that had the file open is lost: the pieces before these bytes may have to be sent again first.
-    fn moved(&self, owner: &OpenedAs, lost: &HomeProcess, before: MaybeExecuted, deadline: CallDeadline) -> SendResult {
+    fn moved(&self, owner: &OpenFile, lost: &HomeProcess, before: MaybeExecuted, deadline: CallDeadline) -> SendResult {
         match owner.move_on(self, lost, deadline) {
             Ok(()) => SendResult::Retry { maybe_executed: before, cause: None },
             Err(error) => SendResult::failed(error, before),
@@ -543,7 +333,7 @@ impl GroupWrites {
     /// Sends bytes to the process that has the file open.
     fn send_bytes(
         &self,
-        owner: &OpenedAs,
+        owner: &OpenFile,
         new: &NewBytes<'_>,
         attempt: SendAttempt,
         change: &mut Option<u64>,
@@ -571,23 +361,23 @@ impl GroupWrites {
             } else {
                 CallKind::Query
             };
-            let confirms = owner.held.begin_confirm();
-            let relying = owner.relying.read();
-            // Another mount has the lock under which these bytes were written.
-            if let Err(error) = owner.bytes.lost_locks.check_none() {
-                return SendResult::Refused(error);
-            }
+            let confirms = owner.begin_confirm();
+            // After a loss, another mount has the lock under which these bytes were written.
+            let relying = match owner.begin_relying() {
+                Ok(relying) => relying,
+                Err(error) => return SendResult::Refused(error),
+            };
             let target = CallTarget::Process(&home);
             let plan = WriteCallPlan { target, kind, call: &call, context, landing: &mut [], before, deadline };
             let answer = self.calls.run(plan);
             drop(relying);
             let sent = match answer {
                 Ok(sent) if sent.answer == WriteAnswer::UnknownFile => {
-                    owner.note_unknown(&home);
+                    owner.note_unknown(self, &home);
                     return self.moved(owner, &home, before, deadline);
                 }
                 Ok(sent) => {
-                    owner.held.confirm(confirms);
+                    owner.confirm(confirms, &home);
                     settle_answer(sent.answer)
                 }
                 Err(CallEnd::Lost { sent, .. }) => {
@@ -615,7 +405,7 @@ impl GroupWrites {
             }
         }
         // Another thread has seen the locks lost meanwhile, and opened the file again without them.
-        if let Err(error) = owner.bytes.lost_locks.check_none() {
+        if let Err(error) = owner.bytes.check_lock_loss() {
             return SendResult::Refused(error);
         }
         // Another thread has seen the process lost meanwhile.
@@ -637,7 +427,7 @@ impl GroupWrites {
     ///
     /// # Errors
     /// When no node takes the bytes; they are kept. An error of the source is a failure of the file.
-    pub(super) fn sync_file(&self, opened: &OpenedAs, data_only: bool) -> Result<HomeProcess> {
+    pub(super) fn sync_file(&self, opened: &OpenFile, data_only: bool) -> Result<HomeProcess> {
         self.send_all(&opened.bytes)?;
         self.sync_by(opened, data_only, self.calls.begin())
     }
@@ -646,13 +436,13 @@ impl GroupWrites {
     ///
     /// # Errors
     /// As [`GroupWrites::sync_file`].
-    pub(super) fn sync_by(&self, opened: &OpenedAs, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
+    pub(super) fn sync_by(&self, opened: &OpenFile, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
         let file = &opened.bytes;
         let mark = file.list.lock().mark();
         let failures = file.failure_count();
-        let mut other: Option<Arc<OpenedAs>> = None;
+        let mut other: Option<Arc<OpenFile>> = None;
         let mut own = None;
-        for _ in 0..MOVES {
+        for _ in 0..CALL_MOVES {
             self.send_below(file, mark, None)?;
             let stamp = file.list.lock().stamp();
             let through = other.take();
@@ -677,7 +467,7 @@ impl GroupWrites {
             match (left, &own) {
                 (None, Some(own)) => {
                     if file.failure_count() == failures {
-                        file.failing.store(false, Ordering::Release);
+                        file.end_failing();
                     }
                     return Ok(own.clone());
                 }
@@ -695,13 +485,13 @@ impl GroupWrites {
     ///
     /// # Errors
     /// When no node takes them; they are kept.
-    pub(super) fn sync_retained(&self, opened: &OpenedAs) -> Result<()> {
+    pub(super) fn sync_retained(&self, opened: &OpenFile) -> Result<()> {
         let durable = opened.bytes.list.lock().is_empty();
         if durable { Ok(()) } else { self.sync_file(opened, true).map(drop) }
     }
 
     /// One sync by the process of an open file.
-    fn sync_once(&self, opened: &OpenedAs, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
+    fn sync_once(&self, opened: &OpenFile, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
         let started = Instant::now();
         let call = WriteCall::Sync { file: opened.number(), data_only };
         let sent = call_open(self, opened, OpenCall::query(&call, opened.caller(), deadline))?;
@@ -715,7 +505,7 @@ impl GroupWrites {
     }
 
     /// The process `lost` can't be reached: its bytes are to be sent again.
-    pub(super) fn resend_from(&self, opened: &OpenedAs, lost: u64) {
+    pub(super) fn resend_from(&self, opened: &OpenFile, lost: u64) {
         let bytes = opened.bytes.list.lock().resend_from(lost, &self.client.stats);
         if bytes > 0 {
             let path = opened.logged_path();
@@ -725,37 +515,38 @@ impl GroupWrites {
 
     /// The program has closed a file, or its mount has ended: its bytes are sent, and it is closed. If no node takes them now,
     /// threads try that for the time of an answer.
-    pub(super) fn close_behind(&self, opened: &Arc<OpenedAs>) {
-        let sent = match opened.failed_close() {
-            true => Err(unsteady()),
+    pub(super) fn close_behind(&self, opened: &Arc<OpenFile>) {
+        let sent = if opened.failed_close() {
+            Err(unsteady())
+        } else if opened.has_locks() {
             // Its locks go with it.
-            false if opened.held.any() => self.sync_retained(opened),
-            false => self.send_all(&opened.bytes),
+            self.sync_retained(opened)
+        } else {
+            self.send_all(&opened.bytes)
         };
         if sent.is_ok() || !opened.bytes.has_unsent() {
             return self.end_open(opened, None);
         }
-        self.queue.jobs.lock().closing += 1;
+        self.closing.lock().insert(opened.number(), Arc::clone(opened));
         let until = Instant::now() + self.client.patience().answer;
-        self.queue.push_due(SendJob::Close(Arc::clone(opened), until));
+        self.queue.push_due(SendJob::Close { number: opened.number(), until });
     }
 
     /// Waits until the files that were closed have ended, and their nodes know.
     pub fn finish_closing(&self) {
-        while self.queue.jobs.lock().closing > 0 {
+        while !self.closing.lock().is_empty() {
             std::thread::sleep(CLOSING_PAUSE);
         }
         self.calls.report_closed();
     }
 
     /// Ends an open file. Its bytes that are not durable stay while another open file can send them again.
-    fn end_open(&self, opened: &OpenedAs, error: Option<Error>) {
+    fn end_open(&self, opened: &OpenFile, error: Option<Error>) {
         self.leave_bytes(opened, error);
         self.close_soon(opened);
-        opened.end_loss();
     }
 
-    fn leave_bytes(&self, opened: &OpenedAs, error: Option<Error>) {
+    fn leave_bytes(&self, opened: &OpenFile, error: Option<Error>) {
         let file = &opened.bytes;
         let home = opened.home();
         if file.list.lock().is_empty() {
@@ -888,23 +679,4 @@ impl GroupWrites {
 
 pub(super) fn unsteady() -> Error {
     Error::new(ErrorKind::Unavailable, "the file moved from node to node; try again")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn jobs_that_follow_each_other_share_a_timer_and_none_is_late() {
-        let begun = Instant::now() + LONGEST_WAIT;
-        let (mut last, mut timers) = (None, 0);
-        for ms in 0..1000 {
-            let at = begun + Duration::from_millis(ms);
-            let due = round_due(at, last);
-            assert!(due <= at && at < due + DUE_TOGETHER);
-            timers += u64::from(last != Some(due));
-            last = Some(due);
-        }
-        assert_eq!(timers, 20);
-    }
 }

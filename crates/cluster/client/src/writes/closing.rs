@@ -2,7 +2,7 @@
 
 use super::GroupWrites;
 use super::calls::{CallDeadline, FailedClose, HomeProcess};
-use super::files::OpenedAs;
+use super::open_file::OpenFile;
 use spurline_types::{Error, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -34,11 +34,10 @@ impl GroupWrites {
     }
 
     /// Closes an open object on its node soon; at once if it holds locks.
-    pub(super) fn close_soon(&self, opened: &OpenedAs) {
+    pub(super) fn close_soon(&self, opened: &OpenFile) {
         self.remove_open(opened.number());
-        opened.mark_closed();
-        let home = opened.home();
-        if !opened.held.any() {
+        let home = opened.mark_closed(self);
+        if !opened.has_locks() {
             self.calls.close_soon(home, opened.number());
         } else if !self.calls.close_locked(&home, opened.number(), self.calls.begin()) {
             // The next owner of the locks waits for it.
@@ -48,7 +47,7 @@ impl GroupWrites {
 
     /// Closes an open file at a process that it has left, now: another call for its locks waits for those there. What fails is
     /// repeated later anyway.
-    pub(super) fn close_left(&self, opened: &OpenedAs, left: &HomeProcess, deadline: CallDeadline) {
+    pub(super) fn close_left(&self, opened: &OpenFile, left: &HomeProcess, deadline: CallDeadline) {
         let Some(_stays) = opened.try_hold_place() else { return };
         if opened.home() != *left {
             self.calls.close_locked(left, opened.number(), deadline);

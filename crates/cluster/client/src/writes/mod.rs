@@ -6,23 +6,21 @@
 //! new file to the node that is asked for it. Names and files are spread over all nodes by their hash.
 
 mod behind;
+mod bytes;
 mod calls;
 mod closing;
 mod files;
-mod held_locks;
 mod known;
 mod losses;
-mod moving;
-mod retained;
-mod write_memory;
+mod open_file;
 
 use crate::remote::GroupClient;
-use behind::{FileBytes, SendQueue};
+use bytes::{FileBytes, SendQueue, WriteMemory};
 use calls::{CallDeadline, CallEnd, CallTarget, HomeProcess, RequestContext, WriteCalls, settle_answer, unexpected};
-use files::{OpenedAs, RemoteDirectory, RemoteFile};
-use held_locks::LockGrace;
+use files::{RemoteDirectory, RemoteFile};
 use known::KnownObjects;
 pub use losses::WriteLosses;
+use open_file::{FilePlace, LockGrace, OpenFile};
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
@@ -35,8 +33,7 @@ use spurline_volume::writes::{
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
-use write_memory::WriteMemory;
+use std::time::{Duration, Instant};
 
 /// From `asm-generic/fcntl.h`.
 const O_TRUNC: u32 = 0o1000;
@@ -73,12 +70,14 @@ pub struct GroupWrites {
     /// The names that the file system over this volume knows.
     names: OnceLock<Weak<dyn KnownNames>>,
     /// Open files and directories by their numbers, whose paths move with renames.
-    opened: Mutex<HashMap<u64, Weak<OpenedAs>>>,
+    opened: Mutex<HashMap<u64, Weak<OpenFile>>>,
     capabilities: OnceLock<WriteCapabilities>,
     /// Files with bytes that are not durable.
     files: Mutex<HashMap<FileIdentity, Weak<FileBytes>>>,
     memory: Arc<WriteMemory>,
     queue: Arc<SendQueue>,
+    /// Open files that the program has closed while no node took their bytes.
+    closing: Mutex<HashMap<u64, Arc<OpenFile>>>,
     /// A sync to make room is under way.
     making_room: AtomicBool,
     /// The last sync is under way.
@@ -115,6 +114,7 @@ impl GroupWrites {
             files: Mutex::default(),
             memory,
             queue: Arc::default(),
+            closing: Mutex::default(),
             making_room: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
             losses: Mutex::default(),
@@ -148,7 +148,7 @@ impl GroupWrites {
                 std::thread::sleep(LOCK_TIMES.lock_renewal);
                 let Some(writes) = this.upgrade() else { return };
                 let files: Vec<_> = writes.opened.lock().values().filter_map(Weak::upgrade).collect();
-                files.iter().filter(|file| file.held.any()).for_each(|file| file.renew_locks(&writes));
+                files.iter().filter(|file| file.has_locks()).for_each(|file| open_file::renew_locks(&writes, file));
                 if !round.is_multiple_of(SESSION_RENEWAL_ROUNDS) {
                     continue;
                 }
@@ -254,6 +254,12 @@ impl GroupWrites {
         self.finishing.store(false, Ordering::Release);
     }
 
+    /// Sets how long new locks wait after a loss, and within which time locks are taken again. For tests.
+    #[doc(hidden)]
+    pub fn set_lock_grace(&self, new_after: Duration, again_within: Duration) {
+        self.lock_grace.set(new_after, again_within);
+    }
+
     /// The losses until now.
     pub fn losses(&self) -> WriteLosses {
         self.losses.lock().clone()
@@ -296,15 +302,15 @@ impl GroupWrites {
     }
 
     /// All open files and directories.
-    fn open_files(&self) -> Vec<Arc<OpenedAs>> {
+    fn open_files(&self) -> Vec<Arc<OpenFile>> {
         self.opened.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn open_file(&self, number: u64) -> Option<Arc<OpenedAs>> {
+    fn open_file(&self, number: u64) -> Option<Arc<OpenFile>> {
         self.opened.lock().get(&number).and_then(Weak::upgrade)
     }
 
-    fn add_open(&self, opened: OpenedAs) -> Arc<OpenedAs> {
+    fn add_open(&self, opened: OpenFile) -> Arc<OpenFile> {
         let opened = Arc::new(opened);
         self.opened.lock().insert(opened.number(), Arc::downgrade(&opened));
         opened
@@ -338,7 +344,7 @@ impl GroupWrites {
         if opened.flags & O_TRUNC != 0 {
             self.cut_bytes_of(opened.attr.identity, 0);
         }
-        let opened = OpenedAs::new(opened, path, bytes);
+        let opened = OpenFile::new(opened, path, bytes);
         Ok(Box::new(RemoteFile::new(self.whole()?, self.add_open(opened))))
     }
 }
@@ -476,7 +482,8 @@ impl WritableVolume for GroupWrites {
         let number = self.calls.new_file_number();
         let call = WriteCall::OpenDirectory { at, file: number };
         let (_, home) = self.change_at(at.path, call, RequestContext::of(caller), self.calls.begin())?;
-        let opened = OpenedAs::new_directory(number, at.path.to_vec(), at.expected, caller, home);
+        let place = FilePlace { path: at.path.to_vec(), identity: at.expected };
+        let opened = OpenFile::new_directory(number, place, caller, home);
         Ok(Box::new(RemoteDirectory::new(self.whole()?, self.add_open(opened))))
     }
 

@@ -65,7 +65,7 @@ thread_local! {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HomeProcess {
     /// The node's name in the group.
-    pub node: String,
+    pub node: Arc<str>,
     /// The random number of its process.
     pub instance: u64,
 }
@@ -394,7 +394,7 @@ impl WriteCalls {
         let view = self.client.members().snapshot();
         let mut ranked = Vec::new();
         view.find_holders(wanted, FIRST_HOLDERS, &mut ranked);
-        let better = ranked.iter().map(|index| view.peer(*index)).take_while(|peer| peer.name() != home.node);
+        let better = ranked.iter().map(|index| view.peer(*index)).take_while(|peer| *peer.name() != *home.node);
         better.filter_map(|peer| peer.away()).min()
     }
 
@@ -520,7 +520,7 @@ impl PendingCall<'_> {
         match self.plan.target {
             CallTarget::Path(path) => view.find_holders(self.calls.wanted_run(path), FIRST_HOLDERS, ranked),
             CallTarget::Process(home) | CallTarget::Unproven(home) => {
-                let Some(index) = view.members().iter().position(|member| member.name == home.node) else {
+                let Some(index) = view.members().iter().position(|member| *member.name == *home.node) else {
                     let why = format!("node {} left the group", home.node);
                     return Err(self.lost(Error::new(ErrorKind::Unavailable, why)));
                 };
@@ -631,7 +631,7 @@ impl PendingCall<'_> {
             let answer = lease.call(&NodeRequest::Write(request), body, landing, &mut |_| {}, until);
             *unanswered = matches!(answer, Err(CallError::Broken(_)));
             if *unanswered && passed.iter().all(|known| known.instance != instance) {
-                passed.push(HomeProcess { node: peer.name().to_owned(), instance });
+                passed.push(HomeProcess { node: peer.name().into(), instance });
             }
             let answer = answer?;
             let decoded = WriteAnswer::decode(body).map_err(|e| {
@@ -640,10 +640,10 @@ impl PendingCall<'_> {
             })?;
             Ok((decoded, answer.payload_len))
         });
-        answered.map(|(answer, payload_len)| NodeAnswer {
-            answer,
-            payload_len,
-            home: HomeProcess { node: peer.name().to_owned(), instance },
+        answered.map(|(answer, payload_len)| {
+            let known = target.process().cloned();
+            let home = known.unwrap_or_else(|| HomeProcess { node: peer.name().into(), instance });
+            NodeAnswer { answer, payload_len, home }
         })
     }
 }

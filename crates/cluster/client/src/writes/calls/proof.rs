@@ -98,7 +98,7 @@ impl WriteCalls {
         if self.proofs.contains(instance) {
             return Ok(());
         }
-        let process = HomeProcess { node: peer.name().to_owned(), instance };
+        let process = HomeProcess { node: peer.name().into(), instance };
         let root = self.find_identity(&process, &WriteCall::Stat(ROOT), deadline)?;
         let witnesses = self.proofs.proven.read().clone();
         let mut why = None;
@@ -171,7 +171,7 @@ impl WriteCalls {
         let close = WriteCall::Close { files: FileNumbers::new(&[file], &mut numbers) };
         let closed = self.query(target, &close, &root, deadline).map_err(Error::from);
         if let Err(error) = removed.and_then(|removed| settle_answer(removed.answer)).and(closed) {
-            tracing::warn!(node = witness.node, %error, "a probe file was not removed: {name}");
+            tracing::warn!(node = %witness.node, %error, "a probe file was not removed: {name}");
         }
         match seen {
             Ok(seen) => Ok(seen == made.identity),

@@ -32,14 +32,14 @@ impl WriteMemory {
     /// A buffer, if there is memory for it.
     pub(super) fn take(self: &Arc<Self>, len: usize) -> Option<WriteBuffer> {
         let bytes = BufferPool::footprint(len);
-        if self.used.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.limit
-            && let Some(buffer) = self.pool.try_alloc(len)
-        {
-            self.stats.writes.memory_bytes.add(bytes);
-            return Some(WriteBuffer { memory: Arc::clone(self), buffer });
-        }
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
-        None
+        let more = |used: u64| Some(used + bytes).filter(|used| *used <= self.limit);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        let Some(buffer) = self.pool.try_alloc(len) else {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        };
+        self.stats.writes.memory_bytes.add(bytes);
+        Some(WriteBuffer { memory: Arc::clone(self), buffer })
     }
 }
 

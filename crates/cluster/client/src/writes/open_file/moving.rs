@@ -1,17 +1,21 @@
-//! Opens files and directories of a lost process on another node: by their path, by another name, or by one in the same folder. It
-//! knows neither their bytes nor what their locks mean.
+//! Moves files and directories of a lost process to another node: makes the requests of each step that the machine gives. A file
+//! is opened by its path, by another name, or by one in the same folder, and its locks are set there. It knows neither bytes nor
+//! when a lock is lost.
 //!
 //! Whatever name is tried, it has to lead to the object that was open.
 
-use super::behind::unsteady;
-use super::calls::{CallDeadline, CallEnd, CallTarget, HomeProcess, RequestContext, settle_answer, unexpected};
-use super::files::OpenedAs;
-use super::held_locks::FileAfterLoss;
-use super::{GroupWrites, O_TRUNC, join_path};
-use parking_lot::{Mutex, MutexGuard};
-use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
+use super::state::{FileMachine, LocksEnd, MoveStep, MoveTerms};
+use super::{FilePlace, OpenFile, set_call};
+use crate::writes::behind::unsteady;
+use crate::writes::calls::{
+    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, RequestContext, WriteCallPlan, settle_answer, unexpected,
+};
+use crate::writes::{GroupWrites, O_TRUNC, join_path};
+use parking_lot::Mutex;
+use spurline_proto::{LOCK_TIMES, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{Caller, FileIdentity, ListedName, NodePath};
+use spurline_volume::writes::{Caller, FileIdentity, FileLock, ListedName, LockKind, NodePath};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// From `asm-generic/fcntl.h`: flags that count only once.
@@ -20,9 +24,13 @@ const O_EXCL: u32 = 0o200;
 /// From `asm-generic/errno-base.h` and `errno.h`.
 const EPERM: i32 = 1;
 const ENOENT: i32 = 2;
+const EIO: i32 = 5;
+const EAGAIN: i32 = 11;
 const EACCES: i32 = 13;
 const ENOTDIR: i32 = 20;
 const ESTALE: i32 = 116;
+/// Pause between two attempts to set the locks at the next process.
+const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
 /// Names of one request for a listing.
 const PAGE: u32 = 1000;
 /// Pages of a folder that is searched for a file: a log that was rotated lies in a small one.
@@ -78,76 +86,160 @@ impl VainSearch {
     }
 }
 
-impl OpenedAs {
-    /// While the guard lives, the file moves to no other process. `None` while it moves.
-    pub(super) fn try_hold_place(&self) -> Option<MutexGuard<'_, ()>> {
-        self.moving.try_lock()
-    }
-
-    /// Opens it on a node that can be reached, unless another thread has since `lost`.
+impl OpenFile {
+    /// Opens it on a node that can be reached, unless another thread has since `lost`, and sets its locks there.
     ///
     /// # Errors
     /// `ESTALE` when no name is known that leads to it; those of the nodes and of the source.
-    pub(super) fn move_on(&self, writes: &GroupWrites, lost: &HomeProcess, deadline: CallDeadline) -> Result<()> {
+    pub fn move_on(&self, writes: &GroupWrites, lost: &HomeProcess, deadline: CallDeadline) -> Result<()> {
         let _one = self.moving.lock();
-        if *self.home.lock() != *lost {
+        let cut_off_wait = LOCK_TIMES.cut_off_wait.min(writes.client.patience().answer);
+        let terms = MoveTerms { reclaim_within: writes.lock_grace.again_within(), cut_off_wait };
+        if !self.machine.lock().begin_move(lost, terms) {
             return Ok(());
         }
-        let mut passed = Vec::new();
-        while !deadline.is_over(Instant::now()) {
-            if self.is_closed() {
-                return Err(Error::new(ErrorKind::Unavailable, "the file was closed"));
+        let mut why = "too much time has passed since the lost node answered".to_owned();
+        loop {
+            let now = Instant::now();
+            let step = self.machine.lock().next_step(now);
+            let is_waiting = matches!(step, MoveStep::OpenNext { .. } | MoveStep::SetLocks { .. } | MoveStep::Pause);
+            if is_waiting && deadline.is_over(now) {
+                self.apply(writes, &why, FileMachine::stop_move);
+                return Err(unsteady());
             }
-            if self.held.are_lost() {
-                drop(self.relying.write());
-            }
-            let home = self.open_next(writes, lost, deadline)?;
-            tracing::info!(
-                from = lost.node,
-                to = home.node,
-                "{}, which is open, moved to another node",
-                self.logged_path()
-            );
-            writes.client.retries().add(1);
-            if home.instance == lost.instance {
-                self.check_kept_open(&home);
-                *self.home.lock() = home.clone();
-                if self.is_closed() {
-                    writes.calls.close_later(&home, &[self.number]);
+            match step {
+                MoveStep::Done => return Ok(()),
+                MoveStep::Closed => return Err(Error::new(ErrorKind::Unavailable, "the file was closed")),
+                MoveStep::OpenNext { lock_lost } => self.enter_opened(writes, lost, lock_lost, deadline)?,
+                MoveStep::SetLocks { next, locks } => {
+                    let end = self.set_locks(writes, &next, &locks, deadline, &mut why);
+                    self.apply(writes, &why, |file| file.note_locks(&locks, end, Instant::now()));
                 }
-                return Ok(());
-            }
-            match self.reclaim_locks(writes, &home, lost, &passed, deadline) {
-                FileAfterLoss::Stayed => {
-                    writes.calls.close_numbers(&home, &[self.number]);
-                    return Ok(());
-                }
-                FileAfterLoss::Moved(locks) if self.enter_process(&home, locks.as_deref()) => {
-                    // It may only be cut off, and has the file open then.
-                    writes.calls.close_later(lost, &[self.number]);
-                    if self.is_closed() {
-                        writes.calls.close_later(&home, &[self.number]);
+                MoveStep::AskLost => {
+                    let open = self.is_open_at(writes, lost, deadline);
+                    if open == Some(true) {
+                        let path = self.logged_path();
+                        tracing::info!(node = %lost.node, "a node with locks of {path} is reached again");
+                    } else if open == Some(false) {
+                        why = forgotten_by(lost);
                     }
-                    self.note_moved(writes, lost);
-                    writes.resend_from(self, lost.instance);
-                    return Ok(());
+                    self.apply(writes, &why, |file| file.note_asked(open, Instant::now()));
                 }
-                FileAfterLoss::Moved(_) => writes.calls.close_numbers(&home, &[self.number]),
-                FileAfterLoss::LostAgain => {
-                    writes.calls.close_later(&home, &[self.number]);
-                    passed.push(home);
+                MoveStep::Pause => {
+                    std::thread::sleep(RECLAIM_PAUSE);
+                    self.machine.lock().note_pause();
                 }
+                MoveStep::Enter => self.apply(writes, &why, FileMachine::enter_next),
             }
         }
-        Err(unsteady())
+    }
+
+    /// Opens it on a node that can be reached.
+    fn enter_opened(
+        &self,
+        writes: &GroupWrites,
+        lost: &HomeProcess,
+        lock_lost: bool,
+        deadline: CallDeadline,
+    ) -> Result<()> {
+        if lock_lost {
+            drop(self.relying.write());
+        }
+        let home = self.open_next(writes, lost, deadline)?;
+        let path = self.logged_path();
+        tracing::info!(from = %lost.node, to = %home.node, "{path}, which is open, moved to another node");
+        writes.client.retries().add(1);
+        if home.instance == lost.instance {
+            self.apply(writes, &forgotten_by(&home), |file| file.check_kept(Instant::now(), LOCK_TIMES.locks_idle));
+        }
+        self.apply(writes, "", |file| file.note_opened(home, Instant::now()));
+        Ok(())
+    }
+
+    /// Sets the locks again in process `next`, which has just opened the file. Those that were tried before may have set some.
+    fn set_locks(
+        &self,
+        writes: &GroupWrites,
+        next: &HomeProcess,
+        locks: &[FileLock],
+        deadline: CallDeadline,
+        why: &mut String,
+    ) -> LocksEnd {
+        let end = match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, next, lock, deadline)) {
+            Ok(()) => {
+                let path = self.logged_path();
+                tracing::info!(node = %next.node, "{} locks of {path} moved to another node", locks.len());
+                return LocksEnd::Set;
+            }
+            Err(end) => end,
+        };
+        let (error, end) = match end {
+            CallEnd::Failed(error) if error.kind() == ErrorKind::Io(EAGAIN) => (error, LocksEnd::Taken),
+            CallEnd::Failed(error) => (error, LocksEnd::Denied),
+            // Another process has its place.
+            CallEnd::Lost { error, .. } if error.kind() == ErrorKind::Stale => (error, LocksEnd::Replaced),
+            CallEnd::Lost { error, .. } => (error, LocksEnd::Broken),
+        };
+        *why = error.to_string();
+        if end == LocksEnd::Taken {
+            let passed = self.machine.lock().passed().to_vec();
+            passed.iter().filter(|passed| *passed != next).for_each(|passed| {
+                writes.calls.try_close(passed, &[self.number], deadline);
+            });
+        }
+        end
+    }
+
+    /// Whether a process has this file open; `None` if it can't be reached.
+    fn is_open_at(&self, writes: &GroupWrites, process: &HomeProcess, deadline: CallDeadline) -> Option<bool> {
+        let call = WriteCall::StatOpen { file: self.number };
+        let sent = writes.calls.query(CallTarget::Process(process), &call, &Caller::default(), deadline);
+        sent.ok().map(|sent| sent.answer != WriteAnswer::UnknownFile)
+    }
+
+    fn reclaim_lock(
+        &self,
+        writes: &GroupWrites,
+        next: &HomeProcess,
+        lock: &FileLock,
+        deadline: CallDeadline,
+    ) -> std::result::Result<(), CallEnd> {
+        let call = set_call(self.number, lock);
+        let root = Caller::default();
+        loop {
+            let asked = Instant::now();
+            let plan = WriteCallPlan::query(CallTarget::Process(next), &call, &root, deadline);
+            let sent = writes.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan })?;
+            let answered = Instant::now();
+            let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
+                WriteAnswer::Done => return Ok(()),
+                WriteAnswer::Number(us) => Duration::from_micros(us),
+                other => return Err(CallEnd::Failed(unexpected(&other))),
+            };
+            let machine = self.machine.lock();
+            let in_time = machine.is_in_time(answered);
+            // Before this mount got it in the lost process, another mount's lock does not matter.
+            let since = machine.locked_since();
+            drop(machine);
+            match since.map_or(Some(false), |since| was_granted_before(ago, since, asked..answered)) {
+                Some(true) => return Ok(()),
+                // No other mount can have the lock now, so that the next answer is about the same one, and may be faster.
+                None if in_time => std::thread::sleep(RECLAIM_PAUSE),
+                _ => break,
+            }
+        }
+        let unlock = set_call(self.number, &FileLock { kind: LockKind::Unlock, ..*lock });
+        // What fails here is released with the file.
+        let _ = writes.calls.query(CallTarget::Process(next), &unlock, &root, deadline);
+        Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile")))
     }
 
     /// Opens it on a node that can be reached.
     ///
     /// # Errors
-    /// As [`OpenedAs::move_on`].
+    /// As [`OpenFile::move_on`].
     fn open_next(&self, writes: &GroupWrites, lost: &HomeProcess, deadline: CallDeadline) -> Result<HomeProcess> {
-        let (path, expected) = self.place.lock().clone();
+        let FilePlace { path, identity: expected } = self.place.lock().clone();
         let mut moved = self.open_at(writes, &path, expected, deadline);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
             && let Some(known) = expected
@@ -156,8 +248,8 @@ impl OpenedAs {
                 Ok(Some((other, home))) => {
                     let mut place = self.place.lock();
                     // A rename of this mount may have been faster.
-                    if place.0 == path {
-                        place.0 = other;
+                    if place.path == path {
+                        place.path = other;
                     }
                     moved = Ok(home);
                 }
@@ -169,11 +261,11 @@ impl OpenedAs {
         moved.map_err(|error| {
             let shown = String::from_utf8_lossy(&path);
             let why = format!("node {} was lost, and '/{shown}' can't be opened again", lost.node);
-            match is_gone(error.kind()) {
-                // The program has it open, so that it exists for the program.
-                true => Error::new(ErrorKind::Io(ESTALE), format!("{why}: no known name leads to the file: {error}")),
-                false => error.context(why),
+            if !is_gone(error.kind()) {
+                return error.context(why);
             }
+            // The program has it open, so that it exists for the program.
+            Error::new(ErrorKind::Io(ESTALE), format!("{why}: no known name leads to the file: {error}"))
         })
     }
 
@@ -301,6 +393,23 @@ impl OpenedAs {
     }
 }
 
+/// Why the locks are lost of a file that its process has closed.
+pub(super) fn forgotten_by(home: &HomeProcess) -> String {
+    format!("node {} has closed the file, as it heard nothing from this mount for long", home.node)
+}
+
+/// Whether a lock that another mount got this long `ago` was granted before `since`, by an answer that a node gave at some time
+/// of `request`; `None` if that request took too long to tell.
+fn was_granted_before(ago: Duration, since: Instant, request: Range<Instant>) -> Option<bool> {
+    if ago > request.end.saturating_duration_since(since) {
+        return Some(true);
+    }
+    if ago <= request.start.saturating_duration_since(since) {
+        return Some(false);
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -330,5 +439,26 @@ mod tests {
         search.note(&process(1), now);
         assert!(search.is_recent(&process(1), now));
         assert!(!search.is_recent(&process(2), now) && !search.is_recent(&process(1), now + SEARCH_PAUSE));
+    }
+
+    #[test]
+    fn a_slow_answer_does_not_tell_which_of_two_locks_was_first() {
+        let since = Instant::now();
+        let asked = since + Duration::from_millis(100);
+        let fast = asked..asked + Duration::from_millis(2);
+        let slow = asked..asked + Duration::from_millis(200);
+        for (ago_ms, by_fast, by_slow) in [
+            (301, Some(true), Some(true)),
+            (300, Some(true), None),
+            (103, Some(true), None),
+            (102, None, None),
+            (101, None, None),
+            (100, Some(false), Some(false)),
+            (50, Some(false), Some(false)),
+        ] {
+            let ago = Duration::from_millis(ago_ms);
+            assert_eq!(was_granted_before(ago, since, fast.clone()), by_fast, "{ago_ms} ms");
+            assert_eq!(was_granted_before(ago, since, slow.clone()), by_slow, "{ago_ms} ms");
+        }
     }
 }

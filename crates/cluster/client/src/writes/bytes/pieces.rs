@@ -1,12 +1,22 @@
-//! The bytes of one file that are not durable yet, as pieces in the order of the writes: which have to be sent, which a
-//! process has, and which a sync covered. It knows neither requests nor nodes.
+//! The bytes of one file that are not durable yet, as pieces in the order of the writes. It knows neither requests nor nodes.
 //!
-//! A piece goes from unsent over sending to sent, and is dropped when its process reported a sync. When the process is
-//! lost, it is unsent again. Pieces that overlap are sent one after the other, so that sending all of them again leaves
-//! the file as the program wrote it.
+//! The life of a piece:
+//!
+//! | state | event | next state |
+//! |---|---|---|
+//! | unsent | a sender takes it | sending |
+//! | sending | a process has it | sent |
+//! | sending | no process took it | unsent |
+//! | sending | the source refuses it | forgotten |
+//! | sent | its process is lost, or an earlier piece is sent again | unsent |
+//! | sent | its process reported a sync, or the source failed at it | forgotten |
+//! | unsent | its writer takes it back, or its open file ends | forgotten |
+//! | unsent, sent | the file is cut before it | forgotten |
+//!
+//! Pieces that overlap are sent one after the other, so that sending all of them again leaves the file as the program wrote it.
 
-use super::calls::MaybeExecuted;
-use super::write_memory::{WriteBuffer, WriteMemory};
+use super::memory::{WriteBuffer, WriteMemory};
+use crate::writes::calls::MaybeExecuted;
 use spurline_types::Stats;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,16 +29,20 @@ const MOST_ROOM: usize = 1 << 20;
 /// The room of a sequence's next piece is this multiple of the last one's.
 const ROOM_GROWTH: usize = 4;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PieceState {
-    Unsent,
+/// The life of a piece.
+enum PieceLife {
+    /// No process has it; `change` is the number of an append without an answer.
+    Unsent { buffer: WriteBuffer, before: MaybeExecuted, change: Option<u64> },
     /// A thread has its buffer.
     Sending,
     /// The process `to` has it, as the answer number `stamp` of the file.
-    Sent {
-        to: u64,
-        stamp: u64,
-    },
+    Sent { buffer: WriteBuffer, to: u64, stamp: u64 },
+}
+
+impl PieceLife {
+    fn unsent(buffer: WriteBuffer) -> PieceLife {
+        PieceLife::Unsent { buffer, before: MaybeExecuted::Nowhere, change: None }
+    }
 }
 
 struct WrittenPiece {
@@ -38,14 +52,10 @@ struct WrittenPiece {
     len: usize,
     appended: bool,
     lose_privileges: Option<(u32, u32)>,
-    state: PieceState,
-    before: MaybeExecuted,
-    change: Option<u64>,
+    life: PieceLife,
     /// Its writer waits for its outcome.
     awaited: bool,
     since: Instant,
-    /// `None` while it is sent.
-    buffer: Option<WriteBuffer>,
 }
 
 impl WrittenPiece {
@@ -54,7 +64,27 @@ impl WrittenPiece {
     }
 
     fn is_sent(&self) -> bool {
-        matches!(self.state, PieceState::Sent { .. })
+        matches!(self.life, PieceLife::Sent { .. })
+    }
+
+    fn is_sending(&self) -> bool {
+        matches!(self.life, PieceLife::Sending)
+    }
+
+    /// The process that has it.
+    fn sent_to(&self) -> Option<u64> {
+        match self.life {
+            PieceLife::Sent { to, .. } => Some(to),
+            PieceLife::Unsent { .. } | PieceLife::Sending => None,
+        }
+    }
+
+    /// The number of its append, if that has no answer.
+    fn change(&self) -> Option<u64> {
+        match self.life {
+            PieceLife::Unsent { change, .. } => change,
+            PieceLife::Sent { .. } | PieceLife::Sending => None,
+        }
     }
 
     /// Whether the order of the two matters.
@@ -213,9 +243,8 @@ impl PieceList {
         if let Some(last) = last.filter(|_| !appended) {
             if !self.sealed
                 && !awaited
-                && last.state == PieceState::Unsent
                 && last.lose_privileges == lose_privileges
-                && let Some(buffer) = &mut last.buffer
+                && let PieceLife::Unsent { buffer, .. } = &mut last.life
                 && let Some(free) = buffer.get_mut(last.len..last.len + data.len())
             {
                 free.copy_from_slice(data);
@@ -246,12 +275,9 @@ impl PieceList {
             len: data.len(),
             appended,
             lose_privileges,
-            state: PieceState::Unsent,
-            before: MaybeExecuted::Nowhere,
-            change: None,
+            life: PieceLife::unsent(buffer),
             awaited,
             since: Instant::now(),
-            buffer: Some(buffer),
         });
         let piece = self.next_number;
         self.next_number += 1;
@@ -274,14 +300,15 @@ impl PieceList {
         let Some(piece) = self.pieces.get_mut(index).filter(|piece| piece.number == number) else {
             return AwaitedPiece::Written;
         };
-        if failed && piece.state == PieceState::Sending {
+        if failed && piece.is_sending() {
             return AwaitedPiece::Sending;
         }
         piece.awaited = false;
-        if !failed || piece.state != PieceState::Unsent {
+        let PieceLife::Unsent { change, .. } = piece.life else { return AwaitedPiece::Written };
+        if !failed {
             return AwaitedPiece::Written;
         }
-        let (len, change) = (piece.len, piece.change);
+        let len = piece.len;
         self.pieces.remove(index);
         self.count_sent(len, stats);
         self.raise_sent_below();
@@ -302,9 +329,9 @@ impl PieceList {
                 break;
             }
             let grows = whole && !self.sealed && index + 1 == self.pieces.len();
-            match piece.state {
-                PieceState::Sent { .. } => {}
-                PieceState::Unsent if !grows => {
+            match piece.life {
+                PieceLife::Sent { .. } => {}
+                PieceLife::Unsent { .. } if !grows => {
                     let before = self.pieces.range(from..index);
                     let held = before.into_iter().any(|before| !before.is_sent() && before.meets(piece));
                     if held { waits = true } else { chosen = Some(index) }
@@ -317,8 +344,10 @@ impl PieceList {
             self.sealed = true;
         }
         let piece = &mut self.pieces[index];
-        let Some(buffer) = piece.buffer.take() else { return NextPiece::Wait };
-        piece.state = PieceState::Sending;
+        let PieceLife::Unsent { buffer, before, change } = std::mem::replace(&mut piece.life, PieceLife::Sending)
+        else {
+            return NextPiece::Wait;
+        };
         NextPiece::Send(PieceToSend {
             number: piece.number,
             owner: piece.owner,
@@ -326,8 +355,8 @@ impl PieceList {
             len: piece.len,
             appended: piece.appended,
             lose_privileges: piece.lose_privileges,
-            before: piece.before,
-            change: piece.change,
+            before,
+            change,
             since: piece.since,
             buffer,
         })
@@ -344,19 +373,12 @@ impl PieceList {
         };
         match outcome {
             PieceOutcome::Sent(to) => {
-                piece.state = PieceState::Sent { to, stamp };
-                // Sent again, it is another change.
-                piece.before = MaybeExecuted::Anywhere;
-                piece.change = None;
-                piece.buffer = Some(sent.buffer);
+                piece.life = PieceLife::Sent { buffer: sent.buffer, to, stamp };
                 let len = piece.len;
                 self.count_sent(len, stats);
             }
             PieceOutcome::Unsent(before) => {
-                piece.state = PieceState::Unsent;
-                piece.before = before;
-                piece.change = sent.change;
-                piece.buffer = Some(sent.buffer);
+                piece.life = PieceLife::Unsent { buffer: sent.buffer, before, change: sent.change };
             }
             PieceOutcome::Refused => {
                 let (len, awaited) = (piece.len, piece.awaited);
@@ -389,34 +411,34 @@ impl PieceList {
         let Some(before) = index.checked_sub(1) else { return };
         let Some(last) = self.pieces.get(index).filter(|piece| piece.number == number) else { return };
         let first = &self.pieces[before];
-        let (PieceState::Sent { to, .. }, PieceState::Sent { to: of_first, .. }) = (last.state, first.state) else {
-            return;
-        };
+        let PieceLife::Sent { buffer, to, .. } = &first.life else { return };
         let follows = first.appended && last.appended && first.owner == last.owner && first.end() == last.offset;
-        let room = first.buffer.as_ref().is_some_and(|buffer| buffer.len() >= first.len + last.len);
-        if !follows || !room || to != of_first {
+        if !follows || last.sent_to() != Some(*to) || buffer.len() < first.len + last.len {
             return;
         }
         let Some(last) = self.pieces.remove(index) else { return };
         let first = &mut self.pieces[before];
-        if let (Some(into), Some(from)) = (&mut first.buffer, &last.buffer) {
-            into[first.len..first.len + last.len].copy_from_slice(&from[..last.len]);
+        if let PieceLife::Sent { buffer: from, stamp: at, .. } = last.life
+            && let PieceLife::Sent { buffer, stamp, .. } = &mut first.life
+        {
+            buffer[first.len..first.len + last.len].copy_from_slice(&from[..last.len]);
             first.len += last.len;
-            first.state = last.state;
+            *stamp = at;
         }
     }
 
     /// The process `lost` can't be reached: what it has is unsent again, and so is all that was written later, which may
     /// lie over it. Appends that another process has stay there: they lie behind the others. Returns the bytes.
     pub fn resend_from(&mut self, lost: u64, stats: &Stats) -> u64 {
-        let has = |piece: &WrittenPiece| matches!(piece.state, PieceState::Sent { to, .. } if to == lost);
-        let Some(first) = self.pieces.iter().position(has) else { return 0 };
+        let Some(first) = self.pieces.iter().position(|piece| piece.sent_to() == Some(lost)) else { return 0 };
         let mut bytes = 0;
         for piece in self.pieces.range_mut(first..) {
-            if let PieceState::Sent { to, .. } = piece.state
-                && (to == lost || !piece.appended)
-            {
-                piece.state = PieceState::Unsent;
+            if piece.sent_to().is_some_and(|to| to == lost || !piece.appended) {
+                let PieceLife::Sent { buffer, .. } = std::mem::replace(&mut piece.life, PieceLife::Sending) else {
+                    continue;
+                };
+                // Sent again, it is another change.
+                piece.life = PieceLife::Unsent { buffer, before: MaybeExecuted::Anywhere, change: None };
                 piece.since = Instant::now();
                 // They are lost already, or were given since.
                 piece.lose_privileges = None;
@@ -436,7 +458,7 @@ impl PieceList {
     /// durable.
     pub fn release(&mut self, mark: u64, stamp: u64, by: u64) {
         self.pieces.retain(|piece| {
-            let PieceState::Sent { to, stamp: at } = piece.state else { return true };
+            let PieceLife::Sent { to, stamp: at, .. } = piece.life else { return true };
             piece.number >= mark || to != by || at > stamp
         });
     }
@@ -456,16 +478,12 @@ impl PieceList {
     /// The first piece below `mark`: its open file, and the process that has it.
     pub fn first_left(&self, mark: u64) -> Option<(u64, Option<u64>)> {
         let first = self.pieces.front().filter(|piece| piece.number < mark)?;
-        let to = match first.state {
-            PieceState::Sent { to, .. } => Some(to),
-            _ => None,
-        };
-        Some((first.owner, to))
+        Some((first.owner, first.sent_to()))
     }
 
     /// Whether a piece of this open file is being sent.
     pub fn is_sending_for(&self, owner: u64) -> bool {
-        self.pieces.iter().any(|piece| piece.owner == owner && piece.state == PieceState::Sending)
+        self.pieces.iter().any(|piece| piece.owner == owner && piece.is_sending())
     }
 
     /// The open file `from` ends: what it has sent belongs to the open file `to` from now on, or is forgotten. Returns the
@@ -474,7 +492,7 @@ impl PieceList {
         let mut lost = 0;
         let (mut unsent_pieces, mut unsent_bytes) = (self.unsent_pieces, self.unsent_bytes);
         self.pieces.retain_mut(|piece| {
-            if piece.owner != from || piece.state == PieceState::Sending {
+            if piece.owner != from || piece.is_sending() {
                 return true;
             }
             if let Some(to) = to.filter(|_| piece.is_sent()) {
@@ -482,7 +500,7 @@ impl PieceList {
                 return true;
             }
             if !piece.is_sent() {
-                changes.extend(piece.change);
+                changes.extend(piece.change());
                 lost += piece.len as u64;
                 unsent_pieces -= 1;
                 unsent_bytes -= piece.len as u64;
@@ -506,7 +524,7 @@ impl PieceList {
         pieces.retain_mut(|piece| {
             let left = usize::try_from(size.saturating_sub(piece.offset)).unwrap_or(usize::MAX);
             // One that is being sent is on its way already.
-            if piece.len <= left || piece.state == PieceState::Sending {
+            if piece.len <= left || piece.is_sending() {
                 return true;
             }
             let cut = (piece.len - left) as u64;
@@ -516,7 +534,7 @@ impl PieceList {
                 stats.writes.dirty_bytes.sub(cut);
                 if left == 0 {
                     self.unsent_pieces -= 1;
-                    changes.extend(piece.change);
+                    changes.extend(piece.change());
                 }
             }
             left > 0
