@@ -10,7 +10,7 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 fn writable(world: &World, more: &[&str]) -> Option<(PathBuf, Mount)> {
@@ -29,132 +29,159 @@ fn what_posix_promises_holds_in_a_writable_mount() {
     for way in WAYS {
         let world = World::new();
         let Some((source, mount)) = writable(&world, way) else { return };
-        let at = |name: &str| mount.path(name);
-        // Own writes are read at once, in the mount and in the source.
-        fs::create_dir_all(at("a/b")).unwrap();
-        fs::write(at("a/b/file"), bytes(1, 300_000)).unwrap();
-        assert_eq!(fs::read(at("a/b/file")).unwrap(), fs::read(source.join("a/b/file")).unwrap());
-        // A directory is renamed with all below it, also while a file in it is open.
-        let mut open = OpenOptions::new().read(true).write(true).open(at("a/b/file")).unwrap();
-        fs::rename(at("a"), at("z")).unwrap();
-        open.write_all(b"renamed").unwrap();
-        assert_eq!(&fs::read(at("z/b/file")).unwrap()[..7], b"renamed");
-        assert!(!source.join("a").exists() && source.join("z/b/file").exists());
-        // Hard links share an inode, whose number is the source's.
-        fs::hard_link(at("z/b/file"), at("link")).unwrap();
-        let (one, other) = (fs::metadata(at("link")).unwrap(), fs::metadata(source.join("z/b/file")).unwrap());
-        assert_eq!((one.ino(), one.nlink(), one.mtime_nsec()), (other.ino(), 2, other.mtime_nsec()));
-        // A removed file works by its handle.
-        fs::remove_file(at("z/b/file")).unwrap();
-        fs::remove_file(at("link")).unwrap();
-        open.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
-        open.set_len(10).unwrap();
-        open.rewind().unwrap();
-        let mut text = String::new();
-        open.take(7).read_to_string(&mut text).unwrap();
-        assert_eq!(text, "renamed");
-        fs::remove_dir(at("z/b")).unwrap();
-        // Flags of rename.
-        fs::write(at("x"), "x").unwrap();
-        fs::write(at("y"), "y").unwrap();
-        let (x, y) = (at("x"), at("y"));
-        let refused = rustix::fs::renameat_with(CWD, &x, CWD, &y, RenameFlags::NOREPLACE);
-        assert_eq!(refused, Err(rustix::io::Errno::EXIST));
-        rustix::fs::renameat_with(CWD, &x, CWD, &y, RenameFlags::EXCHANGE).unwrap();
-        assert_eq!((fs::read(&x).unwrap(), fs::read(&y).unwrap()), (b"y".to_vec(), b"x".to_vec()));
-        // Links, pipes, attributes.
-        symlink("x", at("symlink")).unwrap();
-        assert_eq!(fs::read(at("symlink")).unwrap(), b"y");
-        rustix::fs::mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
-        rustix::fs::setxattr(at("x"), "user.a", b"value", XattrFlags::CREATE).unwrap();
-        let mut value = [0; 16];
-        assert_eq!(rustix::fs::getxattr(source.join("x"), "user.a", &mut value[..]), Ok(5));
-        // A file without a name gets one.
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let mut unnamed = File::from(rustix::fs::open(&mount.at, flags, Mode::RUSR | Mode::WUSR).unwrap());
-        unnamed.write_all(b"named").unwrap();
-        let own = format!("/proc/self/fd/{}", unnamed.as_raw_fd());
-        rustix::fs::linkat(CWD, &own, CWD, at("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
-        assert_eq!(fs::read(source.join("named")).unwrap(), b"named");
-        // Holes and copies.
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(at("holes")).unwrap();
-        file.write_all_at(&bytes(2, 3 * 4096), 0).unwrap();
-        rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 8192).unwrap();
-        assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)), Ok(8192));
-        let (mut from, mut to) = (8192, 0);
-        assert_eq!(rustix::fs::copy_file_range(&file, Some(&mut from), &file, Some(&mut to), 4096), Ok(4096));
-        let now = fs::read(at("holes")).unwrap();
-        assert!(now[..4096] == now[8192..] && now[4096..8192].iter().all(|byte| *byte == 0));
-        file.sync_all().unwrap();
-        file.sync_data().unwrap();
-        File::open(&mount.at).unwrap().sync_all().unwrap();
-        // Two appenders never overwrite each other.
-        let append = || OpenOptions::new().append(true).create(true).open(at("log")).unwrap();
-        let (mut one, mut other) = (append(), append());
-        for _ in 0..100 {
-            one.write_all(b"one\n").unwrap();
-            other.write_all(b"other\n").unwrap();
-        }
-        let log = fs::read_to_string(source.join("log")).unwrap();
-        assert_eq!((log.matches("one\n").count(), log.matches("other\n").count(), log.len()), (100, 100, 1000));
-        // A change beside the mount is seen at the next open.
-        assert_eq!(fs::read(&y).unwrap(), b"x");
-        fs::write(source.join("y"), "changed beside it").unwrap();
-        assert_eq!(fs::read(&y).unwrap(), b"changed beside it");
-        // An open that empties a file takes the bytes of another open file too, once, and none that come later.
-        let (early, flags) = (File::create(at("cut")).unwrap(), OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC);
-        early.write_all_at(&bytes(3, 5000), 0).unwrap();
-        let late = File::from(rustix::fs::open(at("cut"), flags, Mode::empty()).unwrap());
-        assert_eq!((fs::read(at("cut")).unwrap(), late.metadata().unwrap().len()), (vec![], 0));
-        late.write_all_at(b"late", 0).unwrap();
-        early.write_all_at(b"early", 4).unwrap();
-        drop((early, late));
-        assert_eq!(fs::read(source.join("cut")).unwrap(), b"lateearly");
-        // A program that runs is not emptied.
-        fs::copy("/bin/sleep", at("program")).unwrap();
-        fs::set_permissions(at("program"), fs::Permissions::from_mode(0o755)).unwrap();
-        let mut program = Command::new(at("program")).arg("1000").spawn().unwrap();
-        for access in [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR] {
-            let opened = rustix::fs::open(at("program"), access | OFlags::TRUNC | OFlags::CLOEXEC, Mode::empty());
-            assert_eq!(opened.err(), Some(rustix::io::Errno::TXTBSY));
-        }
-        program.kill().unwrap();
-        program.wait().unwrap();
-        assert!(fs::read(at("program")).unwrap() == fs::read("/bin/sleep").unwrap());
-        // Readers of a file that is being written see each write.
-        let written = File::create(at("growing")).unwrap();
-        let readers = [
-            File::open(at("growing")).unwrap(),
-            OpenOptions::new().read(true).write(true).open(at("growing")).unwrap(),
-        ];
-        for n in 0..200_u64 {
-            let whole = bytes(n, 3000);
-            written.write_all_at(&whole, n % 3 * 3000).unwrap();
-            for reader in &readers {
-                let mut seen = vec![0; 3000];
-                reader.read_exact_at(&mut seen, n % 3 * 3000).unwrap();
-                assert!(seen == whole, "write {n}");
-            }
-        }
-        drop((written, readers));
-        // A listing has every name, and names can be removed during it.
-        for n in 0..3000 {
-            fs::write(source.join("z").join(format!("{n}")), "").unwrap();
-        }
-        assert_eq!(fs::read_dir(at("z")).unwrap().count(), 3000);
-        fs::remove_dir_all(at("z")).unwrap();
-        drop((open_count(&mount), file, unnamed, one, other));
-        let changes = mount.count("fuse", "change_ops");
-        assert!(changes > 3000, "{changes}");
-        let info = world.run(&["info", "--json", at("x").to_str().unwrap()]);
+        own_writes_are_read_and_removed_files_work(&mount, &source);
+        names_are_exchanged_and_attributes_stored(&mount, &source);
+        unnamed_files_holes_and_copies_work(&mount, &source);
+        appends_and_changes_beside_the_mount_are_seen(&mount, &source);
+        opens_empty_files_that_do_not_run(&mount, &source);
+        readers_see_each_write(&mount);
+        listings_have_every_name(&mount, &source);
+        let info = world.run(&["info", "--json", mount.path("x").to_str().unwrap()]);
         let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
         assert_eq!(info["writes"]["rename_directory"], "atomic", "{info}");
+        let changes = mount.count("fuse", "change_ops");
+        assert!(changes > 3000, "{changes}");
         mount.unmount();
     }
 }
 
-fn open_count(mount: &Mount) -> u64 {
-    mount.count("fuse", "open_handles")
+fn own_writes_are_read_and_removed_files_work(mount: &Mount, source: &Path) {
+    let at = |name: &str| mount.path(name);
+    // Own writes are read at once, in the mount and in the source.
+    fs::create_dir_all(at("a/b")).unwrap();
+    fs::write(at("a/b/file"), bytes(1, 300_000)).unwrap();
+    assert_eq!(fs::read(at("a/b/file")).unwrap(), fs::read(source.join("a/b/file")).unwrap());
+    // A directory is renamed with all below it, also while a file in it is open.
+    let mut open = OpenOptions::new().read(true).write(true).open(at("a/b/file")).unwrap();
+    fs::rename(at("a"), at("z")).unwrap();
+    open.write_all(b"renamed").unwrap();
+    assert_eq!(&fs::read(at("z/b/file")).unwrap()[..7], b"renamed");
+    assert!(!source.join("a").exists() && source.join("z/b/file").exists());
+    // Hard links share an inode, whose number is the source's.
+    fs::hard_link(at("z/b/file"), at("link")).unwrap();
+    let (one, other) = (fs::metadata(at("link")).unwrap(), fs::metadata(source.join("z/b/file")).unwrap());
+    assert_eq!((one.ino(), one.nlink(), one.mtime_nsec()), (other.ino(), 2, other.mtime_nsec()));
+    // A removed file works by its handle.
+    fs::remove_file(at("z/b/file")).unwrap();
+    fs::remove_file(at("link")).unwrap();
+    open.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+    open.set_len(10).unwrap();
+    open.rewind().unwrap();
+    let mut text = String::new();
+    open.take(7).read_to_string(&mut text).unwrap();
+    assert_eq!(text, "renamed");
+    fs::remove_dir(at("z/b")).unwrap();
+}
+
+fn names_are_exchanged_and_attributes_stored(mount: &Mount, source: &Path) {
+    let at = |name: &str| mount.path(name);
+    // Flags of rename.
+    fs::write(at("x"), "x").unwrap();
+    fs::write(at("y"), "y").unwrap();
+    let (x, y) = (at("x"), at("y"));
+    let refused = rustix::fs::renameat_with(CWD, &x, CWD, &y, RenameFlags::NOREPLACE);
+    assert_eq!(refused, Err(rustix::io::Errno::EXIST));
+    rustix::fs::renameat_with(CWD, &x, CWD, &y, RenameFlags::EXCHANGE).unwrap();
+    assert_eq!((fs::read(&x).unwrap(), fs::read(&y).unwrap()), (b"y".to_vec(), b"x".to_vec()));
+    // Links, pipes, attributes.
+    symlink("x", at("symlink")).unwrap();
+    assert_eq!(fs::read(at("symlink")).unwrap(), b"y");
+    rustix::fs::mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+    rustix::fs::setxattr(at("x"), "user.a", b"value", XattrFlags::CREATE).unwrap();
+    let mut value = [0; 16];
+    assert_eq!(rustix::fs::getxattr(source.join("x"), "user.a", &mut value[..]), Ok(5));
+}
+
+fn unnamed_files_holes_and_copies_work(mount: &Mount, source: &Path) {
+    let at = |name: &str| mount.path(name);
+    // A file without a name gets one.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let mut unnamed = File::from(rustix::fs::open(&mount.at, flags, Mode::RUSR | Mode::WUSR).unwrap());
+    unnamed.write_all(b"named").unwrap();
+    let own = format!("/proc/self/fd/{}", unnamed.as_raw_fd());
+    rustix::fs::linkat(CWD, &own, CWD, at("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    assert_eq!(fs::read(source.join("named")).unwrap(), b"named");
+    // Holes and copies.
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(at("holes")).unwrap();
+    file.write_all_at(&bytes(2, 3 * 4096), 0).unwrap();
+    rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 8192).unwrap();
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)), Ok(8192));
+    let (mut from, mut to) = (8192, 0);
+    assert_eq!(rustix::fs::copy_file_range(&file, Some(&mut from), &file, Some(&mut to), 4096), Ok(4096));
+    let now = fs::read(at("holes")).unwrap();
+    assert!(now[..4096] == now[8192..] && now[4096..8192].iter().all(|byte| *byte == 0));
+    file.sync_all().unwrap();
+    file.sync_data().unwrap();
+    File::open(&mount.at).unwrap().sync_all().unwrap();
+}
+
+fn appends_and_changes_beside_the_mount_are_seen(mount: &Mount, source: &Path) {
+    let at = |name: &str| mount.path(name);
+    // Two appenders never overwrite each other.
+    let append = || OpenOptions::new().append(true).create(true).open(at("log")).unwrap();
+    let (mut one, mut other) = (append(), append());
+    for _ in 0..100 {
+        one.write_all(b"one\n").unwrap();
+        other.write_all(b"other\n").unwrap();
+    }
+    let log = fs::read_to_string(source.join("log")).unwrap();
+    assert_eq!((log.matches("one\n").count(), log.matches("other\n").count(), log.len()), (100, 100, 1000));
+    // A change beside the mount is seen at the next open.
+    let y = at("y");
+    assert_eq!(fs::read(&y).unwrap(), b"x");
+    fs::write(source.join("y"), "changed beside it").unwrap();
+    assert_eq!(fs::read(&y).unwrap(), b"changed beside it");
+}
+
+fn opens_empty_files_that_do_not_run(mount: &Mount, source: &Path) {
+    let at = |name: &str| mount.path(name);
+    // An open that empties a file takes the bytes of another open file too, once, and none that come later.
+    let (early, flags) = (File::create(at("cut")).unwrap(), OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC);
+    early.write_all_at(&bytes(3, 5000), 0).unwrap();
+    let late = File::from(rustix::fs::open(at("cut"), flags, Mode::empty()).unwrap());
+    assert_eq!((fs::read(at("cut")).unwrap(), late.metadata().unwrap().len()), (vec![], 0));
+    late.write_all_at(b"late", 0).unwrap();
+    early.write_all_at(b"early", 4).unwrap();
+    drop((early, late));
+    assert_eq!(fs::read(source.join("cut")).unwrap(), b"lateearly");
+    // A program that runs is not emptied.
+    fs::copy("/bin/sleep", at("program")).unwrap();
+    fs::set_permissions(at("program"), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut program = Command::new(at("program")).arg("1000").spawn().unwrap();
+    for access in [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR] {
+        let opened = rustix::fs::open(at("program"), access | OFlags::TRUNC | OFlags::CLOEXEC, Mode::empty());
+        assert_eq!(opened.err(), Some(rustix::io::Errno::TXTBSY));
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert!(fs::read(at("program")).unwrap() == fs::read("/bin/sleep").unwrap());
+}
+
+fn readers_see_each_write(mount: &Mount) {
+    let at = |name: &str| mount.path(name);
+    // Readers of a file that is being written see each write.
+    let written = File::create(at("growing")).unwrap();
+    let readers =
+        [File::open(at("growing")).unwrap(), OpenOptions::new().read(true).write(true).open(at("growing")).unwrap()];
+    for n in 0..200_u64 {
+        let whole = bytes(n, 3000);
+        written.write_all_at(&whole, n % 3 * 3000).unwrap();
+        for reader in &readers {
+            let mut seen = vec![0; 3000];
+            reader.read_exact_at(&mut seen, n % 3 * 3000).unwrap();
+            assert!(seen == whole, "write {n}");
+        }
+    }
+}
+
+fn listings_have_every_name(mount: &Mount, source: &Path) {
+    let at = |name: &str| mount.path(name);
+    // A listing has every name, and names can be removed during it.
+    for n in 0..3000 {
+        fs::write(source.join("z").join(format!("{n}")), "").unwrap();
+    }
+    assert_eq!(fs::read_dir(at("z")).unwrap().count(), 3000);
+    fs::remove_dir_all(at("z")).unwrap();
 }
 
 #[test]

@@ -161,83 +161,118 @@ pub fn drive_streams(
             }
         }
         drop(tx);
-        let mut watch = CounterWatch {
-            counters: &counters,
-            start,
-            seconds: Vec::new(),
-            last_moved_at: start,
-            last: RunProgress::default(),
+        let mut watch = StreamWatch {
+            counters: CounterWatch {
+                counters: &counters,
+                start,
+                seconds: Vec::new(),
+                last_moved_at: start,
+                last: RunProgress::default(),
+            },
+            ended: Vec::new(),
+            window: None,
+            cut_at: None,
+            interrupted: false,
+            failed,
         };
-        let mut ended = Vec::new();
-        let mut interrupted = false;
-        let mut window: Option<(RunProgress, Vec<u64>)> = None;
-        let mut cut_at = None;
-        if failed.is_some() {
+        if watch.failed.is_some() {
             stop.cut();
         }
-        while ended.len() < started {
+        while watch.ended.len() < started {
             match rx.recv_timeout(POLL_INTERVAL) {
-                Ok(one) => ended.push(one),
+                Ok(result) => watch.ended.push(result),
                 Err(RecvTimeoutError::Timeout) => {}
                 // A thread that ended without a result has panicked.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            let now = watch.read_counters();
-            if window.is_none() {
-                observe(&now);
-                let broken = ended.iter().any(|one: &StreamResult| one.result.is_err());
-                interrupted = interrupt.load(Ordering::Relaxed);
-                if broken || failed.is_some() {
-                    // The measurement ends with the last byte, not with the timeout after it.
-                    let elapsed = watch.last_moved_at.duration_since(start);
-                    window = Some((RunProgress { elapsed, ..now }, watch.stream_bytes()));
-                    stop.cut();
-                } else if interrupted || now.elapsed >= limits.time {
-                    window = Some((now, watch.stream_bytes()));
-                    stop.request_stop();
-                    cut_at = Some(Instant::now() + DRAIN_TIME);
-                }
-            }
-            if cut_at.is_some_and(|at| Instant::now() >= at) {
+            watch.poll(limits, interrupt, &stop, observe);
+        }
+        watch.into_result(started)
+    })
+}
+
+/// A measurement as its threads run and end.
+struct StreamWatch<'a> {
+    counters: CounterWatch<'a>,
+    ended: Vec<StreamResult>,
+    /// Totals at the end of the measurement, and the bytes of each stream then.
+    window: Option<(RunProgress, Vec<u64>)>,
+    /// When operations under way are abandoned.
+    cut_at: Option<Instant>,
+    interrupted: bool,
+    /// Why a thread did not start.
+    failed: Option<Error>,
+}
+
+impl StreamWatch<'_> {
+    /// Reads the counters, and ends the streams when the measurement is over.
+    fn poll(
+        &mut self,
+        limits: &RunLimits,
+        interrupt: &AtomicBool,
+        stop: &StopSignal,
+        observe: &mut dyn FnMut(&RunProgress),
+    ) {
+        let now = self.counters.read_counters();
+        if self.window.is_none() {
+            observe(&now);
+            let broken = self.ended.iter().any(|stream| stream.result.is_err());
+            self.interrupted = interrupt.load(Ordering::Relaxed);
+            if broken || self.failed.is_some() {
+                // The measurement ends with the last byte, not with the timeout after it.
+                let elapsed = self.counters.last_moved_at.duration_since(self.counters.start);
+                self.window = Some((RunProgress { elapsed, ..now }, self.counters.stream_bytes()));
                 stop.cut();
+            } else if self.interrupted || now.elapsed >= limits.time {
+                self.window = Some((now, self.counters.stream_bytes()));
+                stop.request_stop();
+                self.cut_at = Some(Instant::now() + DRAIN_TIME);
             }
         }
-        let (total, stream_bytes) = window.unwrap_or_else(|| (watch.read_counters(), watch.stream_bytes()));
-        let moved = watch.read_counters();
+        if self.cut_at.is_some_and(|at| Instant::now() >= at) {
+            stop.cut();
+        }
+    }
+
+    /// The result of all streams; `started` of them had a thread.
+    fn into_result(mut self, started: usize) -> RunResult {
+        let window = self.window.take();
+        let (total, stream_bytes) =
+            window.unwrap_or_else(|| (self.counters.read_counters(), self.counters.stream_bytes()));
+        let moved = self.counters.read_counters();
         let mut times: Vec<(ProbeOp, LatencyTimes)> = Vec::new();
-        let mut error = failed;
-        for one in &mut ended {
-            match times.iter_mut().find(|(op, _)| *op == one.op) {
-                Some((_, sum)) => sum.merge_times(&one.times),
-                None => times.push((one.op, one.times.clone())),
-            }
-            // An aborted stream is no failure; after a first failure the others fail too.
-            if let Err(e) = std::mem::replace(&mut one.result, Ok(()))
-                && error.is_none()
-                && cut_at.is_none()
-            {
-                error = Some(e);
+        for stream in &self.ended {
+            match times.iter_mut().find(|(op, _)| *op == stream.op) {
+                Some((_, sum)) => sum.merge_times(&stream.times),
+                None => times.push((stream.op, stream.times.clone())),
             }
         }
-        if ended.len() < started && error.is_none() {
-            error = Some(Error::new(ErrorKind::Invalid, "a stream's thread panicked"));
-        }
-        let views: Vec<TcpView> = ended.iter().filter_map(|one| one.tcp.clone()).collect();
+        let views: Vec<TcpView> = self.ended.iter().filter_map(|stream| stream.tcp.clone()).collect();
+        let cpu_seconds = self.ended.iter().map(|stream| stream.cpu_seconds);
         RunResult {
             elapsed: total.elapsed,
             total,
             stream_bytes,
-            seconds: watch.seconds,
             moved_bytes: moved.read_bytes + moved.write_bytes,
             times,
-            cpu_seconds: ended.iter().map(|one| one.cpu_seconds).sum(),
-            busiest_seconds: ended.iter().map(|one| one.cpu_seconds).fold(0.0, f64::max),
-            wall_seconds: start.elapsed().as_secs_f64(),
+            cpu_seconds: cpu_seconds.clone().sum(),
+            busiest_seconds: cpu_seconds.fold(0.0, f64::max),
+            wall_seconds: self.counters.start.elapsed().as_secs_f64(),
             tcp: (!views.is_empty()).then(|| tcp_info::merge_views(&views)),
-            interrupted,
-            error,
+            interrupted: self.interrupted,
+            error: self.first_error(started),
+            seconds: self.counters.seconds,
         }
-    })
+    }
+
+    fn first_error(&mut self, started: usize) -> Option<Error> {
+        let panicked = self.ended.len() < started;
+        // An aborted stream is no failure; after a first failure the others fail too.
+        let aborted = self.cut_at.is_some();
+        let of_stream = self.ended.drain(..).find_map(|stream| stream.result.err()).filter(|_| !aborted);
+        let of_panic = panicked.then(|| Error::new(ErrorKind::Invalid, "a stream's thread panicked"));
+        self.failed.take().or(of_stream).or(of_panic)
+    }
 }
 
 /// Reads all counters and keeps their history.

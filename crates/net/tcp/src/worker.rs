@@ -42,16 +42,7 @@ pub(crate) fn serve_connection(
     inbox: &mut [u8],
     control_only: bool,
 ) -> ServeOutcome {
-    let mut filled = 0;
-    let (mut begun, mut here) = (None, 0);
-    if let Some((bytes, since)) = conn.partial.lock().take() {
-        inbox[..bytes.len()].copy_from_slice(&bytes);
-        match since {
-            Some(_) => filled = bytes.len(),
-            None => here = bytes.len(),
-        }
-        begun = since;
-    }
+    let ReceivedPart { mut filled, mut here, mut begun } = take_received_part(conn, inbox);
     let mut turn = 0u32;
     let mut writes = false;
     // The event reported readable bytes, so the first receive does not wait.
@@ -59,20 +50,10 @@ pub(crate) fn serve_connection(
     loop {
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let until = if writes && filled < WRITER_PIECE { WRITER_PIECE } else { inbox.len() };
-        let received = match &conn.tls {
-            // Another thread has received it.
-            _ if here > 0 => Ok(std::mem::take(&mut here)),
-            None => recv(&conn.socket, &mut inbox[filled..until], flags).map(|(_, n)| n),
-            Some(tls) => {
-                let bind = |binding: &[u8]| conn.state.set_binding(binding);
-                let received = tls.lock().receive_plain(&conn.socket, &mut inbox[filled..until], flags, &bind);
-                match received {
-                    Ok(n) => Ok(n),
-                    Err(ReceiveStop::Os(e)) => Err(e),
-                    Err(ReceiveStop::Tls(error)) => return refuse_tls(shared, conn, &error),
-                    Err(ReceiveStop::Plain(begin)) => return refuse_plain(shared, conn, &begin),
-                }
-            }
+        let received = match here {
+            0 => receive_bytes(conn, &mut inbox[filled..until], flags),
+            // Another thread has received them.
+            _ => Ok(std::mem::take(&mut here)),
         };
         match received {
             Ok(0) if filled == 0 => return ServeOutcome::Closed,
@@ -83,39 +64,33 @@ pub(crate) fn serve_connection(
                 ));
             }
             Ok(n) => filled += n,
-            Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN) => {
+            Err(ReceiveStop::Tls(error)) => return refuse_tls(shared, conn, &error),
+            Err(ReceiveStop::Plain(begin)) => return refuse_plain(shared, conn, &begin),
+            Err(ReceiveStop::Os(Errno::INTR)) => continue,
+            Err(ReceiveStop::Os(Errno::AGAIN)) => {
                 if filled > 0 {
                     let since = Some(begun.unwrap_or_else(Instant::now));
                     *conn.partial.lock() = Some((inbox[..filled].to_vec(), since));
                 }
                 return park_connection(shared, conn);
             }
-            Err(Errno::CONNRESET | Errno::TIMEDOUT | Errno::PIPE) => return ServeOutcome::Closed,
-            Err(e) => return ServeOutcome::Failed(Error::io("receiving failed", &e.into())),
+            Err(ReceiveStop::Os(Errno::CONNRESET | Errno::TIMEDOUT | Errno::PIPE)) => return ServeOutcome::Closed,
+            Err(ReceiveStop::Os(e)) => return ServeOutcome::Failed(Error::io("receiving failed", &e.into())),
         }
         let mut at = 0;
-        while let Some(head) = inbox[at..filled].first_chunk::<HEADER_LEN>() {
-            let header = match FrameHeader::decode(head) {
-                Ok(header) => header,
-                Err(e) => return no_frame(shared, conn, head[0], e),
+        loop {
+            let RequestFrame { header, body, len } = match first_frame(conn, &inbox[at..filled]) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break,
+                Err(e) => return no_frame(shared, conn, inbox[at], e),
             };
-            // A length above the limit is refused before any byte of the body is awaited.
-            let body_len = header.body_len as usize;
-            let whole = if body_len <= conn.state.max_body() {
-                HEADER_LEN + body_len + frame_padding(body_len).len()
-            } else {
-                HEADER_LEN
-            };
-            let Some(frame) = inbox[at..filled].get(..whole) else { break };
             if control_only
                 && !matches!(header.op, FrameOp::Hello | FrameOp::Challenge | FrameOp::Prove | FrameOp::Ping)
             {
                 *conn.partial.lock() = Some((inbox[at..filled].to_vec(), None));
                 return ServeOutcome::Deferred;
             }
-            let body = frame[HEADER_LEN..].get(..body_len).unwrap_or_default();
-            at += whole;
+            at += len;
             let payload_len = if conn.state.accepts_payload(&header) { header.payload_len as usize } else { 0 };
             let on_wire = payload_len + frame_padding(payload_len).len();
             let next = if let Some(payload) = inbox[at..filled].get(..on_wire) {
@@ -134,12 +109,7 @@ pub(crate) fn serve_connection(
                 return ServeOutcome::Failed(error);
             }
             turn = turn.saturating_add(1);
-            if turn.is_multiple_of(REQUESTS_PER_TURN) {
-                shared.worker_pool().renew_permit();
-            }
-            if turn >= FIRST_CPU_CHECK && turn.is_power_of_two() {
-                move_to_reader_cpu(&conn.socket);
-            }
+            end_turn(shared, conn, turn);
         }
         if at > 0 {
             inbox.copy_within(at..filled, 0);
@@ -164,6 +134,76 @@ pub(crate) fn serve_connection(
         }
         // While another worker waits for events, this one can wait for the next request here.
         wait = others_idle && !control_only;
+    }
+}
+
+/// Received bytes at the start of a worker's inbox, which the worker before has left.
+struct ReceivedPart {
+    /// Bytes that a receive follows.
+    filled: usize,
+    /// Bytes that no receive follows, as they hold a whole request.
+    here: usize,
+    /// When the first of them arrived.
+    begun: Option<Instant>,
+}
+
+fn take_received_part(conn: &TcpConnection, inbox: &mut [u8]) -> ReceivedPart {
+    let Some((bytes, begun)) = conn.partial.lock().take() else {
+        return ReceivedPart { filled: 0, here: 0, begun: None };
+    };
+    inbox[..bytes.len()].copy_from_slice(&bytes);
+    if begun.is_some() {
+        ReceivedPart { filled: bytes.len(), here: 0, begun }
+    } else {
+        ReceivedPart { filled: 0, here: bytes.len(), begun }
+    }
+}
+
+/// Receives bytes of requests, decrypted where the connection is.
+fn receive_bytes(conn: &TcpConnection, room: &mut [u8], flags: RecvFlags) -> std::result::Result<usize, ReceiveStop> {
+    match &conn.tls {
+        None => recv(&conn.socket, room, flags).map(|(_, n)| n).map_err(ReceiveStop::Os),
+        Some(tls) => {
+            let bind = |binding: &[u8]| conn.state.set_binding(binding);
+            tls.lock().receive_plain(&conn.socket, room, flags, &bind)
+        }
+    }
+}
+
+/// A request without its payload.
+struct RequestFrame<'a> {
+    header: FrameHeader,
+    body: &'a [u8],
+    /// Bytes of header, body and padding.
+    len: usize,
+}
+
+/// The first request of received bytes; `None` until it is whole.
+fn first_frame<'a>(
+    conn: &TcpConnection,
+    received: &'a [u8],
+) -> std::result::Result<Option<RequestFrame<'a>>, FrameError> {
+    let Some(head) = received.first_chunk::<HEADER_LEN>() else { return Ok(None) };
+    let header = FrameHeader::decode(head)?;
+    // A length above the limit is refused before any byte of the body is awaited.
+    let body_len = header.body_len as usize;
+    let len = if body_len <= conn.state.max_body() {
+        HEADER_LEN + body_len + frame_padding(body_len).len()
+    } else {
+        HEADER_LEN
+    };
+    let Some(frame) = received.get(..len) else { return Ok(None) };
+    let body = frame[HEADER_LEN..].get(..body_len).unwrap_or_default();
+    Ok(Some(RequestFrame { header, body, len }))
+}
+
+/// Lets other workers and the reader's processor have their turn after a number of requests.
+fn end_turn(shared: &TcpServerState, conn: &TcpConnection, requests: u32) {
+    if requests.is_multiple_of(REQUESTS_PER_TURN) {
+        shared.worker_pool().renew_permit();
+    }
+    if requests >= FIRST_CPU_CHECK && requests.is_power_of_two() {
+        move_to_reader_cpu(&conn.socket);
     }
 }
 

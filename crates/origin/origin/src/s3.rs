@@ -302,7 +302,6 @@ impl S3Backend {
             (code, "") => format!("HTTP {} {code}", status.as_u16()),
             (code, message) => format!("HTTP {} {code}: {message}", status.as_u16()),
         };
-        let origin = &self.settings.origin;
         match (wire.code.as_str(), status.as_u16()) {
             ("NoSuchBucket", _) => RequestFailure::fatal(
                 ErrorKind::Unavailable,
@@ -317,15 +316,7 @@ impl S3Backend {
             ("InvalidRange", _) | (_, 416) => {
                 RequestFailure::fatal(ErrorKind::Stale, format!("{what}: the object has become shorter ({said})"))
             }
-            ("RequestTimeTooSkewed" | "RequestExpired", _) => RequestFailure::fatal(
-                ErrorKind::PermissionDenied,
-                format!(
-                    "{place} refused {what} because clocks differ ({said}; its time is {}, ours {}); set this \
-                     machine's clock",
-                    wire.server_time.as_deref().unwrap_or("unknown"),
-                    chrono::DateTime::<chrono::Utc>::from(SystemTime::now()).format("%Y-%m-%dT%H:%M:%SZ"),
-                ),
-            ),
+            ("RequestTimeTooSkewed" | "RequestExpired", _) => self.clock_failure(what, &said, wire),
             // It has status 403, but permissions are not the reason.
             ("InvalidObjectState", _) => RequestFailure::fatal(
                 ErrorKind::PermissionDenied,
@@ -369,35 +360,8 @@ impl S3Backend {
                 | "Forbidden",
                 _,
             )
-            | (_, 401 | 403) => {
-                let cause = match wire.code.as_str() {
-                    _ if matches!(self.settings.signer, RequestSigner::Anonymous) => {
-                        "it does not serve unsigned requests, so credentials are needed"
-                    }
-                    "InvalidAccessKeyId" => "the server does not know this access key",
-                    "SignatureDoesNotMatch" => "the secret does not fit the access key",
-                    "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => {
-                        "the session token (AWS_SESSION_TOKEN) has expired or belongs to another key"
-                    }
-                    _ => "this identity may not s3:ListBucket or s3:GetObject here",
-                };
-                RequestFailure::fatal(
-                    ErrorKind::PermissionDenied,
-                    format!("{place} refused {what} in bucket '{bucket}' ({said}): {cause}; used {origin}"),
-                )
-            }
-            ("NoSuchKey" | "NoSuchVersion" | "NotFound", _) | ("", 404) => {
-                // S3 returns an error document. A gateway in between knows no bucket, and its 404 must not make every
-                // file absent.
-                if !told {
-                    let message = format!(
-                        "{place} answered {what} with {said} and no S3 error: it is a proxy or not an S3 server; check \
-                         the endpoint (AWS_ENDPOINT_URL)"
-                    );
-                    return RequestFailure::transient(ErrorKind::Unavailable, message);
-                }
-                RequestFailure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({said})"))
-            }
+            | (_, 401 | 403) => self.permission_failure(what, &said, &wire.code),
+            ("NoSuchKey" | "NoSuchVersion" | "NotFound", _) | ("", 404) => self.missing_object(what, &said, told),
             // Before answers without an S3 error: a gateway's own status codes (520, 530, …) are as transient as 502.
             _ if status.is_server_error() => {
                 RequestFailure::transient(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
@@ -412,6 +376,50 @@ impl S3Backend {
             ),
             _ => RequestFailure::fatal(ErrorKind::Unavailable, format!("{place} refused {what} ({said})")),
         }
+    }
+
+    /// S3 returns an error document for a missing object. A gateway in between knows no bucket, and its 404 must not make every
+    /// file absent.
+    fn missing_object(&self, what: &str, said: &str, told: bool) -> RequestFailure {
+        if told {
+            return RequestFailure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({said})"));
+        }
+        let message = format!(
+            "{} answered {what} with {said} and no S3 error: it is a proxy or not an S3 server; check the endpoint \
+             (AWS_ENDPOINT_URL)",
+            self.server_name()
+        );
+        RequestFailure::transient(ErrorKind::Unavailable, message)
+    }
+
+    fn clock_failure(&self, what: &str, said: &str, wire: &WireError) -> RequestFailure {
+        let message = format!(
+            "{} refused {what} because clocks differ ({said}; its time is {}, ours {}); set this machine's clock",
+            self.server_name(),
+            wire.server_time.as_deref().unwrap_or("unknown"),
+            chrono::DateTime::<chrono::Utc>::from(SystemTime::now()).format("%Y-%m-%dT%H:%M:%SZ"),
+        );
+        RequestFailure::fatal(ErrorKind::PermissionDenied, message)
+    }
+
+    /// The server refused the credentials, or their rights do not suffice.
+    fn permission_failure(&self, what: &str, said: &str, code: &str) -> RequestFailure {
+        let cause = match code {
+            _ if matches!(self.settings.signer, RequestSigner::Anonymous) => {
+                "it does not serve unsigned requests, so credentials are needed"
+            }
+            "InvalidAccessKeyId" => "the server does not know this access key",
+            "SignatureDoesNotMatch" => "the secret does not fit the access key",
+            "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => {
+                "the session token (AWS_SESSION_TOKEN) has expired or belongs to another key"
+            }
+            _ => "this identity may not s3:ListBucket or s3:GetObject here",
+        };
+        let place = self.server_name();
+        let bucket = &self.bucket;
+        let origin = &self.settings.origin;
+        let message = format!("{place} refused {what} in bucket '{bucket}' ({said}): {cause}; used {origin}");
+        RequestFailure::fatal(ErrorKind::PermissionDenied, message)
     }
 
     /// The target of a `Location` header.

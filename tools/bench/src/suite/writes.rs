@@ -76,83 +76,17 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             None
         }
     };
-    let bare = place_of(&source, "tmpfs", "tmpfs", None, false);
-    let labels = [("dev", "mount, /dev/fuse", false), ("uring", "mount, io_uring", false)];
-    let labels = labels.into_iter().chain([("passthrough", "mount, passthrough", true)]);
-    let lone: Vec<WritePlace<'_>> = labels
-        .zip(&mounts)
-        .filter_map(|((name, label, passthrough), mount)| {
-            Some(place_of(&source, name, label, Some(mount.as_ref()?), passthrough))
-        })
-        .collect();
-    let remote = servers.as_ref().map(|servers| WritePlace {
-        name: "node",
-        label: "mount of a node over veth",
-        at: servers.mount.at().to_owned(),
-        roles: vec![("mount", servers.mount.daemon()), ("node", servers.node.daemon())],
-        mount: Some(&servers.mount),
-        passthrough: false,
-    });
-
+    let places = WritePlaces::new(&source, &sinks, &mounts, servers.as_ref());
     let archive = make_archive(suite)?;
     let fresh = FreshFolders { source: &source, next: Cell::new(0) };
-    let mut cases = Vec::new();
-    let job = LongWrites { suite, source: &source };
-    let group = "1 MiB write, alone";
-    cases.push(job.case(group, &bare, 1));
-    cases.extend(sink_cases(suite, group, &sinks, 1));
-    for place in &lone {
-        let case = job.case(group, place, 1);
-        let (floor, of_sink) = if place.passthrough { (Some(0.95), None) } else { (None, Some(0.8)) };
-        let case = case.against("of tmpfs", &["tmpfs"], floor);
-        cases.push(match (place.name, of_sink) {
-            ("dev" | "uring", floor) => {
-                let sink = if place.name == "dev" { "sink-dev" } else { "sink-uring" };
-                case.against("of empty fs", &[sink], floor).against_series("of both in turn", &[sink, "tmpfs"], None)
-            }
-            _ => case,
-        });
-    }
-    if let (Some(place), Some(servers)) = (&remote, &servers) {
-        for (group, files) in [("1 MiB write through a node, 1 file", 1), ("1 MiB write through a node, 4 files", 4)] {
-            cases.push(job.case(group, &bare, files));
-            cases.extend(sink_cases(suite, group, &sinks[1..], files));
-            cases.push(bare_writer(suite, servers, group, "bare", "bare block writer", (files, BLOCK), 1.0));
-            let case = job.case(group, place, files).against("of bare", &["bare"], Some(0.9));
-            let case = case.against_series("of bare and empty fs in turn", &["bare", "sink-uring"], Some(0.9));
-            cases.push(case.against_series("of these and tmpfs in turn", &["bare", "sink-uring", "tmpfs"], None));
-        }
-    }
-    let default_mount = lone.iter().find(|place| place.passthrough).or(lone.first());
-    for (group, threads) in
-        [("create + write 4 KiB + close, 1 thread", 1), ("create + write 4 KiB + close, 8 threads", 8)]
-    {
-        let (fresh, files) = (&fresh, if suite.quick { 1_000 } else { 4_000 });
-        let small = |place| small_files(suite, fresh, group, place, (threads, files));
-        cases.push(small(&bare));
-        cases.extend(small_files_sink(suite, group, sinks[1].as_ref().or(sinks[0].as_ref()), (threads, files)));
-        cases.extend(default_mount.map(|place| {
-            small(place).against("of tmpfs", &["tmpfs"], Some(0.5)).against("of empty fs", &["sink"], None)
-        }));
-        if let Some(place) = &remote {
-            let aim = || Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() });
-            cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, aim));
-            cases.push(small(place).against("of the aim", &["aim"], Some(1.0)).against("of tmpfs", &["tmpfs"], None));
-        }
-    }
-    for (place, floor) in [(Some(&bare), None), (default_mount, Some(1.0 / 1.3)), (remote.as_ref(), Some(1.0 / 3.0))] {
-        let Some(place) = place else { continue };
-        let case = unpack(&fresh, place, &archive, suite.tree_files);
-        cases.push(if floor.is_some() { case.against("of tmpfs", &["tmpfs"], floor) } else { case });
-    }
+    let mut cases = long_cases_alone(suite, &source, &places);
     if let Some(servers) = &servers {
-        let group = "4 KiB write + fsync through a node";
-        cases.push(synced_writes(suite, group, ("disk", "fdatasync on the source"), &on_disk, Vec::new()));
-        cases.push(bare_writer(suite, servers, group, "trips", "two round trips", (1, 4096), 0.5));
-        let roles = vec![("mount", servers.synced.daemon()), ("node", servers.node.daemon())];
-        let case = synced_writes(suite, group, ("node", "mount of a node over veth"), servers.synced.at(), roles);
-        // A fifth longer than its parts.
-        cases.push(case.against_series("of both in turn", &["disk", "trips"], Some(1.0 / 1.2)));
+        cases.extend(long_cases_through_node(suite, &source, &places, servers));
+    }
+    cases.extend(small_file_cases(suite, &fresh, &places));
+    cases.extend(unpack_cases(suite, &fresh, &places, &archive));
+    if let Some(servers) = &servers {
+        cases.extend(synced_cases(suite, servers, &on_disk));
     }
     let rows = suite.rounds("writes", cases)?;
     notes.push(format!(
@@ -165,11 +99,148 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
          machine's processors; where those are the limit a mount can't be faster than these one after the other."
             .into(),
     );
-    drop((lone, remote));
+    drop(places);
     drop(servers);
     let title =
         "Writes of a lone mount and through a node over veth, source on tmpfs; syncs with the source on the disk.";
     Ok(SuiteSection { name: "writes", title, skipped: None, notes, rows })
+}
+
+/// The file systems to write to.
+struct WritePlaces<'a> {
+    /// The source itself.
+    bare: WritePlace<'a>,
+    lone: Vec<WritePlace<'a>>,
+    remote: Option<WritePlace<'a>>,
+    /// Empty file systems over /dev/fuse and over io_uring.
+    sinks: &'a [Option<MountUnderTest>; 2],
+}
+
+impl<'a> WritePlaces<'a> {
+    /// The source, its mounts over /dev/fuse, over io_uring and with passthrough, and the mount of a node.
+    fn new(
+        source: &Path,
+        sinks: &'a [Option<MountUnderTest>; 2],
+        mounts: &'a [Option<MountUnderTest>; 3],
+        servers: Option<&'a WriteServers>,
+    ) -> Self {
+        let [dev, uring, passthrough] = mounts;
+        let dev = dev.as_ref().map(|mount| place_of(source, "dev", "mount, /dev/fuse", Some(mount), false));
+        let uring = uring.as_ref().map(|mount| place_of(source, "uring", "mount, io_uring", Some(mount), false));
+        let passthrough =
+            passthrough.as_ref().map(|mount| place_of(source, "passthrough", "mount, passthrough", Some(mount), true));
+        let remote = servers.map(|servers| WritePlace {
+            name: "node",
+            label: "mount of a node over veth",
+            at: servers.mount.at().to_owned(),
+            roles: vec![("mount", servers.mount.daemon()), ("node", servers.node.daemon())],
+            mount: Some(&servers.mount),
+            passthrough: false,
+        });
+        WritePlaces {
+            bare: place_of(source, "tmpfs", "tmpfs", None, false),
+            lone: dev.into_iter().chain(uring).chain(passthrough).collect(),
+            remote,
+            sinks,
+        }
+    }
+
+    /// The lone mount that a user has by default.
+    fn default_mount(&self) -> Option<&WritePlace<'a>> {
+        self.lone.iter().find(|place| place.passthrough).or(self.lone.first())
+    }
+}
+
+fn long_cases_alone<'a>(suite: &'a BenchSuite, source: &'a Path, places: &'a WritePlaces<'a>) -> Vec<BenchCase<'a>> {
+    let group = "1 MiB write, alone";
+    let job = LongWrites { suite, source };
+    let mut cases = vec![job.case(group, &places.bare, 1)];
+    cases.extend(sink_cases(suite, group, places.sinks, 1));
+    for place in &places.lone {
+        let case = job.case(group, place, 1);
+        if place.passthrough {
+            cases.push(case.against("of tmpfs", &["tmpfs"], Some(0.95)));
+            continue;
+        }
+        let sink = if place.name == "dev" { "sink-dev" } else { "sink-uring" };
+        let case = case.against("of tmpfs", &["tmpfs"], None).against("of empty fs", &[sink], Some(0.8));
+        cases.push(case.against_series("of both in turn", &[sink, "tmpfs"], None));
+    }
+    cases
+}
+
+fn long_cases_through_node<'a>(
+    suite: &'a BenchSuite,
+    source: &'a Path,
+    places: &'a WritePlaces<'a>,
+    servers: &'a WriteServers,
+) -> Vec<BenchCase<'a>> {
+    let job = LongWrites { suite, source };
+    let mut cases = Vec::new();
+    let Some(place) = &places.remote else { return cases };
+    for (group, files) in [("1 MiB write through a node, 1 file", 1), ("1 MiB write through a node, 4 files", 4)] {
+        cases.push(job.case(group, &places.bare, files));
+        cases.extend(sink_cases(suite, group, &places.sinks[1..], files));
+        cases.push(bare_writer(suite, servers, group, "bare", "bare block writer", (files, BLOCK), 1.0));
+        let case = job.case(group, place, files).against("of bare", &["bare"], Some(0.9));
+        let case = case.against_series("of bare and empty fs in turn", &["bare", "sink-uring"], Some(0.9));
+        cases.push(case.against_series("of these and tmpfs in turn", &["bare", "sink-uring", "tmpfs"], None));
+    }
+    cases
+}
+
+fn small_file_cases<'a>(
+    suite: &'a BenchSuite,
+    fresh: &'a FreshFolders<'a>,
+    places: &'a WritePlaces<'a>,
+) -> Vec<BenchCase<'a>> {
+    let files = if suite.quick { 1_000 } else { 4_000 };
+    let [dev_sink, uring_sink] = places.sinks;
+    let sink = uring_sink.as_ref().or(dev_sink.as_ref());
+    let mut cases = Vec::new();
+    for (group, threads) in
+        [("create + write 4 KiB + close, 1 thread", 1), ("create + write 4 KiB + close, 8 threads", 8)]
+    {
+        let small = |place| small_files(suite, fresh, group, place, (threads, files));
+        cases.push(small(&places.bare));
+        cases.extend(small_files_sink(suite, group, sink, (threads, files)));
+        cases.extend(places.default_mount().map(|place| {
+            small(place).against("of tmpfs", &["tmpfs"], Some(0.5)).against("of empty fs", &["sink"], None)
+        }));
+        if let Some(place) = &places.remote {
+            let aim = || Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() });
+            cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, aim));
+            cases.push(small(place).against("of the aim", &["aim"], Some(1.0)).against("of tmpfs", &["tmpfs"], None));
+        }
+    }
+    cases
+}
+
+fn unpack_cases<'a>(
+    suite: &'a BenchSuite,
+    fresh: &'a FreshFolders<'a>,
+    places: &'a WritePlaces<'a>,
+    archive: &'a Path,
+) -> Vec<BenchCase<'a>> {
+    let case_of = |place| unpack(fresh, place, archive, suite.tree_files);
+    let mut cases = vec![case_of(&places.bare)];
+    let lone = places.default_mount().map(case_of);
+    cases.extend(lone.map(|case| case.against("of tmpfs", &["tmpfs"], Some(1.0 / 1.3))));
+    let remote = places.remote.as_ref().map(case_of);
+    cases.extend(remote.map(|case| case.against("of tmpfs", &["tmpfs"], Some(1.0 / 3.0))));
+    cases
+}
+
+fn synced_cases<'a>(suite: &'a BenchSuite, servers: &'a WriteServers, on_disk: &'a Path) -> Vec<BenchCase<'a>> {
+    let group = "4 KiB write + fsync through a node";
+    let roles = vec![("mount", servers.synced.daemon()), ("node", servers.node.daemon())];
+    let case = synced_writes(suite, group, ("node", "mount of a node over veth"), servers.synced.at(), roles);
+    vec![
+        synced_writes(suite, group, ("disk", "fdatasync on the source"), on_disk, Vec::new()),
+        bare_writer(suite, servers, group, "trips", "two round trips", (1, 4096), 0.5),
+        // A fifth longer than its parts.
+        case.against_series("of both in turn", &["disk", "trips"], Some(1.0 / 1.2)),
+    ]
 }
 
 fn place_of<'a>(
