@@ -1,54 +1,58 @@
 //! Why a process that answers does not work as it should, from its status. It sends no query and prints nothing.
 
-use serde_json::Value;
+use spurline_observe::documents::{
+    CacheDiskStatus, DISK_NORMAL, MountStatus, NodeStatus, PEER_DOWN, ProcessRole, ProcessStatus, RegistryStatus,
+    STATE_UP,
+};
 
-/// The state of a process that works as it should.
-pub const STATE_UP: &str = "up";
 /// The state of a process that answers and has [`degraded_reasons`].
 const STATE_DEGRADED: &str = "degraded";
 
-/// What is wrong, one sentence for each disk, node, registry and source; empty if nothing is.
-pub fn degraded_reasons(status: &Value) -> Vec<String> {
-    let mut reasons = Vec::new();
-    for disk in status["disks"].as_array().into_iter().flatten() {
-        let state = text_of(disk, "state");
-        if state != "normal" {
-            reasons.push(format!("cache disk {} is {state}{}", text_of(disk, "path"), reason_of(disk)));
+/// One sentence for each disk, node, registry and source that fails; empty if none does.
+pub fn degraded_reasons(status: &ProcessStatus) -> Vec<String> {
+    match &status.role {
+        ProcessRole::Mount(mount) => mount_reasons(mount),
+        ProcessRole::Node(node) => node_reasons(node),
+        ProcessRole::Coordinator(_) | ProcessRole::Other => Vec::new(),
+    }
+}
+
+fn mount_reasons(mount: &MountStatus) -> Vec<String> {
+    let mut reasons = disk_reasons(&mount.disks);
+    for peer in &mount.peers {
+        if peer.state == PEER_DOWN {
+            reasons.push(with_reason(format!("node {} is down", peer.address), peer.reason()));
         }
     }
-    for peer in status["peers"].as_array().into_iter().flatten() {
-        if peer["state"] == "down" {
-            reasons.push(format!("node {} is down{}", text_of(peer, "address"), reason_of(peer)));
-        }
-    }
-    let group = &status["group"];
-    if group["state"] == "lost" {
-        reasons.push(format!("registry {} is lost{}", text_of(group, "registry"), reason_of(group)));
-    }
-    for (source, error) in status["origin_errors"].as_object().into_iter().flatten() {
-        reasons.push(format!("{source}: {}", error.as_str().unwrap_or_default()));
-    }
+    reasons.extend(mount.group.as_ref().and_then(|group| registry_reason(&group.registry)));
     reasons
 }
 
-/// The state of a process by its status and its [`degraded_reasons`].
-pub fn state_with(status: &Value, reasons: &[String]) -> String {
-    match status["state"].as_str() {
-        None | Some(STATE_UP) if reasons.is_empty() => STATE_UP.to_owned(),
-        None | Some(STATE_UP) => STATE_DEGRADED.to_owned(),
-        Some(other) => other.to_owned(),
-    }
+/// As [`degraded_reasons`], of a node.
+pub fn node_reasons(node: &NodeStatus) -> Vec<String> {
+    let mut reasons = disk_reasons(&node.disks);
+    reasons.extend(node.group.as_ref().and_then(|group| registry_reason(&group.registry)));
+    reasons.extend(node.origin_errors.iter().map(|(source, error)| format!("{source}: {error}")));
+    reasons
 }
 
-fn text_of<'a>(value: &'a Value, key: &str) -> &'a str {
-    value[key].as_str().unwrap_or("?")
+fn disk_reasons(disks: &[CacheDiskStatus]) -> Vec<String> {
+    let failing = disks.iter().filter(|disk| disk.state != DISK_NORMAL);
+    failing.map(|disk| with_reason(format!("cache disk {} is {}", disk.path, disk.state), &disk.reason)).collect()
 }
 
-fn reason_of(value: &Value) -> String {
-    match value["reason"].as_str() {
-        None | Some("") => String::new(),
-        Some(reason) => format!(": {reason}"),
-    }
+fn registry_reason(status: &RegistryStatus) -> Option<String> {
+    let reason = status.reason.as_deref().unwrap_or_default();
+    status.is_lost().then(|| with_reason(format!("registry {} is lost", status.registry), reason))
+}
+
+/// The state of a process by the one that it reports and its [`degraded_reasons`].
+pub fn state_with(reported: &str, reasons: &[String]) -> String {
+    if reported == STATE_UP && !reasons.is_empty() { STATE_DEGRADED.to_owned() } else { reported.to_owned() }
+}
+
+fn with_reason(sentence: String, reason: &str) -> String {
+    if reason.is_empty() { sentence } else { format!("{sentence}: {reason}") }
 }
 
 #[cfg(test)]
@@ -56,21 +60,26 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn read_status(document: &serde_json::Value) -> ProcessStatus {
+        ProcessStatus::from_json(document).unwrap()
+    }
+
     #[test]
-    fn what_is_wrong_is_named_with_its_reason() {
-        let well = json!({
+    fn failing_parts_are_named_with_their_reason() {
+        let well = read_status(&json!({
+            "kind": "mount",
             "disks": [{"path": "/a", "state": "normal", "reason": ""}],
             "peers": [{"address": "n1:7000", "state": "up"}, {"address": "n2:7000", "state": "unknown"}],
             "group": {"registry": "etcd://h:1", "state": "up"},
-        });
-        assert_eq!((degraded_reasons(&well).len(), state_with(&well, &[]).as_str()), (0, "up"));
-        let ill = json!({
+        }));
+        assert_eq!((degraded_reasons(&well), state_with(well.state(), &[]).as_str()), (Vec::new(), "up"));
+        let ill = read_status(&json!({
+            "kind": "mount",
             "state": "up",
             "disks": [{"path": "/a", "state": "unstable", "reason": "3 reads failed"}],
-            "peers": [{"address": "n1:7000", "state": "down", "reason": ""}],
+            "peers": [{"address": "n1:7000", "state": "down", "reason": "", "transport": "tcp"}],
             "group": {"registry": "etcd://h:1", "state": "lost", "reason": "no answer"},
-            "origin_errors": {"s3://b": "no route"},
-        });
+        }));
         let reasons = degraded_reasons(&ill);
         assert_eq!(
             reasons,
@@ -78,10 +87,11 @@ mod tests {
                 "cache disk /a is unstable: 3 reads failed",
                 "node n1:7000 is down",
                 "registry etcd://h:1 is lost: no answer",
-                "s3://b: no route",
             ]
         );
-        assert_eq!(state_with(&ill, &reasons), "degraded");
-        assert_eq!(state_with(&json!({"state": "origin does not respond"}), &reasons), "origin does not respond");
+        assert_eq!(state_with(ill.state(), &reasons), "degraded");
+        assert_eq!(state_with("origin does not respond", &reasons), "origin does not respond");
+        let node = read_status(&json!({"kind": "node", "origin_errors": {"s3://b": "no route"}}));
+        assert_eq!(degraded_reasons(&node), ["s3://b: no route"]);
     }
 }

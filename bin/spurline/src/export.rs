@@ -13,6 +13,7 @@ use spurline_export::{
     client_mounts, exports_at, reach_of, remove_export, shown_path,
 };
 use spurline_fabric::HostFacts;
+use spurline_observe::documents::{LOCKS_OF_MOUNT, ProcessStatus};
 use spurline_observe::locate::SpurlineMount;
 use spurline_runtime::locator::{ANSWER, find_mount, locate_path, mount_process};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
@@ -153,7 +154,9 @@ struct ExportHost {
 /// Whether the kernel sends locks of a mount to its process. One that does not answer is taken for one that has them.
 fn sets_source_locks(mount: &SpurlineMount) -> bool {
     let status = mount_process(mount).map_err(|absent| absent.fault).and_then(|peer| Ok(peer.fetch_status(ANSWER)?));
-    !mount.read_only && status.map_or(true, |status| status["writes"]["locks"] != "mount")
+    let locks_of_mount =
+        |status: ProcessStatus| status.mount().and_then(|mount| mount.writes.locks.as_deref()) == Some(LOCKS_OF_MOUNT);
+    !mount.read_only && !status.is_ok_and(locks_of_mount)
 }
 
 fn apply(

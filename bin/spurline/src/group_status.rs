@@ -1,13 +1,17 @@
 //! `spurline status --registry`: a table of the nodes of a group.
 
-use crate::degraded::{STATE_UP, degraded_reasons, state_with};
+use crate::degraded::{node_reasons, state_with};
 use crate::report::printable;
 use anstyle::{AnsiColor, Style};
+use serde::Serialize;
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, TrustConfig};
+use spurline_observe::documents::{CacheDiskStatus, RailStatus, STATE_UP};
 use spurline_runtime::group_nodes::{NodeFigures, NodeReport, query_group};
 use spurline_runtime::rules::human_time as time;
+use spurline_types::Stats;
 use spurline_types::units::human_bytes;
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 const RED: Style = AnsiColor::Red.on_default().bold();
@@ -33,55 +37,94 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
     Ok(ExitCode::from(u8::from(!all_well)))
 }
 
-/// What is wrong with a node that answers.
-fn node_reasons(line: &NodeReport) -> Vec<String> {
-    line.answer.as_ref().map_or_else(|_| Vec::new(), |answer| degraded_reasons(&answer.status))
+/// Why a node that answers does not work as it should.
+fn reasons_of(line: &NodeReport) -> Vec<String> {
+    line.answer.as_ref().map_or_else(|_| Vec::new(), |answer| node_reasons(&answer.status))
 }
 
 fn node_state(line: &NodeReport) -> String {
     match &line.answer {
-        Ok(answer) => state_with(&answer.status, &node_reasons(line)),
+        Ok(_) => state_with(STATE_UP, &reasons_of(line)),
         Err(_) => "down".to_owned(),
     }
 }
 
 /// Part of the bytes read that came from the cache; `None` before the first read.
-fn hit_rate(stats: &Value) -> Option<f64> {
-    let count = |name: &str| stats["blockcache"][name].as_u64().unwrap_or(0) as f64;
-    let (hit, miss) = (count("hit_bytes"), count("miss_bytes"));
+fn hit_rate(stats: &Stats) -> Option<f64> {
+    let hit = stats.blockcache.hit_bytes.get() as f64;
+    let miss = stats.blockcache.miss_bytes.get() as f64;
     (hit + miss > 0.0).then(|| hit / (hit + miss))
+}
+
+/// A node in the output of `--json`.
+#[derive(Serialize)]
+struct NodeLine<'a> {
+    name: &'a str,
+    addresses: &'a [String],
+    weight: u64,
+    zone: &'a str,
+    state: String,
+    reasons: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(flatten)]
+    answer: Option<ReportedFigures<'a>>,
+}
+
+/// The part of a node's line that the node itself reports.
+#[derive(Serialize)]
+struct ReportedFigures<'a> {
+    version: &'a str,
+    rails: &'a [RailStatus],
+    transports: &'a [String],
+    disks: &'a [CacheDiskStatus],
+    sources: &'a [String],
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    origin_errors: &'a BTreeMap<String, String>,
+    for_seconds: u64,
+    used_bytes: u64,
+    pinned_bytes: u64,
+    capacity_bytes: u64,
+    hit_rate: Option<f64>,
+    send_bytes_per_second: f64,
+    fetch_bytes_per_second: f64,
+    stats: &'a Stats,
 }
 
 fn as_object(line: &NodeReport) -> Value {
     let NodeReport { member, answer } = line;
-    let mut out = json!({
-        "name": member.name,
-        "addresses": member.addresses,
-        "weight": member.weight,
-        "zone": member.zone,
-        "state": node_state(line),
-        "reasons": node_reasons(line),
-    });
-    match answer {
-        Err(error) => out["error"] = error.to_string().into(),
-        Ok(NodeFigures { status, stats, sent, fetched }) => {
-            // The registry knows only the address of some nodes.
-            for key in ["weight", "rails", "transports", "disks", "sources", "version", "origin_errors"] {
-                if !status[key].is_null() {
-                    out[key] = status[key].clone();
-                }
-            }
-            out["for_seconds"] = stats["usage"]["uptime_seconds"].clone();
-            out["used_bytes"] = stats["blockcache"]["used_bytes"].clone();
-            out["pinned_bytes"] = stats["blockcache"]["pinned_bytes"].clone();
-            out["capacity_bytes"] = stats["blockcache"]["capacity_bytes"].clone();
-            out["hit_rate"] = hit_rate(stats).into();
-            out["send_bytes_per_second"] = sent.round().into();
-            out["fetch_bytes_per_second"] = fetched.round().into();
-            out["stats"] = stats.clone();
-        }
+    let figures = answer.as_ref().ok();
+    json!(NodeLine {
+        name: &member.name,
+        addresses: &member.addresses,
+        // The registry knows only the address of some nodes.
+        weight: figures.map_or(u64::from(member.weight), |figures| figures.status.weight),
+        zone: &member.zone,
+        state: node_state(line),
+        reasons: reasons_of(line),
+        error: answer.as_ref().err().map(ToString::to_string),
+        answer: figures.map(reported_figures),
+    })
+}
+
+fn reported_figures(figures: &NodeFigures) -> ReportedFigures<'_> {
+    let NodeFigures { status, stats, sent, fetched } = figures;
+    ReportedFigures {
+        version: &status.version,
+        rails: &status.rails,
+        transports: &status.transports,
+        disks: &status.disks,
+        sources: &status.sources,
+        origin_errors: &status.origin_errors,
+        for_seconds: stats.usage.uptime_seconds.get(),
+        used_bytes: stats.blockcache.used_bytes.get(),
+        pinned_bytes: stats.blockcache.pinned_bytes.get(),
+        capacity_bytes: stats.blockcache.capacity_bytes.get(),
+        hit_rate: hit_rate(stats),
+        send_bytes_per_second: sent.round(),
+        fetch_bytes_per_second: fetched.round(),
+        stats,
     }
-    out
 }
 
 const HEAD: [&str; 11] =
@@ -109,13 +152,15 @@ fn print_table(group: &str, lines: &[NodeReport]) {
         if let Err(error) = &line.answer {
             anstream::println!("  {RED}{error}{RED:#}");
         }
-        for reason in node_reasons(line) {
+        for reason in reasons_of(line) {
             anstream::println!("  {YELLOW}{}{YELLOW:#}", printable(reason.as_bytes()));
         }
     }
     let up: Vec<&NodeFigures> = lines.iter().filter_map(|line| line.answer.as_ref().ok()).collect();
-    let sum = |name: &str| -> u64 { up.iter().filter_map(|a| a.stats["blockcache"][name].as_u64()).sum() };
-    let pinned = match sum("pinned_bytes") {
+    let used: u64 = up.iter().map(|answer| answer.stats.blockcache.used_bytes.get()).sum();
+    let capacity: u64 = up.iter().map(|answer| answer.stats.blockcache.capacity_bytes.get()).sum();
+    let pinned: u64 = up.iter().map(|answer| answer.stats.blockcache.pinned_bytes.get()).sum();
+    let pinned = match pinned {
         0 => String::new(),
         bytes => format!(", {} of it pinned", human_bytes(bytes)),
     };
@@ -124,8 +169,8 @@ fn print_table(group: &str, lines: &[NodeReport]) {
         "group {group}: {} of {} nodes up, {} of {} used{pinned}, {}/s to readers",
         up.len(),
         lines.len(),
-        human_bytes(sum("used_bytes")),
-        human_bytes(sum("capacity_bytes")),
+        human_bytes(used),
+        human_bytes(capacity),
         human_bytes(sent as u64),
     );
 }
@@ -141,19 +186,17 @@ fn table_row(line: &NodeReport) -> [String; 11] {
         row[6] = member.weight.to_string();
         return row;
     };
-    let number = |name: &str| stats["blockcache"][name].as_u64().unwrap_or(0);
-    let rails: Vec<&str> =
-        status["rails"].as_array().into_iter().flatten().filter_map(|rail| rail["interface"].as_str()).collect();
-    let weight = status["weight"].as_u64().unwrap_or(u64::from(member.weight));
+    let cache = &stats.blockcache;
+    let rails: Vec<&str> = status.rails.iter().map(|rail| rail.interface.as_str()).collect();
     [
         member.name.clone(),
         zone,
         address,
         if rails.is_empty() { "tcp".to_owned() } else { rails.join(":") },
-        if weight == 0 { "draining".to_owned() } else { node_state(line) },
-        time(stats["usage"]["uptime_seconds"].as_u64().unwrap_or(0)),
-        weight.to_string(),
-        format!("{} of {}", human_bytes(number("used_bytes")), human_bytes(number("capacity_bytes"))),
+        if status.weight == 0 { "draining".to_owned() } else { node_state(line) },
+        time(stats.usage.uptime_seconds.get()),
+        status.weight.to_string(),
+        format!("{} of {}", human_bytes(cache.used_bytes.get()), human_bytes(cache.capacity_bytes.get())),
         hit_rate(stats).map_or_else(dash, |rate| format!("{:.0} %", rate * 100.0)),
         format!("{}/s", human_bytes(*sent as u64)),
         format!("{}/s", human_bytes(*fetched as u64)),
@@ -163,13 +206,15 @@ fn table_row(line: &NodeReport) -> [String; 11] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spurline_observe::documents::NodeStatus;
     use spurline_types::Member;
     use std::sync::Arc;
 
     #[test]
     fn a_node_that_cannot_reach_its_origin_says_so() {
-        let status = json!({ "origin_errors": { "s3://b": "no route" } });
-        let answer = Ok(NodeFigures { status, stats: Value::Null, sent: 0.0, fetched: 0.0 });
+        let origin_errors = BTreeMap::from([("s3://b".to_owned(), "no route".to_owned())]);
+        let status = NodeStatus { origin_errors, ..NodeStatus::default() };
+        let answer = Ok(NodeFigures { status, stats: Stats::default(), sent: 0.0, fetched: 0.0 });
         let line = NodeReport { member: Arc::new(Member::from_address("10.0.0.1:7000", 100)), answer };
         let shown = as_object(&line);
         assert_eq!((&shown["state"], &shown["reasons"]), (&json!("degraded"), &json!(["s3://b: no route"])));

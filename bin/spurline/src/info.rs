@@ -2,9 +2,11 @@
 
 use crate::cli::InfoArgs;
 use crate::report::{self, printable, printable_json};
-use serde_json::Value;
+use serde_json::{Value, json};
 use spurline_config::Fault;
+use spurline_observe::documents::{BlockCounts, BlockRun, InfoDocument, SourceAbilities};
 use spurline_runtime::locator::{ANSWER, locate_path};
+use spurline_types::FileKind;
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -21,7 +23,8 @@ pub fn run(args: InfoArgs) -> Result<ExitCode, Fault> {
         match query_info(path) {
             Ok(answer) if args.json => anstream::println!("{answer}"),
             Ok(answer) => {
-                anstream::print!("{}", info_text(&printable(path.as_os_str().as_bytes()), &printable_json(answer)))
+                let info = InfoDocument::from_json(&printable_json(answer))?;
+                anstream::print!("{}", info_text(&printable(path.as_os_str().as_bytes()), &info));
             }
             Err(fault) if args.path.len() == 1 => return Err(fault),
             Err(fault) => {
@@ -35,7 +38,7 @@ pub fn run(args: InfoArgs) -> Result<ExitCode, Fault> {
 
 fn query_info(path: &Path) -> Result<Value, Fault> {
     let (located, peer) = locate_path(path)?;
-    let mut answer = peer.fetch_info(&located.below, ANSWER).map_err(|e| {
+    let mut answer = peer.fetch_info_json(&located.below, ANSWER).map_err(|e| {
         let fault = Fault::from(e);
         Fault { what: format!("{}: {}", path.display(), fault.what), ..fault }
     })?;
@@ -48,90 +51,92 @@ fn query_info(path: &Path) -> Result<Value, Fault> {
 }
 
 /// The answer as text: facts, then blocks in runs of the same place.
-fn info_text(path: &str, answer: &Value) -> String {
-    let mut out = format!("{path}\n");
-    let mut fact = |name: &str, value: String| {
-        let _ = writeln!(out, "  {name:<11} {value}");
+fn info_text(path: &str, info: &InfoDocument) -> String {
+    let file = &info.file;
+    let mut text = format!("{path}\n");
+    let mut add_fact = |name: &str, value: String| {
+        let _ = writeln!(text, "  {name:<11} {value}");
     };
-    if let Some(object) = answer.as_object() {
-        for (key, value) in object {
-            match (key.as_str(), value) {
-                ("blocks" | "held" | "path" | "path_escaped", _) | (_, Value::Null) => {}
-                ("writes", can) => fact(key, can_words(can)),
-                ("rule", rule) => fact(
-                    key,
-                    format!(
-                        "{}, by {}",
-                        spurline_runtime::rules::describe_rule(rule),
-                        rule["url"].as_str().unwrap_or_default()
-                    ),
-                ),
-                ("length" | "block_size", Value::Number(n)) => {
-                    fact(key, format!("{n} ({})", human_bytes(n.as_u64().unwrap_or(0))));
-                }
-                (_, Value::String(text)) => fact(key, text.clone()),
-                (_, other) => fact(key, other.to_string()),
-            }
-        }
+    add_fact("block_size", format!("{} ({})", file.block_size, human_bytes(file.block_size)));
+    if let Some(etag) = &file.etag {
+        add_fact("etag", etag.clone());
     }
-    let n = |value: &Value, key: &str| value[key].as_u64().unwrap_or(0);
-    let blocks = &answer["blocks"];
-    if blocks.is_object() {
-        let (total, cached) = (n(blocks, "total"), n(blocks, "cached"));
-        let (memory, disk) = (n(blocks, "memory"), n(blocks, "disk"));
-        // Several nodes may hold the same block.
-        let held = if cached > total { format!("{cached} copies") } else { format!("of them {cached}") };
-        fact("blocks", format!("{total}, {held} cached: {memory} in memory, {disk} on disk"));
+    add_fact("kind", kind_word(file.kind).to_owned());
+    add_fact("length", format!("{} ({})", file.length, human_bytes(file.length)));
+    if !file.nodes.is_empty() {
+        add_fact("nodes", json!(file.nodes).to_string());
     }
-    for run in answer["held"].as_array().into_iter().flatten() {
-        let (first, last) = (n(run, "first"), n(run, "last"));
+    if let Some(rule) = &file.rule {
+        add_fact("rule", format!("{}, by {}", spurline_runtime::rules::describe_rule(rule), rule.url));
+    }
+    if !file.silent.is_empty() {
+        add_fact("silent", json!(file.silent).to_string());
+    }
+    add_fact("source", file.source.clone());
+    add_fact("version", file.version.clone());
+    if let Some(abilities) = &info.writes {
+        add_fact("writes", ability_words(abilities));
+    }
+    let BlockCounts { total, cached, memory, disk } = file.blocks;
+    // Several nodes may hold the same block.
+    let held = if cached > total { format!("{cached} copies") } else { format!("of them {cached}") };
+    add_fact("blocks", format!("{total}, {held} cached: {memory} in memory, {disk} on disk"));
+    for BlockRun { first, last, place, holder } in &file.held {
         let range = if first == last { format!("{first}") } else { format!("{first}-{last}") };
-        let (place, holder) = (run["where"].as_str().unwrap_or_default(), run["holder"].as_str().unwrap_or_default());
-        let line = format!("    {range:<12} {place:<16} {holder}");
-        let _ = writeln!(out, "{}", line.trim_end());
+        let line = format!("    {range:<12} {place:<16} {}", holder.as_deref().unwrap_or_default());
+        let _ = writeln!(text, "{}", line.trim_end());
     }
-    out
+    text
 }
 
-/// What the source of a writable mount can do, in words.
-fn can_words(can: &Value) -> String {
+fn kind_word(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+    }
+}
+
+/// The abilities of a writable mount's source in words.
+fn ability_words(abilities: &SourceAbilities) -> String {
     let words = [
-        ("hard_links", "hard links"),
-        ("symlinks", "symbolic links"),
-        ("modes", "modes"),
-        ("xattrs", "extended attributes"),
-        ("acls", "ACLs"),
-        ("random_write", "writes anywhere"),
-        ("atomic_append", "atomic appends"),
-        ("holes", "holes"),
-        ("copy", "copies within the source"),
+        (abilities.hard_links, "hard links"),
+        (abilities.symlinks, "symbolic links"),
+        (abilities.modes, "modes"),
+        (abilities.xattrs, "extended attributes"),
+        (abilities.acls, "ACLs"),
+        (abilities.random_write, "writes anywhere"),
+        (abilities.atomic_append, "atomic appends"),
+        (abilities.holes, "holes"),
+        (abilities.copy, "copies within the source"),
     ];
-    let text = |key: &str| can[key].as_str().unwrap_or("?").to_owned();
-    let can_do = words.iter().filter(|(key, _)| can[*key] == true).map(|(_, word)| (*word).to_owned());
-    let more = [
-        format!("rename of directories: {}", text("rename_directory")),
-        format!("locks hold within the {}", text("locks")),
-    ];
-    can_do.chain(more).collect::<Vec<_>>().join(", ")
+    let mut present: Vec<String> =
+        words.iter().filter(|(is_present, _)| *is_present).map(|(_, word)| (*word).to_owned()).collect();
+    present.push(format!("rename of directories: {}", abilities.rename_directory));
+    present.push(format!("locks hold within the {}", abilities.locks));
+    present.join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn facts_counts_and_runs_of_blocks() {
         let answer = json!({
             "path": "a", "version": "\"etag\"", "length": 20, "etag": null,
+            "source": "s3://b", "kind": "file", "block_size": 5,
             "writes": {"hard_links": true, "acls": false, "rename_directory": "atomic", "locks": "mount"},
             "rule": {"url": "s3://b/x", "pin": true, "ttl_seconds": null, "quota_bytes": null, "number": 1},
             "blocks": {"total": 4, "cached": 3, "memory": 1, "disk": 2},
             "held": [{"first": 0, "last": 0, "where": "memory", "holder": "n1"},
                      {"first": 1, "last": 2, "where": "disk", "holder": "n2"}],
         });
-        let text = info_text("/mnt/a", &answer);
-        assert!(text.starts_with("/mnt/a\n") && text.contains("length      20 (20 B)"), "{text}");
+        let text = info_text("/mnt/a", &InfoDocument::from_json(&answer).unwrap());
+        assert!(
+            text.starts_with("/mnt/a\n  block_size  5 (5 B)\n  kind        file\n  length      20 (20 B)\n"),
+            "{text}"
+        );
         let can = "  writes      hard links, rename of directories: atomic, locks hold within the mount\n";
         assert!(text.contains(can), "{text}");
         assert!(text.contains("  rule        pinned, by s3://b/x\n"), "{text}");

@@ -108,9 +108,8 @@ pub fn list_rules(args: RulesArgs) -> Result<ExitCode, Fault> {
         if rules.is_empty() {
             anstream::println!("group {} has no rules; spurline pin and spurline limit make some", args.cache_group);
         }
-        for rule in &rules {
-            let held = human_bytes(rule["held_bytes"].as_u64().unwrap_or(0));
-            anstream::println!("{}: {}; {held} held", rule["url"].as_str().unwrap_or_default(), describe_rule(rule));
+        for rule in &set.rules {
+            anstream::println!("{}; {} held", rule_words(&set, &rule.url), human_bytes(held(&rule.url)));
         }
         anstream::println!("{} pinned, of {} that may be", human_bytes(pinned), human_bytes(most));
         for rule in &set.rules {
@@ -161,8 +160,8 @@ fn run_change(args: &RuleArgs, change: &RuleChange<'_>) -> Result<ExitCode, Faul
         });
         anstream::println!("{out}");
     } else {
-        for rule in &rules {
-            anstream::println!("{}: {}", rule["url"].as_str().unwrap_or_default(), describe_rule(rule));
+        for url in &urls {
+            anstream::println!("{}", rule_words(&set, url));
         }
         if let Some(held) = held {
             let rest = if change.pins { "; spurline load brings what is missing" } else { "" };
@@ -195,7 +194,7 @@ pub fn pin_before_load(
     bar.finish_and_clear();
     if !quiet {
         for url in &urls {
-            anstream::println!("{url}: {}", describe_rule(&rule_json(&set, url)));
+            anstream::println!("{}", rule_words(&set, url));
         }
     }
     say_unreached(&unreached_nodes(&told), LATER);
@@ -253,6 +252,12 @@ fn say_unreached(silent: &[(String, String)], then: &str) {
     for (name, why) in silent {
         anstream::eprintln!("node {name} does not answer: {why}{then}");
     }
+}
+
+/// A folder with its rule in words.
+fn rule_words(set: &RuleSet, url: &str) -> String {
+    let rule = set.rules.iter().find(|rule| rule.url == url).map(FolderRule::to_info).unwrap_or_default();
+    format!("{url}: {}", describe_rule(&rule))
 }
 
 fn rule_json(set: &RuleSet, url: &str) -> Value {

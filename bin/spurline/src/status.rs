@@ -1,13 +1,20 @@
 //! `spurline status`: one line for each mount and node, and for each cache disk.
 
 use crate::cli::StatusArgs;
-use crate::degraded::{STATE_UP, degraded_reasons, state_with};
+use crate::degraded::{degraded_reasons, state_with};
 use crate::report::{printable, printable_json};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::Fault;
+use spurline_observe::client::AdminPeer;
+use spurline_observe::documents::{
+    CacheDiskStatus, DISK_NORMAL, ExportStatus, LocalEnd, MountStatus, MountWrites, NodeStatus, NodeWrites, PEER_DOWN,
+    PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, ProcessRole, ProcessStatus, RailStatus,
+    RegistryStatus, STATE_UP,
+};
 use spurline_runtime::describe_losses;
 use spurline_runtime::locator::{ANSWER, NamedProcess, all_processes, find_process};
+use spurline_types::Stats;
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 
@@ -58,21 +65,27 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     for (name, peer) in asked {
         // Another user's mount may not be queried. Unless it was named, that is no failure as long as others answer.
         let theirs = peer.as_ref().is_err_and(|absent| absent.may_run);
-        let answer = peer.map_err(|absent| absent.fault).and_then(|peer| {
-            let mut status = peer.fetch_status(ANSWER)?;
-            let reasons = degraded_reasons(&status);
-            status["state"] = state_with(&status, &reasons).into();
-            status["reasons"] = reasons.into();
-            Ok((status, peer.fetch_stats(ANSWER)?))
-        });
+        let answer = peer.map_err(|absent| absent.fault).and_then(|peer| ProcessAnswer::fetch(&peer));
         all_well &= match &answer {
-            Ok((status, _)) => status["state"] == STATE_UP,
+            Ok(answer) => answer.state == STATE_UP,
             Err(_) => theirs && all,
         };
         any_well |= answer.is_ok();
         all_theirs &= theirs;
         first = first.or(answer.as_ref().err().map(|fault| fault.code));
-        status_text(&name, answer, if theirs { "unknown" } else { "down" }, args.json);
+        let unanswered = if theirs { "unknown" } else { "down" };
+        match answer {
+            Ok(answer) if args.json => anstream::println!("{}", answer.into_json(&name)),
+            Ok(answer) => answer.print_text(&name)?,
+            Err(fault) if args.json => {
+                anstream::println!("{}", json!({"target": name, "state": unanswered, "error": fault.to_string()}));
+            }
+            Err(fault) => {
+                let shown = printable(name.as_bytes());
+                let why = printable(fault.to_string().as_bytes());
+                anstream::println!("{BOLD}{shown}{BOLD:#}  {RED}{unanswered}{RED:#}  {why}");
+            }
+        }
     }
     Ok(match first {
         Some(code) if !any_well && (!all || all_theirs) => ExitCode::from(code as u8),
@@ -80,261 +93,316 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     })
 }
 
-/// One line of text or JSON; `unanswered` is the state of a target that did not answer.
-fn status_text(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_json: bool) {
-    let shown = printable(name.as_bytes());
-    match answer {
-        Err(fault) if as_json => {
-            anstream::println!("{}", json!({"target": name, "state": unanswered, "error": fault.to_string()}))
+/// The documents of a process that has answered.
+struct ProcessAnswer {
+    /// Its status as the process sent it.
+    document: Value,
+    /// Its counters as the process sent them.
+    counters: Value,
+    stats: Stats,
+    state: String,
+    reasons: Vec<String>,
+}
+
+impl ProcessAnswer {
+    fn fetch(peer: &AdminPeer) -> Result<Self, Fault> {
+        let document = peer.fetch_status_json(ANSWER)?;
+        let status = ProcessStatus::from_json(&document)?;
+        let reasons = degraded_reasons(&status);
+        let state = state_with(status.state(), &reasons);
+        let counters = peer.fetch_stats_json(ANSWER)?;
+        let stats = Stats::from_json(&counters)?;
+        Ok(ProcessAnswer { document, counters, stats, state, reasons })
+    }
+
+    /// Both documents as one, with the state.
+    fn into_json(self, name: &str) -> Value {
+        let mut document = self.document;
+        document["target"] = name.into();
+        document["state"] = self.state.into();
+        document["reasons"] = self.reasons.into();
+        document["stats"] = self.counters;
+        document
+    }
+
+    fn print_text(self, name: &str) -> Result<(), Fault> {
+        // The answer may come from another user's process.
+        let document = printable_json(self.document);
+        let status = ProcessStatus::from_json(&document)?;
+        let stats = self.stats;
+        let name = printable(name.as_bytes());
+        let state = printable(self.state.as_bytes());
+        let kind = document["kind"].as_str().unwrap_or("process");
+        let style = state_style(&state);
+        let cache = cache_words(&status, &stats);
+        anstream::println!("{BOLD}{name}{BOLD:#}  {style}{state}{style:#}  {kind}  {cache}");
+        if stats.metadata.silent_origins.get() > 0 {
+            let stale = stats.metadata.stale_answers.get();
+            anstream::println!(
+                "  origin: does not respond; last known names and attributes served so far: {stale} (--stale-if-error)"
+            );
         }
-        Err(fault) => {
-            let why = printable(fault.to_string().as_bytes());
-            anstream::println!("{BOLD}{shown}{BOLD:#}  {RED}{unanswered}{RED:#}  {why}");
+        print_facts(&status);
+        match &status.role {
+            ProcessRole::Mount(mount) => print_mount(mount, &stats),
+            ProcessRole::Node(node) => print_node(node),
+            ProcessRole::Coordinator(_) | ProcessRole::Other => {}
         }
-        Ok((mut status, stats)) if as_json => {
-            if let Some(object) = status.as_object_mut() {
-                object.insert("target".into(), name.into());
-                object.insert("stats".into(), stats);
-            }
-            anstream::println!("{status}");
-        }
-        Ok((status, stats)) => {
-            // The answer may come from another user's process.
-            let status = printable_json(status);
-            let state = status["state"].as_str().unwrap_or("up");
-            let kind = status["kind"].as_str().unwrap_or("process");
-            let cache = &stats["blockcache"];
-            let number = |v: &Value| v.as_u64().unwrap_or(0);
-            let style = state_style(state);
-            let cache = cache_words(&status, number(&cache["used_bytes"]), number(&cache["capacity_bytes"]));
-            anstream::println!("{BOLD}{shown}{BOLD:#}  {style}{state}{style:#}  {kind}  {cache}");
-            let metadata = &stats["metadata"];
-            if number(&metadata["silent_origins"]) > 0 {
-                let stale = number(&metadata["stale_answers"]);
-                anstream::println!(
-                    "  origin: does not respond; last known names and attributes served so far: {stale} \
-                     (--stale-if-error)"
-                );
-            }
-            for key in ["source", "sources", "registry", "addresses", "weight", "fuse", "metrics", "pid"] {
-                match &status[key] {
-                    Value::Null => {}
-                    Value::String(text) => anstream::println!("  {key}: {text}"),
-                    Value::Array(many) => {
-                        let many: Vec<_> = many.iter().filter_map(Value::as_str).collect();
-                        anstream::println!("  {key}: {}", many.join(", "));
-                    }
-                    other => anstream::println!("  {key}: {other}"),
-                }
-            }
-            if let Some(line) = writes_line(&status["writes"], &stats) {
-                anstream::println!("  writes: {line}");
-            }
-            if let Some(line) = export_line(&status["export"]) {
-                anstream::println!("  export: {line}");
-            }
-            show_group(&status["group"]);
-            for rail in status["rails"].as_array().into_iter().flatten() {
-                let text = |k: &str| rail[k].as_str().unwrap_or("?");
-                let numa = rail["numa_node"].as_u64().map_or(String::new(), |node| format!(", NUMA node {node}"));
-                let (interface, device, link, address) =
-                    (text("interface"), text("device"), text("link"), text("address"));
-                anstream::println!("  rail {interface}  {link} of {device}{numa} at {address}");
-            }
-            for disk in status["disks"].as_array().into_iter().flatten() {
-                anstream::println!("  {}", disk_line(disk));
-            }
-            for peer in status["peers"].as_array().into_iter().flatten() {
-                anstream::println!("  {}", peer_line(peer));
-                show_paths(peer);
-            }
-            for (source, error) in status["origin_errors"].as_object().into_iter().flatten() {
-                anstream::println!("  {RED}{source}: {}{RED:#}", error.as_str().unwrap_or_default());
-            }
-        }
+        Ok(())
+    }
+}
+
+fn print_facts(status: &ProcessStatus) {
+    if let Some(mount) = status.mount() {
+        print_fact("source", &mount.source);
+    }
+    if let ProcessRole::Node(node) = &status.role {
+        print_fact("sources", &node.sources.join(", "));
+    }
+    print_fact("addresses", &status.addresses().join(", "));
+    if let ProcessRole::Node(node) = &status.role {
+        print_fact("weight", &node.weight.to_string());
+    }
+    if let Some(mount) = status.mount() {
+        print_fact("fuse", &mount.fuse);
+    }
+    print_fact("metrics", status.metrics.as_deref().unwrap_or_default());
+    print_fact("pid", &status.pid.map_or(String::new(), |pid| pid.to_string()));
+}
+
+/// A line with a name and a text; nothing without a text.
+fn print_fact(name: &str, text: &str) {
+    if !text.is_empty() {
+        anstream::println!("  {name}: {text}");
+    }
+}
+
+fn print_mount(mount: &MountStatus, stats: &Stats) {
+    print_fact("writes", &mount_writes_line(&mount.writes, stats).unwrap_or_default());
+    print_fact("export", &mount.export.as_ref().map(export_line).unwrap_or_default());
+    if let Some(group) = &mount.group {
+        print_registry(&group.registry);
+    }
+    for disk in &mount.disks {
+        anstream::println!("  {}", disk_line(disk));
+    }
+    for peer in &mount.peers {
+        anstream::println!("  {}", peer_line(peer));
+        print_paths(peer);
+    }
+}
+
+fn print_node(node: &NodeStatus) {
+    print_fact("writes", &node_writes_line(&node.writes).unwrap_or_default());
+    if let Some(group) = &node.group {
+        print_registry(&group.registry);
+    }
+    for rail in &node.rails {
+        let numa = rail.numa_node.map_or(String::new(), |node| format!(", NUMA node {node}"));
+        let RailStatus { interface, device, link, address, .. } = rail;
+        anstream::println!("  rail {interface}  {link} of {device}{numa} at {address}");
+    }
+    for disk in &node.disks {
+        anstream::println!("  {}", disk_line(disk));
+    }
+    for (source, error) in &node.origin_errors {
+        anstream::println!("  {RED}{source}: {error}{RED:#}");
     }
 }
 
 fn state_style(state: &str) -> Style {
     match state {
-        STATE_UP | "normal" => GREEN,
+        STATE_UP | DISK_NORMAL => GREEN,
         "degraded" | NOT_USED_YET => YELLOW,
         _ => RED,
     }
 }
 
 /// A cache disk with its state, and the reason if that is not normal.
-fn disk_line(disk: &Value) -> String {
-    let state = disk["state"].as_str().unwrap_or("?");
+fn disk_line(disk: &CacheDiskStatus) -> String {
+    let CacheDiskStatus { path, state, reason, .. } = disk;
     let style = state_style(state);
-    let why = disk["reason"].as_str().filter(|why| !why.is_empty()).map_or(String::new(), |why| format!("  {why}"));
-    format!("disk {}  {style}{state}{style:#}{why}", disk["path"].as_str().unwrap_or("?"))
+    let why = if reason.is_empty() { String::new() } else { format!("  {reason}") };
+    format!("disk {path}  {style}{state}{style:#}{why}")
 }
 
 /// A node of a mount with its state: the transport of its data, or the reason why it is down.
-fn peer_line(peer: &Value) -> String {
-    let state = match peer["state"].as_str() {
-        // No request has gone there, so there is neither a connection nor a failure.
-        Some("unknown") => NOT_USED_YET,
-        state => state.unwrap_or("?"),
-    };
+fn peer_line(peer: &PeerStatus) -> String {
+    // No request has gone to an unknown node, so there is neither a connection nor a failure.
+    let state = if peer.state == PEER_UNKNOWN { NOT_USED_YET } else { &peer.state };
     let style = state_style(state);
-    let more = match state {
-        NOT_USED_YET => String::new(),
-        "down" => format!("  {}", peer["reason"].as_str().unwrap_or_default()),
-        _ => peer["transport"].as_str().map_or(String::new(), |transport| {
-            let from = local_ends(&peer["local"]);
-            format!("  data over {transport}{from}")
-        }),
+    let more = match (&peer.used, state) {
+        (_, NOT_USED_YET) | (None, _) => String::new(),
+        (Some(_), PEER_DOWN) => format!("  {}", peer.reason()),
+        (Some(used), _) => format!("  data over {}{}", used.transport, local_ends(&peer.local)),
     };
-    format!("peer {}  {style}{state}{style:#}{more}", peer["address"].as_str().unwrap_or("?"))
+    format!("peer {}  {style}{state}{style:#}{more}", peer.address)
 }
 
-/// What the cache disks of a process hold.
-fn cache_words(status: &Value, used: u64, capacity: u64) -> String {
-    if status["kind"] == "mount" && status["writes"]["writable"] == true {
-        return "no block cache (--rw)".to_owned();
-    }
-    let has_nodes = status["peers"].as_array();
-    match capacity {
-        0 if status["kind"] == "mount" && !has_nodes.is_none_or(Vec::is_empty) => "cache on its nodes".to_owned(),
-        0 => "no cache disk".to_owned(),
-        _ => format!("cache {} of {}", human_bytes(used), human_bytes(capacity)),
+/// The content of the cache disks of a process.
+fn cache_words(status: &ProcessStatus, stats: &Stats) -> String {
+    let used = stats.blockcache.used_bytes.get();
+    let capacity = stats.blockcache.capacity_bytes.get();
+    let mount = status.mount();
+    if mount.is_some_and(|mount| mount.writes.writable) {
+        "no block cache (--rw)".to_owned()
+    } else if capacity > 0 {
+        format!("cache {} of {}", human_bytes(used), human_bytes(capacity))
+    } else if mount.is_some_and(|mount| !mount.peers.is_empty()) {
+        "cache on its nodes".to_owned()
+    } else {
+        "no cache disk".to_owned()
     }
 }
 
-/// The writing side of a mount or a node; `None` where it takes no changes.
-fn writes_line(writes: &Value, stats: &Value) -> Option<String> {
-    if writes["writable"] != true {
+/// The writing side of a node; `None` where it takes no changes.
+fn node_writes_line(writes: &NodeWrites) -> Option<String> {
+    let NodeWrites { writable, sessions, open_files } = writes;
+    writable.then(|| format!("taken from mounts with --rw; {sessions} connected, {open_files} open files"))
+}
+
+/// The writing side of a mount; `None` where it takes no changes.
+fn mount_writes_line(writes: &MountWrites, stats: &Stats) -> Option<String> {
+    if !writes.writable {
         return None;
     }
-    let number = |v: &Value| v.as_u64().unwrap_or(0);
-    if let (Some(sessions), Some(files)) = (writes["sessions"].as_u64(), writes["open_files"].as_u64()) {
-        return Some(format!("taken from mounts with --rw; {sessions} connected, {files} open files"));
-    }
-    let (fuse, behind) = (&stats["fuse"], &stats["writes"]);
-    let (made, written) = (number(&fuse["change_ops"]), human_bytes(number(&fuse["write_bytes"])));
+    let made = stats.fuse.change_ops.get();
+    let written = human_bytes(stats.fuse.write_bytes.get());
     let done = format!("{made} changes made, {written} written by requests");
-    if writes["through_nodes"] != true {
+    if !writes.through_nodes {
         return Some(format!("straight to the source; {done}"));
     }
-    let bytes = |name: &str| human_bytes(number(&behind[name]));
-    let (dirty, memory, limit) = (bytes("dirty_bytes"), bytes("memory_bytes"), bytes("memory_limit_bytes"));
-    let failed = match number(&behind["failures"]) {
+    let dirty = human_bytes(stats.writes.dirty_bytes.get());
+    let memory = human_bytes(stats.writes.memory_bytes.get());
+    let limit = human_bytes(stats.writes.memory_limit_bytes.get());
+    let failed = match stats.writes.failures.get() {
         0 => String::new(),
         n => format!("; {RED}{n} writes refused by the source after close or write had returned{RED:#}"),
     };
-    let lost = describe_losses(&writes["behind"]).map(|lost| format!("; {RED}{lost}{RED:#}")).unwrap_or_default();
+    let lost = writes.behind.as_ref().and_then(describe_losses);
+    let lost = lost.map(|lost| format!("; {RED}{lost}{RED:#}")).unwrap_or_default();
     Some(format!("through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{failed}{lost}"))
 }
 
-/// The NFS export of a mount; `None` where there is none.
-fn export_line(export: &Value) -> Option<String> {
-    export["id"].as_str()?;
-    let number = |name: &str| export[name].as_u64().unwrap_or(0);
-    if export["active"] != true {
+/// The NFS export of a mount.
+fn export_line(export: &ExportStatus) -> String {
+    if !export.active {
         let why =
-            if number("threads") == 0 { "the NFS server does not run" } else { "the NFS server has no client of it" };
-        return Some(format!("{why}; `spurline export MOUNTPOINT` shows its requirements"));
+            if export.threads == 0 { "the NFS server does not run" } else { "the NFS server has no client of it" };
+        return format!("{why}; `spurline export MOUNTPOINT` shows its requirements");
     }
-    let over = if export["rdma"] == true { "TCP and RDMA" } else { "TCP" };
-    let mode = if export["writable"] == true { "writable" } else { "read-only" };
-    let clients: Vec<&str> = export["clients"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let over = if export.rdma { "TCP and RDMA" } else { "TCP" };
+    let mode = if export.writable { "writable" } else { "read-only" };
+    let clients: Vec<&str> = export.clients.iter().map(String::as_str).collect();
     let shown = clients.iter().take(CLIENTS_SHOWN).copied().collect::<Vec<_>>().join(", ");
     let more = clients.len().saturating_sub(CLIENTS_SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let list = if clients.is_empty() { String::new() } else { format!(" ({shown}{more})") };
-    let (read, written) = (human_bytes(number("read_bytes")), human_bytes(number("write_bytes")));
-    let stale = match number("stale_handles") {
+    let read = human_bytes(export.read_bytes);
+    let written = human_bytes(export.write_bytes);
+    let stale = match export.stale_handles {
         0 => String::new(),
         n => format!("; {RED}{n} stale file handles{RED:#}"),
     };
     let count = if clients.len() == 1 { "1 client".to_owned() } else { format!("{} clients", clients.len()) };
-    Some(format!(
-        "{mode} by NFS over {over}, {count}{list}; {read} read, {written} written; {} threads{stale}",
-        number("threads")
-    ))
+    let threads = export.threads;
+    format!("{mode} by NFS over {over}, {count}{list}; {read} read, {written} written; {threads} threads{stale}")
 }
 
 /// The local addresses of a peer's connections: ` from 10.0.0.1 on ib0, 10.0.1.1 on ib1`.
-fn local_ends(local: &Value) -> String {
-    let one = |end: &Value| {
-        let on = end["interface"].as_str().map_or(String::new(), |name| format!(" on {name}"));
-        Some(format!("{}{on}", end["address"].as_str()?))
-    };
-    let all: Vec<String> = local.as_array().into_iter().flatten().filter_map(one).collect();
-    if all.is_empty() { String::new() } else { format!(" from {}", all.join(", ")) }
+fn local_ends(local: &[LocalEnd]) -> String {
+    let mut ends = Vec::new();
+    for end in local {
+        let on = end.interface.as_ref().map_or(String::new(), |name| format!(" on {name}"));
+        ends.push(format!("{}{on}", end.address));
+    }
+    if ends.is_empty() { String::new() } else { format!(" from {}", ends.join(", ")) }
 }
 
 /// The state of the registry of a mount or a node.
-fn show_group(group: &Value) {
-    let Some(registry) = group["registry"].as_str() else { return };
-    let state = group["state"].as_str().unwrap_or("?");
-    let style = if state == "up" { GREEN } else { RED };
-    let time = group["for_seconds"].as_u64().map_or(String::new(), |seconds| format!(" for {seconds} s"));
-    let why = group["reason"].as_str().map_or(String::new(), |why| format!("  {why}"));
+fn print_registry(status: &RegistryStatus) {
+    let RegistryStatus { registry, state, for_seconds, reason } = status;
+    let style = if state == STATE_UP { GREEN } else { RED };
+    let time = for_seconds.map_or(String::new(), |seconds| format!(" for {seconds} s"));
+    let why = reason.as_ref().map_or(String::new(), |why| format!("  {why}"));
     anstream::println!("  registry {registry}  {style}{state}{style:#}{time}{why}");
 }
 
 /// The paths to one peer, or why there is none.
-fn show_paths(peer: &Value) {
-    for path in peer["paths"].as_array().into_iter().flatten() {
-        let text = |k: &str| path[k].as_str().unwrap_or("?");
-        let number = |k: &str| path[k].as_u64().unwrap_or(0);
-        let style = if text("state") == "up" { GREEN } else { RED };
-        let why = path["last_failure"].as_str().map_or(String::new(), |why| format!("  last failure: {why}"));
-        let check = &path["speed_check"];
-        let mb = |k: &str| check[k].as_u64().unwrap_or(0) / 1_000_000;
-        let slower = match check["slower"].as_bool() {
-            Some(true) => {
-                let (before, after) = (mb("before_bytes_per_s"), mb("after_bytes_per_s"));
-                format!("  {RED}slower than before it failed: {after} MB/s, {before} before{RED:#}")
-            }
-            _ => String::new(),
-        };
-        // A node that lost power sends no message, and idle paths are not probed.
-        let heard = match path["silent_seconds"].as_u64() {
-            Some(silent) if silent >= 60 => format!(", last heard of {silent} s ago"),
-            _ => String::new(),
-        };
-        anstream::println!(
-            "    {} {}  {style}{}{style:#} for {} s{heard}  {} channels, {} failovers, {} failbacks{slower}{why}",
-            text("transport"),
-            text("path"),
-            text("state"),
-            number("for_seconds"),
-            number("channels"),
-            number("failovers"),
-            number("failbacks"),
-        );
+fn print_paths(peer: &PeerStatus) {
+    for path in &peer.paths {
+        anstream::println!("    {}", path_line(path));
     }
-    if let Some(why) = peer["no_paths"].as_str() {
+    if let Some(why) = peer.used.as_ref().and_then(|used| used.no_paths.as_ref()) {
         anstream::println!("    no RDMA path: {why}");
     }
+}
+
+fn path_line(status: &PathStatus) -> String {
+    let PathStatus { path, transport, state, for_seconds, channels, failovers, failbacks, .. } = status;
+    let style = if state == PEER_UP { GREEN } else { RED };
+    let why = status.last_failure.as_ref().map_or(String::new(), |why| format!("  last failure: {why}"));
+    let slower = match &status.speed_check {
+        Some(PathSpeedCheck { before_bytes_per_s, after_bytes_per_s, slower: true }) => {
+            let before = before_bytes_per_s / 1_000_000;
+            let after = after_bytes_per_s / 1_000_000;
+            format!("  {RED}slower than before it failed: {after} MB/s, {before} before{RED:#}")
+        }
+        _ => String::new(),
+    };
+    // A node that lost power sends no message, and idle paths are not probed.
+    let heard = match status.silent_seconds {
+        Some(silent) if silent >= 60 => format!(", last heard of {silent} s ago"),
+        _ => String::new(),
+    };
+    format!(
+        "{transport} {path}  {style}{state}{style:#} for {for_seconds} s{heard}  {channels} channels, {failovers} failovers, \
+         {failbacks} failbacks{slower}{why}"
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spurline_observe::documents::{FileByteCount, PeerUse, WritesBehind};
+
+    fn mount_status(mount: MountStatus) -> ProcessStatus {
+        ProcessStatus { role: ProcessRole::Mount(mount), pid: None, metrics: None }
+    }
 
     #[test]
     fn a_process_without_a_cache_disk_shows_no_size() {
-        let (alone, group) = (json!({"kind": "mount", "peers": []}), json!({"kind": "mount", "peers": [{}]}));
-        assert_eq!(cache_words(&alone, 0, 0), "no cache disk");
-        assert_eq!(cache_words(&group, 0, 0), "cache on its nodes");
-        assert_eq!(cache_words(&alone, 1 << 20, 1 << 30), "cache 1.00 MiB of 1.00 GiB");
-        let writable = json!({"kind": "mount", "peers": [{}], "writes": {"writable": true}});
-        assert_eq!(cache_words(&writable, 0, 0), "no block cache (--rw)");
+        let stats = Stats::default();
+        let of_group = MountStatus { peers: vec![PeerStatus::default()], ..MountStatus::default() };
+        let writes = MountWrites { writable: true, ..MountWrites::default() };
+        let writable = mount_status(MountStatus { writes, ..of_group.clone() });
+        assert_eq!(cache_words(&mount_status(MountStatus::default()), &stats), "no cache disk");
+        assert_eq!(cache_words(&mount_status(of_group), &stats), "cache on its nodes");
+        stats.blockcache.used_bytes.set(1 << 20);
+        stats.blockcache.capacity_bytes.set(1 << 30);
+        assert_eq!(cache_words(&mount_status(MountStatus::default()), &stats), "cache 1.00 MiB of 1.00 GiB");
+        assert_eq!(cache_words(&writable, &stats), "no block cache (--rw)");
+    }
+
+    fn without_style(line: String) -> String {
+        anstream::adapter::strip_str(&line).to_string()
     }
 
     #[test]
     fn lines_of_disks_and_nodes_have_the_reason_of_their_state() {
-        let plain = |line: String| anstream::adapter::strip_str(&line).to_string();
-        let disk = json!({"path": "/c", "state": "unstable", "reason": "3 reads failed"});
-        assert_eq!(plain(disk_line(&disk)), "disk /c  unstable  3 reads failed");
-        assert_eq!(plain(disk_line(&json!({"path": "/c", "state": "normal", "reason": ""}))), "disk /c  normal");
+        let disk = |state: &str, reason: &str| {
+            let path = "/c".to_owned();
+            let state = state.to_owned();
+            let reason = reason.to_owned();
+            without_style(disk_line(&CacheDiskStatus { path, state, reason, ..CacheDiskStatus::default() }))
+        };
+        assert_eq!(disk("unstable", "3 reads failed"), "disk /c  unstable  3 reads failed");
+        assert_eq!(disk("normal", ""), "disk /c  normal");
         let peer = |state: &str, reason: &str| {
-            plain(peer_line(&json!({"address": "n1:7000", "state": state, "reason": reason, "transport": "tcp"})))
+            let used = PeerUse { reason: reason.to_owned(), transport: "tcp".to_owned(), no_paths: None };
+            let address = "n1:7000".to_owned();
+            let state = state.to_owned();
+            without_style(peer_line(&PeerStatus { address, state, used: Some(used), ..PeerStatus::default() }))
         };
         assert_eq!(peer("unknown", ""), "peer n1:7000  not used yet");
         assert_eq!(peer("up", ""), "peer n1:7000  up  data over tcp");
@@ -342,39 +410,67 @@ mod tests {
     }
 
     #[test]
+    fn the_line_of_a_path_has_the_speed_after_a_failure() {
+        let speed_check = PathSpeedCheck { before_bytes_per_s: 9_000_000, after_bytes_per_s: 2_000_000, slower: true };
+        let path = PathStatus {
+            path: "ib0-ib1".to_owned(),
+            transport: "rdma".to_owned(),
+            state: "up".to_owned(),
+            channels: 2,
+            silent_seconds: Some(61),
+            last_failure: Some("timeout".to_owned()),
+            speed_check: Some(speed_check),
+            ..PathStatus::default()
+        };
+        assert_eq!(
+            without_style(path_line(&path)),
+            "rdma ib0-ib1  up for 0 s, last heard of 61 s ago  2 channels, 0 failovers, 0 failbacks  slower than before it failed: \
+             2 MB/s, 9 before  last failure: timeout"
+        );
+    }
+
+    #[test]
     fn the_line_of_an_export() {
-        assert_eq!(export_line(&Value::Null), None);
-        let stopped = json!({"id": "a", "active": false, "threads": 0});
-        assert!(export_line(&stopped).unwrap().contains("does not run"));
-        let clients: Vec<String> = (1..=9).map(|n| format!("10.0.0.{n}")).collect();
-        let served = json!({"id": "a", "active": true, "rdma": true, "writable": true, "clients": clients, "threads": 16,
-            "read_bytes": 3 << 20, "write_bytes": 0, "stale_handles": 0});
-        let line = export_line(&served).unwrap();
+        assert!(export_line(&ExportStatus::default()).contains("does not run"));
+        let served = ExportStatus {
+            active: true,
+            rdma: true,
+            writable: true,
+            clients: (1..=9).map(|n| format!("10.0.0.{n}")).collect(),
+            threads: 16,
+            read_bytes: 3 << 20,
+            ..ExportStatus::default()
+        };
+        let line = export_line(&served);
         assert!(line.starts_with("writable by NFS over TCP and RDMA, 9 clients (10.0.0.1, "), "{line}");
         assert!(line.ends_with(" and 1 more); 3.00 MiB read, 0 B written; 16 threads"), "{line}");
     }
 
     #[test]
     fn the_line_of_writes() {
-        let stats = json!({"fuse": {"change_ops": 7, "write_bytes": 3 << 20}});
-        assert_eq!(writes_line(&json!({"writable": false}), &stats), None);
-        assert_eq!(writes_line(&Value::Null, &stats), None, "an older process");
-        let line = writes_line(&json!({"writable": true, "through_nodes": false}), &stats).unwrap();
+        let stats = Stats::default();
+        stats.fuse.change_ops.set(7);
+        stats.fuse.write_bytes.set(3 << 20);
+        stats.writes.dirty_bytes.set(1 << 20);
+        stats.writes.memory_bytes.set(2 << 20);
+        stats.writes.memory_limit_bytes.set(100 << 20);
+        assert_eq!(mount_writes_line(&MountWrites::default(), &stats), None);
+        let alone = MountWrites { writable: true, ..MountWrites::default() };
+        let line = mount_writes_line(&alone, &stats).unwrap();
         assert_eq!(line, "straight to the source; 7 changes made, 3.00 MiB written by requests");
-        let stats = json!({
-            "fuse": {"change_ops": 7, "write_bytes": 3 << 20},
-            "writes": {"dirty_bytes": 1 << 20, "memory_bytes": 2 << 20, "memory_limit_bytes": 100 << 20, "failures": 0}
-        });
-        let line = writes_line(&json!({"writable": true, "through_nodes": true}), &stats).unwrap();
+        let through_nodes = MountWrites { through_nodes: true, ..alone };
+        let line = mount_writes_line(&through_nodes, &stats).unwrap();
         assert_eq!(
             line,
             "through nodes; 7 changes made, 3.00 MiB written by requests; 1.00 MiB on the way, 2.00 MiB of 100 MiB held \
              until durable"
         );
-        let behind = json!({"lost_bytes": 2048, "lost_files": 1, "lost": [{"path": "f", "bytes": 2048}]});
-        let line = writes_line(&json!({"writable": true, "through_nodes": true, "behind": behind}), &stats).unwrap();
+        let lost = vec![FileByteCount { path: "f".to_owned(), bytes: 2048 }];
+        let behind = WritesBehind { lost_bytes: 2048, lost_files: 1, lost, ..WritesBehind::default() };
+        let line = mount_writes_line(&MountWrites { behind: Some(behind), ..through_nodes }, &stats).unwrap();
         assert!(line.contains("lost, as no node took them: 2.00 KiB of written bytes: /f (2.00 KiB)"), "{line}");
-        let line = writes_line(&json!({"writable": true, "sessions": 2, "open_files": 5}), &stats).unwrap();
+        assert_eq!(node_writes_line(&NodeWrites::default()), None);
+        let line = node_writes_line(&NodeWrites { writable: true, sessions: 2, open_files: 5 }).unwrap();
         assert_eq!(line, "taken from mounts with --rw; 2 connected, 5 open files");
     }
 }

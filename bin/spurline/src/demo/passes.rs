@@ -6,6 +6,7 @@ use super::stage::StageCounters;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use spurline_config::Fault;
+use spurline_types::stats::Metric;
 use spurline_types::units::human_bytes;
 use std::fs::File;
 use std::io::Read;
@@ -149,19 +150,15 @@ pub struct DemoPass {
 impl DemoPass {
     /// From the counters of node and mount before and after.
     pub fn new(name: &'static str, read: ReadAll, before: &StageCounters, after: &StageCounters) -> Self {
-        type Which = fn(&StageCounters) -> &Value;
-        let grown = |which: Which, section: &str, counter: &str| {
-            let value = |c: &StageCounters| which(c)[section][counter].as_u64().unwrap_or(0);
-            value(after).saturating_sub(value(before))
-        };
-        let (node, mount): (Which, Which) = (|c| &c.node, |c| &c.mount);
+        let grown =
+            |metric_of: fn(&StageCounters) -> &Metric| metric_of(after).get().saturating_sub(metric_of(before).get());
         DemoPass {
             name,
             read,
-            under: grown(node, "object", "get_bytes"),
-            remote: grown(mount, "remotecache", "recv_bytes"),
-            node_cpu: Duration::from_micros(grown(node, "usage", "cpu_us")),
-            mount_cpu: Duration::from_micros(grown(mount, "usage", "cpu_us")),
+            under: grown(|counters| &counters.node.object.get_bytes),
+            remote: grown(|counters| &counters.mount.remotecache.recv_bytes),
+            node_cpu: Duration::from_micros(grown(|counters| &counters.node.usage.cpu_us)),
+            mount_cpu: Duration::from_micros(grown(|counters| &counters.mount.usage.cpu_us)),
         }
     }
 

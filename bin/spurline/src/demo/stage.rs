@@ -3,11 +3,10 @@
 
 use super::DemoControl;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 use spurline_config::{Fault, values};
 use spurline_observe::client::AdminPeer;
 use spurline_observe::locate::{self, RUNTIME_DIR_ENV, SocketOwner};
-use spurline_types::Size;
+use spurline_types::{Size, Stats};
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -45,9 +44,9 @@ pub fn require_fuse() -> Result<(), Fault> {
 /// The counters of both processes at one time.
 pub struct StageCounters {
     /// Of the node.
-    pub node: Value,
+    pub node: Stats,
     /// Of the mount.
-    pub mount: Value,
+    pub mount: Stats,
 }
 
 /// The directory and the processes of the demo; dropping it ends and removes all of them.

@@ -33,20 +33,19 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
     let mut out = anstream::stdout();
     let colour = std::io::stdout().is_terminal();
     let lines = args.count.unwrap_or(u64::MAX);
-    let mut before = peer.fetch_stats(ANSWER)?;
-    let mut at = Instant::now();
     if args.json {
         for line in 0..lines {
             if line > 0 {
                 std::thread::sleep(args.interval);
-                before = peer.fetch_stats(ANSWER)?;
             }
-            if !print_line(&mut out, &before.to_string())? {
+            if !print_line(&mut out, &peer.fetch_stats_json(ANSWER)?.to_string())? {
                 return Ok(());
             }
         }
         return Ok(());
     }
+    let mut before = peer.fetch_stats(ANSWER)?;
+    let mut at = Instant::now();
     let table = match chosen {
         Some(table) => table,
         None => StatsTable::new(&default_schema(&peer.fetch_status(ANSWER)?))?,

@@ -12,6 +12,7 @@ mod disk_image;
 mod disks;
 #[path = "../../../../crates/cluster/membership/tests/dns/dns_server.rs"]
 mod dns_server;
+mod documents;
 mod drain;
 mod faults;
 mod group;

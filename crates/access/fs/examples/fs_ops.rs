@@ -3,7 +3,8 @@
 //! runs. `fs_ops [THREADS]`
 
 use spurline_fs::{FileSystem, FsConfig, LookupOutcome, ROOT};
-use spurline_types::{FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_volume::info::FileInfo;
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -51,8 +52,8 @@ impl Volume for AtOnce {
     fn capacity(&self) -> Result<VolumeSpace> {
         Ok(VolumeSpace { total_bytes: 0, free_bytes: 0, files: 0, files_free: 0 })
     }
-    fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
-        Ok(serde_json::Value::Null)
+    fn info(&self, _path: &[u8]) -> Result<FileInfo> {
+        Err(Error::new(ErrorKind::Unsupported, "no blocks are cached"))
     }
 }
 

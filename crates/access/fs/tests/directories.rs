@@ -3,7 +3,8 @@
 mod support;
 
 use spurline_fs::{FileSystem, FsConfig, LookupOutcome, ROOT};
-use spurline_types::{ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_volume::info::FileInfo;
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -225,8 +226,8 @@ impl Volume for Many {
     fn capacity(&self) -> Result<VolumeSpace> {
         Ok(VolumeSpace { total_bytes: 0, free_bytes: 0, files: 0, files_free: 0 })
     }
-    fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
-        Ok(serde_json::Value::Null)
+    fn info(&self, _path: &[u8]) -> Result<FileInfo> {
+        Err(Error::new(ErrorKind::Unsupported, "no blocks are cached"))
     }
 }
 
@@ -370,7 +371,7 @@ fn a_listing_that_never_ends_is_an_error() {
         fn capacity(&self) -> Result<VolumeSpace> {
             self.0.capacity()
         }
-        fn info(&self, path: &[u8]) -> Result<serde_json::Value> {
+        fn info(&self, path: &[u8]) -> Result<FileInfo> {
             self.0.info(path)
         }
     }

@@ -4,6 +4,7 @@
 use parking_lot::Mutex;
 use spurline_fs::{FileSystem, ForgetCandidate, FsConfig, InodeLimiter, LookupOutcome, ROOT, RequestForgets};
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_volume::info::FileInfo;
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -91,8 +92,8 @@ impl Volume for DataSet {
         Err(Error::new(ErrorKind::Invalid, "no capacity"))
     }
 
-    fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
-        Ok(serde_json::Value::Null)
+    fn info(&self, _path: &[u8]) -> Result<FileInfo> {
+        Err(Error::new(ErrorKind::Unsupported, "no blocks are cached"))
     }
 }
 

@@ -2,6 +2,7 @@
 //! atomic add; only the reason of a failure is behind a lock.
 
 use crate::stats::{Metric, MetricKind};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,12 +15,14 @@ const KEEP_UNUSED: Duration = Duration::from_secs(600);
 macro_rules! path_stats {
     ($( $name:ident : $kind:ident $unit:literal $help:literal ),+ $(,)?) => {
         /// The traffic of one path to one peer.
-        #[derive(Debug, Default)]
+        #[derive(Debug, Default, Serialize, Deserialize)]
+        #[serde(default)]
         pub struct PathStats {
             peer: String,
             path: String,
             transport: String,
             last_failure: Mutex<Option<String>>,
+            #[serde(skip)]
             pools: Mutex<Pools>,
             $( #[doc = concat!($help, " Unit: ", $unit, ".")] pub $name: Metric ),+
         }
@@ -143,18 +146,7 @@ impl PathTable {
 
     /// One JSON object a path.
     pub fn to_json(&self) -> serde_json::Value {
-        let object = |path: &Arc<PathStats>| {
-            let mut object = serde_json::Map::new();
-            object.insert("peer".into(), path.peer.as_str().into());
-            object.insert("path".into(), path.path.as_str().into());
-            object.insert("transport".into(), path.transport.as_str().into());
-            path.for_each(|name, _, _, _, value| {
-                object.insert(name.into(), value.into());
-            });
-            object.insert("last_failure".into(), path.last_failure().into());
-            serde_json::Value::Object(object)
-        };
-        self.live_paths(Instant::now()).iter().map(object).collect()
+        serde_json::to_value(self).unwrap_or_default()
     }
 
     /// The Prometheus text exposition format, the path as labels.
@@ -184,6 +176,23 @@ impl PathTable {
                 let _ = writeln!(out, "{name}{{{},reason=\"{}\"}} 1", path.labels(), escape_label(&reason));
             }
         }
+    }
+}
+
+impl Serialize for PathTable {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.live_paths(Instant::now()).iter().map(Arc::as_ref))
+    }
+}
+
+impl<'de> Deserialize<'de> for PathTable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let paths = Vec::<PathStats>::deserialize(deserializer)?;
+        let rows = paths.into_iter().map(|stats| {
+            let key = (stats.peer.clone(), stats.path.clone(), stats.transport.clone());
+            (key, PathRow { stats: Arc::new(stats), unused_since: None })
+        });
+        Ok(PathTable(Mutex::new(rows.collect())))
     }
 }
 

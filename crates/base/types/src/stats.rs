@@ -1,15 +1,19 @@
 //! Every counter and gauge of Spurline, declared once with its unit and meaning. `stats`, its JSON and the Prometheus
-//! page are all generated from this table.
+//! page are all generated from this table. Read from JSON, [`Stats`] has the counters of another process: unknown ones are
+//! ignored, and missing ones are 0.
 //!
 //! Updating one is a relaxed atomic add: no lock, no allocation.
 
 use crate::path_stats::PathTable;
+use crate::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// One number: a counter that only grows, or a gauge.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Metric(AtomicU64);
 
 impl Metric {
@@ -62,11 +66,13 @@ pub struct MetricInfo {
 macro_rules! sections {
     ($( $(#[$sdoc:meta])* $section:ident : $Struct:ident { $( $name:ident : $kind:ident $unit:literal $help:literal ),+ $(,)? } )+) => {
         $( $(#[$sdoc])*
-        #[derive(Debug, Default)]
+        #[derive(Debug, Default, Serialize, Deserialize)]
+        #[serde(default)]
         pub struct $Struct { $( #[doc = concat!($help, " Unit: ", $unit, ".")] pub $name: Metric ),+ } )+
 
         /// All counters of one process (a mount or a node).
-        #[derive(Debug, Default)]
+        #[derive(Debug, Default, Serialize, Deserialize)]
+        #[serde(default)]
         pub struct Stats {
             $( $(#[$sdoc])* pub $section: $Struct, )+
             /// Each path to each peer.
@@ -283,15 +289,16 @@ sections! {
 impl Stats {
     /// One JSON object of absolute values, a section a key.
     pub fn to_json(&self) -> serde_json::Value {
-        let mut root = serde_json::Map::new();
-        self.for_each(|info, value| {
-            let section = root.entry(info.section).or_insert_with(|| serde_json::Value::Object(Default::default()));
-            if let Some(section) = section.as_object_mut() {
-                section.insert(info.name.into(), value.into());
-            }
-        });
-        root.insert("paths".into(), self.paths.to_json());
-        serde_json::Value::Object(root)
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    /// Reads the counters that [`Stats::to_json`] gave.
+    ///
+    /// # Errors
+    /// When they are no counters.
+    pub fn from_json(document: &serde_json::Value) -> crate::Result<Stats> {
+        Stats::deserialize(document)
+            .map_err(|error| Error::new(ErrorKind::Protocol, format!("the counters are malformed: {error}")))
     }
 
     /// The Prometheus text exposition format (version 0.0.4).

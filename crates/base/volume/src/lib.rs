@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 
 pub mod capabilities;
+pub mod info;
 pub mod locks;
 pub mod repeated;
 pub mod writes;
 
+use info::FileInfo;
 use spurline_mem::BlockSlice;
 use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result};
 use std::fs::File;
@@ -122,5 +124,5 @@ pub trait Volume: Send + Sync {
     ///
     /// # Errors
     /// As for [`Volume::lookup`].
-    fn info(&self, path: &[u8]) -> Result<serde_json::Value>;
+    fn info(&self, path: &[u8]) -> Result<FileInfo>;
 }

@@ -24,6 +24,7 @@ use spurline_mem::{BlockFill, BlockSlice, BufferPool, MemTier, PoolBuf, TierLook
 use spurline_origin::OriginStore;
 use spurline_store::{FileRange, GRANULE, PutOutcome, ReadOutcome, Store};
 use spurline_types::{BlockId, ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectId, ObjectRef, Result, Stats};
+use spurline_volume::info::{BlockCounts, BlockRun, FileInfo};
 use spurline_volume::{BackingFile, PeerFetch, PeerFetched, ReadData, Volume, VolumeSpace};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -430,12 +431,16 @@ fn ends_read(kind: ErrorKind) -> bool {
 /// Maximum runs of blocks in `info`.
 const RUNS_MAX: usize = 1000;
 
-fn push_run(held: &mut Vec<serde_json::Value>, run: Option<(u32, u32, &str)>) {
-    if let Some((first, last, place)) = run
-        && !place.is_empty()
-        && held.len() < RUNS_MAX
+/// Adds a block to the runs of `held`, unless there are as many as are shown.
+fn add_to_runs(held: &mut Vec<BlockRun>, index: u32, place: &str) {
+    let index = u64::from(index);
+    if let Some(run) = held.last_mut()
+        && run.place == place
+        && run.last + 1 == index
     {
-        held.push(serde_json::json!({ "first": first, "last": last, "where": place }));
+        run.last = index;
+    } else if held.len() < RUNS_MAX {
+        held.push(BlockRun { first: index, last: index, place: place.to_owned(), holder: None });
     }
 }
 
@@ -609,52 +614,43 @@ impl Volume for Cache {
         }))
     }
 
-    fn info(&self, path: &[u8]) -> Result<serde_json::Value> {
+    fn info(&self, path: &[u8]) -> Result<FileInfo> {
         let attr = self.lookup(path)?;
         let object = ObjectRef::new(self.source(), path, attr.version.clone(), attr.size);
         let size = self.shared.block_size;
         object.check_block_count(size)?;
         let total = object.block_count(size) as u32;
         let on_disk = self.shared.store.as_ref().map(|store| store.blocks_of(&object));
-        let (mut memory, mut disk, mut cached) = (0, 0, 0);
+        let mut blocks = BlockCounts { total: u64::from(total), ..BlockCounts::default() };
         // Runs of blocks in the same place: a few lines for a file of any length, unless it is fragmented.
-        let mut held: Vec<serde_json::Value> = Vec::new();
-        let mut run: Option<(u32, u32, &str)> = None;
+        let mut held = Vec::new();
         for index in 0..total {
             let id = BlockId { object: object.id, index };
-            let here = (
-                self.shared.tier.peek(&id).is_some_and(|block| block.is_ready()),
-                on_disk.as_ref().is_some_and(|map| map.contains(index)),
-            );
-            memory += u32::from(here.0);
-            disk += u32::from(here.1);
-            cached += u32::from(here.0 || here.1);
-            let place = match here {
-                (true, true) => "memory and disk",
-                (true, false) => "memory",
-                (false, true) => "disk",
-                (false, false) => "",
-            };
-            match &mut run {
-                Some((_, last, at)) if *at == place => *last = index,
-                _ => {
-                    push_run(&mut held, run);
-                    run = Some((index, index, place));
-                }
+            let in_memory = self.shared.tier.peek(&id).is_some_and(|block| block.is_ready());
+            let is_stored = on_disk.as_ref().is_some_and(|map| map.contains(index));
+            blocks.memory += u64::from(in_memory);
+            blocks.disk += u64::from(is_stored);
+            blocks.cached += u64::from(in_memory || is_stored);
+            match (in_memory, is_stored) {
+                (true, true) => add_to_runs(&mut held, index, "memory and disk"),
+                (true, false) => add_to_runs(&mut held, index, "memory"),
+                (false, true) => add_to_runs(&mut held, index, "disk"),
+                (false, false) => {}
             }
         }
-        push_run(&mut held, run);
-        Ok(serde_json::json!({
-            "source": self.source(),
-            "path": String::from_utf8_lossy(path),
-            "kind": attr.kind,
-            "length": attr.size,
-            "version": attr.version.as_str(),
-            "etag": attr.etag,
-            "block_size": size,
-            "blocks": { "total": total, "cached": cached, "memory": memory, "disk": disk },
-            "held": held,
-            "rule": self.shared.folder_rules().rule_for(self.source(), path).map(FolderRule::to_json),
-        }))
+        Ok(FileInfo {
+            source: self.source().to_owned(),
+            path: String::from_utf8_lossy(path).into_owned(),
+            kind: attr.kind,
+            length: attr.size,
+            version: attr.version.as_str().to_owned(),
+            etag: attr.etag,
+            block_size: size,
+            blocks,
+            held,
+            rule: self.shared.folder_rules().rule_for(self.source(), path).map(FolderRule::to_info),
+            nodes: Vec::new(),
+            silent: Vec::new(),
+        })
     }
 }

@@ -6,6 +6,7 @@ use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 use spurline_store::{BlockClass, Store, UNCLASSIFIED};
 use spurline_types::{ObjectId, url};
+use spurline_volume::info::FileRule;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,12 @@ impl FolderRule {
         json!({
             "url": self.url, "pin": self.pin, "ttl_seconds": self.ttl_seconds, "quota_bytes": self.quota_bytes,
         })
+    }
+
+    /// The rule as `info` shows it.
+    pub fn to_info(&self) -> FileRule {
+        let FolderRule { url, pin, ttl_seconds, quota_bytes } = self.clone();
+        FileRule { url, pin, ttl_seconds, quota_bytes }
     }
 
     /// Whether the rule has no effect.

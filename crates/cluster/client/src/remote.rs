@@ -15,6 +15,7 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_proto::{CapacityAnswer, NodeRequest};
 use spurline_transport::CallError;
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, Member, ObjectAttr, ObjectId, ObjectRef, Result, Stats};
+use spurline_volume::info::{BlockRun, FileInfo};
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -247,7 +248,7 @@ impl GroupClient {
     }
 
     /// One node's cache information for a file, and the node's name. Does not wait for a node that is away.
-    fn node_info(&self, name: &str, path: &[u8], until: Instant) -> Result<(String, serde_json::Value)> {
+    fn node_info(&self, name: &str, path: &[u8], until: Instant) -> Result<(String, FileInfo)> {
         let answer = until.saturating_duration_since(Instant::now()).min(self.config.patience.answer).min(INFO);
         self.call_named(name, RequestPatience { answer, absence: Duration::ZERO }, |lease, body, deadline| {
             let (volume, node) = (lease.welcome().volume, lease.welcome().node.clone());
@@ -389,10 +390,11 @@ impl Volume for GroupVolume {
         })
     }
 
-    fn info(&self, path: &[u8]) -> Result<serde_json::Value> {
+    fn info(&self, path: &[u8]) -> Result<FileInfo> {
         // Each node knows its own blocks only. Nodes that do not answer are listed as such.
-        let mut whole: Option<serde_json::Value> = None;
-        let (mut held, mut silent, mut last) = (Vec::new(), Vec::new(), None);
+        let mut whole: Option<FileInfo> = None;
+        let mut silent = Vec::new();
+        let mut last_error = None;
         let names: Vec<String> = self.client.members.snapshot().members().iter().map(|m| m.name.clone()).collect();
         let until = Instant::now() + INFO * 2;
         let ask = |name: &str| self.client.node_info(name, path, until);
@@ -413,36 +415,27 @@ impl Volume for GroupVolume {
         });
         for (name, answer) in answers {
             match answer {
-                Ok((node, mut info)) => {
-                    for mut run in info["held"].as_array_mut().map(std::mem::take).unwrap_or_default() {
-                        run["holder"] = node.clone().into();
-                        held.push(run);
-                    }
-                    let whole = whole.get_or_insert(info);
-                    let nodes = whole["nodes"].as_array().cloned().unwrap_or_default();
-                    whole["nodes"] = nodes.into_iter().chain([node.into()]).collect();
+                Ok((node, info)) => {
+                    let with_holder = |run: BlockRun| BlockRun { holder: Some(node.clone()), ..run };
+                    let held: Vec<BlockRun> = info.held.into_iter().map(with_holder).collect();
+                    let whole = whole.get_or_insert(FileInfo { held: Vec::new(), ..info });
+                    whole.held.extend(held);
+                    whole.nodes.push(node);
                 }
                 Err(error) => {
                     silent.push(name);
-                    last = Some(error);
+                    last_error = Some(error);
                 }
             }
         }
-        let (Some(mut whole), _) = (whole, &last) else {
-            return Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "the cache group has no node")));
+        let Some(mut whole) = whole else {
+            let no_node = || Error::new(ErrorKind::Unavailable, "the cache group has no node");
+            return Err(last_error.unwrap_or_else(no_node));
         };
-        let blocks = |place: &str| -> u64 {
-            let there = held.iter().filter(|run| run["where"].as_str().is_some_and(|w| w.contains(place)));
-            there.map(|run| run["last"].as_u64().unwrap_or(0) + 1 - run["first"].as_u64().unwrap_or(0)).sum()
-        };
-        let (memory, disk, all) = (blocks("memory"), blocks("disk"), blocks(""));
-        whole["blocks"]["memory"] = memory.into();
-        whole["blocks"]["disk"] = disk.into();
-        whole["blocks"]["cached"] = all.into();
-        whole["held"] = held.into();
-        if !silent.is_empty() {
-            whole["silent"] = silent.into();
-        }
+        whole.blocks.memory = whole.held.iter().filter(|run| run.is_in_memory()).map(BlockRun::count).sum();
+        whole.blocks.disk = whole.held.iter().filter(|run| run.is_on_disk()).map(BlockRun::count).sum();
+        whole.blocks.cached = whole.held.iter().map(BlockRun::count).sum();
+        whole.silent = silent;
         Ok(whole)
     }
 }

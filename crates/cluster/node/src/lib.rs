@@ -21,6 +21,7 @@ use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
 use spurline_volume::{ReadData, Volume as _};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
@@ -44,10 +45,11 @@ thread_local! {
 
 pub use held_objects::object_of_json;
 pub use hot::HotRule;
-pub use writes::OpenWritable;
+pub use writes::{OpenWritable, WritesInUse};
 
-/// Describes disks, weight and counters of the node as JSON.
-pub type DescribeNode = dyn Fn() -> serde_json::Value + Send + Sync;
+/// Describes disks, weight and counters of the node as JSON, with the sources that it can't fetch from now and their
+/// errors.
+pub type DescribeNode = dyn Fn(BTreeMap<String, String>) -> Vec<u8> + Send + Sync;
 
 /// Changes the node's share of its group's blocks.
 pub type SetWeight = dyn Fn(u32) -> Result<()> + Send + Sync;
@@ -135,18 +137,16 @@ impl CacheNode {
         let _ = self.describe.set(describe);
     }
 
-    /// The description of the node, with the sources that it cannot fetch now.
-    fn status_json(&self) -> serde_json::Value {
-        let Some(describe) = self.describe.get() else { return serde_json::Value::Null };
-        let mut status = describe();
-        let down = |cache: &Arc<Cache>| Some((cache.source().to_owned(), cache.origin_error()?.message().into()));
-        let errors: serde_json::Map<_, _> = self.volumes.read().iter().filter_map(down).collect();
-        if !errors.is_empty()
-            && let Some(known) = status.get_mut("status").and_then(serde_json::Value::as_object_mut)
-        {
-            known.insert("origin_errors".into(), errors.into());
+    /// The description of the node, with the sources that it can't fetch from now; JSON's `null` while it starts.
+    fn description(&self) -> Vec<u8> {
+        let Some(describe) = self.describe.get() else { return b"null".to_vec() };
+        let mut origin_errors = BTreeMap::new();
+        for cache in self.volumes.read().iter() {
+            if let Some(error) = cache.origin_error() {
+                origin_errors.insert(cache.source().to_owned(), error.message().to_owned());
+            }
         }
-        status
+        describe(origin_errors)
     }
 
     /// Sets the placement rule sent in later handshakes.
@@ -533,13 +533,16 @@ impl CacheNode {
                 weigh(weight)?;
                 responder.send_data(&[], &[])
             }
-            NodeRequest::Describe => responder.send_data(self.status_json().to_string().as_bytes(), &[]),
+            NodeRequest::Describe => responder.send_data(&self.description(), &[]),
             NodeRequest::HeldObjects { after } => {
                 responder.send_data(self.held_page(after.map(ObjectId)).to_string().as_bytes(), &[])
             }
             NodeRequest::Info { volume, path } => {
                 let info = self.volume_by_id(volume)?.info(path)?;
-                responder.send_data(info.to_string().as_bytes(), &[])
+                let document = serde_json::to_vec(&info).map_err(|error| {
+                    Error::new(ErrorKind::Invalid, format!("the file's description is no JSON: {error}"))
+                })?;
+                responder.send_data(&document, &[])
             }
             NodeRequest::Warm { volume, verify, parts } => self.warm_parts(volume, verify, parts, responder),
             NodeRequest::Drop { volume, with_pinned, parts } => self.drop_parts(volume, with_pinned, parts, responder),

@@ -10,6 +10,7 @@ use crate::settings::{MountArguments, MountRequest, MountWords, VolumeSettings};
 use spurline_config::{ExitKind, Fault};
 use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
+use spurline_observe::documents::{MountStatus, PEER_DOWN, PeerStatus, ProcessStatus, STATE_UP};
 use spurline_observe::locate::{RUNTIME_DIR_ENV, SocketOwner};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -500,13 +501,13 @@ impl VolumeTable {
                 health.message = format!("the mount process does not answer: {why}");
             }
             Ok(answer) => {
-                for disk in answer["disks"].as_array().into_iter().flatten() {
-                    health.cached_bytes += disk["used_bytes"].as_u64().unwrap_or(0);
-                    health.cache_bytes += disk["capacity_bytes"].as_u64().unwrap_or(0);
+                for disk in answer.disks() {
+                    health.cached_bytes += disk.used_bytes;
+                    health.cache_bytes += disk.capacity_bytes;
                 }
-                let wrong = match answer["state"].as_str() {
-                    Some("up") | None => lost_nodes(&answer),
-                    Some(state) => Some(state.to_owned()),
+                let wrong = match answer.state() {
+                    STATE_UP => answer.mount().and_then(lost_nodes),
+                    state => Some(state.to_owned()),
                 };
                 match wrong {
                     None => {
@@ -671,28 +672,31 @@ fn serves(dir: &Path) -> Result<bool, Fault> {
 
 /// Whether the process has answered the kernel.
 async fn is_ready(dir: &Path) -> bool {
-    fetch_status(dir).await.is_ok_and(|answer| answer["fuse"] != "starting")
+    fetch_status(dir).await.is_ok_and(|answer| !answer.is_starting())
 }
 
-async fn fetch_status(dir: &Path) -> Result<serde_json::Value, String> {
+async fn fetch_status(dir: &Path) -> Result<ProcessStatus, String> {
     let peer = AdminPeer::Socket(admin_socket(dir), None);
     let answer = tokio::task::spawn_blocking(move || peer.fetch_status(STATUS_LIMIT)).await;
     answer.map_err(|e| e.to_string())?.map_err(|e| e.message().to_owned())
 }
 
 /// That no cache node of the volume answers, when it has nodes and none does.
-fn lost_nodes(status: &serde_json::Value) -> Option<String> {
-    let peers = status["peers"].as_array().filter(|peers| !peers.is_empty())?;
-    if peers.iter().any(|peer| peer["state"] != "down") {
+fn lost_nodes(mount: &MountStatus) -> Option<String> {
+    let peers = &mount.peers;
+    if peers.is_empty() || peers.iter().any(|peer| peer.state != PEER_DOWN) {
         return None;
     }
-    let words = |peer: &serde_json::Value| match (peer["address"].as_str(), peer["reason"].as_str()) {
-        (Some(address), None | Some("")) => address.to_owned(),
-        (address, reason) => format!("{} ({})", address.unwrap_or_default(), reason.unwrap_or_default()),
-    };
-    let named: Vec<String> = peers.iter().take(MOST_NODES).map(words).collect();
+    let named: Vec<String> = peers.iter().take(MOST_NODES).map(describe_lost_node).collect();
     let more = if peers.len() > MOST_NODES { ", …" } else { "" };
     Some(format!("no cache node of the volume answers: {}{more}", named.join(", ")))
+}
+
+fn describe_lost_node(peer: &PeerStatus) -> String {
+    match peer.reason() {
+        "" => peer.address.clone(),
+        reason => format!("{} ({reason})", peer.address),
+    }
 }
 
 /// Binds the mount to a pod's directory, unless it is bound there. A dead mount stays below the new one: containers have copies

@@ -1,8 +1,10 @@
 //! Queries a running mount or node over its admin socket or its metrics address. Every wait has a deadline.
 
 use crate::dial::{self, DeadlineStream, time_left};
+use crate::documents::{ProcessStatus, WritesBehind};
+use serde::Deserialize as _;
 use serde_json::{Value, json};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -27,7 +29,15 @@ impl AdminPeer {
     ///
     /// # Errors
     /// When it cannot be reached, or sends no reply in time.
-    pub fn fetch_stats(&self, limit: Duration) -> Result<Value> {
+    pub fn fetch_stats(&self, limit: Duration) -> Result<Stats> {
+        Stats::from_json(&self.fetch_stats_json(limit)?)
+    }
+
+    /// Absolute counters as the process sent them.
+    ///
+    /// # Errors
+    /// As [`AdminPeer::fetch_stats`].
+    pub fn fetch_stats_json(&self, limit: Duration) -> Result<Value> {
         match self {
             AdminPeer::Socket(path, user) => send_request_to(path, *user, &json!({"op": "stats"}), limit),
             AdminPeer::Http(address) => get_json(address, "/stats.json", limit),
@@ -38,7 +48,15 @@ impl AdminPeer {
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`].
-    pub fn fetch_status(&self, limit: Duration) -> Result<Value> {
+    pub fn fetch_status(&self, limit: Duration) -> Result<ProcessStatus> {
+        ProcessStatus::from_json(&self.fetch_status_json(limit)?)
+    }
+
+    /// Identity and state as the process sent them.
+    ///
+    /// # Errors
+    /// As [`AdminPeer::fetch_stats`].
+    pub fn fetch_status_json(&self, limit: Duration) -> Result<Value> {
         match self {
             AdminPeer::Socket(path, user) => send_request_to(path, *user, &json!({"op": "status"}), limit),
             AdminPeer::Http(address) => get_json(address, "/status.json", limit),
@@ -62,11 +80,11 @@ impl AdminPeer {
         }
     }
 
-    /// Information about one file; sockets only.
+    /// Information about one file as the process sent it; sockets only.
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`], and as a lookup of the path.
-    pub fn fetch_info(&self, path: &[u8], limit: Duration) -> Result<Value> {
+    pub fn fetch_info_json(&self, path: &[u8], limit: Duration) -> Result<Value> {
         let request = match std::str::from_utf8(path) {
             Ok(text) => json!({"op": "info", "path": text}),
             Err(_) => {
@@ -187,9 +205,12 @@ impl EndWatch {
     ///
     /// # Errors
     /// When it ended without a report, as a killed one does, or does not end in time.
-    pub fn read_report(mut self, limit: Duration) -> Result<Value> {
+    pub fn read_report(mut self, limit: Duration) -> Result<Option<WritesBehind>> {
         self.stream.until = Instant::now() + limit;
-        read_answer(self.stream, &self.socket, limit)
+        let report = read_answer(self.stream, &self.socket, limit)?;
+        Option::deserialize(report).map_err(|error| {
+            Error::new(ErrorKind::Protocol, format!("the report of a mount's end is malformed: {error}"))
+        })
     }
 }
 

@@ -6,6 +6,7 @@ pub mod access;
 pub mod client;
 pub mod clock;
 pub mod dial;
+pub mod documents;
 pub mod http;
 pub mod locate;
 pub mod log;
@@ -18,19 +19,20 @@ use spurline_types::{Error, ErrorKind, Result};
 /// What a mount or a node reports about itself. Each call returns within bounded time and never goes through the
 /// mount. Calls come from several threads at once.
 pub trait AdminTarget: Send + Sync + 'static {
-    /// Absolute counters, in the form of `Stats::to_json`.
+    /// Absolute counters, in the form of `Stats::to_json` where the process has these.
     fn stats(&self) -> Value;
 
     /// The same as Prometheus text.
     fn prometheus(&self) -> String;
 
-    /// Version, length and blocks of the file at `path` below the source (no leading slash).
+    /// Version, length and blocks of the file at `path` below the source (no leading slash), in the form of
+    /// [`documents::InfoDocument`].
     ///
     /// # Errors
     /// As a lookup of the path.
     fn info(&self, path: &[u8]) -> Result<Value>;
 
-    /// Identity and state: kind, version, source, addresses, disks, peers.
+    /// Identity and state, in the form of [`documents::ProcessStatus`] where the process is of a kind that it knows.
     fn status(&self) -> Value;
 
     /// Jobs on many files: starts, reports or stops one.

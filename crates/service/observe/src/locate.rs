@@ -1,8 +1,8 @@
 //! Finds the admin socket of a mount or node, and the mount that contains a path. It reads mount tables below `/proc`
 //! and parses paths: it never accesses a mount, which may hang.
 
+use crate::client::AdminPeer;
 use crate::dial;
-use serde_json::json;
 use spurline_types::octal::unescape_octal;
 use spurline_types::{Error, ErrorKind, Result};
 use std::ffi::OsString;
@@ -56,8 +56,8 @@ pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
     let table = std::fs::read(format!("/proc/{}/mountinfo", process.as_raw_pid()));
     let gone = |table: Vec<u8>| !parse_mountinfo(&table).iter().any(|mount| mount.mountpoint == mountpoint);
     let serves = || {
-        crate::client::send_request(socket, &json!({"op": "status"}), DETACHED_ANSWER)
-            .is_ok_and(|s| s["fuse"] != "starting")
+        let peer = AdminPeer::Socket(socket.to_owned(), None);
+        peer.fetch_status(DETACHED_ANSWER).is_ok_and(|status| !status.is_starting())
     };
     table.is_ok_and(gone) && serves()
 }

@@ -1,6 +1,7 @@
 //! The admin socket's server: one JSON object per line in each direction. It has its own threads, so it works while
 //! every other thread of the process waits.
 
+use crate::documents::WritesBehind;
 use crate::{AdminTarget, dial};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
@@ -49,7 +50,7 @@ impl EndWatches {
         Ok(())
     }
 
-    fn send_report(&self, report: &Value) {
+    fn send_report(&self, report: Option<&WritesBehind>) {
         for mut stream in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // A client that is gone, or reads nothing, does not delay the end.
             let _ = stream.set_write_timeout(Some(REPORT_LIMIT));
@@ -97,8 +98,8 @@ impl AdminServer {
         Ok(AdminServer { path: path.to_owned(), place: socket_identity(path), listener, stop, watches })
     }
 
-    /// Reports the end of this process to the clients that wait for it.
-    pub fn report_end(&self, report: &Value) {
+    /// Reports the end of this process to the clients that wait for it, with the losses of a mount that writes through nodes.
+    pub fn report_end(&self, report: Option<&WritesBehind>) {
         self.watches.send_report(report);
     }
 

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use spurline_observe::client::{AdminPeer, send_request};
+use spurline_observe::documents::ProcessRole;
 use spurline_observe::http::{MetricsBind, MetricsServer};
 use spurline_observe::server::AdminServer;
 use spurline_observe::{AdminTarget, dial, locate};
@@ -62,11 +63,11 @@ fn questions_and_answers() {
     let server = AdminServer::start(&socket, target).unwrap();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     let peer = AdminPeer::Socket(socket.clone(), None);
-    assert_eq!(peer.fetch_stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
-    assert_eq!(peer.fetch_status(LIMIT).unwrap()["kind"], "test");
-    assert_eq!(peer.fetch_info("ä/b".as_bytes(), LIMIT).unwrap()["bytes"], json!("ä/b".as_bytes()));
-    assert_eq!(peer.fetch_info(b"\xff\x01", LIMIT).unwrap()["bytes"], json!([255, 1]));
-    let error = peer.fetch_info(b"missing", LIMIT).unwrap_err();
+    assert_eq!(peer.fetch_stats(LIMIT).unwrap().fuse.read_bytes.get(), 42);
+    assert_eq!(peer.fetch_status(LIMIT).unwrap().role, ProcessRole::Other);
+    assert_eq!(peer.fetch_info_json("ä/b".as_bytes(), LIMIT).unwrap()["bytes"], json!("ä/b".as_bytes()));
+    assert_eq!(peer.fetch_info_json(b"\xff\x01", LIMIT).unwrap()["bytes"], json!([255, 1]));
+    let error = peer.fetch_info_json(b"missing", LIMIT).unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::NotFound, "no such file: missing"));
     let error = send_request(&socket, &json!({"op": "dance"}), LIMIT).unwrap_err();
     assert!(error.message().contains("there are stats"), "{error}");
@@ -101,9 +102,9 @@ fn it_answers_while_another_question_hangs() {
     let _server = AdminServer::start(&socket, target).unwrap();
     let peer = AdminPeer::Socket(socket, None);
     let other = peer.clone();
-    let waiting = std::thread::spawn(move || other.fetch_info(b"hang", LIMIT));
-    assert_eq!(peer.fetch_info(b"hang", Duration::from_millis(200)).unwrap_err().kind(), ErrorKind::Timeout);
-    assert_eq!(peer.fetch_stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
+    let waiting = std::thread::spawn(move || other.fetch_info_json(b"hang", LIMIT));
+    assert_eq!(peer.fetch_info_json(b"hang", Duration::from_millis(200)).unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(peer.fetch_stats(LIMIT).unwrap().fuse.read_bytes.get(), 42);
     drop(hang);
     assert!(waiting.join().unwrap().is_ok());
 }
@@ -145,9 +146,9 @@ fn the_metrics_server_serves() {
         get(server.address(), "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     assert!(post.starts_with("HTTP/1.1 405"), "{post}");
     let peer = AdminPeer::Http(server.address().to_string());
-    assert_eq!(peer.fetch_stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
-    assert_eq!(peer.fetch_status(LIMIT).unwrap()["kind"], "test");
-    assert_eq!(peer.fetch_info(b"x", LIMIT).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(peer.fetch_stats(LIMIT).unwrap().fuse.read_bytes.get(), 42);
+    assert_eq!(peer.fetch_status(LIMIT).unwrap().role, ProcessRole::Other);
+    assert_eq!(peer.fetch_info_json(b"x", LIMIT).unwrap_err().kind(), ErrorKind::Unsupported);
 
     // The wanted port is taken: the next free one if it was the default, an error if it was requested.
     let error = MetricsServer::start(MetricsBind::Exactly(server.address()), target(false).0).unwrap_err();

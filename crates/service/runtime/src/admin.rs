@@ -3,6 +3,7 @@
 use serde_json::Value;
 use spurline_config::{Fault, MetricsConfig, checked};
 use spurline_jobs::JobManager;
+use spurline_observe::documents::{InfoDocument, ProcessRole, ProcessStatus, WritesBehind};
 use spurline_observe::http::{MetricsBind, MetricsServer};
 use spurline_observe::locate::{self, SocketOwner};
 use spurline_observe::server::AdminServer;
@@ -60,7 +61,7 @@ impl AdminServices {
     }
 
     /// As [`AdminServer::report_end`].
-    pub fn report_end(&self, report: &Value) {
+    pub fn report_end(&self, report: Option<&WritesBehind>) {
         if let Some(admin) = &self.admin {
             admin.report_end(report);
         }
@@ -97,7 +98,7 @@ pub fn open_metrics(
 }
 
 /// Answers a [`ProcessTarget`]'s query about a path.
-type PathInfo = Box<dyn Fn(&[u8]) -> Result<Value> + Send + Sync>;
+type PathInfo = Box<dyn Fn(&[u8]) -> Result<InfoDocument> + Send + Sync>;
 
 /// An [`AdminTarget`] made of counters and closures.
 pub struct ProcessTarget {
@@ -109,8 +110,8 @@ pub struct ProcessTarget {
     pub gauges: Box<dyn Fn(&Stats) + Send + Sync>,
     /// Describes a path.
     pub info: PathInfo,
-    /// Describes the process.
-    pub status: Box<dyn Fn() -> Value + Send + Sync>,
+    /// Describes the process, with what depends on its kind.
+    pub role: Box<dyn Fn() -> ProcessRole + Send + Sync>,
     /// The jobs of this process, or why it runs none.
     pub jobs: std::result::Result<Arc<JobManager>, &'static str>,
     /// Prepares a mount for an NFS server.
@@ -121,25 +122,36 @@ pub struct ProcessTarget {
     pub metrics_address: OnceLock<SocketAddr>,
 }
 
+impl ProcessTarget {
+    /// The counters, with gauges as of now.
+    pub fn current_stats(&self) -> &Stats {
+        usage::refresh_usage(&self.stats, self.started);
+        (self.gauges)(&self.stats);
+        &self.stats
+    }
+
+    /// Identity and state.
+    pub fn process_status(&self) -> ProcessStatus {
+        ProcessStatus {
+            role: (self.role)(),
+            pid: Some(std::process::id()),
+            metrics: self.metrics_address.get().map(ToString::to_string),
+        }
+    }
+}
+
 impl AdminTarget for ProcessTarget {
     fn stats(&self) -> Value {
-        usage::refresh_usage(&self.stats, self.started);
-        (self.gauges)(&self.stats);
-        self.stats.to_json()
+        self.current_stats().to_json()
     }
     fn prometheus(&self) -> String {
-        usage::refresh_usage(&self.stats, self.started);
-        (self.gauges)(&self.stats);
-        self.stats.to_prometheus()
+        self.current_stats().to_prometheus()
     }
     fn info(&self, path: &[u8]) -> Result<Value> {
-        (self.info)(path)
+        Ok((self.info)(path)?.to_json())
     }
     fn status(&self) -> Value {
-        let mut status = (self.status)();
-        status["pid"] = std::process::id().into();
-        status["metrics"] = self.metrics_address.get().map(ToString::to_string).into();
-        status
+        self.process_status().to_json()
     }
     fn jobs(&self, request: &Value) -> Result<Value> {
         match &self.jobs {

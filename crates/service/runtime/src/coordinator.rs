@@ -5,11 +5,11 @@ use crate::admin::{AdminServices, ProcessTarget};
 use crate::jobs::group::{GroupJobs, OpenRegistry};
 use crate::setup::CreatedFolder;
 use crate::{group, setup};
-use serde_json::json;
 use spurline_config::{CoordinatorConfig, Fault};
 use spurline_membership::url::RegistryUrl;
 use spurline_membership::{CoordinatorServer, JobStore, open_registry};
 use spurline_net_tcp::group_addresses;
+use spurline_observe::documents::{CoordinatedGroup, CoordinatorStatus, GroupNode, ProcessRole};
 use spurline_observe::locate::SocketOwner;
 use spurline_types::{Error, ErrorKind, Stats};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -95,21 +95,15 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
             Box::new(move |stats| jobs.set_gauges(stats))
         },
         info: Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "a coordinator holds no files"))),
-        status: {
+        role: {
             let (coordinator, listening) = (Arc::clone(&coordinator), listening.clone());
             let job_store = config.job_store.as_ref().map(|url| format!("etcd://{url}"));
             Box::new(move || {
-                let groups = coordinator.list_groups();
-                let nodes = |members: &Vec<spurline_types::Member>| {
-                    let node = |m: &spurline_types::Member| json!({"name": m.name, "addresses": m.addresses, "weight": m.weight, "zone": m.zone});
-                    members.iter().map(node).collect::<Vec<_>>()
-                };
-                json!({
-                    "kind": "coordinator",
-                    "version": env!("CARGO_PKG_VERSION"),
-                    "addresses": listening,
-                    "job_store": job_store,
-                    "groups": groups.iter().map(|(name, m)| json!({"name": name, "nodes": nodes(m)})).collect::<Vec<_>>(),
+                ProcessRole::Coordinator(CoordinatorStatus {
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    addresses: listening.clone(),
+                    job_store: job_store.clone(),
+                    groups: coordinated_groups(&coordinator),
                 })
             })
         },
@@ -130,6 +124,15 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
         _coordinator: coordinator,
         fresh: Some(fresh),
     })
+}
+
+/// The groups of a coordinator with their nodes, for `status`.
+fn coordinated_groups(coordinator: &CoordinatorServer) -> Vec<CoordinatedGroup> {
+    let mut groups = Vec::new();
+    for (name, members) in coordinator.list_groups() {
+        groups.push(CoordinatedGroup { name, nodes: members.iter().map(GroupNode::from).collect() });
+    }
+    groups
 }
 
 impl RunningCoordinator {

@@ -1,12 +1,12 @@
 //! Names of a mount's inodes, kept on disk while the kernel's NFS server exports the mount. It knows no NFS server:
 //! `spurline export` makes the folder.
 
-use serde_json::{Value, json};
 use spurline_export::{
     ExportRecord, ExportUse, NameDatabase, STATE_DIR, ServerState, answer_waiting_clients, export_id,
     forget_cached_exports,
 };
 use spurline_fs::NameRecords;
+use spurline_observe::documents::ExportStatus;
 use spurline_types::Result;
 use spurline_types::stats::Export;
 use std::path::{Path, PathBuf};
@@ -85,23 +85,23 @@ impl ExportedNames {
         Ok(())
     }
 
-    /// What the NFS server shows of the export; null where there is none.
-    pub fn to_json(&self) -> Value {
-        let Some(record) = ExportRecord::read(Path::new("/"), &self.id) else { return Value::Null };
+    /// The export as the NFS server shows it; `None` without an export.
+    pub fn status(&self) -> Option<ExportStatus> {
+        let record = ExportRecord::read(Path::new("/"), &self.id)?;
         let server = ServerState::read();
         let used = ExportUse::read(Path::new("/"), &self.mountpoint);
-        json!({
-            "id": self.id,
-            "handles_kept": self.database.get().is_some(),
-            "rdma": record.rdma,
-            "threads": server.threads,
-            "ports": server.ports,
-            "active": used.active && server.threads > 0,
-            "writable": used.writable,
-            "clients": used.clients,
-            "read_bytes": used.read_bytes,
-            "write_bytes": used.write_bytes,
-            "stale_handles": used.stale_handles,
+        Some(ExportStatus {
+            id: self.id.clone(),
+            handles_kept: self.database.get().is_some(),
+            rdma: record.rdma,
+            threads: server.threads,
+            active: used.active && server.threads > 0,
+            ports: server.ports,
+            writable: used.writable,
+            clients: used.clients,
+            read_bytes: used.read_bytes,
+            write_bytes: used.write_bytes,
+            stale_handles: used.stale_handles,
         })
     }
 

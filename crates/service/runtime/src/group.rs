@@ -2,12 +2,14 @@
 
 use crate::peers::PeerConnector;
 use crate::{rules, settings};
-use serde_json::{Value, json};
 use spurline_cache::CacheContext;
 use spurline_client::{GroupMembers, GroupPeerFetch};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
 use spurline_membership::{HoldTimes, MemberListener, NodeAnnouncer, Registry, RegistryFollower, RegistryState};
 use spurline_node::CacheNode;
+use spurline_observe::documents::{
+    FollowedGroup, FollowedNode, GroupNode, GroupRegistration, REGISTRY_LOST, RegistryStatus, STATE_UP,
+};
 use spurline_trust::Trust;
 use spurline_types::{ErrorKind, Member, Stats};
 use std::net::SocketAddr;
@@ -193,38 +195,44 @@ pub struct NodeGroup {
 }
 
 /// A mount's view of its group, for `status`.
-pub fn group_status(follower: &RegistryFollower) -> Value {
-    let seen = follower.group_status();
-    let (state, reason) = match &seen.state {
-        RegistryState::Up => ("up", None),
-        RegistryState::Lost { error } => ("lost", Some(error.to_string())),
+pub fn group_status(follower: &RegistryFollower) -> FollowedGroup {
+    let group = follower.group_status();
+    let (state, reason) = match &group.state {
+        RegistryState::Up => (STATE_UP, None),
+        RegistryState::Lost { error } => (REGISTRY_LOST, Some(error.to_string())),
     };
-    json!({
-        "registry": seen.registry,
-        "state": state,
-        "for_seconds": seen.since.elapsed().as_secs(),
-        "reason": reason,
-        "members": seen.members.iter().map(|placed| json!({
-            "name": placed.member.name,
-            "addresses": placed.member.addresses,
-            "weight": placed.member.weight,
-            "zone": placed.member.zone,
-            "state": if placed.present { "up" } else { "away" },
-            "for_seconds": placed.since.elapsed().as_secs(),
-        })).collect::<Vec<_>>(),
-    })
+    let members = group.members.iter().map(|placed| FollowedNode {
+        node: GroupNode::from(&*placed.member),
+        state: if placed.present { "up" } else { "away" }.to_owned(),
+        for_seconds: placed.since.elapsed().as_secs(),
+    });
+    FollowedGroup {
+        members: members.collect(),
+        registry: RegistryStatus {
+            registry: group.registry.to_string(),
+            state: state.to_owned(),
+            for_seconds: Some(group.since.elapsed().as_secs()),
+            reason,
+        },
+    }
 }
 
 /// A node's registration, for `status`.
-pub fn registration_status(group: Option<&GroupConfig>, announcer: Option<&NodeAnnouncer>) -> Value {
-    let (Some(group), Some(announcer)) = (group, announcer) else { return Value::Null };
-    let trouble = announcer.registration_failure();
-    json!({
-        "name": group.name,
-        "registry": group.registry.to_string(),
-        "state": if trouble.is_none() { "up" } else { "lost" },
-        "for_seconds": trouble.as_ref().map(|(since, _)| since.elapsed().as_secs()),
-        "reason": trouble.as_ref().map(|(_, error)| error.to_string()),
+pub fn registration_status(
+    group: Option<&GroupConfig>,
+    announcer: Option<&NodeAnnouncer>,
+) -> Option<GroupRegistration> {
+    let group = group?;
+    let announcer = announcer?;
+    let failure = announcer.registration_failure();
+    Some(GroupRegistration {
+        name: group.name.clone(),
+        registry: RegistryStatus {
+            registry: group.registry.to_string(),
+            state: if failure.is_none() { STATE_UP } else { REGISTRY_LOST }.to_owned(),
+            for_seconds: failure.as_ref().map(|(since, _)| since.elapsed().as_secs()),
+            reason: failure.map(|(_, error)| error.to_string()),
+        },
     })
 }
 

@@ -3,12 +3,13 @@
 
 use crate::peers::PeerConnector;
 use crate::{group, setup};
-use serde_json::Value;
 use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
+use spurline_observe::documents::{NodeDescription, NodeStatus, ProcessRole};
 use spurline_proto::NodeRequest;
 use spurline_transport::{CallError, DemandPool};
+use spurline_types::stats::Metric;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,10 +34,10 @@ pub struct NodeReport {
 
 /// The state of a node.
 pub struct NodeFigures {
-    /// What `spurline status` prints of the node.
-    pub status: Value,
+    /// Its status.
+    pub status: NodeStatus,
     /// Its counters.
-    pub stats: Value,
+    pub stats: Stats,
     /// Bytes per second sent to readers.
     pub sent: f64,
     /// Bytes per second fetched from the origin.
@@ -99,20 +100,19 @@ fn query_all(reach: &PeerConnector, members: Vec<Arc<Member>>) -> Vec<NodeReport
 
 fn query_node(reach: &PeerConnector, member: &Member) -> Result<NodeFigures> {
     let pool = reach.pool(member);
-    let (first, at) = (fetch_counters(&pool)?, Instant::now());
+    let (_, before) = fetch_description(&pool)?;
+    let start = Instant::now();
     std::thread::sleep(BETWEEN);
-    let second = fetch_counters(&pool)?;
-    let seconds = at.elapsed().as_secs_f64();
-    let rate = |section: &str, counter: &str| {
-        let count = |value: &Value| value["stats"][section][counter].as_u64().unwrap_or(0);
-        count(&second).saturating_sub(count(&first)) as f64 / seconds
-    };
-    let (sent, fetched) = (rate("remotecache", "send_bytes"), rate("object", "get_bytes"));
-    Ok(NodeFigures { status: second["status"].clone(), stats: second["stats"].clone(), sent, fetched })
+    let (status, stats) = fetch_description(&pool)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let rate = |before: &Metric, now: &Metric| now.get().saturating_sub(before.get()) as f64 / seconds;
+    let sent = rate(&before.remotecache.send_bytes, &stats.remotecache.send_bytes);
+    let fetched = rate(&before.object.get_bytes, &stats.object.get_bytes);
+    Ok(NodeFigures { status, stats, sent, fetched })
 }
 
 /// A node's current status and counters.
-fn fetch_counters(pool: &DemandPool) -> Result<Value> {
+fn fetch_description(pool: &DemandPool) -> Result<(NodeStatus, Stats)> {
     let deadline = Instant::now() + ANSWER;
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();
@@ -120,10 +120,11 @@ fn fetch_counters(pool: &DemandPool) -> Result<Value> {
     lease.call(&request, &mut body, &mut [], &mut |_| {}, deadline).map_err(|error| match error {
         CallError::Answered(error) | CallError::Broken(error) => error,
     })?;
-    let value: Value = serde_json::from_slice(&body)
-        .map_err(|error| Error::new(ErrorKind::Protocol, format!("the node's answer is malformed: {error}")))?;
-    if value["status"].is_null() {
+    let Some(NodeDescription { status, stats }) = NodeDescription::read(&body)? else {
         return Err(Error::new(ErrorKind::Unsupported, "the node is starting, or its version has no status"));
+    };
+    match status.role {
+        ProcessRole::Node(status) => Ok((status, stats)),
+        _ => Err(Error::new(ErrorKind::Protocol, "its status is not that of a node")),
     }
-    Ok(value)
 }

@@ -225,7 +225,7 @@ fn by_other_address(name: &str) -> Option<AdminPeer> {
     let listens = |(_, socket): (String, PathBuf)| {
         let peer = own_peer(socket);
         let status = peer.fetch_status(LOOK).ok()?;
-        let addresses = status["addresses"].as_array()?.iter().filter_map(|at| at.as_str()?.parse().ok());
+        let addresses = status.addresses().iter().filter_map(|at| at.parse().ok());
         Some((peer, addresses.collect::<Vec<SocketAddr>>()))
     };
     let processes: Vec<_> = node_sockets().into_iter().filter_map(listens).collect();

@@ -5,20 +5,24 @@ use crate::admin::{AdminServices, ProcessTarget};
 use crate::exported::{ExportedNames, KeepNames, resume_clients};
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{
-    OpenWrites, behind_json, capabilities_json, describe_losses, describe_unsent, lock_word, loss_fault, open_writes,
+    OpenWrites, describe_losses, describe_unsent, lock_word, loss_fault, open_writes, source_abilities, writes_behind,
 };
 use crate::{group, peer_status, setup};
-use serde_json::json;
-use spurline_client::GroupWrites;
+use spurline_client::{GroupVolume, GroupWrites};
 use spurline_config::{Fault, FuseIo, MountConfig};
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
 use spurline_fs::{FileService, FileSystem};
 use spurline_fuse::{FuseSession, MountOptions, SessionConfig, SessionUnmounter, SessionWrites, UnmountOutcome};
 use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_membership::RegistryFollower;
 use spurline_observe::access::{AccessLogWriter, InodePaths};
+use spurline_observe::documents::{FUSE_STARTING, InfoDocument, MountStatus, MountWrites, ProcessRole};
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::SourceScheme;
+use spurline_store::Store;
 use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_volume::Volume;
 use spurline_volume::capabilities::LockScope;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -157,15 +161,23 @@ impl PreparedMount {
         let stop = Arc::new(MountStop::default());
         let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
         let _ = behind.map(|behind| stop.behind.set(behind));
-        let target = admin_target(
-            &config,
-            (&volume, writes, exported),
+        let view = MountView {
+            source: config.volume.source.to_string(),
+            mountpoint: config.mountpoint.display().to_string(),
+            volume: Arc::clone(&volume.volume),
+            pool: Arc::clone(&volume.pool),
+            tier: Arc::clone(&volume.tier),
+            store: volume.store.clone(),
+            remote: volume.remote.clone(),
+            follower: volume.follower.clone(),
+            writes,
+            exported,
+            fuse: Arc::clone(&chosen),
+            jobs: jobs.clone(),
+            stop: Arc::clone(&stop),
             stats,
-            started,
-            Arc::clone(&chosen),
-            jobs.clone(),
-            Arc::clone(&stop),
-        );
+        };
+        let target = admin_target(view, started);
         let admin = AdminServices::open(SocketOwner::Mount(&mountpoint), &config.metrics, &target)?;
         let parts = MountServices { admin, jobs, access_log, volume };
         Ok(PreparedMount { config, files, session, parts, stop, chosen })
@@ -230,9 +242,9 @@ impl RunningMount {
                 behind.finish_durably();
             }
         }
-        let behind = stop.behind.get().map(|behind| behind_json(behind)).unwrap_or_default();
-        admin.report_end(&behind);
-        let lost = describe_losses(&behind).map(|losses| loss_fault(&at, &losses));
+        let behind = stop.behind.get().map(|writes| writes_behind(writes));
+        admin.report_end(behind.as_ref());
+        let lost = behind.as_ref().and_then(describe_losses).map(|losses| loss_fault(&at, &losses));
         let ended = if stop.aborted.load(Ordering::SeqCst) {
             Err(Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), ""))
         } else {
@@ -287,7 +299,7 @@ pub struct MountStop {
 impl MountStop {
     /// The written bytes that no node has yet, in words: they are lost if this process ends now. `None` if there are none.
     pub fn describe_unsent(&self) -> Option<String> {
-        describe_unsent(&behind_json(self.behind.get()?))
+        describe_unsent(&writes_behind(self.behind.get()?))
     }
 
     /// Unmounts: at once, or as soon as the mount exists. Returns when it is unmounted, or detached after a grace.
@@ -498,71 +510,82 @@ impl spurline_fuse::RequestRecorder for FuseAccessLog {
     }
 }
 
-fn admin_target(
-    config: &MountConfig,
-    (reads, writes, exported): (&OpenVolume, Option<OpenWrites>, Arc<ExportedNames>),
-    stats: Arc<Stats>,
-    started: Instant,
+/// The parts of a mount that its admin services answer from.
+struct MountView {
+    source: String,
+    mountpoint: String,
+    volume: Arc<dyn Volume>,
+    pool: Arc<BufferPool>,
+    tier: Arc<MemTier>,
+    store: Option<Arc<Store>>,
+    remote: Option<Arc<GroupVolume>>,
+    follower: Option<Arc<RegistryFollower>>,
+    writes: Option<OpenWrites>,
+    exported: Arc<ExportedNames>,
     fuse: Arc<OnceLock<String>>,
-    board: Option<Arc<JobManager>>,
+    jobs: Option<Arc<JobManager>>,
     stop: Arc<MountStop>,
-) -> Arc<ProcessTarget> {
-    let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
-    let (store, remote, follower) = (reads.store.clone(), reads.remote.clone(), reads.follower.clone());
-    let (asked, counters) = (remote.clone(), Arc::clone(&stats));
-    let (source, mountpoint) = (config.volume.source.to_string(), config.mountpoint.display().to_string());
-    let (writable, through_nodes) = (writes.is_some(), remote.is_some());
-    let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
-    let locks = writes.as_ref().map(|writes| lock_word(writes.capabilities().locks));
-    let shown = Arc::clone(&exported);
-    let status = move || {
-        let mut status = json!({
-            "kind": "mount",
-            "state": setup::origin_state(&counters),
-            "version": env!("CARGO_PKG_VERSION"),
-            "source": source,
-            "mountpoint": mountpoint,
-            "fuse": fuse.get().map_or("starting", String::as_str),
-            "writes": { "writable": writable, "through_nodes": writable && through_nodes, "locks": locks },
-            "disks": setup::disk_status(store.as_deref()),
-            "peers": remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
-            "group": follower.as_deref().map(group::group_status),
-            "export": shown.to_json(),
-        });
-        if let Some(behind) = &behind {
-            status["writes"]["behind"] = behind_json(behind);
+    stats: Arc<Stats>,
+}
+
+impl MountView {
+    fn status(&self) -> MountStatus {
+        MountStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            state: setup::origin_state(&self.stats).to_owned(),
+            source: self.source.clone(),
+            mountpoint: self.mountpoint.clone(),
+            fuse: self.fuse.get().map_or(FUSE_STARTING, String::as_str).to_owned(),
+            writes: MountWrites {
+                writable: self.writes.is_some(),
+                through_nodes: self.writes.is_some() && self.remote.is_some(),
+                locks: self.writes.as_ref().map(|writes| lock_word(writes.capabilities().locks).to_owned()),
+                behind: self.writes.as_ref().and_then(|writes| writes.behind.as_deref()).map(writes_behind),
+            },
+            disks: setup::disk_status(self.store.as_deref()),
+            peers: self.remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
+            group: self.follower.as_deref().map(group::group_status),
+            export: self.exported.status(),
         }
-        status
-    };
+    }
+
+    fn set_gauges(&self, stats: &Stats) {
+        self.exported.set_counters(&stats.export);
+        setup::set_memory_gauges(&self.pool, &self.tier, stats);
+        let mut totals = JobTotals::default();
+        if let Some(jobs) = &self.jobs {
+            jobs.add_totals(&mut totals);
+        }
+        totals.set_gauges(&stats.jobs);
+    }
+
+    /// The cached blocks of a file, and the abilities of a writable source.
+    fn file_info(&self, path: &[u8]) -> Result<InfoDocument> {
+        let writes = self.writes.as_ref().map(|writes| source_abilities(&writes.capabilities()));
+        Ok(InfoDocument { file: self.volume.info(path)?, writes })
+    }
+
+    fn check_health(&self) -> Result<()> {
+        self.stop.check_serves()?;
+        self.remote.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))
+    }
+}
+
+fn admin_target(view: MountView, started: Instant) -> Arc<ProcessTarget> {
+    let view = Arc::new(view);
+    let status = Arc::clone(&view);
+    let gauges = Arc::clone(&view);
+    let info = Arc::clone(&view);
+    let health = Arc::clone(&view);
     Arc::new(ProcessTarget {
-        stats,
+        stats: Arc::clone(&view.stats),
         started,
-        gauges: {
-            let (board, exported) = (board.clone(), Arc::clone(&exported));
-            Box::new(move |stats| {
-                exported.set_counters(&stats.export);
-                setup::set_memory_gauges(&pool, &tier, stats);
-                let mut totals = JobTotals::default();
-                if let Some(board) = &board {
-                    board.add_totals(&mut totals);
-                }
-                totals.set_gauges(&stats.jobs);
-            })
-        },
-        info: Box::new(move |path| {
-            let mut info = volume.info(path)?;
-            if let Some(writes) = &writes {
-                info["writes"] = capabilities_json(&writes.capabilities());
-            }
-            Ok(info)
-        }),
-        status: Box::new(status),
-        jobs: board.ok_or(WRITABLE_MOUNT_HAS_NO_JOBS),
-        export: Some(Box::new(move || exported.keep_names())),
-        health: Box::new(move || {
-            stop.check_serves()?;
-            asked.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))
-        }),
+        gauges: Box::new(move |stats| gauges.set_gauges(stats)),
+        info: Box::new(move |path| info.file_info(path)),
+        role: Box::new(move || ProcessRole::Mount(status.status())),
+        jobs: view.jobs.clone().ok_or(WRITABLE_MOUNT_HAS_NO_JOBS),
+        export: Some(Box::new(move || view.exported.keep_names())),
+        health: Box::new(move || health.check_health()),
         metrics_address: OnceLock::new(),
     })
 }

@@ -7,29 +7,30 @@ use crate::recent_file::RecentObjectsFile;
 use crate::shared_folder::SharedCacheFolder;
 use crate::writes::{open_node_writes, unwritable};
 use crate::{group, limits, rails, settings, setup};
-use serde_json::{Value, json};
 use spurline_cache::CacheContext;
 use spurline_client::placement::PLACEMENT_RULE;
-use spurline_config::{Fault, IorpcMode, NodeConfig};
+use spurline_config::{Fault, GroupConfig, IorpcMode, NodeConfig};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::NodeAnnouncer;
 use spurline_net_rdma::RdmaServer;
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
 use spurline_node::CacheNode;
-use spurline_observe::AdminTarget;
+use spurline_observe::documents::{InfoDocument, NodeDescription, NodeStatus, NodeWrites, ProcessRole, RailStatus};
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::SharedBuckets;
 use spurline_proto::LOCK_TIMES;
 use spurline_rails::LocalRail;
-use spurline_store::FreshDirs;
+use spurline_store::{FreshDirs, Store};
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume as _;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Time limit for storing another weight in the registry; the client waits a little longer.
-const TOLD: Duration = Duration::from_secs(8);
+const WEIGHT_STORE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// A node that serves.
 pub struct RunningNode {
@@ -61,7 +62,6 @@ pub struct RunningNode {
 pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
-    let block_size = config.cache.block_size;
     // Cache disks register the same memory with io_uring first.
     let before = usize::from(setup::has_disks(&config.cache));
     let found = config.net.rdma.as_ref().map(|rdma| rails::find_rails(rdma, &config.budget, before)).transpose()?;
@@ -72,16 +72,10 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let host = group::hostname();
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = setup::open_trust(&config.trust, &name)?;
-    let pool = BufferPool::new(config.budget.total - config.budget.name_table_bytes(), block_size as usize)?;
+    let block_size = config.cache.block_size as usize;
+    let pool = BufferPool::new(config.budget.total - config.budget.name_table_bytes(), block_size)?;
     rails::place_memory(found.as_deref().unwrap_or_default(), &pool);
-    let metadata_limits = (setup::NODE_METADATA_TTL, config.budget.metadata_bytes);
-    // A source that can't be reached is an error at the start, not at the first read.
-    for source in &config.sources {
-        let under =
-            setup::open_under(source.as_str(), &[], &config.under, metadata_limits, &stats, &SharedBuckets::default())?;
-        setup::check_origin(&*under, config.under.timeout)?;
-        tracing::info!("source {}", under.describe());
-    }
+    check_sources(&config, &stats)?;
     // Locals are dropped in the reverse order.
     let setup::OpenCache { fresh, store, shared: folder } =
         setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
@@ -93,31 +87,14 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let shared = CacheContext::new(
         Arc::clone(&tier),
         store.clone(),
-        block_size,
+        config.cache.block_size,
         config.under.max_downloads as usize,
         config.under.timeout,
         config.cache.iorpc_mode == IorpcMode::Splice,
         Arc::clone(&stats),
     );
-    let sources: Vec<String> = config.sources.iter().map(|s| s.as_str().to_owned()).collect();
-    let (within, under_config, under_stats) = (sources.clone(), config.under.clone(), Arc::clone(&stats));
-    let in_common = SharedBuckets::default();
-    let open = Box::new(move |source: &str| {
-        setup::open_under(source, &within, &under_config, metadata_limits, &under_stats, &in_common)
-    });
-    let node = CacheNode::new(&name, Arc::clone(&shared), sources.clone(), open);
-    if let Some(writes) = config.writes {
-        // A source that can't be changed is an error at the start.
-        for source in &sources {
-            open_node_writes(source, &writes).map_err(|error| unwritable(error, "leave --writable out"))?;
-        }
-        node.accept_writes(Box::new(move |source| Ok(open_node_writes(source, &writes)?)));
-        expire_sessions(&node)?;
-        tracing::info!("changes are taken from mounts with --rw");
-    }
-    node.set_placement_rule(PLACEMENT_RULE);
+    let node = open_service(&config, &name, &shared, &stats)?;
     let recent = if store.is_some() { RecentObjectsFile::open(&config.cache.dirs, &node)? } else { None };
-    let workers = (config.budget.serve_slots as usize).max(16);
     // Rails come first: the handshake over TCP lists them.
     let (rdma, rails) = match (&config.net.rdma, &found) {
         (Some(rdma), Some(found)) => {
@@ -129,18 +106,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         }
         _ => (None, Vec::new()),
     };
-    let (max_connections, _, more_connections) = limits::connection_limits();
-    let server_config = ServerConfig {
-        max_connections,
-        more_connections,
-        max_pending_handshakes: (max_connections / 8).min(1024),
-        max_workers: workers,
-        socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
-        trust: Arc::clone(&trust),
-        payload_pool: Some(Arc::clone(&pool)),
-        ..ServerConfig::default()
-    };
-    let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
+    let tcp = start_tcp_server(&config, &addresses, &node, &trust, &pool, &stats)?;
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
     stats.group.weight.set(u64::from(config.weight));
     let own_name = group::name_in_group(&config, &host, &listening);
@@ -150,70 +116,24 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let known = (others.as_ref(), marks.before());
     let announcer = Arc::new(group::announce_node(&config, &host, &listening, node.instance(), known, &stats)?);
     marks.write_marks();
-    let look = Arc::new(ProcessTarget {
+    let found_rails = rails.iter().zip(found.iter().flatten());
+    let view = NodeView {
+        name,
+        addresses: listening.clone(),
+        rails: found_rails.map(|(rail, found)| rails::rail_status(rail, found)).collect(),
+        sources: source_urls(&config),
+        block_size: config.cache.block_size,
+        group: config.group.clone(),
+        store,
+        node: Arc::clone(&node),
+        announcer: Arc::clone(&announcer),
         stats: Arc::clone(&stats),
-        started,
-        gauges: Box::new(move |stats| setup::set_memory_gauges(&pool, &tier, stats)),
-        info: {
-            let node = Arc::clone(&node);
-            Box::new(move |path| {
-                let volumes = node.volumes();
-                let unknown = || Error::new(ErrorKind::NotFound, "no mount has asked this node for anything yet");
-                volumes.first().ok_or_else(unknown)?.info(path)
-            })
-        },
-        status: {
-            let (store, listening, node) = (store.clone(), listening.clone(), Arc::clone(&node));
-            let (announcer, group) = (Arc::clone(&announcer), config.group.clone());
-            let stats = Arc::clone(&stats);
-            let transports: &[&str] = if rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
-            let found = found.iter().flatten();
-            let rails: Vec<Value> =
-                rails.iter().zip(found).map(|(rail, found)| rails::rail_status(rail, found)).collect();
-            Box::new(move || {
-                json!({
-                    "kind": "node",
-                    "version": env!("CARGO_PKG_VERSION"),
-                    "name": name,
-                    "addresses": listening,
-                    "transports": transports,
-                    "rails": rails,
-                    "weight": stats.group.weight.get(),
-                    "group": group::registration_status(group.as_ref(), announcer.as_ref().as_ref()),
-                    "sources": sources,
-                    "volumes": node.volumes().iter().map(|v| v.source().to_owned()).collect::<Vec<_>>(),
-                    "block_size": block_size,
-                    "writes": node.writes_json(),
-                    "disks": setup::disk_status(store.as_deref()),
-                })
-            })
-        },
-        jobs: Err("a node runs no jobs, but executes their requests; name a path in a mount"),
-        export: None,
-        health: Box::new(move || setup::check_disks(&store.as_deref().map(|store| store.disks()).unwrap_or_default())),
-        metrics_address: OnceLock::new(),
-    });
-    let asked = Arc::downgrade(&look);
-    node.set_describe(Box::new(move || match asked.upgrade() {
-        Some(look) => json!({"status": look.status(), "stats": look.stats()}),
-        None => Value::Null,
-    }));
-    node.set_weigh({
-        let (announcer, stats) = (Arc::clone(&announcer), Arc::clone(&stats));
-        Box::new(move |weight| {
-            let Some(announcer) = announcer.as_ref() else {
-                let why = "its registry stores no weights: remove the node from the list";
-                return Err(Error::new(ErrorKind::Unsupported, why));
-            };
-            // The client continues when the registry has stored the weight.
-            announcer.update_member_by(Instant::now() + TOLD, |member| member.weight = weight)?;
-            stats.group.weight.set(u64::from(weight));
-            tracing::info!("this node's weight is {weight} from now on, until it is started again");
-            Ok(())
-        })
-    });
+    };
+    let target = admin_target(view, pool, tier, started);
+    describe_to_others(&node, &target);
+    accept_weights(&node, &announcer, &stats);
     let owner = listening.first().cloned().unwrap_or_default();
-    let admin = AdminServices::open(SocketOwner::Node(&owner), &config.metrics, &look)?;
+    let admin = AdminServices::open(SocketOwner::Node(&owner), &config.metrics, &target)?;
     let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
     let (mut reached, rails) = reachable_at(tcp.local_addrs(), found.as_deref());
     reached.extend(rails);
@@ -228,11 +148,181 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         rdma,
         admin,
         _shared: folder,
-        _target: look,
+        _target: target,
         node,
         recent,
         fresh,
     })
+}
+
+fn source_urls(config: &NodeConfig) -> Vec<String> {
+    config.sources.iter().map(|source| source.as_str().to_owned()).collect()
+}
+
+/// The age of names and attributes at a node, and the memory for them.
+fn metadata_limits(config: &NodeConfig) -> (Duration, u64) {
+    (setup::NODE_METADATA_TTL, config.budget.metadata_bytes)
+}
+
+/// A source that can't be reached is an error at the start, not at the first read.
+fn check_sources(config: &NodeConfig, stats: &Arc<Stats>) -> Result<(), Fault> {
+    for source in &config.sources {
+        let limits = metadata_limits(config);
+        let origin = setup::open_under(source.as_str(), &[], &config.under, limits, stats, &SharedBuckets::default())?;
+        setup::check_origin(&*origin, config.under.timeout)?;
+        tracing::info!("source {}", origin.describe());
+    }
+    Ok(())
+}
+
+/// Makes the service that answers mounts, which takes changes where the configuration says so.
+fn open_service(
+    config: &NodeConfig,
+    name: &str,
+    shared: &Arc<CacheContext>,
+    stats: &Arc<Stats>,
+) -> Result<Arc<CacheNode>, Fault> {
+    let sources = source_urls(config);
+    let within = sources.clone();
+    let under = config.under.clone();
+    let limits = metadata_limits(config);
+    let origin_stats = Arc::clone(stats);
+    let buckets = SharedBuckets::default();
+    let open =
+        Box::new(move |source: &str| setup::open_under(source, &within, &under, limits, &origin_stats, &buckets));
+    let node = CacheNode::new(name, Arc::clone(shared), sources.clone(), open);
+    if let Some(writes) = config.writes {
+        // A source that can't be changed is an error at the start.
+        for source in &sources {
+            open_node_writes(source, &writes).map_err(|error| unwritable(error, "leave --writable out"))?;
+        }
+        node.accept_writes(Box::new(move |source| Ok(open_node_writes(source, &writes)?)));
+        expire_sessions(&node)?;
+        tracing::info!("changes are taken from mounts with --rw");
+    }
+    node.set_placement_rule(PLACEMENT_RULE);
+    Ok(node)
+}
+
+fn start_tcp_server(
+    config: &NodeConfig,
+    addresses: &[SocketAddr],
+    node: &Arc<CacheNode>,
+    trust: &Arc<Trust>,
+    pool: &Arc<BufferPool>,
+    stats: &Arc<Stats>,
+) -> Result<TcpServer, Fault> {
+    let (max_connections, _, more_connections) = limits::connection_limits();
+    let server_config = ServerConfig {
+        max_connections,
+        more_connections,
+        max_pending_handshakes: (max_connections / 8).min(1024),
+        max_workers: (config.budget.serve_slots as usize).max(16),
+        socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
+        trust: Arc::clone(trust),
+        payload_pool: Some(Arc::clone(pool)),
+        ..ServerConfig::default()
+    };
+    Ok(TcpServer::bind(addresses, Arc::clone(node) as _, server_config, Arc::clone(stats))?)
+}
+
+/// The parts of a running node that its status is read from.
+struct NodeView {
+    name: String,
+    addresses: Vec<String>,
+    rails: Vec<RailStatus>,
+    sources: Vec<String>,
+    block_size: u64,
+    group: Option<GroupConfig>,
+    store: Option<Arc<Store>>,
+    node: Arc<CacheNode>,
+    announcer: Arc<Option<NodeAnnouncer>>,
+    stats: Arc<Stats>,
+}
+
+impl NodeView {
+    fn status(&self) -> NodeStatus {
+        let transports: &[&str] = if self.rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
+        let writes = self.node.writes_in_use();
+        NodeStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            name: self.name.clone(),
+            addresses: self.addresses.clone(),
+            transports: transports.iter().map(ToString::to_string).collect(),
+            rails: self.rails.clone(),
+            weight: self.stats.group.weight.get(),
+            group: group::registration_status(self.group.as_ref(), self.announcer.as_ref().as_ref()),
+            sources: self.sources.clone(),
+            volumes: self.node.volumes().iter().map(|volume| volume.source().to_owned()).collect(),
+            block_size: self.block_size,
+            writes: NodeWrites {
+                writable: writes.writable,
+                sessions: writes.sessions as u64,
+                open_files: writes.open_files as u64,
+            },
+            disks: setup::disk_status(self.store.as_deref()),
+            origin_errors: BTreeMap::new(),
+        }
+    }
+
+    /// The cached blocks of a file of the source that was opened first.
+    fn file_info(&self, path: &[u8]) -> spurline_types::Result<InfoDocument> {
+        let volumes = self.node.volumes();
+        let unknown = || Error::new(ErrorKind::NotFound, "no mount has asked this node for anything yet");
+        Ok(InfoDocument { file: volumes.first().ok_or_else(unknown)?.info(path)?, writes: None })
+    }
+
+    fn check_disks(&self) -> spurline_types::Result<()> {
+        setup::check_disks(&self.store.as_deref().map(|store| store.disks()).unwrap_or_default())
+    }
+}
+
+fn admin_target(view: NodeView, pool: Arc<BufferPool>, tier: Arc<MemTier>, started: Instant) -> Arc<ProcessTarget> {
+    let view = Arc::new(view);
+    let status = Arc::clone(&view);
+    let info = Arc::clone(&view);
+    let health = Arc::clone(&view);
+    Arc::new(ProcessTarget {
+        stats: Arc::clone(&view.stats),
+        started,
+        gauges: Box::new(move |stats| setup::set_memory_gauges(&pool, &tier, stats)),
+        info: Box::new(move |path| info.file_info(path)),
+        role: Box::new(move || ProcessRole::Node(status.status())),
+        jobs: Err("a node runs no jobs, but executes their requests; name a path in a mount"),
+        export: None,
+        health: Box::new(move || health.check_disks()),
+        metrics_address: OnceLock::new(),
+    })
+}
+
+/// Makes the node answer the processes that query it over its group port.
+fn describe_to_others(node: &Arc<CacheNode>, target: &Arc<ProcessTarget>) {
+    let target = Arc::downgrade(target);
+    node.set_describe(Box::new(move |origin_errors| {
+        let Some(target) = target.upgrade() else { return NodeDescription::write(None) };
+        let mut status = target.process_status();
+        if let ProcessRole::Node(node) = &mut status.role {
+            node.origin_errors = origin_errors;
+        }
+        NodeDescription::write(Some((&status, target.current_stats())))
+    }));
+}
+
+/// Makes the node take another weight, which its registry stores.
+fn accept_weights(node: &Arc<CacheNode>, announcer: &Arc<Option<NodeAnnouncer>>, stats: &Arc<Stats>) {
+    let announcer = Arc::clone(announcer);
+    let stats = Arc::clone(stats);
+    node.set_weigh(Box::new(move |weight| {
+        let Some(announcer) = announcer.as_ref() else {
+            let why = "its registry stores no weights: remove the node from the list";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        };
+        // The client continues when the registry has stored the weight.
+        announcer.update_member_by(Instant::now() + WEIGHT_STORE_TIMEOUT, |member| member.weight = weight)?;
+        stats.group.weight.set(u64::from(weight));
+        tracing::info!("this node's weight is {weight} from now on, until it is started again");
+        Ok(())
+    }));
 }
 
 impl RunningNode {

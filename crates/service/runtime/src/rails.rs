@@ -1,12 +1,12 @@
 //! The rails of a mount or a node: resolves the interfaces of --rdma-network to RDMA devices, makes a mount's
 //! connections over them, and starts a node's server on them.
 
-use serde_json::{Value, json};
 use spurline_client::{GroupMembers, NodeRails, PathMonitor, RailDialer, RailsConfig};
 use spurline_config::{Fault, MemoryBudget, RdmaConfig, TransportMode, VolumeConfig};
 use spurline_fabric::HostTree;
 use spurline_mem::BufferPool;
 use spurline_net_rdma::{RdmaConnector, RdmaServer, RdmaServerConfig, RdmaTimeouts, connection_bytes};
+use spurline_observe::documents::RailStatus;
 use spurline_proto::RailInfo;
 use spurline_rails::{LocalRail, MemlockLimit, UnusableRail, check_memlock, host_addresses, resolve_rails};
 use spurline_transport::{Connector, PathTiming, Service};
@@ -139,16 +139,15 @@ pub fn start_rdma_server(
 }
 
 /// A rail, for `status`.
-pub fn rail_status(rail: &RailInfo, found: &LocalRail) -> Value {
-    json!({
-        "device": found.device,
-        // Null where the kernel knows none.
-        "numa_node": found.numa_node,
-        "interface": rail.name,
-        "address": SocketAddr::new(rail.address, rail.port).to_string(),
-        "link": rail.link.to_string(),
-        "speed_mbit": rail.speed_mbit,
-    })
+pub fn rail_status(rail: &RailInfo, found: &LocalRail) -> RailStatus {
+    RailStatus {
+        device: found.device.clone(),
+        numa_node: found.numa_node,
+        interface: rail.name.clone(),
+        address: SocketAddr::new(rail.address, rail.port).to_string(),
+        link: rail.link.to_string(),
+        speed_mbit: rail.speed_mbit,
+    }
 }
 
 /// Makes channels over the rails of a mount.

@@ -1,10 +1,10 @@
 //! Common setup of mounts and nodes from their configuration: trust, origin and cache disks.
 
 use crate::shared_folder::SharedCacheFolder;
-use serde_json::{Value, json};
 use spurline_config as config;
 use spurline_config::{CacheSize, Fault, IorpcMode};
 use spurline_mem::{BufferPool, MemTier};
+use spurline_observe::documents;
 use spurline_origin::{CachedOrigin, MetadataConfig, OriginOptions, OriginStore, SharedBuckets, SourceScheme};
 use spurline_store::{CacheCapacity, DiskState, DiskStatus, FreshDirs, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
@@ -82,7 +82,7 @@ pub fn check_origin(under: &dyn OriginStore, limit: Duration) -> Result<(), Faul
 
 /// The state of a process by its origins: `up`, or why it is not.
 pub fn origin_state(stats: &Stats) -> &'static str {
-    if stats.metadata.silent_origins.get() > 0 { "origin does not respond" } else { "up" }
+    if stats.metadata.silent_origins.get() > 0 { "origin does not respond" } else { documents::STATE_UP }
 }
 
 /// Whether [`open_store`] opens any cache disk.
@@ -201,21 +201,19 @@ impl Drop for CreatedFolder {
 }
 
 /// The cache disks, for `status`.
-pub fn disk_status(store: Option<&Store>) -> Value {
+pub fn disk_status(store: Option<&Store>) -> Vec<documents::CacheDiskStatus> {
     let disks = store.map(|store| store.disks()).unwrap_or_default();
     disks
-        .iter()
-        .map(|disk| {
-            json!({
-                "path": disk.path.display().to_string(),
-                "state": disk.state.name(),
-                "since": disk.since.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-                "reason": disk.reason,
-                "used_bytes": disk.used,
-                "capacity_bytes": disk.capacity,
-                "free_bytes": disk.free,
-                "blocks": disk.blocks,
-            })
+        .into_iter()
+        .map(|disk| documents::CacheDiskStatus {
+            path: disk.path.display().to_string(),
+            state: disk.state.name().to_owned(),
+            since: disk.since.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            reason: disk.reason,
+            used_bytes: disk.used,
+            capacity_bytes: disk.capacity,
+            free_bytes: disk.free,
+            blocks: disk.blocks,
         })
         .collect()
 }

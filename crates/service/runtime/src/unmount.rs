@@ -352,11 +352,11 @@ impl MountProcess {
             }
             next = Instant::now() + REPORT_INTERVAL;
             // One that ends meanwhile does not answer.
-            let status = admin.fetch_status(REPORT_INTERVAL).unwrap_or_default();
-            let behind = &status["writes"]["behind"];
-            unsent = describe_unsent(behind);
+            let status = admin.fetch_status(REPORT_INTERVAL).ok();
+            let behind = status.as_ref().and_then(|status| status.mount()?.writes.behind.as_ref());
+            unsent = behind.and_then(describe_unsent);
             unsent.iter().cloned().for_each(report.unsent);
-            if behind["finishing"] == true && !std::mem::replace(&mut finishing, true) {
+            if behind.is_some_and(|behind| behind.finishing) && !std::mem::replace(&mut finishing, true) {
                 (report.note)("waiting for the nodes to make the changes durable".into());
             }
             if let Some(pid) = self.pid {
@@ -426,12 +426,13 @@ fn report_losses(
     report: &UnmountReport<'_>,
 ) -> Result<(), Fault> {
     let at = mount.mountpoint.display().to_string();
-    let behind = end.and_then(|end| end.read_report(END_WATCH_LIMIT).ok());
-    if let Some(doubt) = behind.as_ref().and_then(describe_doubt) {
+    let end_report = end.and_then(|end| end.read_report(END_WATCH_LIMIT).ok());
+    let behind = end_report.as_ref().and_then(Option::as_ref);
+    if let Some(doubt) = behind.and_then(describe_doubt) {
         (report.warn)(format!("{at}: {doubt}"));
     }
-    let lost = match behind {
-        Some(behind) => describe_losses(&behind),
+    let lost = match end_report {
+        Some(_) => behind.and_then(describe_losses),
         None => unsent.map(|unsent| format!("its process ended without a word, and no node had {unsent}")),
     };
     match lost {

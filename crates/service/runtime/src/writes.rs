@@ -1,8 +1,8 @@
 //! Opens the changing side of a mount's volume, and describes it. It knows neither FUSE nor mountpoints.
 
-use serde_json::{Value, json};
 use spurline_client::{GroupVolume, GroupWrites};
 use spurline_config::{Fault, MountConfig, WritesConfig};
+use spurline_observe::documents::{FileByteCount, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind};
 use spurline_origin::{SourceLocation, Squash, WritableSource};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result};
@@ -90,64 +90,63 @@ pub(crate) fn open_node_writes(source: &str, writes: &WritesConfig) -> Result<Ar
 }
 
 /// Written bytes that no node has yet and lost ones, for `status` and for the report of an unmount.
-pub(crate) fn behind_json(writes: &GroupWrites) -> Value {
-    let mut files = writes.unsent_files();
-    files.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    let bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
-    let count = files.len();
-    files.truncate(UNSENT_SHOWN);
+pub(crate) fn writes_behind(writes: &GroupWrites) -> WritesBehind {
+    let mut unsent = file_bytes(writes.unsent_files());
+    unsent.sort_by_key(|file| std::cmp::Reverse(file.bytes));
+    let unsent_bytes = unsent.iter().map(|file| file.bytes).sum();
+    let unsent_files = unsent.len() as u64;
+    unsent.truncate(UNSENT_SHOWN);
     let losses = writes.losses();
-    json!({
-        "unsent_bytes": bytes,
-        "unsent_files": count,
-        "unsent": files_json(&files),
-        "lost_bytes": losses.bytes,
-        "lost_files": losses.file_count,
-        "lost": files_json(&losses.first_files),
-        "not_durable": losses.not_durable,
-        "maybe_not_durable": losses.maybe_not_durable,
-        "finishing": writes.is_finishing(),
-    })
+    WritesBehind {
+        unsent_bytes,
+        unsent_files,
+        unsent,
+        lost_bytes: losses.bytes,
+        lost_files: losses.file_count,
+        lost: file_bytes(losses.first_files),
+        not_durable: losses.not_durable,
+        maybe_not_durable: losses.maybe_not_durable,
+        finishing: writes.is_finishing(),
+    }
 }
 
-fn files_json(files: &[(String, u64)]) -> Value {
-    files.iter().map(|(path, bytes)| json!({ "path": path, "bytes": bytes })).collect()
+fn file_bytes(files: Vec<(String, u64)>) -> Vec<FileByteCount> {
+    files.into_iter().map(|(path, bytes)| FileByteCount { path, bytes }).collect()
 }
 
-/// The unsent bytes of [`behind_json`] in words; `None` if there are none.
-pub fn describe_unsent(behind: &Value) -> Option<String> {
-    describe_files(behind, "unsent")
+/// The unsent bytes in words; `None` if there are none.
+pub fn describe_unsent(behind: &WritesBehind) -> Option<String> {
+    describe_files(behind.unsent_bytes, behind.unsent_files, &behind.unsent)
 }
 
-/// The losses of [`behind_json`] in words; `None` if there are none.
-pub fn describe_losses(behind: &Value) -> Option<String> {
-    let lost = describe_files(behind, "lost").map(|files| format!("lost, as no node took them: {files}"));
-    let undone = behind["not_durable"].as_str();
-    let undone = undone.map(|why| format!("not all changes of the mount are durable on its nodes: {why}"));
+/// The losses in words; `None` if there are none.
+pub fn describe_losses(behind: &WritesBehind) -> Option<String> {
+    let files = describe_files(behind.lost_bytes, behind.lost_files, &behind.lost);
+    let lost = files.map(|files| format!("lost, as no node took them: {files}"));
+    let reason = behind.not_durable.as_ref();
+    let undone = reason.map(|why| format!("not all changes of the mount are durable on its nodes: {why}"));
     let all: Vec<String> = lost.into_iter().chain(undone).collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-/// What [`behind_json`] leaves open at the end of a mount, in words; `None` if nothing is in doubt.
-pub(crate) fn describe_doubt(behind: &Value) -> Option<String> {
-    let why = behind["maybe_not_durable"].as_str()?;
+/// The doubts about durability at the end of a mount, in words; `None` if nothing is in doubt.
+pub(crate) fn describe_doubt(behind: &WritesBehind) -> Option<String> {
+    let why = behind.maybe_not_durable.as_ref()?;
     Some(format!(
         "it is not certain that all changes of the mount are durable: {why}; the host of that node still writes them unless it went down"
     ))
 }
 
-/// The bytes of one state in [`behind_json`], and their files.
-fn describe_files(behind: &Value, state: &str) -> Option<String> {
-    let bytes = behind[format!("{state}_bytes")].as_u64().filter(|bytes| *bytes > 0)?;
-    let files = behind[format!("{state}_files")].as_u64()?;
-    let shown = behind[state].as_array().into_iter().flatten().filter_map(|file| {
-        let size = human_bytes(file["bytes"].as_u64()?);
-        Some(format!("/{} ({size})", file["path"].as_str()?))
-    });
-    let shown: Vec<String> = shown.collect();
-    let more = files.saturating_sub(shown.len() as u64);
+/// All bytes of one state, with the first of their files; `None` without bytes.
+fn describe_files(bytes: u64, file_count: u64, first_files: &[FileByteCount]) -> Option<String> {
+    if bytes == 0 {
+        return None;
+    }
+    let named: Vec<String> =
+        first_files.iter().map(|file| format!("/{} ({})", file.path, human_bytes(file.bytes))).collect();
+    let more = file_count.saturating_sub(named.len() as u64);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    Some(format!("{} of written bytes: {}{more}", human_bytes(bytes), shown.join(", ")))
+    Some(format!("{} of written bytes: {}{more}", human_bytes(bytes), named.join(", ")))
 }
 
 /// The error of a mount whose log has losses.
@@ -158,33 +157,33 @@ pub(crate) fn loss_fault(mountpoint: &str, losses: &str) -> Fault {
     )
 }
 
-/// What the source can do, for `spurline info`.
-pub(crate) fn capabilities_json(can: &WriteCapabilities) -> Value {
-    json!({
-        "rename_directory": match can.rename_directory {
+/// The abilities of the source, for `spurline info`.
+pub(crate) fn source_abilities(can: &WriteCapabilities) -> SourceAbilities {
+    SourceAbilities {
+        rename_directory: match can.rename_directory {
             DirectoryRename::Atomic => "atomic".to_owned(),
             DirectoryRename::EachUpTo(n) => format!("each, up to {n}"),
             DirectoryRename::No => "no".to_owned(),
         },
-        "hard_links": can.hard_links,
-        "symlinks": can.symlinks,
-        "modes": can.modes,
-        "xattrs": can.xattrs,
-        "acls": can.acls,
+        hard_links: can.hard_links,
+        symlinks: can.symlinks,
+        modes: can.modes,
+        xattrs: can.xattrs,
+        acls: can.acls,
         // By every source that can be written at all.
-        "random_write": true,
-        "atomic_append": true,
-        "locks": lock_word(can.locks),
-        "holes": can.holes,
-        "copy": can.copy,
-    })
+        random_write: true,
+        atomic_append: true,
+        locks: lock_word(can.locks).to_owned(),
+        holes: can.holes,
+        copy: can.copy,
+    }
 }
 
 /// A scope as a word of JSON.
 pub(crate) fn lock_word(scope: LockScope) -> &'static str {
     match scope {
-        LockScope::Mount => "mount",
-        LockScope::Source => "source",
+        LockScope::Mount => LOCKS_OF_MOUNT,
+        LockScope::Source => LOCKS_OF_SOURCE,
     }
 }
 
@@ -194,23 +193,36 @@ mod tests {
 
     #[test]
     fn unsent_files_are_named() {
-        let status = |bytes, files| json!({ "unsent_bytes": bytes, "unsent_files": files, "unsent": [{ "path": "a/b", "bytes": bytes }] });
-        assert_eq!(describe_unsent(&status(0, 0)), None);
-        assert_eq!(describe_unsent(&status(2048, 1)).unwrap(), "2.00 KiB of written bytes: /a/b (2.00 KiB)");
-        assert!(describe_unsent(&status(2048, 3)).unwrap().ends_with("and 2 more"));
-        assert_eq!(describe_unsent(&Value::Null), None);
+        let behind = |bytes, files| WritesBehind {
+            unsent_bytes: bytes,
+            unsent_files: files,
+            unsent: file_bytes(vec![("a/b".to_owned(), bytes)]),
+            ..WritesBehind::default()
+        };
+        assert_eq!(describe_unsent(&behind(0, 0)), None);
+        assert_eq!(describe_unsent(&behind(2048, 1)).unwrap(), "2.00 KiB of written bytes: /a/b (2.00 KiB)");
+        assert!(describe_unsent(&behind(2048, 3)).unwrap().ends_with("and 2 more"));
+        assert_eq!(describe_unsent(&WritesBehind::default()), None);
     }
 
     #[test]
     fn losses_are_named() {
-        let lost = |bytes, why: Option<&str>| json!({ "lost_bytes": bytes, "lost_files": 1, "lost": [{ "path": "f", "bytes": bytes }], "not_durable": why });
+        let lost = |bytes, why: Option<&str>| WritesBehind {
+            lost_bytes: bytes,
+            lost_files: 1,
+            lost: file_bytes(vec![("f".to_owned(), bytes)]),
+            not_durable: why.map(ToOwned::to_owned),
+            ..WritesBehind::default()
+        };
         assert_eq!(describe_losses(&lost(0, None)), None);
-        assert_eq!(describe_losses(&Value::Null), None);
+        assert_eq!(describe_losses(&WritesBehind::default()), None);
         let both = describe_losses(&lost(2048, Some("no space"))).unwrap();
         let wanted = "lost, as no node took them: 2.00 KiB of written bytes: /f (2.00 KiB); not all changes of the mount are durable \
                       on its nodes: no space";
         assert_eq!(both, wanted);
-        let doubt = describe_doubt(&json!({ "maybe_not_durable": "node n was lost" })).unwrap();
+        let in_doubt =
+            WritesBehind { maybe_not_durable: Some("node n was lost".to_owned()), ..WritesBehind::default() };
+        let doubt = describe_doubt(&in_doubt).unwrap();
         assert!(
             doubt.starts_with("it is not certain that all changes of the mount are durable: node n was lost"),
             "{doubt}"

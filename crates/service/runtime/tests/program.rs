@@ -43,13 +43,13 @@ fn a_volume_lists_and_reads_through_the_cache() {
     let page = volume.volume().list(b"", None, 10).unwrap();
     assert_eq!(page.entries.iter().map(|entry| entry.name.as_slice()).collect::<Vec<_>>(), [b"a"]);
     assert_eq!(read(&**volume.volume(), "a"), bytes);
-    assert!(stats.to_json()["blockcache"]["miss_bytes"].as_u64().unwrap() > 0);
+    assert!(stats.blockcache.miss_bytes.get() > 0);
     assert_eq!(volume.volume().lookup(b"b").unwrap_err().kind(), ErrorKind::NotFound);
 
     // The second reading comes from the cache.
-    let missed = stats.to_json()["blockcache"]["miss_bytes"].clone();
+    let missed = stats.blockcache.miss_bytes.get();
     assert_eq!(read(&**volume.volume(), "a"), bytes);
-    assert_eq!(stats.to_json()["blockcache"]["miss_bytes"], missed);
+    assert_eq!(stats.blockcache.miss_bytes.get(), missed);
 }
 
 #[test]

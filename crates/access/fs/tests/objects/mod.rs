@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use spurline_fs::writable::WritableConfig;
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::info::FileInfo;
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::*;
@@ -610,7 +611,7 @@ impl Volume for NoReads {
         Err(failed(libc::ENOSYS))
     }
 
-    fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
-        Ok(serde_json::Value::Null)
+    fn info(&self, _path: &[u8]) -> Result<FileInfo> {
+        Err(Error::new(ErrorKind::Unsupported, "no blocks are cached"))
     }
 }

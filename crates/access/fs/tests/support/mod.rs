@@ -4,6 +4,7 @@
 use parking_lot::{Condvar, Mutex};
 use spurline_fs::{FileSystem, FsConfig};
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_volume::info::FileInfo;
 use spurline_volume::{BackingFile, ReadData, Volume, VolumeSpace};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -252,8 +253,8 @@ impl Volume for Tree {
         Ok(VolumeSpace { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 77, files_free: 7 })
     }
 
-    fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
-        Ok(serde_json::Value::Null)
+    fn info(&self, _path: &[u8]) -> Result<FileInfo> {
+        Err(Error::new(ErrorKind::Unsupported, "no blocks are cached"))
     }
 }
 

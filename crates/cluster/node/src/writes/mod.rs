@@ -35,6 +35,17 @@ const EBADF: i32 = 9;
 /// Flags of an open that count only once.
 const MADE: u32 = OpenFlags::CREATE | OpenFlags::EXCLUSIVE;
 
+/// The use of a node's writing side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WritesInUse {
+    /// Whether the node takes changes.
+    pub writable: bool,
+    /// Sessions of writing mounts.
+    pub sessions: usize,
+    /// Files that these mounts have open.
+    pub open_files: usize,
+}
+
 /// The writing side of a node.
 #[derive(Default)]
 pub(crate) struct WriteService {
@@ -108,10 +119,10 @@ impl CacheNode {
         }
     }
 
-    /// The writing side as JSON.
-    pub fn writes_json(&self) -> serde_json::Value {
-        let (sessions, files) = self.writes.sessions().counts();
-        serde_json::json!({ "writable": self.writes.is_on(), "sessions": sessions, "open_files": files })
+    /// The present use of the writing side.
+    pub fn writes_in_use(&self) -> WritesInUse {
+        let (sessions, open_files) = self.writes.sessions().counts();
+        WritesInUse { writable: self.writes.is_on(), sessions, open_files }
     }
 
     fn writable_source(&self, volume: spurline_proto::VolumeId) -> Result<Arc<dyn WritableVolume>> {

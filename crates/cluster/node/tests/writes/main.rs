@@ -111,7 +111,7 @@ fn names_and_bytes_are_changed_through_a_node() {
     assert!(matches!(stale.kind(), ErrorKind::Stale | ErrorKind::Io(116)), "{stale}");
     drop((file, opened));
     // One request closes many files, soon.
-    while node.node.writes_json()["open_files"] != 0 {
+    while node.node.writes_in_use().open_files != 0 {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -424,7 +424,7 @@ fn files_of_a_node_with_an_older_release_move_on() {
     let volume = connect(source.path(), &[&nodes[0], &nodes[1]], None, Some(old)).unwrap();
     let (_volume, writes) = start_writes(volume).unwrap();
     let files: Vec<_> = (0..8).map(|n| create(&*writes, &format!("f{n}"), O_EXCL).unwrap()).collect();
-    let open_files = |node: &Node| node.node.writes_json()["open_files"].as_u64().unwrap();
+    let open_files = |node: &Node| node.node.writes_in_use().open_files;
     assert!(open_files(&nodes[0]) > 0 && open_files(&nodes[1]) > 0, "both are homes");
     for file in &files {
         file.write_at(0, b"before, ", None).unwrap();

@@ -76,7 +76,7 @@ impl GroupCapacity<'_> {
                 (None, None) if self.refuses_pins(loaded - held) => "not all of it could be pinned".to_owned(),
                 // A pin alone evicts nothing.
                 (None, None) => continue,
-                _ => rules::describe_rule(&rule.to_json()),
+                _ => rules::describe_rule(&rule.to_info()),
             };
             let (loaded, held) = (human_bytes(loaded), human_bytes(held));
             said.push(format!("of {url} {loaded} were loaded and {held} are held: {why}"));

@@ -7,6 +7,7 @@ pub(crate) mod state_file;
 
 use serde_json::Value;
 use spurline_types::units::human_bytes;
+use spurline_volume::info::FileRule;
 
 /// A node's answer about the rule for a folder; null where it has none.
 pub fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
@@ -14,15 +15,15 @@ pub fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
 }
 
 /// A rule in words.
-pub fn describe_rule(rule: &Value) -> String {
+pub fn describe_rule(rule: &FileRule) -> String {
     let mut words = Vec::new();
-    if rule["pin"] == true {
+    if rule.pin {
         words.push("pinned".to_owned());
     }
-    if let Some(ttl) = rule["ttl_seconds"].as_u64() {
+    if let Some(ttl) = rule.ttl_seconds {
         words.push(format!("kept for {}", human_time(ttl)));
     }
-    if let Some(quota) = rule["quota_bytes"].as_u64() {
+    if let Some(quota) = rule.quota_bytes {
         words.push(format!("at most {}", human_bytes(quota)));
     }
     if words.is_empty() { "no rule".to_owned() } else { words.join(", ") }
@@ -41,12 +42,12 @@ pub fn human_time(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn a_rule_in_words() {
-        let rule = json!({"pin": true, "ttl_seconds": 60, "quota_bytes": 1 << 30});
+        let url = "s3://b/x".to_owned();
+        let rule = FileRule { url, pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 30) };
         assert_eq!(describe_rule(&rule), "pinned, kept for 60 s, at most 1.00 GiB");
-        assert_eq!(describe_rule(&json!({"url": "x"})), "no rule");
+        assert_eq!(describe_rule(&FileRule::default()), "no rule");
     }
 }

@@ -109,7 +109,7 @@ impl NodeHost {
     /// Open files of mounts on it.
     pub fn open_files(&self) -> u64 {
         let process = self.process.lock();
-        process.as_ref().map_or(0, |process| process.node.writes_json()["open_files"].as_u64().unwrap_or(0))
+        process.as_ref().map_or(0, |process| process.node.writes_in_use().open_files as u64)
     }
 }
 

@@ -1,0 +1,100 @@
+//! The document of `info`: a file of a volume with its cached blocks. Nodes send it to mounts, and mounts show it to people.
+
+use serde::{Deserialize, Serialize};
+use spurline_types::FileKind;
+
+/// A file with its cached blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    /// The source.
+    pub source: String,
+    /// The path below the source; bytes that are no text are replaced.
+    pub path: String,
+    /// The kind of the name.
+    pub kind: FileKind,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Its version.
+    pub version: String,
+    /// The object store's etag.
+    #[serde(default)]
+    pub etag: Option<String>,
+    /// Bytes of a block.
+    pub block_size: u64,
+    /// Numbers of blocks.
+    #[serde(default)]
+    pub blocks: BlockCounts,
+    /// Runs of cached blocks.
+    #[serde(default)]
+    pub held: Vec<BlockRun>,
+    /// The folder rule that covers it.
+    #[serde(default)]
+    pub rule: Option<FileRule>,
+    /// The nodes that have answered; empty for the cache of one process.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+    /// The nodes that have not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub silent: Vec<String>,
+}
+
+/// Numbers of a file's blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockCounts {
+    /// All of the file.
+    pub total: u64,
+    /// Cached, each node's copies counted.
+    pub cached: u64,
+    /// In memory.
+    pub memory: u64,
+    /// On cache disks.
+    pub disk: u64,
+}
+
+/// Consecutive blocks in the same place.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockRun {
+    /// The first block.
+    pub first: u64,
+    /// The last block.
+    pub last: u64,
+    /// `memory`, `disk`, or `memory and disk`.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// The node that holds them; `None` for the cache of this process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holder: Option<String>,
+}
+
+/// The folder rule that covers a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FileRule {
+    /// The folder.
+    pub url: String,
+    /// Never evicted for room.
+    pub pin: bool,
+    /// How long its blocks are kept.
+    pub ttl_seconds: Option<u64>,
+    /// The bytes that the group may store of it.
+    pub quota_bytes: Option<u64>,
+}
+
+impl BlockRun {
+    /// Number of blocks.
+    pub fn count(&self) -> u64 {
+        self.last + 1 - self.first
+    }
+
+    /// Whether the blocks are in memory.
+    pub fn is_in_memory(&self) -> bool {
+        self.place.contains("memory")
+    }
+
+    /// Whether the blocks are on a cache disk.
+    pub fn is_on_disk(&self) -> bool {
+        self.place.contains("disk")
+    }
+}

@@ -1,0 +1,35 @@
+//! The document of `info`: a file of a mount with its cached blocks, and the abilities of a writable source.
+
+use super::SourceAbilities;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::info::FileInfo;
+
+/// A file, as a mount or a node knows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InfoDocument {
+    /// The file and its cached blocks.
+    #[serde(flatten)]
+    pub file: FileInfo,
+    /// The abilities of the source; `None` where the mount is read-only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes: Option<SourceAbilities>,
+}
+
+impl InfoDocument {
+    /// Reads the document.
+    ///
+    /// # Errors
+    /// When it describes no file.
+    pub fn from_json(document: &Value) -> Result<Self> {
+        Self::deserialize(document).map_err(|error| {
+            Error::new(ErrorKind::Protocol, format!("the description of the file is malformed: {error}"))
+        })
+    }
+
+    /// The document.
+    pub fn to_json(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+}
