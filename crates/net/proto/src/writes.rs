@@ -658,6 +658,18 @@ impl WriteCall<'_> {
     }
 }
 
+fn put_new_file(flags: OpenFlags, mode: u32, file: u64, out: &mut Vec<u8>) {
+    out.put_u32(flags.bits());
+    out.put_u32(mode);
+    out.put_u64(file);
+}
+
+fn put_lock(owner: u64, range: &LockRange, kind: LockKind, out: &mut Vec<u8>) {
+    out.put_u64(owner);
+    put_range(range, out);
+    out.put_u8(lock_code(kind));
+}
+
 fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
     out.put_u8(call.code().0);
     match call {
@@ -679,15 +691,11 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
         }
         WriteCall::Create { at, flags, mode, file } => {
             put_name(at, out);
-            out.put_u32(flags.bits());
-            out.put_u32(*mode);
-            out.put_u64(*file);
+            put_new_file(*flags, *mode, *file, out);
         }
         WriteCall::CreateUnnamed { directory, flags, mode, file } => {
             put_node(directory, out);
-            out.put_u32(flags.bits());
-            out.put_u32(*mode);
-            out.put_u64(*file);
+            put_new_file(*flags, *mode, *file, out);
         }
         WriteCall::Reopen { of, flags, file } => {
             out.put_u64(*of);
@@ -745,16 +753,12 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
         }
         WriteCall::TestLock { file, owner, range, kind } => {
             out.put_u64(*file);
-            out.put_u64(*owner);
-            put_range(range, out);
-            out.put_u8(lock_code(*kind));
+            put_lock(*owner, range, *kind, out);
         }
         WriteCall::SetLock { file, family, owner, range, kind } => {
             out.put_u64(*file);
             out.put_u8(u8::from(*family == LockFamily::Flock));
-            out.put_u64(*owner);
-            put_range(range, out);
-            out.put_u8(lock_code(*kind));
+            put_lock(*owner, range, *kind, out);
         }
         WriteCall::ReadDirectory { file, from, max, attrs } => {
             out.put_u64(*file);
