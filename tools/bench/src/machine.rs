@@ -2,6 +2,7 @@
 
 use crate::stop::check_stop;
 use serde_json::{Value, json};
+use spurline_sys::MountTable;
 use std::path::Path;
 
 fn read_line(path: &str) -> Option<String> {
@@ -100,16 +101,11 @@ pub fn load_average() -> f64 {
 /// The file system a path is on: type, device, options.
 pub fn file_system(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
-    let mounts = read_line("/proc/self/mounts")?;
-    let mut best: Option<(usize, String)> = None;
-    for mount in mounts.lines() {
-        let mut fields = mount.split(' ');
-        let (device, at, kind, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-        if path.starts_with(at) && best.as_ref().is_none_or(|(len, _)| at.len() >= *len) {
-            best = Some((at.len(), format!("{kind} on {device} ({options})")));
-        }
-    }
-    best.map(|(_, text)| text)
+    let table = MountTable::read().ok()?;
+    let entry = table.seen_at(&path)?;
+    // The first word of the file system's options repeats whether it is writable.
+    let more = entry.options.split_once(',').map_or(String::new(), |(_, more)| format!(",{more}"));
+    Some(format!("{} on {} ({}{more})", entry.fstype, entry.source, entry.flags))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
 use crate::stop;
 use serde_json::Value;
+use spurline_sys::MountTable;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -88,8 +89,8 @@ impl Drop for MountUnderTest {
 
 /// Whether `at` is a mountpoint.
 pub fn is_mounted(at: &Path) -> bool {
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    mounts.lines().filter_map(|l| l.split(' ').nth(1)).any(|m| Path::new(m) == at)
+    let table = MountTable::read().unwrap_or_default();
+    table.entries().iter().any(|entry| entry.mountpoint == at)
 }
 
 /// The folder above which another device begins.

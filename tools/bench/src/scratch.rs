@@ -3,6 +3,7 @@
 
 use crate::error::{BenchError, Result};
 use crate::stop;
+use spurline_sys::MountTable;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -65,10 +66,9 @@ impl ScratchDir {
 impl Drop for ScratchDir {
     fn drop(&mut self) {
         // A mount that is still there keeps its mountpoint; never descend into one.
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let root = self.root.to_string_lossy();
-        if mounts.lines().filter_map(|l| l.split(' ').nth(1)).any(|at| at.starts_with(root.as_ref())) {
-            eprintln!("left behind, as something is still mounted in it: {root}");
+        let table = MountTable::read().unwrap_or_default();
+        if table.entries().iter().any(|entry| entry.mountpoint.starts_with(&self.root)) {
+            eprintln!("left behind, as something is still mounted in it: {}", self.root.display());
             return;
         }
         // The next run's sweep removes what is left.

@@ -19,7 +19,7 @@ const GROUPS: &[&str] = &["base", "net", "origin", "host", "cache", "cluster", "
 
 /// Crates of a group in layers, lowest first. Crates that share a layer do not name each other.
 const LAYERS: &[(&str, &[&[&str]])] = &[
-    ("base", &[&["types", "exec"], &["mem"], &["volume"]]),
+    ("base", &[&["types", "exec", "sys"], &["mem"], &["volume"]]),
     ("net", &[&["proto"], &["trust", "verbs"], &["transport"], &["tcp", "rdma", "sim"]]),
     ("origin", &[&["origin"]]),
     ("host", &[&["fabric", "umad"], &["rails"], &["probe"]]),

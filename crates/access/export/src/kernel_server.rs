@@ -5,7 +5,7 @@ use crate::export_records::{ExportRecord, ServerRecord};
 use crate::server_changes::ServerChange;
 use crate::server_settings::{NfsSettings, settings_file, settings_path, threads_at_start};
 use serde_json::{Value, json};
-use spurline_types::octal::unescape_octal;
+use spurline_sys::unescape_octal;
 use spurline_types::{Error, Result};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

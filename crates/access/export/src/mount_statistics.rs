@@ -1,6 +1,7 @@
 //! What the NFS client of the kernel did: mounts, their servers' addresses, transports and connections. It asks no server.
 
 use crate::kernel_server::decode_path;
+use spurline_sys::MountTable;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
@@ -45,8 +46,8 @@ impl NfsMount {
     pub fn read_all(root: &Path) -> std::io::Result<Vec<NfsMount>> {
         let statistics = std::fs::read(root.join("proc/self/mountstats"))?;
         let mut mounts = parse_mountstats(&String::from_utf8_lossy(&statistics));
-        let table = std::fs::read(root.join("proc/self/mountinfo")).unwrap_or_default();
-        add_addresses(&mut mounts, &String::from_utf8_lossy(&table), &trunked_addresses(root));
+        let table = MountTable::read_file(&root.join("proc/self/mountinfo")).unwrap_or_default();
+        add_addresses(&mut mounts, &table, &trunked_addresses(root));
         Ok(mounts)
     }
 
@@ -76,15 +77,10 @@ fn trunked_addresses(root: &Path) -> Vec<BTreeSet<IpAddr>> {
 }
 
 /// Adds the servers' addresses, which `/proc/self/mountstats` does not show.
-fn add_addresses(mounts: &mut [NfsMount], mountinfo: &str, trunked: &[BTreeSet<IpAddr>]) {
-    for line in mountinfo.lines() {
-        let Some((left, right)) = line.split_once(" - nfs") else { continue };
-        let Some(at) = left.split(' ').nth(4).map(decode_path) else { continue };
-        let options = right.rsplit(' ').next().unwrap_or("").split(',');
-        let Some(address) = options.filter_map(|option| option.strip_prefix("addr=")?.parse::<IpAddr>().ok()).next()
-        else {
-            continue;
-        };
+fn add_addresses(mounts: &mut [NfsMount], table: &MountTable, trunked: &[BTreeSet<IpAddr>]) {
+    for entry in table.entries().iter().filter(|entry| entry.fstype.starts_with("nfs")) {
+        let Some(address) = entry.option("addr").and_then(|address| address.parse::<IpAddr>().ok()) else { continue };
+        let at = entry.mountpoint.to_string_lossy();
         for mount in mounts.iter_mut().filter(|mount| mount.mountpoint == at) {
             mount.addresses.insert(address);
             for together in trunked.iter().filter(|together| together.contains(&address)) {

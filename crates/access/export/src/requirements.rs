@@ -6,9 +6,7 @@ use crate::firewall::check_firewall;
 use crate::kernel_server::ServerState;
 use crate::server_settings::NfsSettings;
 use spurline_fabric::HostFacts;
-use spurline_types::octal::unescape_octal;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt as _;
+use spurline_sys::MountTable;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -288,20 +286,13 @@ fn pseudo_root_limit(plan: &ExportPlan) -> Option<RequirementOutcome> {
         return None;
     }
     let mountpoint = &plan.mountpoint;
-    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mounts: Vec<(PathBuf, &str)> = table
-        .lines()
-        .filter_map(|line| {
-            let (left, right) = line.split_once(" - ")?;
-            let at = unescape_octal(left.split(' ').nth(4)?.as_bytes());
-            Some((PathBuf::from(OsString::from_vec(at)), right.split(' ').next()?))
-        })
-        .collect();
+    let table = MountTable::read().ok()?;
     let above = mountpoint.ancestors().skip(1);
-    let kinds = above.filter_map(|dir| mounts.iter().rev().find(|(at, _)| at == dir));
-    let unfit = kinds.into_iter().find(|(_, kind)| matches!(*kind, "overlay" | "tmpfs" | "ramfs" | "squashfs" | "9p"));
-    unfit.map(|(at, kind)| {
-        let at = at.display();
+    let mut topmost = above.filter_map(|dir| table.entries().iter().rev().find(|entry| entry.mountpoint == dir));
+    let unfit = topmost.find(|entry| matches!(&*entry.fstype, "overlay" | "tmpfs" | "ramfs" | "squashfs" | "9p"));
+    unfit.map(|entry| {
+        let at = entry.mountpoint.display();
+        let kind = &entry.fstype;
         outcome(
             "nfsv4-root",
             RequirementState::Limited,

@@ -1,7 +1,7 @@
 //! Mount and unmount: mount(2) as root, fusermount3 otherwise. It knows nothing of requests.
 
-use crate::mountinfo::{MountEntry, mounted_at, resolve_mountpoint};
 use crate::options::MountOptions;
+use spurline_sys::{MountEntry, mounted_at, resolve_mountpoint};
 use std::ffi::{CStr, CString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};

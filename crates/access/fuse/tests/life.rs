@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use spurline_fuse::*;
+use spurline_sys::mounted_at;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};

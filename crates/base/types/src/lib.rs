@@ -10,7 +10,6 @@ pub mod host_port;
 pub mod id;
 pub mod id_hash;
 pub mod member;
-pub mod octal;
 pub mod option_list;
 pub mod path_stats;
 pub mod sink;

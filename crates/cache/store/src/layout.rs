@@ -11,6 +11,7 @@
 
 use crate::files::FileKey;
 use rustix::fs::{FlockOperation, flock};
+use spurline_sys::replace_file;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, Size};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -222,8 +223,7 @@ fn write_format(path: &Path, block_size: u32) -> Result<u64> {
     let id =
         xxhash_rust::xxh3::xxh3_64_with_seed(path.as_os_str().as_encoded_bytes(), xxhash_rust::xxh3::xxh3_64(&seed));
     let text = format!("layout={LAYOUT}\nblock_size={block_size}\ndisk_id={id}\n");
-    let new = path.join("format.new");
-    std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, path.join("format"))).map_err(|e| {
+    replace_file(&path.join("format"), text.as_bytes(), 0o644).map_err(|e| {
         dir_error(path, "its format file can't be written", &e, "free some space or give another --cache-dir")
     })?;
     Ok(id)

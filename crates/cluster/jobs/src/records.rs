@@ -5,6 +5,7 @@ use crate::progress::JobProgress;
 use crate::run::JobCheckpoint;
 use crate::spec::JobSpec;
 use serde::{Deserialize, Serialize};
+use spurline_sys::replace_file;
 use spurline_types::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
@@ -155,12 +156,7 @@ impl JobRecords for DirJobRecords {
         let path = self.file(id);
         let cant = |e: std::io::Error| Error::io(format_args!("{}", path.display()), &e);
         let text = serde_json::to_vec(job).map_err(|e| cant(e.into()))?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.dir).map_err(cant)?;
-        std::io::Write::write_all(&mut file, &text).map_err(cant)?;
-        // Sync the bytes before the rename, in case of a power failure.
-        file.as_file().sync_all().map_err(cant)?;
-        file.persist(&path).map_err(|e| cant(e.error))?;
-        Ok(())
+        replace_file(&path, &text, 0o600).map_err(cant)
     }
 
     fn load_jobs(&self) -> Result<Vec<(String, JobRecord)>> {

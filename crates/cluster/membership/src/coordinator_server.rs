@@ -268,7 +268,7 @@ fn listen_error(at: SocketAddr, e: &std::io::Error) -> Error {
 }
 
 fn write_groups(file: &Path, groups: &BTreeMap<String, Vec<Member>>) -> Result<()> {
-    state_file::replace_file(file, "next", node_record::format_groups(groups).as_bytes())
+    spurline_sys::replace_file(file, node_record::format_groups(groups).as_bytes(), 0o600)
         .map_err(|e| Error::io(file.display(), &e))
 }
 

@@ -103,7 +103,7 @@ impl RecordTable {
     fn save_file(&self, records: &BTreeMap<String, Value>) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let text = serde_json::to_vec_pretty(records).unwrap_or_default();
-        state_file::replace_file(file, "rules-next", &text).map_err(|e| {
+        spurline_sys::replace_file(file, &text, 0o600).map_err(|e| {
             let what = format!("the coordinator can't write {}: {e}", file.display());
             Error::new(ErrorKind::Unavailable, what)
         })

@@ -1,7 +1,7 @@
-//! State files: read at the start, replaced as a whole. Their contents are opaque here.
+//! State files, read at the start. Their contents are opaque here.
 
 use spurline_types::{Error, Result};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// Reads and parses a state file; `None` when it does not exist. A damaged file is renamed, because a person may need
@@ -49,18 +49,6 @@ fn set_aside(file: &Path) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
-/// Replaces a file by way of a temporary one with another extension.
-///
-/// # Errors
-/// The system's error; the file is unchanged then.
-pub(crate) fn replace_file(file: &Path, extension: &str, text: &[u8]) -> io::Result<()> {
-    let next = file.with_extension(extension);
-    let mut out = std::fs::File::create(&next)?;
-    out.write_all(text)?;
-    out.sync_all()?;
-    std::fs::rename(&next, file)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,7 +62,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("nodes");
         assert_eq!(read_file(&file, number).unwrap(), None);
-        replace_file(&file, "next", b"7").unwrap();
+        spurline_sys::replace_file(&file, b"7", 0o600).unwrap();
         assert_eq!(read_file(&file, number).unwrap(), Some(7));
         for (spoilt, aside) in [("x", "nodes.spoilt"), ("y", "nodes.spoilt-2")] {
             std::fs::write(&file, spoilt).unwrap();

@@ -6,8 +6,8 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_change, mount_remount, unmount,
 };
 use spurline_config::Fault;
-use spurline_fuse::{MountEntry, MountTable};
 use spurline_observe::locate::FS_TYPE;
+use spurline_sys::{MountEntry, MountTable};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path};

@@ -4,9 +4,9 @@ use crate::launcher::PodReference;
 use crate::settings::VolumeSettings;
 use serde::{Deserialize, Serialize};
 use spurline_config::Fault;
+use spurline_sys::replace_file;
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 /// The record's file in the volume's directory.
@@ -72,13 +72,9 @@ impl VolumeRecord {
     /// # Errors
     /// When the directory is not writable.
     pub(crate) fn save(&self, dir: &Path) -> Result<(), Fault> {
-        let (new, file) = (dir.join("volume.json.new"), dir.join(FILE));
+        let file = dir.join(FILE);
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
-        let written = make_private_dir(dir).and_then(|()| {
-            let mut out = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            out.write_all(&text)?;
-            fs::rename(&new, &file)
-        });
+        let written = make_private_dir(dir).and_then(|()| replace_file(&file, &text, 0o600));
         written.map_err(|e| {
             Fault::failed(format!("the volume's record {}: {e}", file.display()), "make --state-dir writable")
         })

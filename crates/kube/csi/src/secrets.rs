@@ -3,9 +3,8 @@
 use crate::record::make_private_dir;
 use spurline_config::Fault;
 use spurline_config::values::nearest_word;
+use spurline_sys::replace_file;
 use std::collections::HashMap;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Keys that together make a file of AWS credentials, and their names in it.
@@ -97,10 +96,7 @@ fn write_or_remove(file: &Path, content: Option<&[u8]>) -> std::io::Result<()> {
         };
     };
     // A process that reads it again sees the old file or the new one.
-    let new = file.with_extension("new");
-    let mut out = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    out.write_all(content)?;
-    std::fs::rename(new, file)
+    replace_file(file, content, 0o600)
 }
 
 /// The flags and variables for the files that are in `dir`.

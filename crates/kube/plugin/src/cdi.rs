@@ -3,6 +3,7 @@
 
 use crate::advertised::AdvertisedResource;
 use serde_json::json;
+use spurline_sys::replace_file;
 use spurline_types::Size;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -92,9 +93,7 @@ pub fn write_spec(
         spec["containerEdits"] = json!({"hooks": [memlock_hook(limit)]});
     }
     // A runtime reads every .json file of the directory at any time.
-    let draft = file.with_extension("draft");
-    std::fs::write(&draft, format!("{spec:#}\n"))?;
-    std::fs::rename(&draft, &file)
+    replace_file(&file, format!("{spec:#}\n").as_bytes(), 0o644)
 }
 
 /// Removes this plugin's files of other resources than `resources`, of an earlier process, too; gives those that could not

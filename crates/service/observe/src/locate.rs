@@ -3,7 +3,7 @@
 
 use crate::client::AdminPeer;
 use crate::dial;
-use spurline_types::octal::unescape_octal;
+use spurline_sys::{MountEntry, MountTable};
 use spurline_types::{Error, ErrorKind, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -44,8 +44,8 @@ pub struct SpurlineMount {
 /// # Errors
 /// When /proc is not mounted.
 pub fn list_mounts() -> Result<Vec<SpurlineMount>> {
-    let text = std::fs::read("/proc/self/mountinfo").map_err(|e| Error::io("/proc/self/mountinfo", &e))?;
-    Ok(parse_mountinfo(&text))
+    let table = MountTable::read().map_err(|e| Error::io("/proc/self/mountinfo", &e))?;
+    Ok(spurline_mounts(&table))
 }
 
 /// Whether the process behind `socket` no longer has a mount at `mountpoint`: it was detached while files were open.
@@ -53,8 +53,8 @@ pub fn list_mounts() -> Result<Vec<SpurlineMount>> {
 /// if the process is about to mount.
 pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
     let Some(process) = dial::listener_process(socket) else { return false };
-    let table = std::fs::read(format!("/proc/{}/mountinfo", process.as_raw_pid()));
-    let gone = |table: Vec<u8>| !parse_mountinfo(&table).iter().any(|mount| mount.mountpoint == mountpoint);
+    let table = MountTable::read_file(Path::new(&format!("/proc/{}/mountinfo", process.as_raw_pid())));
+    let gone = |table: MountTable| !spurline_mounts(&table).iter().any(|mount| mount.mountpoint == mountpoint);
     let serves = || {
         let peer = AdminPeer::Socket(socket.to_owned(), None);
         peer.fetch_status(DETACHED_ANSWER).is_ok_and(|status| !status.is_starting())
@@ -62,30 +62,22 @@ pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
     table.is_ok_and(gone) && serves()
 }
 
-fn parse_mountinfo(text: &[u8]) -> Vec<SpurlineMount> {
-    let lines = text.split(|b| *b == b'\n');
-    lines
-        .filter_map(|line| {
-            let fields: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
-            let dash = fields.iter().position(|f| *f == b"-")?;
-            let (point, fs_type, source) = (fields.get(4)?, fields.get(dash + 1)?, fields.get(dash + 2)?);
-            if *fs_type != FS_TYPE.as_bytes() {
-                return None;
-            }
-            let options = String::from_utf8_lossy(fields.get(dash + 3).copied().unwrap_or_default()).into_owned();
-            let uid = options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok()).unwrap_or(0);
-            let device = String::from_utf8_lossy(fields.get(2)?).into_owned();
-            let minor = device.split_once(':').and_then(|(_, minor)| minor.parse().ok()).unwrap_or(0);
-            Some(SpurlineMount {
-                mountpoint: PathBuf::from(OsString::from_vec(unescape_octal(point))),
-                source: String::from_utf8_lossy(&unescape_octal(source)).into_owned(),
-                uid,
-                minor,
-                allow_other: options.split(',').any(|o| o == "allow_other"),
-                read_only: options.split(',').any(|o| o == "ro"),
-            })
-        })
-        .collect()
+fn spurline_mounts(table: &MountTable) -> Vec<SpurlineMount> {
+    let ours = table.entries().iter().filter(|entry| entry.fstype == FS_TYPE);
+    ours.map(SpurlineMount::from_entry).collect()
+}
+
+impl SpurlineMount {
+    fn from_entry(entry: &MountEntry) -> Self {
+        SpurlineMount {
+            mountpoint: entry.mountpoint.clone(),
+            source: entry.source.clone(),
+            uid: entry.option("user_id").and_then(|uid| uid.parse().ok()).unwrap_or(0),
+            minor: entry.device.1,
+            allow_other: entry.has_option("allow_other"),
+            read_only: entry.has_option("ro"),
+        }
+    }
 }
 
 /// A path divided into the mount that contains it and the rest, without a leading slash.
@@ -302,7 +294,7 @@ mod tests {
         let text = b"36 35 98:0 /mnt1 /a rw,noatime master:1 - ext3 /dev/root rw\n\
             40 35 0:50 / /mnt/with\\040blank ro,nosuid - fuse.spurline s3://b/a\\011b ro,user_id=1000,group_id=0\n\
             broken line\n41 35 0:51 / /m rw shared:3 - fuse.spurline file:///x rw\n";
-        let found = parse_mountinfo(text);
+        let found = spurline_mounts(&MountTable::parse(text));
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].mountpoint, Path::new("/mnt/with blank"));
         assert_eq!(found[0].minor, 50);

@@ -1,10 +1,10 @@
 //! The objects that were used lately, in a file beside the blocks of a node: the node started next knows the names of the
 //! blocks on its disks by it, and can hand them on. It does not know what they are used for.
 
-use crate::rules::state_file::replace_file;
 use serde_json::Value;
 use spurline_config::Fault;
 use spurline_node::CacheNode;
+use spurline_sys::replace_file;
 use spurline_types::Error;
 use std::fs;
 use std::io;
@@ -92,7 +92,7 @@ fn write_if_changed(file: &Path, node: &Weak<CacheNode>, written: u64) -> u64 {
 }
 
 fn write_record(file: &Path, node: &CacheNode) {
-    if let Err(error) = replace_file(file, node.recent_record().to_string().as_bytes()) {
+    if let Err(error) = replace_file(file, node.recent_record().to_string().as_bytes(), 0o600) {
         // A disk that is full or bad serves its blocks.
         tracing::warn!("{}: the objects used lately are not recorded: {error}", file.display());
     }

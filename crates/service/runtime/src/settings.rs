@@ -5,6 +5,7 @@ use crate::peers::PeerConnector;
 use serde_json::{Value, json};
 use spurline_client::placement::PLACEMENT_RULE;
 use spurline_config::{Fault, NodeConfig};
+use spurline_sys::replace_file;
 use spurline_types::{Member, Size};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -88,7 +89,7 @@ impl SettingsMarks {
     /// Writes the marks. A refused start must not: no block is cached by its settings.
     pub fn write_marks(self) {
         for dir in &self.dirs {
-            write_settings(dir, &dir.join(FILE), &self.now);
+            write_settings(&dir.join(FILE), &self.now);
         }
     }
 }
@@ -120,10 +121,8 @@ pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<Settings
     Ok(marks)
 }
 
-fn write_settings(dir: &Path, file: &Path, now: &Value) {
-    let new = dir.join(format!("{FILE}.new"));
-    let written = std::fs::write(&new, now.to_string()).and_then(|()| std::fs::rename(&new, file));
-    if let Err(error) = written {
+fn write_settings(file: &Path, now: &Value) {
+    if let Err(error) = replace_file(file, now.to_string().as_bytes(), 0o644) {
         // A full or faulty disk still serves its blocks.
         tracing::warn!("{}: the node's settings were not kept: {error}", file.display());
     }

@@ -8,10 +8,10 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spurline_config::Fault;
 use spurline_export::ServerState;
-use spurline_fuse::MountTable;
 use spurline_observe::client::{AdminPeer, EndWatch};
 use spurline_observe::dial;
-use spurline_observe::locate::SpurlineMount;
+use spurline_observe::locate::{FS_TYPE, SpurlineMount};
+use spurline_sys::MountTable;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -206,7 +206,6 @@ fn users_of(at: &Path) -> Vec<String> {
 
 /// One process of each other mount namespace that still holds the mount.
 fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
-    let device = format!("0:{}", mount.minor);
     // In this one the mount is gone, and another mount may have its number.
     let mut seen: Vec<PathBuf> = std::fs::read_link("/proc/self/ns/mnt").into_iter().collect();
     find_processes(|process| {
@@ -215,9 +214,9 @@ fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
             return false;
         }
         seen.push(namespace);
-        let table = std::fs::read_to_string(process.join("mountinfo")).unwrap_or_default();
+        let table = MountTable::read_file(&process.join("mountinfo")).unwrap_or_default();
         // The number of a mount that is gone can be that of another file system.
-        table.lines().any(|line| line.split(' ').nth(2) == Some(&device) && line.contains(" - fuse.spurline "))
+        table.entries().iter().any(|entry| entry.device == (0, mount.minor) && entry.fstype == FS_TYPE)
     })
 }
 

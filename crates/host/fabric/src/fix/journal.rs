@@ -6,10 +6,10 @@ use super::apply::apply_change;
 use super::files::WantedFile;
 use crate::change::HostChange;
 use serde::{Deserialize, Serialize};
+use spurline_sys::replace_file;
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 /// Its path below the root.
 const JOURNAL: &str = "var/lib/spurline/net-fix.json";
@@ -106,7 +106,7 @@ impl FixJournal {
         // Recorded before it is done: undoing a write that did not happen does no harm.
         self.save(root)?;
         let mode = fs::metadata(&path).map_or(if wanted.private { 0o600 } else { 0o644 }, |m| m.permissions().mode());
-        replace_file(&path, wanted.text.as_bytes(), mode & 0o7777).map_err(failed)?;
+        write_file(&path, wanted.text.as_bytes(), mode & 0o7777).map_err(failed)?;
         Ok(true)
     }
 
@@ -149,7 +149,7 @@ impl FixJournal {
         }
         let text = serde_json::to_vec_pretty(self).map_err(|e| FixError::File(e.to_string()))?;
         // The journal contains configuration text, which may hold keys.
-        replace_file(&path, &text, 0o600).map_err(failed)
+        write_file(&path, &text, 0o600).map_err(failed)
     }
 }
 
@@ -187,20 +187,12 @@ fn restore_file(file: &WrittenFile, root: &Path) -> Result<(), FixError> {
     let copy = root.join(copy);
     let bytes = fs::read(&copy).map_err(failed)?;
     let mode = fs::metadata(&copy).map_or(0o600, |m| m.permissions().mode());
-    replace_file(&path, &bytes, mode & 0o7777).map_err(failed)?;
+    write_file(&path, &bytes, mode & 0o7777).map_err(failed)?;
     fs::remove_file(copy).map_err(failed)
 }
 
-/// Replaces a file atomically: either all of the new text or all of the old.
-fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
-    let dir = path.parent().map_or(PathBuf::from("."), Path::to_owned);
-    fs::create_dir_all(&dir)?;
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("file");
-    // These systems ignore names with a leading dot in their directories.
-    let beside = dir.join(format!(".{name}.spurline-{}", std::process::id()));
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
-    file.write_all(bytes)?;
-    file.set_permissions(fs::Permissions::from_mode(mode))?;
-    file.sync_all()?;
-    fs::rename(&beside, path)
+/// Replaces a file below a directory that is made where it is missing.
+fn write_file(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    replace_file(path, bytes, mode)
 }

@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 use spurline_config::GroupConfig;
 use spurline_rules::RuleSet;
+use spurline_sys::replace_file;
 use spurline_types::{Error, ErrorKind};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Beside the settings.
@@ -69,7 +69,7 @@ impl RuleFiles {
     pub fn store_rules(&mut self, set: &RuleSet) {
         let text = || json!({"group": self.group, "registry": self.registry, "rules": set.to_json()}).to_string();
         for place in self.places.iter_mut().filter(|place| place.has != *set) {
-            match replace_file(&place.file, text().as_bytes()) {
+            match replace_file(&place.file, text().as_bytes(), 0o600) {
                 Ok(()) => (place.has, place.said) = (set.clone(), false),
                 Err(error) => {
                     if !place.said {
@@ -81,15 +81,6 @@ impl RuleFiles {
             }
         }
     }
-}
-
-/// Replaces the file; after a loss of power it is the one or the other.
-pub(crate) fn replace_file(file: &Path, text: &[u8]) -> io::Result<()> {
-    let new = file.with_extension("json.new");
-    let mut out: File = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    out.write_all(text)?;
-    out.sync_all()?;
-    fs::rename(&new, file)
 }
 
 #[cfg(test)]

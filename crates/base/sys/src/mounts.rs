@@ -1,6 +1,6 @@
 //! Reads the kernel's mount table. It accesses no mount itself, so a hung mount cannot block it.
 
-use spurline_types::octal::unescape_octal;
+use crate::octal::unescape_octal;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
@@ -21,6 +21,10 @@ pub struct MountEntry {
     pub fstype: String,
     /// The source, `fsname` for ours.
     pub source: String,
+    /// Options of the mountpoint, such as `rw,nosuid`.
+    pub flags: String,
+    /// Options of the file system, such as `rw,user_id=0`; an NFS mount has its server's address here.
+    pub options: String,
 }
 
 impl MountEntry {
@@ -28,22 +32,45 @@ impl MountEntry {
     pub fn is_fuse(&self) -> bool {
         self.fstype == "fuse" || self.fstype.starts_with("fuse.")
     }
+
+    /// Whether the file system has this option.
+    pub fn has_option(&self, name: &str) -> bool {
+        self.options.split(',').any(|option| option == name)
+    }
+
+    /// The value of the file system's option `name=VALUE`.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        self.options.split(',').find_map(|option| option.strip_prefix(name)?.strip_prefix('='))
+    }
 }
 
-/// A snapshot of the mounts in this process's namespace.
-#[derive(Debug)]
+/// A snapshot of the mounts in the namespace of a process.
+#[derive(Debug, Default)]
 pub struct MountTable(Vec<MountEntry>);
 
 impl MountTable {
-    /// Reads the table.
+    /// Reads the table of this process.
     ///
     /// # Errors
     /// When /proc is not mounted.
     pub fn read() -> io::Result<MountTable> {
-        Ok(MountTable(parse_mountinfo(&fs::read("/proc/self/mountinfo")?)))
+        MountTable::read_file(Path::new("/proc/self/mountinfo"))
     }
 
-    /// All entries, covered ones included.
+    /// Reads the table of a process, or of another host, from its `mountinfo`.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn read_file(mountinfo: &Path) -> io::Result<MountTable> {
+        Ok(MountTable::parse(&fs::read(mountinfo)?))
+    }
+
+    /// The table in the text of a `mountinfo`; lines that are none are left out.
+    pub fn parse(mountinfo: &[u8]) -> MountTable {
+        MountTable(parse_mountinfo(mountinfo))
+    }
+
+    /// All entries in the order of mounting, covered ones included.
     pub fn entries(&self) -> &[MountEntry] {
         &self.0
     }
@@ -111,8 +138,9 @@ fn parse_mountinfo(table: &[u8]) -> Vec<MountEntry> {
         let device = std::str::from_utf8(words.next()?).ok()?;
         let (major, minor) = device.split_once(':')?;
         let mountpoint = OsString::from_vec(unescape_octal(words.nth(1)?));
-        let mut rest = words.skip_while(|w| *w != b"-").skip(1);
         let text = |word: &[u8]| String::from_utf8_lossy(&unescape_octal(word)).into_owned();
+        let flags = text(words.next()?);
+        let mut rest = words.skip_while(|w| *w != b"-").skip(1);
         Some(MountEntry {
             id,
             parent,
@@ -120,6 +148,8 @@ fn parse_mountinfo(table: &[u8]) -> Vec<MountEntry> {
             mountpoint: mountpoint.into(),
             fstype: text(rest.next()?),
             source: text(rest.next()?),
+            flags,
+            options: rest.next().map(text).unwrap_or_default(),
         })
     };
     table.split(|b| *b == b'\n').filter_map(line).collect()
@@ -138,6 +168,9 @@ mod tests {
         assert_eq!(mounts.len(), 2);
         assert_eq!(mounts[1].mountpoint, Path::new("/mnt/a b\\"));
         assert_eq!((mounts[1].device, mounts[1].is_fuse(), mounts[1].source.as_str()), ((0, 51), true, "s3://b,"));
+        assert_eq!((mounts[0].flags.as_str(), mounts[0].options.as_str()), ("rw,nosuid", "rw"));
+        assert!(mounts[1].has_option("ro") && !mounts[1].has_option("user_id"));
+        assert_eq!((mounts[1].option("user_id"), mounts[1].option("user")), (Some("0"), None));
     }
 
     #[test]
