@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use spurline_config::Fault;
 use spurline_jobs::JobAction;
 use spurline_runtime::jobs::worker::{JobWorker, has_ended, submission_number};
+use spurline_sys::Backoff;
 use spurline_types::{Error, Result};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Interval of progress queries.
 const OFTEN: Duration = Duration::from_millis(200);
-/// First pause before a query is repeated; doubled each time, up to [`SELDOM`].
-const SOON: Duration = Duration::from_millis(400);
-const SELDOM: Duration = Duration::from_secs(5);
+/// Pauses before a query is repeated.
+const QUERY_PAUSES: Backoff = Backoff::new(Duration::from_millis(400), Duration::from_secs(5));
 /// Watching ends after this long without an answer: restarting a coordinator takes seconds, moving it to another host
 /// a minute.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -102,7 +102,8 @@ fn request_with_retry(
     interrupted: &AtomicBool,
     say: impl Fn(Option<&Error>),
 ) -> std::result::Result<Value, RequestFailure> {
-    let (mut since, mut pause) = (None, SOON);
+    let mut since = None;
+    let mut pauses = QUERY_PAUSES;
     loop {
         let error = match ask() {
             Ok(answer) => {
@@ -118,6 +119,7 @@ fn request_with_retry(
             say(Some(&error));
             Instant::now()
         });
+        let pause = pauses.next_pause();
         let until = Instant::now() + pause;
         while Instant::now() < until {
             if began.elapsed() >= limit || interrupted.load(Ordering::Acquire) {
@@ -125,7 +127,6 @@ fn request_with_retry(
             }
             std::thread::sleep(OFTEN.min(pause));
         }
-        pause = (pause * 2).min(SELDOM);
     }
 }
 

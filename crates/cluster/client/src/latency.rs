@@ -2,6 +2,7 @@
 //! caller passes the time.
 
 use parking_lot::Mutex;
+use spurline_sys::Backoff;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -9,9 +10,8 @@ use std::time::{Duration, Instant};
 const NEVER: u64 = u64::MAX;
 /// Consecutive late answers before a node is deprioritised.
 const STRIKES: u32 = 4;
-/// First pause of a deprioritised node; doubles each time it is still late.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(8);
+/// Pauses before a deprioritised node is tried, longer each time it is still late.
+const TRIAL_PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(8));
 /// After this long in time, the pause starts again at the minimum.
 const FORGIVEN: Duration = Duration::from_secs(60);
 /// A trial without a result for this long is repeated.
@@ -65,7 +65,7 @@ impl ReadTimes {
 struct DeprioritisedState {
     /// Others are preferred until then.
     until: Instant,
-    pause: Duration,
+    pauses: Backoff,
     /// A trial request is in flight.
     trying: bool,
     /// When it was last trusted again.
@@ -151,8 +151,8 @@ impl LatencyTracker {
         if self.is_deprioritised.load(Ordering::Acquire) {
             let mut deprioritised = self.deprioritised.lock();
             if let Some(known) = deprioritised.as_mut().filter(|known| known.trying) {
-                known.pause = (known.pause * 2).min(PAUSE_MAX);
-                (known.until, known.trying) = (now + known.pause, false);
+                known.until = now + known.pauses.next_pause();
+                known.trying = false;
             }
             return false;
         }
@@ -167,14 +167,15 @@ impl LatencyTracker {
         let mut deprioritised = self.deprioritised.lock();
         if self.is_deprioritised.swap(true, Ordering::AcqRel) {
             if let Some(known) = deprioritised.as_mut() {
-                known.pause = (known.pause * 2).min(PAUSE_MAX);
-                (known.until, known.trying) = (now + known.pause, false);
+                known.until = now + known.pauses.next_pause();
+                known.trying = false;
             }
             return false;
         }
         let again = deprioritised.as_ref().filter(|known| known.trusted.is_some_and(|at| now < at + FORGIVEN));
-        let pause = again.map_or(PAUSE_MIN, |known| (known.pause * 2).min(PAUSE_MAX));
-        *deprioritised = Some(DeprioritisedState { until: now + pause, pause, trying: false, trusted: None });
+        let mut pauses = again.map_or(TRIAL_PAUSES, |known| known.pauses);
+        let until = now + pauses.next_pause();
+        *deprioritised = Some(DeprioritisedState { until, pauses, trying: false, trusted: None });
         self.strikes.store(0, Ordering::Relaxed);
         true
     }
@@ -290,6 +291,6 @@ mod tests {
         (0..40).for_each(|_| {
             pace.deprioritise(start);
         });
-        assert!(pace.admit_request(|| start + PAUSE_MAX));
+        assert!(pace.admit_request(|| start + Duration::from_secs(8)));
     }
 }

@@ -10,6 +10,7 @@ use crate::placement::{FIRST_HOLDERS, PLACEMENT_RULE};
 use crate::read_plan::CallPlan;
 use parking_lot::Mutex;
 use spurline_proto::WelcomeAnswer;
+use spurline_sys::Backoff;
 use spurline_transport::{CallError, ChannelLease, DemandPool, PathEnds, PeerReach};
 use spurline_types::{Error, ErrorKind, Member, Result, RetryAdvice, Size};
 use std::sync::Arc;
@@ -46,8 +47,8 @@ pub(crate) fn landing_address(dst: &[u8]) -> usize {
     dst.as_ptr() as usize + dst.len() / 2
 }
 
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// Pauses between rounds over all nodes.
+const ROUND_PAUSES: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 /// A timeout shorter than this, or than an eighth of the whole, does not count as an unresponsive node.
 const LEAST_TIME: Duration = Duration::from_millis(100);
 
@@ -284,7 +285,7 @@ pub(crate) fn call_ranked<T>(
     // Once only: a host that is always late must get an error in the end.
     let mut may_oversleep = true;
     let least = LEAST_TIME.min(patience.answer / 8);
-    let mut pause = FIRST_PAUSE;
+    let mut pauses = ROUND_PAUSES;
     // If all of the first few fail, the next round tries more.
     let mut most = FIRST_HOLDERS;
     let mut answered: Option<Error> = None;
@@ -339,7 +340,7 @@ pub(crate) fn call_ranked<T>(
             deadline = Instant::now() + patience.answer;
             continue;
         }
-        if !again || Instant::now() + pause >= deadline {
+        if !again || Instant::now() + pauses.upcoming() >= deadline {
             return Err(answered.or(broken).unwrap_or_else(|| {
                 Error::new(
                     ErrorKind::Unavailable,
@@ -347,7 +348,6 @@ pub(crate) fn call_ranked<T>(
                 )
             }));
         }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        std::thread::sleep(pauses.next_pause());
     }
 }

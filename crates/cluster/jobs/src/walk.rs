@@ -6,6 +6,7 @@ use crate::spool::FileRecord;
 use crate::{JobRun, JobTarget};
 use glob::{MatchOptions, Pattern};
 use serde::{Deserialize, Serialize};
+use spurline_sys::join_path;
 use spurline_types::{DirEntry, FileKind, Result, RetryAdvice};
 use std::hash::Hasher as _;
 
@@ -183,11 +184,6 @@ struct FolderWalk<'a> {
     /// Number of the job's paths before this one.
     paths: u64,
     stack: Vec<OpenFolder>,
-}
-
-fn join_path(folder: &[u8], name: &[u8]) -> Vec<u8> {
-    let parts: &[&[u8]] = if folder.is_empty() { &[name] } else { &[folder, b"/", name] };
-    parts.concat()
 }
 
 fn hash_names(entries: &[DirEntry]) -> u64 {

@@ -4,6 +4,7 @@
 use crate::members::MemberStatus;
 use crate::{HoldTimes, MemberView, MemberWatch, Registry};
 use parking_lot::{Condvar, Mutex};
+use spurline_sys::Backoff;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub struct GroupStatus {
 /// Upper limit of one wait for changes, and so the delay with which a place expires.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Range of pauses before a lost registry is retried; each is randomised, so that not all clients retry at once.
-const RETRY_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+const RETRY_PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// How often a lasting loss is logged.
 const REMIND_AFTER: Duration = Duration::from_secs(300);
 
@@ -217,7 +218,9 @@ fn describe_silence(registry: &str, follower: &FollowerState, silence: Duration,
 
 impl FollowerShared {
     fn run_watch(&self, mut watch: Box<dyn MemberWatch>) {
-        let (mut pause, mut reminded, mut forgot) = (RETRY_RANGE.0, Instant::now(), false);
+        let mut pauses = RETRY_PAUSES;
+        let mut reminded = Instant::now();
+        let mut forgot = false;
         loop {
             let news = watch.next_members(Instant::now() + WATCH_TIMEOUT);
             let now = Instant::now();
@@ -235,7 +238,7 @@ impl FollowerShared {
                         inner.since = now;
                     }
                     inner.has_answered = true;
-                    pause = RETRY_RANGE.0;
+                    pauses.reset();
                     if let Some(members) = members {
                         let empty = members.is_empty();
                         changed = inner.members.apply_members(now, &members);
@@ -290,10 +293,10 @@ impl FollowerShared {
             if lost.is_some() {
                 // From half to one and a half of the pause.
                 let share = RandomState::new().hash_one(now) % 1000;
+                let pause = pauses.next_pause();
                 let drawn = pause / 2 + pause.mul_f64(share as f64 / 1000.0);
                 let until = now + drawn;
                 while !inner.stop && !self.wake.wait_until(&mut inner, until).timed_out() {}
-                pause = (pause * 2).min(RETRY_RANGE.1);
             }
         }
     }

@@ -12,6 +12,7 @@ use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
 use spurline_observe::documents::{MountStatus, PEER_DOWN, PeerStatus, ProcessStatus, STATE_UP};
 use spurline_observe::locate::{RUNTIME_DIR_ENV, SocketOwner};
+use spurline_sys::Backoff;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +31,7 @@ const END_REPORT_LIMIT: Duration = Duration::from_secs(10);
 /// Interval of checking that mount processes live.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// First and longest pause before a failed replacement is tried again.
-const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const RETRY_PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Most cache nodes that a condition names.
 const MOST_NODES: usize = 3;
 /// Deadline of a mount's status.
@@ -71,7 +72,7 @@ struct VolumeSlot {
 struct VolumeTrouble {
     why: String,
     retry_at: Instant,
-    pause: Duration,
+    pauses: Backoff,
 }
 
 /// What a volume table works with.
@@ -127,11 +128,10 @@ impl VolumeTable {
 
     /// Ends processes of an earlier driver whose records are gone; tried until it is done.
     pub(crate) async fn end_others(self: Arc<Self>) {
-        let mut pause = RETRY_PAUSE.0;
+        let mut pauses = RETRY_PAUSES;
         while let Err(fault) = self.parts.launcher.end_others(&self.found).await {
             tracing::warn!("mount processes of volumes that are gone: {fault}");
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY_PAUSE.1);
+            tokio::time::sleep(pauses.next_pause()).await;
         }
     }
 
@@ -717,11 +717,9 @@ fn bind_target(dir: &Path, target: &PublishedTarget) -> Result<(), Fault> {
 /// Notes why a volume can't be read, and when to try again.
 fn set_trouble(slot: &VolumeSlot, why: &str) {
     let mut trouble = lock(&slot.trouble);
-    let pause = match trouble.as_ref() {
-        None => RETRY_PAUSE.0,
-        Some(before) => (before.pause * 2).min(RETRY_PAUSE.1),
-    };
-    *trouble = Some(VolumeTrouble { why: why.to_owned(), retry_at: Instant::now() + pause, pause });
+    let mut pauses = trouble.as_ref().map_or(RETRY_PAUSES, |before| before.pauses);
+    let retry_at = Instant::now() + pauses.next_pause();
+    *trouble = Some(VolumeTrouble { why: why.to_owned(), retry_at, pauses });
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -6,6 +6,7 @@
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use spurline_mem::BufferPool;
+use spurline_sys::Backoff;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{
     CmChannel, CmEventKind, ConnectOptions, DeviceContext, DeviceProblem, MemoryAccess, MemoryRegion, ProtectionDomain,
@@ -351,10 +352,9 @@ fn monitor_device(
 /// Waits until the last connections of a removed device have ended; that closes the device. Where a driver's memory
 /// mappings still keep it open, librdmacm has to release them too.
 fn close_lost_device(verbs: &VerbsLibrary, device: &Weak<DeviceContext>, name: &str) {
-    let mut pause = Duration::from_millis(50);
+    let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     while device.strong_count() > 0 {
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_secs(2));
+        std::thread::sleep(pauses.next_pause());
     }
     let present = std::path::Path::new("/sys/class/infiniband").join(name);
     for _ in 0..10 {

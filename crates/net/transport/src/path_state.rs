@@ -1,6 +1,7 @@
 //! The state machine of one rail path: when to connect, when it carries data, when to leave it alone. Pure:
 //! the caller passes in the time, counted from a start of its choice, and every event.
 
+use spurline_sys::backoff_pause;
 use spurline_types::{Error, ErrorKind};
 use std::time::Duration;
 
@@ -165,7 +166,7 @@ impl PathState {
             return;
         }
         self.reason = Some(error.clone());
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(16)).min(self.timing.retry);
+        let pause = backoff_pause(FIRST_PAUSE, self.timing.retry, self.failures);
         self.failures = self.failures.saturating_add(1);
         self.not_before = now + pause - pause / 1024 * (random % 256) as u32;
         self.enter_phase(PathPhase::Failed, now);

@@ -1,6 +1,7 @@
 //! Whether a peer can be reached by connections on demand, and when to try again. Pure: the caller passes in the time,
 //! counted from a start of its choice, and every event. It knows no channel and no thread.
 
+use spurline_sys::backoff_pause;
 use spurline_types::Error;
 use std::time::Duration;
 
@@ -71,8 +72,7 @@ impl ReachState {
     /// An attempt failed, or the peer is silent.
     pub fn mark_failed(&mut self, now: Duration, error: &Error) {
         let before = if let PeerReach::Down { failures, .. } = self.reach { failures } else { 0 };
-        let pause = self.first_pause.saturating_mul(1 << before.min(16)).min(self.longest_pause);
-        self.not_before = now + pause;
+        self.not_before = now + backoff_pause(self.first_pause, self.longest_pause, before);
         self.reach = PeerReach::Down { failures: before.saturating_add(1), error: error.clone() };
     }
 

@@ -6,6 +6,7 @@
 
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SharedBuckets};
 use parking_lot::{Condvar, Mutex};
+use spurline_sys::join_path;
 use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -136,7 +137,7 @@ fn is_unanswered(error: &Error) -> bool {
 /// Stores a page and its names, requested at `at`.
 fn store_page(state: &mut MetadataState, key: PageKey, at: Instant, page: &Arc<ListPage>) {
     for entry in &page.entries {
-        state.names.insert(join_path(&key.0, &entry.name), (at, Ok(entry.attr.clone())));
+        state.names.insert(join_path(&key.0, &entry.name).into(), (at, Ok(entry.attr.clone())));
     }
     state.page_names += page.entries.len();
     if let Some((_, old)) = state.pages.insert(key, (at, Arc::clone(page))) {
@@ -734,13 +735,6 @@ pub(crate) fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(i) => (&path[..i], &path[i + 1..]),
         None => (b"", path),
-    }
-}
-
-fn join_path(folder: &[u8], name: &[u8]) -> PathBytes {
-    match folder {
-        b"" => name.into(),
-        _ => [folder, b"/", name].concat().into(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The policy of retries: pauses with jitter, counts, the deadline. It deliberately knows no request.
 
 use crate::backend::{RequestFailure, RetryHint};
+use spurline_sys::backoff_pause;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::{Duration, Instant};
@@ -83,8 +84,8 @@ impl<'a> RetryState<'a> {
         } else {
             self.failures += 1;
         }
-        let exponent = (if self.failures == 0 { self.refused } else { self.failures } - 1).min(10);
-        let grown = |first: Duration, longest: Duration| with_jitter(first.saturating_mul(1 << exponent).min(longest));
+        let failures_before = if self.failures == 0 { self.refused } else { self.failures } - 1;
+        let grown = |first, longest| with_jitter(backoff_pause(first, longest, failures_before));
         let left = self.time_left();
         // Near the deadline attempts come sooner, rather than not at all.
         let pause = match failure.advice {
