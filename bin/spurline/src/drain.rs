@@ -4,9 +4,10 @@ use crate::cli::DrainArgs;
 use crate::jobs::show::is_terminal;
 use crate::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 use spurline_config::Fault;
-use spurline_runtime::{DrainProgress, DrainRequest, drain_node};
+use spurline_runtime::{DrainOutcome, DrainProgress, DrainRequest, drain_node};
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -29,29 +30,62 @@ pub fn run(args: DrainArgs) -> Result<ExitCode, Fault> {
     let bar = DrainBar::new(args.json);
     let drained = drain_node(&request, &stop, &|progress| bar.show(progress))?;
     bar.end();
-    let progress = &drained.progress;
-    let state = match (drained.interrupted, progress.failed.is_empty()) {
-        (true, _) => "interrupted",
-        (false, true) => "drained",
-        (false, false) => "incomplete",
-    };
-    let outcome = json!({
-        "node": drained.node,
-        "state": state,
-        "was_drained": drained.was_drained,
-        "bytes_total": progress.total,
-        "bytes_handed_on": progress.handed,
-        "bytes_not_listed": progress.unlisted,
-        "bytes_moved": drained.moved,
-        "failed": progress.failed.iter().map(|(path, why)| json!({"path": path, "reason": why.to_string()})).collect::<Vec<_>>(),
-        "weight": drained.weight,
-    });
+    let report = DrainReport::of_outcome(drained);
     if args.json {
-        anstream::println!("{outcome}");
+        anstream::println!("{}", json!(report));
     } else {
-        print_outcome(&outcome);
+        print_report(&report);
     }
-    Ok(ExitCode::from(u8::from(state != "drained")))
+    Ok(ExitCode::from(u8::from(report.state != STATE_DRAINED)))
+}
+
+const STATE_DRAINED: &str = "drained";
+const STATE_INTERRUPTED: &str = "interrupted";
+const STATE_INCOMPLETE: &str = "incomplete";
+
+/// The outcome, as `--json` prints it.
+#[derive(Serialize)]
+struct DrainReport {
+    node: String,
+    state: &'static str,
+    was_drained: bool,
+    bytes_total: u64,
+    bytes_handed_on: u64,
+    bytes_not_listed: u64,
+    bytes_moved: u64,
+    failed: Vec<UnmovedFile>,
+    weight: Option<u32>,
+}
+
+/// A file that was not handed over completely.
+#[derive(Serialize)]
+struct UnmovedFile {
+    path: String,
+    reason: String,
+}
+
+impl DrainReport {
+    fn of_outcome(outcome: DrainOutcome) -> Self {
+        let DrainProgress { total, handed, unlisted, failed } = outcome.progress;
+        let state = if outcome.interrupted {
+            STATE_INTERRUPTED
+        } else if failed.is_empty() {
+            STATE_DRAINED
+        } else {
+            STATE_INCOMPLETE
+        };
+        DrainReport {
+            node: outcome.node,
+            state,
+            was_drained: outcome.was_drained,
+            bytes_total: total,
+            bytes_handed_on: handed,
+            bytes_not_listed: unlisted,
+            bytes_moved: outcome.moved,
+            failed: failed.into_iter().map(|(path, error)| UnmovedFile { path, reason: error.to_string() }).collect(),
+            weight: outcome.weight,
+        }
+    }
 }
 
 /// The bar, on a terminal only.
@@ -82,39 +116,35 @@ impl DrainBar {
     }
 }
 
-fn print_outcome(outcome: &Value) {
-    let number = |key: &str| human_bytes(outcome[key].as_u64().unwrap_or(0));
-    let node = outcome["node"].as_str().unwrap_or_default();
-    let (handed, total) = (number("bytes_handed_on"), number("bytes_total"));
-    let share = if outcome["weight"].is_null() { "keeps its share" } else { "has no share any more" };
-    if outcome["state"] == "interrupted" {
+fn print_report(report: &DrainReport) {
+    let node = &report.node;
+    let handed = human_bytes(report.bytes_handed_on);
+    let total = human_bytes(report.bytes_total);
+    let share = if report.weight.is_none() { "keeps its share" } else { "has no share any more" };
+    if report.state == STATE_INTERRUPTED {
         anstream::println!(
             "interrupted: {handed} of {total} handed on, node {node} {share}; run it again to go on, what was handed on \
              is not sent again"
         );
         return;
     }
-    let again = if outcome["was_drained"] == true { " (it had no share before)" } else { "" };
-    anstream::println!(
-        "node {node}{again}: {handed} of {total} of its recently read data handed on, {} sent now",
-        number("bytes_moved")
-    );
-    if outcome["bytes_not_listed"].as_u64() > Some(0) {
+    let again = if report.was_drained { " (it had no share before)" } else { "" };
+    let moved = human_bytes(report.bytes_moved);
+    anstream::println!("node {node}{again}: {handed} of {total} of its recently read data handed on, {moved} sent now");
+    if report.bytes_not_listed > 0 {
         anstream::println!(
             "  not handed on  {} of files that were not read or loaded lately: when they are read, other nodes fetch them \
              from their source",
-            number("bytes_not_listed")
+            human_bytes(report.bytes_not_listed)
         );
     }
-    let failed: Vec<&Value> = outcome["failed"].as_array().into_iter().flatten().collect();
-    for failed in failed.iter().take(NAMED) {
-        let text = |key: &str| failed[key].as_str().unwrap_or_default();
-        anstream::println!("  not handed on  {}: {}", text("path"), text("reason"));
+    for UnmovedFile { path, reason } in report.failed.iter().take(NAMED) {
+        anstream::println!("  not handed on  {path}: {reason}");
     }
-    if failed.len() > NAMED {
-        anstream::println!("  and {} more, which --json names", failed.len() - NAMED);
+    if report.failed.len() > NAMED {
+        anstream::println!("  and {} more, which --json names", report.failed.len() - NAMED);
     }
-    if outcome["weight"].is_null() {
+    if report.weight.is_none() {
         anstream::println!("its registry stores no weights: remove the node from the list, or stop it");
     } else {
         anstream::println!(
