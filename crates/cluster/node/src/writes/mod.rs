@@ -296,6 +296,13 @@ impl ServedWrite<'_> {
         self.session.add_object(file, OpenObject::File(opened.into()))
     }
 
+    /// Keeps a file open under the mount's number; answers with its attributes.
+    fn keep_open(&self, file: u64, opened: Box<dyn WritableFile>) -> Result<WriteAnswer> {
+        let attr = opened.stat()?;
+        self.session.add_object(file, OpenObject::File(opened.into()))?;
+        Ok(WriteAnswer::Attr(attr))
+    }
+
     fn try_execute(&self) -> Result<WriteAnswer> {
         let volume = self.volume;
         let request = self.request;
@@ -328,10 +335,7 @@ impl ServedWrite<'_> {
                 if let Some(open) = self.file(file)? {
                     return Ok(WriteAnswer::Attr(open.stat()?));
                 }
-                let opened = volume.open(at, flags.bits(), &caller)?;
-                let attr = opened.stat()?;
-                self.session.add_object(file, OpenObject::File(opened.into()))?;
-                WriteAnswer::Attr(attr)
+                self.keep_open(file, volume.open(at, flags.bits(), &caller)?)?
             }
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
@@ -348,12 +352,7 @@ impl ServedWrite<'_> {
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::Reopen { of, flags, file } => match self.file(of)? {
-                Some(open) => {
-                    let opened = open.reopen(flags.bits(), &caller)?;
-                    let attr = opened.stat()?;
-                    self.session.add_object(file, OpenObject::File(opened.into()))?;
-                    WriteAnswer::Attr(attr)
-                }
+                Some(open) => self.keep_open(file, open.reopen(flags.bits(), &caller)?)?,
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::OpenDirectory { at, file } => {
