@@ -81,7 +81,7 @@ impl CloseToOpenModel {
         let ModelFile { file, open, .. } = &self.opened[at];
         let seed = self.seed;
         assert_eq!(read_all(&**open), self.content[*file], "seed {seed}, step {step}: own writes");
-        open.sync(step % 2 == 0).unwrap();
+        open.sync(step.is_multiple_of(2)).unwrap();
         self.unpublished[*file] = None;
     }
 
