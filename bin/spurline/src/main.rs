@@ -64,7 +64,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
             habits::check_mount_options(&args.fuse.options)?;
             let host = HostLimits::detect();
             let config = RawMount::from(*args).check(&host)?;
-            if config.fuse.writes.is_some() {
+            if config.volume.writes.is_some() {
                 obey_quotas()?;
             }
             match start_service(

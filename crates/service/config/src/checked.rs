@@ -25,8 +25,8 @@ pub struct VolumeConfig {
     pub source: SourceUrl,
     /// This reader's name in handshakes, behind the host's.
     pub reader: String,
-    /// Whether a mount changes it.
-    pub changed: bool,
+    /// Set for a volume that is changed.
+    pub writes: Option<WritesConfig>,
     /// The nodes to read from; `None` for a volume that is read alone.
     pub group: Option<GroupConfig>,
     /// The number of nodes per file (with a registry only).
@@ -214,6 +214,33 @@ pub enum MetricsConfig {
     At(SocketAddr),
 }
 
+/// Who reads or changes a volume.
+struct VolumeReader<'a> {
+    /// See [`VolumeConfig::reader`].
+    name: String,
+    /// The reader has its cache by this word, if no directory is named.
+    place: &'a str,
+    metadata_ttl: Duration,
+    /// The needs of a FUSE session, where there is one.
+    kernel: Option<KernelNeeds<'a>>,
+}
+
+/// What a FUSE session takes of the budget.
+#[derive(Clone, Copy)]
+struct KernelNeeds<'a> {
+    fuse: &'a FuseConfig,
+    /// How far blocks are read ahead, where that was said.
+    readahead: Option<u64>,
+}
+
+/// What takes a share of the budget beside blocks.
+struct BudgetNeeds<'a> {
+    kernel: Option<KernelNeeds<'a>>,
+    rdma: bool,
+    origin: bool,
+    writes: bool,
+}
+
 impl RawVolume {
     /// Checks everything that can be checked before the volume is opened.
     ///
@@ -222,35 +249,49 @@ impl RawVolume {
     pub fn check(self, host: &HostLimits) -> Result<VolumeConfig, Fault> {
         let reader = format!("process {}", std::process::id());
         // A program finds its blocks again, whatever its number.
-        self.check_for(reader, "volume", Duration::from_secs(1), None, host)
+        let reader = VolumeReader { name: reader, place: "volume", metadata_ttl: Duration::from_secs(1), kernel: None };
+        self.check_for(reader, None, host)
     }
 
-    /// The same for a `reader`, which has its cache by `reader_place` if none is named, with the needs of a FUSE session in the budget where there is one.
+    /// As [`RawVolume::check`], for a volume that is changed: the budget has a term for bytes that were written through nodes
+    /// and are not durable yet. Without a registry nothing is cached.
+    ///
+    /// # Errors
+    /// As [`RawVolume::check`], and for a source that is not a directory.
+    pub fn check_writable(self, writes: WritesConfig, host: &HostLimits) -> Result<VolumeConfig, Fault> {
+        if self.source.scheme() != "file" {
+            return Err(Fault::usage(
+                format!("{} is not a directory, and only directories can be changed", self.source),
+                "give a directory, or open the source for reading only",
+            ));
+        }
+        let name = format!("process {}", std::process::id());
+        let reader = VolumeReader { name, place: "volume", metadata_ttl: Duration::from_secs(1), kernel: None };
+        self.check_for(reader, Some(writes), host)
+    }
+
     fn check_for(
         self,
-        reader: String,
-        reader_place: &str,
-        metadata_ttl: Duration,
-        kernel: Option<(&FuseConfig, Option<u64>)>,
+        reader: VolumeReader<'_>,
+        writes: Option<WritesConfig>,
         host: &HostLimits,
     ) -> Result<VolumeConfig, Fault> {
         let mut warnings = Vec::new();
         let group = check_group(self.group)?;
         let alone = group.is_none();
-        let changed = kernel.is_some_and(|(fuse, _)| fuse.writes.is_some());
-        let place = match (alone, changed) {
+        let place = match (alone, writes) {
             (false, _) => CachePlace::Nodes,
-            (true, true) => CachePlace::Nowhere,
-            (true, false) => CachePlace::Here,
+            (true, Some(_)) => CachePlace::Nowhere,
+            (true, None) => CachePlace::Here,
         };
-        let folder = reader_folder(&self.source, reader_place);
+        let folder = reader_folder(&self.source, reader.place);
         let cache = check_cache(&self.cache, host, place, &folder, &mut warnings)?;
         if !alone {
             warnings.extend(unused_origin_flags(&self.under));
         }
         let rdma = !alone && wants_rdma(&self.net);
-        let budget =
-            derive_budget(self.buffer_size, &self.cache, &self.under, kernel, (rdma, alone), host, &mut warnings)?;
+        let needs = BudgetNeeds { kernel: reader.kernel, rdma, origin: alone, writes: !alone && writes.is_some() };
+        let budget = derive_budget(self.buffer_size, &self.cache, &self.under, needs, host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
             warnings.push("--rdma-network has no effect: a mount without --registry reads from no node".to_owned());
         }
@@ -258,8 +299,8 @@ impl RawVolume {
         warn_unencrypted(&net, &trust, &mut warnings);
         Ok(VolumeConfig {
             source: self.source,
-            reader,
-            changed,
+            reader: reader.name,
+            writes,
             group,
             replicas: self.replicas,
             hedge_after: check_hedge(self.hedge_after)?,
@@ -268,7 +309,7 @@ impl RawVolume {
             net,
             trust,
             budget,
-            metadata_ttl,
+            metadata_ttl: reader.metadata_ttl,
             warnings,
         })
     }
@@ -282,12 +323,19 @@ impl RawMount {
     pub fn check(self, host: &HostLimits) -> Result<MountConfig, Fault> {
         let mountpoint = absolute_path(&self.mountpoint);
         let (fuse, readahead) = fuse::check_fuse(&self.fuse)?;
-        let (reader, ttl) = (mountpoint.display().to_string(), fuse.cache_times().behind);
-        if fuse.writes.is_some() {
-            check_writable(&self.volume)?;
+        let writes = fuse::check_writes(&self.fuse)?;
+        if writes.is_some() {
+            check_mount_source(&self.volume)?;
         }
+        let name = mountpoint.display().to_string();
+        let reader = VolumeReader {
+            name: name.clone(),
+            place: &name,
+            metadata_ttl: fuse.cache_times().behind,
+            kernel: Some(KernelNeeds { fuse: &fuse, readahead }),
+        };
         Ok(MountConfig {
-            volume: self.volume.check_for(reader.clone(), &reader, ttl, Some((&fuse, readahead)), host)?,
+            volume: self.volume.check_for(reader, writes, host)?,
             mountpoint,
             fuse,
             metrics: check_metrics(&self.log)?,
@@ -299,7 +347,7 @@ impl RawMount {
 }
 
 /// Checks that the source of a writable mount can be changed.
-fn check_writable(volume: &RawVolume) -> Result<(), Fault> {
+fn check_mount_source(volume: &RawVolume) -> Result<(), Fault> {
     if volume.source.scheme() != "file" {
         return Err(Fault::usage(
             format!("--rw: {} is not a directory, and only directories can be changed", volume.source),
@@ -364,8 +412,8 @@ impl RawNode {
         let writes = check_node_writes(self.writable, self.squash, &sources)?;
         let cache = check_cache(&self.cache, host, CachePlace::Here, NODE_FOLDER, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
-        let budget =
-            derive_budget(self.buffer_size, &self.cache, &self.under, None, (rdma, true), host, &mut warnings)?;
+        let needs = BudgetNeeds { kernel: None, rdma, origin: true, writes: false };
+        let budget = derive_budget(self.buffer_size, &self.cache, &self.under, needs, host, &mut warnings)?;
         let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
         let trust = self.trust.check(self.allow_anyone)?;
         warn_unencrypted(&net, &trust, &mut warnings);
@@ -666,22 +714,21 @@ fn derive_budget(
     total: Size,
     cache: &RawCache,
     under: &RawOrigin,
-    kernel: Option<(&FuseConfig, Option<u64>)>,
-    (rdma, origin): (bool, bool),
+    needs: BudgetNeeds<'_>,
     host: &HostLimits,
     warnings: &mut Vec<String>,
 ) -> Result<MemoryBudget, Fault> {
     let mut budget = MemoryBudget::divide(BudgetDemand {
         total: total.bytes(),
         block: cache.block_size().bytes(),
-        max_write: kernel.map(|(fuse, _)| u64::from(fuse.max_write)),
-        fuse_threads: kernel.and_then(|(fuse, _)| fuse.threads).map(|n| n as u64),
+        max_write: needs.kernel.map(|kernel| u64::from(kernel.fuse.max_write)),
+        fuse_threads: needs.kernel.and_then(|kernel| kernel.fuse.threads).map(|n| n as u64),
         max_downloads: u64::from(under.max_downloads),
-        readahead: kernel.and_then(|(_, readahead)| readahead),
+        readahead: needs.kernel.and_then(|kernel| kernel.readahead),
         processors: host.processors as u64,
-        rdma,
-        origin,
-        writes: !origin && kernel.is_some_and(|(fuse, _)| fuse.writes.is_some()),
+        rdma: needs.rdma,
+        origin: needs.origin,
+        writes: needs.writes,
     })?;
     warnings.extend(budget.check_host(host)?);
     Ok(budget)

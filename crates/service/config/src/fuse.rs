@@ -10,8 +10,6 @@ use std::time::Duration;
 /// The FUSE session.
 #[derive(Debug, Clone)]
 pub struct FuseConfig {
-    /// Set for a mount that takes changes.
-    pub writes: Option<WritesConfig>,
     /// Locks hold among the programs of this mount only.
     pub local_locks: bool,
     /// Mount options, all of them from [`MOUNT_OPTIONS`], `fsname=` or [`LABEL_OPTIONS`].
@@ -42,7 +40,7 @@ pub struct FuseConfig {
     pub gid: Option<u32>,
 }
 
-/// A mount that takes changes.
+/// A volume that is changed, or a node that takes changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WritesConfig {
     /// User and group of all changes; `None` for those of the calling processes.
@@ -110,9 +108,8 @@ pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fa
             ));
         }
     };
-    let options: Vec<String> = args.options.iter().flat_map(|list| split_option_list(list)).collect();
+    let options = option_words(args);
     let config = FuseConfig {
-        writes: check_writes(args, &options)?,
         local_locks: args.local_locks,
         options: check_options(&options)?,
         max_write: max_write as u32,
@@ -131,10 +128,16 @@ pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fa
     Ok((config, args.max_readahead.map(|s| s.bytes())))
 }
 
+fn option_words(args: &RawFuse) -> Vec<String> {
+    args.options.iter().flat_map(|list| split_option_list(list)).collect()
+}
+
 /// Whether the mount takes changes, by flags and options.
-fn check_writes(args: &RawFuse, options: &[String]) -> Result<Option<WritesConfig>, Fault> {
+pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault> {
+    let options = option_words(args);
     let word = |wanted: &str| options.iter().any(|word| word == wanted);
-    let (rw, ro) = (args.rw || word("rw"), args.read_only || word("ro"));
+    let rw = args.rw || word("rw");
+    let ro = args.read_only || word("ro");
     if rw && ro {
         return Err(Fault::usage("both read-only and read-write are requested", "give --rw or --read-only, not both"));
     }
@@ -279,7 +282,6 @@ mod tests {
 
     fn session(attr_ms: u64, entry_ms: u64, dir_entry_ms: u64) -> FuseConfig {
         FuseConfig {
-            writes: None,
             local_locks: false,
             options: Vec::new(),
             max_write: 1 << 20,
@@ -323,7 +325,7 @@ mod tests {
         let check = |change: fn(&mut RawFuse)| {
             let mut args = RawFuse::default();
             change(&mut args);
-            check_fuse(&args).map(|(config, _)| config.writes).map_err(|fault| fault.to_string())
+            check_fuse(&args).and_then(|_| check_writes(&args)).map_err(|fault| fault.to_string())
         };
         assert_eq!(check(|_| {}).unwrap(), None);
         assert_eq!(check(|args| args.rw = true).unwrap(), Some(WritesConfig { squash: None }));

@@ -25,6 +25,7 @@ pub mod setup;
 mod shared_folder;
 pub mod unmount;
 pub mod volume;
+mod writable_files;
 mod writes;
 
 pub use coordinator::{RunningCoordinator, start_coordinator};
@@ -32,4 +33,5 @@ pub use drain::{DrainOutcome, DrainProgress, DrainRequest, drain_node};
 pub use mount::{MountStop, PreparedMount, RunningMount, start_mount};
 pub use node::{RunningNode, start_node};
 pub use volume::{OpenVolume, open_volume};
+pub use writable_files::{WritableFiles, open_writable_files};
 pub use writes::describe_losses;

@@ -126,12 +126,7 @@ impl PreparedMount {
             // Only now: opening the volume reports a source that hangs.
             check_outside_source(&config, &mountpoint)?;
         }
-        let writes = config
-            .fuse
-            .writes
-            .as_ref()
-            .map(|writes| open_writes(&config, writes, volume.remote.as_deref()))
-            .transpose()?;
+        let writes = open_writes(&config.volume, volume.remote.as_deref(), config.fuse.local_locks, "leave --rw out")?;
         if let Some(writes) = &writes {
             check_users(&config, &options, writes)?;
         }
@@ -384,8 +379,8 @@ fn mount_options(config: &MountConfig) -> Result<MountOptions, Fault> {
         options.apply_word(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
     }
     // Read-only, the kernel answers writes with EROFS.
-    options.read_only = config.fuse.writes.is_none();
-    if config.fuse.writes.as_ref().is_some_and(|writes| writes.squash.is_some()) {
+    options.read_only = config.volume.writes.is_none();
+    if config.volume.writes.is_some_and(|writes| writes.squash.is_some()) {
         // The kernel would check the caller's own rights, and the source checks those of the one user.
         options.default_permissions.get_or_insert(false);
     }
@@ -419,7 +414,7 @@ fn writable_config(config: &MountConfig, options: &MountOptions) -> WritableConf
         kernel_checks: options.checks_modes(),
         inode_bytes: config.volume.budget.inode_bytes,
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-        squash: fuse.writes.as_ref().and_then(|writes| writes.squash),
+        squash: config.volume.writes.and_then(|writes| writes.squash),
     }
 }
 

@@ -205,8 +205,8 @@ pub fn start_path_monitor(
     stats: &Arc<Stats>,
 ) -> Result<PathMonitor, Fault> {
     place_memory(&found, pool);
-    // Only a mount that writes opens its memory to reads.
-    let access = if config.changed { MemoryAccess::PeerReadsAndWrites } else { MemoryAccess::PeerWrites };
+    // Only a volume that is changed opens its memory to reads.
+    let access = if config.writes.is_some() { MemoryAccess::PeerReadsAndWrites } else { MemoryAccess::PeerWrites };
     let rails = open_rails(&found, pool, access, locked_bytes(&config.budget, 0, found.len()))?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
     let patience = RdmaTimeouts { silence: rdma.silence };

@@ -1,7 +1,7 @@
 //! Opens the changing side of a mount's volume, and describes it. It knows neither FUSE nor mountpoints.
 
 use spurline_client::{GroupVolume, GroupWrites};
-use spurline_config::{Fault, MountConfig, WritesConfig};
+use spurline_config::{Fault, VolumeConfig, WritesConfig};
 use spurline_observe::documents::{FileByteCount, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind};
 use spurline_origin::{SourceLocation, Squash, WritableSource};
 use spurline_types::units::human_bytes;
@@ -34,29 +34,32 @@ impl OpenWrites {
     }
 }
 
-/// Opens the source of `config` for changes, in this process or through the nodes of `remote`.
+/// Opens the source of `config` for changes, in this process or through the nodes of `remote`; `None` for a volume that is
+/// not changed. `or_else`: the remedy beside a source that can be changed.
 ///
 /// # Errors
 /// When it is read-only, or this process can't act for its callers.
 pub(crate) fn open_writes(
-    config: &MountConfig,
-    writes: &WritesConfig,
+    config: &VolumeConfig,
     remote: Option<&GroupVolume>,
-) -> Result<OpenWrites, Fault> {
+    local_locks: bool,
+    or_else: &str,
+) -> Result<Option<OpenWrites>, Fault> {
+    let Some(writes) = config.writes else { return Ok(None) };
     if let Some(remote) = remote {
         // The nodes act for every user.
-        let opened = remote.open_writes(writes.squash, config.volume.budget.write_bytes);
+        let opened = remote.open_writes(writes.squash, config.budget.write_bytes);
         // The node's error names its remedy.
         let source = opened.map_err(|error| unwritable(error, ""))?;
         let behind = Some(Arc::clone(&source));
-        return Ok(OpenWrites { behind, source, serves_all_users: true, local_locks: config.fuse.local_locks });
+        return Ok(Some(OpenWrites { behind, source, serves_all_users: true, local_locks }));
     }
-    let source = SourceLocation::parse(config.volume.source.as_str())?;
+    let location = SourceLocation::parse(config.source.as_str())?;
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
-    let opened = WritableSource::open(source.path(), squash);
-    let source = opened.map_err(|error| unwritable(error, "leave --rw out"))?;
+    let opened = WritableSource::open(location.path(), squash);
+    let source = opened.map_err(|error| unwritable(error, or_else))?;
     let serves_all_users = source.serves_all_users();
-    Ok(OpenWrites { source, behind: None, serves_all_users, local_locks: config.fuse.local_locks })
+    Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
 }
 
 /// The error of a source that can't be changed, which is a missing prerequisite if it is read-only.

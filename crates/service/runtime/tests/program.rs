@@ -1,10 +1,11 @@
 //! The runtime as another program uses it: volumes and nodes without a command line, FUSE or signals.
 
-use spurline_config::{CacheSize, HostLimits, RawCache, RawLog, RawNode, RawVolume, SourceUrl};
-use spurline_runtime::{open_volume, start_node};
+use spurline_config::{CacheSize, HostLimits, RawCache, RawLog, RawNode, RawVolume, SourceUrl, WritesConfig};
+use spurline_runtime::{open_volume, open_writable_files, start_node};
 use spurline_types::{ErrorKind, ObjectRef, Size, Stats, Version};
 use spurline_volume::{ReadData, Volume};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 fn source(dir: &Path) -> SourceUrl {
@@ -68,14 +69,7 @@ fn a_volume_is_read_from_a_node_of_the_same_process() {
     let data = root.path().join("data");
     std::fs::create_dir(&data).unwrap();
     std::fs::write(data.join("a"), b"from the node").unwrap();
-    // No metrics page: its port may be taken.
-    let log = RawLog { metrics: Some("none".to_owned()), ..RawLog::default() };
-    let raw = RawNode {
-        cache: cache(&root.path().join("cache")),
-        buffer_size: Size(64 << 20),
-        log,
-        ..RawNode::new(vec![source(&data)])
-    };
+    let raw = raw_node(&data, &root.path().join("cache"));
     let node = start_node(raw.check(&HostLimits::detect()).unwrap()).unwrap();
     let mut raw = RawVolume { buffer_size: Size(64 << 20), ..RawVolume::new(source(&data)) };
     raw.group.registry = Some(format!("static:{}", node.addresses()[0]).parse().unwrap());
@@ -83,4 +77,59 @@ fn a_volume_is_read_from_a_node_of_the_same_process() {
     assert_eq!(read(&**volume.volume(), "a"), b"from the node");
     drop(volume);
     node.stop();
+}
+
+/// A node over `data`; without a metrics page, whose port may be taken.
+fn raw_node(data: &Path, cached: &Path) -> RawNode {
+    let log = RawLog { metrics: Some("none".to_owned()), ..RawLog::default() };
+    RawNode { cache: cache(cached), buffer_size: Size(64 << 20), log, ..RawNode::new(vec![source(data)]) }
+}
+
+/// The example of this name, which `cargo test` builds beside the tests.
+fn example(name: &str) -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    exe.parent().and_then(Path::parent).unwrap().join("examples").join(name)
+}
+
+/// `place`: a directory for what the example leaves behind.
+fn run_example(name: &str, place: &Path, words: &[&str]) -> String {
+    let output = Command::new(example(name)).args(words).env("TMPDIR", place).output().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name}: {said}");
+    said
+}
+
+#[test]
+fn the_examples_read_and_write_a_directory_and_a_group_of_nodes() {
+    let root = tempfile::tempdir().unwrap();
+    let data = root.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let written = data.join("written-by-a-program");
+    run_example("write_a_file", root.path(), &[data.to_str().unwrap()]);
+    assert_eq!(std::fs::read(&written).unwrap(), b"written without a mount\n");
+    let said = run_example("read_a_file", root.path(), &[data.to_str().unwrap(), "written-by-a-program"]);
+    assert!(said.contains("24 bytes of written-by-a-program read"), "{said}");
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP: a node that takes changes as their callers needs root");
+        return;
+    }
+    std::fs::remove_file(&written).unwrap();
+    let raw = RawNode { writable: true, ..raw_node(&data, &root.path().join("cache")) };
+    let node = start_node(raw.check(&HostLimits::detect()).unwrap()).unwrap();
+    run_example("write_a_file", root.path(), &[data.to_str().unwrap(), &format!("static:{}", node.addresses()[0])]);
+    assert_eq!(std::fs::read(&written).unwrap(), b"written without a mount\n");
+    node.stop();
+}
+
+#[test]
+fn a_volume_that_is_not_changed_takes_no_changes() {
+    let root = tempfile::tempdir().unwrap();
+    let raw =
+        || RawVolume { buffer_size: Size(64 << 20), cache: cache(root.path()), ..RawVolume::new(source(root.path())) };
+    let config = raw().check(&HostLimits::detect()).unwrap();
+    let fault = open_writable_files(&config, &Arc::default()).err().unwrap();
+    assert!(fault.remedy.contains("check_writable"), "{fault}");
+    let bucket = RawVolume::new("s3://bucket".parse().unwrap());
+    let fault = bucket.check_writable(WritesConfig { squash: None }, &HostLimits::detect()).unwrap_err();
+    assert!(fault.what.contains("only directories can be changed"), "{fault}");
 }

@@ -1,0 +1,90 @@
+//! Opens a directory for a program that changes it without a mount, in this process or through the nodes of a group. It
+//! knows neither FUSE nor mountpoints; what can be done with files is said by [`FileService`].
+
+use crate::volume::{OpenVolume, open_volume};
+use crate::writes::{describe_doubt, describe_losses, loss_fault, open_writes, writes_behind};
+use spurline_client::GroupWrites;
+use spurline_config::{Fault, VolumeConfig};
+use spurline_fs::FileService;
+use spurline_fs::writable::{WritableConfig, WritableFileSystem};
+use spurline_types::Stats;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long attributes that came with the answer to a change may be used again. A lookup is always a call of the source.
+const ANSWER_TTL: Duration = Duration::from_secs(1);
+
+/// The files of a source that is changed. Field order is drop order: files are closed before what serves them ends.
+pub struct WritableFiles {
+    files: Arc<WritableFileSystem>,
+    behind: Option<Arc<GroupWrites>>,
+    source: String,
+    _volume: OpenVolume,
+}
+
+impl WritableFiles {
+    /// The files, from the root (`spurline_fs::ROOT`) on. A call is made as its caller. Callers other than this process's
+    /// user need root, or nodes, or one user for all changes (`WritesConfig::squash`).
+    ///
+    /// Cost: a call on a directory is the system call on its file, and allocates nothing for reads and writes. Through nodes,
+    /// a call is one request to a node, but writes return as soon as they are in the memory of this process, up to the
+    /// budget's term of written bytes (`MemoryBudget::write_bytes`).
+    pub fn service(&self) -> Arc<dyn FileService> {
+        Arc::clone(&self.files) as _
+    }
+
+    /// Closes all files, and waits until nodes have what was written, durably. A directory has all writes already; there,
+    /// only [`FileService::fsync`] makes them durable. Without this call, bytes that no node has yet are lost with the
+    /// process.
+    ///
+    /// # Errors
+    /// When bytes are lost, because no node took them within the time of a request, or are not durable; the message names
+    /// the files.
+    pub fn finish(self) -> Result<(), Fault> {
+        self.files.close_all();
+        let Some(writes) = &self.behind else { return Ok(()) };
+        writes.finish_closing();
+        writes.finish_durably();
+        let behind = writes_behind(writes);
+        if let Some(doubt) = describe_doubt(&behind) {
+            tracing::warn!("{}: {doubt}", self.source);
+        }
+        describe_losses(&behind).map_or(Ok(()), |losses| Err(loss_fault(&self.source, &losses)))
+    }
+}
+
+/// Opens the source of a configuration made by `RawVolume::check_writable`.
+///
+/// # Errors
+/// As [`open_volume`]; exit code 3 when the source or its nodes take no changes; exit code 2 for a configuration without
+/// changes.
+pub fn open_writable_files(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<WritableFiles, Fault> {
+    let volume = open_volume(config, stats)?;
+    let remedy = "open it for reading only";
+    let Some(writes) = open_writes(config, volume.remote.as_deref(), false, remedy)? else {
+        return Err(Fault::usage(
+            format!("{} was configured for reading only", config.source),
+            "check the configuration with RawVolume::check_writable",
+        ));
+    };
+    let files_config = WritableConfig {
+        attr_ttl: ANSWER_TTL,
+        entry_ttl: ANSWER_TTL,
+        dir_entry_ttl: ANSWER_TTL,
+        negative_ttl: ANSWER_TTL,
+        // No kernel has checked anything before: the source decides.
+        kernel_checks: false,
+        // The program's own lookup counts limit the memory.
+        inode_bytes: u64::MAX,
+        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+        squash: config.writes.and_then(|writes| writes.squash),
+    };
+    let files = WritableFileSystem::new(Arc::clone(&volume.volume), writes.source, files_config, Arc::clone(stats));
+    let files = files.map_err(|error| Fault::failed(format!("{}: {error}", config.source), ""))?;
+    Ok(WritableFiles {
+        files: Arc::new(files),
+        behind: writes.behind,
+        source: config.source.to_string(),
+        _volume: volume,
+    })
+}
