@@ -214,7 +214,7 @@ pub enum MetricsConfig {
     At(SocketAddr),
 }
 
-/// Who reads or changes a volume.
+/// The reader of a volume, which may change it.
 struct VolumeReader<'a> {
     /// See [`VolumeConfig::reader`].
     name: String,
