@@ -1,9 +1,11 @@
 //! Open files and directories as the file system over this volume has them. It knows no processes and no locks of others.
 
 use super::bytes::NewBytes;
-use super::calls::{CallEnd, CallTarget, RequestContext, settle_answer, unexpected};
-use super::open_file::{O_APPEND, OpenCall, OpenFile, call_attr_open, call_open, change_open, query_open, set_call};
-use super::{CAPABILITIES, ENODATA, FileOpening, GroupWrites, attr_of, no_capabilities};
+use super::calls::{CallEnd, CallTarget, RequestContext, attr_of, settle_answer, unexpected};
+use super::open_file::{
+    FileOpening, O_APPEND, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, query_open, set_call,
+};
+use super::{CAPABILITIES, ENODATA, no_capabilities};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
@@ -19,13 +21,13 @@ const FALLOC_FL_KEEP_SIZE: u32 = 1;
 
 /// An open file.
 pub(crate) struct RemoteFile {
-    writes: Arc<GroupWrites>,
+    files: Arc<OpenFiles>,
     opened: Arc<OpenFile>,
 }
 
 impl RemoteFile {
-    pub fn new(writes: Arc<GroupWrites>, opened: Arc<OpenFile>) -> Self {
-        RemoteFile { writes, opened }
+    pub fn new(files: Arc<OpenFiles>, opened: Arc<OpenFile>) -> Self {
+        RemoteFile { files, opened }
     }
 
     pub fn number(&self) -> u64 {
@@ -34,7 +36,7 @@ impl RemoteFile {
 
     /// Sends the bytes of earlier writes.
     pub fn send_bytes(&self) -> Result<()> {
-        self.writes.send_all(&self.opened.bytes)
+        self.files.send_all(&self.opened.bytes)
     }
 
     pub fn set_path(&self, path: Vec<u8>) {
@@ -43,18 +45,18 @@ impl RemoteFile {
 
     /// A call that may be repeated.
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        query_open(&self.writes, &self.opened, call, caller)
+        query_open(&self.files, &self.opened, call, caller)
     }
 
     /// As [`RemoteFile::query`], after the bytes of earlier writes were sent, which the call would see.
     fn query_after_writes(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        self.writes.send_all(&self.opened.bytes)?;
+        self.files.send_all(&self.opened.bytes)?;
         self.query(call, caller)
     }
 
     /// A call that is made once.
     pub fn change(&self, call: &WriteCall<'_>, context: RequestContext<'_>) -> Result<WriteAnswer> {
-        change_open(&self.writes, &self.opened, call, context)
+        change_open(&self.files, &self.opened, call, context)
     }
 
     /// Takes bytes that fit into one request.
@@ -71,7 +73,7 @@ impl RemoteFile {
         let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));
         let (owner, mapped) = (self.opened.number(), place == WritePlace::MappedPages);
         let new = NewBytes { owner, offset, data, appended: appends, mapped, lose_privileges, awaited: false };
-        self.writes.write_behind(&self.opened, new)?;
+        self.files.write_behind(&self.opened, new)?;
         self.opened.bytes.raise_end(offset + data.len() as u64);
         Ok(())
     }
@@ -79,7 +81,7 @@ impl RemoteFile {
 
 impl Drop for RemoteFile {
     fn drop(&mut self) {
-        self.writes.close_behind(&self.opened);
+        self.files.close_behind(&self.opened);
     }
 }
 
@@ -100,18 +102,18 @@ fn number_of(answer: WriteAnswer) -> Result<u64> {
 impl WritableObject for RemoteFile {
     fn stat(&self) -> Result<NodeAttr> {
         self.send_bytes()?;
-        let attr = self.opened.stat_open(&self.writes)?;
+        let attr = self.opened.stat_open(&self.files)?;
         self.opened.bytes.note_size(attr.size);
         Ok(attr)
     }
 
     fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         let call = WriteCall::SetAttrOpen { file: self.opened.number(), set: *set };
-        self.writes.send_all(&self.opened.bytes)?;
+        self.files.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
         self.opened.bytes.note_size(attr.size);
         if let Some(size) = set.size {
-            self.writes.cut_bytes_of(attr.identity, size);
+            self.files.cut_bytes_of(attr.identity, size);
         }
         Ok(attr)
     }
@@ -126,12 +128,12 @@ impl WritableObject for RemoteFile {
         match *call {
             OpenAttrCall::Set { .. } => {
                 bytes.note_bare(false);
-                self.writes.send_all(bytes)?;
+                self.files.send_all(bytes)?;
             }
-            OpenAttrCall::Remove(_) => self.writes.send_all(bytes)?,
+            OpenAttrCall::Remove(_) => self.files.send_all(bytes)?,
             OpenAttrCall::Access(_) | OpenAttrCall::Get(_) | OpenAttrCall::List => {}
         }
-        call_attr_open(&self.writes, &self.opened, call, caller).inspect_err(|error| {
+        call_attr_open(&self.files, &self.opened, call, caller).inspect_err(|error| {
             if capabilities && error.kind() == ErrorKind::Io(ENODATA) {
                 bytes.note_bare(true);
             }
@@ -140,22 +142,22 @@ impl WritableObject for RemoteFile {
 
     fn sync(&self, data_only: bool) -> Result<()> {
         let opened = &*self.opened;
-        self.writes.sync_file(opened, data_only)?;
+        self.files.sync_file(opened, data_only)?;
         opened.bytes.report_at_sync(&opened.reported)
     }
 }
 
 impl WritableFile for RemoteFile {
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        self.writes.send_all(&self.opened.bytes)?;
-        let deadline = self.writes.calls.begin();
+        self.files.send_all(&self.opened.bytes)?;
+        let deadline = self.files.calls.begin();
         let mut read = 0;
-        for piece in dst.chunks_mut(self.writes.most_bytes()) {
+        for piece in dst.chunks_mut(self.files.most_bytes()) {
             let wanted = piece.len();
             let len = u32::try_from(wanted).unwrap_or(u32::MAX);
             let call = WriteCall::Read { file: self.opened.number(), offset: offset + read as u64, len };
             let open = OpenCall { landing: piece, ..OpenCall::query(&call, self.opened.caller(), deadline) };
-            let sent = call_open(&self.writes, &self.opened, open)?;
+            let sent = call_open(&self.files, &self.opened, open)?;
             done(settle_answer(sent.answer)?)?;
             read += sent.payload_len;
             if sent.payload_len < wanted {
@@ -173,7 +175,7 @@ impl WritableFile for RemoteFile {
         lose_privileges: Option<&Caller>,
     ) -> Result<usize> {
         let mut written = 0;
-        for piece in data.chunks(self.writes.most_bytes()) {
+        for piece in data.chunks(self.files.most_bytes()) {
             match self.write_piece(place, offset + written as u64, piece, lose_privileges) {
                 Ok(()) => written += piece.len(),
                 Err(error) if written == 0 => return Err(error),
@@ -186,10 +188,10 @@ impl WritableFile for RemoteFile {
 
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
         if mode & !FALLOC_FL_KEEP_SIZE == 0 {
-            self.writes.send_all(&self.opened.bytes)?;
+            self.files.send_all(&self.opened.bytes)?;
         } else {
             // Bytes that it takes away must not be sent again.
-            self.writes.sync_file(&self.opened, true)?;
+            self.files.sync_file(&self.opened, true)?;
         }
         let call = WriteCall::Allocate { file: self.opened.number(), mode, offset, len };
         done(self.change(&call, RequestContext::of(caller))?)
@@ -203,15 +205,15 @@ impl WritableFile for RemoteFile {
         if self.opened.home() != to.opened.home() {
             return Err(apart());
         }
-        self.writes.send_all(&self.opened.bytes)?;
-        self.writes.send_all(&to.opened.bytes)?;
+        self.files.send_all(&self.opened.bytes)?;
+        self.files.send_all(&to.opened.bytes)?;
         let call = WriteCall::CopyRange { file: self.opened.number(), offset, to: to.opened.number(), to_offset, len };
         let context = RequestContext::of(caller);
         let failures = to.opened.bytes.failure_count();
         let home = self.opened.home();
-        let deadline = self.writes.calls.begin();
+        let deadline = self.files.calls.begin();
         // The other file may have moved, so this call does not: the caller then reads and writes.
-        let copied = match self.writes.calls.change(CallTarget::Process(&home), &call, context, deadline) {
+        let copied = match self.files.calls.change(CallTarget::Process(&home), &call, context, deadline) {
             Ok(sent) => match settle_answer(sent.answer)? {
                 WriteAnswer::UnknownFile => return Err(apart()),
                 answer => {
@@ -224,7 +226,7 @@ impl WritableFile for RemoteFile {
         };
         // The mount has no bytes to send again, neither these nor what earlier writes would put over them. If the process
         // is lost before they are durable, the caller reads and writes.
-        if copied > 0 && self.writes.sync_by(&to.opened, true, deadline)? != home {
+        if copied > 0 && self.files.sync_by(&to.opened, true, deadline)? != home {
             return Err(apart());
         }
         to.opened.bytes.failure_after(failures)?;
@@ -238,7 +240,7 @@ impl WritableFile for RemoteFile {
 
     fn flush(&self) -> Result<()> {
         let opened = &*self.opened;
-        let sent = self.writes.send_at_close(opened);
+        let sent = self.files.send_at_close(opened);
         opened.set_failed_close(sent.is_err());
         // The call finds out whether the process still has the bytes; so does a write that goes there.
         let flushed = if sent? || !opened.is_used() {
@@ -266,14 +268,14 @@ impl WritableFile for RemoteFile {
         let call = set_call(self.opened.number(), lock);
         if lock.kind == LockKind::Unlock {
             // Nor are they sent again when a node is lost later.
-            self.writes.sync_retained(&self.opened)?;
+            self.files.sync_retained(&self.opened)?;
             // Forgotten first: a lock that is lost needs no node to be given up.
-            self.opened.forget_lock(&self.writes, lock);
+            self.opened.forget_lock(&self.files, lock);
         }
-        let deadline = self.writes.calls.begin();
+        let deadline = self.files.calls.begin();
         loop {
             let begun = Instant::now();
-            let sent = call_open(&self.writes, &self.opened, OpenCall::query(&call, caller, deadline))?;
+            let sent = call_open(&self.files, &self.opened, OpenCall::query(&call, caller, deadline))?;
             done(settle_answer(sent.answer)?)?;
             if lock.kind == LockKind::Unlock {
                 return Ok(());
@@ -281,17 +283,19 @@ impl WritableFile for RemoteFile {
             if self.opened.note_granted(lock, begun, &sent.home) {
                 return Ok(());
             }
-            self.writes.close_left(&self.opened, &sent.home, deadline);
+            self.files.close_left(&self.opened, &sent.home, deadline);
         }
     }
 
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
-        let number = self.writes.calls.new_file_number();
+        let number = self.files.calls.new_file_number();
         let call = WriteCall::Reopen { of: self.opened.number(), flags: OpenFlags::new(flags), file: number };
-        self.writes.send_all(&self.opened.bytes)?;
+        self.files.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
         let home = self.opened.home();
-        self.writes.new_file(self.opened.current_path(), FileOpening { number, attr, flags, caller, home })
+        let opening = FileOpening { number, attr, flags, caller, home };
+        let file = self.files.add_file(self.opened.current_path(), opening);
+        Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file)))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -301,38 +305,38 @@ impl WritableFile for RemoteFile {
 
 /// An open directory.
 pub(crate) struct RemoteDirectory {
-    writes: Arc<GroupWrites>,
+    files: Arc<OpenFiles>,
     opened: Arc<OpenFile>,
 }
 
 impl RemoteDirectory {
-    pub fn new(writes: Arc<GroupWrites>, opened: Arc<OpenFile>) -> Self {
-        RemoteDirectory { writes, opened }
+    pub fn new(files: Arc<OpenFiles>, opened: Arc<OpenFile>) -> Self {
+        RemoteDirectory { files, opened }
     }
 
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        query_open(&self.writes, &self.opened, call, caller)
+        query_open(&self.files, &self.opened, call, caller)
     }
 }
 
 impl Drop for RemoteDirectory {
     fn drop(&mut self) {
-        self.writes.close_soon(&self.opened);
+        self.files.close_soon(&self.opened);
     }
 }
 
 impl WritableObject for RemoteDirectory {
     fn stat(&self) -> Result<NodeAttr> {
-        self.opened.stat_open(&self.writes)
+        self.opened.stat_open(&self.files)
     }
 
     fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         let call = WriteCall::SetAttrOpen { file: self.opened.number(), set: *set };
-        attr_of(change_open(&self.writes, &self.opened, &call, RequestContext::of(caller))?)
+        attr_of(change_open(&self.files, &self.opened, &call, RequestContext::of(caller))?)
     }
 
     fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
-        call_attr_open(&self.writes, &self.opened, call, caller)
+        call_attr_open(&self.files, &self.opened, call, caller)
     }
 
     fn sync(&self, data_only: bool) -> Result<()> {
@@ -351,7 +355,7 @@ impl WritableDirectory for RemoteDirectory {
         let names = read()?;
         let mut moved = false;
         for attr in names.iter().filter_map(|name| name.attr.as_ref()) {
-            moved |= self.writes.send_bytes_of(Some(attr.identity))?;
+            moved |= self.files.send_bytes_of(Some(attr.identity))?;
         }
         if moved { read() } else { Ok(names) }
     }

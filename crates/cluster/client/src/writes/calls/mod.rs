@@ -39,10 +39,12 @@ pub(super) use numbers::ChangeNumber;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
 use proof::{ProvenProcesses, check_version};
-use spurline_proto::{AnswerBody as _, ChangeId, NodeRequest, WireCaller, WriteAnswer, WriteCall, WriteRequest};
+use spurline_proto::{
+    AnswerBody as _, ChangeId, NodeRequest, OpenFlags, WireCaller, WriteAnswer, WriteCall, WriteRequest,
+};
 use spurline_transport::CallError;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
-use spurline_volume::writes::{Caller, FileIdentity};
+use spurline_volume::writes::{Caller, FileIdentity, NodeAttr};
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
@@ -360,6 +362,29 @@ impl WriteCalls {
         self.run(WriteCallPlan::change(target, number.get(), call, context, deadline))
     }
 
+    /// Makes a change about a path, once. The answer is no error of the source.
+    ///
+    /// # Errors
+    /// Those of the nodes and of the source.
+    pub fn change_at(
+        &self,
+        path: &[u8],
+        call: &WriteCall<'_>,
+        context: RequestContext<'_>,
+        deadline: CallDeadline,
+    ) -> Result<NodeAnswer> {
+        let sent = self.change(CallTarget::Path(path), call, context, deadline)?;
+        let changes = match call {
+            WriteCall::Open { flags, .. } => flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE),
+            WriteCall::OpenDirectory { .. } => false,
+            _ => true,
+        };
+        if changes {
+            self.note_touched(&sent.home);
+        }
+        Ok(NodeAnswer { answer: settle_answer(sent.answer)?, ..sent })
+    }
+
     /// Sends a request until a node answers it, or until its deadline.
     ///
     /// # Errors
@@ -668,6 +693,22 @@ pub(crate) fn settle_answer(answer: WriteAnswer) -> Result<WriteAnswer> {
 /// Whether the nodes may take the bytes later.
 pub(crate) fn is_transient(error: &Error) -> bool {
     error.kind().retry_advice() != RetryAdvice::Never
+}
+
+/// The attributes of an answer.
+///
+/// # Errors
+/// `Protocol` for an answer of another kind.
+pub(crate) fn attr_of(answer: WriteAnswer) -> Result<NodeAttr> {
+    match answer {
+        WriteAnswer::Attr(attr) => Ok(attr),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// A file that moved too often, or whose move took longer than the call.
+pub(crate) fn unsteady() -> Error {
+    Error::new(ErrorKind::Unavailable, "the file moved from node to node; try again")
 }
 
 /// The error of an answer of the wrong kind.

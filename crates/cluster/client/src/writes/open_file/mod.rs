@@ -9,19 +9,23 @@
 //! 5. **A lost lock** fails the file until it is unlocked or closed, for all open files of the object: the owner of a lock may write
 //!    through another one.
 
+mod closing;
 mod grace;
 mod moving;
+mod registry;
+mod sending;
 mod state;
+mod syncing;
 
 use super::bytes::{FileBytes, ReportedFailures};
 use super::calls::{
     CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, MaybeExecuted, NodeAnswer, RequestContext, WriteCallPlan,
-    settle_answer, unexpected,
+    attr_of, settle_answer, unexpected,
 };
-use super::{FileOpening, GroupWrites, O_ACCMODE, attr_of};
-pub(crate) use grace::LockGrace;
+use grace::LockGrace;
 use moving::VainSearch;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+pub(crate) use registry::OpenFiles;
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, LockKind, NodeAttr, OpenAttrCall};
@@ -31,12 +35,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// From `asm-generic/fcntl.h`.
+const O_ACCMODE: u32 = 0o3;
 pub(super) const O_APPEND: u32 = 0o2000;
 /// A part of `O_SYNC` too.
 const O_DSYNC: u32 = 0o10000;
 const O_DIRECT: u32 = if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0o200_000 } else { 0o40_000 };
 /// How often an open file moves to another process within one call.
 pub(super) const CALL_MOVES: usize = 16;
+
+/// A file that a node has opened.
+pub(crate) struct FileOpening<'a> {
+    pub number: u64,
+    pub attr: NodeAttr,
+    pub flags: u32,
+    pub caller: &'a Caller,
+    pub home: HomeProcess,
+}
 
 /// Where an open object is found.
 #[derive(Debug, Clone)]
@@ -183,8 +197,8 @@ impl OpenFile {
     }
 
     /// The attributes, by its process.
-    pub fn stat_open(&self, writes: &GroupWrites) -> Result<NodeAttr> {
-        attr_of(query_open(writes, self, WriteCall::StatOpen { file: self.number }, &self.caller)?)
+    pub fn stat_open(&self, files: &OpenFiles) -> Result<NodeAttr> {
+        attr_of(query_open(files, self, WriteCall::StatOpen { file: self.number }, &self.caller)?)
     }
 
     /// Its path after a rename of `from` to `to`, or their exchange.
@@ -229,23 +243,23 @@ impl OpenFile {
     }
 
     /// Forgets a lock that is to be released: one that is lost needs no node to be given up.
-    pub fn forget_lock(&self, writes: &GroupWrites, lock: &FileLock) {
-        self.apply(writes, "", |file| file.forget_lock(lock));
+    pub fn forget_lock(&self, files: &OpenFiles, lock: &FileLock) {
+        self.apply(files, "", |file| file.forget_lock(lock));
     }
 
     /// The program has closed it. Returns its process.
-    pub fn mark_closed(&self, writes: &GroupWrites) -> HomeProcess {
-        self.apply(writes, "", FileMachine::close);
+    pub fn mark_closed(&self, files: &OpenFiles) -> HomeProcess {
+        self.apply(files, "", FileMachine::close);
         self.home()
     }
 
     /// Process `home` has closed it, and with it its locks.
-    pub fn note_unknown(&self, writes: &GroupWrites, home: &HomeProcess) {
-        self.apply(writes, &moving::forgotten_by(home), |file| file.note_forgotten(home));
+    pub fn note_unknown(&self, files: &OpenFiles, home: &HomeProcess) {
+        self.apply(files, &moving::forgotten_by(home), |file| file.note_forgotten(home));
     }
 
     /// Changes the machine, and does what follows. `why` a lock is lost by that.
-    fn apply(&self, writes: &GroupWrites, why: &str, change: impl FnOnce(&mut FileMachine) -> FileOutcome) {
+    fn apply(&self, files: &OpenFiles, why: &str, change: impl FnOnce(&mut FileMachine) -> FileOutcome) {
         let mut machine = self.machine.lock();
         let outcome = change(&mut machine);
         self.has_locks.store(machine.has_locks(), Ordering::Relaxed);
@@ -259,11 +273,11 @@ impl OpenFile {
         }
         drop(machine);
         for action in outcome.actions {
-            self.perform(writes, *action, &outcome, why);
+            self.perform(files, *action, &outcome, why);
         }
     }
 
-    fn perform(&self, writes: &GroupWrites, action: FileAction, outcome: &FileOutcome, why: &str) {
+    fn perform(&self, files: &OpenFiles, action: FileAction, outcome: &FileOutcome, why: &str) {
         match action {
             FileAction::BeginLoss => {
                 let path = self.logged_path();
@@ -274,19 +288,19 @@ impl OpenFile {
             FileAction::EndLoss => {}
             FileAction::EnterNext => {
                 if let Some(left) = &outcome.left {
-                    self.machine.lock().settle(writes.lock_grace.note_lost(left.instance));
+                    self.machine.lock().settle(files.lock_grace.note_lost(left.instance));
                 }
             }
             FileAction::CloseNext => {
-                outcome.next.iter().for_each(|next| writes.calls.close_numbers(next, &[self.number]));
+                outcome.next.iter().for_each(|next| files.calls.close_numbers(next, &[self.number]));
             }
             FileAction::CloseNextLater => {
-                outcome.next.iter().for_each(|next| writes.calls.close_later(next, &[self.number]));
+                outcome.next.iter().for_each(|next| files.calls.close_later(next, &[self.number]));
             }
             FileAction::CloseLeft => {
-                outcome.left.iter().for_each(|left| writes.calls.close_later(left, &[self.number]));
+                outcome.left.iter().for_each(|left| files.calls.close_later(left, &[self.number]));
             }
-            FileAction::Resend => outcome.left.iter().for_each(|left| writes.resend_from(self, left.instance)),
+            FileAction::Resend => outcome.left.iter().for_each(|left| files.resend_from(self, left.instance)),
         }
     }
 
@@ -294,14 +308,14 @@ impl OpenFile {
     ///
     /// # Errors
     /// `Throttled` until then.
-    fn check_settled(&self, writes: &GroupWrites) -> Result<()> {
+    fn check_settled(&self, files: &OpenFiles) -> Result<()> {
         let settled = self.machine.lock().settled();
         let at = match settled {
             SettleTime::At(at) => Some(at),
             SettleTime::Entered => None,
             SettleTime::Unknown => {
-                let away = writes.calls.better_node_away(&self.current_path(), &self.home());
-                let left = away.map(|away| writes.lock_grace.new_after().saturating_sub(away));
+                let away = files.calls.better_node_away(&self.current_path(), &self.home());
+                let left = away.map(|away| files.lock_grace.new_after().saturating_sub(away));
                 let at = Instant::now() + left.unwrap_or_default();
                 self.machine.lock().settle_first(at);
                 Some(at)
@@ -328,10 +342,10 @@ impl OpenFile {
     }
 
     /// Fails for a call that relies on locks which are lost, and for a new lock that has to wait.
-    fn check_locks(&self, writes: &GroupWrites, call: &WriteCall<'_>) -> Result<()> {
+    fn check_locks(&self, files: &OpenFiles, call: &WriteCall<'_>) -> Result<()> {
         self.check_lost(call)?;
         match call {
-            WriteCall::SetLock { kind, .. } if *kind != LockKind::Unlock => self.check_settled(writes),
+            WriteCall::SetLock { kind, .. } if *kind != LockKind::Unlock => self.check_settled(files),
             _ => Ok(()),
         }
     }
@@ -354,9 +368,9 @@ pub(super) fn set_call(file: u64, lock: &FileLock) -> WriteCall<'static> {
 }
 
 /// A request for a file with locks, so that its node keeps them, or the next one gets them.
-pub(super) fn renew_locks(writes: &GroupWrites, opened: &OpenFile) {
+pub(super) fn renew_locks(files: &OpenFiles, opened: &OpenFile) {
     // A failure is that of the next call, too.
-    let _ = query_open(writes, opened, WriteCall::StatOpen { file: opened.number }, &opened.caller);
+    let _ = query_open(files, opened, WriteCall::StatOpen { file: opened.number }, &opened.caller);
 }
 
 /// A call on an open object, wherever that is.
@@ -385,19 +399,19 @@ impl<'a> OpenCall<'a> {
 
 /// A call on an open object: on its process, or on the next one, after it got the bytes that the first one may have lost. The
 /// answer may be an error of the source.
-pub(super) fn call_open(writes: &GroupWrites, opened: &OpenFile, mut open: OpenCall<'_>) -> Result<NodeAnswer> {
+pub(super) fn call_open(files: &OpenFiles, opened: &OpenFile, mut open: OpenCall<'_>) -> Result<NodeAnswer> {
     let OpenCall { call, deadline, .. } = open;
     let mut before = MaybeExecuted::Nowhere;
     let mut last = None;
     for _ in 0..CALL_MOVES {
         let relying = opened.relying.read();
-        opened.check_locks(writes, call)?;
+        opened.check_locks(files, call)?;
         let home = opened.home();
         let confirms = opened.begin_confirm();
-        let sent = writes.calls.run(open.plan(&home, before));
+        let sent = files.calls.run(open.plan(&home, before));
         drop(relying);
         match sent {
-            Ok(sent) if sent.answer == WriteAnswer::UnknownFile => opened.note_unknown(writes, &home),
+            Ok(sent) if sent.answer == WriteAnswer::UnknownFile => opened.note_unknown(files, &home),
             Ok(sent) => {
                 opened.confirm(confirms, &home);
                 // Another thread may have seen the locks lost meanwhile, and opened the file again without them.
@@ -414,12 +428,12 @@ pub(super) fn call_open(writes: &GroupWrites, opened: &OpenFile, mut open: OpenC
                 last = Some(error);
             }
         }
-        opened.move_on(writes, &home, deadline)?;
+        opened.move_on(files, &home, deadline)?;
         // A lock that it has set, or should have removed, would stand in the way.
         if matches!(call, WriteCall::SetLock { .. }) {
-            writes.close_left(opened, &home, deadline);
+            files.close_left(opened, &home, deadline);
         }
-        writes.send_all(&opened.bytes)?;
+        files.send_all(&opened.bytes)?;
         if deadline.is_over(Instant::now()) {
             break;
         }
@@ -429,33 +443,33 @@ pub(super) fn call_open(writes: &GroupWrites, opened: &OpenFile, mut open: OpenC
 
 /// As [`call_open`], for a call that may be repeated.
 pub(super) fn query_open(
-    writes: &GroupWrites,
+    files: &OpenFiles,
     opened: &OpenFile,
     call: WriteCall<'_>,
     caller: &Caller,
 ) -> Result<WriteAnswer> {
-    settle_answer(call_open(writes, opened, OpenCall::query(&call, caller, writes.calls.begin()))?.answer)
+    settle_answer(call_open(files, opened, OpenCall::query(&call, caller, files.calls.begin()))?.answer)
 }
 
 /// As [`call_open`], for a call that is made once.
 pub(super) fn change_open(
-    writes: &GroupWrites,
+    files: &OpenFiles,
     opened: &OpenFile,
     call: &WriteCall<'_>,
     context: RequestContext<'_>,
 ) -> Result<WriteAnswer> {
     opened.note_used();
-    let number = writes.calls.draw_number();
+    let number = files.calls.draw_number();
     let kind = CallKind::Change { number: number.get() };
-    let deadline = writes.calls.begin();
-    let sent = call_open(writes, opened, OpenCall { kind, call, context, landing: &mut [], deadline })?;
-    writes.calls.note_touched(&sent.home);
+    let deadline = files.calls.begin();
+    let sent = call_open(files, opened, OpenCall { kind, call, context, landing: &mut [], deadline })?;
+    files.calls.note_touched(&sent.home);
     settle_answer(sent.answer)
 }
 
 /// A call about the rights or the extended attributes of an open object: a value or names, and nothing for the others.
 pub(super) fn call_attr_open(
-    writes: &GroupWrites,
+    files: &OpenFiles,
     opened: &OpenFile,
     call: &OpenAttrCall<'_>,
     caller: &Caller,
@@ -463,11 +477,11 @@ pub(super) fn call_attr_open(
     let of_open = WriteCall::AttrOpen { file: opened.number, call: *call };
     let answer = match *call {
         OpenAttrCall::Set { value, .. } => {
-            change_open(writes, opened, &of_open, RequestContext { payload: value, ..RequestContext::of(caller) })?
+            change_open(files, opened, &of_open, RequestContext { payload: value, ..RequestContext::of(caller) })?
         }
-        OpenAttrCall::Remove(_) => change_open(writes, opened, &of_open, RequestContext::of(caller))?,
+        OpenAttrCall::Remove(_) => change_open(files, opened, &of_open, RequestContext::of(caller))?,
         OpenAttrCall::Access(_) | OpenAttrCall::Get(_) | OpenAttrCall::List => {
-            query_open(writes, opened, of_open, caller)?
+            query_open(files, opened, of_open, caller)?
         }
     };
     match answer {

@@ -4,13 +4,14 @@
 //!
 //! Whatever name is tried, it has to lead to the object that was open.
 
+use super::registry::O_TRUNC;
 use super::state::{FileMachine, LocksEnd, MoveStep, MoveTerms};
-use super::{FilePlace, OpenFile, set_call};
-use crate::writes::behind::unsteady;
+use super::{FilePlace, OpenFile, OpenFiles, set_call};
 use crate::writes::calls::{
     CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, RequestContext, WriteCallPlan, settle_answer, unexpected,
+    unsteady,
 };
-use crate::writes::{GroupWrites, O_TRUNC, join_path};
+use crate::writes::join_path;
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
@@ -91,10 +92,10 @@ impl OpenFile {
     ///
     /// # Errors
     /// `ESTALE` when no name is known that leads to it; those of the nodes and of the source.
-    pub fn move_on(&self, writes: &GroupWrites, lost: &HomeProcess, deadline: CallDeadline) -> Result<()> {
+    pub fn move_on(&self, files: &OpenFiles, lost: &HomeProcess, deadline: CallDeadline) -> Result<()> {
         let _one = self.moving.lock();
-        let cut_off_wait = LOCK_TIMES.cut_off_wait.min(writes.client.patience().answer);
-        let terms = MoveTerms { reclaim_within: writes.lock_grace.again_within(), cut_off_wait };
+        let cut_off_wait = LOCK_TIMES.cut_off_wait.min(files.client.patience().answer);
+        let terms = MoveTerms { reclaim_within: files.lock_grace.again_within(), cut_off_wait };
         if !self.machine.lock().begin_move(lost, terms) {
             return Ok(());
         }
@@ -104,32 +105,32 @@ impl OpenFile {
             let step = self.machine.lock().next_step(now);
             let is_waiting = matches!(step, MoveStep::OpenNext { .. } | MoveStep::SetLocks { .. } | MoveStep::Pause);
             if is_waiting && deadline.is_over(now) {
-                self.apply(writes, &why, FileMachine::stop_move);
+                self.apply(files, &why, FileMachine::stop_move);
                 return Err(unsteady());
             }
             match step {
                 MoveStep::Done => return Ok(()),
                 MoveStep::Closed => return Err(Error::new(ErrorKind::Unavailable, "the file was closed")),
-                MoveStep::OpenNext { lock_lost } => self.enter_opened(writes, lost, lock_lost, deadline)?,
+                MoveStep::OpenNext { lock_lost } => self.enter_opened(files, lost, lock_lost, deadline)?,
                 MoveStep::SetLocks { next, locks } => {
-                    let end = self.set_locks(writes, &next, &locks, deadline, &mut why);
-                    self.apply(writes, &why, |file| file.note_locks(&locks, end, Instant::now()));
+                    let end = self.set_locks(files, &next, &locks, deadline, &mut why);
+                    self.apply(files, &why, |file| file.note_locks(&locks, end, Instant::now()));
                 }
                 MoveStep::AskLost => {
-                    let open = self.is_open_at(writes, lost, deadline);
+                    let open = self.is_open_at(files, lost, deadline);
                     if open == Some(true) {
                         let path = self.logged_path();
                         tracing::info!(node = %lost.node, "a node with locks of {path} is reached again");
                     } else if open == Some(false) {
                         why = forgotten_by(lost);
                     }
-                    self.apply(writes, &why, |file| file.note_asked(open, Instant::now()));
+                    self.apply(files, &why, |file| file.note_asked(open, Instant::now()));
                 }
                 MoveStep::Pause => {
                     std::thread::sleep(RECLAIM_PAUSE);
                     self.machine.lock().note_pause();
                 }
-                MoveStep::Enter => self.apply(writes, &why, FileMachine::enter_next),
+                MoveStep::Enter => self.apply(files, &why, FileMachine::enter_next),
             }
         }
     }
@@ -137,7 +138,7 @@ impl OpenFile {
     /// Opens it on a node that can be reached.
     fn enter_opened(
         &self,
-        writes: &GroupWrites,
+        files: &OpenFiles,
         lost: &HomeProcess,
         lock_lost: bool,
         deadline: CallDeadline,
@@ -145,27 +146,27 @@ impl OpenFile {
         if lock_lost {
             drop(self.relying.write());
         }
-        let home = self.open_next(writes, lost, deadline)?;
+        let home = self.open_next(files, lost, deadline)?;
         let path = self.logged_path();
         tracing::info!(from = %lost.node, to = %home.node, "{path}, which is open, moved to another node");
-        writes.client.retries().add(1);
+        files.client.retries().add(1);
         if home.instance == lost.instance {
-            self.apply(writes, &forgotten_by(&home), |file| file.check_kept(Instant::now(), LOCK_TIMES.locks_idle));
+            self.apply(files, &forgotten_by(&home), |file| file.check_kept(Instant::now(), LOCK_TIMES.locks_idle));
         }
-        self.apply(writes, "", |file| file.note_opened(home, Instant::now()));
+        self.apply(files, "", |file| file.note_opened(home, Instant::now()));
         Ok(())
     }
 
     /// Sets the locks again in process `next`, which has just opened the file. Those that were tried before may have set some.
     fn set_locks(
         &self,
-        writes: &GroupWrites,
+        files: &OpenFiles,
         next: &HomeProcess,
         locks: &[FileLock],
         deadline: CallDeadline,
         why: &mut String,
     ) -> LocksEnd {
-        let end = match locks.iter().try_for_each(|lock| self.reclaim_lock(writes, next, lock, deadline)) {
+        let end = match locks.iter().try_for_each(|lock| self.reclaim_lock(files, next, lock, deadline)) {
             Ok(()) => {
                 let path = self.logged_path();
                 tracing::info!(node = %next.node, "{} locks of {path} moved to another node", locks.len());
@@ -184,22 +185,22 @@ impl OpenFile {
         if end == LocksEnd::Taken {
             let passed = self.machine.lock().passed().to_vec();
             passed.iter().filter(|passed| *passed != next).for_each(|passed| {
-                writes.calls.try_close(passed, &[self.number], deadline);
+                files.calls.try_close(passed, &[self.number], deadline);
             });
         }
         end
     }
 
     /// Whether a process has this file open; `None` if it can't be reached.
-    fn is_open_at(&self, writes: &GroupWrites, process: &HomeProcess, deadline: CallDeadline) -> Option<bool> {
+    fn is_open_at(&self, files: &OpenFiles, process: &HomeProcess, deadline: CallDeadline) -> Option<bool> {
         let call = WriteCall::StatOpen { file: self.number };
-        let sent = writes.calls.query(CallTarget::Process(process), &call, &Caller::default(), deadline);
+        let sent = files.calls.query(CallTarget::Process(process), &call, &Caller::default(), deadline);
         sent.ok().map(|sent| sent.answer != WriteAnswer::UnknownFile)
     }
 
     fn reclaim_lock(
         &self,
-        writes: &GroupWrites,
+        files: &OpenFiles,
         next: &HomeProcess,
         lock: &FileLock,
         deadline: CallDeadline,
@@ -209,7 +210,7 @@ impl OpenFile {
         loop {
             let asked = Instant::now();
             let plan = WriteCallPlan::query(CallTarget::Process(next), &call, &root, deadline);
-            let sent = writes.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan })?;
+            let sent = files.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan })?;
             let answered = Instant::now();
             let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
                 WriteAnswer::Done => return Ok(()),
@@ -230,7 +231,7 @@ impl OpenFile {
         }
         let unlock = set_call(self.number, &FileLock { kind: LockKind::Unlock, ..*lock });
         // What fails here is released with the file.
-        let _ = writes.calls.query(CallTarget::Process(next), &unlock, &root, deadline);
+        let _ = files.calls.query(CallTarget::Process(next), &unlock, &root, deadline);
         Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile")))
     }
 
@@ -238,13 +239,13 @@ impl OpenFile {
     ///
     /// # Errors
     /// As [`OpenFile::move_on`].
-    fn open_next(&self, writes: &GroupWrites, lost: &HomeProcess, deadline: CallDeadline) -> Result<HomeProcess> {
+    fn open_next(&self, files: &OpenFiles, lost: &HomeProcess, deadline: CallDeadline) -> Result<HomeProcess> {
         let FilePlace { path, identity: expected } = self.place.lock().clone();
-        let mut moved = self.open_at(writes, &path, expected, deadline);
+        let mut moved = self.open_at(files, &path, expected, deadline);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
             && let Some(known) = expected
         {
-            match self.open_elsewhere(writes, &path, known, lost, deadline) {
+            match self.open_elsewhere(files, &path, known, lost, deadline) {
                 Ok(Some((other, home))) => {
                     let mut place = self.place.lock();
                     // A rename of this mount may have been faster.
@@ -272,7 +273,7 @@ impl OpenFile {
     /// Opens it by a path.
     fn open_at(
         &self,
-        writes: &GroupWrites,
+        files: &OpenFiles,
         path: &[u8],
         expected: Option<FileIdentity>,
         deadline: CallDeadline,
@@ -285,40 +286,40 @@ impl OpenFile {
             }
             None => WriteCall::OpenDirectory { at, file: self.number },
         };
-        self.change_anyway(writes, path, call, deadline)
+        self.change_anyway(files, path, call, deadline)
     }
 
     /// Makes a call as root: the right to open the file was checked, and may have been lost since, as with a file that was
     /// made read-only.
     fn change_anyway(
         &self,
-        writes: &GroupWrites,
+        files: &OpenFiles,
         path: &[u8],
         call: WriteCall<'_>,
         deadline: CallDeadline,
     ) -> Result<HomeProcess> {
         let root = Caller::default();
-        let changed = match writes.change_at(path, call, RequestContext::of(&root), deadline) {
+        let changed = match files.calls.change_at(path, &call, RequestContext::of(&root), deadline) {
             Err(error) if is_denied(error.kind()) => {
-                writes.change_at(path, call, RequestContext::of(&self.caller), deadline)
+                files.calls.change_at(path, &call, RequestContext::of(&self.caller), deadline)
             }
             other => other,
         };
-        changed.map(|(_, home)| home)
+        changed.map(|sent| sent.home)
     }
 
     /// Opens it by another name than `gone`: one that the mount knows, or one in the same folder, where another host may
     /// have renamed it. `None` when no such name leads to it.
     fn open_elsewhere(
         &self,
-        writes: &GroupWrites,
+        files: &OpenFiles,
         gone: &[u8],
         known: FileIdentity,
         lost: &HomeProcess,
         deadline: CallDeadline,
     ) -> Result<Option<(Vec<u8>, HomeProcess)>> {
-        let open = |path: &[u8]| self.open_at(writes, path, Some(known), deadline);
-        let names = writes.names().map_or(Vec::new(), |names| names.paths_of(known));
+        let open = |path: &[u8]| self.open_at(files, path, Some(known), deadline);
+        let names = files.names().map_or(Vec::new(), |names| names.paths_of(known));
         if let Some(found) = open_first(names.into_iter().filter(|path| path != gone), open)? {
             return Ok(Some(found));
         }
@@ -329,7 +330,7 @@ impl OpenFile {
         }
         let folder = &gone[..gone.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
         for _ in 0..SEARCHES {
-            let Some(path) = self.find_in_folder(writes, folder, known, deadline)? else { break };
+            let Some(path) = self.find_in_folder(files, folder, known, deadline)? else { break };
             if let Some(found) = open_first([path], open)? {
                 return Ok(Some(found));
             }
@@ -341,26 +342,26 @@ impl OpenFile {
     /// The path of the entry of a folder that is this object; `None` when there is none, or the folder can't be read.
     fn find_in_folder(
         &self,
-        writes: &GroupWrites,
+        files: &OpenFiles,
         folder: &[u8],
         known: FileIdentity,
         deadline: CallDeadline,
     ) -> Result<Option<Vec<u8>>> {
-        let file = writes.calls.new_file_number();
+        let file = files.calls.new_file_number();
         let open = |_: &[u8]| {
             let call = WriteCall::OpenDirectory { at: NodePath { path: folder, expected: None }, file };
-            self.change_anyway(writes, folder, call, deadline)
+            self.change_anyway(files, folder, call, deadline)
         };
         let Some((_, home)) = open_first([folder.to_vec()], open)? else { return Ok(None) };
-        let found = self.find_listed(writes, &home, file, known, deadline);
-        writes.calls.close_numbers(&home, &[file]);
+        let found = self.find_listed(files, &home, file, known, deadline);
+        files.calls.close_numbers(&home, &[file]);
         Ok(found?.map(|name| join_path(folder, &name.name)))
     }
 
     /// The entry that is this object, in an open directory of a process.
     fn find_listed(
         &self,
-        writes: &GroupWrites,
+        files: &OpenFiles,
         home: &HomeProcess,
         file: u64,
         known: FileIdentity,
@@ -370,7 +371,7 @@ impl OpenFile {
         for _ in 0..MOST_PAGES {
             let call = WriteCall::ReadDirectory { file, from, max: PAGE, attrs: true };
             let lost = || Error::new(ErrorKind::Unavailable, format!("node {} was lost during a search", home.node));
-            let answer = match writes.calls.query(CallTarget::Process(home), &call, &self.caller, deadline) {
+            let answer = match files.calls.query(CallTarget::Process(home), &call, &self.caller, deadline) {
                 Ok(sent) if sent.answer == WriteAnswer::UnknownFile => return Err(lost()),
                 Ok(sent) => settle_answer(sent.answer),
                 Err(CallEnd::Lost { .. }) => return Err(lost()),

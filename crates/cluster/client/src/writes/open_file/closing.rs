@@ -1,8 +1,7 @@
 //! Closes the files that programs have closed, and those that a process kept when they moved. It knows neither bytes nor names.
 
-use super::GroupWrites;
-use super::calls::{CallDeadline, FailedClose, HomeProcess};
-use super::open_file::OpenFile;
+use super::{OpenFile, OpenFiles};
+use crate::writes::calls::{CallDeadline, FailedClose, HomeProcess};
 use spurline_types::{Error, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -12,19 +11,19 @@ const GATHERING_TIME: Duration = Duration::from_millis(2);
 /// Interval of requests that failed before.
 const CLOSE_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-impl GroupWrites {
+impl OpenFiles {
     /// Starts the thread that reports closed files.
-    pub(super) fn start_closing(&self) -> Result<()> {
+    pub fn start_closing(&self) -> Result<()> {
         let calls = Arc::clone(&self.calls);
         let this = Weak::clone(&self.this);
         let run = move || {
             let mut retry_at = Instant::now();
             while calls.wait_closes(retry_at) {
                 std::thread::sleep(GATHERING_TIME);
-                let Some(writes) = this.upgrade() else { return };
+                let Some(files) = this.upgrade() else { return };
                 calls.report_closed();
                 if Instant::now() >= retry_at {
-                    writes.repeat_failed();
+                    files.repeat_failed();
                     retry_at = Instant::now() + CLOSE_RETRY_PAUSE;
                 }
             }
@@ -34,7 +33,7 @@ impl GroupWrites {
     }
 
     /// Closes an open object on its node soon; at once if it holds locks.
-    pub(super) fn close_soon(&self, opened: &OpenFile) {
+    pub fn close_soon(&self, opened: &OpenFile) {
         self.remove_open(opened.number());
         let home = opened.mark_closed(self);
         if !opened.has_locks() {
@@ -47,7 +46,7 @@ impl GroupWrites {
 
     /// Closes an open file at a process that it has left, now: another call for its locks waits for those there. What fails is
     /// repeated later anyway.
-    pub(super) fn close_left(&self, opened: &OpenFile, left: &HomeProcess, deadline: CallDeadline) {
+    pub fn close_left(&self, opened: &OpenFile, left: &HomeProcess, deadline: CallDeadline) {
         let Some(_stays) = opened.try_hold_place() else { return };
         if opened.home() != *left {
             self.calls.close_locked(left, opened.number(), deadline);

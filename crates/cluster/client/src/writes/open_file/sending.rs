@@ -1,15 +1,14 @@
 //! Sends the bytes of writes after the writer has gone on, and again when the node that has them is lost: carries the pieces of
-//! [`super::bytes`] to the processes of their open files. It knows nothing about names.
+//! [`crate::writes::bytes`] to the processes of their open files. It knows nothing about names.
 
-use super::GroupWrites;
-use super::bytes::{
+use super::{CALL_MOVES, OpenFile, OpenFiles};
+use crate::writes::bytes::{
     AddedBytes, AwaitedPiece, FileBytes, NewBytes, NextJob, NextPiece, PieceOutcome, PieceToSend, SendJob,
 };
-use super::calls::{
+use crate::writes::calls::{
     CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, MaybeExecuted, RequestContext, WriteCallPlan,
-    is_transient, settle_answer,
+    is_transient, settle_answer, unsteady,
 };
-use super::open_file::{CALL_MOVES, OpenCall, OpenFile, call_open};
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity};
@@ -56,9 +55,9 @@ impl SendResult {
     }
 }
 
-impl GroupWrites {
+impl OpenFiles {
     /// Starts the sender threads.
-    pub(super) fn start_senders(&self) -> Result<()> {
+    pub fn start_senders(&self) -> Result<()> {
         for _ in 0..SENDERS {
             let (queue, this) = (Arc::clone(&self.queue), Weak::clone(&self.this));
             let run = move || {
@@ -106,7 +105,7 @@ impl GroupWrites {
     /// # Errors
     /// When there is no memory and no node takes the bytes; the source's errno if they were sent at once. None of the bytes
     /// are sent after that.
-    pub(super) fn write_behind(&self, opened: &OpenFile, new: NewBytes<'_>) -> Result<()> {
+    pub fn write_behind(&self, opened: &OpenFile, new: NewBytes<'_>) -> Result<()> {
         let file = &opened.bytes;
         let failures = file.failure_count();
         // A write under a lock finds out whether the lock was lost with a node.
@@ -219,7 +218,7 @@ impl GroupWrites {
     ///
     /// # Errors
     /// When no node takes them; they are kept. What the source refuses is a failure of the file.
-    pub(super) fn send_all(&self, file: &FileBytes) -> Result<()> {
+    pub fn send_all(&self, file: &FileBytes) -> Result<()> {
         let mark = {
             let mut list = file.list.lock();
             if list.unsent_pieces() == 0 {
@@ -230,19 +229,19 @@ impl GroupWrites {
         self.send_below(file, mark, None).map(drop)
     }
 
-    /// As [`GroupWrites::send_all`], before a close of `opened`. Whether its last bytes were sent here: their request has then
+    /// As [`OpenFiles::send_all`], before a close of `opened`. Whether its last bytes were sent here: their request has then
     /// reported failures as [`WriteCall::Flush`] does.
     ///
     /// # Errors
-    /// As [`GroupWrites::send_all`].
-    pub(super) fn send_at_close(&self, opened: &OpenFile) -> Result<bool> {
+    /// As [`OpenFiles::send_all`].
+    pub fn send_at_close(&self, opened: &OpenFile) -> Result<bool> {
         let mark = opened.bytes.list.lock().mark();
         self.send_below(&opened.bytes, mark, Some(opened.number()))
     }
 
     /// Sends what lies below `mark`. With `closing`, the last request for that open file is a flush as well; whether it was
     /// sent.
-    fn send_below(&self, file: &FileBytes, mark: u64, closing: Option<u64>) -> Result<bool> {
+    pub(super) fn send_below(&self, file: &FileBytes, mark: u64, closing: Option<u64>) -> Result<bool> {
         let (mut moves, mut flushed) = (0, false);
         loop {
             let mut list = file.list.lock();
@@ -423,89 +422,8 @@ impl GroupWrites {
         }
     }
 
-    /// Makes a file durable, by each process that has bytes of it. Returns the process that answered last for `opened`.
-    ///
-    /// # Errors
-    /// When no node takes the bytes; they are kept. An error of the source is a failure of the file.
-    pub(super) fn sync_file(&self, opened: &OpenFile, data_only: bool) -> Result<HomeProcess> {
-        self.send_all(&opened.bytes)?;
-        self.sync_by(opened, data_only, self.calls.begin())
-    }
-
-    /// As [`GroupWrites::sync_file`], within the time of a call.
-    ///
-    /// # Errors
-    /// As [`GroupWrites::sync_file`].
-    pub(super) fn sync_by(&self, opened: &OpenFile, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
-        let file = &opened.bytes;
-        let mark = file.list.lock().mark();
-        let failures = file.failure_count();
-        let mut other: Option<Arc<OpenFile>> = None;
-        let mut own = None;
-        for _ in 0..CALL_MOVES {
-            self.send_below(file, mark, None)?;
-            let stamp = file.list.lock().stamp();
-            let through = other.take();
-            let synced = self.sync_once(through.as_deref().unwrap_or(opened), data_only, deadline);
-            let by = match synced {
-                Ok(by) => by,
-                Err(error) if is_transient(&error) => return Err(error),
-                Err(error) => {
-                    self.stats().failures.add(1);
-                    file.add_failure(error);
-                    file.list.lock().forget_sent(mark);
-                    opened.home()
-                }
-            };
-            if through.is_none() {
-                own = Some(by.clone());
-            }
-            let mut list = file.list.lock();
-            list.release(mark, stamp, by.instance);
-            let left = list.first_left(mark);
-            drop(list);
-            match (left, &own) {
-                (None, Some(own)) => {
-                    if file.failure_count() == failures {
-                        file.end_failing();
-                    }
-                    return Ok(own.clone());
-                }
-                (Some((owner, Some(to))), _) => match self.open_file(owner).filter(|open| open.home().instance == to) {
-                    Some(open) => other = Some(open).filter(|open| open.number() != opened.number()),
-                    None => self.resend_from(opened, to),
-                },
-                _ => {}
-            }
-        }
-        Err(unsteady())
-    }
-
-    /// Makes the bytes of a file durable that would be sent again after the loss of a process: before others may change them.
-    ///
-    /// # Errors
-    /// When no node takes them; they are kept.
-    pub(super) fn sync_retained(&self, opened: &OpenFile) -> Result<()> {
-        let durable = opened.bytes.list.lock().is_empty();
-        if durable { Ok(()) } else { self.sync_file(opened, true).map(drop) }
-    }
-
-    /// One sync by the process of an open file.
-    fn sync_once(&self, opened: &OpenFile, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
-        let started = Instant::now();
-        let call = WriteCall::Sync { file: opened.number(), data_only };
-        let sent = call_open(self, opened, OpenCall::query(&call, opened.caller(), deadline))?;
-        // An answer of the source is final, whatever its kind.
-        settle_answer(sent.answer).map_err(|error| {
-            if is_transient(&error) { Error::new(ErrorKind::Io(EIO), error.message()) } else { error }
-        })?;
-        self.stats().sync_ops.add(1);
-        self.stats().sync_us.add_us(started.elapsed());
-        Ok(sent.home)
-    }
-
     /// The process `lost` can't be reached: its bytes are to be sent again.
-    pub(super) fn resend_from(&self, opened: &OpenFile, lost: u64) {
+    pub fn resend_from(&self, opened: &OpenFile, lost: u64) {
         let bytes = opened.bytes.list.lock().resend_from(lost, &self.client.stats);
         if bytes > 0 {
             let path = opened.logged_path();
@@ -515,7 +433,7 @@ impl GroupWrites {
 
     /// The program has closed a file, or its mount has ended: its bytes are sent, and it is closed. If no node takes them now,
     /// threads try that for the time of an answer.
-    pub(super) fn close_behind(&self, opened: &Arc<OpenFile>) {
+    pub fn close_behind(&self, opened: &Arc<OpenFile>) {
         let sent = if opened.failed_close() {
             Err(unsteady())
         } else if opened.has_locks() {
@@ -582,7 +500,7 @@ impl GroupWrites {
     ///
     /// # Errors
     /// When no node takes them.
-    pub(super) fn send_bytes_of(&self, identity: Option<FileIdentity>) -> Result<bool> {
+    pub fn send_bytes_of(&self, identity: Option<FileIdentity>) -> Result<bool> {
         if !self.has_unsent() {
             return Ok(false);
         }
@@ -593,11 +511,11 @@ impl GroupWrites {
         }
     }
 
-    /// Sends the unsent bytes of the files at and below a path, as [`GroupWrites::send_bytes_of`].
+    /// Sends the unsent bytes of the files at and below a path, as [`OpenFiles::send_bytes_of`].
     ///
     /// # Errors
     /// When no node takes them.
-    pub(super) fn send_bytes_below(&self, path: &[u8]) -> Result<()> {
+    pub fn send_bytes_below(&self, path: &[u8]) -> Result<()> {
         if !self.has_unsent() {
             return Ok(());
         }
@@ -610,7 +528,7 @@ impl GroupWrites {
     }
 
     /// The file was cut to `size` bytes: those behind are not sent again.
-    pub(super) fn cut_bytes_of(&self, identity: FileIdentity, size: u64) {
+    pub fn cut_bytes_of(&self, identity: FileIdentity, size: u64) {
         if let Some(file) = self.known_bytes_of(identity) {
             let mut changes = Vec::new();
             file.list.lock().cut_at(size, &self.client.stats, &mut changes);
@@ -619,12 +537,12 @@ impl GroupWrites {
     }
 
     /// The state of a file, if it is open.
-    pub(super) fn open_bytes_of(&self, identity: Option<FileIdentity>) -> Option<Arc<FileBytes>> {
+    pub fn open_bytes_of(&self, identity: Option<FileIdentity>) -> Option<Arc<FileBytes>> {
         identity.and_then(|identity| self.files.lock().get(&identity).and_then(Weak::upgrade))
     }
 
     /// The bytes of a file, if it is open and has some that are not durable.
-    pub(super) fn known_bytes_of(&self, identity: FileIdentity) -> Option<Arc<FileBytes>> {
+    pub fn known_bytes_of(&self, identity: FileIdentity) -> Option<Arc<FileBytes>> {
         if self.memory.used_bytes() == 0 {
             return None;
         }
@@ -632,7 +550,7 @@ impl GroupWrites {
     }
 
     /// The bytes of a file, shared by its open files.
-    pub(super) fn bytes_of(&self, identity: FileIdentity) -> Arc<FileBytes> {
+    pub fn bytes_of(&self, identity: FileIdentity) -> Arc<FileBytes> {
         let mut files = self.files.lock();
         if let Some(file) = files.get(&identity).and_then(Weak::upgrade) {
             return file;
@@ -646,21 +564,8 @@ impl GroupWrites {
         file
     }
 
-    /// Makes the bytes of all open files durable.
-    ///
-    /// # Errors
-    /// When no node takes them.
-    pub(super) fn sync_files(&self) -> Result<()> {
-        for open in self.open_files() {
-            if !open.bytes.list.lock().is_empty() {
-                self.sync_file(&open, true)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Memory of bytes that are not durable, and its limit.
-    pub fn memory(&self) -> (u64, u64) {
+    pub fn memory_use(&self) -> (u64, u64) {
         (self.memory.used_bytes(), self.memory.limit_bytes())
     }
 
@@ -675,8 +580,4 @@ impl GroupWrites {
         }
         files.into_iter().map(|(_, path, bytes)| (path, bytes)).collect()
     }
-}
-
-pub(super) fn unsteady() -> Error {
-    Error::new(ErrorKind::Unavailable, "the file moved from node to node; try again")
 }
