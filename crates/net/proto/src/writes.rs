@@ -285,6 +285,17 @@ pub enum WriteCall<'a> {
         /// Its type.
         kind: LockKind,
     },
+    /// How long ago another mount was granted a lock of an object that excludes this one, if the node knows of such a grant.
+    FindGrant {
+        /// The object.
+        of: FileIdentity,
+        /// The lock's family.
+        family: LockFamily,
+        /// Its range.
+        range: LockRange,
+        /// Its type.
+        kind: LockKind,
+    },
     /// Names of an open directory.
     ReadDirectory {
         /// The directory.
@@ -634,6 +645,7 @@ impl WriteCall<'_> {
             WriteCall::Renew => (29, "renewal of a session"),
             WriteCall::Reopen { .. } => (30, "second opening of an open file"),
             WriteCall::AttrOpen { .. } => (31, "rights or extended attributes of an open object"),
+            WriteCall::FindGrant { .. } => (32, "search for a granted lock"),
         }
     }
 
@@ -760,6 +772,12 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
             out.put_u8(u8::from(*family == LockFamily::Flock));
             put_lock(*owner, range, *kind, out);
         }
+        WriteCall::FindGrant { of, family, range, kind } => {
+            put_identity(Some(of), out);
+            out.put_u8(u8::from(*family == LockFamily::Flock));
+            put_range(range, out);
+            out.put_u8(lock_code(*kind));
+        }
         WriteCall::ReadDirectory { file, from, max, attrs } => {
             out.put_u64(*file);
             out.put_u64(*from);
@@ -853,6 +871,13 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
                 range: take_range(take)?,
                 kind: take_lock_kind(take)?,
             }
+        }
+        32 => {
+            let missing = FrameError::Value { what: "the object of a lock", value: 0 };
+            let of = take_identity(take)?.ok_or(missing)?;
+            let flock = take_switch(take, "the family of a lock")?;
+            let family = if flock { LockFamily::Flock } else { LockFamily::Posix };
+            WriteCall::FindGrant { of, family, range: take_range(take)?, kind: take_lock_kind(take)? }
         }
         27 => WriteCall::ReadDirectory {
             file: take.take_u64(FILE)?,

@@ -28,6 +28,7 @@ use known::KnownObjects;
 pub use losses::WriteLosses;
 use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
+use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
@@ -230,11 +231,6 @@ impl GroupWrites {
             None => Ok(attr),
         }
     }
-}
-
-/// The path of `name` in `directory`.
-pub(crate) fn join_path(directory: &[u8], name: &[u8]) -> Vec<u8> {
-    if directory.is_empty() { name.to_vec() } else { [directory, name].join(&b'/') }
 }
 
 fn no_capabilities() -> Error {

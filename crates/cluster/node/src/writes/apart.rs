@@ -34,6 +34,7 @@ pub(crate) fn acts_as_caller(call: &WriteCall<'_>) -> bool {
             | WriteCall::Write { lose_privileges: false, .. }
             | WriteCall::Sync { .. }
             | WriteCall::Flush { .. }
+            | WriteCall::FindGrant { .. }
             | WriteCall::Renew
     )
 }

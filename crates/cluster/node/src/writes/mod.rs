@@ -15,7 +15,7 @@ use spurline_transport::Responder;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
-    Caller, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall, WritableFile,
+    Caller, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall, WritableFile,
     WritableObject, WritableVolume, WritePlace,
 };
 use std::sync::Arc;
@@ -235,6 +235,12 @@ fn failed(errno: i32, why: &str) -> WriteAnswer {
     WriteAnswer::Failed(Error::new(ErrorKind::Io(errno), why))
 }
 
+/// How long ago another mount was granted a lock: the mount knows whether it has had its own since then.
+fn grant_answer(at: Option<Instant>, now: Instant) -> WriteAnswer {
+    let Some(at) = at else { return WriteAnswer::Done };
+    WriteAnswer::Number(now.saturating_duration_since(at).as_micros() as u64)
+}
+
 /// One request being executed.
 struct ServedWrite<'a> {
     volume: &'a dyn WritableVolume,
@@ -365,6 +371,12 @@ impl ServedWrite<'_> {
                 attr.map_or(WriteAnswer::Done, WriteAnswer::Attr)
             }
             WriteCall::Renew => WriteAnswer::Done,
+            WriteCall::FindGrant { of, family, range, kind } => {
+                // The owner's number means nothing to other mounts.
+                let lock = FileLock { family, owner: 0, range, kind };
+                let now = Instant::now();
+                grant_answer(self.find_grant(of, &lock, now), now)
+            }
             WriteCall::Close { files } => {
                 // Closing a second time changes nothing.
                 files.iter().for_each(|file| self.session.close_object(file));
@@ -396,6 +408,11 @@ impl ServedWrite<'_> {
                 None => WriteAnswer::UnknownFile,
             },
         })
+    }
+
+    /// When another mount was last granted a lock that excludes this one.
+    fn find_grant(&self, of: FileIdentity, lock: &FileLock, now: Instant) -> Option<Instant> {
+        self.grants.last_of_others(of, self.request.id.session, lock, now)
     }
 
     /// A call on an open file or directory.
@@ -475,11 +492,10 @@ impl ServedWrite<'_> {
                 let of = file.stat()?.identity;
                 file.set_lock(&lock, caller)?;
                 self.session.note_lock(number);
-                let (session, now) = (request.id.session, Instant::now());
-                let other = if request.again { self.grants.last_of_others(of, session, &lock, now) } else { None };
-                self.grants.note_grant(of, session, &lock, now);
-                // The mount knows whether it has had the lock since then.
-                other.map_or(WriteAnswer::Done, |at| WriteAnswer::Number((now - at).as_micros() as u64))
+                let now = Instant::now();
+                let other = if request.again { self.find_grant(of, &lock, now) } else { None };
+                self.grants.note_grant(of, request.id.session, &lock, now);
+                grant_answer(other, now)
             }
             _ => failed(EIO, "no call on an open file"),
         })

@@ -42,6 +42,7 @@ use proof::{ProvenProcesses, check_version};
 use spurline_proto::{
     AnswerBody as _, ChangeId, NodeRequest, OpenFlags, WireCaller, WriteAnswer, WriteCall, WriteRequest,
 };
+use spurline_sys::Backoff;
 use spurline_transport::CallError;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
 use spurline_volume::writes::{Caller, FileIdentity, NodeAttr};
@@ -89,14 +90,25 @@ pub(crate) enum CallTarget<'a> {
     Process(&'a HomeProcess),
     /// This process only, before it is proven to have the directory of the others.
     Unproven(&'a HomeProcess),
+    /// Any process of the node with this name.
+    Node(&'a str),
 }
 
 impl<'a> CallTarget<'a> {
     /// The only process that may get the request.
     fn process(self) -> Option<&'a HomeProcess> {
         match self {
-            CallTarget::Path(_) => None,
+            CallTarget::Path(_) | CallTarget::Node(_) => None,
             CallTarget::Process(home) | CallTarget::Unproven(home) => Some(home),
+        }
+    }
+
+    /// The only node that may get the request.
+    fn node(self) -> Option<&'a str> {
+        match self {
+            CallTarget::Path(_) => None,
+            CallTarget::Process(home) | CallTarget::Unproven(home) => Some(&home.node),
+            CallTarget::Node(name) => Some(name),
         }
     }
 }
@@ -423,6 +435,13 @@ impl WriteCalls {
         better.filter_map(|peer| peer.away()).min()
     }
 
+    /// The nodes that are not known to be away, except the one of `home`.
+    pub fn other_nodes(&self, home: &HomeProcess) -> Vec<Arc<str>> {
+        let view = self.client.members().snapshot();
+        let peers = (0..view.members().len()).map(|index| view.peer(index as u32));
+        peers.filter(|peer| peer.is_up() && *peer.name() != *home.node).map(|peer| peer.name().into()).collect()
+    }
+
     fn wanted_run(&self, path: &[u8]) -> WantedRun {
         WantedRun::of_block(ObjectId::from_text(self.client.source(), path, ""), 0, 1)
     }
@@ -518,7 +537,7 @@ impl PendingCall<'_> {
     fn run(&mut self, ranked: &mut Vec<u32>) -> std::result::Result<NodeAnswer, CallEnd> {
         let started = Instant::now();
         let until = self.plan.deadline.of_request(started);
-        let mut pause = FIRST_ROUND_PAUSE;
+        let mut pauses = Backoff::new(FIRST_ROUND_PAUSE, LONGEST_ROUND_PAUSE);
         loop {
             let error = match self.run_round(ranked, until) {
                 Ok(answer) => return Ok(answer),
@@ -528,11 +547,10 @@ impl PendingCall<'_> {
             // A restart of all nodes is hidden for as long as for reads.
             let absence = self.plan.deadline.patience.absence;
             let unreachable = error.kind() == ErrorKind::Unavailable && started.elapsed() >= absence;
-            if unreachable || Instant::now() + pause >= until {
+            if unreachable || Instant::now() + pauses.upcoming() >= until {
                 return Err(CallEnd::Failed(error));
             }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST_ROUND_PAUSE);
+            std::thread::sleep(pauses.next_pause());
         }
     }
 
@@ -542,23 +560,22 @@ impl PendingCall<'_> {
 
     /// The nodes that may answer, the best first.
     fn find_candidates(&self, view: &MembersSnapshot, ranked: &mut Vec<u32>) -> std::result::Result<(), RoundFailure> {
-        match self.plan.target {
-            CallTarget::Path(path) => view.find_holders(self.calls.wanted_run(path), FIRST_HOLDERS, ranked),
-            CallTarget::Process(home) | CallTarget::Unproven(home) => {
-                let Some(index) = view.members().iter().position(|member| *member.name == *home.node) else {
-                    let why = format!("node {} left the group", home.node);
-                    return Err(self.lost(Error::new(ErrorKind::Unavailable, why)));
-                };
-                ranked.clear();
-                ranked.push(index as u32);
-            }
+        if let CallTarget::Path(path) = self.plan.target {
+            view.find_holders(self.calls.wanted_run(path), FIRST_HOLDERS, ranked);
+        } else if let Some(node) = self.plan.target.node() {
+            let Some(index) = view.members().iter().position(|member| *member.name == *node) else {
+                let why = format!("node {node} left the group");
+                return Err(self.lost(Error::new(ErrorKind::Unavailable, why)));
+            };
+            ranked.clear();
+            ranked.push(index as u32);
         }
         Ok(())
     }
 
     /// Tries each candidate.
     fn run_round(&mut self, ranked: &mut Vec<u32>, until: Instant) -> std::result::Result<NodeAnswer, RoundFailure> {
-        let by_path = self.plan.target.process().is_none();
+        let by_path = self.plan.target.node().is_none();
         let view = self.calls.client.members().snapshot();
         let view: &MembersSnapshot = &view;
         self.find_candidates(view, ranked)?;

@@ -8,12 +8,12 @@ use super::registry::O_TRUNC;
 use super::state::{FileMachine, LocksEnd, MoveStep, MoveTerms};
 use super::{FilePlace, OpenFile, OpenFiles, set_call};
 use crate::writes::calls::{
-    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, RequestContext, WriteCallPlan, settle_answer, unexpected,
-    unsteady,
+    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, NodeAnswer, RequestContext, WriteCallPlan, settle_answer,
+    unexpected, unsteady,
 };
-use crate::writes::join_path;
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, OpenFlags, WriteAnswer, WriteCall};
+use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, ListedName, LockKind, NodePath};
 use std::ops::Range;
@@ -207,13 +207,28 @@ impl OpenFile {
     ) -> std::result::Result<(), CallEnd> {
         let call = set_call(self.number, lock);
         let root = Caller::default();
+        let plan = || WriteCallPlan::query(CallTarget::Process(next), &call, &root, deadline);
+        let set_again = || files.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan() });
+        if self.has_had_it_since(set_again)? && self.is_granted_nowhere_else(files, next, lock, deadline)? {
+            return Ok(());
+        }
+        let unlock = set_call(self.number, &FileLock { kind: LockKind::Unlock, ..*lock });
+        // What fails here is released with the file.
+        let _ = files.calls.query(CallTarget::Process(next), &unlock, &root, deadline);
+        Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile")))
+    }
+
+    /// Whether no other mount was granted a lock since this one has it, by the answers to a request: the time since that grant.
+    fn has_had_it_since(
+        &self,
+        request: impl Fn() -> std::result::Result<NodeAnswer, CallEnd>,
+    ) -> std::result::Result<bool, CallEnd> {
         loop {
             let asked = Instant::now();
-            let plan = WriteCallPlan::query(CallTarget::Process(next), &call, &root, deadline);
-            let sent = files.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan })?;
+            let sent = request()?;
             let answered = Instant::now();
             let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
-                WriteAnswer::Done => return Ok(()),
+                WriteAnswer::Done => return Ok(true),
                 WriteAnswer::Number(us) => Duration::from_micros(us),
                 other => return Err(CallEnd::Failed(unexpected(&other))),
             };
@@ -223,16 +238,35 @@ impl OpenFile {
             let since = machine.locked_since();
             drop(machine);
             match since.map_or(Some(false), |since| was_granted_before(ago, since, asked..answered)) {
-                Some(true) => return Ok(()),
+                Some(was_before) => return Ok(was_before),
                 // No other mount can have the lock now, so that the next answer is about the same one, and may be faster.
                 None if in_time => std::thread::sleep(RECLAIM_PAUSE),
-                _ => break,
+                None => return Ok(false),
             }
         }
-        let unlock = set_call(self.number, &FileLock { kind: LockKind::Unlock, ..*lock });
-        // What fails here is released with the file.
-        let _ = files.calls.query(CallTarget::Process(next), &unlock, &root, deadline);
-        Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile")))
+    }
+
+    /// Whether no other node knows of another mount that was granted a lock meanwhile: a mount that could not reach the lost
+    /// process uses another one, and may have got the lock there when the lost one ended. Nodes that can't be reached are passed over.
+    fn is_granted_nowhere_else(
+        &self,
+        files: &OpenFiles,
+        next: &HomeProcess,
+        lock: &FileLock,
+        deadline: CallDeadline,
+    ) -> std::result::Result<bool, CallEnd> {
+        let Some(of) = self.place.lock().identity else { return Ok(true) };
+        let call = WriteCall::FindGrant { of, family: lock.family, range: lock.whole_if_flock(), kind: lock.kind };
+        let root = Caller::default();
+        for node in files.calls.other_nodes(next) {
+            let find = || files.calls.query(CallTarget::Node(&node), &call, &root, deadline);
+            match self.has_had_it_since(find) {
+                Ok(true) | Err(CallEnd::Lost { .. }) => {}
+                Ok(false) => return Ok(false),
+                Err(CallEnd::Failed(error)) => tracing::debug!("node {node} does not know its grants: {error}"),
+            }
+        }
+        Ok(true)
     }
 
     /// Opens it on a node that can be reached.

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Seeds of a run without `SPURLINE_SEEDS`.
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 300;
 
 /// Runs one seed; prints its events and how to repeat it when it fails.
 fn run(seed: u64, shown: bool) -> (Arc<Shared>, spurline_vtime::RunReport) {
@@ -38,7 +38,7 @@ fn run(seed: u64, shown: bool) -> (Arc<Shared>, spurline_vtime::RunReport) {
     }
 }
 
-/// A hundred seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with all its calls.
+/// Three hundred seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with all its calls.
 #[test]
 fn writers_lose_nothing_and_share_no_lock_whatever_happens() {
     let (seeds, shown) = match crate::number("SPURLINE_SEED") {
