@@ -17,7 +17,7 @@ use spurline_volume::writes::{AttrChange, FileLock, FileTime, LockConflict, Sour
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who makes a call.
+/// The user and the process that a call is made for.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FsCaller<'a> {
     /// The user.
