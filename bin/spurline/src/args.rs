@@ -404,11 +404,12 @@ pub struct FuseArgs {
     /// Mount read-only (the default)
     #[arg(long)]
     pub read_only: bool,
-    /// Mount for reading and writing (also -o rw); the source has to be a directory
+    /// Mount for reading and writing (also -o rw): a directory, or an S3 bucket without --registry
     ///
-    /// Changes are made in the source, with the identity of the calling process: permissions and quotas are the source's
-    /// own. Through nodes, written bytes may come there later: at an fsync or a close, and after a second. A writable mount
-    /// has no block cache. In /etc/fstab the word is writable, because mount(8) adds rw to all options.
+    /// Changes of a directory are made there with the identity of the calling process: permissions and quotas are the
+    /// source's own. Through nodes, written bytes may come there later: at an fsync or a close, and after a second. A mount
+    /// of a directory has no block cache then. A file of a bucket becomes an object at its close or fsync; all files belong
+    /// to the user of the mount. In /etc/fstab the word is writable, because mount(8) adds rw to all options.
     #[arg(long, visible_alias = "writable")]
     pub rw: bool,
     /// Make all changes as this user and group, in place of the calling process's
@@ -419,6 +420,16 @@ pub struct FuseArgs {
     /// With --rw. NFSv3 clients of an export need it for locks: the kernel refuses them on a mount that sets locks in the source.
     #[arg(long)]
     pub local_locks: bool,
+    /// Writes to a bucket replace what others have written since the file was opened, in place of failing
+    ///
+    /// With --rw.
+    #[arg(long)]
+    pub last_writer_wins: bool,
+    /// Write to a store that ignores the conditions of writes, which guard the changes of others
+    ///
+    /// With --rw. A mount of a bucket tries the conditions when it starts, and is refused without this flag if the store does not keep them.
+    #[arg(long)]
+    pub allow_unguarded_writes: bool,
     // The list is that of the parser, so it is whole.
     #[arg(help = options_help(), long_help = options_long_help())]
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]")]
@@ -560,7 +571,8 @@ raw! {
         peer_timeout, peer_silence,
     }
     FuseArgs => RawFuse {
-        read_only, rw, squash, local_locks, options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads,
+        read_only, rw, squash, local_locks, last_writer_wins, allow_unguarded_writes,
+        options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads,
         no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }
     LogArgs => RawLog { log, log_filter, log_format, metrics }

@@ -61,9 +61,9 @@ fn a_volume_with_rw_changes_its_source_but_not_for_pods_that_only_read() {
     let error = rig.stage("pv", &attributes).unwrap_err();
     assert!(error.code() == Code::InvalidArgument && error.message().contains("[ReadWriteMany]"), "{error}");
     let many = || capability_of(Mode::MultiNodeMultiWriter);
-    let bucket = attributes.clone().into_iter().chain([pair(("source", "s3://bucket"))]).collect();
+    let bucket = attributes.clone().into_iter().chain([pair(("source", "gs://bucket"))]).collect();
     let error = rig.stage_as("pv", &bucket, many()).unwrap_err();
-    assert!(error.message().contains("s3://bucket is not a directory, and only directories can be changed"), "{error}");
+    assert!(error.message().contains("gs://bucket is neither a directory nor an S3 bucket"), "{error}");
     rig.check_empty();
 
     rig.stage_as("pv", &attributes, many()).unwrap();

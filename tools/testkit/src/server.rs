@@ -156,6 +156,30 @@ impl S3Server {
         self.memory.as_ref().expect("a server in memory").put(bucket, key, bytes.to_vec().into())
     }
 
+    /// The bytes of an object of a server in memory.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn bytes(&self, bucket: &str, key: &str) -> Option<Vec<u8>> {
+        self.memory.as_ref().expect("a server in memory").bytes(bucket, key).map(|bytes| bytes.to_vec())
+    }
+
+    /// The names of all objects of a bucket of a server in memory.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn keys(&self, bucket: &str) -> Vec<String> {
+        self.memory.as_ref().expect("a server in memory").keys(bucket)
+    }
+
+    /// The number of uploads to a server in memory that are neither completed nor aborted.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn open_uploads(&self) -> usize {
+        self.memory.as_ref().expect("a server in memory").open_uploads()
+    }
+
     /// Removes an object from a server in memory.
     ///
     /// # Panics

@@ -284,7 +284,7 @@ mod tests {
                 "storageClass.mountOptions=[cachesize=1G]",
                 "storageClass.mountOptions: -o cachesize=1G: unknown mount option",
             ),
-            ("storageClass.mountOptions=[rw]", "only directories can be changed"),
+            ("storageClass.mountOptions=[rw]", "can't be changed through nodes"),
             ("csi.memory=8Mi", "buffer-size"),
         ] {
             let said = check_mount_options(&with(&[setting])).unwrap_err().to_string();

@@ -417,7 +417,7 @@ pub trait FileService: Send + Sync + 'static {
     ///
     /// # Errors
     /// The failure of an earlier write; `ENOSYS` where a close has nothing to report.
-    fn flush(&self, file: HandleRef, lock_owner: u64) -> FsResult<()> {
+    fn flush(&self, file: HandleRef, lock_owner: u64, caller: &FsCaller<'_>) -> FsResult<()> {
         Err(FsError::NotServed)
     }
 

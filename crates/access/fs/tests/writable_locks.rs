@@ -128,7 +128,7 @@ impl LockModel<'_> {
     fn close_one_descriptor(&mut self) {
         let Some(at) = self.any_open() else { return };
         let process = self.below(PROCESSES);
-        self.session.fs.flush(self.ino, self.open[at].fh, process).unwrap();
+        self.session.fs.flush(self.ino, self.open[at].fh, process, &CALLER).unwrap();
         self.known.remove_owner(lock(LockFamily::Posix, process, 0..0, LockKind::Read).owner());
     }
 
@@ -137,7 +137,7 @@ impl LockModel<'_> {
         let Some(at) = self.any_open() else { return };
         let closed = self.open.swap_remove(at);
         for process in 0..PROCESSES {
-            self.session.fs.flush(self.ino, closed.fh, process).unwrap();
+            self.session.fs.flush(self.ino, closed.fh, process, &CALLER).unwrap();
             self.known.remove_owner(lock(LockFamily::Posix, process, 0..0, LockKind::Read).owner());
         }
         for family in [LockFamily::Posix, LockFamily::Flock] {
@@ -260,7 +260,7 @@ fn a_lock_that_is_set_again_at_once_is_neither_refused_nor_left_behind() {
                     let at = (entry.ino, opened.fh);
                     let set = fs.set_lock(at, &request(whole), &CALLER, (Some(&NeverCertain), false));
                     set.unwrap_or_else(|error| panic!("program {program}, round {round}: {error}"));
-                    fs.flush(entry.ino, opened.fh, program).unwrap();
+                    fs.flush(entry.ino, opened.fh, program, &CALLER).unwrap();
                     closed.send(opened.fh).unwrap();
                 }
             });

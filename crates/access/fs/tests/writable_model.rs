@@ -272,7 +272,7 @@ impl Model {
         let Handle { ino, fh, object } = self.handles.swap_remove(at);
         // Every process that has it closes its descriptor before the file is released, and so loses its locks.
         for owner in 0..3 {
-            self.fs.flush(ino, fh, owner).unwrap();
+            self.fs.flush(ino, fh, owner, &CALLER).unwrap();
         }
         self.fs.release(fh).unwrap();
         let known = self.locks.entry(object).or_default();

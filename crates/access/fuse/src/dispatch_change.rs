@@ -59,7 +59,7 @@ impl<S: FileService> RequestDispatcher<S> {
             ChangeRequest::Fallocate { fh, offset, length, mode } => {
                 service.fallocate(FilePosition { file: HandleRef { ino, fh }, offset }, length, mode, &caller)?;
             }
-            ChangeRequest::Flush { fh, lock_owner } => service.flush(HandleRef { ino, fh }, lock_owner)?,
+            ChangeRequest::Flush { fh, lock_owner } => service.flush(HandleRef { ino, fh }, lock_owner, &caller)?,
             ChangeRequest::Fsync { fh, data_only } => service.fsync(HandleRef { ino, fh }, data_only)?,
             ChangeRequest::Fsyncdir { fh, data_only } => service.fsyncdir(HandleRef { ino, fh }, data_only)?,
         }

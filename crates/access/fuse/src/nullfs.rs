@@ -125,7 +125,7 @@ impl FileService for NullFs {
         Ok((self.entry_of(ino)?, opened))
     }
 
-    fn flush(&self, _file: HandleRef, _lock_owner: u64) -> FsResult<()> {
+    fn flush(&self, _file: HandleRef, _lock_owner: u64, _caller: &FsCaller<'_>) -> FsResult<()> {
         Ok(())
     }
 

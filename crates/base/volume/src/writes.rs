@@ -543,6 +543,17 @@ pub trait WritableFile: WritableObject {
         None
     }
 
+    /// Whether a flush shows the bytes to others. Then only a close by the process that opened the file is one: every program
+    /// that this process starts closes its copies too.
+    fn publishes_at_flush(&self) -> bool {
+        false
+    }
+
+    /// The identity of the file now, where a change of the bytes is another object for the source; `None` where it stays.
+    fn new_identity(&self) -> Option<FileIdentity> {
+        None
+    }
+
     /// Opens the same file once more, although it may have no name.
     ///
     /// # Errors

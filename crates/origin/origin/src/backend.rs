@@ -1,6 +1,7 @@
 //! The interface to one object store and bucket: single attempts, before retries, deadlines and the meaning of names.
 //! It deliberately knows no folder and no file: keys, prefixes, versions, bytes.
 
+use crate::write_backend::ObjectWriteBackend;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -112,6 +113,11 @@ pub(crate) trait ObjectBackend: Send + Sync {
 
     /// The same backend with connections of its own, for a transfer runtime; `None` when it can't be duplicated.
     fn try_clone(&self) -> Option<Box<dyn ObjectBackend>> {
+        None
+    }
+
+    /// The changing side; `None` where there is none.
+    fn writes(&self) -> Option<&dyn ObjectWriteBackend> {
         None
     }
 

@@ -30,6 +30,7 @@
 mod aws;
 mod aws_sources;
 mod backend;
+mod bucket;
 mod ca_store;
 mod cached;
 mod caller_identity;
@@ -47,6 +48,7 @@ mod open_writers;
 mod retry;
 mod s3;
 mod s3_wire;
+mod s3_writes;
 mod shared_buckets;
 mod sigv4;
 mod snapshots;
@@ -56,7 +58,9 @@ mod thread_pool;
 mod transfer_runtimes;
 mod writable_directory;
 mod writable_file;
+mod write_backend;
 
+pub use bucket::{BucketWriteOptions, WritableBucket};
 pub use cached::{CachedOrigin, MetadataConfig};
 pub use caller_identity::Squash;
 pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
@@ -217,24 +221,32 @@ pub trait OriginStore: Send + Sync {
 /// `Invalid` or `Unsupported` for an impossible URL or configuration.
 pub fn open(url: &str, config: &OriginOptions, stats: Arc<Stats>) -> Result<Arc<dyn OriginStore>> {
     let source = SourceLocation::parse(url)?;
-    match source.scheme() {
-        SourceScheme::Directory => Ok(Arc::new(directory::DirectoryOrigin::new(source, config, stats))),
-        SourceScheme::S3 => {
-            let bucket = config.shared_buckets.get_or_open(&source, || {
-                let backend = s3::S3Backend::new(&source, config, Arc::clone(&stats))?;
-                SharedBucket::new(config, stats, Box::new(backend))
-            })?;
-            Ok(Arc::new(object_origin::ObjectOrigin::new(source, bucket)))
-        }
-        SourceScheme::Gcs | SourceScheme::Azure => {
-            let bucket = config.shared_buckets.get_or_open(&source, || {
-                SharedBucket::new(
-                    config,
-                    stats,
-                    Box::new(object_store_backend::ObjectStoreBackend::new(&source, config)?),
-                )
-            })?;
-            Ok(Arc::new(object_origin::ObjectOrigin::new(source, bucket)))
-        }
+    if source.scheme() == SourceScheme::Directory {
+        return Ok(Arc::new(directory::DirectoryOrigin::new(source, config, stats)));
     }
+    let bucket = open_bucket(&source, config, stats)?;
+    Ok(Arc::new(object_origin::ObjectOrigin::new(source, bucket)))
+}
+
+/// The bucket of a source, which all origins share that were opened with the same [`SharedBuckets`].
+///
+/// # Errors
+/// `Invalid` for an impossible configuration.
+pub(crate) fn open_bucket(
+    source: &SourceLocation,
+    config: &OriginOptions,
+    stats: Arc<Stats>,
+) -> Result<Arc<SharedBucket>> {
+    config.shared_buckets.get_or_open(source, || {
+        let backend: Box<dyn backend::ObjectBackend> = match source.scheme() {
+            SourceScheme::S3 => Box::new(s3::S3Backend::new(source, config, Arc::clone(&stats))?),
+            SourceScheme::Gcs | SourceScheme::Azure => {
+                Box::new(object_store_backend::ObjectStoreBackend::new(source, config)?)
+            }
+            SourceScheme::Directory => {
+                return Err(spurline_types::Error::new(spurline_types::ErrorKind::Invalid, "it is no bucket"));
+            }
+        };
+        SharedBucket::new(config, stats, backend)
+    })
 }

@@ -63,6 +63,11 @@ impl ObjectOrigin {
         ObjectOrigin { source, root, bucket }
     }
 
+    /// The source's prefix with a trailing slash, or empty.
+    pub(crate) fn root(&self) -> &str {
+        &self.root
+    }
+
     /// Runs `future` on this thread until the deadline; the runtime's threads drive its connections.
     fn block_until<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
         let Some(runtime) = &self.runtime else {
@@ -545,6 +550,11 @@ fn closed_error() -> Error {
 /// A version made without an etag, for stores that have none, starts with this character; no etag does.
 const WEAK: char = '~';
 
+/// The attributes of an object that this process has made.
+pub(crate) fn object_attr(size: u64, mtime: SystemTime, etag: String) -> ObjectAttr {
+    file_attr(&RawObject { key: String::new(), size, mtime, etag: Some(etag) })
+}
+
 fn file_attr(object: &RawObject) -> ObjectAttr {
     let version = match &object.etag {
         Some(etag) => Version::new(bare_etag(etag)),
@@ -616,7 +626,7 @@ fn shown_range(range: &Range<u64>) -> String {
     format!("{}-{}", range.start, range.end.saturating_sub(1))
 }
 
-fn folder_attr() -> ObjectAttr {
+pub(crate) fn folder_attr() -> ObjectAttr {
     ObjectAttr {
         kind: FileKind::Directory,
         size: 0,

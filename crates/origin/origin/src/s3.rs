@@ -8,12 +8,14 @@ use crate::aws::{AwsSettings, RequestSigner, root_cause};
 use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
 use crate::client::build_client;
 use crate::s3_wire::{self, PageError, WireError, encode_path, encode_query};
-use crate::sigv4::sign_request;
+use crate::sigv4::{SignedBody, sign_request};
+use crate::write_backend::ObjectWriteBackend;
 use crate::{OriginOptions, SourceLocation};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use http::header::{ACCEPT_ENCODING, ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
+use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
 use parking_lot::RwLock;
@@ -49,7 +51,7 @@ struct RequestContext<'a> {
 }
 
 /// The credentials and the clock offset that a request was signed with.
-struct SignedWith {
+pub(crate) struct SignedWith {
     credential: Arc<Credential>,
     clock_offset_s: i64,
 }
@@ -107,7 +109,7 @@ impl S3Backend {
     }
 
     /// The URL of a key (percent-encoded here), or of the bucket for an empty one.
-    fn object_url(&self, region: &str, key: &str) -> String {
+    pub(crate) fn object_url(&self, region: &str, key: &str) -> String {
         let endpoint = match &self.settings.endpoint {
             Some(endpoint) => endpoint.clone(),
             None => format!("https://s3.{region}.amazonaws.com"),
@@ -129,11 +131,11 @@ impl S3Backend {
     }
 
     /// The region in use.
-    fn region(&self) -> String {
+    pub(crate) fn region(&self) -> String {
         self.region.read().clone()
     }
 
-    /// The answer to a request, and what it was signed with.
+    /// The answer to a request without a body, and its signature's credentials.
     async fn send_signed(
         &self,
         method: Method,
@@ -141,7 +143,19 @@ impl S3Backend {
         url: String,
         headers: HeaderMap,
     ) -> Result<(HttpResponse, Option<SignedWith>), RequestFailure> {
-        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        self.send_body(method, region, url, headers, Bytes::new()).await
+    }
+
+    /// The answer to a request, and its signature's credentials.
+    pub(crate) async fn send_body(
+        &self,
+        method: Method,
+        region: &str,
+        url: String,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(HttpResponse, Option<SignedWith>), RequestFailure> {
+        let mut request = HttpRequest::new(HttpRequestBody::from(body.clone()));
         *request.method_mut() = method;
         *request.headers_mut() = headers;
         *request.uri_mut() = url.parse().map_err(|e| {
@@ -155,7 +169,14 @@ impl S3Backend {
         if let Some(credential) = &credential {
             let (method, uri) = (request.method().clone(), request.uri().clone());
             let at = shifted(SystemTime::now(), clock_offset_s);
-            sign_request(&method, &uri, request.headers_mut(), credential, region, at)
+            let signed = if body.is_empty() {
+                SignedBody::Empty
+            } else if uri.scheme() == Some(&Scheme::HTTPS) {
+                SignedBody::Unsigned
+            } else {
+                SignedBody::Bytes(&body)
+            };
+            sign_request(&method, &uri, request.headers_mut(), signed, credential, region, at)
                 .map_err(|error| RequestFailure { error, advice: RetryHint::Never })?;
         }
         let response = self.client.execute(request).await.map_err(|e| self.connection_failure(&e))?;
@@ -163,7 +184,7 @@ impl S3Backend {
     }
 
     /// The server's name for messages.
-    fn server_name(&self) -> String {
+    pub(crate) fn server_name(&self) -> String {
         match &self.settings.endpoint {
             Some(endpoint) => endpoint.clone(),
             None => format!("AWS S3 in {}", self.region()),
@@ -202,7 +223,7 @@ impl S3Backend {
     }
 
     /// Turns an error answer into a failure with the reason; `asked` is the region that the request was signed for.
-    async fn read_refusal(
+    pub(crate) async fn read_refusal(
         &self,
         what: &str,
         method: &Method,
@@ -235,6 +256,23 @@ impl S3Backend {
             _ => false,
         };
         if corrected { RequestFailure { advice: RetryHint::AtOnce, ..failure } } else { failure }
+    }
+
+    /// The failure of a request whose answer began as a success and then holds an error document.
+    pub(crate) fn late_refusal(&self, what: &str, wire: &WireError) -> RequestFailure {
+        let region = self.region();
+        let request = RequestContext { what, region: &region, redirected_to: None };
+        self.classify_refusal(&request, StatusCode::OK, wire, true, None, None)
+    }
+
+    /// The document of an answer; `None` when the connection broke or the document is too long.
+    pub(crate) async fn read_document_of(&self, response: HttpResponse) -> Option<Vec<u8>> {
+        read_document(response).await.ok()
+    }
+
+    /// The bucket's name.
+    pub(crate) fn bucket(&self) -> &str {
+        &self.bucket
     }
 
     /// Takes over the server's time when the refusal may come from a clock difference; `used` is the offset of the refused
@@ -328,7 +366,17 @@ impl S3Backend {
                 error: Error::new(ErrorKind::Throttled, format!("{place} limits the request rate ({said})")),
                 advice: RetryHint::SlowDown(retry_after),
             },
-            ("RequestTimeout" | "InternalError" | "OperationAborted", _) | (_, 408 | 500 | 502 | 504) => {
+            ("NotImplemented", _) | (_, 501) => {
+                RequestFailure::fatal(ErrorKind::Unsupported, format!("{place} does not offer {what} ({said})"))
+            }
+            ("QuotaExceeded" | "XMinioStorageFull" | "InsufficientStorage", _) | (_, 507) => RequestFailure::fatal(
+                ErrorKind::Io(libc::ENOSPC),
+                format!("{place} has no space for {what} ({said}); free some, or raise the bucket's quota"),
+            ),
+            // Two conditional writes met.
+            ("ConditionalRequestConflict", _)
+            | ("RequestTimeout" | "InternalError" | "OperationAborted", _)
+            | (_, 408 | 500 | 502 | 504) => {
                 RequestFailure::transient(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
             }
             (
@@ -413,7 +461,9 @@ impl S3Backend {
             "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => {
                 "the session token (AWS_SESSION_TOKEN) has expired or belongs to another key"
             }
-            _ => "this identity may not s3:ListBucket or s3:GetObject here",
+            _ => {
+                "this identity has no right to it (s3:ListBucket, s3:GetObject; for changes s3:PutObject and s3:DeleteObject)"
+            }
         };
         let place = self.server_name();
         let bucket = &self.bucket;
@@ -496,12 +546,12 @@ async fn read_document(response: HttpResponse) -> Result<Vec<u8>, DocumentError>
     Ok(all)
 }
 
-fn header_text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
+pub(crate) fn header_text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
     headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned)
 }
 
 /// The etag of an answer; an empty one counts as none.
-fn etag_of(headers: &HeaderMap) -> Option<String> {
+pub(crate) fn etag_of(headers: &HeaderMap) -> Option<String> {
     header_text(headers, ETAG).filter(|e| !s3_wire::bare_etag(e).is_empty())
 }
 
@@ -515,6 +565,10 @@ impl ObjectBackend for S3Backend {
         if let RequestSigner::Store(store) = &self.settings.signer {
             store.attach_runtime(shared);
         }
+    }
+
+    fn writes(&self) -> Option<&dyn ObjectWriteBackend> {
+        Some(self)
     }
 
     fn describe(&self) -> String {

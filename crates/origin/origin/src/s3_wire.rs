@@ -209,6 +209,31 @@ pub(crate) fn parse_error(document: &[u8]) -> Option<WireError> {
     (parsed && well && !error.code.is_empty()).then_some(error)
 }
 
+/// The text of the first element `name` directly below the root `root`.
+pub(crate) fn parse_field(document: &[u8], root: &str, name: &str) -> Option<String> {
+    let mut found = None;
+    let well_formed = walk_elements(document, |path, text| {
+        if let ([first, second], Some(text)) = (path, text)
+            && first == root
+            && second == name
+        {
+            found.get_or_insert(text);
+        }
+    });
+    found.filter(|_| well_formed)
+}
+
+/// The body of CompleteMultipartUpload.
+pub(crate) fn complete_body<'a>(parts: impl Iterator<Item = (u32, &'a str)>) -> String {
+    let mut body = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
+    for (number, etag) in parts {
+        let etag = quick_xml::escape::escape(etag);
+        body.push_str(&format!("<Part><PartNumber>{number}</PartNumber><ETag>&quot;{etag}&quot;</ETag></Part>"));
+    }
+    body.push_str("</CompleteMultipartUpload>");
+    body
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! AWS Signature Version 4 of a request without a body, at a given time.
+//! AWS Signature Version 4 of a request at a given time.
 //! It deliberately knows neither clock nor credential source: the signers of the libraries in use take no time from
 //! their caller, and a request to a server with another clock must be signed with the server's.
 //!
@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, Uri};
 use reqsign_aws_v4::{Credential, EMPTY_STRING_SHA256};
 use reqsign_core::hash::{hex_hmac_sha256, hex_sha256, hmac_sha256};
 use spurline_types::{Error, ErrorKind, Result};
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
@@ -16,8 +17,31 @@ const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256
 const DATE: HeaderName = HeaderName::from_static("x-amz-date");
 const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 
-/// Adds the headers of a signature by `credential` to a request for S3 in `region`. The path and query of `uri` must be
-/// percent-encoded as the signature needs them, the query sorted by name.
+/// A request's body, as its signature covers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SignedBody<'a> {
+    /// There is none.
+    Empty,
+    /// Signed with its bytes.
+    Bytes(&'a [u8]),
+    /// Not signed: the connection itself protects the bytes (TLS).
+    Unsigned,
+}
+
+impl SignedBody<'_> {
+    /// The value of `x-amz-content-sha256`.
+    fn content_sha256(self) -> Cow<'static, str> {
+        match self {
+            SignedBody::Empty => EMPTY_STRING_SHA256.into(),
+            SignedBody::Bytes(bytes) => hex_sha256(bytes).into(),
+            SignedBody::Unsigned => "UNSIGNED-PAYLOAD".into(),
+        }
+    }
+}
+
+/// Adds the headers of a signature by `credential` to a request for S3 in `region`. The signature covers the host and all
+/// headers `x-amz-*`. The path and query of `uri` must be percent-encoded as the signature needs them, the query sorted by
+/// name.
 ///
 /// # Errors
 /// `Invalid` for a URI without a host, or a credential that no header can carry.
@@ -25,6 +49,7 @@ pub(crate) fn sign_request(
     method: &Method,
     uri: &Uri,
     headers: &mut HeaderMap,
+    body: SignedBody<'_>,
     credential: &Credential,
     region: &str,
     at: SystemTime,
@@ -32,24 +57,26 @@ pub(crate) fn sign_request(
     let authority = uri.authority().ok_or_else(|| Error::new(ErrorKind::Invalid, "a request without a host"))?;
     let time = chrono::DateTime::<chrono::Utc>::from(at).format("%Y%m%dT%H%M%SZ").to_string();
     let day = &time[..8];
+    let content_sha256 = body.content_sha256();
     headers.insert(HOST, header_value(authority.as_str())?);
     headers.insert(DATE, header_value(&time)?);
-    headers.insert(CONTENT_SHA256, HeaderValue::from_static(EMPTY_STRING_SHA256));
-
-    let mut canonical = format!(
-        "{method}\n{}\n{}\nhost:{authority}\nx-amz-content-sha256:{EMPTY_STRING_SHA256}\nx-amz-date:{time}\n",
-        uri.path(),
-        uri.query().unwrap_or_default(),
-    );
-    let mut signed = "host;x-amz-content-sha256;x-amz-date";
+    headers.insert(CONTENT_SHA256, header_value(&content_sha256)?);
     if let Some(token) = &credential.session_token {
         let mut value = header_value(token)?;
         value.set_sensitive(true);
         headers.insert(TOKEN, value);
-        let _ = writeln!(canonical, "x-amz-security-token:{token}");
-        signed = "host;x-amz-content-sha256;x-amz-date;x-amz-security-token";
     }
-    let _ = write!(canonical, "\n{signed}\n{EMPTY_STRING_SHA256}");
+
+    let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).filter(|name| is_signed(name)).collect();
+    names.sort_unstable();
+    let mut canonical = format!("{method}\n{}\n{}\n", uri.path(), uri.query().unwrap_or_default());
+    for name in &names {
+        // Of values that are not text the server sees the same bytes.
+        let value = headers.get(*name).map_or_else(Default::default, |value| String::from_utf8_lossy(value.as_bytes()));
+        let _ = writeln!(canonical, "{name}:{}", value.trim());
+    }
+    let signed = names.join(";");
+    let _ = write!(canonical, "\n{signed}\n{content_sha256}");
 
     let scope = format!("{day}/{region}/s3/aws4_request");
     let to_sign = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex_sha256(canonical.as_bytes()));
@@ -65,6 +92,10 @@ pub(crate) fn sign_request(
     value.set_sensitive(true);
     headers.insert(AUTHORIZATION, value);
     Ok(())
+}
+
+fn is_signed(name: &str) -> bool {
+    name == "host" || name.starts_with("x-amz-")
 }
 
 fn header_value(text: &str) -> Result<HeaderValue> {
@@ -91,7 +122,7 @@ mod tests {
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_369_353_600);
         let uri: Uri = "https://examplebucket.s3.amazonaws.com/?max-keys=2&prefix=J".parse().unwrap();
         let mut headers = HeaderMap::new();
-        sign_request(&Method::GET, &uri, &mut headers, &credential, "us-east-1", at).unwrap();
+        sign_request(&Method::GET, &uri, &mut headers, SignedBody::Empty, &credential, "us-east-1", at).unwrap();
         assert_eq!(headers[&DATE], "20130524T000000Z");
         let signature = "Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7";
         assert!(headers[AUTHORIZATION].to_str().unwrap().ends_with(signature), "{headers:?}");

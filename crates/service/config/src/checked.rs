@@ -281,8 +281,9 @@ impl RawVolume {
         let alone = group.is_none();
         let place = match (alone, writes) {
             (false, _) => CachePlace::Nodes,
-            (true, Some(_)) => CachePlace::Nowhere,
-            (true, None) => CachePlace::Here,
+            // The kernel reads the source's own file where that is a directory.
+            (true, Some(_)) if self.source.scheme() == "file" => CachePlace::Nowhere,
+            (true, _) => CachePlace::Here,
         };
         let folder = reader_folder(&self.source, reader.place);
         let cache = check_cache(&self.cache, host, place, &folder, &mut warnings)?;
@@ -348,13 +349,18 @@ impl RawMount {
 
 /// Checks that the source of a writable mount can be changed.
 fn check_mount_source(volume: &RawVolume) -> Result<(), Fault> {
-    if volume.source.scheme() != "file" {
-        return Err(Fault::usage(
-            format!("--rw: {} is not a directory, and only directories can be changed", volume.source),
-            "leave --rw out, or mount a directory",
-        ));
+    match volume.source.scheme() {
+        "file" => Ok(()),
+        "s3" if volume.group.registry.is_none() => Ok(()),
+        "s3" => Err(Fault::usage(
+            format!("--rw: {} can't be changed through nodes", volume.source),
+            "leave --registry out, to write to the bucket from this mount",
+        )),
+        _ => Err(Fault::usage(
+            format!("--rw: {} is neither a directory nor an S3 bucket, and only those can be changed", volume.source),
+            "leave --rw out",
+        )),
     }
-    Ok(())
 }
 
 /// Checks that the sources of a node that takes changes can be changed.
@@ -373,9 +379,9 @@ fn check_node_writes(
         };
     }
     match sources.iter().find(|source| source.scheme() != "file") {
-        None => Ok(Some(WritesConfig { squash })),
+        None => Ok(Some(WritesConfig { squash, ..WritesConfig::default() })),
         Some(source) => Err(Fault::usage(
-            format!("--writable: {source} is not a directory, and only directories can be changed"),
+            format!("--writable: {source} is not a directory, and nodes change only directories"),
             "leave --writable out, or serve that source from another node",
         )),
     }

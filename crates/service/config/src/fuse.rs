@@ -41,10 +41,14 @@ pub struct FuseConfig {
 }
 
 /// A volume that is changed, or a node that takes changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WritesConfig {
     /// User and group of all changes; `None` for those of the calling processes.
     pub squash: Option<(u32, u32)>,
+    /// Changes of a bucket replace those that another writer has made since the file was opened.
+    pub last_writer_wins: bool,
+    /// A store that keeps no conditions is changed without them.
+    pub allow_unguarded_writes: bool,
 }
 
 /// Cache times of metadata per layer; their sums never exceed the flags.
@@ -142,7 +146,12 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
         return Err(Fault::usage("both read-only and read-write are requested", "give --rw or --read-only, not both"));
     }
     if !rw {
-        let given = [("--squash", args.squash.is_some()), ("--local-locks", args.local_locks)];
+        let given = [
+            ("--squash", args.squash.is_some()),
+            ("--local-locks", args.local_locks),
+            ("--last-writer-wins", args.last_writer_wins),
+            ("--allow-unguarded-writes", args.allow_unguarded_writes),
+        ];
         return match given.iter().find(|(_, given)| *given) {
             None => Ok(None),
             Some((flag, _)) => Err(Fault::usage(
@@ -163,7 +172,11 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
             "leave it out; --squash UID:GID makes all changes as one user",
         ));
     }
-    Ok(Some(WritesConfig { squash: args.squash }))
+    Ok(Some(WritesConfig {
+        squash: args.squash,
+        last_writer_wins: args.last_writer_wins,
+        allow_unguarded_writes: args.allow_unguarded_writes,
+    }))
 }
 
 /// The supported mount options without a value.
@@ -328,13 +341,10 @@ mod tests {
             check_fuse(&args).and_then(|_| check_writes(&args)).map_err(|fault| fault.to_string())
         };
         assert_eq!(check(|_| {}).unwrap(), None);
-        assert_eq!(check(|args| args.rw = true).unwrap(), Some(WritesConfig { squash: None }));
-        assert_eq!(
-            check(|args| args.options = vec!["noatime,rw".into()]).unwrap(),
-            Some(WritesConfig { squash: None })
-        );
+        assert_eq!(check(|args| args.rw = true).unwrap(), Some(WritesConfig::default()));
+        assert_eq!(check(|args| args.options = vec!["noatime,rw".into()]).unwrap(), Some(WritesConfig::default()));
         let squashed = |args: &mut RawFuse| (args.rw, args.squash) = (true, Some((7, 8)));
-        assert_eq!(check(squashed).unwrap(), Some(WritesConfig { squash: Some((7, 8)) }));
+        assert_eq!(check(squashed).unwrap(), Some(WritesConfig { squash: Some((7, 8)), ..WritesConfig::default() }));
         assert!(check(|args| args.squash = Some((7, 8))).unwrap_err().contains("--rw"));
         assert!(check(|args| args.local_locks = true).unwrap_err().contains("--local-locks"));
         assert!(check(|args| (args.rw, args.read_only) = (true, true)).unwrap_err().contains("not both"));

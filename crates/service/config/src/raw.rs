@@ -320,6 +320,10 @@ pub struct RawFuse {
     pub squash: Option<(u32, u32)>,
     /// Locks hold among the programs of this mount only.
     pub local_locks: bool,
+    /// Changes of a bucket replace those of others.
+    pub last_writer_wins: bool,
+    /// A store that keeps no conditions is changed without them.
+    pub allow_unguarded_writes: bool,
     /// Mount options.
     pub options: Vec<String>,
     /// Largest FUSE request.
@@ -359,6 +363,8 @@ impl Default for RawFuse {
             rw: false,
             squash: None,
             local_locks: false,
+            last_writer_wins: false,
+            allow_unguarded_writes: false,
             options: Vec::new(),
             max_write: Size(1 << 20),
             attr_cache: Duration::from_secs(1),

@@ -23,7 +23,7 @@ fn main() -> Result<(), Fault> {
     // 100 MiB of memory, of which a part is for bytes that no node has made durable yet; everything else by default.
     let mut raw = RawVolume { buffer_size: Size(100 << 20), ..RawVolume::new(source) };
     raw.group.registry = words.next().map(|registry| registry.parse().map_err(usage)).transpose()?;
-    let config = raw.check_writable(WritesConfig { squash: None }, &HostLimits::detect())?;
+    let config = raw.check_writable(WritesConfig::default(), &HostLimits::detect())?;
     let open = open_writable_files(&config, &Arc::new(Stats::default()))?;
 
     write_locked(&*open.service()).map_err(|error| Fault::failed(format!("{}: {error}", config.source), ""))?;

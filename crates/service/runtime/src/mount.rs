@@ -126,7 +126,7 @@ impl PreparedMount {
             // Only now: opening the volume reports a source that hangs.
             check_outside_source(&config, &mountpoint)?;
         }
-        let writes = open_writes(&config.volume, volume.remote.as_deref(), config.fuse.local_locks, "leave --rw out")?;
+        let writes = open_writes(&config.volume, &volume, &stats, config.fuse.local_locks, "leave --rw out")?;
         if let Some(writes) = &writes {
             check_users(&config, &options, writes)?;
         }

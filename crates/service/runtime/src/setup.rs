@@ -49,24 +49,28 @@ pub fn open_under(
     stats: &Arc<Stats>,
     in_common: &SharedBuckets,
 ) -> Result<Arc<dyn OriginStore>> {
-    let defaults = OriginOptions::default();
     let stale_if_error = config.stale_if_error;
-    let config = OriginOptions {
+    let options = OriginOptions { within: within.to_vec(), ..origin_options(config, in_common) };
+    let under = spurline_origin::open(source, &options, Arc::clone(stats))?;
+    let max_entries = (name_bytes / METADATA_NAME_BYTES) as usize;
+    let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries, stale_if_error };
+    Ok(Arc::new(CachedOrigin::with_shared(in_common, under, metadata, Arc::clone(stats))))
+}
+
+/// How the origins of this configuration are reached.
+pub(crate) fn origin_options(config: &config::OriginConfig, in_common: &SharedBuckets) -> OriginOptions {
+    let defaults = OriginOptions::default();
+    OriginOptions {
         endpoint: config.endpoint_url.clone(),
         region: config.region.clone(),
         anonymous: config.anonymous,
-        within: within.to_vec(),
         timeout: config.timeout,
         connect_timeout: defaults.connect_timeout.min(config.timeout),
         stall_timeout: config.stall_timeout,
         max_downloads: config.max_downloads as usize,
         shared_buckets: in_common.clone(),
         ..defaults
-    };
-    let under = spurline_origin::open(source, &config, Arc::clone(stats))?;
-    let max_entries = (name_bytes / METADATA_NAME_BYTES) as usize;
-    let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries, stale_if_error };
-    Ok(Arc::new(CachedOrigin::with_shared(in_common, under, metadata, Arc::clone(stats))))
+    }
 }
 
 /// Checks that the origin answers and can be listed.

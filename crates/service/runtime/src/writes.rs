@@ -1,11 +1,15 @@
 //! Opens the changing side of a mount's volume, and describes it. It knows neither FUSE nor mountpoints.
 
-use spurline_client::{GroupVolume, GroupWrites};
+use crate::setup;
+use crate::volume::OpenVolume;
+use spurline_client::GroupWrites;
 use spurline_config::{Fault, VolumeConfig, WritesConfig};
 use spurline_observe::documents::{FileByteCount, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind};
-use spurline_origin::{SourceLocation, Squash, WritableSource};
+use spurline_origin::{
+    BucketWriteOptions, SharedBuckets, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource,
+};
 use spurline_types::units::human_bytes;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::writes::WritableVolume;
 use std::sync::Arc;
@@ -34,19 +38,20 @@ impl OpenWrites {
     }
 }
 
-/// Opens the source of `config` for changes, in this process or through the nodes of `remote`; `None` for a volume that is
+/// Opens the source of `config` for changes, in this process or through the nodes of `volume`; `None` for a volume that is
 /// not changed. `or_else`: the remedy beside a source that can be changed.
 ///
 /// # Errors
 /// When it is read-only, or this process can't act for its callers.
 pub(crate) fn open_writes(
     config: &VolumeConfig,
-    remote: Option<&GroupVolume>,
+    volume: &OpenVolume,
+    stats: &Arc<Stats>,
     local_locks: bool,
     or_else: &str,
 ) -> Result<Option<OpenWrites>, Fault> {
     let Some(writes) = config.writes else { return Ok(None) };
-    if let Some(remote) = remote {
+    if let Some(remote) = &volume.remote {
         // The nodes act for every user.
         let opened = remote.open_writes(writes.squash, config.budget.write_bytes);
         // The node's error names its remedy.
@@ -55,11 +60,38 @@ pub(crate) fn open_writes(
         return Ok(Some(OpenWrites { behind, source, serves_all_users: true, local_locks }));
     }
     let location = SourceLocation::parse(config.source.as_str())?;
+    if location.scheme() != SourceScheme::Directory {
+        let source = open_bucket_writes(config, &writes, volume, stats)?;
+        // All files have one owner, so no caller acts as itself.
+        return Ok(Some(OpenWrites { source, behind: None, serves_all_users: true, local_locks }));
+    }
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
     let opened = WritableSource::open(location.path(), squash);
     let source = opened.map_err(|error| unwritable(error, or_else))?;
     let serves_all_users = source.serves_all_users();
     Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
+}
+
+/// Opens a bucket for changes by this process; its files belong to the user of the mount.
+fn open_bucket_writes(
+    config: &VolumeConfig,
+    writes: &WritesConfig,
+    volume: &OpenVolume,
+    stats: &Arc<Stats>,
+) -> Result<Arc<WritableBucket>, Fault> {
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let (uid, gid) = writes.squash.unwrap_or(own);
+    let mut options = BucketWriteOptions::new(uid, gid);
+    options.last_writer_wins = writes.last_writer_wins;
+    options.allow_unguarded_writes = writes.allow_unguarded_writes;
+    options.staging_dir = config.cache.dirs.first().cloned();
+    let origin = setup::origin_options(&config.under, &SharedBuckets::default());
+    let reads = Arc::clone(volume.volume());
+    let opened = WritableBucket::open(config.source.as_str(), &origin, options, reads, Arc::clone(stats));
+    opened.map_err(|error| match error.kind() {
+        ErrorKind::Unsupported => Fault::missing(error.message(), "use another store, or leave --rw out"),
+        _ => unwritable(error, "leave --rw out"),
+    })
 }
 
 /// The error of a source that can't be changed, which is a missing prerequisite if it is read-only.

@@ -130,6 +130,6 @@ fn a_volume_that_is_not_changed_takes_no_changes() {
     let fault = open_writable_files(&config, &Arc::default()).err().unwrap();
     assert!(fault.remedy.contains("check_writable"), "{fault}");
     let bucket = RawVolume::new("s3://bucket".parse().unwrap());
-    let fault = bucket.check_writable(WritesConfig { squash: None }, &HostLimits::detect()).unwrap_err();
+    let fault = bucket.check_writable(WritesConfig::default(), &HostLimits::detect()).unwrap_err();
     assert!(fault.what.contains("only directories can be changed"), "{fault}");
 }

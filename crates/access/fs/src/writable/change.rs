@@ -115,7 +115,7 @@ impl WritableFileSystem {
         let _changing = [from.0, to.0].map(|directory| self.directory_attrs.changing(directory));
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
-        self.while_moving(1, || {
+        let renamed = self.while_moving(1, || {
             let old = self.nodes.resolve(from.0).ok_or_else(|| self.missing(from.0))?;
             let new = self.nodes.resolve(to.0).ok_or_else(|| self.missing(to.0))?;
             Ok(self.as_caller(caller, false, |caller| {
@@ -127,6 +127,11 @@ impl WritableFileSystem {
             })?)
         })?;
         self.nodes.rename(from, to, exchange);
+        if let Some(attr) = renamed
+            && let Some(ino) = self.nodes.node_at(to.0, to.1)
+        {
+            self.nodes.set_identity(ino, attr.identity);
+        }
         drop(under_way);
         self.stats.fuse.change_ops.add(1);
         Ok(())
@@ -161,6 +166,7 @@ impl WritableFileSystem {
                 }
             }
         };
+        self.nodes.set_identity(ino, attr.identity);
         self.nodes.note_sent(ino, &attr);
         self.stats.fuse.change_ops.add(1);
         Ok((attr, self.config.attr_ttl))

@@ -12,6 +12,7 @@ mod limit;
 mod locks;
 mod nodes;
 mod open;
+mod opener;
 mod recall;
 mod removed;
 mod service;

@@ -286,6 +286,26 @@ impl NodeTable {
         ino
     }
 
+    /// The object of a node has this identity from now on: its source made another object of a change.
+    pub fn set_identity(&self, ino: u64, identity: FileIdentity) {
+        let known = self.tree.read().nodes.get(&ino).map(|node| node.identity);
+        if known.is_none_or(|known| known == identity) {
+            return;
+        }
+        let mut tree = self.tree.write();
+        let Some(node) = tree.nodes.get_mut(&ino) else { return };
+        let earlier = std::mem::replace(&mut node.identity, identity);
+        if tree.by_identity.get(&earlier) == Some(&ino) {
+            tree.by_identity.remove(&earlier);
+        }
+        tree.by_identity.insert(identity, ino);
+    }
+
+    /// The node that a name leads to.
+    pub fn node_at(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        self.tree.read().child(parent, name)
+    }
+
     /// Removes a name.
     pub fn unbind(&self, parent: u64, name: &[u8]) {
         self.tree.write().unbind(parent, name);

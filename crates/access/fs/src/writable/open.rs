@@ -3,6 +3,7 @@
 
 use super::kernel_view::KernelSize;
 use super::locks::HandleLocks;
+use super::opener::FileOpener;
 use super::removed::RemovedDirectory;
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error, has_lost_name};
 use crate::errno::{FsError, FsResult};
@@ -44,6 +45,8 @@ pub(super) struct OpenNodeFile {
     writes: bool,
     passthrough: bool,
     direct_writer: bool,
+    /// Of a file whose bytes a close shows to others.
+    opener: Option<FileOpener>,
     pub kernel_size: Arc<KernelSize>,
     /// Behind `file`: the locks are known as held until the source has closed the file, whichever request drops it last.
     locks: HandleLocks,
@@ -220,7 +223,8 @@ impl WritableFileSystem {
         let passthrough = backing.is_some();
         let kernel_size = seen.kernel_size;
         let locks = HandleLocks::new(&self.locks, ino);
-        let file = Arc::new(OpenNodeFile { ino, file, writes, passthrough, direct_writer, kernel_size, locks });
+        let opener = (writes && file.publishes_at_flush()).then(|| FileOpener::of_thread(caller.pid));
+        let file = Arc::new(OpenNodeFile { ino, file, writes, passthrough, direct_writer, opener, kernel_size, locks });
         let Some(fh) = self.files.insert(Arc::clone(&file)) else {
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
@@ -317,10 +321,12 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn flush(&self, ino: u64, fh: u64, owner: u64) -> FsResult<()> {
+    pub fn flush(&self, ino: u64, fh: u64, owner: u64, caller: &FsCaller<'_>) -> FsResult<()> {
         let file = self.file(ino, fh)?;
+        let is_close = file.opener.as_ref().is_none_or(|opener| opener.counts_close_of(caller.pid));
         // The bytes first: the next owner of the lock reads them.
-        let flushed = if file.writes { file.file.flush() } else { Ok(()) };
+        let flushed = if file.writes && is_close { file.file.flush() } else { Ok(()) };
+        self.follow_identity(&file);
         self.release_process_locks((ino, fh), owner);
         Ok(flushed?)
     }
@@ -330,7 +336,17 @@ impl WritableFileSystem {
     /// # Errors
     /// `BadHandle`; the source's errno.
     pub fn fsync(&self, ino: u64, fh: u64, data_only: bool) -> FsResult<()> {
-        Ok(self.file(ino, fh)?.file.sync(data_only)?)
+        let file = self.file(ino, fh)?;
+        let synced = file.file.sync(data_only);
+        self.follow_identity(&file);
+        Ok(synced?)
+    }
+
+    /// The node of an open file keeps its number when the source has made another object of the file.
+    fn follow_identity(&self, file: &OpenNodeFile) {
+        if let Some(identity) = file.file.new_identity() {
+            self.nodes.set_identity(file.ino, identity);
+        }
     }
 
     /// Allocates or frees space; `mode` as for `fallocate(2)`.

@@ -200,8 +200,8 @@ impl FileService for WritableFileSystem {
         self.write((file.ino, file.fh), (write.offset, write.place), write.data, caller)
     }
 
-    fn flush(&self, file: HandleRef, lock_owner: u64) -> FsResult<()> {
-        self.flush(file.ino, file.fh, lock_owner)
+    fn flush(&self, file: HandleRef, lock_owner: u64, caller: &FsCaller<'_>) -> FsResult<()> {
+        self.flush(file.ino, file.fh, lock_owner, caller)
     }
 
     fn fsync(&self, file: HandleRef, data_only: bool) -> FsResult<()> {

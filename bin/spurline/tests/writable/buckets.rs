@@ -1,0 +1,218 @@
+//! A bucket that is written through a mount: what is in the bucket when a call has returned, and what others find there.
+
+use crate::world::*;
+use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::FileExt as _;
+
+const BUCKET: &str = "bucket";
+
+/// A bucket in memory and a mount of it, or of what lies below a prefix.
+struct BucketRig {
+    server: S3Server,
+    world: World,
+}
+
+impl BucketRig {
+    fn start() -> Option<BucketRig> {
+        if !can_mount() {
+            return None;
+        }
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket(BUCKET);
+        Some(BucketRig { server, world: World::new() })
+    }
+
+    fn mount(&self, name: &str, more: &[&str]) -> Mount {
+        let at = self.world.dir(name);
+        let source = format!("s3://{BUCKET}/p");
+        let mut command = self.world.command(&["mount", &source, at.to_str().unwrap(), "--rw"]);
+        command.args(["--endpoint-url", &self.server.endpoint()]);
+        command.arg("--cache-dir").arg(self.world.dir(&format!("cache-{name}")));
+        self.world.mount_at(with_credentials(command.args(more)), &at)
+    }
+
+    fn object(&self, key: &str) -> Option<Vec<u8>> {
+        self.server.bytes(BUCKET, key)
+    }
+}
+
+#[test]
+fn a_closed_file_is_an_object_whole() {
+    let Some(rig) = BucketRig::start() else { return };
+    let mount = rig.mount("mnt", &[]);
+    for (name, len) in [("empty", 0), ("small", 1000), ("one-part", 8 * MIB), ("parts", 30 * MIB + 17)] {
+        let bytes = bytes(len as u64, len);
+        let mut file = File::create(mount.path(name)).unwrap();
+        for piece in bytes.chunks(1 << 20) {
+            file.write_all(piece).unwrap();
+        }
+        // Another program closes its copy of the descriptor when it starts.
+        assert!(std::process::Command::new("true").status().unwrap().success());
+        assert!(rig.object(&format!("p/{name}")).is_none(), "{name} is visible before its close");
+        assert!(fs::metadata(mount.path(name)).unwrap().len() == len as u64);
+        drop(file);
+        assert!(rig.object(&format!("p/{name}")).unwrap() == bytes, "{name}");
+        assert!(mount.read(name) == bytes, "{name}");
+    }
+    assert_eq!(rig.server.open_uploads(), 0);
+    let names: Vec<_> = fs::read_dir(&mount.at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 4, "{names:?}");
+    mount.unmount();
+}
+
+#[test]
+fn files_are_changed_in_every_way() {
+    let Some(rig) = BucketRig::start() else { return };
+    let mut model = bytes(7, 20 * MIB);
+    rig.server.put(BUCKET, "p/file", &model);
+    let mount = rig.mount("mnt", &[]);
+    let check = |model: &[u8], what: &str| {
+        assert!(rig.object("p/file").unwrap() == model, "{what}: the object");
+        assert!(mount.read("file") == model, "{what}: the file");
+    };
+    // In the middle: parts that did not change are copied in the store.
+    let file = OpenOptions::new().read(true).write(true).open(mount.path("file")).unwrap();
+    file.write_all_at(b"changed", 9_000_000).unwrap();
+    model[9_000_000..9_000_007].copy_from_slice(b"changed");
+    let mut seen = [0; 9];
+    file.read_exact_at(&mut seen, 8_999_999).unwrap();
+    assert_eq!(seen[..], model[8_999_999..9_000_008]);
+    file.sync_all().unwrap();
+    check(&model, "a change in the middle");
+    // The same open file goes on.
+    file.write_all_at(b"again", 100).unwrap();
+    model[100..105].copy_from_slice(b"again");
+    drop(file);
+    check(&model, "a second change");
+    let mut file = OpenOptions::new().append(true).open(mount.path("file")).unwrap();
+    file.write_all(&model.clone()[..3 * MIB]).unwrap();
+    drop(file);
+    model.extend_from_within(..3 * MIB);
+    check(&model, "an append");
+    let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
+    file.set_len(5_000_000).unwrap();
+    file.set_len(6_000_000).unwrap();
+    drop(file);
+    model.truncate(5_000_000);
+    model.resize(6_000_000, 0);
+    check(&model, "a cut and zeros");
+    fs::write(mount.path("file"), b"short").unwrap();
+    check(b"short", "an overwrite");
+    // The length first, then the bytes, as safetensors does.
+    let mut file = File::create(mount.path("file")).unwrap();
+    file.set_len(18 * MIB as u64).unwrap();
+    let model = bytes(8, 18 * MIB);
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.write_all(&model).unwrap();
+    drop(file);
+    check(&model, "a file of known length");
+    assert_eq!(rig.server.open_uploads(), 0);
+    mount.unmount();
+}
+
+#[test]
+fn names_are_made_and_removed() {
+    let Some(rig) = BucketRig::start() else { return };
+    let mount = rig.mount("mnt", &[]);
+    fs::create_dir(mount.path("folder")).unwrap();
+    assert!(rig.object("p/folder/").unwrap().is_empty());
+    assert_eq!(fs::create_dir(mount.path("folder")).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    fs::write(mount.path("folder/a"), b"one").unwrap();
+    assert_eq!(fs::remove_dir(mount.path("folder")).unwrap_err().kind(), ErrorKind::DirectoryNotEmpty);
+    let exclusive = || OpenOptions::new().write(true).create_new(true).open(mount.path("folder/a"));
+    assert_eq!(exclusive().unwrap_err().kind(), ErrorKind::AlreadyExists);
+    fs::rename(mount.path("folder/a"), mount.path("folder/b")).unwrap();
+    assert_eq!(rig.server.keys(BUCKET), ["p/folder/", "p/folder/b"]);
+    assert_eq!(mount.read("folder/b"), b"one");
+    fs::write(mount.path("folder/c"), b"two").unwrap();
+    fs::rename(mount.path("folder/c"), mount.path("folder/b")).unwrap();
+    assert_eq!(mount.read("folder/b"), b"two");
+    fs::remove_file(mount.path("folder/b")).unwrap();
+    assert_eq!(fs::metadata(mount.path("folder/b")).unwrap_err().kind(), ErrorKind::NotFound);
+    fs::remove_dir(mount.path("folder")).unwrap();
+    assert_eq!(rig.server.keys(BUCKET), Vec::<String>::new());
+    mount.unmount();
+}
+
+#[test]
+fn nothing_is_written_over_the_change_of_somebody_else() {
+    let Some(rig) = BucketRig::start() else { return };
+    rig.server.put(BUCKET, "p/file", b"first");
+    let mount = rig.mount("mnt", &[]);
+    let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
+    file.write_all_at(b"ours!", 0).unwrap();
+    rig.server.put(BUCKET, "p/file", b"theirs");
+    let error = file.sync_all().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
+    assert_eq!(rig.object("p/file").unwrap(), b"theirs");
+    drop(file);
+    assert_eq!(mount.read("file"), b"theirs");
+    // A new name that another writer has made meanwhile.
+    let new = File::create(mount.path("new")).unwrap();
+    rig.server.put(BUCKET, "p/new", b"theirs too");
+    assert_eq!(new.sync_all().unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    drop(new);
+    assert_eq!(rig.object("p/new").unwrap(), b"theirs too");
+    assert!(mount.process().log().contains("was changed by another writer since it was opened"));
+    let wins = rig.mount("wins", &["--last-writer-wins"]);
+    let file = OpenOptions::new().write(true).truncate(true).open(wins.path("file")).unwrap();
+    file.write_all_at(b"ours", 0).unwrap();
+    rig.server.put(BUCKET, "p/file", b"theirs");
+    file.sync_all().unwrap();
+    assert_eq!(rig.object("p/file").unwrap(), b"ours");
+    drop(file);
+    wins.unmount();
+    mount.unmount();
+}
+
+/// The store's own conditions and parts, on a server of others.
+#[test]
+fn a_server_of_others_keeps_written_objects() {
+    let Some(binary) = spurline_testkit::go_program("versitygw", "versitygw").filter(|_| can_mount()) else { return };
+    let world = World::new();
+    let store = world.dir("store");
+    fs::create_dir(store.join(BUCKET)).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let endpoint = format!("http://127.0.0.1:{port}");
+    let mut server = std::process::Command::new(binary);
+    server.args(["--access", ACCESS_KEY, "--secret", SECRET_KEY, "--port", &format!("127.0.0.1:{port}"), "posix"]);
+    let server = Process::start(server.arg(&store), &world.log_path("server"));
+    eventually("the server listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let at = world.dir("mnt");
+    let source = format!("s3://{BUCKET}/p");
+    let mut command = world.command(&["mount", &source, at.to_str().unwrap(), "--rw", "--endpoint-url", &endpoint]);
+    command.arg("--cache-dir").arg(world.dir("cache"));
+    let mount = world.mount_at(with_credentials(&mut command), &at);
+    let object = |name: &str| fs::read(store.join(BUCKET).join("p").join(name));
+    let mut model = bytes(3, 19 * MIB);
+    fs::write(mount.path("file"), &model).unwrap();
+    assert!(object("file").unwrap() == model);
+    let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
+    file.write_all_at(b"changed", 9_000_000).unwrap();
+    drop(file);
+    model[9_000_000..9_000_007].copy_from_slice(b"changed");
+    assert!(object("file").unwrap() == model);
+    assert!(mount.read("file") == model);
+    fs::create_dir(mount.path("folder")).unwrap();
+    fs::rename(mount.path("file"), mount.path("folder/file")).unwrap();
+    assert!(object("folder/file").unwrap() == model && object("file").is_err());
+    // Another writer replaces the object while it is open.
+    let file = OpenOptions::new().write(true).open(mount.path("folder/file")).unwrap();
+    file.write_all_at(b"ours", 0).unwrap();
+    let other = world.dir("other");
+    let mut command = world.command(&["mount", &source, other.to_str().unwrap(), "--rw", "--endpoint-url", &endpoint]);
+    command.arg("--cache-dir").arg(world.dir("other-cache"));
+    let second = world.mount_at(with_credentials(&mut command), &other);
+    fs::write(second.path("folder/file"), b"theirs").unwrap();
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    drop(file);
+    assert_eq!(object("folder/file").unwrap(), b"theirs");
+    fs::remove_file(second.path("folder/file")).unwrap();
+    fs::remove_dir(second.path("folder")).unwrap();
+    assert!(!store.join(BUCKET).join("p/folder").exists());
+    second.unmount();
+    mount.unmount();
+    drop(server);
+}

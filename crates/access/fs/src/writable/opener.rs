@@ -1,0 +1,48 @@
+//! The process that opened a file. It knows neither the file nor the request.
+//!
+//! A process that starts a program has its descriptors copied into a new process, which closes the copies. For the kernel
+//! each of those is a close like any other, so what a source does at a close waits for that of the opener.
+
+/// The process that opened a file; `None` where it is not known.
+pub(super) struct FileOpener(Option<u32>);
+
+impl FileOpener {
+    /// The process of the thread `pid`.
+    pub fn of_thread(pid: u32) -> FileOpener {
+        FileOpener(process_of(pid))
+    }
+
+    /// Whether a close by the thread `pid` counts: it is the opener's, or the opener has ended, or one of the two is not known.
+    pub fn counts_close_of(&self, pid: u32) -> bool {
+        let Some(opener) = self.0 else { return true };
+        let is_other = process_of(pid).is_some_and(|process| process != opener);
+        !is_other || process_of(opener).is_none()
+    }
+}
+
+/// The process of a thread; `None` when it is gone, of the kernel, or of another process namespace.
+fn process_of(pid: u32) -> Option<u32> {
+    if pid == 0 {
+        return None;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_the_opener_count_and_other_processes_do_not() {
+        let own = std::process::id();
+        let opener = FileOpener::of_thread(own);
+        assert!(opener.counts_close_of(own) && opener.counts_close_of(0) && !opener.counts_close_of(1));
+        let thread = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get() as u32).join().unwrap();
+        // The thread has ended, so its process is not known.
+        assert!(opener.counts_close_of(thread));
+        assert!(FileOpener::of_thread(0).counts_close_of(1));
+        assert!(FileOpener::of_thread(u32::MAX).counts_close_of(1));
+        assert!(FileOpener(Some(u32::MAX)).counts_close_of(1), "the opener has ended");
+    }
+}

@@ -1,0 +1,111 @@
+//! A set of byte ranges of a file. It knows no bytes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Ranges that neither touch nor overlap: starts and ends.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct ByteRanges(BTreeMap<u64, u64>);
+
+impl ByteRanges {
+    /// Adds a range.
+    pub fn insert(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let mut start = range.start;
+        let mut end = range.end;
+        while let Some((known_start, known_end)) = self.last_starting_up_to(end) {
+            if known_end < start {
+                break;
+            }
+            self.0.remove(&known_start);
+            start = start.min(known_start);
+            end = end.max(known_end);
+        }
+        self.0.insert(start, end);
+    }
+
+    /// Removes all bytes from `start` on.
+    pub fn cut(&mut self, start: u64) {
+        self.0.split_off(&start);
+        if let Some(mut last) = self.0.last_entry()
+            && *last.get() > start
+        {
+            last.insert(start);
+        }
+    }
+
+    /// Whether all bytes of the range are in the set.
+    pub fn covers(&self, range: Range<u64>) -> bool {
+        range.is_empty() || self.last_starting_up_to(range.start).is_some_and(|(_, end)| end >= range.end)
+    }
+
+    /// Whether any byte of the range is in the set.
+    pub fn meets(&self, range: Range<u64>) -> bool {
+        !range.is_empty() && self.last_starting_up_to(range.end - 1).is_some_and(|(_, end)| end > range.start)
+    }
+
+    /// Whether the set begins at `at` or holds that byte, and how far that goes: to the end of the range in the set, or to
+    /// the start of the next one.
+    pub fn piece_at(&self, at: u64) -> (bool, u64) {
+        if let Some((_, end)) = self.last_starting_up_to(at)
+            && end > at
+        {
+            return (true, end);
+        }
+        let next = self.0.range(at..).next().map_or(u64::MAX, |(start, _)| *start);
+        (false, next)
+    }
+
+    fn last_starting_up_to(&self, at: u64) -> Option<(u64, u64)> {
+        self.0.range(..=at).next_back().map(|(start, end)| (*start, *end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_joined_and_cut() {
+        let mut ranges = ByteRanges::default();
+        ranges.insert(10..20);
+        ranges.insert(30..40);
+        assert!(ranges.covers(12..20) && !ranges.covers(12..21) && ranges.meets(0..11) && !ranges.meets(20..30));
+        assert_eq!(ranges.piece_at(5), (false, 10));
+        assert_eq!(ranges.piece_at(15), (true, 20));
+        assert_eq!(ranges.piece_at(20), (false, 30));
+        assert_eq!(ranges.piece_at(40), (false, u64::MAX));
+        ranges.insert(20..30);
+        assert!(ranges.covers(10..40));
+        ranges.cut(25);
+        assert!(ranges.covers(10..25) && !ranges.meets(25..100));
+        ranges.cut(10);
+        assert_eq!(ranges, ByteRanges::default());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_set_is_what_a_list_of_bytes_says(steps in proptest::collection::vec((0u64..50, 0u64..20, proptest::bool::ANY), 0..30)) {
+            let mut ranges = ByteRanges::default();
+            let mut model = [false; 80];
+            for (start, len, cuts) in steps {
+                if cuts {
+                    ranges.cut(start);
+                    model[start as usize..].fill(false);
+                } else {
+                    ranges.insert(start..start + len);
+                    model[start as usize..(start + len) as usize].fill(true);
+                }
+            }
+            for at in 0..79u64 {
+                let (inside, end) = ranges.piece_at(at);
+                proptest::prop_assert_eq!(inside, model[at as usize]);
+                let end = end.min(79);
+                proptest::prop_assert!(model[at as usize..end as usize].iter().all(|byte| *byte == inside));
+                proptest::prop_assert_eq!(ranges.meets(at..at + 1), inside);
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The changing side of a bucket: one file is one object. It knows neither inodes nor FUSE.
+//!
+//! A close or a sync makes an object of a file's bytes, whole and under the condition that no other writer has changed it.
+//! Others see the object before or the one after, never a mix. A folder is a marker `a/`, or whatever has keys below it.
+//! Owners and modes are those of the options; a change of them has no effect, as programs that copy files need.
+
+mod byte_ranges;
+mod directory;
+mod file;
+mod names;
+mod object;
+mod probe;
+mod requests;
+mod staged;
+mod volume;
+
+pub use volume::WritableBucket;
+
+use spurline_types::{Error, Result};
+use std::fs::File;
+use std::path::PathBuf;
+
+/// How a bucket is changed, and how its files look.
+#[derive(Debug, Clone)]
+pub struct BucketWriteOptions {
+    /// The owner of all files and folders.
+    pub uid: u32,
+    /// Their group.
+    pub gid: u32,
+    /// The permission bits of files.
+    pub file_mode: u32,
+    /// The permission bits of folders.
+    pub folder_mode: u32,
+    /// Changes replace those that another writer has made since the file was opened.
+    pub last_writer_wins: bool,
+    /// A store that keeps no conditions is changed without them.
+    pub allow_unguarded_writes: bool,
+    /// The folder of local files with bytes that are not published; `None` keeps those in memory.
+    pub staging_dir: Option<PathBuf>,
+    /// The source's prefix with a trailing slash, or empty.
+    pub(crate) root: String,
+}
+
+impl BucketWriteOptions {
+    /// Options for the owner of all files.
+    pub fn new(uid: u32, gid: u32) -> BucketWriteOptions {
+        BucketWriteOptions {
+            uid,
+            gid,
+            file_mode: 0o644,
+            folder_mode: 0o755,
+            last_writer_wins: false,
+            allow_unguarded_writes: false,
+            staging_dir: None,
+            root: String::new(),
+        }
+    }
+
+    /// A local file without a name.
+    fn new_staging_file(&self) -> Result<File> {
+        let made = match &self.staging_dir {
+            Some(dir) => {
+                use std::os::unix::fs::OpenOptionsExt as _;
+                File::options().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(dir)
+            }
+            None => {
+                let flags = rustix::fs::MemfdFlags::CLOEXEC;
+                rustix::fs::memfd_create("spurline-written", flags).map(File::from).map_err(Into::into)
+            }
+        };
+        made.map_err(|e| Error::io("making a local file for the bytes of a written one", &e))
+    }
+}

@@ -1,0 +1,146 @@
+//! Names and attributes of a bucket's files: keys, identities, owners and modes. It knows no request.
+
+use super::BucketWriteOptions;
+use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectId, Result};
+use spurline_volume::writes::{FileIdentity, FileTime, NamePath, NodeAttr, S_IFDIR, S_IFREG};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::time::SystemTime;
+
+/// Longest key of S3, in bytes.
+const KEY_MAX: usize = 1024;
+
+/// The path of a name.
+pub(super) fn path_of(at: &NamePath<'_>) -> Vec<u8> {
+    match at.directory.path {
+        b"" => at.name.to_vec(),
+        directory => [directory, at.name].join(&b'/'),
+    }
+}
+
+/// The key of the object at `path` below the prefix `root`, which ends with a slash or is empty.
+///
+/// # Errors
+/// `EILSEQ` for a name that is not UTF-8, `ENAMETOOLONG`.
+pub(super) fn key_of(root: &str, path: &[u8]) -> Result<String> {
+    let path = std::str::from_utf8(path).map_err(|_| {
+        let why = format!("'{}' is not UTF-8, and names of objects are", String::from_utf8_lossy(path));
+        Error::new(ErrorKind::Io(libc::EILSEQ), why)
+    })?;
+    let key = format!("{root}{path}");
+    if key.len() > KEY_MAX {
+        let why = format!("the key '{key}' has {} bytes; S3 allows {KEY_MAX}", key.len());
+        return Err(Error::new(ErrorKind::Io(libc::ENAMETOOLONG), why));
+    }
+    Ok(key)
+}
+
+/// The identity of what a path leads to: a folder's path, a file's path and version.
+pub(super) fn identity_of(path: &[u8], attr: &ObjectAttr) -> FileIdentity {
+    let version = if attr.kind == FileKind::Directory { "/" } else { attr.version.as_str() };
+    let hash = ObjectId::from_text("", path, version).0;
+    identity_from(hash)
+}
+
+/// An identity that nothing else has.
+pub(super) fn random_identity() -> FileIdentity {
+    let random = || u128::from(RandomState::new().build_hasher().finish());
+    identity_from(random() << 64 | random())
+}
+
+/// The same bytes can be the same version again later.
+fn identity_from(hash: u128) -> FileIdentity {
+    let mut bytes = [0; FileIdentity::LEN];
+    bytes[..16].copy_from_slice(&hash.to_le_bytes());
+    FileIdentity::new(bytes, false)
+}
+
+/// The inode number that programs see: it stays when the file is written.
+pub(super) fn inode_of(path: &[u8]) -> u64 {
+    ObjectId::from_text("", path, "").0 as u64
+}
+
+/// The attributes of a file or folder at `path`.
+pub(super) fn node_attr(options: &BucketWriteOptions, path: &[u8], attr: &ObjectAttr) -> NodeAttr {
+    let mtime = file_time(attr.mtime);
+    let is_folder = attr.kind == FileKind::Directory;
+    NodeAttr {
+        identity: identity_of(path, attr),
+        inode: inode_of(path),
+        mode: if is_folder { S_IFDIR | options.folder_mode } else { S_IFREG | options.file_mode },
+        nlink: if is_folder { 2 } else { 1 },
+        uid: options.uid,
+        gid: options.gid,
+        rdev: 0,
+        size: attr.size,
+        blocks: attr.size.div_ceil(512),
+        blksize: 1 << 20,
+        atime: mtime,
+        mtime,
+        ctime: mtime,
+    }
+}
+
+fn file_time(time: SystemTime) -> FileTime {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    FileTime { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
+}
+
+/// The content type that a name suggests; stores and browsers show an object by it.
+pub(super) fn content_type_of(path: &[u8]) -> &'static str {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let extension = name.rsplit(|byte| *byte == b'.').next().filter(|extension| extension.len() < name.len());
+    let extension = extension.map(|extension| String::from_utf8_lossy(extension).to_ascii_lowercase());
+    match extension.as_deref() {
+        Some("txt" | "log" | "md") => "text/plain",
+        Some("html" | "htm") => "text/html",
+        Some("css") => "text/css",
+        Some("csv") => "text/csv",
+        Some("js" | "mjs") => "text/javascript",
+        Some("json") => "application/json",
+        Some("xml") => "application/xml",
+        Some("yaml" | "yml") => "application/yaml",
+        Some("pdf") => "application/pdf",
+        Some("zip") => "application/zip",
+        Some("gz" | "tgz") => "application/gzip",
+        Some("tar") => "application/x-tar",
+        Some("parquet") => "application/vnd.apache.parquet",
+        Some("png") => "image/png",
+        Some("jpg" | "jpeg") => "image/jpeg",
+        Some("gif") => "image/gif",
+        Some("svg") => "image/svg+xml",
+        Some("webp") => "image/webp",
+        Some("mp4") => "video/mp4",
+        Some("mp3") => "audio/mpeg",
+        Some("wav") => "audio/wav",
+        _ => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_checked() {
+        assert_eq!(key_of("p/", b"a/b").unwrap(), "p/a/b");
+        assert_eq!(key_of("", b"\xff").unwrap_err().kind(), ErrorKind::Io(libc::EILSEQ));
+        assert_eq!(key_of("", &[b'a'; 1025]).unwrap_err().kind(), ErrorKind::Io(libc::ENAMETOOLONG));
+    }
+
+    #[test]
+    fn versions_and_kinds_are_told_apart() {
+        let file = |etag: &str| crate::object_origin::object_attr(1, SystemTime::UNIX_EPOCH, etag.to_owned());
+        let first = identity_of(b"a", &file("1"));
+        assert_eq!(first, identity_of(b"a", &file("1")));
+        assert_ne!(first, identity_of(b"a", &file("2")));
+        assert_ne!(first, identity_of(b"b", &file("1")));
+        assert_ne!(first, identity_of(b"a", &crate::object_origin::folder_attr()));
+    }
+
+    #[test]
+    fn content_types_follow_extensions() {
+        assert_eq!(content_type_of(b"a/b.JSON"), "application/json");
+        assert_eq!(content_type_of(b"json"), "application/octet-stream");
+        assert_eq!(content_type_of(b"x.tar/model.safetensors"), "application/octet-stream");
+    }
+}

@@ -1,0 +1,305 @@
+//! Requests that change a bucket, repeated until the store has answered each: what a lost answer leaves open is resolved by
+//! the mark of the change, never by guessing. It knows keys and bytes, and neither files nor folders.
+//!
+//! | answer | a request without an answer before | outcome |
+//! |---|---|---|
+//! | success | any | done |
+//! | the condition does not hold | no | the failure: another writer has changed the object |
+//! | the condition does not hold | yes | done, if the object has the mark of this change; else the failure |
+//! | the upload does not exist | yes | done, if the object has the mark of this change; else the failure |
+//! | none until the deadline | any | done, if the object has the mark of this change; else the failure |
+
+use crate::backend::{RequestFailure, RetryHint};
+use crate::retry::RetryState;
+use crate::shared_buckets::SharedBucket;
+use crate::write_backend::{
+    CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use spurline_types::{Error, ErrorKind, Result};
+use std::future::Future;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The attribute with the mark of the change that made an object.
+const MARK: &str = "spurline-op";
+/// The time of a request grows with its bytes by this rate, in bytes per second.
+const LEAST_RATE: u64 = 1 << 20;
+
+/// The changing side of a bucket.
+pub(super) struct BucketRequests {
+    bucket: Arc<SharedBucket>,
+}
+
+/// An object to make.
+pub(super) struct NewObject<'a> {
+    pub key: &'a str,
+    /// Those of the object, with the mark of the change.
+    pub attributes: &'a ObjectAttributes,
+    pub condition: &'a WriteCondition,
+}
+
+/// The attributes with the mark of a change of its own.
+pub(super) fn marked(mut attributes: ObjectAttributes) -> ObjectAttributes {
+    let random = || RandomState::new().build_hasher().finish();
+    attributes.set(MARK, format!("{:016x}{:016x}", random(), random()));
+    attributes
+}
+
+impl BucketRequests {
+    /// # Errors
+    /// `ReadOnly` when the store can't be changed by this program.
+    pub fn new(bucket: Arc<SharedBucket>) -> Result<BucketRequests> {
+        if bucket.backend.writes().is_none() {
+            return Err(unchangeable());
+        }
+        Ok(BucketRequests { bucket })
+    }
+
+    /// Runs requests on this thread.
+    ///
+    /// # Errors
+    /// Those of the requests; `Unavailable` after the end of the bucket.
+    pub fn run<T>(&self, requests: impl Future<Output = Result<T>>) -> Result<T> {
+        match &self.bucket.runtime {
+            Some(runtime) => runtime.block_on(requests),
+            None => Err(Error::new(ErrorKind::Unavailable, "the bucket is closed")),
+        }
+    }
+
+    /// Runs requests on the threads of the bucket.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        requests: impl Future<Output = T> + Send + 'static,
+    ) -> Result<tokio::task::JoinHandle<T>> {
+        match &self.bucket.runtime {
+            Some(runtime) => Ok(runtime.spawn(requests)),
+            None => Err(Error::new(ErrorKind::Unavailable, "the bucket is closed")),
+        }
+    }
+
+    /// The server and the bucket, for messages.
+    pub fn describe(&self) -> String {
+        self.bucket.backend.describe()
+    }
+
+    fn deadline(&self, len: u64) -> Instant {
+        Instant::now() + self.bucket.config.timeout + Duration::from_secs(len / LEAST_RATE)
+    }
+
+    /// Sends a request until the store answers it. The second part of a failure: an attempt may have been executed.
+    async fn repeat<'a, T>(
+        &'a self,
+        deadline: Instant,
+        what: &str,
+        mut send: impl FnMut(&'a dyn ObjectWriteBackend) -> BoxFuture<'a, Result<T, RequestFailure>>,
+    ) -> Result<T, ChangeFailure> {
+        let mut retry = RetryState::new(deadline, &self.bucket.stats);
+        let mut maybe_executed = false;
+        let Some(backend) = self.bucket.backend.writes() else {
+            return Err(ChangeFailure { error: unchangeable(), maybe_executed });
+        };
+        loop {
+            let attempt = tokio::time::timeout_at(deadline.into(), send(backend)).await;
+            let failure = match attempt {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(failure)) => failure,
+                Err(_) => RequestFailure::fatal(
+                    ErrorKind::Timeout,
+                    format!("{} did not answer {what} in time; check it, or raise --origin-timeout", self.describe()),
+                ),
+            };
+            let is_refused = failure.advice == RetryHint::Never && failure.error.kind() != ErrorKind::Timeout;
+            if is_refused {
+                return Err(ChangeFailure { error: failure.error, maybe_executed });
+            }
+            maybe_executed = true;
+            if let Err(error) = retry.pause(failure).await {
+                return Err(ChangeFailure { error, maybe_executed });
+            }
+        }
+    }
+
+    /// Whether the object is the one that the change with these attributes made; its etag then.
+    async fn find_own(&self, object: &NewObject<'_>) -> Option<String> {
+        let found = self.head(object.key).await.ok()?;
+        let is_own = found.attributes.get(MARK).is_some() && found.attributes.get(MARK) == object.attributes.get(MARK);
+        is_own.then_some(found.raw.etag).flatten().map(|etag| crate::s3_wire::bare_etag(&etag).to_owned())
+    }
+
+    /// The result of a change, after a failure that may have come after its execution.
+    async fn settle(&self, object: &NewObject<'_>, failure: ChangeFailure) -> Result<String> {
+        if failure.maybe_executed
+            && let Some(etag) = self.find_own(object).await
+        {
+            return Ok(etag);
+        }
+        Err(failure.error)
+    }
+
+    /// The error of a change whose condition does not hold now, with the facts of both versions; `None` if it holds, or the
+    /// store does not say.
+    pub async fn find_conflict(&self, key: &str, condition: &WriteCondition) -> Option<Error> {
+        let found = match self.head(key).await {
+            Ok(found) => Some(found.raw),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(_) => return None,
+        };
+        let found_etag = found.as_ref().and_then(|found| found.etag.as_deref()).map(crate::s3_wire::bare_etag);
+        let expected = match condition {
+            WriteCondition::None => return None,
+            WriteCondition::Absent if found.is_none() => return None,
+            WriteCondition::Version(etag) if found_etag == Some(etag) => return None,
+            WriteCondition::Absent => "no object".to_owned(),
+            WriteCondition::Version(etag) => format!("ETag {etag}"),
+        };
+        let shown = match &found {
+            Some(found) => {
+                let time = chrono::DateTime::<chrono::Utc>::from(found.mtime).format("%Y-%m-%d %H:%M:%S");
+                let etag = found_etag.unwrap_or("none");
+                format!("an object of {} bytes, written at {time} UTC, with ETag {etag}", found.size)
+            }
+            None => "no object".to_owned(),
+        };
+        let why = format!(
+            "'{key}' was changed by another writer since it was opened: this mount expected {expected} and found {shown}; nothing \
+             was written over it. Open it again, or mount with --last-writer-wins"
+        );
+        Some(Error::new(ErrorKind::Stale, why))
+    }
+
+    /// One object with its attributes.
+    ///
+    /// # Errors
+    /// `NotFound`; the store's.
+    pub async fn head(&self, key: &str) -> Result<StoredObject> {
+        let answer = self.repeat(self.deadline(0), "a head", |backend| backend.head_all(key)).await;
+        answer.map_err(|failure| failure.error)
+    }
+
+    /// Writes an object of few bytes; returns its etag.
+    ///
+    /// # Errors
+    /// `Stale` when the condition does not hold; the store's.
+    pub async fn put(&self, object: &NewObject<'_>, body: Bytes) -> Result<String> {
+        let len = body.len() as u64;
+        let NewObject { key, attributes, condition } = *object;
+        let sent = self
+            .repeat(self.deadline(len), "a write", |backend| backend.put(key, body.clone(), attributes, condition))
+            .await;
+        self.bucket.stats.object.put_bytes.add(len);
+        match sent {
+            Ok(etag) => Ok(etag),
+            Err(failure) => self.settle(object, failure).await,
+        }
+    }
+
+    /// Begins an upload in parts; returns its id. A lost answer leaves an upload behind, which is aborted by its age.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn begin_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<String> {
+        let deadline = self.deadline(0);
+        let begun = self.repeat(deadline, "the start of an upload", |backend| backend.begin_upload(key, attributes));
+        begun.await.map_err(|failure| failure.error)
+    }
+
+    /// Uploads a part; returns its etag. A part that is sent again replaces the first one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn upload_part(&self, key: &str, upload: &str, number: u32, body: Bytes) -> Result<String> {
+        let len = body.len() as u64;
+        let sent = self
+            .repeat(self.deadline(len), "a part", |backend| backend.upload_part(key, upload, number, body.clone()))
+            .await;
+        self.bucket.stats.object.put_bytes.add(len);
+        sent.map_err(|failure| failure.error)
+    }
+
+    /// Makes a part from bytes of an object; returns its etag.
+    ///
+    /// # Errors
+    /// `Stale` when the object is of another version; the store's.
+    pub async fn copy_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        from: CopySource<'_>,
+        range: Range<u64>,
+    ) -> Result<String> {
+        let copied = self
+            .repeat(self.deadline(range.end - range.start), "the copy of a part", |backend| {
+                backend.copy_part(key, upload, number, from, range.clone())
+            })
+            .await;
+        copied.map_err(|failure| failure.error)
+    }
+
+    /// Makes the object of an upload; returns its etag.
+    ///
+    /// # Errors
+    /// `Stale` when the condition does not hold; the store's.
+    pub async fn complete(&self, object: &NewObject<'_>, upload: &str, parts: &[UploadedPart]) -> Result<String> {
+        let NewObject { key, condition, .. } = *object;
+        let completed = self
+            .repeat(self.deadline(0), "the end of an upload", |backend| backend.complete(key, upload, parts, condition))
+            .await;
+        match completed {
+            Ok(etag) => Ok(etag),
+            Err(failure) => self.settle(object, failure).await,
+        }
+    }
+
+    /// Ends an upload without an object, as far as the store can be reached.
+    pub async fn abort(&self, key: &str, upload: &str) {
+        let aborted = self.repeat(self.deadline(0), "the end of an upload", |backend| backend.abort(key, upload)).await;
+        if let Err(ChangeFailure { error, .. }) = aborted
+            && error.kind() != ErrorKind::NotFound
+        {
+            tracing::warn!("an upload of '{key}' was not aborted, and its parts stay in the bucket: {error}");
+        }
+    }
+
+    /// Copies an object within the bucket; returns the new etag.
+    ///
+    /// # Errors
+    /// `Stale` when the source is of another version, or for a conflict; the store's.
+    pub async fn copy(&self, from: CopySource<'_>, object: &NewObject<'_>) -> Result<String> {
+        let NewObject { key, attributes, condition } = *object;
+        let copied = self
+            .repeat(self.deadline(0), "a copy", |backend| backend.copy(from, key, Some(attributes), condition))
+            .await;
+        match copied {
+            Ok(etag) => Ok(etag),
+            Err(failure) => self.settle(object, failure).await,
+        }
+    }
+
+    /// Removes the object of this version; an absent one counts as removed.
+    ///
+    /// # Errors
+    /// `Stale` when it is of another version; the store's.
+    pub async fn delete(&self, key: &str, condition: &WriteCondition) -> Result<()> {
+        let removed = self.repeat(self.deadline(0), "a removal", |backend| backend.delete(key, condition)).await;
+        match removed {
+            Err(ChangeFailure { error, .. }) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a change has no result.
+struct ChangeFailure {
+    error: Error,
+    /// An earlier attempt, or this one, may have been executed.
+    maybe_executed: bool,
+}
+
+fn unchangeable() -> Error {
+    Error::new(ErrorKind::ReadOnly, "buckets of this kind can't be changed; mount it without --rw")
+}

@@ -1,0 +1,133 @@
+//! The interface to the changing side of one bucket: single attempts, before retries and the meaning of names. It
+//! deliberately knows no folder and no file.
+
+use crate::backend::{RawObject, RequestFailure};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use std::ops::Range;
+
+/// What must be true of an object when a request changes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WriteCondition {
+    /// Nothing.
+    None,
+    /// No object has the name.
+    Absent,
+    /// The object has this etag.
+    Version(String),
+}
+
+/// The attributes that are stored with an object and that a copy keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ObjectAttributes {
+    pub content_type: Option<String>,
+    /// Names, without the store's prefix, and values.
+    pub user: Vec<(String, String)>,
+}
+
+impl ObjectAttributes {
+    /// No attributes but the type of the content.
+    pub fn with_content_type(content_type: &str) -> ObjectAttributes {
+        ObjectAttributes { content_type: Some(content_type.to_owned()), user: Vec::new() }
+    }
+
+    /// The value of an attribute of the user.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.user.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Sets an attribute of the user.
+    pub fn set(&mut self, name: &str, value: String) {
+        self.user.retain(|(known, _)| known != name);
+        self.user.push((name.to_owned(), value));
+    }
+}
+
+/// An object with its attributes.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredObject {
+    pub raw: RawObject,
+    pub attributes: ObjectAttributes,
+}
+
+/// A part that the store has acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UploadedPart {
+    pub number: u32,
+    pub etag: String,
+}
+
+/// The source of a copy within the bucket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CopySource<'a> {
+    pub key: &'a str,
+    /// The version to copy; the newest without one.
+    pub etag: Option<&'a str>,
+}
+
+/// The changing side of one bucket, one attempt at a time. Etags are bare. A condition that does not hold is a failure of
+/// kind `Stale`, or `NotFound` where no object has the name. Dropping a future cancels its request, which the store may
+/// execute nevertheless.
+pub(crate) trait ObjectWriteBackend: Send + Sync {
+    /// One object with its attributes.
+    fn head_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<StoredObject, RequestFailure>>;
+
+    /// Writes an object; returns its etag.
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        body: Bytes,
+        attributes: &'a ObjectAttributes,
+        condition: &'a WriteCondition,
+    ) -> BoxFuture<'a, Result<String, RequestFailure>>;
+
+    /// Begins an upload in parts; returns its id.
+    fn begin_upload<'a>(
+        &'a self,
+        key: &'a str,
+        attributes: &'a ObjectAttributes,
+    ) -> BoxFuture<'a, Result<String, RequestFailure>>;
+
+    /// Uploads a part; returns its etag.
+    fn upload_part<'a>(
+        &'a self,
+        key: &'a str,
+        upload: &'a str,
+        number: u32,
+        body: Bytes,
+    ) -> BoxFuture<'a, Result<String, RequestFailure>>;
+
+    /// Makes a part from bytes of an object; returns its etag.
+    fn copy_part<'a>(
+        &'a self,
+        key: &'a str,
+        upload: &'a str,
+        number: u32,
+        from: CopySource<'a>,
+        range: Range<u64>,
+    ) -> BoxFuture<'a, Result<String, RequestFailure>>;
+
+    /// Makes the object of an upload; returns its etag.
+    fn complete<'a>(
+        &'a self,
+        key: &'a str,
+        upload: &'a str,
+        parts: &'a [UploadedPart],
+        condition: &'a WriteCondition,
+    ) -> BoxFuture<'a, Result<String, RequestFailure>>;
+
+    /// Ends an upload without an object.
+    fn abort<'a>(&'a self, key: &'a str, upload: &'a str) -> BoxFuture<'a, Result<(), RequestFailure>>;
+
+    /// Copies an object within the bucket, with its attributes or with other ones; returns the new etag.
+    fn copy<'a>(
+        &'a self,
+        from: CopySource<'a>,
+        to: &'a str,
+        attributes: Option<&'a ObjectAttributes>,
+        condition: &'a WriteCondition,
+    ) -> BoxFuture<'a, Result<String, RequestFailure>>;
+
+    /// Removes an object; an absent one counts as removed.
+    fn delete<'a>(&'a self, key: &'a str, condition: &'a WriteCondition) -> BoxFuture<'a, Result<(), RequestFailure>>;
+}
