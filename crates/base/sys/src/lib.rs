@@ -1,15 +1,17 @@
 //! What several crates need of the operating system: the mount table, files replaced durably, pauses between attempts,
-//! and paths of names. It knows no format of its callers and no domain words.
+//! paths of names, and numbers that depend on the architecture. It knows no format of its callers and no domain words.
 #![forbid(unsafe_code)]
 
 mod backoff;
 mod mounts;
 mod octal;
+mod open_flags;
 mod path;
 mod replace_file;
 
 pub use backoff::{Backoff, backoff_pause};
 pub use mounts::{MountEntry, MountTable, mounted_at, resolve_mountpoint};
 pub use octal::unescape_octal;
+pub use open_flags::O_DIRECT;
 pub use path::join_path;
 pub use replace_file::replace_file;

@@ -1,5 +1,6 @@
 //! The identity of a cached byte: an object at one version, and a block of it.
 
+use crate::errno::EFBIG;
 use crate::{Error, ErrorKind, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -152,8 +153,6 @@ impl ObjectRef {
     /// # Errors
     /// `Io` with EFBIG.
     pub fn check_block_count(&self, block_size: u64) -> Result<()> {
-        // From `asm-generic/errno-base.h`.
-        const EFBIG: i32 = 27;
         if self.block_count(block_size) <= u64::from(u32::MAX) {
             return Ok(());
         }

@@ -4,12 +4,14 @@
 
 pub mod attr;
 pub mod congestion;
+pub mod errno;
 pub mod error;
 pub mod fault;
 pub mod host_port;
 pub mod id;
 pub mod id_hash;
 pub mod member;
+pub mod open_flags;
 pub mod option_list;
 pub mod path_stats;
 pub mod sink;

@@ -15,13 +15,9 @@
 //! Whether the source has the locks is decided when a mount begins: those of `LockScope::Mount` are the kernel's.
 
 use crate::writes::AttrChange;
+use spurline_types::errno::{EINVAL, EOPNOTSUPP, EPERM, EXDEV};
 use spurline_types::{Error, ErrorKind, Result};
 
-/// From `asm-generic/errno-base.h` and `errno.h`.
-const EPERM: i32 = 1;
-const EXDEV: i32 = 18;
-const EINVAL: i32 = 22;
-const EOPNOTSUPP: i32 = 95;
 /// From `linux/falloc.h`: space is allocated beyond the end, and the length stays.
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
 

@@ -15,13 +15,11 @@
 use crate::writes::{
     AttrChange, Caller, Change, FileIdentity, FileTime, NamePath, NewTime, NodeAttr, NodePath, WritableVolume,
 };
+use spurline_types::errno::{ENOENT, ENOTDIR};
 use spurline_types::{ErrorKind, Result};
 
 /// From `linux/fs.h`.
 const RENAME_EXCHANGE: u32 = 2;
-/// From `asm-generic/errno-base.h`.
-const ENOENT: i32 = 2;
-const ENOTDIR: i32 = 20;
 
 /// Distinguishes a change from all others. A source stores it with the object that the change makes, if it can.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

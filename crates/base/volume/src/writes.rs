@@ -10,6 +10,8 @@
 use crate::capabilities::WriteCapabilities;
 use crate::locks::{LAST_BYTE, LockOwner};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
+use spurline_sys::join_path;
+use spurline_types::open_flags::O_RDONLY;
 use spurline_types::{FileKind, Result};
 use std::fs::File;
 use std::sync::Weak;
@@ -126,9 +128,6 @@ impl NodeAttr {
     }
 }
 
-/// From `asm-generic/fcntl.h`.
-const O_RDONLY: u32 = 0;
-
 /// The bits of a mode that hold the file type.
 pub const S_IFMT: u32 = 0o170_000;
 /// The file type of a directory.
@@ -159,10 +158,7 @@ pub struct NamePath<'a> {
 impl NamePath<'_> {
     /// The path of the name below the source's root.
     pub fn path(&self) -> Vec<u8> {
-        match self.directory.path {
-            b"" => self.name.to_vec(),
-            directory => [directory, self.name].join(&b'/'),
-        }
+        join_path(self.directory.path, self.name)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The flags of `open(2)` on the wire. It knows which of them reach the source, and no kernel.
 
+use spurline_types::open_flags::{O_ACCMODE, O_APPEND, O_CREAT, O_EXCL, O_NOATIME, O_SYNC, O_TRUNC};
+
 /// Flags of an open, by numbers that every host has: those of `asm-generic/fcntl.h`, which amd64 and arm64 share.
 ///
 /// `O_DIRECT`, `O_DIRECTORY`, `O_NOFOLLOW` and `O_LARGEFILE` have other numbers on arm64 than on amd64: an `O_DIRECT` of one is
@@ -10,19 +12,14 @@ pub struct OpenFlags(u32);
 
 impl OpenFlags {
     /// Read, write, or both.
-    pub const ACCESS: u32 = 0o3;
+    pub const ACCESS: u32 = O_ACCMODE;
     /// `O_CREAT`
-    pub const CREATE: u32 = 0o100;
+    pub const CREATE: u32 = O_CREAT;
     /// `O_EXCL`
-    pub const EXCLUSIVE: u32 = 0o200;
+    pub const EXCLUSIVE: u32 = O_EXCL;
     /// `O_TRUNC`
-    pub const TRUNCATE: u32 = 0o1000;
-    const APPEND: u32 = 0o2000;
-    /// `O_SYNC` with the `O_DSYNC` in it.
-    const SYNC: u32 = 0o4_010_000;
-    const NO_ATIME: u32 = 0o1_000_000;
-    const SENT: u32 =
-        Self::ACCESS | Self::CREATE | Self::EXCLUSIVE | Self::TRUNCATE | Self::APPEND | Self::SYNC | Self::NO_ATIME;
+    pub const TRUNCATE: u32 = O_TRUNC;
+    const SENT: u32 = O_ACCMODE | O_CREAT | O_EXCL | O_TRUNC | O_APPEND | O_SYNC | O_NOATIME;
 
     /// The flags of an open on this host, or those that arrived: what has no meaning for a source is left out.
     pub const fn new(flags: u32) -> OpenFlags {

@@ -3,10 +3,12 @@
 use super::bytes::NewBytes;
 use super::calls::{CallEnd, CallTarget, RequestContext, attr_of, settle_answer, unexpected};
 use super::open_file::{
-    FileOpening, O_APPEND, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, query_open, set_call,
+    FileOpening, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, query_open, set_call,
 };
-use super::{CAPABILITIES, ENODATA, no_capabilities};
+use super::{CAPABILITIES, no_capabilities};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
+use spurline_types::errno::{ENODATA, EXDEV};
+use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     AttrChange, Caller, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpenAttrCall, WritableDirectory,
@@ -198,8 +200,6 @@ impl WritableFile for RemoteFile {
     }
 
     fn copy_range(&self, offset: u64, to: &dyn WritableFile, to_offset: u64, len: u64, caller: &Caller) -> Result<u64> {
-        // From `asm-generic/errno-base.h`.
-        const EXDEV: i32 = 18;
         let apart = || Error::new(ErrorKind::Io(EXDEV), "the files are open on different nodes");
         let to = to.as_any().downcast_ref::<RemoteFile>().ok_or_else(apart)?;
         if self.opened.home() != to.opened.home() {

@@ -29,6 +29,7 @@ pub use losses::WriteLosses;
 use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
+use spurline_types::errno::{EIO, ENODATA, EXDEV};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
@@ -40,10 +41,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// From `asm-generic/errno.h`.
-const ENODATA: i32 = 61;
-/// From `asm-generic/errno-base.h`.
-const EIO: i32 = 5;
 /// The attribute with a file's capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
 
@@ -321,8 +318,6 @@ impl WritableVolume for GroupWrites {
     }
 
     fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
-        // From `asm-generic/errno-base.h`.
-        const EXDEV: i32 = 18;
         let other = || Error::new(ErrorKind::Io(EXDEV), "the file belongs to another mount");
         let file = file.as_any().downcast_ref::<RemoteFile>().ok_or_else(other)?;
         file.send_bytes()?;

@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use sessions::{ChangeState, OpenObject, WriteSession, WriteSessions};
 use spurline_proto::{AnswerBody as _, LOCK_TIMES, MAX_PAYLOAD, OpenFlags, WriteAnswer, WriteCall, WriteRequest};
 use spurline_transport::Responder;
+use spurline_types::errno::{EBADF, EIO};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
@@ -29,9 +30,6 @@ pub type OpenWritable = dyn Fn(&str) -> Result<Arc<dyn WritableVolume>> + Send +
 const REPEATED_WAIT: Duration = Duration::from_secs(120);
 /// Limit of names in an answer.
 const NAMES_MAX: u32 = 1000;
-/// From `asm-generic/errno-base.h` and `errno.h`.
-pub(crate) const EIO: i32 = 5;
-const EBADF: i32 = 9;
 /// Flags of an open that count only once.
 const MADE: u32 = OpenFlags::CREATE | OpenFlags::EXCLUSIVE;
 

@@ -3,6 +3,7 @@
 
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use spurline_proto::LOCK_TIMES;
+use spurline_types::errno::EMFILE;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject};
 use std::collections::{HashMap, HashSet};
@@ -180,8 +181,6 @@ impl WriteSession {
     /// # Errors
     /// `EMFILE` at the limit.
     pub fn add_object(&self, file: u64, object: OpenObject) -> Result<()> {
-        // From `asm-generic/errno-base.h`.
-        const EMFILE: i32 = 24;
         let mut files = self.files.write();
         if files.len() >= FILES_MAX {
             let why = format!("this mount has {FILES_MAX} files open on the node");

@@ -12,6 +12,7 @@ use spurline_proto::{
     WriteAnswer, WriteCall, WriteRequest,
 };
 use spurline_transport::{ConnState, ConnectionEndpoints, Service as _, TransportKind};
+use spurline_types::errno::EIO;
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::Volume as _;
 use spurline_volume::writes::{
@@ -26,7 +27,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-const EIO: i32 = 5;
 const O_RDWR: u32 = 2;
 const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;

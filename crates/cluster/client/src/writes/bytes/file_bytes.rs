@@ -3,12 +3,10 @@
 use super::pieces::PieceList;
 use super::queue::LONGEST_WAIT;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
-
-/// From `asm-generic/errno-base.h`.
-const EIO: i32 = 5;
 
 /// The bytes of one file that are not durable, for all its open files in this mount.
 #[derive(Default)]

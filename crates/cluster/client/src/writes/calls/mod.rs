@@ -44,6 +44,7 @@ use spurline_proto::{
 };
 use spurline_sys::Backoff;
 use spurline_transport::CallError;
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
 use spurline_volume::writes::{Caller, FileIdentity, NodeAttr};
 use std::cell::RefCell;
@@ -695,8 +696,6 @@ impl PendingCall<'_> {
 /// # Errors
 /// The source's; `EIO` when it is not known whether a change was executed.
 pub(crate) fn settle_answer(answer: WriteAnswer) -> Result<WriteAnswer> {
-    // From `asm-generic/errno-base.h`.
-    const EIO: i32 = 5;
     match answer {
         WriteAnswer::Failed(error) => Err(error),
         WriteAnswer::Unclear(why) => {

@@ -5,15 +5,12 @@ use super::{CallDeadline, CallTarget, HomeProcess, RequestContext, WriteCalls, s
 use crate::peer::GroupPeer;
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{FileNumbers, MIN_WRITE_VERSION, OpenFlags, WelcomeAnswer, WriteAnswer, WriteCall};
+use spurline_types::errno::ENOENT;
+use spurline_types::open_flags::{O_CREAT, O_EXCL, O_RDWR};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Instant;
-
-/// From `asm-generic/fcntl.h`.
-const O_RDWR: u32 = 2;
-const O_CREAT: u32 = 0o100;
-const O_EXCL: u32 = 0o200;
 
 const ROOT: NodePath<'static> = NodePath { path: b"", expected: None };
 
@@ -175,7 +172,7 @@ impl WriteCalls {
         }
         match seen {
             Ok(seen) => Ok(seen == made.identity),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io(2)) => Ok(false),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io(ENOENT)) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -27,6 +27,8 @@ use moving::VainSearch;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 pub(crate) use registry::OpenFiles;
 use spurline_proto::{WriteAnswer, WriteCall};
+use spurline_sys::O_DIRECT;
+use spurline_types::open_flags::{O_ACCMODE, O_APPEND, O_DSYNC};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, LockKind, NodeAttr, OpenAttrCall};
 use state::{FileAction, FileMachine, FileOutcome, SettleTime};
@@ -34,12 +36,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// From `asm-generic/fcntl.h`.
-const O_ACCMODE: u32 = 0o3;
-pub(super) const O_APPEND: u32 = 0o2000;
-/// A part of `O_SYNC` too.
-const O_DSYNC: u32 = 0o10000;
-const O_DIRECT: u32 = if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0o200_000 } else { 0o40_000 };
 /// How often an open file moves to another process within one call.
 pub(super) const CALL_MOVES: usize = 16;
 

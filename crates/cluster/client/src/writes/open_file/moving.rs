@@ -4,7 +4,6 @@
 //!
 //! Whatever name is tried, it has to lead to the object that was open.
 
-use super::registry::O_TRUNC;
 use super::state::{FileMachine, LocksEnd, MoveStep, MoveTerms};
 use super::{FilePlace, OpenFile, OpenFiles, set_call};
 use crate::writes::calls::{
@@ -14,22 +13,13 @@ use crate::writes::calls::{
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
+use spurline_types::errno::{EACCES, EAGAIN, EIO, ENOENT, ENOTDIR, EPERM, ESTALE};
+use spurline_types::open_flags::{O_CREAT, O_EXCL, O_TRUNC};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, ListedName, LockKind, NodePath};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// From `asm-generic/fcntl.h`: flags that count only once.
-const O_CREAT: u32 = 0o100;
-const O_EXCL: u32 = 0o200;
-/// From `asm-generic/errno-base.h` and `errno.h`.
-const EPERM: i32 = 1;
-const ENOENT: i32 = 2;
-const EIO: i32 = 5;
-const EAGAIN: i32 = 11;
-const EACCES: i32 = 13;
-const ENOTDIR: i32 = 20;
-const ESTALE: i32 = 116;
 /// Pause between two attempts to set the locks at the next process.
 const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
 /// Names of one request for a listing.

@@ -7,14 +7,13 @@ use crate::writes::bytes::{FileBytes, SendQueue, WriteMemory};
 use crate::writes::calls::{CallTarget, HomeProcess, WriteCalls};
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, MAX_WRITE, WriteCall};
+use spurline_types::open_flags::O_TRUNC;
 use spurline_types::{Error, Result};
 use spurline_volume::writes::{Caller, FileIdentity, KnownNames};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 
-/// From `asm-generic/fcntl.h`.
-pub(super) const O_TRUNC: u32 = 0o1000;
 /// Rounds of the renewal of locks between renewals of sessions.
 const SESSION_RENEWAL_ROUNDS: u32 =
     (LOCK_TIMES.session_renewal.as_millis() / LOCK_TIMES.lock_renewal.as_millis()) as u32;

@@ -10,6 +10,7 @@ use crate::writes::calls::{
     is_transient, settle_answer, unsteady,
 };
 use spurline_proto::{WriteAnswer, WriteCall};
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileIdentity};
 use std::sync::atomic::Ordering;
@@ -22,8 +23,6 @@ const SENDERS: usize = 4;
 const CLOSING_PAUSE: Duration = Duration::from_millis(20);
 /// Unsent pieces of a file; above, its writers send too.
 const MOST_UNSENT: usize = 8;
-/// From `asm-generic/errno-base.h`.
-const EIO: i32 = 5;
 
 /// How bytes are sent.
 #[derive(Clone, Copy)]

@@ -3,12 +3,10 @@
 use super::{CALL_MOVES, OpenCall, OpenFile, OpenFiles, call_open};
 use crate::writes::calls::{CallDeadline, HomeProcess, is_transient, settle_answer, unsteady};
 use spurline_proto::WriteCall;
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// From `asm-generic/errno-base.h`.
-const EIO: i32 = 5;
 
 impl OpenFiles {
     /// Makes a file durable, by each process that has bytes of it. Returns the process that answered last for `opened`.

@@ -3,8 +3,9 @@
 
 use super::hosts::SimMount;
 use super::models::{ContestModel, CounterModel, DocumentModel, LogModel, ReplacedModel, version_content};
-use super::source::{EAGAIN, EEXIST, EIO, ESTALE, O_APPEND, O_CREAT, O_DSYNC, O_EXCL, O_RDWR, O_TRUNC};
 use crate::world::Dice;
+use spurline_types::errno::{EAGAIN, EEXIST, EIO, ESTALE};
+use spurline_types::open_flags::{O_APPEND, O_CREAT, O_DSYNC, O_EXCL, O_RDWR, O_TRUNC};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks, LAST_BYTE};
 use spurline_volume::writes::*;

@@ -3,6 +3,10 @@
 //! directory: a seed decides everything here, also what a host loses and how long a call takes.
 
 use parking_lot::Mutex;
+use spurline_types::errno::{
+    EAGAIN, EEXIST, EINVAL, EIO, EISDIR, ENODATA, ENOENT, ENOSYS, ENOTDIR, EOPNOTSUPP, ESTALE,
+};
+use spurline_types::open_flags::{O_APPEND, O_DSYNC, O_EXCL, O_TRUNC};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::locks::{KnownLock, KnownLocks};
@@ -12,25 +16,6 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-
-pub const ENOENT: i32 = 2;
-pub const EIO: i32 = 5;
-pub const EAGAIN: i32 = 11;
-pub const EEXIST: i32 = 17;
-const ENOTDIR: i32 = 20;
-const EISDIR: i32 = 21;
-const EINVAL: i32 = 22;
-const ENOSYS: i32 = 38;
-const ENODATA: i32 = 61;
-const EOPNOTSUPP: i32 = 95;
-pub const ESTALE: i32 = 116;
-
-pub const O_RDWR: u32 = 2;
-pub const O_CREAT: u32 = 0o100;
-pub const O_EXCL: u32 = 0o200;
-pub const O_TRUNC: u32 = 0o1000;
-pub const O_APPEND: u32 = 0o2000;
-pub const O_DSYNC: u32 = 0o10000;
 
 /// The number of the root, which is the only directory with names in it.
 const ROOT_OBJECT: u64 = 1;
