@@ -16,11 +16,10 @@ mod netns;
 mod numbers;
 mod part;
 mod plot;
-mod report_outputs;
+mod report;
 mod scratch;
 mod stop;
 mod suite;
-mod table;
 mod train;
 
 use checkpoint::CheckpointArgs;

@@ -2,6 +2,7 @@
 //! terminal. It knows no measurement.
 
 use crate::numbers::three_digits;
+use crate::report::escape_html as escape;
 use std::fmt::Write as _;
 
 /// A named line or a named bar.
@@ -11,6 +12,13 @@ pub struct ChartSeries {
     pub name: String,
     /// Its points, by growing x; a bar has one.
     pub points: Vec<(f64, f64)>,
+}
+
+impl ChartSeries {
+    /// A bar.
+    pub fn bar(name: String, value: f64) -> Self {
+        ChartSeries { name, points: vec![(0.0, value)] }
+    }
 }
 
 /// A chart.
@@ -33,6 +41,16 @@ const COLOURS: [&str; 6] = ["#3b76c4", "#d9822b", "#3f9d63", "#8e5bb5", "#cf4b40
 const MARKS: [char; 6] = ['*', 'o', '+', 'x', '#', '@'];
 
 impl BenchChart {
+    /// A chart of lines, whose axes have these names and units.
+    pub fn lines(title: impl Into<String>, x: &str, y: &str, series: Vec<ChartSeries>) -> Self {
+        BenchChart { title: title.into(), x: x.to_owned(), y: y.to_owned(), mark: None, series }
+    }
+
+    /// A chart of bars in a unit.
+    pub fn bars(title: impl Into<String>, unit: &str, bars: Vec<ChartSeries>) -> Self {
+        BenchChart::lines(title, "", unit, bars)
+    }
+
     fn is_bars(&self) -> bool {
         self.x.is_empty()
     }
@@ -223,67 +241,6 @@ fn svg_head(title: &str, width: f64, height: f64) -> String {
     )
 }
 
-/// Text for HTML and SVG.
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-/// A page that needs no network: a heading, lines about the run, tables (each with its head in the first row), charts
-/// and notes.
-pub fn page(
-    title: &str,
-    about: &[String],
-    tables: &[Vec<Vec<String>>],
-    charts: &[BenchChart],
-    notes: &[String],
-) -> String {
-    let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{0}</title>\n<style>\n\
-body{{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;color:#222;background:#fff}}\n\
-svg{{display:block;margin:1.2em 0}}text{{font:12px system-ui,sans-serif}}.g{{font-weight:600}}p{{margin:.2em 0;color:#555}}\n\
-table{{border-collapse:collapse;margin:1em 0}}td,th{{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right}}\n\
-td:first-child,th:first-child{{text-align:left}}text{{fill:currentColor}}.grid{{stroke:#ddd}}.mark{{stroke:#222}}\n\
-@media(prefers-color-scheme:dark){{body{{color:#ddd;background:#16181d}}p{{color:#aaa}}td,th{{border-color:#444}}.grid{{stroke:#444}}.mark{{stroke:#ddd}}}}\n\
-</style>\n<h1>{0}</h1>\n",
-        escape(title)
-    );
-    for line in about {
-        let _ = writeln!(out, "<p>{}</p>", escape(line));
-    }
-    for table in tables {
-        out.push_str("<table>\n");
-        for (index, row) in table.iter().enumerate() {
-            let tag = if index == 0 { "th" } else { "td" };
-            let cells: String = row.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect();
-            let _ = writeln!(out, "<tr>{cells}</tr>");
-        }
-        out.push_str("</table>\n");
-    }
-    charts.iter().for_each(|chart| out.push_str(&chart.to_svg()));
-    for note in notes {
-        let _ = writeln!(out, "<p>{}</p>", escape(note));
-    }
-    out + "</html>\n"
-}
-
-/// The same table for a terminal: columns as wide as their widest cell.
-pub fn text_table(table: &[Vec<String>]) -> String {
-    let columns = table.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |column: usize| table.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
-    let mut out = String::new();
-    for row in table {
-        let cells: Vec<String> = (0..columns)
-            .map(|column| {
-                let (cell, width) = (row.get(column).map_or("", String::as_str), width(column));
-                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-            })
-            .collect();
-        let _ = writeln!(out, "  {}", cells.join("  ").trim_end());
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,20 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn a_page_needs_no_network_and_escapes_its_words() {
-        let table = vec![vec!["a".to_owned(), "b".into()], vec!["1 < 2".into(), "3".into()]];
-        let text = page("A & B", &["about".into()], &[table], &[lines(), bars()], &["note".into()]);
-        assert!(text.contains("A &amp; B") && text.contains("1 &lt; 2") && text.contains("&lt;over&gt;"), "{text}");
-        assert_eq!((text.matches("<polyline").count(), text.matches("<rect").count()), (2, 4));
-        assert!(!text.contains("http") && !text.contains("<script") && text.ends_with("</html>\n"), "{text}");
-        // What is drawn without a colour of its own follows the reader's scheme.
+    fn pictures_escape_their_words_and_follow_the_scheme_of_colours() {
+        let text = lines().to_svg() + &bars().to_svg();
         assert!(
-            text.contains("prefers-color-scheme:dark")
-                && !text.contains("stroke=\"#222")
-                && text.contains("class=\"mark\"")
+            text.contains("&lt;over&gt;") && text.contains("class=\"mark\"") && !text.contains("stroke=\"#222"),
+            "{text}"
         );
-        let open = text.matches("<svg").count();
-        assert_eq!((open, text.matches("</svg>").count()), (2, 2));
+        assert_eq!((text.matches("<polyline").count(), text.matches("<rect").count()), (2, 4));
+        assert_eq!((text.matches("<svg").count(), text.matches("</svg>").count()), (2, 2));
     }
 
     #[test]
@@ -347,9 +298,5 @@ mod tests {
         let flat = ChartSeries { name: "one".into(), points: vec![(3.0, 0.0)] };
         let flat = BenchChart { mark: None, series: vec![flat], ..lines() };
         assert!(!flat.to_svg().contains("NaN") && !flat.to_text(40).contains("NaN"));
-        assert_eq!(
-            text_table(&[vec!["a".into(), "bb".into()], vec!["ccc".into(), "d".into()]]),
-            "  a    bb\n  ccc   d\n"
-        );
     }
 }

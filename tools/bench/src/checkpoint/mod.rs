@@ -11,7 +11,7 @@ use crate::error::{BenchError, Result};
 use crate::fleet::AgentHost;
 use crate::machine;
 use crate::mount::{CounterValues, counter_growth};
-use crate::report_outputs::ReportOutputs;
+use crate::report::ReportOutputs;
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
 use crew::WorkerCrew;

@@ -5,7 +5,8 @@ use super::worker::{DropResult, HostPhase, RankFigures};
 use crate::error::Result;
 use crate::mount::CounterValues;
 use crate::numbers::{median, three_digits};
-use crate::plot::{self, BenchChart, ChartSeries};
+use crate::plot::{BenchChart, ChartSeries};
+use crate::report::ReportSection;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -205,18 +206,18 @@ impl CheckpointReport<'_> {
     /// # Errors
     /// When a file can't be written.
     pub fn print_and_write(self) -> Result<()> {
-        let table = self.table();
-        let charts = self.charts();
-        anstream::println!("\n{}", plot::text_table(&table).trim_end());
-        self.args.report.plot_charts(&charts);
-        for line in self.scores().iter().chain(&self.notes) {
+        let mut section = ReportSection::of_table(self.table(), self.charts());
+        anstream::print!("\n{}", section.table_text());
+        self.args.report.plot_charts(&section);
+        let scores = self.scores();
+        for line in scores.iter().chain(&self.notes) {
             anstream::println!("{line}");
         }
-        self.args.report.write_reports(&self.json(), || {
-            let lines: Vec<String> =
-                [self.summary.clone(), self.demand.clone()].into_iter().chain(self.scores()).collect();
-            plot::page("Spurline bench checkpoint", &lines, &[table], &charts, &self.notes)
-        })
+        let result = self.json();
+        section.about = vec![self.summary, self.demand];
+        section.about.extend(scores);
+        section.notes = self.notes;
+        self.args.report.write_reports(&result, "Spurline bench checkpoint", &[section])
     }
 
     /// The phase of the first place, which the others are compared with.
@@ -283,13 +284,6 @@ impl CheckpointReport<'_> {
     }
 
     fn charts(&self) -> Vec<BenchChart> {
-        let chart = |title: String, x: &str, y: &str, series| BenchChart {
-            title,
-            x: x.to_owned(),
-            y: y.to_owned(),
-            mark: None,
-            series,
-        };
         let mut charts = Vec::new();
         for phase in 0..2 {
             let word = ["write", "read"][phase];
@@ -301,25 +295,25 @@ impl CheckpointReport<'_> {
                 self.outcomes.iter().filter_map(line).collect()
             };
             let over_time = lines(&|run| run.over_time.iter().map(|(at, rate)| (*at, rate / 1e9)).collect());
-            charts.push(chart(format!("Throughput over time, {word}"), "seconds", "GB/s", over_time));
+            charts.push(BenchChart::lines(format!("Throughput over time, {word}"), "seconds", "GB/s", over_time));
             let ranks = lines(&|run| run.ranks.iter().map(|rank| (rank.rank as f64, rank.seconds)).collect());
-            charts.push(chart(format!("Time of each rank, {word}"), "rank", "seconds", ranks));
+            charts.push(BenchChart::lines(format!("Time of each rank, {word}"), "rank", "seconds", ranks));
         }
         let bars = |of: &BarsOf| -> Vec<ChartSeries> {
             let all = self.outcomes.iter().flat_map(|outcome| {
                 outcome.phases().into_iter().flat_map(|(word, runs)| of(outcome, word, runs)).collect::<Vec<_>>()
             });
-            all.map(|(name, value)| ChartSeries { name, points: vec![(0.0, value)] }).collect()
+            all.map(|(name, value)| ChartSeries::bar(name, value)).collect()
         };
         let rates = bars(&|outcome, word, runs| {
             vec![(format!("{}: {word}", outcome.name), median_of(runs, PhaseRun::rate) / 1e9)]
         });
-        charts.push(chart("Bytes of the checkpoint over the time of the slowest rank".into(), "", "GB/s", rates));
+        charts.push(BenchChart::bars("Bytes of the checkpoint over the time of the slowest rank", "GB/s", rates));
         let cpu = bars(&|outcome, word, runs| {
             let one = |role: &str| Some((format!("{}: {word}, {role}", outcome.name), cpu_of(runs, role)?));
             ROLES.iter().filter_map(|role| one(role)).collect()
         });
-        charts.push(chart("Processor time".into(), "", "CPU-s/GiB", cpu));
+        charts.push(BenchChart::bars("Processor time", "CPU-s/GiB", cpu));
         charts
     }
 

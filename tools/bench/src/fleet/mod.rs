@@ -12,8 +12,8 @@ use crate::error::{BenchError, Result};
 use crate::machine;
 use crate::mount::{CounterValues, counter_growth, parse_counters, query_counters};
 use crate::numbers::{median, three_digits};
-use crate::plot::{self, BenchChart, ChartSeries};
-use crate::report_outputs::ReportOutputs;
+use crate::plot::{BenchChart, ChartSeries};
+use crate::report::{ReportOutputs, ReportSection};
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
 pub use agents::AgentHost;
@@ -483,7 +483,7 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &
     let names: Vec<&str> = bench.hosts.iter().map(|host| host.host.as_str()).collect();
     let summary = format!("{} on {}; medians of {} rounds in turn", args.job, names.join(", "), args.rounds);
     let perftest = (!fabric.is_empty()).then(|| (bench.perftest_kind().program(), median(fabric)));
-    let table = result_table(rows, perftest);
+    let mut section = ReportSection::of_table(result_table(rows, perftest), charts_of(rows));
     let mut notes: Vec<String> = nfs_notes(rows);
     if !args.nfs.is_empty() {
         notes.push(machine_note(&bench.servers));
@@ -503,9 +503,8 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &
         machine::load_average(),
         machine::cpu_count()
     ));
-    let charts = charts_of(rows);
-    anstream::println!("{summary}\n\n{}", plot::text_table(&table).trim_end());
-    args.report.plot_charts(&charts);
+    anstream::print!("{summary}\n\n{}", section.table_text());
+    args.report.plot_charts(&section);
     notes.iter().for_each(|note| anstream::println!("{note}"));
     let result = json!({
         "schema": "spurline-bench-fio/1", "spurline": env!("CARGO_PKG_VERSION"), "job": args.job, "job_text": bench.job,
@@ -513,7 +512,9 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &
         "hosts": names, "rounds": args.rounds, "machine": about, "notes": notes,
         "rows": rows.iter().map(|row| row_json(rows, row)).collect::<Vec<_>>(),
     });
-    args.report.write_reports(&result, || plot::page("Spurline bench fio", &[summary], &[table], &charts, &notes))
+    section.about = vec![summary];
+    section.notes = notes;
+    args.report.write_reports(&result, "Spurline bench fio", &[section])
 }
 
 /// The row at the same point that a row is compared with: of the first folder, or of the first export in the same case.
@@ -609,13 +610,6 @@ fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
             names.push(&row.variant.name);
         }
     }
-    let chart = |title: &str, x: &str, y: &str, series| BenchChart {
-        title: title.to_owned(),
-        x: x.to_owned(),
-        y: y.to_owned(),
-        mark: None,
-        series,
-    };
     let mut charts = Vec::new();
     type PointValue = fn(&FleetPoint) -> u32;
     let axes: [(&str, PointValue); 3] =
@@ -638,25 +632,24 @@ fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
         };
         let series: Vec<ChartSeries> = names.iter().map(line).collect();
         if series.iter().any(|series| series.points.len() > 1) {
-            charts.push(chart(&format!("Throughput over {axis}"), axis, "GB/s", series));
+            charts.push(BenchChart::lines(format!("Throughput over {axis}"), axis, "GB/s", series));
         }
     }
     let Some(last) = rows.last().map(|row| row.point) else { return charts };
     let at_last = || rows.iter().filter(|row| row.point == last);
-    let bar = |name: String, value: f64| ChartSeries { name, points: vec![(0.0, value)] };
-    let beside = at_last().map(|row| bar(row.variant.name.clone(), row.bandwidth() / 1e9)).collect();
-    charts.push(chart("Folders beside each other", "", "GB/s", beside));
+    let beside = at_last().map(|row| ChartSeries::bar(row.variant.name.clone(), row.bandwidth() / 1e9)).collect();
+    charts.push(BenchChart::bars("Folders beside each other", "GB/s", beside));
     let over_time = at_last().filter_map(|row| {
         let points = row.runs.last()?.figures.over_time.iter().map(|(at, rate)| (*at, rate / 1e9)).collect();
         Some(ChartSeries { name: row.variant.name.clone(), points })
     });
-    charts.push(chart("Throughput over time", "seconds", "GB/s", over_time.collect()));
+    charts.push(BenchChart::lines("Throughput over time", "seconds", "GB/s", over_time.collect()));
     let cpu = at_last().flat_map(|row| {
-        ROLES
-            .into_iter()
-            .filter_map(move |role| Some(bar(format!("{}: {role}", row.variant.name), row.cpu_per_gib(role)?)))
+        ROLES.into_iter().filter_map(move |role| {
+            Some(ChartSeries::bar(format!("{}: {role}", row.variant.name), row.cpu_per_gib(role)?))
+        })
     });
-    charts.push(chart("Processor time", "", "CPU-s/GiB", cpu.collect()));
+    charts.push(BenchChart::bars("Processor time", "CPU-s/GiB", cpu.collect()));
     charts
 }
 

@@ -1,5 +1,6 @@
 //! Sequential reads through the page cache, cold and hot, over both kinds of FUSE session and the choice of `auto`.
 
+use super::section::SuiteSection;
 use super::{BenchSuite, file_name, fio_sample};
 use crate::child;
 use crate::error::{BenchError, Result};
@@ -7,7 +8,6 @@ use crate::fio::FioJob;
 use crate::measure::{BenchCase, FigureUnit};
 use crate::mount::MountUnderTest;
 use crate::scratch;
-use crate::table::SuiteSection;
 use std::path::PathBuf;
 
 const LEN: u64 = 512 << 20;

@@ -1,12 +1,12 @@
 //! Reads of the cache disk through the block store, against fio with O_DIRECT and io_uring at the same depth.
 
+use super::section::SuiteSection;
 use super::{BenchSuite, fio_sample, part_sample, show_progress};
 use crate::child;
 use crate::error::{BenchError, Result};
 use crate::fio::FioJob;
 use crate::measure::{BenchCase, FigureUnit};
 use crate::scratch;
-use crate::table::SuiteSection;
 use spurline_types::Size;
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! Many small files after a fresh mount of a warm cache: read, stat, `ls -l`; alone and from a node.
 
+use super::section::SuiteSection;
 use super::{BenchSuite, file_name, with_cpu};
 use crate::child;
 use crate::error::{BenchError, Result};
@@ -7,7 +8,6 @@ use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::mount::{MountUnderTest, NodeUnderTest};
 use crate::netns::NamespacePair;
 use crate::scratch;
-use crate::table::SuiteSection;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! Several nodes as one cache: hot reads from one, two and four of them, and the effect on readers when one is killed
 //! or stops responding.
 
+use super::section::SuiteSection;
 use super::{BenchSuite, BytePath, file_name, fio_sample, part_sample};
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
@@ -8,7 +9,6 @@ use crate::fio::FioJob;
 use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::mount::{MountUnderTest, NodeUnderTest, counter_growth};
 use crate::netns::NamespacePair;
-use crate::table::SuiteSection;
 use rustix::process::{Pid, Signal, kill_process};
 use spurline_types::Size;
 use std::cell::RefCell;

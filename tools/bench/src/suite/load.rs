@@ -1,11 +1,11 @@
 //! `spurline load` of many small files from an S3 server, against a plain parallel copy of the same files.
 
+use super::section::SuiteSection;
 use super::{BenchSuite, file_name, part_sample, s3, with_cpu};
 use crate::child;
 use crate::error::{BenchError, Result};
 use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::scratch;
-use crate::table::SuiteSection;
 use serde_json::Value;
 use std::time::Duration;
 

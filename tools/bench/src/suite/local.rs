@@ -1,12 +1,13 @@
 //! Hot O_DIRECT reads of a single mount, against the empty file system on the same session code: one that sends the
 //! same mebibyte again and again, and one that holds as many bytes as are read.
 
+use super::fio_load::FioLoad;
+use super::section::SuiteSection;
 use super::{BenchSuite, BytePath, file_name, fio_sample};
 use crate::child;
 use crate::error::{BenchError, Result};
-use crate::measure::{BenchCase, FigureUnit};
+use crate::measure::BenchCase;
 use crate::mount::MountUnderTest;
-use crate::table::SuiteSection;
 use crate::{fio, stop};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,57 +15,12 @@ use std::time::Duration;
 const FILES: usize = 4;
 const LEN: u64 = 128 << 20;
 
-/// One workload.
-struct LocalLoad {
-    name: &'static str,
-    pattern: &'static str,
-    block: u64,
-    jobs: usize,
-    floor: f64,
-    unit: FigureUnit,
-}
-
-const LOADS: [LocalLoad; 5] = [
-    LocalLoad {
-        name: "1 MiB, 1 job",
-        pattern: "read",
-        block: 1 << 20,
-        jobs: 1,
-        floor: 0.9,
-        unit: FigureUnit::Bandwidth,
-    },
-    LocalLoad {
-        name: "1 MiB, 2 jobs",
-        pattern: "read",
-        block: 1 << 20,
-        jobs: 2,
-        floor: 0.9,
-        unit: FigureUnit::Bandwidth,
-    },
-    LocalLoad {
-        name: "1 MiB, 4 jobs",
-        pattern: "read",
-        block: 1 << 20,
-        jobs: 4,
-        floor: 0.9,
-        unit: FigureUnit::Bandwidth,
-    },
-    LocalLoad {
-        name: "4 KiB random, 1 job",
-        pattern: "randread",
-        block: 4096,
-        jobs: 1,
-        floor: 0.8,
-        unit: FigureUnit::Rate,
-    },
-    LocalLoad {
-        name: "4 KiB random, 4 jobs",
-        pattern: "randread",
-        block: 4096,
-        jobs: 4,
-        floor: 0.8,
-        unit: FigureUnit::Rate,
-    },
+const LOADS: [FioLoad; 5] = [
+    FioLoad::sequential("1 MiB, 1 job", 1 << 20, 1, 0.9),
+    FioLoad::sequential("1 MiB, 2 jobs", 1 << 20, 2, 0.9),
+    FioLoad::sequential("1 MiB, 4 jobs", 1 << 20, 4, 0.9),
+    FioLoad::random("4 KiB random, 1 job", 4096, 1, 0.8),
+    FioLoad::random("4 KiB random, 4 jobs", 4096, 4, 0.8),
 ];
 
 /// One kind of mount.

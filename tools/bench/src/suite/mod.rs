@@ -4,12 +4,14 @@
 mod buffered;
 mod disk;
 mod files;
+mod fio_load;
 mod group;
 mod load;
 mod local;
 mod net;
 mod remote;
 mod s3;
+mod section;
 mod start;
 mod writes;
 
@@ -19,10 +21,10 @@ use crate::fio;
 use crate::machine;
 use crate::measure::{self, BenchCase, CaseSample, FigureUnit, WarmUpResult};
 use crate::mount::{CounterValues, MountUnderTest, NodeUnderTest, counter_growth};
-use crate::report_outputs;
+use crate::report::{self, ReportOutputs, ReportSection};
 use crate::scratch::{self, ScratchDir};
 use crate::stop;
-use crate::table::{self, SuiteSection};
+use section::SuiteSection;
 use serde_json::{Value, json};
 use spurline_types::Size;
 use std::io::{IsTerminal as _, Write as _};
@@ -45,15 +47,9 @@ pub struct SuiteArgs {
     /// Length of one sample [default: 1500ms, with --quick 500ms]
     #[arg(long, value_name = "TIME", value_parser = spurline_types::parse_duration)]
     pub time: Option<Duration>,
-    /// Write all figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Write a page with bars
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Plot on the terminal
-    #[arg(long)]
-    pub plot: bool,
+    /// Further forms of the report.
+    #[command(flatten)]
+    pub report: ReportOutputs,
     /// Write the tables as Markdown
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
@@ -147,9 +143,8 @@ pub fn program(given: Option<&Path>, me: &Path) -> Result<PathBuf> {
 /// When nothing could be measured, or the user interrupts; sections that can't run are skipped with their reason.
 pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
     stop::catch_signals()?;
-    for (flag, path) in [("--json", &args.json), ("--html", &args.html), ("--markdown", &args.markdown)] {
-        report_outputs::check_report_place(flag, path.as_deref())?;
-    }
+    args.report.check_places()?;
+    report::check_report_place("--markdown", args.markdown.as_deref())?;
     let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
     for dir in [&args.memory_dir, &args.disk_dir] {
         scratch::sweep_stale(dir);
@@ -179,17 +174,18 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
         machine::touch_memory(bytes);
     }
     let mut sections = Vec::new();
+    let mut pages = vec![ReportSection { about: vec![summary.clone()], ..ReportSection::default() }];
     for (name, run) in NAMES.into_iter().zip(SECTIONS) {
         if !args.only.is_empty() && !args.only.iter().any(|o| o == name) {
             continue;
         }
         let section = section_of(name, run(&suite), stop::check_stop())?;
         clear_line();
-        anstream::print!("{}", table::to_terminal(&section));
-        if args.plot {
-            table::to_charts(&section).iter().for_each(|chart| anstream::print!("{}", chart.to_text(100)));
-        }
+        let shown = section.report();
+        anstream::print!("{}", shown.to_terminal());
+        args.report.plot_charts(&shown);
         sections.push(section);
+        pages.push(shown);
     }
     let result = json!({
         "schema": "spurline-bench/1",
@@ -198,16 +194,8 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
         "seconds": start.elapsed().as_secs_f64(),
         "quick": suite.quick, "rounds": suite.rounds, "sample_seconds": suite.time.as_secs_f64(),
         "machine": about, "load": { "before": load, "after": machine::load_average() },
-        "sections": sections.iter().map(section_json).collect::<Vec<_>>(),
+        "sections": sections.iter().map(SuiteSection::to_json).collect::<Vec<_>>(),
     });
-    write_report(args.json.as_deref(), || format!("{result:#}\n"))?;
-    write_report(args.html.as_deref(), || table::to_html(&summary, &sections))?;
-    write_report(args.markdown.as_deref(), || {
-        let rounds = suite.rounds;
-        let mut text = format!("{summary}\n\nMedians of {rounds} interleaved rounds.\n\n");
-        sections.iter().for_each(|s| text.push_str(&table::to_markdown(s)));
-        text
-    })?;
     let outcome = count_outcome(&sections, args.strict);
     anstream::println!(
         "\n{} of {} floors met, {} figures broken, {:.0} s",
@@ -219,9 +207,11 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
     if outcome.measured == 0 {
         anstream::println!("Nothing was measured: see the reasons above.");
     }
-    for path in [&args.json, &args.html, &args.markdown].into_iter().flatten() {
-        anstream::println!("written: {}", path.display());
-    }
+    args.report.write_reports(&result, "Spurline bench", &pages)?;
+    report::write_report(args.markdown.as_deref(), || {
+        let tables: String = pages[1..].iter().map(ReportSection::to_markdown).collect();
+        format!("{summary}\n\nMedians of {} interleaved rounds.\n\n{tables}", suite.rounds)
+    })?;
     Ok(outcome)
 }
 
@@ -271,22 +261,6 @@ pub fn one_line(about: &Value) -> String {
         text("memory_dir"),
         text("disk_dir"),
     )
-}
-
-fn section_json(section: &SuiteSection) -> Value {
-    json!({
-        "name": section.name, "title": section.title, "skipped": section.skipped, "notes": section.notes,
-        "rows": section.rows.iter().map(measure::ResultRow::to_json).collect::<Vec<_>>(),
-    })
-}
-
-/// Writes a report, where its path is given.
-///
-/// # Errors
-/// When it can't be written.
-pub fn write_report(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    std::fs::write(path, text()).map_err(|e| BenchError::io(path.display(), &e))
 }
 
 /// Shows progress: one line that is overwritten on a terminal, nothing elsewhere.

@@ -2,12 +2,12 @@
 //! reader between the same two: rate, and processor time of both ends per byte.
 
 use super::BenchSuite;
+use super::section::SuiteSection;
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
 use crate::iperf;
 use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::netns::NamespacePair;
-use crate::table::SuiteSection;
 use serde_json::Value;
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,6 +1,8 @@
 //! Hot reads from a node over a veth pair between two network namespaces, against the bare block reader, the
 //! transport alone and iperf3 between the same two.
 
+use super::fio_load::FioLoad;
+use super::section::SuiteSection;
 use super::{BenchSuite, BytePath, file_name, fio_sample, part_sample};
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
@@ -8,7 +10,6 @@ use crate::iperf;
 use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::mount::{MountUnderTest, NodeUnderTest};
 use crate::netns::NamespacePair;
-use crate::table::SuiteSection;
 use spurline_types::Size;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,48 +18,11 @@ const FILES: usize = 4;
 /// Several times the memory of a mount, so that its reads go to the node.
 const LEN: u64 = 512 << 20;
 
-struct RemoteLoad {
-    name: &'static str,
-    pattern: &'static str,
-    block: u64,
-    jobs: usize,
-    floor: f64,
-    unit: FigureUnit,
-}
-
-const LOADS: [RemoteLoad; 4] = [
-    RemoteLoad {
-        name: "1 MiB, 1 job",
-        pattern: "read",
-        block: 1 << 20,
-        jobs: 1,
-        floor: 0.85,
-        unit: FigureUnit::Bandwidth,
-    },
-    RemoteLoad {
-        name: "1 MiB, 4 jobs",
-        pattern: "read",
-        block: 1 << 20,
-        jobs: 4,
-        floor: 0.85,
-        unit: FigureUnit::Bandwidth,
-    },
-    RemoteLoad {
-        name: "128 KiB random, 4 jobs",
-        pattern: "randread",
-        block: 128 << 10,
-        jobs: 4,
-        floor: 0.6,
-        unit: FigureUnit::Bandwidth,
-    },
-    RemoteLoad {
-        name: "4 KiB random, 4 jobs",
-        pattern: "randread",
-        block: 4096,
-        jobs: 4,
-        floor: 0.5,
-        unit: FigureUnit::Rate,
-    },
+const LOADS: [FioLoad; 4] = [
+    FioLoad::sequential("1 MiB, 1 job", 1 << 20, 1, 0.85),
+    FioLoad::sequential("1 MiB, 4 jobs", 1 << 20, 4, 0.85),
+    FioLoad::random("128 KiB random, 4 jobs", 128 << 10, 4, 0.6),
+    FioLoad::random("4 KiB random, 4 jobs", 4096, 4, 0.5),
 ];
 
 /// The ports of the bare reader's server, of the transport alone, with and without TLS, and of the node.
@@ -194,7 +158,7 @@ fn mount_node(
 }
 
 /// The cases of one load: the ceilings, then the mounts.
-fn load_cases<'a>(suite: &'a BenchSuite, rig: &'a RemoteRig<'a>, load: &'static RemoteLoad) -> Vec<BenchCase<'a>> {
+fn load_cases<'a>(suite: &'a BenchSuite, rig: &'a RemoteRig<'a>, load: &'static FioLoad) -> Vec<BenchCase<'a>> {
     let client = rig.pair.client.as_str();
     let bare = BlockReader { variant: "bare", label: "bare block reader", command: "bare-read", port: BARE_PORT };
     let transport =
@@ -249,7 +213,7 @@ impl BlockReader {
         &self,
         suite: &'a BenchSuite,
         rig: &'a RemoteRig<'a>,
-        load: &'static RemoteLoad,
+        load: &'static FioLoad,
         server: &'a ServerProcess,
         more: &[&str],
     ) -> BenchCase<'a> {
@@ -269,7 +233,7 @@ fn mount_case<'a>(
     suite: &'a BenchSuite,
     node: &'a NodeUnderTest,
     remote: &'a RemoteMount,
-    load: &'static RemoteLoad,
+    load: &'static FioLoad,
     len: u64,
 ) -> BenchCase<'a> {
     let RemoteMount { variant, label, mount } = remote;

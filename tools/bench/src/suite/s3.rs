@@ -1,5 +1,6 @@
 //! A cold sequential read from real S3 servers, against a plain parallel-range client of the same library.
 
+use super::section::SuiteSection;
 use super::{BenchSuite, file_name, fio_sample, part_sample};
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
@@ -7,7 +8,6 @@ use crate::fio::FioJob;
 use crate::measure::{BenchCase, FigureUnit};
 use crate::netns::NamespacePair;
 use crate::scratch;
-use crate::table::SuiteSection;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! The time from starting a mount until it responds: with an empty cache, and with a million indexed blocks.
 
+use super::section::SuiteSection;
 use super::{BenchSuite, show_progress};
 use crate::error::{BenchError, Result};
 use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::mount::MountUnderTest;
-use crate::table::SuiteSection;
 use spurline_types::Size;
 
 const BLOCK: u32 = 4 << 20;

@@ -1,6 +1,7 @@
 //! Writes of a lone mount and through a node: long files, many small ones, a tree that is unpacked, and syncs. Beside them the bare
 //! directory, an empty file system that drops what is written, and a bare TCP block writer.
 
+use super::section::SuiteSection;
 use super::{BenchSuite, CpuRole, part_sample, show_progress, user_sample, with_cpu};
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
@@ -8,7 +9,6 @@ use crate::measure::{BenchCase, CaseSample, FigureUnit, WarmUpResult};
 use crate::mount::{MountUnderTest, NodeUnderTest, counter_growth};
 use crate::netns::NamespacePair;
 use crate::part::written_block;
-use crate::table::SuiteSection;
 use spurline_types::Size;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};

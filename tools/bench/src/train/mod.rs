@@ -11,8 +11,8 @@ use crate::error::{BenchError, Result};
 use crate::machine;
 use crate::mount::{CounterValues, counter_growth};
 use crate::numbers::{median, three_digits};
-use crate::plot::{self, BenchChart, ChartSeries};
-use crate::report_outputs::ReportOutputs;
+use crate::plot::{BenchChart, ChartSeries};
+use crate::report::{ReportOutputs, ReportSection};
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
 use feeds::{FeedCounters, FeedKind, FeedWorkplace, TrainFeed};
@@ -158,12 +158,14 @@ pub fn run(args: &TrainArgs) -> Result<()> {
         machine::load_average(),
         machine::cpu_count()
     ));
-    let table = result_table(&load, &outcomes);
-    anstream::println!("\n{}", plot::text_table(&table).trim_end());
-    let charts = charts_of(&load, &outcomes);
-    args.report.plot_charts(&charts);
+    let mut section = ReportSection::of_table(result_table(&load, &outcomes), charts_of(&load, &outcomes));
+    anstream::print!("\n{}", section.table_text());
+    args.report.plot_charts(&section);
+    section.about = vec![summary, demand];
     for outcome in &outcomes {
-        anstream::println!("{}", sentence(&load, outcome));
+        let sentence = sentence(&load, outcome);
+        anstream::println!("{sentence}");
+        section.about.push(sentence);
     }
     notes.iter().for_each(|note| anstream::println!("{note}"));
     let result = json!({
@@ -173,11 +175,8 @@ pub fn run(args: &TrainArgs) -> Result<()> {
         "batch": load.batch, "threads": load.threads, "compute_seconds": load.compute.as_secs_f64(),
         "machine": about, "notes": notes, "feeds": outcomes.iter().map(outcome_json).collect::<Vec<_>>(),
     });
-    args.report.write_reports(&result, || {
-        let mut lines = vec![summary, demand];
-        lines.extend(outcomes.iter().map(|outcome| sentence(&load, outcome)));
-        plot::page("Spurline bench train", &lines, &[table], &charts, &notes)
-    })
+    section.notes = notes;
+    args.report.write_reports(&result, "Spurline bench train", &[section])
 }
 
 fn demand_text(load: &TrainLoad) -> String {
@@ -439,26 +438,16 @@ fn charts_of(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<BenchChart> {
         ["reader", "mount", "node"].into_iter().filter_map(|role| {
             let all: Vec<f64> = outcome.runs.iter().filter_map(|run| cpu_per_gib(run, role)).collect();
             let name = format!("{}: {role}", outcome.name);
-            (!all.is_empty()).then(|| ChartSeries { name, points: vec![(0.0, median(&all))] })
+            (!all.is_empty()).then(|| ChartSeries::bar(name, median(&all)))
         })
     });
-    let chart = |title: &str, x: &str, y: &str, mark, series| BenchChart {
-        title: title.to_owned(),
-        x: x.to_owned(),
-        y: y.to_owned(),
-        mark,
-        series,
-    };
+    let required = Some(("required".to_owned(), load.required * 100.0));
+    let utilisation =
+        BenchChart::lines("Utilisation over accelerators", "accelerators", "percent", over_count.collect());
     vec![
-        chart("Throughput over time", "seconds", "GB/s", None, over_time.collect()),
-        chart(
-            "Utilisation over accelerators",
-            "accelerators",
-            "percent",
-            Some(("required".to_owned(), load.required * 100.0)),
-            over_count.collect(),
-        ),
-        chart("Processor time", "", "CPU-s/GiB", None, cpu.collect()),
+        BenchChart::lines("Throughput over time", "seconds", "GB/s", over_time.collect()),
+        BenchChart { mark: required, ..utilisation },
+        BenchChart::bars("Processor time", "CPU-s/GiB", cpu.collect()),
     ]
 }
 
