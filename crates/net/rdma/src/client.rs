@@ -162,9 +162,9 @@ impl RdmaChannel {
         self.next_id += 1;
         self.request.clear();
         body.clear();
-        // A request that does not fit was never sent, so the channel stays usable.
+        request.encode(id, &mut self.request).map_err(|e| CallError::not_sent(&e))?;
+        // Other requests that can't be sent leave the channel usable too.
         let refused = |e: Error| CallError::Answered(e);
-        request.encode(id, &mut self.request).map_err(|e| refused(Error::new(ErrorKind::Invalid, e.to_string())))?;
         let payload = request.payload();
         let within_frame = payload.len() + self.request.len() <= self.session.line.message_room();
         if within_frame {

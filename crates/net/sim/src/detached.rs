@@ -142,9 +142,7 @@ impl Channel for DetachedChannel {
     ) -> Result<CallAnswer, CallError> {
         let broken = |kind, why: &str| CallError::Broken(Error::new(kind, why));
         let mut frame = Vec::new();
-        request
-            .encode(0, &mut frame)
-            .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
+        request.encode(0, &mut frame).map_err(|e| CallError::not_sent(&e))?;
         let mut sent_body = frame.split_off(HEADER_LEN);
         let head: Option<&[u8; HEADER_LEN]> = frame.first_chunk();
         let header = head.map(FrameHeader::decode).and_then(std::result::Result::ok);

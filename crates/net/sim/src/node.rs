@@ -220,9 +220,7 @@ impl SimChannel {
         let id = self.next_id;
         self.next_id += 1;
         let mut frame = Vec::new();
-        request
-            .encode(id, &mut frame)
-            .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
+        request.encode(id, &mut frame).map_err(|e| CallError::not_sent(&e))?;
         let fault = self.node.plan.draw_fault();
         let ended = self.ended.load(Ordering::Acquire);
         if fault == Some(SimFault::Drop) || self.broken || ended || !self.node.is_alive(self.kills) {

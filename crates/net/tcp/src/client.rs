@@ -262,9 +262,7 @@ impl TcpChannel {
         self.next_id += 1;
         self.request.clear();
         // A request that does not fit was never sent, so the channel stays usable.
-        request
-            .encode(id, &mut self.request)
-            .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
+        request.encode(id, &mut self.request).map_err(|e| CallError::not_sent(&e))?;
         let payload = request.payload();
         let parts = [&self.request, payload, frame_padding(payload.len())];
         self.stream.send_bytes(parts, deadline).map_err(CallError::Broken)?;

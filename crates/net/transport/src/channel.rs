@@ -1,6 +1,6 @@
 //! The reader's side: a channel is one connection on one path, and a connector opens channels. It knows no pool.
 
-use spurline_proto::{AnswerBody, FrameOp, HelloRequest, NodeRequest, WelcomeAnswer};
+use spurline_proto::{AnswerBody, FrameError, FrameOp, HelloRequest, NodeRequest, WelcomeAnswer};
 use spurline_types::{Error, ErrorKind, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -61,6 +61,11 @@ pub enum CallError {
 }
 
 impl CallError {
+    /// The error of a request that has no encoding. It was never sent, so the channel stays usable.
+    pub fn not_sent(error: &FrameError) -> CallError {
+        CallError::Answered(Error::new(ErrorKind::Invalid, error.to_string()))
+    }
+
     /// The error in either case.
     pub fn error(&self) -> &Error {
         match self {

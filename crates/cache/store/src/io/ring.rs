@@ -215,6 +215,29 @@ impl RingSet {
         self.late.lock().iter().filter(|late| late.disk == disk).count()
     }
 
+    /// Gives a ring back after a transfer, or sets the ring of a late one aside with the memory that the transfer uses.
+    fn end_transfer(
+        &self,
+        ring: ThreadRing,
+        disk: u8,
+        result: Result<usize, TransferError>,
+        keep: impl FnOnce() -> Option<Box<dyn Send>>,
+    ) -> io::Result<usize> {
+        let owed = match result {
+            Ok(bytes) => {
+                self.return_ring(ring);
+                return Ok(bytes);
+            }
+            Err(TransferError::Os(error)) => {
+                self.return_ring(ring);
+                return Err(error);
+            }
+            Err(TransferError::Late(owed)) => owed,
+        };
+        self.set_aside(ring, owed, disk, false, keep());
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
     fn fixed_index(&self, ring: &ThreadRing, ptr: usize, len: usize) -> Option<u16> {
         let (base, total) = self.arena.filter(|_| ring.fixed)?;
         let at = ptr.checked_sub(base).filter(|at| at + len <= total)?;
@@ -244,20 +267,8 @@ impl RingSet {
                 None => opcode::Read::new(types::Fd(fd), ptr, len as u32).offset(offset + at as u64).build(),
             }
         };
-        match run_transfer(&mut ring.uring, target.len, &entry, Instant::now() + timeout, done) {
-            Ok(n) => {
-                self.return_ring(ring);
-                Some(Ok(n))
-            }
-            Err(TransferError::Os(error)) => {
-                self.return_ring(ring);
-                Some(Err(error))
-            }
-            Err(TransferError::Late(owed)) => {
-                self.set_aside(ring, owed, disk, false, Some((target.keep)()));
-                Some(Err(io::ErrorKind::TimedOut.into()))
-            }
-        }
+        let result = run_transfer(&mut ring.uring, target.len, &entry, Instant::now() + timeout, done);
+        Some(self.end_transfer(ring, disk, result, || Some((target.keep)())))
     }
 
     /// Writes `data`; `None` when there is no io_uring.
@@ -274,22 +285,10 @@ impl RingSet {
                 None => opcode::Write::new(types::Fd(fd), ptr, len as u32).offset(offset + at as u64).build(),
             }
         };
-        match run_transfer(&mut ring.uring, data.len(), &entry, Instant::now() + timeout, &mut |_| {}) {
-            Ok(n) => {
-                self.return_ring(ring);
-                Some(Ok(n))
-            }
-            Err(TransferError::Os(error)) => {
-                self.return_ring(ring);
-                Some(Err(error))
-            }
-            Err(TransferError::Late(owed)) => {
-                // The kernel holds the pages it still writes from. Late bytes on disk are in a file that no index
-                // entry names, or differ from the entry's checksum.
-                self.set_aside(ring, owed, disk, false, None);
-                Some(Err(io::ErrorKind::TimedOut.into()))
-            }
-        }
+        let result = run_transfer(&mut ring.uring, data.len(), &entry, Instant::now() + timeout, &mut |_| {});
+        // The kernel holds the pages that a late write is from. Late bytes on disk are in a file that no index entry names,
+        // or differ from the entry's checksum.
+        Some(self.end_transfer(ring, disk, result, || None))
     }
 
     /// Opens a file, writes `data` to its start and closes it in one submission: a small file costs one wait instead
