@@ -26,6 +26,8 @@ pub enum ProxyFault {
     Close,
     /// Accept the request and never answer.
     Stall,
+    /// Forward the request, and close the connection in place of the answer.
+    LoseAnswer,
     /// Close the connection after half of the answer's body.
     CutHalf,
     /// Close the connection after this many bytes of the answer's body.
@@ -294,6 +296,9 @@ fn serve_client(client: &TcpStream, shared: &ProxyShared) -> io::Result<()> {
         drop(to_server);
         let mut from_server = BufReader::with_capacity(256 << 10, &server);
         let Some(response) = HttpHead::read(&mut from_server)? else { return Ok(()) };
+        if fault == Some(ProxyFault::LoseAnswer) {
+            return Ok(());
+        }
         to_client.write_all(&response.raw)?;
         if response.has_body(&method) {
             let limit = match fault {

@@ -1,7 +1,7 @@
 //! A bucket that is written through a mount: what is in the bucket when a call has returned, and what others find there.
 
 use crate::world::*;
-use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -25,10 +25,14 @@ impl BucketRig {
     }
 
     fn mount(&self, name: &str, more: &[&str]) -> Mount {
+        self.mount_from(name, &self.server.endpoint(), more)
+    }
+
+    fn mount_from(&self, name: &str, endpoint: &str, more: &[&str]) -> Mount {
         let at = self.world.dir(name);
         let source = format!("s3://{BUCKET}/p");
         let mut command = self.world.command(&["mount", &source, at.to_str().unwrap(), "--rw"]);
-        command.args(["--endpoint-url", &self.server.endpoint()]);
+        command.args(["--endpoint-url", endpoint]);
         command.arg("--cache-dir").arg(self.world.dir(&format!("cache-{name}")));
         self.world.mount_at(with_credentials(command.args(more)), &at)
     }
@@ -164,6 +168,113 @@ fn nothing_is_written_over_the_change_of_somebody_else() {
     assert_eq!(rig.object("p/file").unwrap(), b"ours");
     drop(file);
     wins.unmount();
+    mount.unmount();
+}
+
+/// Each kind of request loses its answer once, is refused for a while, and meets a closed connection: the file is the object
+/// that was written, once.
+#[test]
+fn lost_answers_and_refusals_leave_whole_objects() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &["--origin-timeout", "30s"]);
+    let faults = [
+        ProxyFault::LoseAnswer,
+        ProxyFault::SlowDown,
+        ProxyFault::Error(500, "InternalError", "try again"),
+        ProxyFault::Close,
+    ];
+    for (round, fault) in faults.iter().enumerate() {
+        let large = bytes(round as u64, 17 * MIB);
+        for method in ["PUT", "POST"] {
+            for path in ["small", "uploads=", "partNumber=1", "partNumber=2", "uploadId="] {
+                proxy.inject_on(Some(method), path, fault.clone(), 1);
+            }
+        }
+        fs::write(mount.path("small"), format!("round {round}")).unwrap();
+        assert_eq!(rig.object("p/small").unwrap(), format!("round {round}").into_bytes(), "{fault:?}");
+        let file = File::create(mount.path("large")).unwrap();
+        file.write_all_at(&large, 0).unwrap();
+        file.sync_all().unwrap();
+        file.write_all_at(b"changed", 100).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        let mut wanted = large;
+        wanted[100..107].copy_from_slice(b"changed");
+        assert!(rig.object("p/large").unwrap() == wanted, "{fault:?}");
+        proxy.inject_on(Some("PUT"), "moved", fault.clone(), 1);
+        proxy.inject_on(Some("DELETE"), "large", fault.clone(), 1);
+        fs::rename(mount.path("large"), mount.path("moved")).unwrap();
+        assert!(rig.object("p/moved").unwrap() == wanted && rig.object("p/large").is_none(), "{fault:?}");
+        proxy.inject_on(Some("DELETE"), "moved", fault.clone(), 1);
+        fs::remove_file(mount.path("moved")).unwrap();
+        assert!(rig.object("p/moved").is_none(), "{fault:?}");
+    }
+    mount.unmount();
+}
+
+/// A store that refuses changes from one moment on: the failure is reported by fsync and close, and the object stays.
+#[test]
+fn a_lost_permission_is_reported_and_nothing_is_published() {
+    let Some(rig) = BucketRig::start() else { return };
+    rig.server.put(BUCKET, "p/file", b"before");
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &[]);
+    let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
+    file.write_all_at(b"after!", 0).unwrap();
+    proxy.inject_on(Some("PUT"), "file", ProxyFault::Error(403, "AccessDenied", "no"), 1000);
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::EACCES));
+    assert_eq!(rig.object("p/file").unwrap(), b"before");
+    // With the permission, the same bytes are published.
+    proxy.clear_faults();
+    file.sync_all().unwrap();
+    assert_eq!(rig.object("p/file").unwrap(), b"after!");
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
+fn a_killed_mount_leaves_the_object_before() {
+    let Some(rig) = BucketRig::start() else { return };
+    let before = bytes(1, 20 * MIB);
+    rig.server.put(BUCKET, "p/file", &before);
+    let mut mount = rig.mount("mnt", &[]);
+    let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
+    file.write_all_at(&bytes(2, 20 * MIB), 0).unwrap();
+    eventually("parts are uploaded", || rig.server.open_uploads() == 1);
+    mount.process_mut().kill();
+    drop(file);
+    assert!(rig.object("p/file").unwrap() == before);
+    detach(&mount.at);
+    let again = rig.mount("again", &[]);
+    assert!(again.read("file") == before);
+    fs::write(again.path("file"), b"after").unwrap();
+    assert_eq!(rig.object("p/file").unwrap(), b"after");
+    again.unmount();
+}
+
+/// Other files are listed, looked up and written while one is published slowly.
+#[test]
+fn a_slow_publication_holds_up_no_other_file() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &[]);
+    let slow = File::create(mount.path("slow")).unwrap();
+    slow.write_all_at(b"slow", 0).unwrap();
+    proxy.inject_on(Some("PUT"), "slow", ProxyFault::Stall, 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(slow));
+        eventually("the publication has begun", || proxy.count_requests("PUT", "slow") == 1);
+        fs::write(mount.path("other"), b"other").unwrap();
+        let mut names: Vec<_> = fs::read_dir(&mount.at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["other", "slow"]);
+        assert_eq!(fs::metadata(mount.path("slow")).unwrap().len(), 4);
+        assert!(rig.object("p/slow").is_none(), "it is still being published");
+        proxy.refuse_connections(true);
+        proxy.refuse_connections(false);
+    });
+    assert_eq!(rig.object("p/slow").unwrap(), b"slow");
     mount.unmount();
 }
 

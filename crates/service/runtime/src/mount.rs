@@ -152,7 +152,9 @@ impl PreparedMount {
         let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
         // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
         let chosen = Arc::new(OnceLock::new());
-        let jobs = if writes.is_none() { Some(start_jobs(&volume)?) } else { None };
+        // A bucket is read through blocks also while it is changed.
+        let has_blocks = writes.is_none() || config.volume.source.scheme() != "file";
+        let jobs = if has_blocks { Some(start_jobs(&volume)?) } else { None };
         let stop = Arc::new(MountStop::default());
         let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
         let _ = behind.map(|behind| stop.behind.set(behind));

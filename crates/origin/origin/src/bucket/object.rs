@@ -17,7 +17,7 @@ use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Result, Version};
+use spurline_types::{Error, ErrorKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::writes::FileIdentity;
 use spurline_volume::{ReadData, Volume};
 use std::collections::BTreeMap;
@@ -35,6 +35,8 @@ const PARTS_PER_LENGTH: u32 = 1000;
 const LEAST_COPY: u64 = 5 << 20;
 /// Parts of one file that are on their way at once.
 const PARTS_IN_FLIGHT: usize = 4;
+/// How often a publication sends parts that are missing; each request is repeated until its own deadline.
+const PART_ROUNDS: u32 = 2;
 
 /// The range of a part, whose numbers begin at 1.
 fn part_range(number: u32) -> Range<u64> {
@@ -66,25 +68,21 @@ fn part_at(offset: u64) -> u32 {
     }
 }
 
-/// An object of the bucket, as it was read or published.
-#[derive(Clone)]
-struct PublishedObject {
-    attr: ObjectAttr,
-    attributes: Option<ObjectAttributes>,
-}
-
-impl PublishedObject {
-    fn etag(&self) -> Option<&str> {
-        self.attr.etag.as_deref().map(bare_etag)
-    }
-}
-
 /// A part of an upload.
 enum PartState {
     /// On its way; `changed` since.
     Sending { sent: JoinHandle<Result<String>>, changed: bool },
     /// The store has it.
     Sent { etag: String },
+}
+
+/// The bytes of a part.
+enum PartBody {
+    Bytes(Bytes),
+    /// The store copies them from the object of this version.
+    Copied {
+        etag: String,
+    },
 }
 
 /// An upload under way.
@@ -115,6 +113,11 @@ impl PartUpload {
         }
     }
 
+    /// The numbers of the first `count` parts that the store does not have and that are not on their way.
+    fn missing_parts(&self, count: u32) -> Vec<u32> {
+        (1..=count).filter(|number| !self.parts.contains_key(number)).collect()
+    }
+
     /// Waits until fewer than `limit` parts are on their way. A part that failed, or was changed, is sent again later.
     async fn wait_for_parts(&mut self, limit: usize) {
         loop {
@@ -137,12 +140,13 @@ impl PartUpload {
     }
 }
 
-struct ObjectState {
+/// The facts of a file that calls on names need. They are never locked during a request.
+struct ObjectFacts {
     path: Vec<u8>,
-    /// `None` before a new file is published.
-    published: Option<PublishedObject>,
-    staged: Option<StagedBytes>,
-    upload: Option<PartUpload>,
+    /// The object as it was read or published; `None` before a new file is published.
+    published: Option<ObjectAttr>,
+    /// The length with the changes.
+    len: u64,
     /// There is something to publish.
     changed: bool,
     changed_at: SystemTime,
@@ -152,10 +156,23 @@ struct ObjectState {
     conflict: Option<Error>,
 }
 
-impl ObjectState {
+impl ObjectFacts {
     fn is_current(&self) -> bool {
         !self.removed && self.conflict.is_none()
     }
+
+    fn published_etag(&self) -> Option<&str> {
+        self.published.as_ref().and_then(|attr| attr.etag.as_deref()).map(bare_etag)
+    }
+}
+
+/// The changed bytes of a file and their upload. Requests are sent while they are locked.
+#[derive(Default)]
+struct ObjectChanges {
+    staged: Option<StagedBytes>,
+    upload: Option<PartUpload>,
+    /// The attributes of the published object, once they are known.
+    attributes: Option<ObjectAttributes>,
 }
 
 /// A file that is open.
@@ -165,7 +182,9 @@ pub(super) struct OpenObject {
     options: Arc<BucketWriteOptions>,
     /// The identity of a new file.
     unpublished: FileIdentity,
-    state: Mutex<ObjectState>,
+    facts: Mutex<ObjectFacts>,
+    /// Locked before `facts`.
+    changes: Mutex<ObjectChanges>,
 }
 
 impl OpenObject {
@@ -178,12 +197,11 @@ impl OpenObject {
         attr: Option<ObjectAttr>,
     ) -> OpenObject {
         let unpublished = random_identity();
-        let state = ObjectState {
+        let facts = ObjectFacts {
             path,
+            len: attr.as_ref().map_or(0, |attr| attr.size),
             changed: attr.is_none(),
-            published: attr.map(|attr| PublishedObject { attr, attributes: None }),
-            staged: None,
-            upload: None,
+            published: attr,
             changed_at: SystemTime::now(),
             removed: false,
             conflict: None,
@@ -193,87 +211,85 @@ impl OpenObject {
             reads: Arc::clone(reads),
             options: Arc::clone(options),
             unpublished,
-            state: Mutex::new(state),
+            facts: Mutex::new(facts),
+            changes: Mutex::default(),
         }
     }
 
     /// The path that leads to the file, or has led to it.
     pub fn path(&self) -> Vec<u8> {
-        self.state.lock().path.clone()
+        self.facts.lock().path.clone()
     }
 
     /// The attributes with the changes.
     pub fn attr(&self) -> ObjectAttr {
-        let state = self.state.lock();
-        let mut attr = match &state.published {
-            Some(published) => published.attr.clone(),
-            None => ObjectAttr {
-                kind: FileKind::File,
-                size: 0,
-                mtime: state.changed_at,
-                mode: 0o644,
-                version: Version::new(""),
-                etag: None,
-            },
+        let facts = self.facts.lock();
+        let mut attr = match &facts.published {
+            Some(attr) => attr.clone(),
+            None => object_attr(0, facts.changed_at, String::new()),
         };
-        if state.changed {
-            attr.mtime = state.changed_at;
+        if facts.changed {
+            attr.mtime = facts.changed_at;
         }
-        if let Some(staged) = &state.staged {
-            attr.size = staged.len();
-        }
+        attr.size = facts.len;
         attr
     }
 
     /// What makes the file the same one: its path and version, or for a new file a number of its own.
     pub fn identity(&self) -> FileIdentity {
-        let state = self.state.lock();
-        match &state.published {
-            Some(published) => identity_of(&state.path, &published.attr),
+        let facts = self.facts.lock();
+        match &facts.published {
+            Some(attr) => identity_of(&facts.path, attr),
             None => self.unpublished,
         }
     }
 
     /// The etag of the object below the changes.
     pub fn published_etag(&self) -> Option<String> {
-        self.state.lock().published.as_ref().and_then(|published| published.attr.etag.clone())
+        self.facts.lock().published_etag().map(str::to_owned)
     }
 
     /// Whether there is something to publish.
     pub fn is_changed(&self) -> bool {
-        let state = self.state.lock();
-        state.changed && state.is_current()
+        let facts = self.facts.lock();
+        facts.changed && facts.is_current()
     }
 
     /// Whether the name still leads to this file.
     pub fn is_current(&self) -> bool {
-        self.state.lock().is_current()
+        self.facts.lock().is_current()
     }
 
     /// An open has found the object in this version; a file with changes keeps the one that it was opened with.
     pub fn note_found(&self, attr: ObjectAttr) {
-        let mut state = self.state.lock();
-        let is_known = state.published.as_ref().is_some_and(|published| published.attr.version == attr.version);
-        if !state.changed && !is_known {
-            state.published = Some(PublishedObject { attr, attributes: None });
-            state.staged = None;
+        let mut changes = self.changes.lock();
+        let mut facts = self.facts.lock();
+        let is_known = facts.published.as_ref().is_some_and(|known| known.version == attr.version);
+        if !facts.changed && !is_known {
+            *changes = ObjectChanges::default();
+            facts.len = attr.size;
+            facts.published = Some(attr);
         }
     }
 
-    /// The name was removed or given to another object.
+    /// The name was removed or given to another object. When this returns, no publication is under way.
     pub fn note_removed(&self) {
-        let mut state = self.state.lock();
-        state.removed = true;
-        let upload = state.upload.take();
-        drop(state);
+        self.facts.lock().removed = true;
+        let upload = self.changes.lock().upload.take();
         self.abort(upload);
     }
 
     /// The object has another name now, in this version.
     pub fn note_renamed(&self, path: Vec<u8>, attr: ObjectAttr) {
-        let mut state = self.state.lock();
-        state.path = path;
-        state.published = Some(PublishedObject { attr, attributes: None });
+        let mut changes = self.changes.lock();
+        // It is of the old name.
+        let upload = changes.upload.take();
+        changes.attributes = None;
+        let mut facts = self.facts.lock();
+        facts.path = path;
+        facts.published = Some(attr);
+        drop((facts, changes));
+        self.abort(upload);
     }
 
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
@@ -281,20 +297,28 @@ impl OpenObject {
     /// # Errors
     /// Those of the cache and the store; `Stale` when the object that the changes lie above is gone.
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        let state = self.state.lock();
-        let object = state.published.as_ref().map(|published| self.object_ref(&state.path, &published.attr));
-        if let Some(staged) = &state.staged {
+        let changes = self.changes.lock();
+        let object = self.object();
+        if let Some(staged) = &changes.staged {
             return staged.read(offset, dst, &|at, piece| self.read_object(object.as_ref(), at, piece));
         }
-        drop(state);
+        drop(changes);
         let Some(object) = object else { return Ok(0) };
         let len = object.size.saturating_sub(offset).min(dst.len() as u64) as usize;
         self.read_object(Some(&object), offset, &mut dst[..len])?;
         Ok(len)
     }
 
-    fn object_ref(&self, path: &[u8], attr: &ObjectAttr) -> ObjectRef {
-        ObjectRef::new(self.reads.source(), path, attr.version.clone(), attr.size)
+    /// The object below the changes.
+    fn object(&self) -> Option<ObjectRef> {
+        let facts = self.facts.lock();
+        let attr = facts.published.as_ref()?;
+        Some(ObjectRef::new(self.reads.source(), &facts.path, attr.version.clone(), attr.size))
+    }
+
+    /// The key of the object.
+    fn key(&self) -> Result<String> {
+        key_of(&self.options.root, &self.facts.lock().path)
     }
 
     /// Fills `dst` from the object.
@@ -321,16 +345,15 @@ impl OpenObject {
     }
 
     /// The local file above the object, for a change.
-    fn stage<'a>(&self, state: &'a mut ObjectState) -> Result<&'a mut StagedBytes> {
-        if state.staged.is_none() {
-            let file = self.options.new_staging_file()?;
-            let object_len = state.published.as_ref().map_or(0, |published| published.attr.size);
-            state.staged = Some(StagedBytes::over_object(file, object_len));
-        }
-        match &mut state.staged {
-            Some(staged) => Ok(staged),
-            None => Err(Error::new(ErrorKind::Invalid, "no local file")),
-        }
+    fn stage<'a>(&self, changes: &'a mut ObjectChanges) -> Result<&'a mut StagedBytes> {
+        let staged = match changes.staged.take() {
+            Some(staged) => staged,
+            None => {
+                let object_len = self.facts.lock().published.as_ref().map_or(0, |attr| attr.size);
+                StagedBytes::over_object(self.options.new_staging_file()?, object_len)
+            }
+        };
+        Ok(changes.staged.insert(staged))
     }
 
     /// Writes at `offset`, or with `None` at the end.
@@ -338,16 +361,14 @@ impl OpenObject {
     /// # Errors
     /// Those of the local file system; the conflict with a change of another writer, once it is known.
     pub fn write(&self, offset: Option<u64>, data: &[u8]) -> Result<usize> {
-        let mut state = self.state.lock();
-        if let Some(conflict) = &state.conflict {
-            return Err(conflict.clone());
-        }
-        let staged = self.stage(&mut state)?;
+        let mut changes = self.changes.lock();
+        self.check_conflict()?;
+        let staged = self.stage(&mut changes)?;
         let offset = offset.unwrap_or(staged.len());
         staged.write(offset, data)?;
         let end = offset + data.len() as u64;
-        self.note_change(&mut state, offset..end);
-        self.send_full_parts(&mut state, offset..end)?;
+        self.note_change(&mut changes, offset..end);
+        self.send_full_parts(&mut changes, offset..end)?;
         Ok(data.len())
     }
 
@@ -356,12 +377,12 @@ impl OpenObject {
     /// # Errors
     /// As [`OpenObject::write`].
     pub fn set_len(&self, len: u64) -> Result<()> {
-        let mut state = self.state.lock();
-        let staged = self.stage(&mut state)?;
+        let mut changes = self.changes.lock();
+        let staged = self.stage(&mut changes)?;
         let before = staged.len();
         if before != len {
             staged.set_len(len)?;
-            self.note_change(&mut state, before.min(len)..before.max(len));
+            self.note_change(&mut changes, before.min(len)..before.max(len));
         }
         Ok(())
     }
@@ -371,120 +392,121 @@ impl OpenObject {
     /// # Errors
     /// As [`OpenObject::write`].
     pub fn clear(&self, range: Range<u64>) -> Result<()> {
-        let mut state = self.state.lock();
-        let staged = self.stage(&mut state)?;
+        let mut changes = self.changes.lock();
+        let staged = self.stage(&mut changes)?;
         let range = range.start..range.end.min(staged.len());
         if range.is_empty() {
             return Ok(());
         }
         staged.clear(range.clone())?;
-        self.note_change(&mut state, range);
+        self.note_change(&mut changes, range);
         Ok(())
     }
 
-    fn note_change(&self, state: &mut ObjectState, range: Range<u64>) {
-        state.changed = true;
-        state.changed_at = SystemTime::now();
-        if let Some(upload) = &mut state.upload {
+    fn check_conflict(&self) -> Result<()> {
+        self.facts.lock().conflict.clone().map_or(Ok(()), Err)
+    }
+
+    fn note_change(&self, changes: &mut ObjectChanges, range: Range<u64>) {
+        let mut facts = self.facts.lock();
+        facts.changed = true;
+        facts.changed_at = SystemTime::now();
+        if let Some(staged) = &changes.staged {
+            facts.len = staged.len();
+        }
+        drop(facts);
+        if let Some(upload) = &mut changes.upload {
             upload.note_changed(range);
         }
     }
 
     /// Sends the parts that a write has filled.
-    fn send_full_parts(&self, state: &mut ObjectState, written: Range<u64>) -> Result<()> {
+    fn send_full_parts(&self, changes: &mut ObjectChanges, written: Range<u64>) -> Result<()> {
         // Most writes do not reach the end of a part.
-        if state.removed || part_at(written.start) == part_at(written.end) {
+        if part_at(written.start) == part_at(written.end) || self.facts.lock().removed {
             return Ok(());
         }
         for number in part_at(written.start)..part_at(written.end) {
             let range = part_range(number);
-            let is_full = state.staged.as_ref().is_some_and(|staged| staged.is_changed(range.clone()));
-            let is_sent = state.upload.as_ref().is_some_and(|upload| upload.parts.contains_key(&number));
+            let is_full = changes.staged.as_ref().is_some_and(|staged| staged.is_changed(range.clone()));
+            let is_sent = changes.upload.as_ref().is_some_and(|upload| upload.parts.contains_key(&number));
             if is_full && !is_sent {
-                self.requests.run(self.send_part(state, number, range))?;
+                self.requests.run(self.send_part(changes, number, range))?;
             }
         }
         Ok(())
     }
 
     /// The attributes of the next version: those of the last one, and a content type by the name.
-    async fn next_attributes(&self, state: &mut ObjectState, key: &str) -> Result<ObjectAttributes> {
-        let attributes = match &mut state.published {
-            Some(PublishedObject { attributes: Some(attributes), .. }) => attributes.clone(),
-            Some(published) => {
-                let found = self.requests.head(key).await;
-                let attributes = match found {
-                    Ok(found) => found.attributes,
-                    // The condition of the change finds that out.
-                    Err(error) if error.kind() == ErrorKind::NotFound => ObjectAttributes::default(),
-                    Err(error) => return Err(error),
-                };
-                published.attributes = Some(attributes.clone());
-                attributes
-            }
-            None => ObjectAttributes::with_content_type(content_type_of(&state.path)),
+    async fn next_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
+        if self.object().is_none() {
+            return Ok(marked(ObjectAttributes::with_content_type(content_type_of(key.as_bytes()))));
+        }
+        let attributes = match changes.attributes.take() {
+            Some(attributes) => attributes,
+            None => match self.requests.head(key).await {
+                Ok(found) => found.attributes,
+                // The condition of the change finds that out.
+                Err(error) if error.kind() == ErrorKind::NotFound => ObjectAttributes::default(),
+                Err(error) => return Err(error),
+            },
         };
-        Ok(marked(attributes))
+        Ok(marked(changes.attributes.insert(attributes).clone()))
     }
 
-    async fn begin_upload(&self, state: &mut ObjectState) -> Result<()> {
-        if state.upload.is_none() {
-            let key = key_of(&self.options.root, &state.path)?;
-            let attributes = self.next_attributes(state, &key).await?;
+    async fn begin_upload(&self, changes: &mut ObjectChanges) -> Result<()> {
+        if changes.upload.is_none() {
+            let key = self.key()?;
+            let attributes = self.next_attributes(changes, &key).await?;
             let id = self.requests.begin_upload(&key, &attributes).await?;
-            state.upload = Some(PartUpload { id, attributes, key, parts: BTreeMap::new() });
+            changes.upload = Some(PartUpload { id, attributes, key, parts: BTreeMap::new() });
         }
         Ok(())
     }
 
     /// Sends a part, which goes on after this call.
-    async fn send_part(&self, state: &mut ObjectState, number: u32, range: Range<u64>) -> Result<()> {
-        self.begin_upload(state).await?;
-        let body = self.staged_bytes(state, range.clone())?;
-        let copied = match body {
-            Some(_) => None,
-            None => self.copy_source(state),
-        };
-        let Some(upload) = &mut state.upload else { return Ok(()) };
+    async fn send_part(&self, changes: &mut ObjectChanges, number: u32, range: Range<u64>) -> Result<()> {
+        self.begin_upload(changes).await?;
+        let body = self.part_body(changes, range.clone())?;
+        let Some(upload) = &mut changes.upload else { return Ok(()) };
         upload.wait_for_parts(PARTS_IN_FLIGHT).await;
         let requests = Arc::clone(&self.requests);
         let key = upload.key.clone();
         let id = upload.id.clone();
         let sent = self.requests.spawn(async move {
-            match (body, copied) {
-                (Some(body), _) => requests.upload_part(&key, &id, number, body).await,
-                (None, Some((from_key, etag))) => {
-                    let from = CopySource { key: &from_key, etag: Some(&etag) };
+            match body {
+                PartBody::Bytes(bytes) => requests.upload_part(&key, &id, number, bytes).await,
+                PartBody::Copied { etag } => {
+                    let from = CopySource { key: &key, etag: Some(&etag) };
                     requests.copy_part(&key, &id, number, from, range).await
                 }
-                (None, None) => Err(Error::new(ErrorKind::Invalid, "a part without bytes")),
             }
         })?;
         upload.parts.insert(number, PartState::Sending { sent, changed: false });
         Ok(())
     }
 
-    /// The bytes of a range; `None` when the store can copy all of them from the object.
-    fn staged_bytes(&self, state: &ObjectState, range: Range<u64>) -> Result<Option<Bytes>> {
-        let Some(staged) = &state.staged else { return Ok(None) };
-        let object = state.published.as_ref();
-        let is_copied = range.end - range.start >= LEAST_COPY
-            && staged.is_of_object(range.clone())
-            && object.is_some_and(|object| object.etag().is_some());
-        if is_copied {
-            return Ok(None);
+    /// Where the bytes of a part come from.
+    fn part_body(&self, changes: &ObjectChanges, range: Range<u64>) -> Result<PartBody> {
+        let len = range.end - range.start;
+        let etag = self.published_etag();
+        let is_of_object = changes.staged.as_ref().is_none_or(|staged| staged.is_of_object(range.clone()));
+        match etag {
+            Some(etag) if len >= LEAST_COPY && is_of_object => Ok(PartBody::Copied { etag }),
+            _ => self.staged_bytes(changes, range).map(PartBody::Bytes),
         }
-        let object = object.map(|published| self.object_ref(&state.path, &published.attr));
-        let mut body = vec![0; (range.end - range.start) as usize];
-        let count = staged.read(range.start, &mut body, &|at, piece| self.read_object(object.as_ref(), at, piece))?;
-        body.truncate(count);
-        Ok(Some(body.into()))
     }
 
-    /// The key and the version of the object below the changes.
-    fn copy_source(&self, state: &ObjectState) -> Option<(String, String)> {
-        let etag = state.published.as_ref()?.etag()?.to_owned();
-        Some((key_of(&self.options.root, &state.path).ok()?, etag))
+    /// The bytes of a range of the file.
+    fn staged_bytes(&self, changes: &ObjectChanges, range: Range<u64>) -> Result<Bytes> {
+        let mut body = vec![0; (range.end - range.start) as usize];
+        let object = self.object();
+        if let Some(staged) = &changes.staged {
+            let read_object = |at: u64, piece: &mut [u8]| self.read_object(object.as_ref(), at, piece);
+            let count = staged.read(range.start, &mut body, &read_object)?;
+            body.truncate(count);
+        }
+        Ok(body.into())
     }
 
     /// Makes the file's bytes the object's. Nothing of them is visible before, and all of them are when this returns.
@@ -492,117 +514,108 @@ impl OpenObject {
     /// # Errors
     /// `Stale` when another writer has changed the object, now and at every later call; the store's.
     pub fn publish(&self) -> Result<()> {
-        let mut state = self.state.lock();
-        if !state.changed || state.removed {
+        let mut changes = self.changes.lock();
+        let facts = self.facts.lock();
+        if !facts.changed || facts.removed {
             return Ok(());
         }
-        if let Some(conflict) = &state.conflict {
-            return Err(conflict.clone());
-        }
-        let Err(error) = self.requests.run(self.send_all(&mut state)) else { return Ok(()) };
-        let Some(conflict) = self.find_conflict(&state) else { return Err(error) };
+        drop(facts);
+        self.check_conflict()?;
+        let Err(error) = self.requests.run(self.send_all(&mut changes)) else { return Ok(()) };
+        let Some(conflict) = self.find_conflict() else { return Err(error) };
         tracing::error!("{conflict}");
-        state.conflict = Some(conflict.clone());
-        let upload = state.upload.take();
-        drop(state);
+        self.facts.lock().conflict = Some(conflict.clone());
+        let upload = changes.upload.take();
+        drop(changes);
         self.abort(upload);
         Err(conflict)
     }
 
     /// The change of another writer for which a publication failed, if there is one: the store can refuse the copy of a part
     /// before it looks at any condition.
-    fn find_conflict(&self, state: &ObjectState) -> Option<Error> {
-        let key = key_of(&self.options.root, &state.path).ok()?;
-        let conflict = async { Ok(self.requests.find_conflict(&key, &self.condition(state)).await) };
-        self.requests.run(conflict).ok().flatten()
+    fn find_conflict(&self) -> Option<Error> {
+        let key = self.key().ok()?;
+        let condition = self.condition();
+        self.requests.run(async { Ok(self.requests.find_conflict(&key, &condition).await) }).ok().flatten()
     }
 
     /// What must be true of the object when the file is published.
-    fn condition(&self, state: &ObjectState) -> WriteCondition {
+    fn condition(&self) -> WriteCondition {
+        let facts = self.facts.lock();
         if self.options.last_writer_wins {
             return WriteCondition::None;
         }
-        match &state.published {
-            None => WriteCondition::Absent,
-            Some(published) => match published.etag() {
-                Some(etag) => WriteCondition::Version(etag.to_owned()),
-                None => WriteCondition::None,
-            },
+        match (&facts.published, facts.published_etag()) {
+            (None, _) => WriteCondition::Absent,
+            (Some(_), Some(etag)) => WriteCondition::Version(etag.to_owned()),
+            (Some(_), None) => WriteCondition::None,
         }
     }
 
-    async fn send_all(&self, state: &mut ObjectState) -> Result<()> {
-        let len = state.staged.as_ref().map_or(0, StagedBytes::len);
-        let condition = self.condition(state);
-        let (etag, attributes) = if state.upload.is_none() && len <= FIRST_PART {
-            self.send_whole(state, len, &condition).await?
+    async fn send_all(&self, changes: &mut ObjectChanges) -> Result<()> {
+        let len = changes.staged.as_ref().map_or(0, StagedBytes::len);
+        let condition = self.condition();
+        let (etag, attributes) = if changes.upload.is_none() && len <= FIRST_PART {
+            self.send_whole(changes, len, &condition).await?
         } else {
-            self.send_parts(state, len, &condition).await?
+            self.send_parts(changes, len, &condition).await?
         };
-        let attr = object_attr(len, SystemTime::now(), etag);
-        state.published = Some(PublishedObject { attr, attributes: Some(attributes) });
-        state.staged = None;
-        state.changed = false;
+        changes.attributes = Some(attributes);
+        changes.staged = None;
+        let mut facts = self.facts.lock();
+        facts.published = Some(object_attr(len, SystemTime::now(), etag));
+        facts.len = len;
+        facts.changed = false;
         Ok(())
     }
 
     /// Publishes a small file by one request.
     async fn send_whole(
         &self,
-        state: &mut ObjectState,
+        changes: &mut ObjectChanges,
         len: u64,
         condition: &WriteCondition,
     ) -> Result<(String, ObjectAttributes)> {
-        let key = key_of(&self.options.root, &state.path)?;
-        let attributes = self.next_attributes(state, &key).await?;
-        let mut body = vec![0; len as usize];
-        if let Some(staged) = &state.staged {
-            let object = state.published.as_ref().map(|published| self.object_ref(&state.path, &published.attr));
-            staged.read(0, &mut body, &|at, piece| self.read_object(object.as_ref(), at, piece))?;
-        }
+        let key = self.key()?;
+        let attributes = self.next_attributes(changes, &key).await?;
+        let body = self.staged_bytes(changes, 0..len)?;
         let object = NewObject { key: &key, attributes: &attributes, condition };
-        let etag = self.requests.put(&object, body.into()).await?;
+        let etag = self.requests.put(&object, body).await?;
         Ok((etag, attributes))
     }
 
     /// Publishes a file in parts: those that the store does not have yet are sent or copied.
     async fn send_parts(
         &self,
-        state: &mut ObjectState,
+        changes: &mut ObjectChanges,
         len: u64,
         condition: &WriteCondition,
     ) -> Result<(String, ObjectAttributes)> {
-        self.begin_upload(state).await?;
+        self.begin_upload(changes).await?;
         let count = part_at(len.saturating_sub(1));
         // Parts behind the end belong to bytes that were cut off.
-        if let Some(upload) = &mut state.upload {
+        if let Some(upload) = &mut changes.upload {
             upload.wait_for_parts(1).await;
             upload.parts.retain(|number, _| *number <= count);
         }
-        let mut failures = 0;
-        loop {
-            let is_missing =
-                |number: &u32| state.upload.as_ref().is_some_and(|upload| !upload.parts.contains_key(number));
-            let missing: Vec<u32> = (1..=count).filter(is_missing).collect();
-            if missing.is_empty() {
-                break;
-            }
-            if failures > 1 {
-                let why = format!("{} of {count} parts could not be sent", missing.len());
-                return Err(Error::new(ErrorKind::OriginFailed, why));
-            }
-            failures += 1;
+        for _ in 0..PART_ROUNDS {
+            let missing = changes.upload.as_ref().map_or_else(Vec::new, |upload| upload.missing_parts(count));
             for number in missing {
                 let range = part_range(number);
-                self.send_part(state, number, range.start..range.end.min(len)).await?;
+                self.send_part(changes, number, range.start..range.end.min(len)).await?;
             }
-            if let Some(upload) = &mut state.upload {
+            if let Some(upload) = &mut changes.upload {
                 upload.wait_for_parts(1).await;
             }
         }
-        let Some(upload) = &state.upload else {
+        let Some(upload) = &changes.upload else {
             return Err(Error::new(ErrorKind::Invalid, "no upload"));
         };
+        let missing = upload.missing_parts(count);
+        if !missing.is_empty() {
+            let why = format!("{} of {count} parts could not be sent", missing.len());
+            return Err(Error::new(ErrorKind::OriginFailed, why));
+        }
         let parts = upload.parts.iter().filter_map(|(number, part)| match part {
             PartState::Sent { etag } => Some(UploadedPart { number: *number, etag: etag.clone() }),
             PartState::Sending { .. } => None,
@@ -611,7 +624,7 @@ impl OpenObject {
         let object = NewObject { key: &upload.key, attributes: &upload.attributes, condition };
         let etag = self.requests.complete(&object, &upload.id, &parts).await?;
         let attributes = upload.attributes.clone();
-        state.upload = None;
+        changes.upload = None;
         Ok((etag, attributes))
     }
 
@@ -632,14 +645,14 @@ impl Drop for OpenObject {
     fn drop(&mut self) {
         // Pages of a memory map can come after the last close.
         if let Err(error) = self.publish() {
-            let state = self.state.lock();
-            let len = state.staged.as_ref().map_or(0, StagedBytes::len);
-            let path = String::from_utf8_lossy(&state.path).into_owned();
-            drop(state);
+            let facts = self.facts.lock();
+            let path = String::from_utf8_lossy(&facts.path).into_owned();
+            let len = facts.len;
+            drop(facts);
             tracing::error!("the changes of '/{path}' ({len} bytes) are lost: {error}");
-            let upload = self.state.lock().upload.take();
-            self.abort(upload);
         }
+        let upload = self.changes.lock().upload.take();
+        self.abort(upload);
     }
 }
 

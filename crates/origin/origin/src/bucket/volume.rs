@@ -223,16 +223,22 @@ impl BucketFiles {
     fn remove_file(&self, at: &NamePath<'_>) -> Result<()> {
         let path = path_of(at);
         let key = key_of(&self.options.root, &path)?;
-        let found = self.find(&path)?;
-        let etag = match &found {
+        let etag = match self.find(&path)? {
             FoundNode::Folder => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
-            FoundNode::Object(attr) => attr.etag.clone(),
-            FoundNode::Changed(object) => object.published_etag(),
+            FoundNode::Object(attr) => attr.etag,
+            FoundNode::Changed(object) => {
+                // A publication that is under way ends first.
+                object.note_removed();
+                match object.published_etag() {
+                    Some(etag) => Some(etag),
+                    None => {
+                        self.forget_open(&path);
+                        return Ok(());
+                    }
+                }
+            }
         };
-        let is_published = matches!(found, FoundNode::Object(_)) || etag.is_some();
-        if is_published {
-            self.requests.run(self.requests.delete(&key, &self.version_condition(etag)))?;
-        }
+        self.requests.run(self.requests.delete(&key, &self.version_condition(etag)))?;
         self.forget_open(&path);
         Ok(())
     }
