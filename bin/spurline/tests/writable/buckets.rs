@@ -1,5 +1,7 @@
 //! A bucket that is written through a mount: what is in the bucket when a call has returned, and what others find there.
 
+use crate::fsx;
+use crate::posix_suites::tool;
 use crate::world::*;
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use std::fs::{self, File, OpenOptions};
@@ -210,6 +212,51 @@ fn lost_answers_and_refusals_leave_whole_objects() {
         fs::remove_file(mount.path("moved")).unwrap();
         assert!(rig.object("p/moved").is_none(), "{fault:?}");
     }
+    mount.unmount();
+}
+
+/// Random operations on one file of several parts, each read compared.
+#[test]
+fn fsx_finds_no_wrong_byte_in_a_bucket() {
+    let Some(program) = tool("fsx") else { return };
+    let Some(rig) = BucketRig::start() else { return };
+    let mount = rig.mount("mnt", &[]);
+    let operations =
+        fsx::OPERATIONS.replace("flen = 1048576", "flen = 18874368").replace("max = 131072", "max = 2097152");
+    let config = rig.world.file("fsx.toml", operations.as_bytes());
+    let count = fsx::more_operations().map_or(300, |ops| ops / 100).to_string();
+    let mut command = std::process::Command::new(program);
+    command.args(["-N", &count, "-S", "7", "-f"]).arg(config).arg("-P").arg(rig.world.dir("left"));
+    let out = command.arg(mount.path("file")).output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+    assert!(rig.object("p/file").unwrap() == mount.read("file"));
+    assert_eq!(rig.server.open_uploads(), 0);
+    mount.unmount();
+}
+
+#[test]
+fn a_store_without_conditions_is_refused() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let at = rig.world.dir("mnt");
+    let source = format!("s3://{BUCKET}/p");
+    let words =
+        ["mount", &source, at.to_str().unwrap(), "--rw", "--cache-size", "0", "--endpoint-url", &proxy.endpoint()];
+    // It knows the first condition, and not the second one.
+    proxy.inject_on(Some("PUT"), "probe", ProxyFault::Delay(std::time::Duration::ZERO), 1);
+    proxy.inject_on(Some("PUT"), "probe", ProxyFault::Error(501, "NotImplemented", "no conditions"), 1);
+    let out = finish(with_credentials(&mut rig.world.command(&words)));
+    refused(&out, 3, &["ignores the condition of PutObject with If-None-Match", "--allow-unguarded-writes"]);
+    assert_eq!(rig.server.keys(BUCKET), Vec::<String>::new(), "the probe is removed");
+    proxy.inject_on(Some("PUT"), "probe", ProxyFault::Error(403, "AccessDenied", "read-only key"), 1);
+    let out = finish(with_credentials(&mut rig.world.command(&words)));
+    refused(&out, 3, &["AccessDenied", "s3:PutObject"]);
+    proxy.inject_on(Some("PUT"), "probe", ProxyFault::Delay(std::time::Duration::ZERO), 1);
+    proxy.inject_on(Some("PUT"), "probe", ProxyFault::Error(501, "NotImplemented", "no conditions"), 1);
+    let mount = rig.mount_from("unguarded", &proxy.endpoint(), &["--allow-unguarded-writes"]);
+    fs::write(mount.path("file"), b"written").unwrap();
+    assert_eq!(rig.object("p/file").unwrap(), b"written");
+    assert!(mount.process().log().contains("--allow-unguarded-writes"));
     mount.unmount();
 }
 

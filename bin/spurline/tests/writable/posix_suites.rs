@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::Instant;
 
 /// A tool that scripts/setup installs; prints the reason if it is not there.
-fn tool(name: &str) -> Option<PathBuf> {
+pub fn tool(name: &str) -> Option<PathBuf> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/bin").join(name);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::iter::once(own).chain(std::env::split_paths(&path).map(|dir| dir.join(name)));
