@@ -260,6 +260,28 @@ fn a_store_without_conditions_is_refused() {
     mount.unmount();
 }
 
+#[test]
+fn a_written_file_is_read_without_a_request() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &["--no-passthrough"]);
+    let written = bytes(5, 11 * MIB);
+    fs::write(mount.path("file"), &written).unwrap();
+    fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+    assert!(mount.read("file") == written);
+    assert_eq!(proxy.count_requests("GET", "/p/file"), 0, "{:?}", proxy.requests());
+    // A file that is replaced stays readable for the program that has it open.
+    let old = File::open(mount.path("file")).unwrap();
+    fs::write(mount.path("new"), b"new").unwrap();
+    fs::rename(mount.path("new"), mount.path("file")).unwrap();
+    let mut seen = vec![0; written.len()];
+    old.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen == written);
+    assert_eq!(mount.read("file"), b"new");
+    drop(old);
+    mount.unmount();
+}
+
 /// A store that refuses changes from one moment on: the failure is reported by fsync and close, and the object stays.
 #[test]
 fn a_lost_permission_is_reported_and_nothing_is_published() {

@@ -60,7 +60,7 @@ mod writable_directory;
 mod writable_file;
 mod write_backend;
 
-pub use bucket::{BucketWriteOptions, WritableBucket};
+pub use bucket::{BucketWriteOptions, PublishedBytes, PublishingOrigin, WritableBucket};
 pub use cached::{CachedOrigin, MetadataConfig};
 pub use caller_identity::Squash;
 pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};

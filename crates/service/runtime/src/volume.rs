@@ -11,7 +11,7 @@ use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, PathMonitor,
 use spurline_config::{Fault, GroupConfig, VolumeConfig};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::RegistryFollower;
-use spurline_origin::SharedBuckets;
+use spurline_origin::{PublishedBytes, PublishingOrigin, SharedBuckets};
 use spurline_rails::LocalRail;
 use spurline_store::{FreshDirs, Store};
 use spurline_types::{ErrorKind, FileKind, Stats};
@@ -33,6 +33,8 @@ pub struct OpenVolume {
     pub(crate) jobs: Arc<dyn spurline_jobs::JobTarget>,
     /// Follows the members of the group while the volume is open.
     pub(crate) follower: Option<Arc<RegistryFollower>>,
+    /// What this process has published lately.
+    pub(crate) published: Arc<PublishedBytes>,
     /// Keeps the paths over rails while the volume is open.
     _keeper: Option<PathMonitor>,
     /// Cache directories that this start made; last, because dropping them removes them.
@@ -120,6 +122,9 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         false,
         Arc::clone(stats),
     );
+    let published = Arc::<PublishedBytes>::default();
+    let is_written = config.writes.is_some() && config.source.scheme() != "file";
+    let under = if is_written { Arc::new(PublishingOrigin::new(under, Arc::clone(&published))) } else { under };
     let cache = Cache::new(shared, under);
     let jobs = Arc::new(target::LocalCacheTarget { cache: Arc::clone(&cache) });
     Ok(OpenVolume {
@@ -131,6 +136,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         remote: None,
         jobs,
         follower: None,
+        published,
         _keeper: None,
         fresh,
     })
@@ -224,6 +230,7 @@ fn open_from_group(
         jobs,
         follower: Some(Arc::new(follower)),
         _keeper: monitor?,
+        published: Arc::default(),
         fresh: FreshDirs::default(),
     })
 }

@@ -87,7 +87,9 @@ fn open_bucket_writes(
     options.staging_dir = config.cache.dirs.first().cloned();
     let origin = setup::origin_options(&config.under, &SharedBuckets::default());
     let reads = Arc::clone(volume.volume());
-    let opened = WritableBucket::open(config.source.as_str(), &origin, options, reads, Arc::clone(stats));
+    let published = Arc::clone(&volume.published);
+    let source = config.source.as_str();
+    let opened = WritableBucket::open(source, &origin, options, reads, published, Arc::clone(stats));
     opened.map_err(|error| match error.kind() {
         ErrorKind::Unsupported => Fault::missing(error.message(), "use another store, or leave --rw out"),
         _ => unwritable(error, "leave --rw out"),

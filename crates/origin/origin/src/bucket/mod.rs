@@ -10,10 +10,12 @@ mod file;
 mod names;
 mod object;
 mod probe;
+mod published;
 mod requests;
 mod staged;
 mod volume;
 
+pub use published::{PublishedBytes, PublishingOrigin};
 pub use volume::WritableBucket;
 
 use spurline_types::{Error, Result};

@@ -6,10 +6,11 @@
 //! 3. A part whose bytes were all written is uploaded while the program goes on; a later change of it uploads it again.
 //! 4. A sync or a close publishes: the missing parts are sent, unchanged ones are copied in the store, and the object
 //!    appears under the condition that no other writer has changed it.
-//! 5. Then the file is again one without changes, of the new version.
+//! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
 
 use super::BucketWriteOptions;
 use super::names::{content_type_of, identity_of, key_of, random_identity};
+use super::published::PublishedBytes;
 use super::requests::{BucketRequests, NewObject, marked};
 use super::staged::StagedBytes;
 use crate::object_origin::object_attr;
@@ -35,6 +36,8 @@ const PARTS_PER_LENGTH: u32 = 1000;
 const LEAST_COPY: u64 = 5 << 20;
 /// Parts of one file that are on their way at once.
 const PARTS_IN_FLIGHT: usize = 4;
+/// Bytes that readers of a file are expected to read at a time.
+const HOT_PIECE: usize = 1 << 20;
 /// How often a publication sends parts that are missing; each request is repeated until its own deadline.
 const PART_ROUNDS: u32 = 2;
 
@@ -180,6 +183,7 @@ pub(super) struct OpenObject {
     requests: Arc<BucketRequests>,
     reads: Arc<dyn Volume>,
     options: Arc<BucketWriteOptions>,
+    published: Arc<PublishedBytes>,
     /// The identity of a new file.
     unpublished: FileIdentity,
     facts: Mutex<ObjectFacts>,
@@ -193,6 +197,7 @@ impl OpenObject {
         requests: &Arc<BucketRequests>,
         reads: &Arc<dyn Volume>,
         options: &Arc<BucketWriteOptions>,
+        published: &Arc<PublishedBytes>,
         path: Vec<u8>,
         attr: Option<ObjectAttr>,
     ) -> OpenObject {
@@ -210,6 +215,7 @@ impl OpenObject {
             requests: Arc::clone(requests),
             reads: Arc::clone(reads),
             options: Arc::clone(options),
+            published: Arc::clone(published),
             unpublished,
             facts: Mutex::new(facts),
             changes: Mutex::default(),
@@ -561,11 +567,17 @@ impl OpenObject {
             self.send_parts(changes, len, &condition).await?
         };
         changes.attributes = Some(attributes);
-        changes.staged = None;
+        let staged = changes.staged.take();
         let mut facts = self.facts.lock();
         facts.published = Some(object_attr(len, SystemTime::now(), etag));
         facts.len = len;
         facts.changed = false;
+        drop(facts);
+        if let (Some(staged), Some(object)) = (staged, self.object()) {
+            self.published.insert(&object, staged);
+            let blocks = len.div_ceil(self.reads.block_size());
+            self.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);
+        }
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use super::file::BucketFile;
 use super::names::{key_of, node_attr, path_of};
 use super::object::OpenObject;
 use super::probe::{find_ignored_condition, unguarded};
+use super::published::PublishedBytes;
 use super::requests::{BucketRequests, NewObject, marked};
 use crate::object_origin::{ObjectOrigin, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
@@ -36,6 +37,7 @@ pub(super) struct BucketFiles {
     requests: Arc<BucketRequests>,
     reads: Arc<dyn Volume>,
     pub options: Arc<BucketWriteOptions>,
+    published: Arc<PublishedBytes>,
     timeout: std::time::Duration,
     open: Mutex<OpenTable>,
 }
@@ -133,7 +135,7 @@ impl BucketFiles {
     }
 
     fn new_object(&self, path: Vec<u8>, attr: Option<ObjectAttr>) -> Arc<OpenObject> {
-        Arc::new(OpenObject::new(&self.requests, &self.reads, &self.options, path, attr))
+        Arc::new(OpenObject::new(&self.requests, &self.reads, &self.options, &self.published, path, attr))
     }
 
     /// The file at `path`, which exists.
@@ -338,7 +340,8 @@ pub struct WritableBucket {
 }
 
 impl WritableBucket {
-    /// Opens the changing side of the bucket `url`, whose objects are read through `reads`.
+    /// Opens the changing side of the bucket `url`, whose objects are read through `reads`, over a [`super::PublishingOrigin`] of
+    /// `published`.
     ///
     /// # Errors
     /// `Invalid` for an impossible URL or configuration; `ReadOnly` for a store that this program can't change;
@@ -348,6 +351,7 @@ impl WritableBucket {
         config: &OriginOptions,
         options: BucketWriteOptions,
         reads: Arc<dyn Volume>,
+        published: Arc<PublishedBytes>,
         stats: Arc<Stats>,
     ) -> Result<Arc<WritableBucket>> {
         let source = SourceLocation::parse(url)?;
@@ -368,6 +372,7 @@ impl WritableBucket {
             requests,
             reads,
             options: Arc::new(options),
+            published,
             timeout: config.timeout,
             open: Mutex::default(),
         };

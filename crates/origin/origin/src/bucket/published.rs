@@ -1,0 +1,138 @@
+//! The bytes of objects that this process has just published: the cache reads them from the local files that they were written
+//! to, and not back from the store. It knows no cache and no request.
+
+use super::staged::StagedBytes;
+use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore};
+use parking_lot::Mutex;
+use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectId, ObjectRef, Result};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most objects whose local files are kept.
+const OBJECTS_MAX: usize = 64;
+/// Most bytes of these files.
+const BYTES_MAX: u64 = 1 << 30;
+
+#[derive(Default)]
+struct PublishedList {
+    /// The oldest first.
+    objects: VecDeque<(ObjectId, Arc<StagedBytes>)>,
+    bytes: u64,
+}
+
+/// The local files of the objects that were published last.
+#[derive(Default)]
+pub struct PublishedBytes {
+    list: Mutex<PublishedList>,
+}
+
+impl PublishedBytes {
+    /// Keeps the bytes of an object; those of the oldest ones go.
+    pub(super) fn insert(&self, object: &ObjectRef, staged: StagedBytes) {
+        let mut list = self.list.lock();
+        list.bytes += staged.len();
+        list.objects.push_back((object.id, Arc::new(staged)));
+        while list.objects.len() > OBJECTS_MAX || list.bytes > BYTES_MAX {
+            let Some((_, oldest)) = list.objects.pop_front() else { return };
+            list.bytes -= oldest.len();
+        }
+    }
+
+    fn find(&self, id: ObjectId) -> Option<Arc<StagedBytes>> {
+        let list = self.list.lock();
+        list.objects.iter().find(|(known, _)| *known == id).map(|(_, staged)| Arc::clone(staged))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.list.lock().objects.is_empty()
+    }
+}
+
+/// An origin whose objects are read from their local files as long as these are kept.
+pub struct PublishingOrigin {
+    store: Arc<dyn OriginStore>,
+    published: Arc<PublishedBytes>,
+}
+
+impl PublishingOrigin {
+    /// The origin `store` beside the bytes that were published into it.
+    pub fn new(store: Arc<dyn OriginStore>, published: Arc<PublishedBytes>) -> PublishingOrigin {
+        PublishingOrigin { store, published }
+    }
+
+    /// Fills the sink from a local file; false when the file does not have all of the bytes.
+    fn read_published(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink) -> Result<bool> {
+        let Some(staged) = self.published.find(object.id) else { return Ok(false) };
+        let len = sink.spare().len();
+        if !staged.is_changed(offset..offset + len as u64) {
+            return Ok(false);
+        }
+        let read = staged.read(offset, sink.spare(), &|_, _| Ok(()))?;
+        sink.commit(read);
+        Ok(read == len)
+    }
+}
+
+impl OriginStore for PublishingOrigin {
+    fn source_url(&self) -> &str {
+        self.store.source_url()
+    }
+    fn describe(&self) -> String {
+        self.store.describe()
+    }
+    fn capabilities(&self) -> OriginCapabilities {
+        self.store.capabilities()
+    }
+    fn check(&self, deadline: Instant) -> Result<()> {
+        self.store.check(deadline)
+    }
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
+        self.store.lookup(path, deadline)
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        self.store.list(path, cursor, max, deadline)
+    }
+    fn lists_all(&self, path: &[u8]) -> bool {
+        self.store.lists_all(path)
+    }
+    fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<ObjectAttr> {
+        self.store.lookup_within(path, max_age, deadline)
+    }
+    fn list_within(
+        &self,
+        path: &[u8],
+        cursor: Option<&[u8]>,
+        max: usize,
+        max_age: Duration,
+        deadline: Instant,
+    ) -> Result<ListPage> {
+        self.store.list_within(path, cursor, max, max_age, deadline)
+    }
+    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+        self.store.readlink(path, deadline)
+    }
+
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
+        if self.read_published(object, offset, sink)? {
+            return Ok(());
+        }
+        self.store.read(object, offset, sink, deadline)
+    }
+
+    fn read_many<'a>(
+        &self,
+        reads: &mut dyn Iterator<Item = OriginRead<'a>>,
+        at_once: usize,
+        time: Duration,
+    ) -> Vec<Result<()>> {
+        if self.published.is_empty() {
+            return self.store.read_many(reads, at_once, time);
+        }
+        reads.map(|read| self.read(read.object, read.offset, read.sink, Instant::now() + time)).collect()
+    }
+
+    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
+        self.store.statfs(deadline)
+    }
+}
