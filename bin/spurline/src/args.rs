@@ -430,6 +430,11 @@ pub struct FuseArgs {
     /// With --rw. A mount of a bucket tries the conditions when it starts, and is refused without this flag if the store does not keep them.
     #[arg(long)]
     pub allow_unguarded_writes: bool,
+    /// Most files and folders below a folder of a bucket that is renamed; programs copy a larger one
+    ///
+    /// With --rw. Each of them is copied within the store and then removed.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub rename_limit: u64,
     // The list is that of the parser, so it is whole.
     #[arg(help = options_help(), long_help = options_long_help())]
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]")]
@@ -571,7 +576,7 @@ raw! {
         peer_timeout, peer_silence,
     }
     FuseArgs => RawFuse {
-        read_only, rw, squash, local_locks, last_writer_wins, allow_unguarded_writes,
+        read_only, rw, squash, local_locks, last_writer_wins, allow_unguarded_writes, rename_limit,
         options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads,
         no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }

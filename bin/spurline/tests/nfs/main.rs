@@ -1,31 +1,18 @@
 //! `spurline export`, with the real binary: the kernel's NFS server and client in the virtual machine, over TCP and over
-//! RDMA, NFSv3 and NFSv4.2. Every test compares what a client reads with the source.
+//! RDMA, NFSv3 and NFSv4.2. Every test compares what a client reads with the source. `nfs_writes` has the clients that write.
 
-#[path = "../common/fsx.rs"]
-mod fsx;
-mod outages;
-#[path = "../common/pjdfstest.rs"]
-mod pjdfstest;
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../common/nfs_rig.rs"]
 mod rig;
 mod sharing;
 mod sources;
-mod suites;
-mod writes;
 
-use rig::{BIN, CASES, NfsRig, fails, output, sh};
-use spurline_testkit::{GuestNet, run_in_guest, skip};
+use rig::{BIN, CASES, NfsRig, fails, output, run_nfs_guest, sh};
 use std::path::Path;
-use std::process::Command;
 
 #[test]
 fn in_the_virtual_machine() {
-    let tools =
-        Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/nfs-tools.sh")).output().unwrap();
-    if !tools.status.success() {
-        skip("nfs", &format!("no tools of NFS: {}", String::from_utf8_lossy(&tools.stderr).trim()));
-        return;
-    }
-    run_in_guest(GuestNet::Two, &["guest_"]);
+    run_nfs_guest();
 }
 
 #[test]

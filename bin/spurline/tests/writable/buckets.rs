@@ -143,6 +143,56 @@ fn names_are_made_and_removed() {
 }
 
 #[test]
+fn a_folder_is_renamed_within_the_store() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    for n in 0..40 {
+        rig.server.put(BUCKET, &format!("p/step.tmp/part{}/{n}", n % 3), format!("bytes {n}").as_bytes());
+    }
+    rig.server.put(BUCKET, "p/step.tmp-beside", b"stays");
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &["--rename-limit", "60"]);
+    fs::create_dir(mount.path("step.tmp/empty")).unwrap();
+    let file = File::create(mount.path("step.tmp/open")).unwrap();
+    file.write_all_at(b"open", 0).unwrap();
+    assert_eq!(
+        fs::rename(mount.path("step.tmp"), mount.path("step.tmp/in")).unwrap_err().kind(),
+        ErrorKind::InvalidInput
+    );
+    fs::rename(mount.path("step.tmp"), mount.path("step")).unwrap();
+    assert!(rig.server.keys(BUCKET).iter().all(|key| !key.starts_with("p/step.tmp/")), "{:?}", rig.server.keys(BUCKET));
+    assert_eq!(proxy.count_requests("GET", "/p/step"), 0, "no bytes come through the mount");
+    for n in 0..40 {
+        assert_eq!(mount.read(format!("step/part{}/{n}", n % 3)), format!("bytes {n}").as_bytes());
+    }
+    assert!(fs::metadata(mount.path("step/empty")).unwrap().is_dir());
+    assert_eq!(mount.read("step.tmp-beside"), b"stays");
+    // The file that is open goes with its folder.
+    file.write_all_at(b"more", 4).unwrap();
+    drop(file);
+    assert_eq!(rig.object("p/step/open").unwrap(), b"openmore");
+    // Onto an empty folder, and not onto another one.
+    fs::create_dir(mount.path("target")).unwrap();
+    fs::write(mount.path("target/file"), b"x").unwrap();
+    assert_eq!(fs::rename(mount.path("step"), mount.path("target")).unwrap_err().kind(), ErrorKind::DirectoryNotEmpty);
+    fs::remove_file(mount.path("target/file")).unwrap();
+    fs::rename(mount.path("step"), mount.path("target")).unwrap();
+    assert_eq!(mount.read("target/open"), b"openmore");
+    // A store that fails in the middle: every file is under one of the names, and a second attempt completes it.
+    proxy.inject_on(Some("PUT"), "part1", ProxyFault::Error(403, "AccessDenied", "no"), 3);
+    assert!(fs::rename(mount.path("target"), mount.path("again")).is_err());
+    for n in 0..40 {
+        let name = format!("part{}/{n}", n % 3);
+        assert!(rig.object(&format!("p/target/{name}")).is_some(), "{name}");
+    }
+    // Above the limit, programs copy.
+    for n in 0..70 {
+        rig.server.put(BUCKET, &format!("p/large/{n}"), b"x");
+    }
+    assert_eq!(fs::rename(mount.path("large"), mount.path("larger")).unwrap_err().kind(), ErrorKind::CrossesDevices);
+    mount.unmount();
+}
+
+#[test]
 fn nothing_is_written_over_the_change_of_somebody_else() {
     let Some(rig) = BucketRig::start() else { return };
     rig.server.put(BUCKET, "p/file", b"first");

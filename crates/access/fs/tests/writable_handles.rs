@@ -36,7 +36,7 @@ impl Rig {
     }
 
     fn handle(&self, entry: &NodeEntry) -> Handle {
-        (entry.ino, self.fs.generation(&entry.attr.identity))
+        (entry.ino, self.fs.generation(entry.ino, &entry.attr.identity))
     }
 
     fn find(&self, parent: u64, name: &str) -> Result<NodeEntry, i32> {

@@ -41,7 +41,7 @@ pub struct FuseConfig {
 }
 
 /// A volume that is changed, or a node that takes changes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WritesConfig {
     /// User and group of all changes; `None` for those of the calling processes.
     pub squash: Option<(u32, u32)>,
@@ -49,6 +49,19 @@ pub struct WritesConfig {
     pub last_writer_wins: bool,
     /// A store that keeps no conditions is changed without them.
     pub allow_unguarded_writes: bool,
+    /// Most objects of a folder of a bucket that is renamed.
+    pub rename_limit: u64,
+}
+
+impl Default for WritesConfig {
+    fn default() -> Self {
+        WritesConfig {
+            squash: None,
+            last_writer_wins: false,
+            allow_unguarded_writes: false,
+            rename_limit: RawFuse::default().rename_limit,
+        }
+    }
 }
 
 /// Cache times of metadata per layer; their sums never exceed the flags.
@@ -176,6 +189,7 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
         squash: args.squash,
         last_writer_wins: args.last_writer_wins,
         allow_unguarded_writes: args.allow_unguarded_writes,
+        rename_limit: args.rename_limit,
     }))
 }
 

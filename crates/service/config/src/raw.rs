@@ -324,6 +324,8 @@ pub struct RawFuse {
     pub last_writer_wins: bool,
     /// A store that keeps no conditions is changed without them.
     pub allow_unguarded_writes: bool,
+    /// Most objects of a folder of a bucket that is renamed.
+    pub rename_limit: u64,
     /// Mount options.
     pub options: Vec<String>,
     /// Largest FUSE request.
@@ -365,6 +367,7 @@ impl Default for RawFuse {
             local_locks: false,
             last_writer_wins: false,
             allow_unguarded_writes: false,
+            rename_limit: 10_000,
             options: Vec::new(),
             max_write: Size(1 << 20),
             attr_cache: Duration::from_secs(1),

@@ -84,6 +84,7 @@ fn open_bucket_writes(
     let mut options = BucketWriteOptions::new(uid, gid);
     options.last_writer_wins = writes.last_writer_wins;
     options.allow_unguarded_writes = writes.allow_unguarded_writes;
+    options.rename_limit = writes.rename_limit;
     options.staging_dir = config.cache.dirs.first().cloned();
     let origin = setup::origin_options(&config.under, &SharedBuckets::default());
     let reads = Arc::clone(volume.volume());

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Memory of a node: itself, and its places in two hash tables that are on average two thirds full.
-const NODE_BYTES: u64 = 464;
+const NODE_BYTES: u64 = 480;
 /// Memory of the attributes that a directory keeps beside that.
 const DIRECTORY_ATTR_BYTES: u64 = 160;
 /// Memory of a name beside its bytes: in the node, in its directory, and as an allocation of its own.
@@ -39,6 +39,8 @@ struct TreeNode {
     /// Since the table was made, in milliseconds.
     used_ms: u64,
     directory: bool,
+    /// The generation that the kernel knows, where the identity has changed since.
+    known_generation: Option<u64>,
     /// Of a directory: the attributes that the kernel got last, for the time after its removal.
     last_attr: Option<Box<NodeAttr>>,
     /// This mount has removed or replaced the directory.
@@ -65,6 +67,7 @@ impl TreeNode {
             identity,
             used_ms: 0,
             directory,
+            known_generation: None,
             last_attr: None,
             removed: false,
             lookups: 0,
@@ -295,10 +298,17 @@ impl NodeTable {
         let mut tree = self.tree.write();
         let Some(node) = tree.nodes.get_mut(&ino) else { return };
         let earlier = std::mem::replace(&mut node.identity, identity);
+        node.known_generation.get_or_insert(generation_of(&earlier));
         if tree.by_identity.get(&earlier) == Some(&ino) {
             tree.by_identity.remove(&earlier);
         }
         tree.by_identity.insert(identity, ino);
+    }
+
+    /// The generation of a node: for the kernel, another one would be another file.
+    pub fn generation(&self, ino: u64, identity: &FileIdentity) -> u64 {
+        let known = self.tree.read().nodes.get(&ino).and_then(|node| node.known_generation);
+        known.unwrap_or_else(|| generation_of(identity))
     }
 
     /// The node that a name leads to.

@@ -21,7 +21,7 @@ impl WritableFileSystem {
     fn file_entry(&self, entry: &NodeEntry) -> FileEntry {
         FileEntry {
             ino: entry.ino,
-            generation: self.generation(&entry.attr.identity),
+            generation: self.generation(entry.ino, &entry.attr.identity),
             attr: stat_attr(&entry.attr),
             entry_ttl: entry.entry_ttl,
             attr_ttl: entry.attr_ttl,

@@ -11,6 +11,7 @@ mod names;
 mod object;
 mod probe;
 mod published;
+mod rename;
 mod requests;
 mod staged;
 mod volume;
@@ -37,6 +38,8 @@ pub struct BucketWriteOptions {
     pub last_writer_wins: bool,
     /// A store that keeps no conditions is changed without them.
     pub allow_unguarded_writes: bool,
+    /// Most objects of a folder that is renamed; programs copy larger ones.
+    pub rename_limit: u64,
     /// The folder of local files with bytes that are not published; `None` keeps those in memory.
     pub staging_dir: Option<PathBuf>,
     /// The source's prefix with a trailing slash, or empty.
@@ -53,6 +56,7 @@ impl BucketWriteOptions {
             folder_mode: 0o755,
             last_writer_wins: false,
             allow_unguarded_writes: false,
+            rename_limit: 10_000,
             staging_dir: None,
             root: String::new(),
         }

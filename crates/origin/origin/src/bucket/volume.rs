@@ -7,12 +7,11 @@ use super::names::{key_of, node_attr, path_of};
 use super::object::OpenObject;
 use super::probe::{find_ignored_condition, unguarded};
 use super::published::PublishedBytes;
-use super::requests::{BucketRequests, NewObject, marked};
-use crate::object_origin::{ObjectOrigin, folder_attr, object_attr};
+use super::requests::BucketRequests;
+use crate::object_origin::{ObjectOrigin, folder_attr};
 use crate::s3_wire::bare_etag;
-use crate::write_backend::{CopySource, ObjectAttributes, WriteCondition};
+use crate::write_backend::WriteCondition;
 use crate::{OriginOptions, OriginStore as _, SourceLocation};
-use bytes::Bytes;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, Result, Stats};
 use spurline_volume::Volume;
@@ -26,26 +25,24 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// From `linux/fs.h`.
-const RENAME_NOREPLACE: u32 = 1;
 /// Entries of the table of open files, before those that are closed are dropped.
 const LEAST_OPEN: usize = 64;
 
 /// The files of a bucket, and those of them that are open.
 pub(super) struct BucketFiles {
     origin: ObjectOrigin,
-    requests: Arc<BucketRequests>,
+    pub requests: Arc<BucketRequests>,
     reads: Arc<dyn Volume>,
     pub options: Arc<BucketWriteOptions>,
     published: Arc<PublishedBytes>,
     timeout: std::time::Duration,
-    open: Mutex<OpenTable>,
+    pub open: Mutex<OpenTable>,
 }
 
 /// Open files by their paths.
 #[derive(Default)]
-struct OpenTable {
-    files: HashMap<Vec<u8>, Weak<OpenObject>>,
+pub(super) struct OpenTable {
+    pub files: HashMap<Vec<u8>, Weak<OpenObject>>,
     /// The number of entries at which closed files are dropped.
     sweep_at: usize,
 }
@@ -55,7 +52,7 @@ impl OpenTable {
         self.files.get(path).and_then(Weak::upgrade).filter(|object| object.is_current())
     }
 
-    fn insert(&mut self, path: Vec<u8>, object: &Arc<OpenObject>) {
+    pub fn insert(&mut self, path: Vec<u8>, object: &Arc<OpenObject>) {
         if self.files.len() >= self.sweep_at.max(LEAST_OPEN) {
             self.files.retain(|_, open| open.strong_count() > 0);
             self.sweep_at = 2 * self.files.len();
@@ -74,7 +71,11 @@ impl BucketFiles {
         folder_attr()
     }
 
+    /// A path below a folder; an empty name is the folder itself.
     pub fn join(&self, folder: &[u8], name: &[u8]) -> Vec<u8> {
+        if name.is_empty() {
+            return folder.to_vec();
+        }
         path_of(&NamePath { directory: NodePath { path: folder, expected: None }, name })
     }
 
@@ -112,7 +113,7 @@ impl BucketFiles {
     }
 
     /// What a path leads to.
-    fn find(&self, path: &[u8]) -> Result<FoundNode> {
+    pub fn find(&self, path: &[u8]) -> Result<FoundNode> {
         let open = self.open.lock().find(path);
         if let Some(object) = open.filter(|object| object.is_changed()) {
             return Ok(FoundNode::Changed(object));
@@ -126,7 +127,7 @@ impl BucketFiles {
         Ok(if attr.kind == FileKind::Directory { FoundNode::Folder } else { FoundNode::Object(attr) })
     }
 
-    fn attr_at(&self, path: &[u8]) -> Result<NodeAttr> {
+    pub fn attr_at(&self, path: &[u8]) -> Result<NodeAttr> {
         Ok(match self.find(path)? {
             FoundNode::Folder => node_attr(&self.options, path, &self.folder_attr()),
             FoundNode::Object(attr) => node_attr(&self.options, path, &attr),
@@ -184,10 +185,7 @@ impl BucketFiles {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        let key = format!("{}/", key_of(&self.options.root, &path)?);
-        let attributes = marked(ObjectAttributes::with_content_type("application/x-directory"));
-        let marker = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
-        self.requests.run(self.requests.put(&marker, Bytes::new()))?;
+        self.requests.run(self.make_marker(&path))?;
         Ok(node_attr(&self.options, &path, &self.folder_attr()))
     }
 
@@ -208,7 +206,7 @@ impl BucketFiles {
     }
 
     /// Whether a folder has names in the bucket. Its own marker is none, and can fill a page.
-    fn has_names(&self, path: &[u8]) -> Result<bool> {
+    pub fn has_names(&self, path: &[u8]) -> Result<bool> {
         let mut cursor = None;
         loop {
             let page = self.list(path, cursor.as_deref(), 2)?;
@@ -246,66 +244,18 @@ impl BucketFiles {
     }
 
     /// The name leads to no open file any more.
-    fn forget_open(&self, path: &[u8]) {
+    pub fn forget_open(&self, path: &[u8]) {
         let open = self.open.lock().files.remove(path).and_then(|open| open.upgrade());
         if let Some(object) = open {
             object.note_removed();
         }
     }
 
-    fn version_condition(&self, etag: Option<String>) -> WriteCondition {
+    pub fn version_condition(&self, etag: Option<String>) -> WriteCondition {
         match etag {
             Some(etag) if !self.options.last_writer_wins => WriteCondition::Version(bare_etag(&etag).to_owned()),
             _ => WriteCondition::None,
         }
-    }
-
-    fn rename_file(&self, from: &NamePath<'_>, to: &NamePath<'_>, flags: u32) -> Result<NodeAttr> {
-        let old_path = path_of(from);
-        let new_path = path_of(to);
-        if flags & !RENAME_NOREPLACE != 0 {
-            return Err(Error::new(ErrorKind::Invalid, "a bucket can't exchange names"));
-        }
-        match self.find(&old_path)? {
-            FoundNode::Folder => {
-                let why = "folders of a bucket can't be renamed: programs copy them instead";
-                return Err(Error::new(ErrorKind::Io(libc::EXDEV), why));
-            }
-            FoundNode::Changed(object) => object.publish()?,
-            FoundNode::Object(_) => {}
-        }
-        let condition = match self.find(&new_path) {
-            Ok(_) if flags & RENAME_NOREPLACE != 0 => return Err(exists(&new_path)),
-            Ok(FoundNode::Folder) => return Err(Error::new(ErrorKind::IsADirectory, "the new name is a folder")),
-            Ok(FoundNode::Object(attr)) => self.version_condition(attr.etag),
-            Ok(FoundNode::Changed(object)) => self.version_condition(object.published_etag()),
-            Err(error) if error.kind() == ErrorKind::NotFound => WriteCondition::Absent,
-            Err(error) => return Err(error),
-        };
-        if old_path == new_path {
-            return self.attr_at(&old_path);
-        }
-        let old_key = key_of(&self.options.root, &old_path)?;
-        let new_key = key_of(&self.options.root, &new_path)?;
-        let attr = self.requests.run(async {
-            let source = self.requests.head(&old_key).await?;
-            let etag = source.raw.etag.as_deref().map(bare_etag).map(str::to_owned);
-            let attributes = marked(source.attributes);
-            let object = NewObject { key: &new_key, attributes: &attributes, condition: &condition };
-            let from = CopySource { key: &old_key, etag: etag.as_deref() };
-            let new_etag = self.requests.copy(from, &object).await?;
-            self.requests.delete(&old_key, &self.version_condition(etag)).await?;
-            Ok(object_attr(source.raw.size, source.raw.mtime, new_etag))
-        })?;
-        self.forget_open(&new_path);
-        let mut open = self.open.lock();
-        let moved = open.files.remove(&old_path).and_then(|open| open.upgrade());
-        if let Some(object) = moved {
-            open.insert(new_path.clone(), &object);
-            drop(open);
-            object.note_renamed(new_path.clone(), attr.clone());
-        }
-        Ok(node_attr(&self.options, &new_path, &attr))
     }
 
     fn set_attr(&self, of: &NodePath<'_>, set: &AttrChange) -> Result<NodeAttr> {
@@ -318,7 +268,7 @@ impl BucketFiles {
 }
 
 /// What a path leads to.
-enum FoundNode {
+pub(super) enum FoundNode {
     Folder,
     /// An object without changes of this process.
     Object(ObjectAttr),
@@ -326,7 +276,7 @@ enum FoundNode {
     Changed(Arc<OpenObject>),
 }
 
-fn exists(path: &[u8]) -> Error {
+pub(super) fn exists(path: &[u8]) -> Error {
     Error::new(ErrorKind::Io(libc::EEXIST), format!("'{}' exists", String::from_utf8_lossy(path)))
 }
 
@@ -387,7 +337,7 @@ impl WritableBucket {
 impl WritableVolume for WritableBucket {
     fn capabilities(&self) -> WriteCapabilities {
         WriteCapabilities {
-            rename_directory: DirectoryRename::No,
+            rename_directory: DirectoryRename::EachUpTo(self.files.options.rename_limit),
             hard_links: false,
             symlinks: false,
             modes: false,
@@ -477,7 +427,7 @@ impl WritableVolume for WritableBucket {
             Change::Link { .. } => Err(not_offered("hard links")),
             Change::Unlink { at } => self.files.remove_file(at).map(|()| None),
             Change::Rmdir { at } => self.files.remove_folder(at).map(|()| None),
-            Change::Rename { from, to, flags } => self.files.rename_file(from, to, *flags).map(Some),
+            Change::Rename { from, to, flags } => self.files.rename(from, to, *flags).map(Some),
             Change::SetAttr { of, set } => self.files.set_attr(of, set).map(Some),
             Change::SetXattr { .. } | Change::RemoveXattr { .. } => {
                 Err(Error::new(ErrorKind::Unsupported, "a bucket keeps no extended attributes"))

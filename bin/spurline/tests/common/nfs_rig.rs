@@ -1,11 +1,23 @@
 //! A mount in the guest, and the kernel's NFS server and client beside it.
 
+use spurline_testkit::{GuestNet, run_in_guest, skip};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Once;
 
 /// The program in the guest's own memory: the files of the host are far away from there.
 pub const BIN: &str = "/vmtmp/spurline";
+
+/// Runs the guest tests of this program; prints the reason if the tools of NFS are not there.
+pub fn run_nfs_guest() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/nfs-tools.sh");
+    let tools = Command::new(script).output().unwrap();
+    if tools.status.success() {
+        run_in_guest(GuestNet::Two, &["guest_"]);
+    } else {
+        skip("nfs", &format!("no tools of NFS: {}", String::from_utf8_lossy(&tools.stderr).trim()));
+    }
+}
 
 /// Whether this is the long form: many names, and all programs over every transport.
 pub fn is_nightly() -> bool {
