@@ -1,5 +1,5 @@
 //! Renames in a bucket: copies within the store, then removals. An object is removed only after its copy is there, so a
-//! rename that breaks off leaves some names twice and loses none.
+//! rename that is aborted leaves some names twice and loses none.
 
 use super::names::{key_of, node_attr, path_of};
 use super::requests::{BucketRequests, NewObject, marked};
