@@ -2,6 +2,7 @@
 //! The rules themselves are the tests of this crate.
 #![forbid(unsafe_code)]
 
+pub mod dialect;
 pub mod names;
 pub mod prose;
 
