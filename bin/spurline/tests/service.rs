@@ -313,6 +313,8 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
     for socket in std::fs::read_dir(rig.path("run")).unwrap().flatten() {
         std::fs::remove_file(socket.path()).unwrap();
     }
+    // The last of its threads can close the connection after the socket.
+    wait_for("the end of its connection", || !text(&rig.run("status", &mnt, &["--json"])).contains("runs as process"));
     let out = rig.run("status", &mnt, &["--json"]);
     let first = std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new("pid:[4026531836]"));
     match (first, text(&out).contains("\"state\":\"down\"")) {
