@@ -16,20 +16,28 @@ pub(super) enum CallerRights {
 
 /// The rights of the thread `pid`.
 pub(super) fn rights_of(pid: u32) -> CallerRights {
-    let status = if pid == 0 { Vec::new() } else { std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default() };
-    parse_status(&status)
+    parse_status(&status_of(pid))
+}
+
+/// The status of the thread `pid` as the system shows it; empty for work of the kernel, and when the thread is gone or not visible.
+pub(super) fn status_of(pid: u32) -> Vec<u8> {
+    if pid == 0 { Vec::new() } else { std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default() }
+}
+
+/// The value in a status behind `name`, which ends with a colon.
+pub(super) fn status_field<'a>(status: &'a [u8], name: &[u8]) -> &'a str {
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
+    line.and_then(|line| std::str::from_utf8(line).ok()).unwrap_or_default().trim()
 }
 
 fn parse_status(status: &[u8]) -> CallerRights {
-    let field = |name: &[u8]| {
-        let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| std::str::from_utf8(line).ok()).unwrap_or_default().trim()
-    };
     // A program can have the name, but not the parent.
-    if field(b"PPid:") == KERNEL_THREADS && matches!(field(b"Name:"), "nfsd" | "lockd") {
+    let is_of_kernel = status_field(status, b"PPid:") == KERNEL_THREADS;
+    if is_of_kernel && matches!(status_field(status, b"Name:"), "nfsd" | "lockd") {
         return CallerRights::NfsServer;
     }
-    CallerRights::Groups(field(b"Groups:").split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect())
+    let groups = status_field(status, b"Groups:").split_ascii_whitespace();
+    CallerRights::Groups(groups.filter_map(|word| word.parse().ok()).collect())
 }
 
 #[cfg(test)]

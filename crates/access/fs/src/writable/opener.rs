@@ -3,6 +3,8 @@
 //! A process that starts a program has its descriptors copied into a new process, which closes the copies. For the kernel
 //! each of those is a close like any other, so what a source does at a close waits for that of the opener.
 
+use super::groups::{status_field, status_of};
+
 /// The process that opened a file; `None` where it is not known.
 pub(super) struct FileOpener(Option<u32>);
 
@@ -22,11 +24,7 @@ impl FileOpener {
 
 /// The process of a thread; `None` when it is gone, of the kernel, or of another process namespace.
 fn process_of(pid: u32) -> Option<u32> {
-    if pid == 0 {
-        return None;
-    }
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
+    status_field(&status_of(pid), b"Tgid:").parse().ok()
 }
 
 #[cfg(test)]
