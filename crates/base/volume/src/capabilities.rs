@@ -84,6 +84,19 @@ pub enum LimitedCall<'a> {
 }
 
 impl WriteCapabilities {
+    /// Those of a source that can do none of these things.
+    pub const NONE: WriteCapabilities = WriteCapabilities {
+        rename_directory: DirectoryRename::No,
+        hard_links: false,
+        symlinks: false,
+        modes: false,
+        xattrs: false,
+        acls: false,
+        locks: LockScope::Mount,
+        holes: false,
+        copy: false,
+    };
+
     /// Refuses a call that the source can't answer.
     ///
     /// # Errors
@@ -129,17 +142,7 @@ mod tests {
 
     #[test]
     fn a_call_needs_its_ability_and_no_other() {
-        let none = WriteCapabilities {
-            rename_directory: DirectoryRename::No,
-            hard_links: false,
-            symlinks: false,
-            modes: false,
-            xattrs: false,
-            acls: false,
-            locks: LockScope::Mount,
-            holes: false,
-            copy: false,
-        };
+        let none = WriteCapabilities::NONE;
         let user = LimitedCall::Xattr(b"user.a");
         let acl = LimitedCall::Xattr(b"system.posix_acl_access");
         let cases = [

@@ -31,7 +31,7 @@ use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
 use spurline_types::errno::{EIO, ENODATA, EXDEV};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
     Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, SourceSpace,
@@ -43,19 +43,6 @@ use std::time::{Duration, Instant};
 
 /// The attribute with a file's capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
-
-/// Before a node has said what the source can do.
-const NO_CAPABILITIES: WriteCapabilities = WriteCapabilities {
-    rename_directory: DirectoryRename::No,
-    hard_links: false,
-    symlinks: false,
-    modes: false,
-    xattrs: false,
-    acls: false,
-    locks: LockScope::Mount,
-    holes: false,
-    copy: false,
-};
 
 /// The writable side of a group's volume.
 pub struct GroupWrites {
@@ -236,7 +223,8 @@ fn no_capabilities() -> Error {
 
 impl WritableVolume for GroupWrites {
     fn capabilities(&self) -> WriteCapabilities {
-        self.capabilities.get().cloned().unwrap_or(NO_CAPABILITIES)
+        // None before a node has said what the source can do.
+        self.capabilities.get().cloned().unwrap_or(WriteCapabilities::NONE)
     }
 
     fn use_names(&self, names: Weak<dyn KnownNames>) {
