@@ -33,6 +33,8 @@ pub struct OpenVolume {
     pub(crate) jobs: Arc<dyn spurline_jobs::JobTarget>,
     /// Follows the members of the group while the volume is open.
     pub(crate) follower: Option<Arc<RegistryFollower>>,
+    /// The connections to the origin's bucket, for its changing side.
+    pub(crate) buckets: SharedBuckets,
     /// What this process has published lately.
     pub(crate) published: Arc<PublishedBytes>,
     /// Keeps the paths over rails while the volume is open.
@@ -81,14 +83,9 @@ fn named_object(config: &VolumeConfig, stats: &Arc<Stats>) -> Option<(String, St
 }
 
 fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault> {
-    let under = setup::open_under(
-        config.source.as_str(),
-        &[],
-        &config.under,
-        metadata_limits(config),
-        stats,
-        &SharedBuckets::default(),
-    )?;
+    let buckets = SharedBuckets::default();
+    let source = config.source.as_str();
+    let under = setup::open_under(source, &[], &config.under, metadata_limits(config), stats, &buckets)?;
     setup::check_origin(&*under, config.under.timeout)?;
     tracing::info!("source {}", under.describe());
     // A bucket has no folders that could be missing: a misspelt prefix is empty.
@@ -136,6 +133,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         remote: None,
         jobs,
         follower: None,
+        buckets,
         published,
         _keeper: None,
         fresh,
@@ -230,6 +228,7 @@ fn open_from_group(
         jobs,
         follower: Some(Arc::new(follower)),
         _keeper: monitor?,
+        buckets: SharedBuckets::default(),
         published: Arc::default(),
         fresh: FreshDirs::default(),
     })

@@ -5,9 +5,7 @@ use crate::volume::OpenVolume;
 use spurline_client::GroupWrites;
 use spurline_config::{Fault, VolumeConfig, WritesConfig};
 use spurline_observe::documents::{FileByteCount, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind};
-use spurline_origin::{
-    BucketWriteOptions, SharedBuckets, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource,
-};
+use spurline_origin::{BucketWriteOptions, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
@@ -86,7 +84,7 @@ fn open_bucket_writes(
     options.allow_unguarded_writes = writes.allow_unguarded_writes;
     options.rename_limit = writes.rename_limit;
     options.staging_dir = config.cache.dirs.first().cloned();
-    let origin = setup::origin_options(&config.under, &SharedBuckets::default());
+    let origin = setup::origin_options(&config.under, &volume.buckets);
     let reads = Arc::clone(volume.volume());
     let published = Arc::clone(&volume.published);
     let source = config.source.as_str();
