@@ -107,6 +107,12 @@ impl S3Backend {
         }
     }
 
+    /// The etag in the headers of an answer.
+    fn etag_in_headers(&self, what: &str, response: &HttpResponse) -> Result<String, RequestFailure> {
+        let etag = etag_of(response.headers()).map(|etag| bare_etag(&etag).to_owned());
+        etag.ok_or_else(|| self.odd_answer(what, "no ETag"))
+    }
+
     /// The etag in a document `root`.
     async fn etag_in_document(&self, what: &str, root: &str, response: HttpResponse) -> Result<String, RequestFailure> {
         let document = self.changed_document(what, response).await?;
@@ -184,8 +190,7 @@ impl ObjectWriteBackend for S3Backend {
                 .condition(condition)?
                 .checked_body(body)?;
             let response = self.change(request).await?;
-            let etag = etag_of(response.headers()).map(|etag| bare_etag(&etag).to_owned());
-            etag.ok_or_else(|| self.odd_answer(&what, "no ETag"))
+            self.etag_in_headers(&what, &response)
         }
         .boxed()
     }
@@ -219,8 +224,7 @@ impl ObjectWriteBackend for S3Backend {
             let mut request = ChangeRequest::new(what.clone(), Method::PUT, key).checked_body(body)?;
             request.query = format!("partNumber={number}&uploadId={}", encode_query(upload));
             let response = self.change(request).await?;
-            let etag = etag_of(response.headers()).map(|etag| bare_etag(&etag).to_owned());
-            etag.ok_or_else(|| self.odd_answer(&what, "no ETag"))
+            self.etag_in_headers(&what, &response)
         }
         .boxed()
     }

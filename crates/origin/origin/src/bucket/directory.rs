@@ -3,6 +3,7 @@
 
 use super::names::node_attr;
 use super::volume::BucketFiles;
+use crate::object_origin::folder_attr;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, Result};
 use spurline_volume::writes::{
@@ -37,7 +38,7 @@ impl BucketFolder {
     }
 
     fn attr(&self) -> NodeAttr {
-        node_attr(&self.files.options, &self.path, &self.files.folder_attr())
+        node_attr(&self.files.options, &self.path, &folder_attr())
     }
 
     fn add_name(&self, listing: &mut FolderListing, name: Vec<u8>, attr: NodeAttr) {

@@ -1,6 +1,7 @@
 //! Names and attributes of a bucket's files: keys, identities, owners and modes. It knows no request.
 
 use super::BucketWriteOptions;
+use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectId, Result};
 use spurline_volume::writes::{FileIdentity, FileTime, NamePath, NodeAttr, S_IFDIR, S_IFREG};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -11,10 +12,7 @@ const KEY_MAX: usize = 1024;
 
 /// The path of a name.
 pub(super) fn path_of(at: &NamePath<'_>) -> Vec<u8> {
-    match at.directory.path {
-        b"" => at.name.to_vec(),
-        directory => [directory, at.name].join(&b'/'),
-    }
+    join_path(at.directory.path, at.name)
 }
 
 /// The key of the object at `path` below the prefix `root`, which ends with a slash or is empty.

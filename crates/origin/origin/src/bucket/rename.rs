@@ -4,7 +4,7 @@
 use super::names::{key_of, node_attr, path_of};
 use super::requests::{BucketRequests, NewObject, marked};
 use super::volume::{BucketFiles, FoundNode, exists};
-use crate::object_origin::object_attr;
+use crate::object_origin::{folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, WriteCondition};
 use bytes::Bytes;
@@ -49,27 +49,28 @@ impl BucketFiles {
         if old_path == new_path {
             return self.attr_at(&old_path);
         }
-        match (old, new) {
-            (FoundNode::Folder, None) => self.rename_folder(&old_path, &new_path),
-            (FoundNode::Folder, Some(FoundNode::Folder)) if self.has_names(&new_path)? => {
-                Err(Error::new(ErrorKind::Io(libc::ENOTEMPTY), "the new name is a folder that is not empty"))
-            }
-            (FoundNode::Folder, Some(FoundNode::Folder)) => self.rename_folder(&old_path, &new_path),
-            (FoundNode::Folder, Some(_)) => Err(Error::new(ErrorKind::NotADirectory, "the new name is a file")),
-            (_, Some(FoundNode::Folder)) => Err(Error::new(ErrorKind::IsADirectory, "the new name is a folder")),
-            (old, new) => {
-                if let FoundNode::Changed(object) = old {
-                    object.publish()?;
+        if matches!(old, FoundNode::Folder) {
+            match new {
+                None => {}
+                Some(FoundNode::Folder) if self.has_names(&new_path)? => {
+                    let why = "the new name is a folder that is not empty";
+                    return Err(Error::new(ErrorKind::Io(libc::ENOTEMPTY), why));
                 }
-                let condition = match new {
-                    None => WriteCondition::Absent,
-                    Some(FoundNode::Changed(object)) => self.version_condition(object.published_etag()),
-                    Some(FoundNode::Object(attr)) => self.version_condition(attr.etag),
-                    Some(FoundNode::Folder) => WriteCondition::None,
-                };
-                self.rename_file(&old_path, &new_path, &condition)
+                Some(FoundNode::Folder) => {}
+                Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "the new name is a file")),
             }
+            return self.rename_folder(&old_path, &new_path);
         }
+        let condition = match new {
+            None => WriteCondition::Absent,
+            Some(FoundNode::Folder) => return Err(Error::new(ErrorKind::IsADirectory, "the new name is a folder")),
+            Some(FoundNode::Changed(object)) => self.version_condition(object.published_etag()),
+            Some(FoundNode::Object(attr)) => self.version_condition(attr.etag),
+        };
+        if let FoundNode::Changed(object) = old {
+            object.publish()?;
+        }
+        self.rename_file(&old_path, &new_path, &condition)
     }
 
     fn rename_file(&self, old_path: &[u8], new_path: &[u8], condition: &WriteCondition) -> Result<NodeAttr> {
@@ -129,7 +130,7 @@ impl BucketFiles {
         for (name, (attr, _)) in tree.files.iter().zip(copied) {
             self.move_open(&self.join(old_path, name), &self.join(new_path, name), attr);
         }
-        Ok(node_attr(&self.options, new_path, &self.folder_attr()))
+        Ok(node_attr(&self.options, new_path, &folder_attr()))
     }
 
     /// Copies a file below a folder to the same name below another one.

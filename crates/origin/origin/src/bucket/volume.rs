@@ -13,6 +13,7 @@ use crate::s3_wire::bare_etag;
 use crate::write_backend::WriteCondition;
 use crate::{OriginOptions, OriginStore as _, SourceLocation};
 use parking_lot::Mutex;
+use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, Result, Stats};
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
@@ -66,17 +67,9 @@ impl BucketFiles {
         Instant::now() + self.timeout
     }
 
-    /// The attributes of a folder, of which a bucket knows none.
-    pub fn folder_attr(&self) -> ObjectAttr {
-        folder_attr()
-    }
-
     /// A path below a folder; an empty name is the folder itself.
     pub fn join(&self, folder: &[u8], name: &[u8]) -> Vec<u8> {
-        if name.is_empty() {
-            return folder.to_vec();
-        }
-        path_of(&NamePath { directory: NodePath { path: folder, expected: None }, name })
+        if name.is_empty() { folder.to_vec() } else { join_path(folder, name) }
     }
 
     /// A page of a folder's names.
@@ -129,7 +122,7 @@ impl BucketFiles {
 
     pub fn attr_at(&self, path: &[u8]) -> Result<NodeAttr> {
         Ok(match self.find(path)? {
-            FoundNode::Folder => node_attr(&self.options, path, &self.folder_attr()),
+            FoundNode::Folder => node_attr(&self.options, path, &folder_attr()),
             FoundNode::Object(attr) => node_attr(&self.options, path, &attr),
             FoundNode::Changed(object) => self.open_attr(&object),
         })
@@ -186,7 +179,7 @@ impl BucketFiles {
             Err(error) => return Err(error),
         }
         self.requests.run(self.make_marker(&path))?;
-        Ok(node_attr(&self.options, &path, &self.folder_attr()))
+        Ok(node_attr(&self.options, &path, &folder_attr()))
     }
 
     fn remove_folder(&self, at: &NamePath<'_>) -> Result<()> {
