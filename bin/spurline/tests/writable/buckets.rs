@@ -3,6 +3,7 @@
 use crate::fsx;
 use crate::posix_suites::tool;
 use crate::world::*;
+use crate::writable_group::WAYS;
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
@@ -70,10 +71,16 @@ fn a_closed_file_is_an_object_whole() {
 
 #[test]
 fn files_are_changed_in_every_way() {
+    for way in WAYS {
+        change_in_every_way(way);
+    }
+}
+
+fn change_in_every_way(way: &[&str]) {
     let Some(rig) = BucketRig::start() else { return };
     let mut model = bytes(7, 20 * MIB);
     rig.server.put(BUCKET, "p/file", &model);
-    let mount = rig.mount("mnt", &[]);
+    let mount = rig.mount("mnt", way);
     let check = |model: &[u8], what: &str| {
         assert!(rig.object("p/file").unwrap() == model, "{what}: the object");
         assert!(mount.read("file") == model, "{what}: the file");
@@ -268,9 +275,15 @@ fn lost_answers_and_refusals_leave_whole_objects() {
 /// Random operations on one file of several parts, each read compared.
 #[test]
 fn fsx_finds_no_wrong_byte_in_a_bucket() {
+    for way in WAYS {
+        run_fsx(way);
+    }
+}
+
+fn run_fsx(way: &[&str]) {
     let Some(program) = tool("fsx") else { return };
     let Some(rig) = BucketRig::start() else { return };
-    let mount = rig.mount("mnt", &[]);
+    let mount = rig.mount("mnt", way);
     let operations =
         fsx::OPERATIONS.replace("flen = 1048576", "flen = 18874368").replace("max = 131072", "max = 2097152");
     let config = rig.world.file("fsx.toml", operations.as_bytes());
