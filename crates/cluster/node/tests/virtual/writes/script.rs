@@ -1,7 +1,7 @@
 //! What happens to nodes, links and mounts in a run, drawn from a seed, and what has to be true at its end.
 
 use super::hosts::WriteCluster;
-use super::programs::{Program, RANGE_SLOTS, Shared, StopOnPanic, locked, open_file};
+use super::programs::{Program, RANGE_SLOTS, SETTLED_AFTER, Shared, StopOnPanic, locked, open_file};
 use crate::world::Dice;
 use spurline_net_sim::{FaultRates, RailMode};
 use spurline_types::ErrorKind;
@@ -207,8 +207,9 @@ pub fn run(seed: u64, shown: bool, events: &Arc<Shared>) {
         script.heal(true);
         cluster.heal();
         shared.tell(format_args!("all trouble has ended"));
+        *locked(&shared.healed) = Some(Instant::now());
         kept = keep_sessions(&cluster);
-        std::thread::sleep(Duration::from_secs(20));
+        std::thread::sleep(SETTLED_AFTER + Duration::from_secs(10));
         shared.stop.store(true, Ordering::Release);
     });
     wait_closed(&cluster, kept.len());
