@@ -6,13 +6,16 @@ use crate::sim::{BLOCK, SOURCE, Under};
 use parking_lot::Mutex;
 use spurline_cache::CacheContext;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
-use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, GroupWrites, RequestPatience};
+use spurline_client::{
+    GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, GroupWrites, NodeRails, PathMonitor, RailDialer,
+    RailsConfig, RequestPatience,
+};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{DetachedConnector, FaultPlan, FaultRates, RailMode, SimNode, SimRail};
 use spurline_node::CacheNode;
 use spurline_origin::OriginStore;
-use spurline_proto::LOCK_TIMES;
-use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, TransportKind};
+use spurline_proto::{LOCK_TIMES, RailInfo, RailLink};
+use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, PathTiming, TransportKind};
 use spurline_types::{Member, Result, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +27,10 @@ const PEER_SILENCE: Duration = Duration::from_secs(2);
 /// Memory of a mount for written bytes: little, so that syncs have to make room.
 const WRITE_MEMORY_BYTES: u64 = 512 << 10;
 const NODE_BLOCKS: u64 = 16;
+/// As the default of `--nconnect`.
+const RAIL_CHANNELS: usize = 4;
+/// As the pauses before a failed rail is tried again, and until a rail that returned is used.
+const RAIL_TIMING: PathTiming = PathTiming { retry: Duration::from_millis(500), settle: Duration::from_secs(1) };
 
 /// A running process of a node.
 struct NodeProcess {
@@ -39,20 +46,23 @@ pub struct NodeHost {
     number: usize,
     /// Faults of its calls.
     pub plan: Arc<FaultPlan>,
-    /// To all mounts.
+    /// To all mounts, over rails and TCP.
     pub link: SimRail,
+    /// Number of RDMA rails.
+    rails: usize,
     source: SharedSource,
     process: Mutex<Option<NodeProcess>>,
     stopped: AtomicBool,
 }
 
 impl NodeHost {
-    fn start(number: usize, source: &SharedSource) -> Arc<NodeHost> {
+    fn start(number: usize, rails: usize, source: &SharedSource) -> Arc<NodeHost> {
         let host = Arc::new(NodeHost {
             name: format!("n{number}"),
             number,
             plan: Arc::new(FaultPlan::new(number as u64 + 1, FaultRates::default())),
             link: SimRail::new(),
+            rails,
             source: source.clone(),
             process: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -74,6 +84,7 @@ impl NodeHost {
         let under: Arc<dyn OriginStore> = Arc::new(Under::default());
         let open = move |_: &str| Ok(Arc::clone(&under));
         let node = CacheNode::new(&self.name, shared, vec![SOURCE.into()], Box::new(open));
+        node.announce_rails((0..self.rails).map(|rail| rail_info(rail, 2)).collect());
         let changes = source.clone();
         node.accept_writes(Box::new(move |_| Ok(Arc::new(changes.clone()))));
         let ended = Arc::new(AtomicBool::new(false));
@@ -132,12 +143,50 @@ impl Connector for HostConnector {
     }
 }
 
+/// A rail of a host, in a subnet of its own.
+fn rail_info(rail: usize, host: u8) -> RailInfo {
+    let address = [10, 0, rail as u8, host].into();
+    RailInfo {
+        name: format!("r{rail}"),
+        address,
+        prefix_len: 24,
+        port: 1,
+        link: RailLink::RoceV2,
+        fabric: 0,
+        speed_mbit: 100_000,
+    }
+}
+
+/// Connects the rails of a mount to those of a host.
+struct HostDialer {
+    local: Vec<RailInfo>,
+    rails: Vec<SimRail>,
+    host: Arc<NodeHost>,
+}
+
+impl RailDialer for HostDialer {
+    fn rails(&self) -> &[RailInfo] {
+        &self.local
+    }
+    fn connector(&self, local: usize, _remote: &RailInfo) -> Arc<dyn Connector> {
+        let to_host = self.host.link.connector(Arc::new(HostConnector(Arc::clone(&self.host))), TransportKind::Rdma);
+        self.rails[local].connector(to_host, TransportKind::Rdma)
+    }
+    fn link_up(&self, local: usize) -> bool {
+        self.rails[local].link_up() && self.host.link.link_up()
+    }
+}
+
 /// A mount that writes.
 pub struct SimMount {
     pub number: usize,
     pub writes: Arc<GroupWrites>,
-    /// To each node.
+    /// To each node, over TCP.
     pub links: Vec<SimRail>,
+    /// To each node, over RDMA: each of its rails.
+    pub rails: Vec<Vec<SimRail>>,
+    pub stats: Arc<Stats>,
+    _monitor: PathMonitor,
     _volume: Arc<GroupVolume>,
 }
 
@@ -156,16 +205,16 @@ pub struct WriteCluster {
 }
 
 impl WriteCluster {
-    pub fn start(nodes: usize, mounts: usize) -> WriteCluster {
+    pub fn start(nodes: usize, mounts: usize, rails: usize) -> WriteCluster {
         let source = SharedSource::new();
-        let hosts: Vec<_> = (0..nodes).map(|number| NodeHost::start(number, &source)).collect();
+        let hosts: Vec<_> = (0..nodes).map(|number| NodeHost::start(number, rails, &source)).collect();
         let mounts = (0..mounts).map(|number| {
             // Its threads are a group of their own, as those of a process.
             let hosts = &hosts;
             std::thread::scope(|scope| {
                 let start = move || {
                     spurline_vtime::set_group(number as u64 + 1);
-                    start_mount(number, hosts)
+                    start_mount(number, hosts, rails)
                 };
                 scope.spawn(start).join().expect("the mount starts")
             })
@@ -187,14 +236,18 @@ impl WriteCluster {
             host.set_stopped(false);
             host.start_process();
         }
-        self.mounts.iter().flat_map(|mount| &mount.links).for_each(|link| link.set_mode(RailMode::Up));
+        for mount in &self.mounts {
+            let all = mount.links.iter().chain(mount.rails.iter().flatten());
+            all.for_each(|link| link.set_mode(RailMode::Up));
+        }
         self.mounts.iter().for_each(|mount| spurline_vtime::pause_group(mount.thread_group(), Duration::ZERO));
         *self.source.latency.lock() = Duration::ZERO;
     }
 }
 
-fn start_mount(number: usize, hosts: &[Arc<NodeHost>]) -> Arc<SimMount> {
+fn start_mount(number: usize, hosts: &[Arc<NodeHost>], rails: usize) -> Arc<SimMount> {
     let stats = Arc::new(Stats::default());
+    let rails: Vec<Vec<SimRail>> = hosts.iter().map(|_| (0..rails).map(|_| SimRail::new()).collect()).collect();
     let links: Vec<SimRail> = hosts.iter().map(|_| SimRail::new()).collect();
     let members: Vec<_> = hosts.iter().map(|host| Arc::new(Member::from_address(&host.name, 100))).collect();
     let ways: Vec<(String, Arc<dyn Connector>)> = hosts
@@ -211,6 +264,7 @@ fn start_mount(number: usize, hosts: &[Arc<NodeHost>]) -> Arc<SimMount> {
         let way = way.expect("a way to each node");
         GroupPeer::new(DemandPool::new(way, &name, SOURCE, DemandConfig::default(), Arc::clone(&counted)), member)
     });
+    let monitor = follow_rails(number, &roster, hosts, &rails, &stats);
     let config = GroupVolumeConfig {
         patience: RequestPatience::new(ANSWER_TIMEOUT),
         fetchers: 1,
@@ -225,5 +279,40 @@ fn start_mount(number: usize, hosts: &[Arc<NodeHost>]) -> Arc<SimMount> {
     });
     let volume = volume.expect("the nodes answer");
     let writes = volume.open_writes(None, WRITE_MEMORY_BYTES).expect("the nodes take changes");
-    Arc::new(SimMount { number, writes, links, _volume: volume })
+    Arc::new(SimMount { number, writes, links, rails, stats, _monitor: monitor, _volume: volume })
+}
+
+/// Lets requests to each host go over its rails.
+fn follow_rails(
+    number: usize,
+    roster: &Arc<GroupMembers>,
+    hosts: &[Arc<NodeHost>],
+    rails: &[Vec<SimRail>],
+    stats: &Arc<Stats>,
+) -> PathMonitor {
+    let hosts = hosts.to_vec();
+    let rails = rails.to_vec();
+    let stats = Arc::clone(stats);
+    let wake = Arc::clone(roster.path_wake());
+    roster.set_rail_factory(move |member| {
+        let at = hosts.iter().position(|host| host.name == member.name).expect("a host of each member");
+        let dialer = HostDialer {
+            local: (0..rails[at].len()).map(|rail| rail_info(rail, 1)).collect(),
+            rails: rails[at].clone(),
+            host: Arc::clone(&hosts[at]),
+        };
+        let config = RailsConfig {
+            forced: false,
+            timing: RAIL_TIMING,
+            silence: PEER_SILENCE,
+            channels: RAIL_CHANNELS,
+            connect_timeout: Duration::from_secs(5),
+            name: format!("mount-{number}"),
+            source: SOURCE.into(),
+            seed: number as u64,
+            loads: Arc::default(),
+        };
+        NodeRails::new(&member.name, Arc::new(dialer), config, Arc::clone(&stats), Arc::clone(&wake))
+    });
+    PathMonitor::start(roster).expect("a thread")
 }

@@ -45,7 +45,12 @@ fn writers_lose_nothing_and_share_no_lock_whatever_happens() {
         Some(seed) => (seed..=seed, true),
         None => (crate::seeds(SEEDS), false),
     };
-    let (mut calls, mut outages, mut lost, mut longest) = (0, 0, 0, (Duration::ZERO, String::new(), 0));
+    let mut calls = 0;
+    let mut outages = 0;
+    let mut lost = 0;
+    let mut failovers = 0;
+    let mut failbacks = 0;
+    let mut longest = (Duration::ZERO, String::new(), 0);
     for seed in seeds.clone() {
         let (shared, ran) = run(seed, shown);
         if shown {
@@ -55,11 +60,16 @@ fn writers_lose_nothing_and_share_no_lock_whatever_happens() {
         calls += shared.calls.load(Ordering::Relaxed);
         outages += shared.outages.load(Ordering::Relaxed);
         lost += shared.lost_locks.load(Ordering::Relaxed);
+        failovers += shared.failovers.load(Ordering::Relaxed);
+        failbacks += shared.failbacks.load(Ordering::Relaxed);
         let (took, what) = locked(&shared.longest).clone();
         longest = longest.max((took, what, seed));
     }
+    // A hundred runs have dozens.
+    assert!(seeds.clone().count() < 100 || failovers > 0 && failbacks > 0, "no rail has failed and returned");
     println!(
-        "{calls} calls, {outages} failed in an outage, {lost} lost locks; the longest took {:.1} s with seed {}: {}",
+        "{calls} calls, {outages} failed in an outage, {lost} lost locks, {failovers} failovers and {failbacks} failbacks of \
+         rails; the longest took {:.1} s with seed {}: {}",
         longest.0.as_secs_f64(),
         longest.2,
         longest.1

@@ -46,6 +46,9 @@ pub struct Shared {
     pub calls: AtomicU64,
     pub outages: AtomicU64,
     pub lost_locks: AtomicU64,
+    /// Requests went over another path, and back.
+    pub failovers: AtomicU64,
+    pub failbacks: AtomicU64,
     /// The locks of each mount's programs by file: the file system of a mount refuses what another program of the mount has.
     mount_locks: Mutex<BTreeMap<(usize, &'static str), KnownLocks>>,
     pub longest: Mutex<(Duration, String)>,

@@ -30,6 +30,8 @@ struct RunPlan {
     well: Option<usize>,
     /// Hosts can lose their power.
     power: bool,
+    /// RDMA rails between each mount and each node.
+    rails: usize,
     /// How long a call of the source takes at first.
     latency: Duration,
     /// Kinds of trouble of this run.
@@ -43,10 +45,13 @@ enum Trouble {
     Link(RailMode),
     Calls(FaultRates),
     Partition { mount: usize, mode: RailMode },
+    Rail { mount: usize, rail: usize, mode: RailMode },
 }
 
-/// Kinds of [`Trouble`], restarts without a pause, stopped mounts, and a slow source.
+/// Kinds of [`Trouble`] of all runs, restarts without a pause, stopped mounts, and a slow source.
 const KINDS: usize = 8;
+/// The kind of trouble of runs with rails.
+const RAIL_TROUBLE: usize = KINDS;
 
 struct WriteScript<'a> {
     dice: Dice,
@@ -77,7 +82,7 @@ impl WriteScript<'_> {
         let kind = self.plan.kinds[self.dice.below(self.plan.kinds.len())];
         let spared = self.plan.well == Some(node) || self.sick.iter().any(|(other, ..)| *other == node);
         match kind {
-            0..=4 if spared => {}
+            0..=4 | RAIL_TROUBLE if spared => {}
             0 => {
                 let power = self.plan.power && self.dice.below(2) == 0;
                 self.begin(node, Trouble::Killed { power });
@@ -120,6 +125,11 @@ impl WriteScript<'_> {
                 self.shared.tell(format_args!("the source takes {latency:?}"));
                 *self.cluster.source.latency.lock() = latency;
             }
+            RAIL_TROUBLE => {
+                let (mount, rail) = (self.dice.below(self.plan.mounts), self.dice.below(self.plan.rails));
+                let mode = self.draw_mode();
+                self.begin(node, Trouble::Rail { mount, rail, mode });
+            }
             _ => {}
         }
         std::thread::sleep(Duration::from_millis(50 + self.dice.below(9000) as u64));
@@ -135,6 +145,7 @@ impl WriteScript<'_> {
             Trouble::Link(mode) => host.link.set_mode(mode),
             Trouble::Calls(rates) => host.plan.set_rates(rates),
             Trouble::Partition { mount, mode } => self.cluster.mounts[mount].links[node].set_mode(mode),
+            Trouble::Rail { mount, rail, mode } => self.cluster.mounts[mount].rails[node][rail].set_mode(mode),
         }
         self.sick.push((node, trouble, Instant::now() + length));
     }
@@ -148,6 +159,7 @@ impl WriteScript<'_> {
             Trouble::Link(_) => host.link.set_mode(RailMode::Up),
             Trouble::Calls(_) => host.plan.set_rates(FaultRates::default()),
             Trouble::Partition { mount, .. } => self.cluster.mounts[mount].links[node].set_mode(RailMode::Up),
+            Trouble::Rail { mount, rail, .. } => self.cluster.mounts[mount].rails[node][rail].set_mode(RailMode::Up),
         }
     }
 
@@ -159,11 +171,14 @@ impl WriteScript<'_> {
     }
 }
 
-fn draw_plan(dice: &mut Dice) -> RunPlan {
+fn draw_plan(dice: &mut Dice, rails: usize) -> RunPlan {
     let nodes = 1 + dice.below(3);
     let well = dice.below(nodes);
     // Few kinds at a time show more of what each does.
-    let kinds = (0..1 + dice.below(4)).map(|_| dice.below(KINDS)).collect();
+    let mut kinds: Vec<usize> = (0..1 + dice.below(4)).map(|_| dice.below(KINDS)).collect();
+    if rails > 0 {
+        kinds.push(RAIL_TROUBLE);
+    }
     RunPlan {
         nodes,
         mounts: 1 + dice.below(3),
@@ -171,6 +186,7 @@ fn draw_plan(dice: &mut Dice) -> RunPlan {
         steps: 6 + dice.below(14),
         well: Some(well).filter(|_| nodes > 1 && dice.below(3) > 0),
         power: dice.below(3) == 0,
+        rails,
         latency: Duration::from_micros([0, 300, 5000][dice.below(3)]),
         kinds,
     }
@@ -179,8 +195,10 @@ fn draw_plan(dice: &mut Dice) -> RunPlan {
 /// One run. `shared` outlives it, with the events.
 pub fn run(seed: u64, shown: bool, events: &Arc<Shared>) {
     let mut dice = Dice::new(seed);
-    let plan = draw_plan(&mut dice);
-    let cluster = WriteCluster::start(plan.nodes, plan.mounts);
+    // In every second run, each mount reaches each node over one or two rails too.
+    let rails = Dice::new(!seed).below(4).saturating_sub(1);
+    let plan = draw_plan(&mut dice, rails);
+    let cluster = WriteCluster::start(plan.nodes, plan.mounts, plan.rails);
     let shared = &**events;
     *locked(&shared.began) = Some(Instant::now());
     shared.power.store(plan.power, Ordering::Relaxed);
@@ -258,6 +276,8 @@ fn wait_closed(cluster: &WriteCluster, kept: usize) {
 fn check_end(cluster: &WriteCluster, shared: &Shared) {
     let mut programs_know = 0;
     for mount in &cluster.mounts {
+        shared.failovers.fetch_add(mount.stats.rdma.failovers.get(), Ordering::Relaxed);
+        shared.failbacks.fetch_add(mount.stats.rdma.failbacks.get(), Ordering::Relaxed);
         mount.writes.finish_closing();
         let unsent = mount.writes.unsent_files();
         assert!(unsent.is_empty(), "mount {} has unsent bytes of closed files: {unsent:?}", mount.number);
