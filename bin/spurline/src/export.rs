@@ -298,7 +298,8 @@ fn show(
     (changes, others): (&[ServerChange], &[String]),
     host: &ExportHost,
 ) {
-    let (server, settings) = (&host.server, &host.settings);
+    let server = &host.server;
+    let settings = &host.settings;
     let (addresses, rails) = reach_of(&host.facts);
     let service = ExportService {
         v4: server.refusal_of("4.2", settings).is_none(),
@@ -407,11 +408,14 @@ fn check_client(host: &str, as_json: bool) -> Result<ExitCode, Fault> {
         };
         return Err(Fault::failed(format!("nothing of {host} is mounted here by NFS"), remedy));
     }
-    let (server, served, called) = (ServerState::read(), NfsServerCounters::read(root), NfsClientCounters::read(root));
+    let server = ServerState::read();
+    let served = NfsServerCounters::read(root);
+    let called = NfsClientCounters::read(root);
     let mut failed = false;
     let mut rows = Vec::new();
     for mount in &mounts {
-        let (problems, notes) = (problems_of(mount), notes_on(mount));
+        let problems = problems_of(mount);
+        let notes = notes_on(mount);
         failed |= !problems.is_empty();
         if as_json {
             let connections: Vec<Value> =

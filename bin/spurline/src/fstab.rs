@@ -37,7 +37,8 @@ pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Faul
 /// The arguments of `spurline` for those of mount(8); `None` when nothing is to be mounted (`mount -f`).
 fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
     let usage = |what: String| Fault::usage(what, USAGE);
-    let (mut places, mut given) = (Vec::new(), Vec::new());
+    let mut places = Vec::new();
+    let mut given = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_bytes() {

@@ -97,7 +97,8 @@ pub fn list_rules(args: RulesArgs) -> Result<ExitCode, Fault> {
             out
         })
         .collect();
-    let (pinned, most) = (sum(&|now| now["pinned_bytes"].as_u64()), sum(&|now| now["most_pinned_bytes"].as_u64()));
+    let pinned = sum(&|now| now["pinned_bytes"].as_u64());
+    let most = sum(&|now| now["most_pinned_bytes"].as_u64());
     if args.json {
         let out = json!({
             "revision": set.revision, "rules": rules, "pinned_bytes": pinned, "most_pinned_bytes": most,
@@ -188,7 +189,8 @@ pub fn pin_before_load(
 ) -> Result<(), Fault> {
     let urls: Vec<String> = paths.iter().map(|path| url_below(source, path.as_bytes())).collect::<Result<_, _>>()?;
     let (nodes, set) = RuleNodes::open(registry, group, trust)?;
-    let (bar, stop) = (progress_bar(quiet), Arc::new(AtomicBool::new(false)));
+    let bar = progress_bar(quiet);
+    let stop = Arc::new(AtomicBool::new(false));
     let change = RuleChange { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true };
     let (set, told) = apply_change(&nodes, set, &urls, &change, &shown_in(&bar), &stop)?;
     bar.finish_and_clear();

@@ -61,7 +61,10 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
             "spurline mount, or name a node",
         ));
     }
-    let (mut all_well, mut any_well, mut all_theirs, mut first) = (true, false, true, None);
+    let mut all_well = true;
+    let mut any_well = false;
+    let mut all_theirs = true;
+    let mut first = None;
     for (name, peer) in asked {
         // Another user's mount may not be queried. Unless it was named, that is no failure as long as others answer.
         let theirs = peer.as_ref().is_err_and(|absent| absent.may_run);

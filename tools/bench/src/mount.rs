@@ -154,7 +154,8 @@ fn has_listener(pid: u32, addr: &str) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
         text.lines().skip(1).any(|l| {
             let mut fields = l.split_ascii_whitespace();
-            let (local, state) = (fields.nth(1).unwrap_or(""), fields.nth(1).unwrap_or(""));
+            let local = fields.nth(1).unwrap_or("");
+            let state = fields.nth(1).unwrap_or("");
             local.ends_with(&wanted) && state == "0A"
         })
     })

@@ -41,7 +41,8 @@ impl NamespacePair {
             client_ip: "10.231.77.2",
             interface: "bench0",
         };
-        let (s, c) = (&pair.server, &pair.client);
+        let s = &pair.server;
+        let c = &pair.client;
         let add = run_ip(&format!("netns add {s}")).and_then(|()| run_ip(&format!("netns add {c}")));
         add.map_err(|e| not_available("network namespaces are", e))?;
         let i = pair.interface;

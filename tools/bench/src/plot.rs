@@ -132,7 +132,8 @@ impl BenchChart {
                 three_digits(x),
             );
         }
-        let (middle, below) = (LEFT + WIDTH / 2.0, TOP + HEIGHT + 34.0);
+        let middle = LEFT + WIDTH / 2.0;
+        let below = TOP + HEIGHT + 34.0;
         let _ =
             writeln!(out, "<text x=\"{middle:.0}\" y=\"{below:.0}\" text-anchor=\"middle\">{}</text>", escape(&self.x));
         if let Some((name, value)) = &self.mark {

@@ -133,7 +133,8 @@ pub fn write_file(path: &Path, seed: u64, len: u64) -> Result<()> {
 pub fn check_file(path: &Path, seed: u64, len: u64) -> Result<()> {
     let mut file = File::open(path).map_err(|e| BenchError::io(path.display(), &e))?;
     let size = (1 << 20).min(len.max(1) as usize);
-    let (mut got, mut right) = (vec![0u8; size], vec![0u8; size]);
+    let mut got = vec![0u8; size];
+    let mut right = vec![0u8; size];
     let mut at = 0;
     while at < len {
         let n = ((len - at) as usize).min(size);

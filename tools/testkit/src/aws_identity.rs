@@ -31,8 +31,10 @@ impl AwsIdentityServer {
     pub fn start() -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
-        let (requests, closed) = (Arc::<Mutex<Vec<String>>>::default(), Arc::<AtomicBool>::default());
-        let (log, ends) = (Arc::clone(&requests), Arc::clone(&closed));
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let closed = Arc::<AtomicBool>::default();
+        let log = Arc::clone(&requests);
+        let ends = Arc::clone(&closed);
         std::thread::Builder::new().name("testkit-aws".into()).spawn(move || {
             for client in listener.incoming().flatten() {
                 if ends.load(Ordering::Relaxed) {
@@ -75,7 +77,8 @@ fn serve_client(client: &TcpStream, log: &Mutex<Vec<String>>) -> io::Result<()> 
         let line = raw.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}:")))?;
         Some(line.split_once(':')?.1.trim().to_owned())
     };
-    let (method, target) = (head.word(0), head.word(1));
+    let method = head.word(0);
+    let target = head.word(1);
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let parameters = format!("{query}&{}", String::from_utf8_lossy(&body));
     let parameter = |name: &str| parameters.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('='));

@@ -239,7 +239,8 @@ fn serve_client(client: &TcpStream, shared: &ProxyShared) -> io::Result<()> {
     let mut to_client = BufWriter::with_capacity(256 << 10, client);
     let mut upstream: Option<TcpStream> = None;
     while let Some(request) = HttpHead::read(&mut from_client)? {
-        let (method, path) = (request.word(0).to_owned(), request.word(1).to_owned());
+        let method = request.word(0).to_owned();
+        let path = request.word(1).to_owned();
         let fault = shared.take_fault(&method, &path);
         let (latency, target, hook, clock) = {
             let state = shared.state.lock();

@@ -175,7 +175,9 @@ impl S3 for DirS3 {
         };
         let start = listing::page_start(&input);
         let limit = listing::page_limit(&input);
-        let (mut items, mut last, mut more) = (Vec::new(), None, false);
+        let mut items = Vec::new();
+        let mut last = None;
+        let mut more = false;
         let marker = valid && !folder.is_empty() && partial.is_empty() && start.is_none() && path.is_dir();
         if marker && limit > 0 {
             // A folder is its own marker, so that empty ones are listed.
@@ -207,7 +209,8 @@ impl S3 for DirS3 {
     }
 
     async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
-        let (bucket, key) = (req.input.bucket.clone(), req.input.key.clone());
+        let bucket = req.input.bucket.clone();
+        let key = req.input.key.clone();
         let mut response = self.inner.put_object(req).await?;
         let metadata = self.key_path(&bucket, &key)?.metadata().map_err(internal_error)?;
         response.output.e_tag = Some(ETag::Strong(stat_etag(&metadata)));

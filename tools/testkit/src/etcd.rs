@@ -36,7 +36,8 @@ impl EtcdServer {
     pub fn start(dir: &Path, port: u16, scheme: &str, more: &[&str]) -> io::Result<EtcdServer> {
         let begun = Instant::now();
         loop {
-            let (at, peers) = (if port == 0 { free_port()? } else { port }, free_port()?);
+            let at = if port == 0 { free_port()? } else { port };
+            let peers = free_port()?;
             let url = format!("{scheme}://127.0.0.1:{at}");
             let peer = format!("http://127.0.0.1:{peers}");
             let mut command = Command::new("etcd");

@@ -35,7 +35,8 @@ pub(crate) fn page_output(
 ) -> ListObjectsV2Output {
     let url = input.encoding_type.as_ref().is_some_and(|e| e.as_str() == EncodingType::URL);
     let name = |n: String| if url { escape_name(&n) } else { n };
-    let (mut contents, mut common_prefixes) = (Vec::new(), Vec::new());
+    let mut contents = Vec::new();
+    let mut common_prefixes = Vec::new();
     let count = items.len();
     for item in items {
         match item {

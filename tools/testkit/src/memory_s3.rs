@@ -418,7 +418,9 @@ impl S3 for MemoryS3 {
         let prefix = input.prefix.clone().unwrap_or_default();
         let delimiter = input.delimiter.clone().unwrap_or_default();
         let limit = listing::page_limit(&input);
-        let (mut items, mut last, mut more) = (Vec::new(), None, false);
+        let mut items = Vec::new();
+        let mut last = None;
+        let mut more = false;
         let mut from = Bound::Included(prefix.clone());
         if let Some(start) = listing::page_start(&input).filter(|s| *s >= prefix) {
             // Nothing is left below a prefix that has been listed.

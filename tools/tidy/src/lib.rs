@@ -38,7 +38,8 @@ pub fn files() -> Vec<PathBuf> {
 fn walk(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
+        let path = entry.path();
+        let name = entry.file_name();
         match entry.file_type() {
             Ok(kind) if kind.is_dir() && name != "target" && name != ".git" => found.extend(walk(&path)),
             Ok(kind) if kind.is_file() => found.push(path),

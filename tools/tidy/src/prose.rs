@@ -13,7 +13,9 @@ pub struct ProseRun {
 /// Comments and string literals of Rust source text.
 pub fn of_rust(source: &str) -> Vec<ProseRun> {
     let chars: Vec<char> = source.chars().collect();
-    let (mut runs, mut at, mut line) = (Vec::new(), 0, 1);
+    let mut runs = Vec::new();
+    let mut at = 0;
+    let mut line = 1;
     while at < chars.len() {
         let rest = &chars[at..];
         let (length, text) = if rest.starts_with(&['/', '/']) {
@@ -78,7 +80,8 @@ fn character_length(rest: &[char]) -> usize {
 
 /// The text of a Markdown document, code blocks and code spans left out.
 pub fn of_markdown(source: &str) -> Vec<ProseRun> {
-    let (mut runs, mut in_code) = (Vec::new(), false);
+    let mut runs = Vec::new();
+    let mut in_code = false;
     for (index, line) in source.lines().enumerate() {
         if line.trim_start().starts_with("```") {
             in_code = !in_code;

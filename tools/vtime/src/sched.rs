@@ -179,7 +179,8 @@ impl VirtualScheduler {
     /// Registers a new thread, which belongs to the group of thread `parent`.
     pub fn add_thread(&mut self, parent: u64) -> StartedThread {
         let group = self.threads.get(&parent).map_or(0, |parent| parent.group);
-        let (number, baton) = (self.next, ThreadBaton::new());
+        let number = self.next;
+        let baton = ThreadBaton::new();
         self.next += 1;
         self.threads.insert(number, VirtualThread { state: ThreadState::Ready, baton, group, timed_out: false });
         StartedThread(number, baton)

@@ -264,7 +264,8 @@ extern "C" fn start_thread(start: *mut c_void) -> *mut c_void {
     // SAFETY: made by `pthread_create` below, for this thread alone.
     let start = unsafe { Box::from_raw(start.cast::<ThreadStart>()) };
     start.begun.enter();
-    let (body, argument) = (start.body, start.argument);
+    let body = start.body;
+    let argument = start.argument;
     drop(start);
     body(argument)
 }

@@ -51,8 +51,11 @@ pub fn read_all(
     let start = Instant::now();
     // Not joined: a reader that blocks in the mount ends when the mount is removed.
     for _ in 0..readers {
-        let (files, next, sender) = (Arc::clone(&files), Arc::clone(&next), sender.clone());
-        let (root, control): (PathBuf, _) = (mountpoint.to_owned(), Arc::clone(control));
+        let files = Arc::clone(&files);
+        let next = Arc::clone(&next);
+        let sender = sender.clone();
+        let root: PathBuf = mountpoint.to_owned();
+        let control = Arc::clone(control);
         std::thread::spawn(move || {
             let mut buffer = vec![0; 1 << 20];
             while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {

@@ -86,7 +86,9 @@ fn progress_line(p: &JobProgress, counts: CountOptions) -> String {
     if counts.metadata_only {
         let _ = write!(line, ", {:.0}/s", p.files_per_second);
     } else {
-        let (bytes, all, now) = (bytes, p.bytes_total, p.bytes_per_second as u64);
+        let bytes = bytes;
+        let all = p.bytes_total;
+        let now = p.bytes_per_second as u64;
         let _ = write!(line, ", {} of {}{at_least}, {}/s", human_bytes(bytes), human_bytes(all), human_bytes(now));
     }
     if p.files_failed > 0 {
@@ -174,7 +176,9 @@ fn bytes_line(out: &mut String, free: bool, p: &JobProgress, counts: CountOption
         return;
     }
     let at_least = if p.listed { "" } else { "+" };
-    let (done, total, moved) = (human_bytes(p.bytes_done), human_bytes(p.bytes_total), human_bytes(p.bytes_moved));
+    let done = human_bytes(p.bytes_done);
+    let total = human_bytes(p.bytes_total);
+    let moved = human_bytes(p.bytes_moved);
     if free {
         // The size of the files says neither how much of them was cached nor how fast that was dropped.
         let files = if p.files_total > 0 { format!("; the files have {total}{at_least}") } else { String::new() };

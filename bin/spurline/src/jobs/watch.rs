@@ -192,7 +192,8 @@ impl<'a> JobWatch<'a> {
         mine: bool,
     ) -> std::result::Result<ExitCode, Fault> {
         self.print_others(now);
-        let (id, mut seen) = (id_of(now), submission_number(now));
+        let id = id_of(now);
+        let mut seen = submission_number(now);
         let mut told = false;
         loop {
             // Once a stop was requested, another interrupt only ends the wait for a coordinator.

@@ -190,7 +190,8 @@ fn per_gib(seconds: f64, bytes: u64) -> Option<f64> {
 }
 
 fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, direction: BwDirection) {
-    let (plan, measured) = (&outcome.plan, &outcome.measured);
+    let plan = &outcome.plan;
+    let measured = &outcome.measured;
     let there = outcome.report.as_ref().map_or(&session.welcome.link, |r| &r.link);
     if outcome.rails.is_empty() {
         anstream::println!("from {}", end_text(&outcome.link));
@@ -229,7 +230,8 @@ fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, direction: BwDire
                 }
                 None => "port rate unknown".into(),
             };
-            let (gigabytes, gigabit) = (rate / 1e9, rate * 8.0 / 1e9);
+            let gigabytes = rate / 1e9;
+            let gigabit = rate * 8.0 / 1e9;
             anstream::println!(
                 "{word:<6} {gigabytes:.3} GB/s ({gigabit:.2} Gb/s), {share}  {DIM}{}{DIM:#}",
                 human_bytes(bytes)
@@ -303,7 +305,9 @@ fn plan_ops(plan: &ProbePlan) -> Vec<&'static str> {
 
 /// The outcome of a measurement as JSON; the names are stable.
 pub(super) fn to_json(session: &ProbeSession, outcome: &ProbeOutcome, command: &str) -> Value {
-    let (plan, measured, report) = (&outcome.plan, &outcome.measured, outcome.report.as_ref());
+    let plan = &outcome.plan;
+    let measured = &outcome.measured;
+    let report = outcome.report.as_ref();
     let rates = judge::byte_rates(outcome);
     let times = |ops: &[ProbeOp]| {
         measured.times.iter().find(|(o, t)| ops.contains(o) && t.count() > 0).map(|(_, t)| times_json(t))

@@ -150,7 +150,8 @@ fn rail_obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>
 
 /// The facts of a host that runs `net serve`, and its port.
 fn fetch_host(host: &str, trust: &Arc<Trust>) -> Result<(HostTree, u16), Fault> {
-    let (peer, trust) = (client::parse_peer(host)?, Arc::clone(trust));
+    let peer = client::parse_peer(host)?;
+    let trust = Arc::clone(trust);
     let call = ConnectConfig { peer, from: Vec::new(), timeout: PEER, trust };
     let asked = |mut session: ProbeSession| Ok((session.fetch_facts(PEER)?, session.remote().port()));
     let (facts, port) = ProbeSession::connect(&call).and_then(asked).map_err(|fault| {

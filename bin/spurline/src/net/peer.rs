@@ -99,7 +99,8 @@ impl PeerArgs {
             Some(spec) => flag_addresses("--interface", spec)?,
             None => Vec::new(),
         };
-        let (peer, trust) = (client::parse_peer(&self.host)?, self.token.open()?);
+        let peer = client::parse_peer(&self.host)?;
+        let trust = self.token.open()?;
         ProbeSession::connect(&ConnectConfig { peer, from, timeout: self.timeout, trust })
     }
 }

@@ -50,7 +50,8 @@ fn try_route(
     timeout: Duration,
     trust: &Arc<Trust>,
 ) -> Result<[Option<String>; 2], String> {
-    let (peer, trust) = (SocketAddr::new(to, port).to_string(), Arc::clone(trust));
+    let peer = SocketAddr::new(to, port).to_string();
+    let trust = Arc::clone(trust);
     let call = ConnectConfig { peer, from: vec![from], timeout, trust };
     let mut session = ProbeSession::connect(&call).map_err(|fault| fault.what)?;
     let plan = ProbePlan { size: SIZE, depth: 4, streams: vec![ProbeOp::Write], ..ProbePlan::default() };

@@ -54,7 +54,9 @@ fn output_of(program: &str, words: &[&str]) -> String {
 
 /// The first chain at the hook of incoming packets that drops some of them, or sends them to a chain that may.
 fn filtering_chain(rules: &str) -> Option<String> {
-    let (mut table, mut chain, mut incoming) = ("", "", false);
+    let mut table = "";
+    let mut chain = "";
+    let mut incoming = false;
     for line in rules.lines().map(str::trim) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {

@@ -369,7 +369,8 @@ pub fn remove_export(
     for id in ids {
         remove_folder(&root.join(STATE_DIR).join(id))?;
     }
-    let (before, server) = (server, if here { ServerState::read() } else { ServerState::default() });
+    let before = server;
+    let server = if here { ServerState::read() } else { ServerState::default() };
     let own_needs = own.iter().map(|(_, record)| record);
     let mut left = Vec::new();
     if exported.iter().any(|path| Path::new(path) == shown) {

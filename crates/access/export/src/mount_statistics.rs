@@ -104,7 +104,8 @@ fn parse_mountstats(text: &str) -> Vec<NfsMount> {
                 inside = matches!(kind, Some(&("nfs" | "nfs4")));
                 if let (true, Some(device), Some(point)) = (inside, fields.get(1), fields.get(4)) {
                     let (server, export) = split_device(device);
-                    let (export, mountpoint) = (decode_path(&export), decode_path(point));
+                    let export = decode_path(&export);
+                    let mountpoint = decode_path(point);
                     mounts.push(NfsMount { server, export, mountpoint, ..NfsMount::default() });
                 }
             }

@@ -149,7 +149,8 @@ pub fn check_requirements(
                 "export without --rdma, or see `spurline net doctor`",
             ),
         });
-        let (listens, wanted) = (server.rdma_port(), settings.rdma_port());
+        let listens = server.rdma_port();
+        let wanted = settings.rdma_port();
         all.push(match listens.filter(|port| *port != wanted) {
             None => outcome("rdma-port", Met, format!("port {wanted}"), ""),
             Some(port) => outcome(
@@ -210,14 +211,16 @@ fn missing_right(uid_map: &str, status: &str) -> Option<String> {
 
 /// Two mounts with one file system id are one mount for the server and for clients: those of the second reach the first.
 fn check_fsid(plan: &ExportPlan, exports: &[(String, ExportRecord)]) -> RequirementOutcome {
-    let (id, fsid) = (plan.id(), plan.fsid());
+    let id = plan.id();
+    let fsid = plan.fsid();
     let same = exports
         .iter()
         .find(|(other, record)| *other != id && record.fsid == fsid && record.mountpoint != plan.mountpoint);
     match same {
         None => outcome("fsid", RequirementState::Met, fsid, ""),
         Some((_, record)) => {
-            let (at, kind) = (record.mountpoint.display(), if plan.writable_mount { "writable" } else { "read-only" });
+            let at = record.mountpoint.display();
+            let kind = if plan.writable_mount { "writable" } else { "read-only" };
             outcome(
                 "fsid",
                 RequirementState::Missing,

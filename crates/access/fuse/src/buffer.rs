@@ -70,7 +70,8 @@ impl Drop for MappedPages {
 
 impl BufferSource for AnonymousPages {
     fn allocate(&self, len: usize) -> io::Result<Box<dyn SlotBuffer>> {
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
         if start == libc::MAP_FAILED {

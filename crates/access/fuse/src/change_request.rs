@@ -201,7 +201,8 @@ fn decode_known(op: u32, args: &[u8], body: &[u8], group: Option<u32>) -> Option
         }
         opcode::FSYNC | opcode::FSYNCDIR => {
             let a: abi::FsyncIn = read_plain(args)?;
-            let (fh, data_only) = (a.fh, a.fsync_flags & abi::FSYNC_FDATASYNC != 0);
+            let fh = a.fh;
+            let data_only = a.fsync_flags & abi::FSYNC_FDATASYNC != 0;
             match op {
                 opcode::FSYNC => ChangeRequest::Fsync { fh, data_only },
                 _ => ChangeRequest::Fsyncdir { fh, data_only },

@@ -361,7 +361,8 @@ fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<O
     let words = options.kernel_words(max_read);
     // SELinux takes its own options out of the text before FUSE reads the rest.
     let data = format!("fd={},rootmode=40000,user_id={uid},group_id={gid}{words}", device.as_raw_fd());
-    let (data, source) = (c_string(data.as_bytes(), path)?, c_string(options.fsname.as_bytes(), path)?);
+    let data = c_string(data.as_bytes(), path)?;
+    let source = c_string(options.fsname.as_bytes(), path)?;
     let fstype = c_string(format!("fuse.{}", options.subtype).as_bytes(), path)?;
     let target = c_string(path.as_os_str().as_bytes(), path)?;
     // SAFETY: all five strings live through the call, and the descriptor named in `data` is open.

@@ -40,7 +40,8 @@ impl QueueCpus {
             let text = fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).unwrap_or_default();
             parse_cpu_list(&text)
         };
-        let (on, possible) = (list("online"), list("possible"));
+        let on = list("online");
+        let possible = list("possible");
         let all = possible.len().max(on.len()).max(1);
         QueueCpus { on: if on.is_empty() { (0..all).collect() } else { on }, all }
     }

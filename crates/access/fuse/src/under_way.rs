@@ -98,7 +98,8 @@ impl RequestsUnderWay {
     /// Adds the calling thread until the result is dropped.
     pub(crate) fn add_thread(&self, queue: Option<usize>, joined_late: bool) -> AddedThread<'_> {
         let stat = fs::read_link("/proc/thread-self").ok().map(|thread| Path::new("/proc").join(thread).join("stat"));
-        let (taken, handle) = (AtomicU64::new(0), AtomicU64::new(NO_HANDLE));
+        let taken = AtomicU64::new(0);
+        let handle = AtomicU64::new(NO_HANDLE);
         let thread = Arc::new(ServingThread { stat, queue, joined_late, taken, handle });
         self.threads.lock().push(Arc::clone(&thread));
         AddedThread { under_way: self, thread }

@@ -125,10 +125,12 @@ impl BuddyAllocator {
 
     /// The free runs that begin in `pages`: the first page of each, and its order.
     pub(crate) fn free_in(&self, pages: Range<u32>) -> impl Iterator<Item = (u32, u32)> {
-        let (mut page, end) = (pages.start, pages.end.min(self.order.len() as u32));
+        let mut page = pages.start;
+        let end = pages.end.min(self.order.len() as u32);
         std::iter::from_fn(move || {
             while page < end {
-                let (at, order) = (page, self.order[page as usize]);
+                let at = page;
+                let order = self.order[page as usize];
                 if order != NOT_FREE {
                     page += 1 << order;
                     return Some((at, order.into()));
@@ -161,7 +163,8 @@ impl BuddyAllocator {
     }
 
     fn unlink(&mut self, page: u32) {
-        let (next, prev) = (self.next[page as usize], self.prev[page as usize]);
+        let next = self.next[page as usize];
+        let prev = self.prev[page as usize];
         let order = std::mem::replace(&mut self.order[page as usize], NOT_FREE);
         if prev == NONE {
             *self.head_of(page, order.into()) = next;

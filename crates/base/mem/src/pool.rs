@@ -299,7 +299,8 @@ impl BufferPool {
     }
 
     fn stripe_part(&self, node: Option<u32>) -> Option<usize> {
-        let (stripes, node) = (self.stripes.get()?, node?);
+        let stripes = self.stripes.get()?;
+        let node = node?;
         stripes.nodes().iter().position(|of| *of == node)
     }
 

@@ -44,10 +44,13 @@ impl BufferReclaim for MemTier {
         // Each name is tried a bounded number of times, so a pool of pinned blocks ends the search.
         let mut tries = 2 * queues.len() + 1;
         // Blocks in use: a queue full of them must be passed over, or one full of fills would hide the other.
-        let (mut small_passed, mut main_passed, mut short) = (0, 0, 0);
+        let mut small_passed = 0;
+        let mut main_passed = 0;
+        let mut short = 0;
         while tries > 0 && short < SHORT_BLOCKS_TRIED {
             tries -= 1;
-            let (try_small, try_main) = (small_passed < queues.small.len(), main_passed < queues.main.len());
+            let try_small = small_passed < queues.small.len();
+            let try_main = main_passed < queues.main.len();
             let of_small = try_small && (queues.small_is_due() || !try_main);
             let name = match (of_small, try_main) {
                 (true, _) => queues.small.pop(),

@@ -62,7 +62,8 @@ impl NumaStripes {
         let ats: Vec<usize> = (0..len).step_by(HUGE_PAGE).collect();
         let pages: Vec<*const u8> = ats.iter().map(|at| start.wrapping_add(*at)).collect();
         let mut status = vec![0i32; pages.len()];
-        let (pages, to) = (pages.as_ptr(), status.as_mut_ptr());
+        let pages = pages.as_ptr();
+        let to = status.as_mut_ptr();
         // SAFETY: both arrays have the stated number of entries; without target nodes, no page is moved.
         let answer =
             unsafe { libc::syscall(libc::SYS_move_pages, 0, ats.len(), pages, std::ptr::null::<i32>(), to, 0) };

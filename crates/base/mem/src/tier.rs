@@ -94,7 +94,8 @@ impl MemBlock {
     fn touch(&self, now: u32) -> bool {
         // The later of two readers may get here first: signed, or the other's time would seem ages later.
         let since = |then: u32| now.wrapping_sub(then) as i32;
-        let (last, counted) = (self.last_use.swap(now, Ordering::Relaxed), self.last_counted.load(Ordering::Relaxed));
+        let last = self.last_use.swap(now, Ordering::Relaxed);
+        let counted = self.last_counted.load(Ordering::Relaxed);
         if since(last) < CORRELATED_MS as i32 && since(counted) < SUSTAINED_MS as i32 {
             return false;
         }
@@ -328,7 +329,8 @@ impl MemTier {
 
     fn insert_block(self: &Arc<Self>, id: BlockId, buf: PoolBuf, len: usize) -> TierLookup {
         debug_assert!(buf.len() >= len);
-        let (footprint, now) = (buf.footprint(), self.now_ms());
+        let footprint = buf.footprint();
+        let now = self.now_ms();
         let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
         let name = QueuedBlock::new(id, stamp, buf.pages().len() as u32);
         let block = Arc::new(MemBlock {

@@ -134,7 +134,8 @@ fn parse_mountinfo(table: &[u8]) -> Vec<MountEntry> {
     let line = |line: &[u8]| -> Option<MountEntry> {
         let mut words = line.split(|b| *b == b' ');
         let number = |word: Option<&[u8]>| std::str::from_utf8(word?).ok()?.parse().ok();
-        let (id, parent) = (number(words.next())?, number(words.next())?);
+        let id = number(words.next())?;
+        let parent = number(words.next())?;
         let device = std::str::from_utf8(words.next()?).ok()?;
         let (major, minor) = device.split_once(':')?;
         let mountpoint = OsString::from_vec(unescape_octal(words.nth(1)?));

@@ -156,7 +156,8 @@ impl ObjectRef {
         if self.block_count(block_size) <= u64::from(u32::MAX) {
             return Ok(());
         }
-        let (path, size) = (String::from_utf8_lossy(&self.path), self.size);
+        let path = String::from_utf8_lossy(&self.path);
+        let size = self.size;
         let why = format!(
             "'{path}' is {size} bytes long, more than {} blocks of {block_size} bytes; give a larger --block-size",
             u32::MAX

@@ -65,7 +65,8 @@ impl KnownLocks {
     /// Adds a lock, joined with equal ones beside it: a program that locks record after record has one range.
     fn add_merged(&mut self, mut new: KnownLock) {
         self.locks.retain(|known| {
-            let (own, range) = (new.lock.range, known.lock.range);
+            let own = new.lock.range;
+            let range = known.lock.range;
             let equal = known.lock.owner() == new.lock.owner() && known.lock.kind == new.lock.kind;
             let beside = range.end.checked_add(1) == Some(own.start) || own.end.checked_add(1) == Some(range.start);
             if equal && beside {

@@ -27,7 +27,8 @@ pub(crate) struct PrefetchPermit {
 impl PrefetchPermit {
     /// Takes a permit for a buffer of `len` bytes, if one more may be filled ahead.
     pub(crate) fn try_acquire(shared: &Arc<CacheContext>, len: usize) -> Option<PrefetchPermit> {
-        let (bytes, ahead) = (BufferPool::footprint(len), &shared.in_flight.ahead);
+        let bytes = BufferPool::footprint(len);
+        let ahead = &shared.in_flight.ahead;
         if len == 0 || ahead.load(Ordering::Relaxed) + bytes > shared.tier.pool().limit_bytes() / 3 {
             return None;
         }
@@ -54,7 +55,8 @@ impl FetchPermit {
     /// # Errors
     /// `Timeout` when there is none before `deadline`.
     pub(crate) fn acquire(shared: &Arc<CacheContext>, len: usize, deadline: Instant) -> Result<FetchPermit> {
-        let (bytes, most) = (BufferPool::footprint(len), shared.tier.pool().limit_bytes() / 2);
+        let bytes = BufferPool::footprint(len);
+        let most = shared.tier.pool().limit_bytes() / 2;
         let mut wanted = shared.in_flight.wanted.lock();
         while *wanted > 0 && *wanted + bytes > most {
             if shared.in_flight.released.wait_until(&mut wanted, deadline).timed_out() {

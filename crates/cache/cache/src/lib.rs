@@ -375,7 +375,9 @@ impl Cache {
     }
 
     fn fill_job(&self, object: &ObjectRef, fill: BlockFill) -> impl FnOnce() + Send + 'static {
-        let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.origin), object.clone());
+        let shared = Arc::clone(&self.shared);
+        let under = Arc::clone(&self.origin);
+        let object = object.clone();
         move || {
             run_fill(&shared, under.as_ref(), &object, fill, false);
         }
@@ -414,7 +416,8 @@ impl Cache {
         let Some(count) = PrefetchPermit::try_acquire(shared, len) else { return false };
         let Some(fill) = shared.tier.try_fill(id, len) else { return false };
         let job = self.fill_job(object, fill);
-        let (workers, shared) = (&shared.workers, Arc::clone(shared));
+        let workers = &shared.workers;
+        let shared = Arc::clone(shared);
         workers.run_ahead(move || {
             job();
             shared.stats.blockcache.prefetch_bytes.add(len as u64);

@@ -38,7 +38,8 @@ impl RedirectTable {
         let hash = ((id.object.0 as u64) ^ (id.object.0 >> 64) as u64 ^ u64::from(id.index))
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let slot = &self.slots[(hash >> 52) as usize % REDIRECT_SLOTS];
-        let (name, now) = (hash << 32, now.saturating_duration_since(self.born).as_millis() as u32);
+        let name = hash << 32;
+        let now = now.saturating_duration_since(self.born).as_millis() as u32;
         let old = slot.load(Ordering::Relaxed);
         let since = now.wrapping_sub(old as u32);
         // Two blocks of one slot that are requested in turn begin anew each time: their readers pay for a second

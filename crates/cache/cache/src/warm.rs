@@ -130,7 +130,9 @@ impl Cache {
                 begun.complete(Err(error));
                 continue;
             }
-            let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.origin), object.clone());
+            let shared = Arc::clone(&self.shared);
+            let under = Arc::clone(&self.origin);
+            let object = object.clone();
             self.shared.workers.run_ahead_or_here(move || {
                 begun.complete(warm_block(&shared, under.as_ref(), &object, index, verify));
             });
@@ -164,7 +166,8 @@ impl Cache {
             if shared.peer_fetch.get().is_some() || shared.holds_block(object, index) {
                 return None;
             }
-            let (id, len) = (BlockId { object: object.id, index }, object.block_len(index, shared.block_size));
+            let id = BlockId { object: object.id, index };
+            let len = object.block_len(index, shared.block_size);
             shared.tier.try_fill(id, len)
         };
         let mut fills: Vec<Option<BlockFill>> = blocks.iter().map(|_| None).collect();
@@ -179,7 +182,8 @@ impl Cache {
             .iter()
             .zip(fills)
             .map(|(&(object, index), fill)| {
-                let (fill, answer) = (fill?, answers.next()?);
+                let fill = fill?;
+                let answer = answers.next()?;
                 Some(finish_fetched(shared, self.origin.source_url(), object, index, fill, answer))
             })
             .collect();
@@ -233,7 +237,8 @@ impl Cache {
     /// Whether a read of `len` bytes at `offset` needs no fetch: all of its blocks are complete in memory, or on
     /// disk.
     pub fn has_range(&self, object: &ObjectRef, offset: u64, len: usize) -> bool {
-        let (size, end) = (self.shared.block_size, (offset + len as u64).min(object.size));
+        let size = self.shared.block_size;
+        let end = (offset + len as u64).min(object.size);
         let here = |index: u64| {
             let index = index as u32;
             let ready = self.shared.tier.peek(&BlockId { object: object.id, index }).is_some_and(|b| b.is_ready());
@@ -298,7 +303,8 @@ fn warm_block(
         return Ok(WarmOutcome::AlreadyHeld);
     }
     check_rule_allows(shared, under.source_url(), object, index, verify && !held)?;
-    let (id, len) = (BlockId { object: object.id, index }, object.block_len(index, shared.block_size));
+    let id = BlockId { object: object.id, index };
+    let len = object.block_len(index, shared.block_size);
     let kept = match shared.tier.find_or_fill(id, len, deadline)? {
         TierLookup::Here(block) => {
             let bytes = block.wait_range(0..len, deadline)?;
@@ -327,7 +333,8 @@ fn finish_fetched(
         fill.fail(error.clone());
         return Err(error);
     }
-    let (block, len) = (fill.block(), object.block_len(index, shared.block_size));
+    let block = fill.block();
+    let len = object.block_len(index, shared.block_size);
     let kept = finish_fill(shared, source, object, fill, false);
     count_warmed(shared, &block, len)?;
     warm_outcome(shared, source, object, index, kept)
@@ -361,7 +368,8 @@ fn check_rule_allows(shared: &CacheContext, source: &str, object: &ObjectRef, in
     if missed && (rule.ttl_seconds.is_some() || rule.quota_bytes.is_some()) {
         let most = rule.quota_bytes.map(|quota| format!(", {} of it at most", human_bytes(quota)));
         let time = rule.ttl_seconds.map(|ttl| format!(", for {ttl} s"));
-        let (most, time) = (most.unwrap_or_default(), time.unwrap_or_default());
+        let most = most.unwrap_or_default();
+        let time = time.unwrap_or_default();
         let why = format!("it is not cached any more: {} is kept by a rule{most}{time}", rule.url);
         return Err(Error::new(ErrorKind::NotFound, why));
     }

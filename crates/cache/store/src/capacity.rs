@@ -103,7 +103,8 @@ pub fn redistribute(config: &StoreConfig, capacity: CacheCapacity, resized: bool
     }
     for (disk, (now, next)) in disks.iter().zip(now.into_iter().zip(next)) {
         disk.limit.store(next, Ordering::Relaxed);
-        let (path, room) = (disk.root.display(), human_bytes(next));
+        let path = disk.root.display();
+        let room = human_bytes(next);
         match (now >= block, next >= block) {
             (false, true) => tracing::info!("cache disk {path} has room for {room} now: blocks are cached there"),
             (true, false) => {

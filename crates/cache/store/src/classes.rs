@@ -213,7 +213,8 @@ impl ClassTable {
                     .range((class, u32::MAX, u64::MAX)..)
                     .map(|((class, ..), _)| *class)
                     .find(|n| *n > class);
-                let (was, is) = (inner.class_rule(class).pinned, rules.get(&class).map(|rule| rule.pinned));
+                let was = inner.class_rule(class).pinned;
+                let is = rules.get(&class).map(|rule| rule.pinned);
                 match is {
                     None => steps.push((ClassStep::Forget, class)),
                     Some(is) => {
@@ -235,7 +236,8 @@ impl ClassTable {
 
     /// Applies a step to all stored blocks of a class, in batches.
     fn apply_to_class(&self, step: ClassStep, class: u64) -> u64 {
-        let (mut seen, mut from) = (0, (class, 0, 0));
+        let mut seen = 0;
+        let mut from = (class, 0, 0);
         loop {
             let more = self.update(|inner| {
                 let keys: Vec<_> =
@@ -324,7 +326,8 @@ impl ClassTable {
             self.update(|inner| {
                 let Some(placed) = inner.blocks.get_mut(block) else { return };
                 placed.stored = true;
-                let (class, order) = (placed.class, placed.order_key());
+                let class = placed.class;
+                let order = placed.order_key();
                 inner.order.insert(order, *block);
                 // Rules set during its write applied to stored blocks only.
                 inner.apply_step(

@@ -135,7 +135,8 @@ impl StoreCore {
             return None;
         }
         let entry = shard.get(block)?;
-        let (whole, len) = (entry.flags & WHOLE != 0, entry.len);
+        let whole = entry.flags & WHOLE != 0;
+        let len = entry.len;
         let key = self.file_key(block.object, block.index, whole);
         let activity = shard.activity(&block.object);
         let alone = activity.writers == 0 && self.count_in_file(&shard, disk, &key, 2) == 1;

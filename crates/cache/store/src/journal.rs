@@ -36,7 +36,8 @@ fn replay_file(
     mut f: impl FnMut(log::LogRecord<'_>),
 ) -> (u64, Option<io::Error>) {
     let mut buffer = vec![0; READ_PIECE];
-    let (mut at, mut filled) = (log::HEADER as u64, 0);
+    let mut at = log::HEADER as u64;
+    let mut filled = 0;
     loop {
         let n = match read(&mut buffer[filled..], at + filled as u64) {
             Ok(n) => n,

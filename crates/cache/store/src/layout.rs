@@ -181,7 +181,9 @@ fn check_format(path: &Path, block_size: u32) -> Result<u64> {
                     .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
                     .and_then(|v| v.parse::<u64>().ok())
             };
-            let (layout, size, id) = (value("layout"), value("block_size"), value("disk_id"));
+            let layout = value("layout");
+            let size = value("block_size");
+            let id = value("disk_id");
             if layout != Some(u64::from(LAYOUT)) || id.is_none() {
                 return Err(Error::new(
                     ErrorKind::Invalid,

@@ -214,7 +214,8 @@ impl<K: Copy> S3Fifo<K> {
     pub fn touch(&self, slot: u32, now: u32) {
         let cell = self.use_cell(slot);
         let seen = cell.load(Ordering::Relaxed);
-        let (last, uses) = (seen >> 2, seen & MAX_USES);
+        let last = seen >> 2;
+        let uses = seen & MAX_USES;
         // A race between two readers loses one count; that is harmless.
         if (now & (u32::MAX >> 2)).wrapping_sub(last) >= CORRELATED {
             cell.store(now << 2 | (uses + 1).min(MAX_USES), Ordering::Relaxed);

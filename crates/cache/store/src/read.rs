@@ -140,7 +140,8 @@ impl StoreCore {
             let Some(place) = self.locate_block(obj, index, len, &range, &mut scratch.sums) else {
                 return Ok(ReadOutcome::Miss);
             };
-            let (want, outcome) = (range.len(), self.read_granules(&place, range, buf, &scratch.sums));
+            let want = range.len();
+            let outcome = self.read_granules(&place, range, buf, &scratch.sums);
             if outcome == ReadOutcome::Hit {
                 self.stats.blockcache.disk_hit_bytes.add(want as u64);
             }
@@ -203,7 +204,8 @@ impl StoreCore {
         let want = range.len();
         let (ptr, capacity) = buf.raw_parts();
         let padded = if file.direct { want.next_multiple_of(ALIGN).min(capacity) } else { want };
-        let (mut checked, mut wrong) = (0, false);
+        let mut checked = 0;
+        let mut wrong = false;
         let mut check = |part: Range<usize>| {
             let mut at = part.start;
             while at < want {

@@ -33,7 +33,8 @@ pub struct LogRestore<'a> {
 impl<'a> LogRestore<'a> {
     /// The initial state of a disk's restore.
     pub fn new(number: u8, block_size: u32, index: &'a BlockIndex, classes: &'a ClassTable) -> Self {
-        let (policy, second) = (S3Fifo::default(), DuplicateBlocks::default());
+        let policy = S3Fifo::default();
+        let second = DuplicateBlocks::default();
         LogRestore { number, block_size, index, classes, policy, used: 0, blocks: 0, second }
     }
 
@@ -42,7 +43,8 @@ impl<'a> LogRestore<'a> {
         match record {
             LogRecord::Put { len, .. } if len > self.block_size => {}
             LogRecord::Put { block, len, flags, crcs } => {
-                let (crcs, flags) = (crcs.to_boxed(), flags & (WHOLE | MAIN | HOLE));
+                let crcs = crcs.to_boxed();
+                let flags = flags & (WHOLE | MAIN | HOLE);
                 let mut entry = BlockEntry::new(crcs, len, flags, self.number, 0, 0);
                 let mut shard = self.index.shard_of(&block.object).write();
                 match shard.get(&block) {

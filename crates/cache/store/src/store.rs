@@ -134,7 +134,11 @@ impl Store {
                 .iter()
                 .enumerate()
                 .map(|(n, dir)| {
-                    let (config, index, stats, rings, classes) = (&config, &index, &stats, &rings, &classes);
+                    let config = &config;
+                    let index = &index;
+                    let stats = &stats;
+                    let rings = &rings;
+                    let classes = &classes;
                     let bound = files::open_file_limit(dirs.len());
                     scope.spawn(move || open_disk(n as u8, dir, config, (index, classes), stats, rings, bound))
                 })
@@ -169,7 +173,8 @@ impl Store {
         });
         let mut store = Store { core: Arc::clone(&core), threads: Vec::new() };
         for disk in &core.disks {
-            let (core, disk) = (Arc::clone(&core), Arc::clone(disk));
+            let core = Arc::clone(&core);
+            let disk = Arc::clone(disk);
             let thread = std::thread::Builder::new()
                 .name(format!("disk-{}", disk.number))
                 .spawn(move || janitor::run_janitor(&core, &disk))

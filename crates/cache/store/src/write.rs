@@ -133,7 +133,8 @@ impl StoreCore {
             }
             // The disk that holds it, or is to remove it, is not usable: the block goes to another disk, and the old
             // one forgets it once it is usable again.
-            let (whole, slot) = (entry.flags & WHOLE != 0, entry.slot);
+            let whole = entry.flags & WHOLE != 0;
+            let slot = entry.slot;
             let bytes = disk_footprint(entry.len, entry.flags);
             self.remove_entry(&mut shard, block);
             self.uncount_block(old, bytes);
@@ -198,7 +199,8 @@ impl StoreCore {
     ) -> PutOutcome {
         let began = Instant::now();
         let len = data.len() as u32;
-        let (whole, bytes) = (flags & WHOLE != 0, disk_footprint(len, flags));
+        let whole = flags & WHOLE != 0;
+        let bytes = disk_footprint(len, flags);
         let reserved = self.reserve_bytes(disk, bytes);
         if reserved != PutOutcome::Stored {
             return reserved;

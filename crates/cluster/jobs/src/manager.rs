@@ -126,7 +126,8 @@ impl JobManager {
     }
 
     fn resume_job(&self, id: &str, kept: JobRecord, number: u64) -> Result<ManagedJob> {
-        let (spec, mut checkpoint) = (kept.spec, kept.checkpoint);
+        let spec = kept.spec;
+        let mut checkpoint = kept.checkpoint;
         if checkpoint.progress.state.is_ended() {
             return Ok(ManagedJob { spec, run: JobRun::from_ended(checkpoint), thread: None, number });
         }
@@ -185,7 +186,8 @@ impl JobManager {
 
     fn spawn_job(&self, id: &str, spec: JobSpec, run_: Arc<JobRun>, patience: Duration) -> Result<JoinHandle<()>> {
         let (spool, unnamed) = self.list_place(id, run_.list())?;
-        let (keep, open) = (Arc::clone(&self.keep), Arc::clone(&self.open));
+        let keep = Arc::clone(&self.keep);
+        let open = Arc::clone(&self.open);
         let id = id.to_owned();
         self.remove_lists(&id, Some(&spool));
         let held = Arc::clone(&keep);

@@ -78,7 +78,9 @@ impl CoordinatorClient {
         let channel = lazy_channel(address, trust)?;
         drop(inside);
         let url = format!("coordinator://{address}");
-        let (address, group, record) = (address.to_string(), group.to_owned(), Mutex::default());
+        let address = address.to_string();
+        let group = group.to_owned();
+        let record = Mutex::default();
         let coordinator = CoordinatorHandle { address, group, channel, runtime, record };
         Ok(CoordinatorClient { url, coordinator: Arc::new(coordinator) })
     }
@@ -107,7 +109,8 @@ impl Registry for CoordinatorClient {
 pub(crate) fn lazy_channel(address: &HostPort, trust: &Arc<Trust>) -> Result<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| Error::new(ErrorKind::Invalid, format!("coordinator://{address}: {e}")))?;
-    let (address, trust) = (address.clone(), Arc::clone(trust));
+    let address = address.clone();
+    let trust = Arc::clone(trust);
     let knock = move |_| {
         let stream = handshake_gate::connect_coordinator(address.clone(), Arc::clone(&trust));
         async { stream.await.map(TokioIo::new) }
@@ -211,7 +214,8 @@ impl CoordinatorWatch {
         if self.stream.is_none() {
             self.stream = Some(self.open_stream().await?);
         }
-        let (mut changed, mut whole) = (false, true);
+        let mut changed = false;
+        let mut whole = true;
         let mut limit = until;
         loop {
             let Some(stream) = &mut self.stream else { return Ok(None) };

@@ -347,7 +347,8 @@ impl Group for GroupService {
 async fn feed_watcher(watching: WatcherCount, group: String, out: mpsc::Sender<Result<pb::Change, Status>>) {
     let shared = &watching.0;
     let mut changed = shared.changed.subscribe();
-    let (mut since, mut first) = (0, true);
+    let mut since = 0;
+    let mut first = true;
     let mut told = tokio::time::Instant::now();
     loop {
         changed.borrow_and_update();

@@ -83,7 +83,8 @@ impl Registry for EtcdRegistry {
     }
 
     fn group_record(&self) -> Option<Box<dyn GroupRecord>> {
-        let (session, runtime) = (Arc::clone(&self.session), Arc::clone(&self.runtime));
+        let session = Arc::clone(&self.session);
+        let runtime = Arc::clone(&self.runtime);
         Some(Box::new(EtcdRecord::new(&self.group, session, runtime)))
     }
 }

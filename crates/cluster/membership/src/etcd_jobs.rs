@@ -267,7 +267,8 @@ impl JobStore {
     /// When etcd does not answer.
     pub fn claim_job(&self, group: &str, id: &str) -> Result<Option<StoredJob>> {
         let lease = self.lease_id()?;
-        let (open, owner) = (job_key(ACTIVE_PREFIX, group, id, "open"), job_key(ACTIVE_PREFIX, group, id, "owner"));
+        let open = job_key(ACTIVE_PREFIX, group, id, "open");
+        let owner = job_key(ACTIVE_PREFIX, group, id, "owner");
         let there = key_compare(open, CompareResult::Greater, CompareTarget::Version, TargetUnion::Version(0));
         let success = vec![
             put_op(owner.clone(), self.owner.as_bytes(), lease),
@@ -292,8 +293,10 @@ impl JobStore {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let lease = self.lease_id()?;
-        let (open, owner) = (job_key(ACTIVE_PREFIX, group, id, "open"), job_key(ACTIVE_PREFIX, group, id, "owner"));
-        let (spec, state) = (job_key(DATA_PREFIX, group, id, "spec"), job_key(DATA_PREFIX, group, id, "state"));
+        let open = job_key(ACTIVE_PREFIX, group, id, "open");
+        let owner = job_key(ACTIVE_PREFIX, group, id, "owner");
+        let spec = job_key(DATA_PREFIX, group, id, "spec");
+        let state = job_key(DATA_PREFIX, group, id, "state");
         let success = vec![
             put_op(open.clone(), b"", 0),
             put_op(owner.clone(), self.owner.as_bytes(), lease),
@@ -327,7 +330,8 @@ impl JobStore {
         );
         // A key from an earlier, lost lease is no claim under the present one.
         let held = key_compare(owner.clone(), CompareResult::Equal, CompareTarget::Lease, TargetUnion::Lease(lease));
-        let (spec, key_of_state) = (job_key(DATA_PREFIX, group, id, "spec"), job_key(DATA_PREFIX, group, id, "state"));
+        let spec = job_key(DATA_PREFIX, group, id, "spec");
+        let key_of_state = job_key(DATA_PREFIX, group, id, "state");
         let success = if ended {
             let request = LeaseGrantRequest { ttl: RETENTION.as_secs() as i64, id: 0 };
             let week = self.run_limited(self.session.grant_lease(request))?.id;

@@ -104,7 +104,8 @@ impl RegistryFollower {
             inner: Mutex::new(inner),
             wake: Condvar::new(),
         });
-        let (thread, watch) = (Arc::clone(&shared), registry.watch_members());
+        let thread = Arc::clone(&shared);
+        let watch = registry.watch_members();
         std::thread::Builder::new()
             .name("registry".into())
             .spawn(move || thread.run_watch(watch))
@@ -185,7 +186,8 @@ impl RegistryFollower {
     /// The present status.
     pub fn group_status(&self) -> GroupStatus {
         let inner = self.shared.inner.lock();
-        let (registry, state) = (self.shared.registry.clone(), inner.state.clone());
+        let registry = self.shared.registry.clone();
+        let state = inner.state.clone();
         GroupStatus { registry, state, since: inner.since, members: inner.members.member_statuses() }
     }
 }

@@ -98,8 +98,10 @@ pub(crate) fn admit_connections(
                     format!("more than {MAX_HANDSHAKES} connections are in the handshake, and this is the oldest");
                 refusals.record_refusal(&oldest.to_string(), RefusalReason::Limit, &why);
             }
-            let (out, trust, stats, refusals) =
-                (out.clone(), Arc::clone(&trust), Arc::clone(&stats), Arc::clone(&refusals));
+            let out = out.clone();
+            let trust = Arc::clone(&trust);
+            let stats = Arc::clone(&stats);
+            let refusals = Arc::clone(&refusals);
             let task = tokio::spawn(async move {
                 match check_handshake(stream, &trust, peer).await {
                     Ok(stream) => {

@@ -29,7 +29,8 @@ impl Registry for LocalRegistry {
     }
 
     fn watch_members(&self) -> Box<dyn MemberWatch> {
-        let (group, roll) = (self.group.clone(), Arc::clone(&self.roll));
+        let group = self.group.clone();
+        let roll = Arc::clone(&self.roll);
         Box::new(LeaseTableWatch { group, roll, since: 0, known: BTreeMap::new() })
     }
 

@@ -69,7 +69,8 @@ impl MemberView {
         let mut said: Vec<&Arc<Member>> = members.iter().collect();
         said.sort_by(|a, b| a.name.cmp(&b.name));
         said.dedup_by(|second, first| second.name == first.name);
-        let (mut said, mut new) = (said.into_iter().peekable(), Vec::new());
+        let mut said = said.into_iter().peekable();
+        let mut new = Vec::new();
         let of_place = |name: &String| {
             while let Some(member) = said.next_if(|member| member.name < *name) {
                 new.push(member);

@@ -65,7 +65,9 @@ fn parse_proc_routes(text: &str) -> Vec<IpRoute> {
     let v4 = |hex: &str| u32::from_str_radix(hex, 16).ok().map(|v| Ipv4Addr::from(v.swap_bytes()));
     let line = |line: &str| {
         let f: Vec<&str> = line.split_whitespace().collect();
-        let (to, gateway, mask) = (v4(f.get(1)?)?, v4(f.get(2)?)?, v4(f.get(7)?)?);
+        let to = v4(f.get(1)?)?;
+        let gateway = v4(f.get(2)?)?;
+        let mask = v4(f.get(7)?)?;
         // 1: the route is up.
         let up = u32::from_str_radix(f.get(3)?, 16).ok()? & 1 != 0;
         let via = (!gateway.is_unspecified()).then_some(IpAddr::V4(gateway));

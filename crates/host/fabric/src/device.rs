@@ -502,7 +502,8 @@ fn read_gids(tree: &HostTree, at: &str) -> Vec<PortGid> {
         let one = |index: &u32| Some((index.to_string(), tree.read_text(&format!("{dir}/{index}"))?));
         addresses.keys().filter_map(one).collect()
     };
-    let (types, netdevs) = (attributes("types"), attributes("ndevs"));
+    let types = attributes("types");
+    let netdevs = attributes("ndevs");
     let gid = |(index, address): (&u32, &Ipv6Addr)| {
         let key = index.to_string();
         let kind = match types.get(&key).map(String::as_str) {
@@ -522,7 +523,8 @@ impl PciFunction {
         let files = ["vendor", "device", "uevent"].map(|f| tree.read_text(&format!("{at}/{f}")));
         let [vendor, device, uevent] = files;
         let id = |text: Option<String>| u16::try_from(parse_number(&text?)?).ok();
-        let (vendor, device) = (id(vendor), id(device));
+        let vendor = id(vendor);
+        let device = id(device);
         let said = |key: &str| {
             let line = uevent.as_deref()?.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix('='))?;
             Some(line.trim().to_owned())

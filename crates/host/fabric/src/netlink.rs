@@ -265,7 +265,8 @@ fn parse_link(body: &[u8]) -> Option<LinkAttributes> {
 }
 
 fn parse_address(body: &[u8], links: &[LinkAttributes]) -> Option<InterfaceAddress> {
-    let (prefix, index) = (*body.get(1)?, u32_at(body, 4)?);
+    let prefix = *body.get(1)?;
+    let index = u32_at(body, 4)?;
     let all = parse_attributes(body, 8);
     // On a point-to-point link IFA_ADDRESS is the peer's address.
     let ip = find_attribute(&all, 2).or_else(|| find_attribute(&all, 1)).and_then(ip_value)?;
@@ -273,7 +274,10 @@ fn parse_address(body: &[u8], links: &[LinkAttributes]) -> Option<InterfaceAddre
 }
 
 fn parse_route(body: &[u8], links: &[LinkAttributes]) -> Option<IpRoute> {
-    let (family, prefix, table, kind) = (*body.first()?, *body.get(1)?, *body.get(4)?, *body.get(7)?);
+    let family = *body.first()?;
+    let prefix = *body.get(1)?;
+    let table = *body.get(4)?;
+    let kind = *body.get(7)?;
     if table != 254 || kind != 1 {
         return None;
     }

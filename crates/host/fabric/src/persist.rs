@@ -48,8 +48,11 @@ impl SavedSetting {
 
 /// Matches a pattern with `*` and `?`, as networkd does.
 pub(crate) fn matches_pattern(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    let (mut p, mut n, mut star) = (0, 0, None);
+    let pattern: Vec<char> = pattern.chars().collect();
+    let name: Vec<char> = name.chars().collect();
+    let mut p = 0;
+    let mut n = 0;
+    let mut star = None;
     while n < name.len() {
         if p < pattern.len() && (pattern[p] == '?' || pattern[p] == name[n]) {
             (p, n) = (p + 1, n + 1);

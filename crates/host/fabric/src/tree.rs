@@ -392,7 +392,8 @@ fn printable_text(bytes: &[u8]) -> Option<String> {
 }
 
 fn join_path(dir: &str, name: &str) -> String {
-    let (dir, name) = (dir.trim_matches('/'), name.trim_matches('/'));
+    let dir = dir.trim_matches('/');
+    let name = name.trim_matches('/');
     if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") }
 }
 
@@ -428,7 +429,8 @@ fn names_below(entries: &BTreeMap<String, TreeEntry>, dir: &str) -> Vec<String> 
 /// Sort key that orders the numbers in names: `mlx5_2` before `mlx5_10`.
 pub(crate) fn natural_key(name: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
-    let (mut word, mut digits) = (String::new(), String::new());
+    let mut word = String::new();
+    let mut digits = String::new();
     for c in name.chars() {
         if c.is_ascii_digit() {
             digits.push(c);

@@ -171,7 +171,8 @@ impl ProbeSession {
         // Use the address of the control connection, so that all connections take the same route. A link-local
         // address is bound to its interface by the remote's scope.
         let path = plan.paths.get(plan.path_of(stream));
-        let (local, mut to) = (path.map_or(self.local.ip(), |p| p.from), self.remote);
+        let local = path.map_or(self.local.ip(), |p| p.from);
+        let mut to = self.remote;
         if let Some(path) = path {
             to.set_ip(path.to);
         }
@@ -209,7 +210,8 @@ impl ProbeSession {
         if let Some(path) = path {
             to.set_ip(path.to);
         }
-        let (from, name) = (path.map_or(self.local.ip(), |p| p.from), (opened.token, stream));
+        let from = path.map_or(self.local.ip(), |p| p.from);
+        let name = (opened.token, stream);
         match RdmaProbeStream::connect(from, to, name, plan, Instant::now() + self.timeout) {
             Ok(lane) => Ok(Box::new(lane)),
             Err(e) => {
@@ -301,7 +303,8 @@ fn exchange_hello(
 ) -> std::result::Result<ProbeSession, Fault> {
     let peer = call.peer.clone();
     let failed = |e: std::io::Error| Fault::failed(format!("{peer}: {e}"), "");
-    let (local, remote) = (control.local_addr().map_err(failed)?, control.peer_addr().map_err(failed)?);
+    let local = control.local_addr().map_err(failed)?;
+    let remote = control.peer_addr().map_err(failed)?;
     let deadline = Instant::now() + call.timeout;
     if let Err(e) = proof::prove(&control, &call.trust, deadline) {
         let remedy = "give both sides the same --group-token-file, or neither";

@@ -148,8 +148,10 @@ pub fn drive_streams(
         let mut started = 0;
         let mut failed = None;
         for (index, (op, lane)) in lanes.into_iter().enumerate() {
-            let (tx, stop) = (tx.clone(), &stop);
-            let (budget, counter) = (budget.as_ref(), &counters[index].1);
+            let tx = tx.clone();
+            let stop = &stop;
+            let budget = budget.as_ref();
+            let counter = &counters[index].1;
             let work = move || {
                 let meter = StreamMeter::new(depth, limits.pause, budget, counter);
                 // The receiver waits for every thread.
@@ -444,7 +446,8 @@ pub fn run_single(
     stop: &StopSignal,
     each: &mut dyn FnMut(Duration),
 ) -> Result<()> {
-    let (budget, counter) = (AtomicU64::new(count), StreamCounter::default());
+    let budget = AtomicU64::new(count);
+    let counter = StreamCounter::default();
     let mut meter = StreamMeter::new(1, pause, (count > 0).then_some(&budget), &counter);
     meter.each = Some(each);
     lane.run_operations(&mut meter, stop)

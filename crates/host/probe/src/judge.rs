@@ -114,7 +114,8 @@ pub fn port_rate(outcome: &ProbeOutcome) -> Option<(u64, &InterfaceLink)> {
 
 /// The slower end of a path. Both rates must be known: the unknown one may be the slower.
 pub fn slower_end<'a>(here: &'a InterfaceLink, there: Option<&'a InterfaceLink>) -> Option<(u64, &'a InterfaceLink)> {
-    let (here, there) = ((here.rate_bits?, here), (there?.rate_bits?, there?));
+    let here = (here.rate_bits?, here);
+    let there = (there?.rate_bits?, there?);
     Some(if there.0 < here.0 { there } else { here })
 }
 
@@ -263,7 +264,8 @@ pub fn judge_latency(outcome: &ProbeOutcome) -> ProbeVerdict {
         let why = outcome.error.clone().unwrap_or_else(|| "nothing was measured".into());
         return ProbeVerdict::new(VerdictLevel::Broken, why);
     };
-    let (half, rare) = (times.quantile_us(0.5), times.quantile_us(0.99));
+    let half = times.quantile_us(0.5);
+    let rare = times.quantile_us(0.99);
     let measured = format!(
         "{} round trip ({} one way), 99 % within {}",
         format_micros(half),

@@ -93,7 +93,8 @@ pub fn choose_paths(
         false => pair_rails(&local, &remote)?,
     };
     // In one subnet every pair is connected. Use each interface once, and twice only where the other side has fewer.
-    let (mut used_here, mut used_there) = (vec![0; local.len()], vec![0; remote.len()]);
+    let mut used_here = vec![0; local.len()];
+    let mut used_there = vec![0; remote.len()];
     let mut paths = Vec::new();
     for pass in 0..2 {
         pairs.retain(|p| {

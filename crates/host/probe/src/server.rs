@@ -425,7 +425,8 @@ fn open_measurement(
     let mut answer = Vec::new();
     for listener in listeners {
         answer.extend(listener.port().to_le_bytes());
-        let (shared, test) = (Arc::clone(shared), Arc::clone(&running.test));
+        let shared = Arc::clone(shared);
+        let test = Arc::clone(&running.test);
         let take = move || {
             listener.accept_streams(token, &test.plan, &test.stop, |index, connected| {
                 serve_rdma(&shared, &test, index, connected)
@@ -482,7 +483,9 @@ impl RegisteredMeasurement {
             (None, Some(path)) => seen((path.to, 0).into(), bytes),
             (None, None) => seen(self.here, bytes),
         };
-        let (from, plan, elapsed) = (self.test.from, self.test.plan.clone(), self.test.begun.elapsed());
+        let from = self.test.from;
+        let plan = self.test.plan.clone();
+        let elapsed = self.test.begun.elapsed();
         (self.shared.config.on_event)(ServerEvent::Ended { from, plan, elapsed, report: Box::new(report.clone()) });
         report
     }

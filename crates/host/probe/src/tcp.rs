@@ -57,7 +57,8 @@ impl TimedSocket {
 
     /// Receives until `into` is full; `false` when the stream ends before the first byte.
     fn receive_all(&self, into: &mut [u8], stop: &StopSignal, idle: bool) -> Result<bool> {
-        let (mut filled, mut since) = (0, Instant::now());
+        let mut filled = 0;
+        let mut since = Instant::now();
         while filled < into.len() {
             match recv(&self.socket, &mut into[filled..], RecvFlags::WAITALL) {
                 Ok((_, 0)) if filled == 0 => return Ok(false),
@@ -75,7 +76,8 @@ impl TimedSocket {
 
     /// Sends `len` bytes out of `from`, repeatedly from its start.
     fn send_bytes(&self, from: &[u8], len: u64, stop: &StopSignal) -> Result<()> {
-        let (mut left, mut since) = (len, Instant::now());
+        let mut left = len;
+        let mut since = Instant::now();
         let mut at = 0;
         while left > 0 {
             let most = usize::try_from(left).unwrap_or(usize::MAX).min(from.len() - at);

@@ -260,7 +260,8 @@ fn choose_gid<'a>(
     routable: &[&'a HostAddress],
     interface: &NetInterface,
 ) -> Option<(&'a HostAddress, &'a PortGid, RailLink, String)> {
-    let (first, name) = (*routable.first()?, &interface.name);
+    let first = *routable.first()?;
+    let name = &interface.name;
     if is_infiniband(port) {
         // The last 16 of the 20 bytes of an IPoIB interface's hardware address are its GID.
         let own = interface.address.as_deref().and_then(|text| gid_of_hex_pairs(text.get(12..)?));

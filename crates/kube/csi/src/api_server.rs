@@ -53,7 +53,8 @@ impl ApiServer {
             let file = account.join(name);
             std::fs::read_to_string(&file).map_err(|e| account_fault(&file, &e))
         };
-        let (namespace, authorities) = (read("namespace")?.trim().to_owned(), read("ca.crt")?);
+        let namespace = read("namespace")?.trim().to_owned();
+        let authorities = read("ca.crt")?;
         let setup = |e: reqwest::Error| Fault::missing(format!("the API server's client: {}", root_cause(&e)), "");
         let certificates = Certificate::from_pem_bundle(authorities.as_bytes()).map_err(setup)?;
         let client = Client::builder()

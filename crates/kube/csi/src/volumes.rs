@@ -389,7 +389,8 @@ impl VolumeTable {
         let dir = self.dir_of(&record.volume_id);
         let source = &record.settings.source;
         let started = Instant::now();
-        let (mut query_at, mut interval) = (started + STATE_POLL.0, STATE_POLL.0);
+        let mut query_at = started + STATE_POLL.0;
+        let mut interval = STATE_POLL.0;
         let mut pending = String::new();
         loop {
             if serves(&dir).map_err(status)? && is_ready(&dir).await {

@@ -129,7 +129,9 @@ pub fn discover(nodes: &[NodeHcas], slots: u32) -> DiscoveryReport {
         }
     }
     let names = unique_names(by_key.keys());
-    let (mut entries, mut groups, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut entries = Vec::new();
+    let mut groups = Vec::new();
+    let mut notes = Vec::new();
     for (key, members) in &by_key {
         let name = &names[key];
         let (selectors, exact) = exact_selectors(nodes, members);

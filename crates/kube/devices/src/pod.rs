@@ -257,7 +257,8 @@ impl<'a> PodExamination<'a> {
             found.extend(quantity(&requests[name]).filter(|count| *count > 0).map(|count| (name.clone(), count)));
         }
         for name in limited {
-            let (limit, request) = (quantity(&limits[&name]), quantity(&requests[&name]));
+            let limit = quantity(&limits[&name]);
+            let request = quantity(&requests[&name]);
             match limit {
                 None => {
                     let evidence = format!("{name}: {} is no whole number", limits[&name]);
@@ -339,7 +340,8 @@ impl<'a> PodExamination<'a> {
     }
 
     fn check_memlock(&mut self, container: &Value, subject: &str) {
-        let (own, shared) = (&container["securityContext"], &self.pod.spec["securityContext"]);
+        let own = &container["securityContext"];
+        let shared = &self.pod.spec["securityContext"];
         let of_either = |key: &str| if own[key].is_null() { shared[key].clone() } else { own[key].clone() };
         let user = of_either("runAsUser").as_u64();
         let is_other = user.is_some_and(|u| u != 0) || (user.is_none() && of_either("runAsNonRoot") == true);

@@ -204,7 +204,8 @@ pub struct VerifyEnd {
 impl VerifyEnd {
     /// The end with these files.
     pub fn read_from(tree: &HostTree, node: Option<String>) -> Self {
-        let (facts, hcas) = (HostFacts::read_from(tree), NodeHcas::read_from(tree));
+        let facts = HostFacts::read_from(tree);
+        let hcas = NodeHcas::read_from(tree);
         // In a pod these are the device nodes that it was given.
         let names = tree.list_names("dev/infiniband");
         let given = |device: &&RdmaDevice| {

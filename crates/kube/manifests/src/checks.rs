@@ -60,7 +60,8 @@ fn check_nodes(values: &ClusterValues) -> Result<(), Fault> {
             "list one directory of each disk, such as /nvme0/spurline",
         ));
     }
-    let (buffer, memory) = (values.text("nodes.bufferSize"), values.text("nodes.memory"));
+    let buffer = values.text("nodes.bufferSize");
+    let memory = values.text("nodes.memory");
     let needed = buffer.parse::<Size>().map_or(0, Size::bytes).saturating_add(OUTSIDE);
     if bytes_of(memory).is_some_and(|memory| memory < needed) {
         return Err(Fault::usage(

@@ -246,7 +246,9 @@ impl DevicePluginLoop {
 
     async fn run(&mut self) {
         let now = Instant::now();
-        let (mut next_health, mut next_config, mut next_scan) = (now, now, now);
+        let mut next_health = now;
+        let mut next_config = now;
+        let mut next_scan = now;
         loop {
             let now = Instant::now();
             if now >= next_config {
@@ -262,7 +264,8 @@ impl DevicePluginLoop {
                 self.follow_node(move || reader.scan()).await;
             } else if now >= next_health {
                 next_health = now + self.settings.health_interval;
-                let (reader, node) = (self.reader.clone(), self.node.clone());
+                let reader = self.reader.clone();
+                let node = self.node.clone();
                 self.follow_node(move || reader.refresh(&node)).await;
                 self.follow_cdi();
             }

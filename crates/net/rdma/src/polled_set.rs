@@ -119,7 +119,9 @@ impl<'a> PolledSet<'a> {
     /// requests.
     pub fn poll_rounds(&self, serve: impl Fn(&Arc<RdmaConn>) -> ServeOutcome) {
         let crew = self.shared.worker_pool();
-        let (mut empty, mut next, mut rounds) = (0, 0, 0u32);
+        let mut empty = 0;
+        let mut next = 0;
+        let mut rounds = 0u32;
         while !self.is_empty() && !crew.stopping() {
             let mut found = false;
             rounds = rounds.wrapping_add(1);

@@ -231,7 +231,8 @@ impl RdmaRail {
             return Ok(());
         }
         self.forget_device(open);
-        let (from, port) = (open.domain.context().name(), open.port);
+        let from = open.domain.context().name();
+        let port = open.port;
         let why = format!("rail {}: {} moved from port {port} of {from} to {}", self.name, self.ip, id.subject());
         Err(Error::new(ErrorKind::Unavailable, why))
     }
@@ -275,12 +276,14 @@ impl RdmaRail {
             breakers: Mutex::default(),
             stop,
         });
-        let (rail, watched) = (Arc::downgrade(self), Arc::downgrade(&made));
+        let rail = Arc::downgrade(self);
+        let watched = Arc::downgrade(&made);
         std::thread::Builder::new()
             .name(format!("rail-{}", self.name))
             .spawn(move || {
                 let gone = monitor_device(&rail, &watched, &device, &channel, port, &stopped);
-                let (left, name) = (Arc::downgrade(&device), device.name().to_owned());
+                let left = Arc::downgrade(&device);
+                let name = device.name().to_owned();
                 drop((device, channel));
                 if gone {
                     close_lost_device(&verbs, &left, &name);

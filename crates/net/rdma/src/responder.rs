@@ -152,15 +152,21 @@ impl<'a> RdmaResponder<'a> {
         let deadline = self.deadline();
         let remote = RemoteRegion { addr: self.region.addr, len: self.region.len, rkey: self.region.rkey };
         let RdmaSession { pair, line } = &mut *self.session;
-        let (sent, silent, writes) = (&mut self.sent_bytes, &mut self.silent, &mut self.writes);
-        let (promised, piece, memory, announces) = (self.promised, self.piece, self.memory, self.announces);
+        let sent = &mut self.sent_bytes;
+        let silent = &mut self.silent;
+        let writes = &mut self.writes;
+        let promised = self.promised;
+        let piece = self.piece;
+        let memory = self.memory;
+        let announces = self.announces;
         let longest = piece.min(self.max_message);
         let last = self.ending.is_empty();
         run.iter().for_each(|slice| self.nearness.count_bytes(memory.pool(), self.numa_node, slice));
         let begun = Instant::now();
         let written = pair.write_borrowed(deadline, |writing| {
             for chunk in run.iter().flat_map(|slice| slice.chunks(longest)) {
-                let (offset, so_far) = (*sent, *sent + chunk.len());
+                let offset = *sent;
+                let so_far = *sent + chunk.len();
                 *silent += chunk.len();
                 let end = so_far == promised;
                 let mut number = None;
@@ -327,7 +333,8 @@ impl Responder for RdmaResponder<'_> {
         if self.fetched {
             return Ok(());
         }
-        let (pair, deadline) = (&mut self.session.pair, Instant::now() + self.timeout);
+        let pair = &mut self.session.pair;
+        let deadline = Instant::now() + self.timeout;
         pair.expect_soon(true);
         let probed = pair.post_probe(deadline).and_then(|()| pair.wait_in_flight(0, deadline));
         probed.map_err(|error| {

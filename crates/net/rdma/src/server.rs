@@ -206,7 +206,8 @@ impl RdmaServer {
         let refusals = RefusalLog::new(Arc::clone(&stats));
         let gauges: [fn(&Stats) -> &Metric; 2] =
             [|stats| &stats.rdma.connections, |stats| &stats.rdma.connections_limit];
-        let (most, ungreeted) = (config.max_connections, config.max_pending_handshakes);
+        let most = config.max_connections;
+        let ungreeted = config.max_pending_handshakes;
         let places = ConnectionSlots::new(most, ungreeted, &config.more_connections, Arc::clone(&stats), gauges);
         let shared =
             Arc::new(RdmaServerState { config, service, stats, events: AtomicU64::new(0), refusals, workers, places });
@@ -455,7 +456,8 @@ impl RdmaAcceptor {
             SlotOffer::Free => {}
             SlotOffer::Evict(stranger) => evict_stranger(&self.shared, &stranger),
             SlotOffer::None => {
-                let (subject, addresses) = (id.subject(), id.addresses());
+                let subject = id.subject();
+                let addresses = id.addresses();
                 id.reject(b"all its connections are in use");
                 let why = format!("{subject}: {}", self.shared.places.full_message());
                 self.shared.refusals.record_refusal(&peer_text(&addresses), RefusalReason::Limit, &why);
@@ -546,7 +548,8 @@ impl RdmaAcceptor {
             }
             let begun = session.line.assembly.begun_at();
             if late || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {
-                let (peer, limit) = (&conn.state.endpoints().peer, config.request_timeout);
+                let peer = &conn.state.endpoints().peer;
+                let limit = config.request_timeout;
                 let why = format!("no whole request within {limit:?}");
                 self.shared.refusals.record_refusal(peer, RefusalReason::Silent, &why);
                 session.pair.disconnect();

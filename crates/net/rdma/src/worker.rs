@@ -37,7 +37,8 @@ fn serve_until_idle(
     hand: &PolledSet<'_>,
 ) -> ServeOutcome {
     let mut session = conn.session.lock();
-    let (mut served, mut quick) = (false, false);
+    let mut served = false;
+    let mut quick = false;
     loop {
         // A peer before its handshake must not occupy a worker by sending continuously.
         if conn.is_late(&shared.config) {
@@ -156,7 +157,9 @@ fn answer_request(
             let mut to = to.near_node(conn.numa_node).with_announcements(conn.announces).after_fetch(by_read);
             let gate = AdmissionGate(shared, &*shared.service);
             let next = dispatch_request(&conn.state, &header, body, payload, &gate, &mut to);
-            let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
+            let sent = to.sent() as u64;
+            let writes = to.writes;
+            let writing = to.writing;
             to.nearness.add_to(&shared.stats);
             shared.stats.rdma.write_bytes.add(sent);
             shared.stats.rdma.w_ops.add(writes);

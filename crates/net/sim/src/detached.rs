@@ -96,7 +96,8 @@ impl DetachedCall {
                 self.changed.wait(&mut state);
             };
             drop(state);
-            let (mut body, mut bytes) = (Vec::new(), vec![0; sent.answer_max]);
+            let mut body = Vec::new();
+            let mut bytes = vec![0; sent.answer_max];
             let request = NodeRequest::decode(sent.op, &sent.body).and_then(|call| call.with_payload(&sent.payload));
             let result = match request {
                 Ok(request) => inner.lock().call(&request, &mut body, &mut bytes, &mut |_| {}, sent.deadline),

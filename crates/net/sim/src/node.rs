@@ -147,7 +147,8 @@ impl Connector for SimConnector {
         let endpoints =
             ConnectionEndpoints { kind: TransportKind::Sim, local: format!("sim:{id}"), peer: inner.name.clone() };
         let conn = ConnState::new(id, endpoints);
-        let (node, ended) = (Arc::clone(inner), Arc::new(AtomicBool::new(false)));
+        let node = Arc::clone(inner);
+        let ended = Arc::new(AtomicBool::new(false));
         Ok(Box::new(SimChannel { node, conn, kills, pending: Vec::new(), next_id: 1, broken: false, ended }))
     }
     fn kind(&self) -> TransportKind {

@@ -205,7 +205,8 @@ impl Channel for RailChannel {
         let Some(inner) = &mut self.inner else {
             return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, "the channel broke in an earlier call")));
         };
-        let (rail, broken) = (&self.rail, &self.broken);
+        let rail = &self.rail;
+        let broken = &self.broken;
         let mut landed = 0;
         // A fault may strike before the request is sent and after the answer is.
         let result = rail.pass_rail(deadline, broken).map_err(CallError::Broken).and_then(|mode| {

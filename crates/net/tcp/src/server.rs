@@ -203,7 +203,8 @@ impl TcpServer {
         let workers = WorkerPool::new("tcp", most, config.max_workers, LONG_REQUEST).map_err(os)?;
         let refusals = RefusalLog::new(Arc::clone(&stats));
         let gauges: [fn(&Stats) -> &Metric; 2] = [|stats| &stats.tcp.connections, |stats| &stats.tcp.connections_limit];
-        let (most, ungreeted) = (config.max_connections, config.max_pending_handshakes);
+        let most = config.max_connections;
+        let ungreeted = config.max_pending_handshakes;
         let places = ConnectionSlots::new(most, ungreeted, &config.more_connections, Arc::clone(&stats), gauges);
         let shared = Arc::new(TcpServerState { config, service, stats, refusals, workers, places });
         WorkerPool::spawn_worker(&shared)

@@ -133,8 +133,10 @@ impl ChannelSet {
         self.breakers.extend(breaker.iter().map(|breaker| (number, Arc::clone(breaker))));
         self.ends.push((number, channel.endpoints().clone()));
         self.open += 1;
-        let (idle_since, user) = (Instant::now(), ChannelUser::current());
-        let (generation, breaks) = (self.generation, self.breaks);
+        let idle_since = Instant::now();
+        let user = ChannelUser::current();
+        let generation = self.generation;
+        let breaks = self.breaks;
         PooledChannel { channel, welcome, breaker, idle_since, user, generation, breaks, number }
     }
 

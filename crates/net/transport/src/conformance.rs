@@ -145,7 +145,8 @@ impl Service for TestService {
         if hello.source == "no-such" {
             return Err(Error::new(ErrorKind::NotFound, "no such source"));
         }
-        let (volume, node) = (VolumeId(hello.source.len() as u32), hello.peer.to_owned());
+        let volume = VolumeId(hello.source.len() as u32);
+        let node = hello.peer.to_owned();
         Ok(WelcomeAnswer {
             version: 0,
             volume,
@@ -228,7 +229,8 @@ fn connect_channel(peer: &dyn TestPeer) -> Box<dyn Channel> {
 }
 
 fn read_request(path: &str, offset: u64, len: usize) -> NodeRequest<'_> {
-    let (version, size) = ("v1", DATA_LEN as u64);
+    let version = "v1";
+    let size = DATA_LEN as u64;
     NodeRequest::Read(ReadRequest {
         volume: VolumeId(3),
         path: path.as_bytes(),
@@ -470,7 +472,8 @@ fn after_greeting(then: impl Fn(&FrameHeader) -> (Vec<u8>, ScriptEnd) + Send + S
             return then(header);
         }
         let mut body = Vec::new();
-        let (node, block_size) = ("tester".to_owned(), 4 << 20);
+        let node = "tester".to_owned();
+        let block_size = 4 << 20;
         WelcomeAnswer { version: MAX_VERSION, volume: VolumeId(3), block_size, node, ..WelcomeAnswer::default() }
             .encode(&mut body);
         let mut out = header.new_answer(0, body.len(), 0).unwrap().encode().to_vec();
@@ -511,7 +514,8 @@ fn stalled_peer(rig: &dyn TransportRig) {
 /// A call made within another's `meanwhile`, as a read split over rails makes it.
 fn overlapped_calls(rig: &dyn TransportRig) {
     let peer = rig.serve_with(TestService::new());
-    let (mut first, mut second) = (connect_channel(&*peer), connect_channel(&*peer));
+    let mut first = connect_channel(&*peer);
+    let mut second = connect_channel(&*peer);
     let mut dst = vec![0u8; 2 << 20];
     let (low, high) = dst.split_at_mut(1 << 20);
     let mut inner = None;

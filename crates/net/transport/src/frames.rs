@@ -57,7 +57,8 @@ pub fn receive_answer(
     }
     let header = FrameHeader::decode(&head).map_err(|e| broken(e.into()))?;
     header.check_answer(op, id).map_err(|e| broken(e.into()))?;
-    let (payload_len, body_len) = (header.payload_len as usize, header.body_len as usize);
+    let payload_len = header.payload_len as usize;
+    let body_len = header.body_len as usize;
     if payload_len > dst.len() {
         return Err(protocol(format!("the payload has {payload_len} bytes, at most {} were requested", dst.len())));
     }

@@ -116,7 +116,8 @@ struct PathEntry {
 
 impl PathEntry {
     fn new(spec: PathSpec, counters: Arc<PathStats>) -> Self {
-        let (liveness, speed) = (PathLiveness::default(), Mutex::default());
+        let liveness = PathLiveness::default();
+        let speed = Mutex::default();
         PathEntry { spec, counters, liveness, speed, share: AtomicU32::new(1000) }
     }
 
@@ -142,7 +143,8 @@ struct PathSlot {
 
 impl PathSlot {
     fn new(state: PathState, max_channels: usize) -> Self {
-        let (channels, last_checked) = (ChannelSet::with_capacity(max_channels), Instant::now());
+        let channels = ChannelSet::with_capacity(max_channels);
+        let last_checked = Instant::now();
         PathSlot { state, channels, last_checked, wanted: false, growing: false, probe: None }
     }
 }
@@ -271,7 +273,8 @@ impl RailPool {
             if let Some((path, channel)) = self.pick_channel(&mut inner, 0, near, &mut ended) {
                 return Ok(Some(ChannelLease::new(self, path, channel, true)));
             }
-            let (mut any_up, mut grows) = (false, false);
+            let mut any_up = false;
+            let mut grows = false;
             for slot in inner.slots.iter_mut().filter(|slot| slot.state.phase() == PathPhase::Up) {
                 any_up = true;
                 if self.may_grow(slot) {

@@ -238,7 +238,8 @@ pub fn dispatch_request(
     }
     if conn.peer_name().is_none() {
         if header.body_len as usize > MAX_GREETING_BODY {
-            let (len, max) = (header.body_len.into(), MAX_GREETING_BODY as u64);
+            let len = header.body_len.into();
+            let max = MAX_GREETING_BODY as u64;
             return refuse(FrameError::TooLong { what: "a handshake", len, max }.into(), responder);
         }
         match (header.op, &conn.gate) {

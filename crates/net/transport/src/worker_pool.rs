@@ -146,7 +146,8 @@ impl WorkerPool {
     /// # Errors
     /// When the kernel refuses.
     pub fn park_connection(&self, fd: impl AsFd, state: &ConnState, flags: EventFlags) -> rustix::io::Result<()> {
-        let (id, moved) = (state.id(), state.moved());
+        let id = state.id();
+        let moved = state.moved();
         let again = |set| epoll::modify(set, fd.as_fd(), EventData::new_u64(id), flags | EventFlags::ONESHOT);
         // Must precede arming: the worker that receives the next event owns the connection from then on.
         state.mark_parked();
@@ -202,7 +203,8 @@ impl WorkerPool {
             ServeOutcome::Deferred => return true,
             ServeOutcome::Closed => shared.remove_connection(conn),
             ServeOutcome::Failed(error) => {
-                let (peer, refusals) = (&conn.conn_state().endpoints().peer, shared.refusals());
+                let peer = &conn.conn_state().endpoints().peer;
+                let refusals = shared.refusals();
                 match error.kind() {
                     ErrorKind::PermissionDenied => refusals.record_refusal(peer, RefusalReason::Proof, &error),
                     ErrorKind::Protocol => refusals.record_refusal(peer, RefusalReason::Frames, &error),

@@ -73,7 +73,8 @@ impl TlsContext {
             let wrong = |e: rustls::Error| invalid_file(format!("--tls-ca {}: {e}", files.ca.display()));
             roots.add(authority).map_err(wrong)?;
         }
-        let (roots, crypto) = (Arc::new(roots), Arc::new(provider::default_provider()));
+        let roots = Arc::new(roots);
+        let crypto = Arc::new(provider::default_provider());
         let wrong = |what: &str| invalid_file(format!("--tls-ca {}: {what}", files.ca.display()));
         let peers = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&crypto))
             .build()

@@ -124,7 +124,8 @@ impl MemoryRegion {
     /// Whether all of `bytes` is registered here.
     pub fn contains(&self, bytes: &[u8]) -> bool {
         let (start, len) = self.pool.arena();
-        let (start, at) = (start.addr(), bytes.as_ptr().addr());
+        let start = start.addr();
+        let at = bytes.as_ptr().addr();
         at >= start && at + bytes.len() <= start + len
     }
 

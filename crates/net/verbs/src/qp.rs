@@ -789,7 +789,8 @@ impl QueuePair {
         let Some(limit) = self.pace.next_limit() else { return Ok(false) };
         let Some(_polling) = PollPermit::try_begin(self.processors) else { return Ok(false) };
         let begun = Instant::now();
-        let (mut looks, mut took) = (0u32, Duration::ZERO);
+        let mut looks = 0u32;
+        let mut took = Duration::ZERO;
         let found = loop {
             if there(self)? {
                 // The time of the last clock reading: reading it again would add latency.

@@ -296,7 +296,8 @@ impl RawVolume {
         if alone && self.net.rdma_network.is_some() {
             warnings.push("--rdma-network has no effect: a mount without --registry reads from no node".to_owned());
         }
-        let (net, trust) = (check_net(self.net, 0, host, &mut warnings)?, self.trust.check(false)?);
+        let net = check_net(self.net, 0, host, &mut warnings)?;
+        let trust = self.trust.check(false)?;
         warn_unencrypted(&net, &trust, &mut warnings);
         Ok(VolumeConfig {
             source: self.source,
@@ -531,7 +532,8 @@ fn check_group(args: RawGroup) -> Result<Option<GroupConfig>, Fault> {
         check_name("--zone", &args.zone)?;
     }
     let name = args.cache_group.unwrap_or_else(|| DEFAULT_GROUP.to_owned());
-    let (zone, hold) = (args.zone, args.member_hold);
+    let zone = args.zone;
+    let hold = args.member_hold;
     Ok(args.registry.map(|registry| GroupConfig { name, registry, zone, hold }))
 }
 
@@ -678,7 +680,9 @@ fn check_rdma(args: &RawNetwork, port: u16, warnings: &mut Vec<String>) -> Resul
         warnings.push("--rdma-network is not used: --transport tcp rules out RDMA".to_owned());
         return Ok(None);
     }
-    let (retry, settle, silence) = (args.rdma_retry, args.rdma_settle, args.rdma_silence);
+    let retry = args.rdma_retry;
+    let settle = args.rdma_settle;
+    let silence = args.rdma_silence;
     Ok(Some(RdmaConfig { interfaces, port, retry, settle, silence }))
 }
 

@@ -221,7 +221,8 @@ impl FromStr for ReplicaCounts {
                 ReplicaCounts::MOST
             )),
         };
-        let (mut all, mut below) = (None, Vec::new());
+        let mut all = None;
+        let mut below = Vec::new();
         for part in s.split(',') {
             match part.rsplit_once('=') {
                 Some((path, _)) if path.contains("://") => {

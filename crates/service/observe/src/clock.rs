@@ -10,9 +10,12 @@ pub struct UtcTime(pub SystemTime);
 impl fmt::Display for UtcTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let since = self.0.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+        let days = since.as_secs() / 86_400;
+        let second = since.as_secs() % 86_400;
         let (year, month, day) = civil_date(days);
-        let (h, m, s) = (second / 3600, second / 60 % 60, second % 60);
+        let h = second / 3600;
+        let m = second / 60 % 60;
+        let s = second % 60;
         write!(f, "{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{:06}Z", since.subsec_micros())
     }
 }
@@ -21,7 +24,8 @@ impl fmt::Display for UtcTime {
 /// the leap day is the last of its year.
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
-    let (era, of_era) = (z / 146_097, z % 146_097);
+    let era = z / 146_097;
+    let of_era = z % 146_097;
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted = (5 * of_year + 2) / 153;

@@ -142,7 +142,8 @@ fn accept_connections(
             continue;
         }
         talking.fetch_add(1, Ordering::AcqRel);
-        let (target, held) = (Arc::clone(target), AdminPermit(Arc::clone(&talking)));
+        let target = Arc::clone(target);
+        let held = AdminPermit(Arc::clone(&talking));
         let watches = Arc::clone(watches);
         let spawned = std::thread::Builder::new().name("admin-talk".into()).spawn(move || {
             let _held = held;

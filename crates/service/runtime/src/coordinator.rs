@@ -65,7 +65,8 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
     let registry: Arc<OpenRegistry> = match &config.job_store {
         // Coordinators that share jobs find the nodes where they find the jobs.
         Some(url) => {
-            let (url, trust) = (RegistryUrl::Etcd(url.clone()), Arc::clone(&trust));
+            let url = RegistryUrl::Etcd(url.clone());
+            let trust = Arc::clone(&trust);
             Arc::new(move |group: &str| open_registry(&url, group, &trust).ok())
         }
         None => {
@@ -96,7 +97,8 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
         },
         info: Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "a coordinator holds no files"))),
         role: {
-            let (coordinator, listening) = (Arc::clone(&coordinator), listening.clone());
+            let coordinator = Arc::clone(&coordinator);
+            let listening = listening.clone();
             let job_store = config.job_store.as_ref().map(|url| format!("etcd://{url}"));
             Box::new(move || {
                 ProcessRole::Coordinator(CoordinatorStatus {

@@ -116,7 +116,9 @@ pub fn drain_node(
         nconnect: 4,
         stats: Arc::clone(&stats),
     };
-    let (mut sums, mut moved, mut weight) = (DrainProgress::default(), 0, None);
+    let mut sums = DrainProgress::default();
+    let mut moved = 0;
+    let mut weight = None;
     // Twice, where the weight can be cleared: the second pass moves what the node fetched for readers during the
     // first.
     for pass in 0..1 + u32::from(told) {
@@ -187,9 +189,11 @@ fn hand_over(
     mut warm: impl FnMut(&[ObjectExtent]) -> Vec<RangeDone>,
     shown: impl Fn(&DrainProgress),
 ) -> u64 {
-    let (mut at, mut moved) = (0, 0);
+    let mut at = 0;
+    let mut moved = 0;
     while at < extents.len() && !ended() {
-        let (from, mut blocks) = (at, 0);
+        let from = at;
+        let mut blocks = 0;
         while at < extents.len() && (blocks == 0 || blocks < AT_ONCE) {
             blocks += bytes_of(&extents[at]).div_ceil(block_size).max(1);
             at += 1;
@@ -233,7 +237,9 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
     let block_size = lease.welcome().block_size;
     let senseless =
         |what: &str| Error::new(ErrorKind::Protocol, format!("its list of cached blocks is malformed: {what}"));
-    let (mut objects, mut after, mut body) = (Vec::new(), None, Vec::new());
+    let mut objects = Vec::new();
+    let mut after = None;
+    let mut body = Vec::new();
     let mut cached_bytes = 0;
     loop {
         let request = NodeRequest::HeldObjects { after };

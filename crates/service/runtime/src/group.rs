@@ -167,7 +167,8 @@ pub fn join_group(
     };
     let siblings = GroupPeerFetch::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
     shared.set_peer_fetch(Arc::clone(&siblings) as _);
-    let (share, own) = (Arc::clone(shared), name.to_owned());
+    let share = Arc::clone(shared);
+    let own = name.to_owned();
     follower.set_listener(Arc::new(move |members: &[Arc<Member>]| {
         siblings.set_members(members);
         if let Some(part) = group_share(&own, members) {

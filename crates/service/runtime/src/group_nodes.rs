@@ -81,7 +81,8 @@ pub fn query_group(registry: &Registry, name: &str, trust: &TrustConfig) -> Resu
 
 fn query_all(reach: &PeerConnector, members: Vec<Arc<Member>>) -> Vec<NodeReport> {
     let next = AtomicUsize::new(0);
-    let (next, members) = (&next, &members);
+    let next = &next;
+    let members = &members;
     let mut lines: Vec<(usize, NodeReport)> = std::thread::scope(|scope| {
         let worker = || {
             let mut done = Vec::new();

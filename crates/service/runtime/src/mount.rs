@@ -136,7 +136,8 @@ impl PreparedMount {
                 MountedFiles::Reads(Arc::new(fs))
             }
             Some(writes) => {
-                let (volume, source) = (Arc::clone(&volume.volume), Arc::clone(&writes.source));
+                let volume = Arc::clone(&volume.volume);
+                let source = Arc::clone(&writes.source);
                 let fs_config = writable_config(&config, &options);
                 let fs = WritableFileSystem::new(volume, source, fs_config, Arc::clone(&stats));
                 let fs = fs.map_err(|error| Fault::failed(format!("{}: {error}", config.volume.source), ""))?;
@@ -394,7 +395,8 @@ fn check_users(config: &MountConfig, options: &MountOptions, writes: &OpenWrites
     if writes.serves_all_users || !options.allow_other {
         return Ok(());
     }
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let uid = rustix::process::getuid().as_raw();
+    let gid = rustix::process::getgid().as_raw();
     Err(Fault::missing(
         format!(
             "{}: -o allow_other with --rw needs root with CAP_SETUID and CAP_SETGID, to make changes as their callers; \
@@ -442,7 +444,8 @@ fn check_outside_source(config: &MountConfig, mountpoint: &Path) -> Result<(), F
 }
 
 fn fs_config(config: &MountConfig, options: &MountOptions) -> spurline_fs::FsConfig {
-    let (fuse, times) = (&config.fuse, config.fuse.cache_times());
+    let fuse = &config.fuse;
+    let times = config.fuse.cache_times();
     spurline_fs::FsConfig {
         attr_ttl: times.attr,
         entry_ttl: times.entry,

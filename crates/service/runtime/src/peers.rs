@@ -110,7 +110,8 @@ impl AddressConnector {
         deadline: Instant,
         mut take: impl FnMut(&NodeAddress, Instant) -> Result<Option<T>>,
     ) -> Result<T> {
-        let (first, count) = (self.last.load(Ordering::Relaxed), self.ways.len());
+        let first = self.last.load(Ordering::Relaxed);
+        let count = self.ways.len();
         let mut failed: Option<Error> = None;
         for tried in 0..count {
             let at = (first + tried) % count;
@@ -145,7 +146,8 @@ impl AddressConnector {
 impl NodeAddress {
     /// Logs, once, that the process behind `welcome` is not node `name`.
     fn report_stranger(&self, name: &str, welcome: &WelcomeAnswer) {
-        let (at, other) = (self.connector.peer(), &welcome.node);
+        let at = self.connector.peer();
+        let other = &welcome.node;
         if self.stranger.swap(welcome.instance, Ordering::Relaxed) != welcome.instance {
             tracing::warn!(
                 "{at}, an address of node {name}, leads to node {other} from here, so it is not used; leave addresses that \

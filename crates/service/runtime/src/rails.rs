@@ -173,7 +173,8 @@ impl RailDialer for RdmaDialer {
     }
 
     fn connector(&self, local: usize, remote: &RailInfo) -> Arc<dyn Connector> {
-        let (rail, peer) = (Arc::clone(&self.rails[local]), SocketAddr::new(remote.address, remote.port));
+        let rail = Arc::clone(&self.rails[local]);
+        let peer = SocketAddr::new(remote.address, remote.port);
         let connector = RdmaConnector::new(rail, peer, self.patience, Arc::clone(&self.stats));
         Arc::new(connector.with_trust(Arc::clone(&self.trust)))
     }
@@ -210,7 +211,9 @@ pub fn start_path_monitor(
     let rails = open_rails(&found, pool, access, locked_bytes(&config.budget, 0, found.len()))?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
     let patience = RdmaTimeouts { silence: rdma.silence };
-    let (trust_too, stats_too, pool) = (Arc::clone(trust), Arc::clone(stats), Arc::clone(pool));
+    let trust_too = Arc::clone(trust);
+    let stats_too = Arc::clone(stats);
+    let pool = Arc::clone(pool);
     let dialer: Arc<dyn RailDialer> =
         Arc::new(RdmaDialer { found, told, rails, patience, trust: trust_too, stats: stats_too, pool });
     let paths_config = RailsConfig {
@@ -224,9 +227,12 @@ pub fn start_path_monitor(
         seed: u64::from(std::process::id()),
         loads: Arc::default(),
     };
-    let (wake, stats) = (Arc::clone(members.path_wake()), Arc::clone(stats));
+    let wake = Arc::clone(members.path_wake());
+    let stats = Arc::clone(stats);
     members.set_rail_factory(move |member| {
-        let (dialer, stats, wake) = (Arc::clone(&dialer), Arc::clone(&stats), Arc::clone(&wake));
+        let dialer = Arc::clone(&dialer);
+        let stats = Arc::clone(&stats);
+        let wake = Arc::clone(&wake);
         NodeRails::new(&member.name, dialer, paths_config.clone(), stats, wake)
     });
     let monitor = PathMonitor::start(members)?;

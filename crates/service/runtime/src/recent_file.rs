@@ -49,7 +49,8 @@ impl RecentObjectsFile {
             }
         }
         let (stop, stopped) = channel();
-        let (path, node) = (file.clone(), Arc::downgrade(node));
+        let path = file.clone();
+        let node = Arc::downgrade(node);
         let keep_current = move || {
             let mut written = 0;
             let mut interval = WRITE_INTERVAL;

@@ -143,10 +143,12 @@ pub fn compare_with_others(
         let pool = reach.pool(member);
         // A node that does not answer is skipped.
         let Ok(lease) = pool.checkout(Instant::now() + ANSWER) else { continue };
-        let (size, rule) = (lease.welcome().block_size, Some(lease.welcome().placement_rule).filter(|rule| *rule != 0));
+        let size = lease.welcome().block_size;
+        let rule = Some(lease.welcome().placement_rule).filter(|rule| *rule != 0);
         let mut differing = Vec::new();
         if size != own {
-            let (own, size) = (Size(own), Size(size));
+            let own = Size(own);
+            let size = Size(size);
             let what = format!("--block-size is {own} here and {size} there");
             differing.push(SettingDifference { what, remedy: format!("--block-size {size}") });
         }

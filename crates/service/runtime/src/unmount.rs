@@ -332,10 +332,12 @@ impl MountProcess {
         report: &UnmountReport<'_>,
         end: Option<EndWatch>,
     ) -> Result<(), Fault> {
-        let (start, limit) = (Instant::now(), request.timeout);
+        let start = Instant::now();
+        let limit = request.timeout;
         let admin = AdminPeer::Socket(self.socket.clone(), None);
         let mut next = start + REPORT_INTERVAL;
-        let (mut finishing, mut hung) = (false, HungCalls::default());
+        let mut finishing = false;
+        let mut hung = HungCalls::default();
         let mut unsent = None;
         while start.elapsed() < limit {
             if let Some((pid, halt)) = self.pid.and_then(|pid| Some((pid, ProcessHalt::of_process(pid)?))) {
@@ -365,7 +367,8 @@ impl MountProcess {
                 break;
             }
         }
-        let (at, seconds) = (mount.mountpoint.display(), limit.as_secs());
+        let at = mount.mountpoint.display();
+        let seconds = limit.as_secs();
         if let Some((pid, call)) = self.pid.zip(hung.describe()) {
             return Err(Fault::failed(
                 format!(

@@ -115,7 +115,8 @@ pub(crate) fn open_node_writes(source: &str, writes: &WritesConfig) -> Result<Ar
     let location = SourceLocation::parse(source)?;
     let opened = WritableSource::open(location.path(), writes.squash.map(|(uid, gid)| Squash { uid, gid }))?;
     if writes.squash.is_none() && !opened.serves_all_users() {
-        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let uid = rustix::process::getuid().as_raw();
+        let gid = rustix::process::getgid().as_raw();
         let why = format!(
             "--writable needs root with CAP_SETUID and CAP_SETGID, to make changes as their callers, and this process is \
              user {uid}: start the node as root, or make all changes as this user: --squash {uid}:{gid}"

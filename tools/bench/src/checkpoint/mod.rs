@@ -173,7 +173,8 @@ fn own_places(
     spurline: &Path,
     scratch: &ScratchDir,
 ) -> Result<(Vec<CheckpointPlace>, Vec<String>)> {
-    let (mut places, mut notes) = (Vec::new(), Vec::new());
+    let mut places = Vec::new();
+    let mut notes = Vec::new();
     let builder = PlaceBuilder { spurline, scratch };
     for kind in PlaceKind::ALL.into_iter().filter(|kind| args.place.is_empty() || args.place.contains(kind)) {
         match builder.open_place(kind) {
@@ -193,7 +194,8 @@ impl CheckpointBench<'_> {
         let bytes = self.ranks as u64 * self.size;
         let mut outcomes = Vec::new();
         for place in places {
-            let (dir, folder) = (place.write.clone(), place.write.join(&self.folder));
+            let dir = place.write.clone();
+            let folder = place.write.join(&self.folder);
             let order = |_| WorkerOrder::Open { dir: dir.clone(), folder: folder.clone(), bytes };
             self.crew.order_all(order, |_| {})?;
             let folder = place.read.join(&self.folder);
@@ -215,7 +217,8 @@ impl CheckpointBench<'_> {
     /// One checkpoint at one place: written, dropped from caches, read back, compared, removed.
     fn run_round(&mut self, place: &CheckpointPlace, outcome: &mut PlaceOutcome, round: u32) -> Result<()> {
         let plans = plan_ranks(self.args.model, self.ranks, self.size, round);
-        let (write, read) = (place.write.join(&self.folder), place.read.join(&self.folder));
+        let write = place.write.join(&self.folder);
+        let read = place.read.join(&self.folder);
         self.bar.set_message(format!("{}: write, round {round} of {}", place.name, self.args.rounds));
         let shares: Vec<Vec<RankPlan>> =
             (0..self.crew.len()).map(|index| self.ranks_of(&plans, index, false)).collect();
@@ -253,12 +256,14 @@ impl CheckpointBench<'_> {
     /// Runs a phase on all workers, with counters around it.
     fn run_phase(&mut self, place: &CheckpointPlace, order: impl Fn(usize) -> WorkerOrder) -> Result<PhaseRun> {
         let before = self.counters(place)?;
-        let (bar, start) = (self.bar.clone(), self.bar.position());
+        let bar = self.bar.clone();
+        let start = self.bar.position();
         let answers = self.crew.order_all(order, |bytes| bar.set_position(start + bytes))?;
         bar.set_position(start + self.ranks as u64 * self.size);
         let phases = answers.into_iter().map(parse_phase).collect::<Result<Vec<_>>>()?;
         let after = self.counters(place)?;
-        let (mut cpu, mut grown) = (vec![("ranks", phases.iter().map(|phase| phase.cpu).sum())], CounterValues::new());
+        let mut cpu = vec![("ranks", phases.iter().map(|phase| phase.cpu).sum())];
+        let mut grown = CounterValues::new();
         for ((role, before), (_, after)) in before.iter().zip(&after) {
             let growth = counter_growth(before, after);
             let used = growth.get("usage.cpu_us").copied().unwrap_or(0) as f64 / 1e6;
@@ -311,7 +316,8 @@ fn compare_checksums(place: &str, plans: &[RankPlan], wrote: &PhaseRun, got: &Ph
     for plan in plans {
         let sums =
             |run: &PhaseRun| run.ranks.iter().find(|rank| rank.rank == plan.rank).map(|rank| rank.checksums.clone());
-        let (written, read) = (sums(wrote).unwrap_or_default(), sums(got).unwrap_or_default());
+        let written = sums(wrote).unwrap_or_default();
+        let read = sums(got).unwrap_or_default();
         let differs = plan.files.iter().enumerate().find(|(index, _)| written.get(*index) != read.get(*index));
         if let Some((index, file)) = differs {
             let sum = |sums: &[u32]| sums.get(index).map_or("none".to_owned(), |sum| format!("{sum:08x}"));

@@ -185,7 +185,9 @@ impl Worker {
         }
         let room = free_bytes(dir);
         if bytes > room {
-            let (at, need, have) = (dir.display(), bytes >> 20, room >> 20);
+            let at = dir.display();
+            let need = bytes >> 20;
+            let have = room >> 20;
             return Err(BenchError::Missing(format!(
                 "{at} has {have} MiB free, and one checkpoint needs {need}: give a smaller --size or fewer --ranks"
             )));
@@ -212,7 +214,8 @@ impl Worker {
             let at_path = |e: std::io::Error| BenchError::io(part.display(), &e);
             let mut timed = Stopwatch::default();
             let mut file = timed.time(|| File::options().write(true).create_new(true).open(&part)).map_err(at_path)?;
-            let (mut at, mut checksum) = (0, 0);
+            let mut at = 0;
+            let mut checksum = 0;
             while at < known.len {
                 let n = ((known.len - at) as usize).min(PIECE);
                 stamp_pages(&mut piece[..n], plan.rank, index, &known.name, at);
@@ -299,12 +302,15 @@ fn run_ranks(
     plans: &[RankPlan],
     work: impl Fn(&RankPlan, &AtomicU64) -> Result<RankFigures> + Sync,
 ) -> Result<HostPhase> {
-    let (done, barrier, work) = (AtomicU64::new(0), Barrier::new(plans.len() + 1), &work);
+    let done = AtomicU64::new(0);
+    let barrier = Barrier::new(plans.len() + 1);
+    let work = &work;
     let own = || cpu::of_process(std::process::id()).map(|time| time.own);
     let cpu_before = own()?;
     let mut over_time = Vec::new();
     let figures: Vec<Result<RankFigures>> = std::thread::scope(|scope| {
-        let (done, barrier) = (&done, &barrier);
+        let done = &done;
+        let barrier = &barrier;
         let threads: Vec<_> = plans
             .iter()
             .map(|plan| {
@@ -346,7 +352,8 @@ fn read_rank(folder: &Path, plan: &RankPlan, done: &AtomicU64) -> Result<RankFig
         let at_path = |e: std::io::Error| BenchError::io(path.display(), &e);
         let mut timed = Stopwatch::default();
         let mut file = timed.time(|| File::open(&path)).map_err(at_path)?;
-        let (mut at, mut checksum) = (0, 0);
+        let mut at = 0;
+        let mut checksum = 0;
         loop {
             let n = timed.time(|| file.read(&mut piece)).map_err(at_path)?;
             if n == 0 {
@@ -390,7 +397,8 @@ fn drop_file(folder: &Path, known: &RankFile) -> DropResult {
         return DropResult::Kept;
     }
     // A read that may not wait finds only what is in memory.
-    let (mut kept, mut byte) = (0, [0u8; 1]);
+    let mut kept = 0;
+    let mut byte = [0u8; 1];
     for part in 0..8 {
         let at = known.len / 8 * part;
         match preadv2(&file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {

@@ -31,7 +31,9 @@ impl FailedJob<'_> {
         let absent =
             found("No such file or directory").or_else(|| found("func=full resid")).or_else(|| found(NOT_MADE));
         if let Some(line) = absent.filter(|_| self.reads_prepared) {
-            let (jobs, size, last) = (self.jobs, self.size, self.jobs.saturating_sub(1));
+            let jobs = self.jobs;
+            let size = self.size;
+            let last = self.jobs.saturating_sub(1);
             let files = if last == 0 { "spurline.0".to_owned() } else { format!("spurline.0 to spurline.{last}") };
             return missing(
                 format!(

@@ -209,7 +209,8 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     if hosts.iter().any(AgentHost::is_here) {
         check_folders(&variants)?;
     }
-    let (job, values) = (job_file::load_job(&args.job)?, given_values(args)?);
+    let job = job_file::load_job(&args.job)?;
+    let values = given_values(args)?;
     let bench = FleetBench { args, hosts, servers, job, values, spurline, scratch };
     variants.extend(bench.nfs_variants()?);
     // All variables have values before anything is started.
@@ -218,7 +219,8 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     }
     nfs::busy_of(&bench.servers, args.ssh)?;
     let agents = bench.open_agents()?;
-    let (mut rows, mut fabric) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut fabric = Vec::new();
     for point in &points {
         rows.extend(bench.run_point(&variants, *point, &mut fabric)?);
     }
@@ -359,7 +361,8 @@ impl FleetBench<'_> {
     /// One run, with the export mounted for it.
     fn run_variant(&self, variant: &FleetVariant, point: FleetPoint) -> Result<FleetRun> {
         let Some(nfs) = &variant.nfs else { return self.run_once(variant, point) };
-        let (hosts, ssh) = (&self.hosts[..point.clients], self.args.ssh);
+        let hosts = &self.hosts[..point.clients];
+        let ssh = self.args.ssh;
         let at = self.scratch.path().join("nfs");
         let (mounts, dir) = NfsMounts::mount(hosts, ssh, nfs, &at)?;
         let busy = || Ok::<_, BenchError>((nfs::busy_of(hosts, ssh)?, nfs::busy_of(&self.servers, ssh)?));
@@ -416,7 +419,8 @@ impl FleetBench<'_> {
         })?;
         let after = self.read_counters(variant, hosts)?;
         let figures = FleetFigures { over_time: outcome::read_over_time(&dir), ..figures };
-        let (mut cpu, mut grown) = (vec![("fio", figures.all.cpu)], CounterValues::new());
+        let mut cpu = vec![("fio", figures.all.cpu)];
+        let mut grown = CounterValues::new();
         for ((role, before), (_, after)) in before.iter().zip(&after) {
             let growth = counter_growth(before, after);
             cpu.push((role, growth.get("usage.cpu_us").copied().unwrap_or(0) as f64 / 1e6));

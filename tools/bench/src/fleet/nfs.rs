@@ -172,7 +172,8 @@ impl<'a> NfsMounts<'a> {
         let count = if case.connections == Connections::Addresses { export.addresses.len() } else { 1 };
         for (index, address) in export.addresses.iter().take(count).enumerate() {
             let dir = at.join(format!("nfs{index}"));
-            let (dir_text, place) = (dir.display().to_string(), format!("{address}:{}", export.path));
+            let dir_text = dir.display().to_string();
+            let place = format!("{address}:{}", export.path);
             for host in hosts {
                 let on = |words: &[&str]| run_on(host, ssh, words);
                 on(&["mkdir", "-p", &dir_text])?;

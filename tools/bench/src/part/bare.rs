@@ -21,7 +21,8 @@ pub(super) fn read(part: &ReadPart) -> Result<()> {
         let mut reader = bare::BareReader::connect(part.addr, &SocketOptions::default())?;
         let mut lane = ReadLane::new(part, index);
         let mut dst = vec![0u8; block];
-        let (mut asked, mut taken) = (0u64, 0u64);
+        let mut asked = 0u64;
+        let mut taken = 0u64;
         let mut first = None;
         for _ in 0..part.depth.max(1) {
             let offset = lane.next_offset();

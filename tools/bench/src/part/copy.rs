@@ -25,9 +25,12 @@ pub(super) fn run(part: &CopyPart) -> Result<()> {
     let config = OriginOptions { endpoint: part.endpoint_url.clone(), ..OriginOptions::default() };
     let under = spurline_origin::open(&part.source, &config, Arc::new(Stats::default()))?;
     std::fs::create_dir_all(&part.to).map_err(|e| BenchError::io(part.to.display(), &e))?;
-    let (listed, failed) = (Mutex::new(CopyQueue::default()), AtomicBool::new(false));
+    let listed = Mutex::new(CopyQueue::default());
+    let failed = AtomicBool::new(false);
     let work = || -> Result<(u64, u64)> {
-        let (mut bytes, mut files, mut buffer) = (0, 0, Vec::new());
+        let mut bytes = 0;
+        let mut files = 0;
+        let mut buffer = Vec::new();
         while let Some((object, to)) =
             next_object(part, &*under, &listed).inspect_err(|_| failed.store(true, Ordering::Relaxed))?
         {

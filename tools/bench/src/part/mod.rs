@@ -334,7 +334,8 @@ fn read_lanes(part: &ReadPart, lane: impl Fn(usize, &AtomicBool) -> Result<u64> 
     let answers: u64 = std::thread::scope(|scope| {
         let lanes: Vec<_> = (0..part.connections.max(1))
             .map(|index| {
-                let (stop, lane) = (&stop, &lane);
+                let stop = &stop;
+                let lane = &lane;
                 scope.spawn(move || lane(index, stop))
             })
             .collect();

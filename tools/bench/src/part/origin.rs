@@ -18,7 +18,8 @@ pub(super) fn run(part: &OriginPart) -> Result<()> {
     let attr = under.lookup(part.path.as_bytes(), Instant::now() + DEADLINE)?;
     let version = attr.version.clone();
     let object = ObjectRef::new(under.source_url(), part.path.as_bytes(), version, attr.size);
-    let (next, block) = (AtomicU64::new(0), part.block.0.max(1));
+    let next = AtomicU64::new(0);
+    let block = part.block.0.max(1);
     let work = || -> Result<u64> {
         let mut buffer = vec![0u8; block as usize];
         let mut bytes = 0;

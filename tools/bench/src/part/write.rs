@@ -59,7 +59,8 @@ pub(super) fn write_files(part: &WritePart) -> Result<()> {
         each.get(index).map_or(0.0, |time| time.as_secs_f64() * 1e6)
     };
     let ops = each.len() as u64;
-    let (p50, p99) = (at(0.5), at(0.99));
+    let p50 = at(0.5);
+    let p99 = at(0.99);
     println!(
         "{}",
         json!({ "seconds": seconds, "ops": ops, "bytes": ops * part.block.0, "p50_us": p50, "p99_us": p99 })
@@ -86,7 +87,9 @@ fn write_on(part: &WritePart, writer: usize, file: &File, path: &Path) -> Result
     let fail = |e: std::io::Error| BenchError::io(path.display(), &e);
     let block = written_block(writer, part.block.0);
     let blocks = part.size.0 / part.block.0;
-    let (start, mut each, mut before) = (Instant::now(), Vec::with_capacity(1 << 16), Duration::ZERO);
+    let start = Instant::now();
+    let mut each = Vec::with_capacity(1 << 16);
+    let mut before = Duration::ZERO;
     for n in 0.. {
         file.write_all_at(&block, n % blocks * part.block.0).map_err(fail)?;
         if part.sync {
@@ -126,7 +129,8 @@ pub(super) fn create_files(part: &CreatePart) -> Result<()> {
         }
         Ok::<(), BenchError>(())
     })?;
-    let (seconds, bytes) = (start.elapsed().as_secs_f64(), part.files as u64 * part.size.0);
+    let seconds = start.elapsed().as_secs_f64();
+    let bytes = part.files as u64 * part.size.0;
     println!("{}", json!({ "seconds": seconds, "ops": part.files, "bytes": bytes }));
     Ok(())
 }

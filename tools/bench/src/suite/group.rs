@@ -28,7 +28,8 @@ const SILENCE: &str = "1s";
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
     let pair = NamespacePair::new()?;
-    let (server, client) = (pair.server.as_str(), pair.client.as_str());
+    let server = pair.server.as_str();
+    let client = pair.client.as_str();
     let source = suite.make_source("source-group", FILES, LEN)?;
     let bare_addr = format!("{}:7201", pair.server_ip);
     let words = ["bare-serve", &bare_addr, "--size", "512M"].map(String::from);
@@ -103,7 +104,9 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         ("killed", "one of three nodes is killed", Signal::KILL),
         ("stalled", "one of three nodes stops responding", Signal::STOP),
     ] {
-        let (pair, lost, asked) = (&pair, &lost, &asked);
+        let pair = &pair;
+        let lost = &lost;
+        let asked = &asked;
         cases.push(BenchCase::new("the longest read of 64 readers", variant, label, FigureUnit::Time, move || {
             lose_node(suite, pair, lost, signal, |line| asked.borrow_mut().push(format!("{label}: {line}")))
         }));

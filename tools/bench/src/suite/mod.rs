@@ -163,7 +163,8 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
     let about = machine::describe_machine(suite.memory.path(), suite.disk.path());
     let summary = one_line(&about);
     anstream::println!("{summary}");
-    let (load, cpus) = (machine::load_average(), machine::cpu_count());
+    let load = machine::load_average();
+    let cpus = machine::cpu_count();
     if load > cpus as f64 / 2.0 {
         anstream::println!("The machine is busy (load {load:.1} on {cpus} CPUs): only ratios are meaningful.");
     }
@@ -341,7 +342,9 @@ impl BenchSuite {
             let room = scratch::free_bytes(self.memory.path());
             let wanted = files as u64 * len * 3;
             if room < wanted {
-                let (path, need, have) = (self.memory.path().display(), wanted >> 20, room >> 20);
+                let path = self.memory.path().display();
+                let need = wanted >> 20;
+                let have = room >> 20;
                 return Err(BenchError::Missing(format!(
                     "{path} has {have} MiB free, {need} are needed: see --memory-dir"
                 )));
@@ -426,7 +429,9 @@ fn user_sample(
     let json: Value =
         serde_json::from_str(line).map_err(|e| BenchError::Failed(format!("a part printed {:?}: {e}", done.out)))?;
     let number = |key: &str| json[key].as_f64().unwrap_or(0.0);
-    let (seconds, bytes, ops) = (number("seconds"), number("bytes"), number("ops"));
+    let seconds = number("seconds");
+    let bytes = number("bytes");
+    let ops = number("ops");
     if seconds <= 0.0 || ops <= 0.0 {
         return Err(BenchError::Failed(format!("a part measured nothing: {line}")));
     }

@@ -64,7 +64,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         };
         if let Ok(daemon) = &iperf {
             for (variant, label, more) in IPERF {
-                let (ip, time) = (pair.server_ip, suite.time);
+                let ip = pair.server_ip;
+                let time = suite.time;
                 add(both_directions(load, variant, label, move || {
                     let before = daemon.cpu()?;
                     let (got, used) = iperf::run_client(client, ip, load.streams, load.read, time, more)?;
@@ -74,7 +75,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             }
         }
         for (variant, label, congestion) in OURS {
-            let (streams, time) = (load.streams.to_string(), format!("{}ms", suite.time.as_millis().max(1000)));
+            let streams = load.streams.to_string();
+            let time = format!("{}ms", suite.time.as_millis().max(1000));
             let way = if load.read { "read" } else { "write" };
             let words = ["bw", &peer, "--streams", &streams, "--direction", way, "--time", &time];
             let words = [&words[..], &["--tcp-congestion", congestion, "--json"]].concat();
@@ -114,7 +116,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         let before = server.cpu()?;
         let (said, used) = run_net(suite, client, &words)?;
         let number = |value: &Value| value.as_f64().unwrap_or(0.0);
-        let (ops, seconds) = (number(&said["operations"]), number(&said["seconds"]));
+        let ops = number(&said["operations"]);
+        let seconds = number(&said["seconds"]);
         let cpu = vec![("client", used), ("server", server.cpu()? - before)];
         let latency_us = Some((number(&said["echo_us"]["p50"]), number(&said["echo_us"]["p99"])));
         Ok(CaseSample { value: ops / seconds.max(1e-9), bytes: 0, ops: ops as u64, cpu, latency_us })

@@ -156,7 +156,8 @@ pub(super) fn start_embedded(suite: &BenchSuite, buckets: &Path, link: Option<&N
     let limit = Duration::from_secs(20);
     let (daemon, said) = ServerProcess::start_announcing(command, &["listening", "key"], "the S3 server", &log, limit)?;
     let (key, secret) = said[1].split_once(' ').unwrap_or((&said[1], ""));
-    let (key, secret) = (key.to_owned(), secret.to_owned());
+    let key = key.to_owned();
+    let secret = secret.to_owned();
     let net = link.map(|pair| pair.client.clone());
     Ok(S3Process { variant, label, net, daemon, url: said[0].clone(), key, secret })
 }
@@ -170,7 +171,8 @@ fn start_versitygw(suite: &BenchSuite, buckets: &Path) -> Result<S3Process> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| BenchError::io("no free port", &e))?;
     let addr = listener.local_addr().map_err(|e| BenchError::io("no free port", &e))?;
     drop(listener);
-    let (key, secret) = ("bench-key".to_owned(), "bench-secret".to_owned());
+    let key = "bench-key".to_owned();
+    let secret = "bench-secret".to_owned();
     let mut command = Command::new(program);
     command.args(["--access", &key, "--secret", &secret, "--port", &addr.to_string(), "--quiet", "posix"]).arg(buckets);
     let mut daemon = ServerProcess::start(command, "versitygw", &suite.log_path("s3-versitygw")?)?;

@@ -269,7 +269,8 @@ fn start_servers(suite: &BenchSuite, source: &Path, on_disk: &Path) -> Result<Wr
     let words = ["--rw", "--registry", &registry, "--buffer-size", "300M"];
     let mounted =
         |name: &str, source: &Path| suite.start_mount(name, &source.display().to_string(), Some(&pair.client), &words);
-    let (mount, synced) = (mounted("writes-node", source)?, mounted("writes-synced", on_disk)?);
+    let mount = mounted("writes-node", source)?;
+    let synced = mounted("writes-synced", on_disk)?;
     Ok(WriteServers { sink, node, mount, synced, pair })
 }
 
@@ -293,7 +294,8 @@ impl<'a> LongWrites<'a> {
     }
 
     fn case(&self, group: &str, place: &'a WritePlace<'a>, writers: usize) -> BenchCase<'a> {
-        let (suite, source) = (self.suite, self.source);
+        let suite = self.suite;
+        let source = self.source;
         let files: Vec<PathBuf> = (0..writers).map(|writer| long_file(&place.at, writer)).collect();
         let first = files.clone();
         BenchCase::new(group, place.name, place.label, FigureUnit::Bandwidth, move || {
@@ -317,7 +319,8 @@ impl<'a> LongWrites<'a> {
             }
         }
         let of = |name: &str| grown.get(name).copied().unwrap_or(0);
-        let (requests, remote) = (of("fuse.write_bytes"), place.roles.len() > 1);
+        let requests = of("fuse.write_bytes");
+        let remote = place.roles.len() > 1;
         let right = match place.mount {
             None => true,
             Some(_) if place.passthrough => of("fuse.passthrough_opens") > 0 && requests < written / 20,
@@ -430,7 +433,8 @@ fn small_files_sink<'a>(
     sink: Option<&'a MountUnderTest>,
     (threads, files): (usize, usize),
 ) -> Option<BenchCase<'a>> {
-    let (sink, round) = (sink?, Cell::new(0));
+    let sink = sink?;
+    let round = Cell::new(0);
     Some(BenchCase::new(group, "sink", "empty fs", FigureUnit::Rate, move || {
         let prefix = format!("{threads}-{}-", round.replace(round.get() + 1));
         let mut words = vec!["create".to_owned(), sink.at().display().to_string()];
@@ -443,7 +447,8 @@ fn small_files_sink<'a>(
 /// An archive of a generated source tree: folders of 40 files, most of a few KiB.
 fn make_archive(suite: &BenchSuite) -> Result<PathBuf> {
     show_progress("writes", "making the tree");
-    let (tree, archive) = (suite.memory.empty_subdir("tree")?, suite.memory.path().join("tree.tar"));
+    let tree = suite.memory.empty_subdir("tree")?;
+    let archive = suite.memory.path().join("tree.tar");
     for n in 0..suite.tree_files {
         let folder = tree.join(format!("d{}/e{}", n / 1600, n / 40));
         if n.is_multiple_of(40) {

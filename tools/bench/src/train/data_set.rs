@@ -44,7 +44,9 @@ pub fn make_files(dir: &Path, files: &[DataFile]) -> Result<()> {
     // The folder is made only when its files fit.
     let room = dir.ancestors().find(|above| above.is_dir()).map_or(0, scratch::free_bytes);
     if bytes > room {
-        let (at, need, have) = (dir.display(), bytes >> 20, room >> 20);
+        let at = dir.display();
+        let need = bytes >> 20;
+        let have = room >> 20;
         return Err(BenchError::Missing(format!("{at} has {have} MiB free, {need} are needed: see --data")));
     }
     std::fs::create_dir_all(dir).map_err(|e| BenchError::io(dir.display(), &e))?;

@@ -82,7 +82,8 @@ impl FeedWorkplace<'_> {
     }
 
     fn feed_of(&self, kind: FeedKind, dir: PathBuf) -> TrainFeed {
-        let (name, files) = (kind.word().to_owned(), self.files.to_vec());
+        let name = kind.word().to_owned();
+        let files = self.files.to_vec();
         TrainFeed { name, dir, files, mountpoint: None, mount: None, node: None, _net: None }
     }
 

@@ -138,7 +138,8 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     let scratch = ScratchDir::new(&args.work_dir, "train", "--work-dir")?;
     let about = machine::describe_machine(scratch.path(), scratch.path());
     let load_before = machine::load_average();
-    let (summary, demand) = (suite::one_line(&about), demand_text(&load));
+    let summary = suite::one_line(&about);
+    let demand = demand_text(&load);
     anstream::println!("{summary}\n{demand}");
     let (feeds, mut notes) = open_feeds(args, &files, &spurline, &scratch)?;
     let mut outcomes = Vec::new();
@@ -199,7 +200,8 @@ fn open_feeds(
     spurline: &Path,
     scratch: &ScratchDir,
 ) -> Result<(Vec<TrainFeed>, Vec<String>)> {
-    let (mut feeds, mut notes) = (Vec::new(), Vec::new());
+    let mut feeds = Vec::new();
+    let mut notes = Vec::new();
     if !args.dir.is_empty() {
         for dir in &args.dir {
             feeds.push(feeds::open_folder(spurline, dir)?);
@@ -253,7 +255,8 @@ fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, spurline: &
     let most = run_replay(&plan, || Ok(()), Ok)?;
     let rate = most.bytes as f64 / most.seconds.max(1e-9);
     let mut n = ((rate / load.bytes_per_second() / load.required) as usize).clamp(1, 4096);
-    let (mut tried, mut best): (Vec<TrainRun>, Option<TrainRun>) = (Vec::new(), None);
+    let mut tried: Vec<TrainRun> = Vec::new();
+    let mut best: Option<TrainRun> = None;
     let mut least_failed = usize::MAX;
     // Each step halves what is unknown, or moves by an eighth.
     for _ in 0..8 {
@@ -318,7 +321,8 @@ fn measure_feed(
 
 /// Processor seconds by role, and what grew: the node's counters with a prefix.
 fn role_figures(reader: f64, before: &FeedCounters, after: &FeedCounters) -> (Vec<(&'static str, f64)>, CounterValues) {
-    let (mut cpu, mut grown) = (vec![("reader", reader)], CounterValues::new());
+    let mut cpu = vec![("reader", reader)];
+    let mut grown = CounterValues::new();
     for (role, prefix, before, after) in
         [("mount", "", &before.mount, &after.mount), ("node", "node.", &before.node, &after.node)]
     {

@@ -207,7 +207,9 @@ struct AcceleratorFigures {
 /// An accelerator: takes a batch, computes, until the stop.
 fn compute_steps(state: &ReplayState<'_>, ready: &Receiver<()>) -> AcceleratorFigures {
     let mut window: Option<Instant> = None;
-    let (mut busy, mut steps, mut first) = (Duration::ZERO, 0, true);
+    let mut busy = Duration::ZERO;
+    let mut steps = 0;
+    let mut first = true;
     while !state.is_stopped() {
         match ready.recv_timeout(Duration::from_millis(20)) {
             Ok(()) => {}
@@ -303,20 +305,26 @@ fn measure_window<T>(
     }
     let token = begin()?;
     let counted = || (state.bytes.load(Ordering::Relaxed), state.opens.load(Ordering::Relaxed));
-    let (start, before) = (Instant::now(), counted());
+    let start = Instant::now();
+    let before = counted();
     state.measure.store(true, Ordering::Relaxed);
-    let (mut over_time, mut last, mut last_at) = (Vec::new(), before.0, start);
+    let mut over_time = Vec::new();
+    let mut last = before.0;
+    let mut last_at = start;
     while start.elapsed() < plan.time && !state.is_stopped() {
         stop::check_stop()?;
         std::thread::sleep(SAMPLE_EVERY.min(plan.time.saturating_sub(start.elapsed())));
-        let (now, bytes) = (Instant::now(), state.bytes.load(Ordering::Relaxed));
+        let now = Instant::now();
+        let bytes = state.bytes.load(Ordering::Relaxed);
         let rate = (bytes - last) as f64 / now.duration_since(last_at).as_secs_f64().max(1e-9);
         over_time.push((now.duration_since(start).as_secs_f64(), rate));
         (last, last_at) = (bytes, now);
     }
-    let (after, seconds) = (counted(), start.elapsed().as_secs_f64());
+    let after = counted();
+    let seconds = start.elapsed().as_secs_f64();
     end(token)?;
-    let (bytes, opens) = (after.0 - before.0, after.1 - before.1);
+    let bytes = after.0 - before.0;
+    let opens = after.1 - before.1;
     Ok(ReplayFigures { seconds, bytes, opens, over_time, ..ReplayFigures::default() })
 }
 

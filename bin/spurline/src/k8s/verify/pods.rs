@@ -72,7 +72,9 @@ fn pod_manifest(args: &PodArgs, number: usize) -> String {
         0 => "[spurline, net, serve, --bind, all]",
         _ => "[sleep, infinity]",
     };
-    let (image, resource, count) = (&args.image, &args.resource, args.count);
+    let image = &args.image;
+    let resource = &args.resource;
+    let count = args.count;
     format!(
         "apiVersion: v1
 kind: Pod

@@ -53,7 +53,8 @@ pub struct RailMeasurement {
 /// # Errors
 /// As [`ProbeSession::connect`].
 pub fn connect_peer(peer: &str, token: &TokenArgs, timeout: Duration) -> Result<ProbeSession, Fault> {
-    let (peer, trust) = (client::parse_peer(peer)?, token.open()?);
+    let peer = client::parse_peer(peer)?;
+    let trust = token.open()?;
     ProbeSession::connect(&ConnectConfig { peer, from: Vec::new(), timeout, trust })
 }
 

@@ -172,7 +172,8 @@ impl DiskIo for FaultyDisk {
             // The worst case of a hung disk: the bytes arrive after the reader has timed out.
             Err(error) => {
                 let keep = (target.keep)();
-                let (ptr, len) = (target.ptr as usize, target.len);
+                let ptr = target.ptr as usize;
+                let len = target.len;
                 std::thread::spawn(move || {
                     std::thread::sleep(Duration::from_millis(20));
                     // SAFETY: `keep` owns the memory, and it has no other user until `keep` is dropped below.

@@ -459,7 +459,8 @@ fn run_chain<const N: usize>(
     steps: [squeue::Entry; N],
     deadline: Instant,
 ) -> Result<[i32; N], TransferError> {
-    let (mut results, mut owed) = ([0; N], N);
+    let mut results = [0; N];
+    let mut owed = N;
     for (n, step) in steps.into_iter().enumerate() {
         // SAFETY: the memory and names that the steps point to live until their completions were seen, or the caller
         // moves them to `LateRing`.
@@ -491,7 +492,9 @@ fn run_transfer(
 ) -> Result<usize, TransferError> {
     // A remainder below one alignment unit joins the last piece.
     let piece = |at: usize| if len - at <= TRANSFER_PIECE + ALIGN { len - at } else { TRANSFER_PIECE };
-    let (mut next, mut owed, mut end) = (0, 0, len);
+    let mut next = 0;
+    let mut owed = 0;
+    let mut end = len;
     let mut failed: Option<io::Error> = None;
     let mut first = true;
     loop {

@@ -77,7 +77,8 @@ impl JobTarget for ScriptedSource {
     }
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
         self.request();
-        let (path, after) = (text(path), cursor.map(text).unwrap_or_default());
+        let path = text(path);
+        let after = cursor.map(text).unwrap_or_default();
         self.pages.lock().push((path.clone(), after.clone()));
         if path.ends_with("closed") {
             return Err(Error::new(ErrorKind::PermissionDenied, "closed"));
@@ -183,7 +184,8 @@ fn a_job_broken_off_at_any_request_ends_the_same_and_lists_nothing_before_its_re
     let spec = spec(2);
     let (want, _) = work(&mut whole, &spec, JobRun::new());
     assert_eq!((want.state, want.files_total, want.files_failed), (JobState::Failed, 67, 1 + 5 + 5), "{want:?}");
-    let (requests, pages) = (whole.requests.into_inner(), whole.pages.into_inner());
+    let requests = whole.requests.into_inner();
+    let pages = whole.pages.into_inner();
     // Number of files found after each page.
     let mut found = 0;
     let files_by_page: Vec<u64> = pages
@@ -333,7 +335,8 @@ fn short_files_are_asked_for_together_and_never_more_at_once_than_was_said() {
     let files: BTreeMap<String, u64> = (0..1200).map(|n| (format!("f{n:05}"), size(n))).collect();
     for parallel in [1, 3, 8, 20, 50] {
         let source = BatchingTarget { files: files.clone(), ..BatchingTarget::default() };
-        let (job, dir) = (JobRun::new(), tempfile::tempdir().unwrap());
+        let job = JobRun::new();
+        let dir = tempfile::tempdir().unwrap();
         let all = JobSpec { paths: vec![String::new()], ..spec(parallel) };
         run_job(&source, &all, &job, &dir.path().join("spool"), &mut |_| {});
         let progress = job.progress();
@@ -358,7 +361,8 @@ fn the_requests_of_a_thread_that_panicked_are_given_back() {
     // All permits of the job belong to one thread, or a third of them.
     for parallel in [8, 24] {
         let source = BatchingTarget { files: files.clone(), panics: true.into(), ..BatchingTarget::default() };
-        let (job, dir) = (JobRun::new(), tempfile::tempdir().unwrap());
+        let job = JobRun::new();
+        let dir = tempfile::tempdir().unwrap();
         let all = JobSpec { paths: vec![String::new()], ..spec(parallel) };
         run_job(&source, &all, &job, &dir.path().join("spool"), &mut |_| {});
         let progress = job.progress();
@@ -419,7 +423,8 @@ fn a_list_that_lost_its_end_is_no_success() {
     let source = ScriptedSource::of(&files);
     let dir = tempfile::tempdir().unwrap();
     let list = dir.path().join("files");
-    let (spec, job) = (JobSpec { paths: vec!["a".to_owned()], ..spec(1) }, JobRun::new());
+    let spec = JobSpec { paths: vec!["a".to_owned()], ..spec(1) };
+    let job = JobRun::new();
     run_job(&source, &spec, &job, &list, &mut |_| {});
     assert_eq!(job.progress().state, JobState::Succeeded);
     assert_eq!(job.checkpoint().list_bytes, None);
@@ -451,7 +456,8 @@ fn a_record_names_as_much_as_there_is_room_for() {
     assert!(far.len() > 2 << 20 && crate::JobRecord::from_parts(&what, &far).unwrap() == kept);
     let (_, far) = kept.to_parts(1 << 20).unwrap();
     let shorter = crate::JobRecord::from_parts(&what, &far).unwrap();
-    let (progress, named) = (shorter.progress(), shorter.progress().failed.len());
+    let progress = shorter.progress();
+    let named = shorter.progress().failed.len();
     assert!(far.len() <= 1 << 20 && (300..1000).contains(&named), "{} bytes name {named}", far.len());
     assert_eq!((progress.files_failed, shorter.checkpoint.failed_by.len()), (1000, named));
     // With this many ranges, a new walk is faster than saving them every two seconds.
@@ -467,7 +473,8 @@ fn a_record_names_as_much_as_there_is_room_for() {
 fn a_thread_that_waits_to_repeat_one_request_keeps_the_right_to_one() {
     let files: BTreeMap<String, u64> = (0..300).map(|n| (format!("f{n:05}"), 10)).collect();
     let source = BatchingTarget { files, throttled: b"f00007", ..BatchingTarget::default() };
-    let (job, dir) = (JobRun::new(), tempfile::tempdir().unwrap());
+    let job = JobRun::new();
+    let dir = tempfile::tempdir().unwrap();
     let all = JobSpec { paths: vec![String::new()], ..spec(8) };
     run_job(&source, &all, &job, &dir.path().join("spool"), &mut |_| {});
     let progress = job.progress();

@@ -83,7 +83,8 @@ fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<H
     }
     let limits = IpoibLimits::of(case, interface);
     let name = &interface.name;
-    let (mtu, shown) = (interface.mtu.unwrap_or(0), interface.mtu.map_or("?".into(), |m| m.to_string()));
+    let mtu = interface.mtu.unwrap_or(0);
+    let shown = interface.mtu.map_or("?".into(), |m| m.to_string());
     let evidence = format!(
         "/sys/class/net/{name}/mode is {}, mtu is {shown}",
         interface.ipoib_mode.map_or("not shown", IpoibMode::as_str)

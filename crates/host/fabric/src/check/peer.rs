@@ -130,7 +130,8 @@ fn compare_layer(
     them: &str,
     found: &mut Vec<HostFinding>,
 ) {
-    let (here, there) = (layer_of(case.host, own), layer_of(peer, theirs));
+    let here = layer_of(case.host, own);
+    let there = layer_of(peer, theirs);
     let both = !case.host.ports_of(own).is_empty() && !peer.ports_of(theirs).is_empty();
     if here != there && both {
         found.push(HostFinding::new(
@@ -154,7 +155,8 @@ fn compare_layers(case: &CheckInput<'_>, peer: &HostFacts, them: &str, found: &m
         }
         all
     };
-    let (here, there) = (of(case.host), of(peer));
+    let here = of(case.host);
+    let there = of(peer);
     let told = found.iter().any(|f| f.id == id::PEER_LINK_LAYER);
     if !told && !here.is_empty() && !there.is_empty() && !here.iter().any(|l| there.contains(l)) {
         found.push(HostFinding::new(

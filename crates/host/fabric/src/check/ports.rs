@@ -264,7 +264,8 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
     if port.link_layer == LinkLayer::Unknown {
         return;
     }
-    let (name, path) = (port_name(device, port), port_path(device, port));
+    let name = port_name(device, port);
+    let path = port_path(device, port);
     let word = |layer: LinkLayer| if layer == LinkLayer::InfiniBand { "InfiniBand" } else { "Ethernet" };
     let number = if port.link_layer == LinkLayer::InfiniBand { 2 } else { 1 };
     let address = device.pci.as_ref().and_then(|p| p.address.clone()).unwrap_or_else(|| "PCI-ADDRESS".into());

@@ -10,7 +10,8 @@ pub fn check_roce(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         if port.link_layer != LinkLayer::Ethernet || port.state != PortState::Active || device.is_iwarp() {
             continue;
         }
-        let (name, path) = (port_name(device, port), port_path(device, port));
+        let name = port_name(device, port);
+        let path = port_path(device, port);
         let severity = case.severity_for(&port.netdevs, Severity::Warning);
         let v2 = port.gids.iter().filter(|g| g.kind == GidType::RoceV2).count();
         let netdev = port.netdevs.first().cloned().unwrap_or_else(|| "IF".into());

@@ -58,7 +58,8 @@ fn change_path(change: &HostChange) -> Option<String> {
 
 fn write_value(path: &str, value: &str, change: &HostChange) -> Result<(), FixError> {
     let (done, waits) = mpsc::channel();
-    let (to, text) = (path.to_owned(), value.to_owned());
+    let to = path.to_owned();
+    let text = value.to_owned();
     std::thread::spawn(move || done.send(std::fs::write(to, text)));
     match waits.recv_timeout(DEADLINE) {
         Ok(Ok(())) => Ok(()),

@@ -55,7 +55,8 @@ pub fn wanted_files(
     root: &Path,
 ) -> Result<Vec<WantedFile>, FixError> {
     let mut interfaces: BTreeMap<&str, InterfaceSettings> = BTreeMap::new();
-    let (mut modules, mut sysctls) = (Vec::new(), BTreeMap::new());
+    let mut modules = Vec::new();
+    let mut sysctls = BTreeMap::new();
     for change in changes {
         match change {
             HostChange::Mtu { interface, to, .. } => interfaces.entry(interface).or_default().mtu = Some(*to),
@@ -172,7 +173,9 @@ fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &Interfac
             || word.starts_with("allow-")
     };
     let mode_file = format!("/sys/class/net/{name}/mode");
-    let (mut out, mut inside, mut done) = (String::new(), false, false);
+    let mut out = String::new();
+    let mut inside = false;
+    let mut done = false;
     for line in text.lines() {
         if begins(line) {
             inside = own(line);
@@ -289,7 +292,9 @@ fn network_manager_file(root: &Path, name: &str, want: &InterfaceSettings) -> Re
 /// Sets keys in a section, which is added when missing.
 fn in_section(text: &str, section: &str, keys: &[(&str, String)]) -> String {
     let head = format!("[{section}]");
-    let (mut out, mut inside, mut seen) = (String::new(), false, false);
+    let mut out = String::new();
+    let mut inside = false;
+    let mut seen = false;
     for line in text.lines() {
         if line.trim().starts_with('[') {
             inside = line.trim() == head;

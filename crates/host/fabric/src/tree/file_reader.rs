@@ -103,7 +103,8 @@ impl FileReader {
         let Some(line) = &self.line else { return Err(io::ErrorKind::Other.into()) };
         let gone = || io::Error::other("the reading thread has ended");
         line.questions.send(question).map_err(|_| gone())?;
-        let (mut idle, mut seen) = (0, line.progress.load(Ordering::Relaxed));
+        let mut idle = 0;
+        let mut seen = line.progress.load(Ordering::Relaxed);
         for _ in 0..MAX_SLICES {
             match line.replies.recv_timeout(SLICE) {
                 Ok(reply) => return reply,
@@ -148,7 +149,8 @@ fn answer_query(root: &Path, question: FileQuery, progress: &AtomicUsize) -> io:
         FileQuery::Names(path) => list_directory(&root.join(path)).map(FileReply::Names),
         FileQuery::Files(path) => {
             let dir = root.join(path);
-            let (mut files, mut all) = (Vec::new(), 0);
+            let mut files = Vec::new();
+            let mut all = 0;
             for name in list_directory(&dir)? {
                 // These directories contain no links; in a foreign folder one could lead out of it.
                 let bytes = read_file(&dir.join(&name), MAX_PAGE_BYTES, OFlags::NOFOLLOW);

@@ -77,7 +77,8 @@ impl RdmaProbeStream {
     /// One-sided writes: only the local NIC reports their completion.
     fn run_writes(&mut self, meter: &mut StreamMeter<'_>, stop: &StopSignal) -> Result<()> {
         let Some(region) = self.region else { return Ok(()) };
-        let (rail, size) = (&self.rail, self.size);
+        let rail = &self.rail;
+        let size = self.size;
         // An error destroys the queue pair, and with it all operations under way.
         self.pair.write_borrowed(Instant::now() + FAR, |writing| {
             let mut since = Instant::now();
@@ -141,7 +142,8 @@ impl RdmaProbeStream {
     fn run_fetches(&mut self, meter: &mut StreamMeter<'_>, stop: &StopSignal) -> Result<()> {
         let Some(region) = self.region else { return Ok(()) };
         let mut since = Instant::now();
-        let (mut slots, len) = (std::mem::take(&mut self.large), self.size as usize);
+        let mut slots = std::mem::take(&mut self.large);
+        let len = self.size as usize;
         loop {
             while meter.try_begin(stop) {
                 // There are as many slots as operations under way.
@@ -210,7 +212,8 @@ impl RdmaProbeStream {
         self.pair.lend_memory(memory, data, |pair, lent| {
             let mut go = || -> Result<()> {
                 send_region(pair, &mut small, lent, std::mem::take(&mut large))?;
-                let (mut number, far) = (0, Instant::now() + FAR);
+                let mut number = 0;
+                let far = Instant::now() + FAR;
                 while meter.try_begin(stop) {
                     number = next_number(number);
                     write_number(pair, len, region, number, far)?;
@@ -233,7 +236,8 @@ impl RdmaProbeStream {
 
     /// Messages; the server returns their number.
     fn run_sends(&mut self, meter: &mut StreamMeter<'_>, stop: &StopSignal) -> Result<()> {
-        let (mut told, mut since) = (0u64, Instant::now());
+        let mut told = 0u64;
+        let mut since = Instant::now();
         let len = self.size as usize;
         loop {
             while meter.try_begin(stop) {

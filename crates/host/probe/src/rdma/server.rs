@@ -247,7 +247,8 @@ fn serve_ping_pongs(
                 pair.post_receive(got.slot)?;
             }
             let Some(theirs) = theirs else { return Ok(()) };
-            let (mut number, far) = (1, Instant::now() + NO_DEADLINE);
+            let mut number = 1;
+            let far = Instant::now() + NO_DEADLINE;
             while !stop.is_aborted() {
                 if !wait_number(pair, lent, len - 1, number, stop)? {
                     continue;

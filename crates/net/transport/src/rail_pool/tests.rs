@@ -54,7 +54,8 @@ fn two_rails(channels: usize, rails: &Arc<RailLoads>) -> RailPool {
 #[test]
 fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
     let rails = Arc::new(RailLoads::default());
-    let (pool, other) = (two_rails(8, &rails), two_rails(8, &rails));
+    let pool = two_rails(8, &rails);
+    let other = two_rails(8, &rails);
     let soon = || Instant::now() + Duration::from_secs(60);
     let take = |from: &'static str, near| {
         let pool = if from == "other" { &other } else { &pool };
@@ -71,7 +72,8 @@ fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
             assert_eq!(path(&take("", 1 << near)), near);
             drop((first, second));
             // Another peer's reads keep the near rail busy.
-            let (busy, beside) = (take("other", 1 << near), pool.checkout_beside(0, 1 << near).unwrap());
+            let busy = take("other", 1 << near);
+            let beside = pool.checkout_beside(0, 1 << near).unwrap();
             assert_eq!((path(&busy), path(&beside.0)), (near, 1 - near));
         }
     }

@@ -115,7 +115,8 @@ impl GroupJobs {
         }
         let plain = utf8_percent_encode(group, PLAIN).to_string();
         let dir = self.dir.join(&plain);
-        let (way, name) = (self.way.clone(), group.to_owned());
+        let way = self.way.clone();
+        let name = group.to_owned();
         let open = move |source: &str| way.open_target(&name, source);
         let keep: Arc<dyn JobRecords> = match &self.store {
             Some(store) => Arc::new(SharedJobRecords { store: Arc::clone(store), group: plain }),

@@ -56,7 +56,8 @@ impl GroupCapacity<'_> {
     pub fn load_remark(&self, source: &str, files: impl Iterator<Item = (Vec<u8>, u64, u64)>) -> Option<String> {
         // Rules do not apply to memory.
         let room = self.unpinned_bytes()?;
-        let (mut by_rule, mut rest) = (BTreeMap::new(), 0u64);
+        let mut by_rule = BTreeMap::new();
+        let mut rest = 0u64;
         for (path, size, copies) in files {
             let bytes = size.next_multiple_of(PAGE).saturating_mul(copies);
             let sum = match self.folders.rule_for(source, &path) {
@@ -78,11 +79,13 @@ impl GroupCapacity<'_> {
                 (None, None) => continue,
                 _ => rules::describe_rule(&rule.to_info()),
             };
-            let (loaded, held) = (human_bytes(loaded), human_bytes(held));
+            let loaded = human_bytes(loaded);
+            let held = human_bytes(held);
             said.push(format!("of {url} {loaded} were loaded and {held} are held: {why}"));
         }
         if rest > room {
-            let (rest, room) = (human_bytes(rest), human_bytes(room));
+            let rest = human_bytes(rest);
+            let room = human_bytes(room);
             said.push(format!("{rest} were loaded where the cache disks have room for {room}: not all of it is held"));
         }
         (!said.is_empty()).then(|| said.join("; "))

@@ -103,7 +103,8 @@ impl JobWorker {
         use std::os::unix::ffi::OsStringExt as _;
         let (located, peer) = locate_path(Path::new(path))?;
         let below = PathBuf::from(std::ffi::OsString::from_vec(located.below));
-        let (mountpoint, source) = (located.mount.mountpoint, located.mount.source);
+        let mountpoint = located.mount.mountpoint;
+        let source = located.mount.source;
         place.get_or_insert_with(|| (peer, mountpoint.clone(), source.clone()));
         Ok((mountpoint, source, below))
     }

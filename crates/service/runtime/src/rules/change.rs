@@ -123,7 +123,8 @@ pub fn less_than_a_block(told: &[NodeAnswer], quota: u64) -> Option<(String, u64
         told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight)?;
     let least = (u128::from(block) * u128::from(weights)).div_ceil(u128::from(member.weight)) as u64;
     let what = || {
-        let (quota, block) = (human_bytes(quota), human_bytes(block));
+        let quota = human_bytes(quota);
+        let block = human_bytes(block);
         let nodes = told.len();
         format!(
             "a quota of {quota} is shared by {nodes} nodes, and the share of {} would be less than a block of {block}",

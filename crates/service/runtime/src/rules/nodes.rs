@@ -150,7 +150,8 @@ impl RuleNodes {
             };
             return Err(Error::new(ErrorKind::NotFound, what));
         }
-        let (mut sum, mut files) = (0, 0u64);
+        let mut sum = 0;
+        let mut files = 0u64;
         for (source, below) in places {
             let remote = self.open_volume(&source, told)?;
             walk_files(&remote, &below, stop, &mut |_, attr| {
