@@ -59,9 +59,10 @@ pub fn change_service(command: Command, name: &str, change: impl FnOnce(Command)
     if command.find_subcommand(name).is_some() {
         return command.mut_subcommand(name, change);
     }
-    match command.find_subcommand(GROUP).is_some_and(|group| group.find_subcommand(name).is_some()) {
-        true => command.mut_subcommand(GROUP, |group| group.mut_subcommand(name, change)),
-        false => command,
+    if command.find_subcommand(GROUP).is_some_and(|group| group.find_subcommand(name).is_some()) {
+        command.mut_subcommand(GROUP, |group| group.mut_subcommand(name, change))
+    } else {
+        command
     }
 }
 

@@ -13,7 +13,7 @@ use spurline_export::{
     client_mounts, exports_at, reach_of, remove_export, shown_path,
 };
 use spurline_fabric::HostFacts;
-use spurline_observe::documents::{LOCKS_OF_MOUNT, ProcessStatus};
+use spurline_observe::documents::LOCKS_OF_MOUNT;
 use spurline_observe::locate::SpurlineMount;
 use spurline_runtime::locator::{ANSWER, find_mount, locate_path, mount_process};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
@@ -99,10 +99,10 @@ fn parse_client(text: &str) -> Result<String, String> {
     if !text.is_empty() && looks_like_address {
         return text.parse::<IpAddr>().map(|_| text.to_owned()).map_err(|_| format!("{text} is no address"));
     }
-    let name = |c: char| c.is_ascii_alphanumeric() || ".-_*?@[]".contains(c);
-    match !text.is_empty() && text.chars().all(name) {
-        true => Ok(text.to_owned()),
-        false => Err("give a network (10.0.0.0/24), an address, a host name, @netgroup or *".into()),
+    if !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || ".-_*?@[]".contains(c)) {
+        Ok(text.to_owned())
+    } else {
+        Err("give a network (10.0.0.0/24), an address, a host name, @netgroup or *".into())
     }
 }
 
@@ -154,9 +154,9 @@ struct ExportHost {
 /// Whether the kernel sends locks of a mount to its process. One that does not answer is taken for one that has them.
 fn sets_source_locks(mount: &SpurlineMount) -> bool {
     let status = mount_process(mount).map_err(|absent| absent.fault).and_then(|peer| Ok(peer.fetch_status(ANSWER)?));
-    let locks_of_mount =
-        |status: ProcessStatus| status.mount().and_then(|mount| mount.writes.locks.as_deref()) == Some(LOCKS_OF_MOUNT);
-    !mount.read_only && !status.is_ok_and(locks_of_mount)
+    !mount.read_only
+        && !status
+            .is_ok_and(|status| status.mount().and_then(|mount| mount.writes.locks.as_deref()) == Some(LOCKS_OF_MOUNT))
 }
 
 fn apply(
@@ -245,10 +245,7 @@ fn threads_of(args: &ExportArgs) -> Option<u32> {
 }
 
 fn plan_of(args: &ExportArgs, mount: &SpurlineMount, facts: &HostFacts) -> Result<ExportPlan, Fault> {
-    let clients = match args.clients.is_empty() {
-        false => args.clients.clone(),
-        true => own_networks(facts),
-    };
+    let clients = if args.clients.is_empty() { own_networks(facts) } else { args.clients.clone() };
     if clients.is_empty() {
         return Err(Fault::usage("this host's interfaces have no networks", "name the clients: --clients 10.0.0.0/24"));
     }
@@ -400,11 +397,10 @@ fn check_client(host: &str, as_json: bool) -> Result<ExitCode, Fault> {
     let (mounts, others): (Vec<NfsMount>, Vec<NfsMount>) = all.into_iter().partition(|m| m.is_of(host, &addresses));
     if mounts.is_empty() {
         let known: Vec<String> = others.iter().map(|m| format!("{} at {}", m.server, m.mountpoint)).collect();
-        let remedy = match known.is_empty() {
-            true => {
-                "this host has no NFS mounts; `spurline export MOUNTPOINT` on the server prints the commands".into()
-            }
-            false => format!("NFS mounts here are of: {}", known.join(", ")),
+        let remedy = if known.is_empty() {
+            "this host has no NFS mounts; `spurline export MOUNTPOINT` on the server prints the commands".into()
+        } else {
+            format!("NFS mounts here are of: {}", known.join(", "))
         };
         return Err(Fault::failed(format!("nothing of {host} is mounted here by NFS"), remedy));
     }

@@ -138,9 +138,10 @@ fn reference_row(out: &mut String, arg: &Arg) {
             values.join(" ")
         }
     };
-    let choices: Vec<_> = match is_switch(arg) {
-        true => Vec::new(),
-        false => arg.get_possible_values().iter().map(|v| format!("`{}`", v.get_name())).collect(),
+    let choices: Vec<_> = if is_switch(arg) {
+        Vec::new()
+    } else {
+        arg.get_possible_values().iter().map(|v| format!("`{}`", v.get_name())).collect()
     };
     let choices = if choices.is_empty() { String::new() } else { format!(": {}", choices.join(", ")) };
     let _ =

@@ -37,8 +37,9 @@ pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> 
 /// # Errors
 /// When the handler can't be installed.
 pub fn survive_file_limit() -> Result<(), Fault> {
-    let failed = |e: std::io::Error| Fault::failed(format!("signal handlers: {e}"), "");
-    signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop).map_err(failed)
+    signal_hook::flag::register(SIGXFSZ, Arc::default())
+        .map(drop)
+        .map_err(|e| Fault::failed(format!("signal handlers: {e}"), ""))
 }
 
 /// Whether this process ignores a signal now; the parent process may have set that.

@@ -45,15 +45,16 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         return crate::group_status::run(&registry, &args.cache_group, &trust, args.json);
     }
     let all = names.is_empty();
-    let asked: Vec<NamedProcess> = match all {
-        true => all_processes()?,
-        false => names
+    let asked: Vec<NamedProcess> = if all {
+        all_processes()?
+    } else {
+        names
             .into_iter()
             .map(|name| {
                 let peer = find_process(&name);
                 (name, peer)
             })
-            .collect(),
+            .collect()
     };
     if asked.is_empty() {
         return Err(Fault::failed(

@@ -50,10 +50,7 @@ impl DirS3 {
         let path = bucket.join(folder);
         let found = path.metadata().map_err(|_| s3_error!(NoSuchKey))?;
         // A key with a trailing slash is an empty folder's marker.
-        match found.is_dir() == key.ends_with('/') {
-            true => Ok(path),
-            false => Err(s3_error!(NoSuchKey)),
-        }
+        if found.is_dir() == key.ends_with('/') { Ok(path) } else { Err(s3_error!(NoSuchKey)) }
     }
 
     fn folder_names(&self, folder: &Path) -> io::Result<FolderNames> {

@@ -215,9 +215,10 @@ impl S3 for MemoryS3 {
     }
 
     async fn head_bucket(&self, req: S3Request<HeadBucketInput>) -> S3Result<S3Response<HeadBucketOutput>> {
-        match self.state.read().buckets.contains_key(&req.input.bucket) {
-            true => Ok(S3Response::new(HeadBucketOutput::default())),
-            false => Err(s3_error!(NoSuchBucket)),
+        if self.state.read().buckets.contains_key(&req.input.bucket) {
+            Ok(S3Response::new(HeadBucketOutput::default()))
+        } else {
+            Err(s3_error!(NoSuchBucket))
         }
     }
 
@@ -247,9 +248,10 @@ impl S3 for MemoryS3 {
         let from = state.copied(&input.copy_source, input.copy_source_if_match.as_ref())?;
         // s3s reads no other condition of a copy.
         let replaces = input.metadata_directive.as_ref().is_some_and(|how| how.as_str() == MetadataDirective::REPLACE);
-        let attributes = match replaces {
-            true => StoredAttributes { content_type: input.content_type, metadata: input.metadata },
-            false => from.attributes,
+        let attributes = if replaces {
+            StoredAttributes { content_type: input.content_type, metadata: input.metadata }
+        } else {
+            from.attributes
         };
         let stored = state.new_object(from.bytes, attributes);
         let result = CopyObjectResult {
@@ -424,9 +426,10 @@ impl S3 for MemoryS3 {
         let mut from = Bound::Included(prefix.clone());
         if let Some(start) = listing::page_start(&input).filter(|s| *s >= prefix) {
             // Nothing is left below a prefix that has been listed.
-            from = match !delimiter.is_empty() && start.ends_with(&delimiter) && start.len() > prefix.len() {
-                true => Bound::Excluded(format!("{start}\u{10ffff}")),
-                false => Bound::Excluded(start),
+            from = if !delimiter.is_empty() && start.ends_with(&delimiter) && start.len() > prefix.len() {
+                Bound::Excluded(format!("{start}\u{10ffff}"))
+            } else {
+                Bound::Excluded(start)
             };
         }
         loop {
@@ -436,9 +439,10 @@ impl S3 for MemoryS3 {
                 more = limit > 0;
                 break;
             }
-            let folder = match delimiter.is_empty() {
-                true => None,
-                false => key[prefix.len()..].find(&delimiter).map(|i| &key[..prefix.len() + i + delimiter.len()]),
+            let folder = if delimiter.is_empty() {
+                None
+            } else {
+                key[prefix.len()..].find(&delimiter).map(|i| &key[..prefix.len() + i + delimiter.len()])
             };
             match folder {
                 Some(folder) => {

@@ -74,8 +74,11 @@ pub fn run_in_guest(net: GuestNet, prefixes: &[&str]) {
             skip("rdma", why.unwrap_or("scripts/vm gave no reason"));
         }
         Some(0) => {
-            let ran = |line: &&str| line.starts_with("test result: ok.") && !line.contains(" 0 passed");
-            assert!(text.lines().filter(ran).count() >= prefixes.len(), "no test has one of {prefixes:?} in its name");
+            assert!(
+                text.lines().filter(|line| line.starts_with("test result: ok.") && !line.contains(" 0 passed")).count()
+                    >= prefixes.len(),
+                "no test has one of {prefixes:?} in its name"
+            );
         }
         other => panic!("the tests in the guest failed ({other:?}), see above"),
     }

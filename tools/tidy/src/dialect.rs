@@ -84,8 +84,8 @@ impl DialectCensus {
         self.comment_words += words.len();
         self.pronouns += count(&PRONOUNS);
         self.ones += count(&ONES);
-        let is_clause = |pair: &&[String]| pair[0] == "what" && AFTER_WHAT.contains(&pair[1].as_str());
-        self.what_clauses += words.windows(2).filter(is_clause).count();
+        self.what_clauses +=
+            words.windows(2).filter(|pair| pair[0] == "what" && AFTER_WHAT.contains(&pair[1].as_str())).count();
     }
 
     /// How many per 10,000 lines of code.
@@ -133,11 +133,14 @@ impl<'ast> Visit<'ast> for DialectCensus {
     }
 
     fn visit_signature(&mut self, signature: &'ast syn::Signature) {
-        let is_tuple = |argument: &&syn::FnArg| match argument {
-            syn::FnArg::Typed(typed) => matches!(&*typed.ty, syn::Type::Tuple(tuple) if !tuple.elems.is_empty()),
-            syn::FnArg::Receiver(_) => false,
-        };
-        self.tuple_parameters += signature.inputs.iter().filter(is_tuple).count();
+        self.tuple_parameters += signature
+            .inputs
+            .iter()
+            .filter(|argument| match argument {
+                syn::FnArg::Typed(typed) => matches!(&*typed.ty, syn::Type::Tuple(tuple) if !tuple.elems.is_empty()),
+                syn::FnArg::Receiver(_) => false,
+            })
+            .count();
         visit::visit_signature(self, signature);
     }
 

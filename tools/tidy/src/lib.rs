@@ -51,8 +51,11 @@ fn walk(dir: &Path) -> Vec<PathBuf> {
 
 /// The files whose name ends so, with their text.
 pub fn texts(endings: &[&str]) -> Vec<(PathBuf, String)> {
-    let wanted = |p: &PathBuf| endings.iter().any(|e| p.to_string_lossy().ends_with(e));
-    files().into_iter().filter(wanted).filter_map(|p| std::fs::read_to_string(&p).ok().map(|text| (p, text))).collect()
+    files()
+        .into_iter()
+        .filter(|p| endings.iter().any(|e| p.to_string_lossy().ends_with(e)))
+        .filter_map(|p| std::fs::read_to_string(&p).ok().map(|text| (p, text)))
+        .collect()
 }
 
 /// `cargo metadata` of what is built on this platform.

@@ -33,9 +33,10 @@ pub fn require_fuse() -> Result<(), Fault> {
             "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN",
         ));
     }
-    let there = |dir: PathBuf| dir.join("fusermount3").is_file();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    if !rustix::process::geteuid().is_root() && !std::env::split_paths(&path).any(there) {
+    if !rustix::process::geteuid().is_root()
+        && !std::env::split_paths(&path).any(|dir| dir.join("fusermount3").is_file())
+    {
         return Err(Fault::missing("fusermount3 is missing and this is not root", "install the package fuse3"));
     }
     Ok(())

@@ -86,7 +86,6 @@ fn progress_line(p: &JobProgress, counts: CountOptions) -> String {
     if counts.metadata_only {
         let _ = write!(line, ", {:.0}/s", p.files_per_second);
     } else {
-        let bytes = bytes;
         let all = p.bytes_total;
         let now = p.bytes_per_second as u64;
         let _ = write!(line, ", {} of {}{at_least}, {}/s", human_bytes(bytes), human_bytes(all), human_bytes(now));

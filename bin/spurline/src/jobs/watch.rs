@@ -46,8 +46,7 @@ impl JobWords {
 
 /// A word quoted for a shell.
 fn shell_quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
+    if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:,=@%+".contains(c)) {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', "'\\''"))
@@ -158,8 +157,13 @@ impl<'a> JobWatch<'a> {
                 None => format!("{} answers again", self.place.who()),
             });
         };
-        let ask = || self.place.send_request(&json!({"do": "progress", "id": id}), *seen);
-        let answer = request_with_retry(ask, |error| self.place.continues_after(error), SILENCE, interrupted, say);
+        let answer = request_with_retry(
+            || self.place.send_request(&json!({"do": "progress", "id": id}), *seen),
+            |error| self.place.continues_after(error),
+            SILENCE,
+            interrupted,
+            say,
+        );
         let answer = answer.map_err(|lost| match lost {
             RequestFailure::Told(error) => self.place.fault_of(&error),
             RequestFailure::Silent(error) => self.silence_fault(id, &error),
@@ -211,9 +215,12 @@ impl<'a> JobWatch<'a> {
                 }
                 told = true;
                 let stop = json!({"do": "stop", "id": id});
-                self.place.send_request(&stop, seen).map_err(|error| match self.place.continues_after(&error) {
-                    true => self.silence_fault(&id, &error),
-                    false => self.place.fault_of(&error),
+                self.place.send_request(&stop, seen).map_err(|error| {
+                    if self.place.continues_after(&error) {
+                        self.silence_fault(&id, &error)
+                    } else {
+                        self.place.fault_of(&error)
+                    }
                 })?;
             }
             std::thread::sleep(OFTEN);

@@ -67,10 +67,8 @@ pub fn config_texts(file: &str, text: String) -> Vec<(String, String)> {
 /// # Errors
 /// When it can't be read or is no text.
 pub fn read_text(path: &Path, flag: &str) -> Result<String, Fault> {
-    let read = match path.as_os_str() == "-" {
-        true => std::io::read_to_string(std::io::stdin()),
-        false => std::fs::read_to_string(path),
-    };
+    let read =
+        if path.as_os_str() == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
     read.map_err(|error| Fault::missing(format!("{flag} {}: {error}", path.display()), "name a readable text file"))
 }
 

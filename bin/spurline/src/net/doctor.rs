@@ -153,8 +153,11 @@ fn fetch_host(host: &str, trust: &Arc<Trust>) -> Result<(HostTree, u16), Fault> 
     let peer = client::parse_peer(host)?;
     let trust = Arc::clone(trust);
     let call = ConnectConfig { peer, from: Vec::new(), timeout: PEER, trust };
-    let asked = |mut session: ProbeSession| Ok((session.fetch_facts(PEER)?, session.remote().port()));
-    let (facts, port) = ProbeSession::connect(&call).and_then(asked).map_err(|fault| {
+    let answer = ProbeSession::connect(&call).and_then(|mut session| {
+        let facts = session.fetch_facts(PEER)?;
+        Ok((facts, session.remote().port()))
+    });
+    let (facts, port) = answer.map_err(|fault| {
         let remedy = format!(
             "there: spurline net serve --bind all; or collect the facts: ssh {host} spurline net collect -o - > peer.tar.zst, then \
              --peer peer.tar.zst"

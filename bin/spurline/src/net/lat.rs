@@ -77,9 +77,10 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
     let raised = interrupt_flag()?;
     let mut session = args.peer.connect_probe()?;
     let paths = args.over.plan_paths(&mut session, plan.transport)?;
-    let plans: Vec<ProbePlan> = match paths.is_empty() {
-        true => vec![plan],
-        false => paths.into_iter().map(|path| ProbePlan { paths: vec![path], ..plan.clone() }).collect(),
+    let plans: Vec<ProbePlan> = if paths.is_empty() {
+        vec![plan]
+    } else {
+        paths.into_iter().map(|path| ProbePlan { paths: vec![path], ..plan.clone() }).collect()
     };
     let mut done = Vec::new();
     for plan in &plans {

@@ -20,9 +20,10 @@ pub fn query_subnet_manager(tree: &HostTree) -> BTreeMap<(String, u32), SmAnswer
     if ports.is_empty() {
         return BTreeMap::new();
     }
-    let umad = match Path::new("/sys/class/infiniband_mad/abi_version").exists() {
-        true => Umad::open().map_err(|e| e.to_string()),
-        false => Err("ib_umad is not loaded: modprobe ib_umad".to_owned()),
+    let umad = if Path::new("/sys/class/infiniband_mad/abi_version").exists() {
+        Umad::open().map_err(|e| e.to_string())
+    } else {
+        Err("ib_umad is not loaded: modprobe ib_umad".to_owned())
     };
     let mut silent: Vec<(u32, Vec<u16>)> = Vec::new();
     let mut answers = BTreeMap::new();

@@ -359,9 +359,10 @@ pub fn remove_export(
     // Only now the table shows what is exported by others.
     let exported: Vec<String> = if serves { exported_paths().collect() } else { Vec::new() };
     if serves && others.is_empty() && record.started && exported.is_empty() {
-        let mut changes = vec![match has_systemd() {
-            true => ServerChange::run(&["systemctl", "stop", "nfs-server"]),
-            false => ServerChange::run(&["rpc.nfsd", "0"]),
+        let mut changes = vec![if has_systemd() {
+            ServerChange::run(&["systemctl", "stop", "nfs-server"])
+        } else {
+            ServerChange::run(&["rpc.nfsd", "0"])
         }];
         changes.extend(record.request_bytes.map(|bytes| ServerChange::kernel(REQUEST_FILE, bytes)));
         make(&changes)?;

@@ -123,9 +123,10 @@ impl SharedNames {
             let mut table = transaction.open_multimap_table(NAMES)?;
             for (ino, changes) in names {
                 for NameChange { parent, name, added } in changes {
-                    match added {
-                        true => table.insert(ino, (*parent, &**name))?,
-                        false => table.remove(ino, (*parent, &**name))?,
+                    if *added {
+                        table.insert(ino, (*parent, &**name))?
+                    } else {
+                        table.remove(ino, (*parent, &**name))?
                     };
                 }
             }

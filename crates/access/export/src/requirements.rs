@@ -79,9 +79,10 @@ pub fn check_requirements(
     use RequirementState::{Limited, Met, Missing};
     let mut all = Vec::new();
     all.push(check_privilege());
-    all.push(match mount.allow_other {
-        true => outcome("allow_other", Met, "the mount serves all users", ""),
-        false => outcome(
+    all.push(if mount.allow_other {
+        outcome("allow_other", Met, "the mount serves all users", "")
+    } else {
+        outcome(
             "allow_other",
             Missing,
             "the mount serves only the user that made it, and the NFS server acts as the users of its clients",
@@ -89,7 +90,7 @@ pub fn check_requirements(
                 "mount again with -o allow_other (umount {0}, then mount … {0} -o allow_other)",
                 plan.mountpoint.display()
             ),
-        ),
+        )
     });
     all.push(match (plan.writable, mount.read_only) {
         (true, true) => outcome(
@@ -114,14 +115,15 @@ pub fn check_requirements(
     }
     let tools: Vec<&str> =
         ["exportfs", "rpc.nfsd", "rpc.mountd"].into_iter().filter(|tool| find_program(tool).is_none()).collect();
-    all.push(match tools.is_empty() {
-        true => outcome("tools", Met, "exportfs, rpc.nfsd and rpc.mountd are installed", ""),
-        false => outcome(
+    all.push(if tools.is_empty() {
+        outcome("tools", Met, "exportfs, rpc.nfsd and rpc.mountd are installed", "")
+    } else {
+        outcome(
             "tools",
             Missing,
             format!("{} can't be found", tools.join(", ")),
             "install the NFS server's tools: nfs-kernel-server (Debian, Ubuntu) or nfs-utils (others)",
-        ),
+        )
     });
     // The folder /proc/fs/nfsd is there in every kernel.
     let file_systems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -140,14 +142,15 @@ pub fn check_requirements(
             None => check_module("rpcrdma", loaded, remedy),
         });
         let devices: Vec<&str> = host.devices.iter().map(|d| d.name.as_str()).collect();
-        all.push(match devices.is_empty() {
-            false => outcome("rdma-device", Met, devices.join(", "), ""),
-            true => outcome(
+        all.push(if devices.is_empty() {
+            outcome(
                 "rdma-device",
                 Missing,
                 "this host has no RDMA device",
                 "export without --rdma, or see `spurline net doctor`",
-            ),
+            )
+        } else {
+            outcome("rdma-device", Met, devices.join(", "), "")
         });
         let listens = server.rdma_port();
         let wanted = settings.rdma_port();

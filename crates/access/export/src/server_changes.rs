@@ -130,8 +130,7 @@ fn is_failed_reload(taken_back: bool, success: bool, exported: bool) -> bool {
 
 /// A word as a shell takes it.
 fn quote_word(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/.,:=_-+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
+    if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "/.,:=_-+@%".contains(c)) {
         word.to_owned()
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))

@@ -171,10 +171,14 @@ fn create_reply(io: &mut SlotIo<'_>, entry: &FileEntry, opened: &OpenedFile) -> 
 
 fn attr_change(args: &abi::SetattrIn) -> AttrChange {
     let set = |flag: u32| args.valid & flag != 0;
-    let time = |flag, now, seconds: u64, nanos| match set(flag) {
-        false => None,
-        true if set(now) => Some(NewTime::Now),
-        true => Some(NewTime::At(FileTime { seconds: seconds as i64, nanos })),
+    let time = |flag, now, seconds: u64, nanos| {
+        if !set(flag) {
+            None
+        } else if set(now) {
+            Some(NewTime::Now)
+        } else {
+            Some(NewTime::At(FileTime { seconds: seconds as i64, nanos }))
+        }
     };
     AttrChange {
         mode: set(fattr::MODE).then_some(args.mode),

@@ -526,10 +526,12 @@ pub(crate) fn detach_mount(path: &Path, flags: libc::c_int) -> Result<(), MountE
         command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
         let out = command.output().map_err(|source| MountError::NoFusermount { uid: effective_uid(), source })?;
         let said = String::from_utf8_lossy(&out.stderr).trim().to_string();
-        return match out.status.success() {
-            true => Ok(()),
-            false if said.to_lowercase().contains("busy") => Err(MountError::InUse { path: path.into(), detail: said }),
-            false => Err(MountError::Denied { path: path.into(), detail: said }),
+        return if out.status.success() {
+            Ok(())
+        } else if said.to_lowercase().contains("busy") {
+            Err(MountError::InUse { path: path.into(), detail: said })
+        } else {
+            Err(MountError::Denied { path: path.into(), detail: said })
         };
     }
     let target = c_string(path.as_os_str().as_bytes(), path)?;

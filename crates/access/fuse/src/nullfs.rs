@@ -45,8 +45,8 @@ impl NullFs {
     pub fn with_buffer(size: u64, held: u64) -> Result<Self, Error> {
         let len = (held as usize).next_multiple_of(PATTERN).max(PATTERN) + PATTERN;
         let pool = BufferPool::new(BufferPool::footprint(len), len)?;
-        let no_memory = || Error::new(ErrorKind::NoMemory, "a new pool has no buffer");
-        let mut buffer = pool.try_alloc(len).ok_or_else(no_memory)?;
+        let mut buffer =
+            pool.try_alloc(len).ok_or_else(|| Error::new(ErrorKind::NoMemory, "a new pool has no buffer"))?;
         let (first, rest) = buffer.split_at_mut(PATTERN);
         for (i, byte) in (0u64..).zip(first.iter_mut()) {
             *byte = i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];

@@ -52,11 +52,14 @@ impl QueueCpus {
 
 /// Parses `0-3,8`, the kernel's format; invalid parts are skipped.
 fn parse_cpu_list(text: &str) -> Vec<usize> {
-    let range = |part: &str| -> Option<std::ops::RangeInclusive<usize>> {
-        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
-        Some(first.parse().ok()?..=last.parse().ok()?)
-    };
-    text.split(',').filter_map(range).flatten().take(1 << 16).collect()
+    text.split(',')
+        .filter_map(|part| -> Option<std::ops::RangeInclusive<usize>> {
+            let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        })
+        .flatten()
+        .take(1 << 16)
+        .collect()
 }
 
 /// Whether FUSE over io_uring is available, with a note for the reason; else why not, and the remedy. `enable`: set

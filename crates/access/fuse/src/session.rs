@@ -227,8 +227,9 @@ impl<S: FileService> SessionShared<S> {
     /// another request, and not to a new one.
     pub(crate) fn wake_queue(&self, cpu: usize) {
         let path = self.core.path.clone();
-        let poke = move || ThreadPlacement::poke_queue(cpu, &path);
-        if let Err(error) = thread::Builder::new().name("fuse-poke".into()).spawn(poke) {
+        if let Err(error) =
+            thread::Builder::new().name("fuse-poke".into()).spawn(move || ThreadPlacement::poke_queue(cpu, &path))
+        {
             tracing::debug!("queued requests wait for the next one: {error}");
         }
     }
@@ -483,10 +484,7 @@ impl FuseSession {
         let failure = state.failure.clone();
         let broken = state.broken;
         drop(state);
-        let left = match failure.is_some() || broken {
-            true => self.core.remove_dead(),
-            false => Ok(false),
-        };
+        let left = if failure.is_some() || broken { self.core.remove_dead() } else { Ok(false) };
         let broken_off = || "its connection to the kernel was aborted from outside".to_owned();
         let detail = match (failure, left) {
             (None, Ok(false)) => return Ok(()),
@@ -604,9 +602,8 @@ fn run_first_slot<S: FileService>(
 }
 
 fn negotiated_kernel<S: FileService>(shared: &Arc<SessionShared<S>>, agreed: InitAgreement) -> NegotiatedKernel {
-    let registrar = || BackingRegistrations::new(BackingRegistrar::new(&shared.device));
     NegotiatedKernel {
-        backings: agreed.passthrough.then(registrar),
+        backings: agreed.passthrough.then(|| BackingRegistrations::new(BackingRegistrar::new(&shared.device))),
         notifier: KernelNotifier::new(&shared.device, agreed.minor),
         waiting: WaitingSlots::new(shared),
         create_group: agreed.create_group,

@@ -356,10 +356,9 @@ impl MemTier {
         queues.push_new(name);
         // Blocks evicted out of order leave their names behind; sweep before such names outnumber the blocks.
         if queues.len() > self.pool.pages() + 1024 {
-            let is_here = |name: &QueuedBlock| {
+            queues.retain_present(|name| {
                 self.shard_of(&name.id()).lock().get(&name.id()).is_some_and(|b| b.stamp == name.stamp)
-            };
-            queues.retain_present(is_here);
+            });
         }
         drop(queues);
         TierLookup::Vacant(BlockFill { block, id, tier: Arc::clone(self), done: false })

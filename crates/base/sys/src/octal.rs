@@ -5,9 +5,8 @@ pub fn unescape_octal(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut i = 0;
     while i < field.len() {
-        let octal = |b: &u8| (b'0'..=b'7').contains(b);
         match field.get(i + 1..i + 4) {
-            Some(digits) if field[i] == b'\\' && digits.iter().all(octal) => {
+            Some(digits) if field[i] == b'\\' && digits.iter().all(|b| (b'0'..=b'7').contains(b)) => {
                 out.push(digits.iter().fold(0u8, |n, d| n.wrapping_mul(8).wrapping_add(d - b'0')));
                 i += 4;
             }

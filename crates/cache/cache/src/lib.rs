@@ -271,9 +271,10 @@ impl Cache {
                 waits();
             }
             let wait = |until| block.wait_range(range.clone(), until);
-            let slice = match filled || self.on_disk(object, id.index) {
-                true => wait(self.read_deadline()),
-                false => self.wait_origin(self.read_deadline(), wait),
+            let slice = if filled || self.on_disk(object, id.index) {
+                wait(self.read_deadline())
+            } else {
+                self.wait_origin(self.read_deadline(), wait)
             };
             match slice {
                 // The running fill belonged to another reader; after its failure, one of our own is tried.
@@ -513,9 +514,10 @@ fn store_or_replicate(
     passing: bool,
 ) -> PutOutcome {
     let id = BlockId { object: object.id, index };
-    match passing && shared.hot_replicas.try_hold(id, &shared.stats) {
-        true => PutOutcome::Stored,
-        false => store_block(shared, source, object, index, bytes),
+    if passing && shared.hot_replicas.try_hold(id, &shared.stats) {
+        PutOutcome::Stored
+    } else {
+        store_block(shared, source, object, index, bytes)
     }
 }
 

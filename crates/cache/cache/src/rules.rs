@@ -57,11 +57,15 @@ pub struct FolderRules(Vec<(FolderRule, u64)>);
 impl FolderRules {
     /// At most one rule per folder.
     pub fn new(rules: impl IntoIterator<Item = FolderRule>) -> Self {
-        let with_class = |rule: FolderRule| {
-            let class = rule.class();
-            (rule, class)
-        };
-        FolderRules(rules.into_iter().map(with_class).collect())
+        FolderRules(
+            rules
+                .into_iter()
+                .map(|rule| {
+                    let class = rule.class();
+                    (rule, class)
+                })
+                .collect(),
+        )
     }
 
     /// The rule for a file, that of the deepest folder, and its class.

@@ -97,8 +97,13 @@ impl PendingBlock {
 
 impl Drop for PendingBlock {
     fn drop(&mut self) {
-        let given_up = || Err(Error::new(ErrorKind::Unavailable, "it was abandoned: too many jobs wait"));
-        self.batch.end_block(self.part, self.bytes, self.outcome.take().unwrap_or_else(given_up));
+        self.batch.end_block(
+            self.part,
+            self.bytes,
+            self.outcome
+                .take()
+                .unwrap_or_else(|| Err(Error::new(ErrorKind::Unavailable, "it was abandoned: too many jobs wait"))),
+        );
     }
 }
 
@@ -188,11 +193,14 @@ impl Cache {
             })
             .collect();
         // Those that other threads fetch, or without memory: one by one, when no reader waits for these any more.
-        let one = |(fetched, &(object, index)): (Option<Result<WarmOutcome>>, &(&ObjectRef, u32))| match fetched {
-            Some(came) => came.map(|came| matches!(came, WarmOutcome::Fetched)),
-            None => self.bring_block(object, index, false),
-        };
-        fetched.into_iter().zip(blocks).map(one).collect()
+        fetched
+            .into_iter()
+            .zip(blocks)
+            .map(|(fetched, &(object, index))| match fetched {
+                Some(came) => came.map(|came| matches!(came, WarmOutcome::Fetched)),
+                None => self.bring_block(object, index, false),
+            })
+            .collect()
     }
 
     /// Applies the rule of their file to those of `blocks` that are on disk; returns their bytes.
@@ -239,12 +247,11 @@ impl Cache {
     pub fn has_range(&self, object: &ObjectRef, offset: u64, len: usize) -> bool {
         let size = self.shared.block_size;
         let end = (offset + len as u64).min(object.size);
-        let here = |index: u64| {
+        (offset / size..end.div_ceil(size)).all(|index| {
             let index = index as u32;
             let ready = self.shared.tier.peek(&BlockId { object: object.id, index }).is_some_and(|b| b.is_ready());
             ready || self.on_disk(object, index)
-        };
-        (offset / size..end.div_ceil(size)).all(here)
+        })
     }
 }
 

@@ -40,8 +40,8 @@ impl StoreCore {
                 if shard.activity(&block.object).pins > 0 || self.classes.is_pinned(block) {
                     return true;
                 }
-                let in_slot = |entry: &BlockEntry| entry.slot == slot && entry.disk == disk.number;
-                !shard.get(block).is_some_and(in_slot) || shard.begin_removal(block).is_none()
+                !shard.get(block).is_some_and(|entry| entry.slot == slot && entry.disk == disk.number)
+                    || shard.begin_removal(block).is_none()
             },
             |block| promoted.push(*block),
         );

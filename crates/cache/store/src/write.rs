@@ -79,11 +79,12 @@ impl StoreCore {
         let whole = self.disks.len() == 1 || obj.size <= EXTENT_BYTES;
         let key = self.file_key(obj.id, index, whole);
         let Some((disk, first)) = self.begin_block(&block, &key, whole) else {
-            let usable = |disk: &Arc<CacheDisk>| disk.health.usable() && disk.limit.load(Ordering::Relaxed) > 0;
-            return match self.contains_block(obj, index) {
-                true => PutOutcome::Stored,
-                false if self.disks.iter().any(usable) => PutOutcome::Busy,
-                false => PutOutcome::NoRoom,
+            return if self.contains_block(obj, index) {
+                PutOutcome::Stored
+            } else if self.disks.iter().any(|disk| disk.health.usable() && disk.limit.load(Ordering::Relaxed) > 0) {
+                PutOutcome::Busy
+            } else {
+                PutOutcome::NoRoom
             };
         };
         let flags = if whole { WHOLE } else { 0 } | if is_hole(data) { HOLE } else { 0 };

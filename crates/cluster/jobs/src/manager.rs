@@ -383,11 +383,11 @@ impl JobManager {
         let others = self.keep.other_jobs(prefix)?.into_iter();
         let mut others: BTreeMap<String, JobRecord> = others.filter(|(id, _)| takes(id)).collect();
         let jobs = self.jobs.lock();
-        let here = |(id, job): &(&String, &ManagedJob)| takes(id) && (job.under_way() || !others.contains_key(*id));
-        let mut all: Vec<_> = jobs.iter().filter(here).collect();
+        let mut all: Vec<_> =
+            jobs.iter().filter(|(id, job)| takes(id) && (job.under_way() || !others.contains_key(*id))).collect();
         all.sort_by_key(|(_, job)| std::cmp::Reverse(job.number));
-        let shown = |(id, job): (&String, &ManagedJob)| (id.clone(), job.spec.clone(), job.run.progress());
-        let mut all: Vec<_> = all.into_iter().map(shown).collect();
+        let mut all: Vec<_> =
+            all.into_iter().map(|(id, job)| (id.clone(), job.spec.clone(), job.run.progress())).collect();
         all.iter().for_each(|(id, ..)| drop(others.remove(id)));
         all.extend(others.into_iter().map(|(id, kept)| (id, kept.spec, kept.checkpoint.progress)));
         Ok(all)

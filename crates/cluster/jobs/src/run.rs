@@ -581,10 +581,12 @@ impl JobWork<'_> {
             // Load the flag before the last check of the list.
             let all = self.all.load(Ordering::Acquire);
             self.take_units(&mut batch, &mut turn.requests)?;
-            match batch.is_empty() {
-                false => self.work_batch(&mut batch, &mut turn.requests),
-                true if all => break,
-                true => self.run.wait_for_files(),
+            if !batch.is_empty() {
+                self.work_batch(&mut batch, &mut turn.requests);
+            } else if all {
+                break;
+            } else {
+                self.run.wait_for_files();
             }
         }
         Ok(())
@@ -625,10 +627,10 @@ impl JobWork<'_> {
         }
         let others = feed.requests < thread_count(self.spec);
         drop(feed);
-        match batch.is_empty() {
-            true => drop(self.freed.notify_all()),
-            false if others => drop(self.freed.notify_one()),
-            false => {}
+        if batch.is_empty() {
+            self.freed.notify_all();
+        } else if others {
+            self.freed.notify_one();
         }
         Ok(())
     }
@@ -774,11 +776,9 @@ impl JobWork<'_> {
         let settled: Vec<Result<()>> = batch.iter().map(|unit| self.check_settled(&unit.file)).collect();
         let parts = batch.iter().zip(&settled).filter(|(_, settled)| settled.is_ok());
         let parts: Vec<FilePart> = parts.map(|(unit, _)| unit.part.clone()).collect();
-        let mut warmed = match parts.is_empty() {
-            true => Vec::new(),
-            false => self.target.warm_parts(&parts, self.spec.replicas, requests),
-        }
-        .into_iter();
+        let mut warmed =
+            if parts.is_empty() { Vec::new() } else { self.target.warm_parts(&parts, self.spec.replicas, requests) }
+                .into_iter();
         let none = || Err(Error::new(ErrorKind::Unavailable, "the cache returned no result for it"));
         settled.into_iter().map(|settled| settled.and_then(|()| warmed.next().unwrap_or_else(none))).collect()
     }

@@ -28,11 +28,13 @@ impl FileFilter {
     /// Which pattern is invalid, and why.
     pub fn new(include: &[String], exclude: &[String]) -> Result<Self, String> {
         let compile = |patterns: &[String]| -> Result<Vec<Pattern>, String> {
-            let one = |text: &String| {
-                Pattern::new(text.trim_start_matches('/'))
-                    .map_err(|e| format!("'{text}' is not a valid pattern: {} (character {})", e.msg, e.pos + 1))
-            };
-            patterns.iter().map(one).collect()
+            patterns
+                .iter()
+                .map(|text| {
+                    Pattern::new(text.trim_start_matches('/'))
+                        .map_err(|e| format!("'{text}' is not a valid pattern: {} (character {})", e.msg, e.pos + 1))
+                })
+                .collect()
         };
         Ok(FileFilter { include: compile(include)?, exclude: compile(exclude)? })
     }

@@ -222,8 +222,7 @@ impl AnnouncerShared {
                     if error.kind() == ErrorKind::Invalid {
                         self.stats.group.refused.add(1);
                     }
-                    let same = |(_, old): &(Instant, Error)| old.kind() == error.kind();
-                    if !inner.failure.as_ref().is_some_and(same) {
+                    if !inner.failure.as_ref().is_some_and(|(_, old)| old.kind() == error.kind()) {
                         let registry = &self.registry;
                         tracing::warn!("this node is not registered at {registry}: {error}; serving on");
                     }

@@ -111,12 +111,11 @@ pub(crate) fn lazy_channel(address: &HostPort, trust: &Arc<Trust>) -> Result<Cha
         .map_err(|e| Error::new(ErrorKind::Invalid, format!("coordinator://{address}: {e}")))?;
     let address = address.clone();
     let trust = Arc::clone(trust);
-    let knock = move |_| {
+    let endpoint = endpoint.http2_keep_alive_interval(HEARTBEAT).keep_alive_timeout(ANSWER_TIMEOUT);
+    Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
         let stream = handshake_gate::connect_coordinator(address.clone(), Arc::clone(&trust));
         async { stream.await.map(TokioIo::new) }
-    };
-    let endpoint = endpoint.http2_keep_alive_interval(HEARTBEAT).keep_alive_timeout(ANSWER_TIMEOUT);
-    Ok(endpoint.connect_with_connector_lazy(tower::service_fn(knock)))
+    })))
 }
 
 /// A gRPC error as one sentence with all its causes.

@@ -122,11 +122,13 @@ fn key_compare(key: Vec<u8>, result: CompareResult, target: CompareTarget, union
 
 /// The keys that a transaction read, in order.
 fn range_results(done: TxnResponse) -> Vec<Option<KeyValue>> {
-    let one = |response: crate::etcdpb::ResponseOp| match response.response {
-        Some(Done::ResponseRange(range)) => Some(range.kvs.into_iter().next()),
-        _ => None,
-    };
-    done.responses.into_iter().filter_map(one).collect()
+    done.responses
+        .into_iter()
+        .filter_map(|response| match response.response {
+            Some(Done::ResponseRange(range)) => Some(range.kvs.into_iter().next()),
+            _ => None,
+        })
+        .collect()
 }
 
 fn stored_job(kvs: Vec<Option<KeyValue>>) -> Option<StoredJob> {
@@ -157,16 +159,15 @@ impl JobStore {
         });
         store.renew_lease().map_err(|error| error.context("the jobs' store"))?;
         let kept = Arc::downgrade(&store);
-        let keep = move || {
-            while let Some(store) = kept.upgrade() {
-                if !store.renew_after_pause() {
-                    return;
-                }
-            }
-        };
         std::thread::Builder::new()
             .name("jobs-lease".into())
-            .spawn(keep)
+            .spawn(move || {
+                while let Some(store) = kept.upgrade() {
+                    if !store.renew_after_pause() {
+                        return;
+                    }
+                }
+            })
             .map_err(|e| Error::io("a thread for the jobs' store", &e))?;
         Ok(store)
     }
@@ -310,8 +311,9 @@ impl JobStore {
         if done.succeeded {
             return Ok(BeginResult::Mine);
         }
-        let gone = || Error::new(ErrorKind::Unavailable, "the job ended while it was begun again; try again");
-        stored_job(range_results(done)).map(BeginResult::Elsewhere).ok_or_else(gone)
+        stored_job(range_results(done))
+            .map(BeginResult::Elsewhere)
+            .ok_or_else(|| Error::new(ErrorKind::Unavailable, "the job ended while it was begun again; try again"))
     }
 
     /// Stores the progress of a job of this process, at most [`JobStore::MAX_JOB_BYTES`]; `false` when another
@@ -395,9 +397,10 @@ impl JobStore {
             let Some((id, what)) = rest.split_once('/') else { continue };
             parts.entry(id.to_owned()).or_default()[usize::from(what == "state")] = Some(kv.value);
         }
-        let whole =
-            |(id, [spec, state]): (String, [Option<Vec<u8>>; 2])| Some((id, StoredJob { spec: spec?, state: state? }));
-        Ok(parts.into_iter().filter_map(whole).collect())
+        Ok(parts
+            .into_iter()
+            .filter_map(|(id, [spec, state])| Some((id, StoredJob { spec: spec?, state: state? })))
+            .collect())
     }
 
     /// Releases everything, so that others can take it at once.

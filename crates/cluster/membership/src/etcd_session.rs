@@ -51,8 +51,7 @@ pub(crate) struct KeyWatch {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let context = |e: std::io::Error| Error::new(ErrorKind::Invalid, format!("etcd: {}: {e}", path.display()));
-    std::fs::read(path).map_err(context)
+    std::fs::read(path).map_err(|e| Error::new(ErrorKind::Invalid, format!("etcd: {}: {e}", path.display())))
 }
 
 fn tls_config(url: &EtcdUrl) -> Result<Option<ClientTlsConfig>> {
@@ -155,9 +154,12 @@ impl EtcdSession {
                         *self.token.lock() = None;
                         self.log_in(channel).await?;
                         // A second change of users or rights in the meantime is no fault of the request.
-                        what(channel).await.map_err(|status| match is_stale_token(&status) {
-                            true => Status::unavailable(status.message().to_owned()),
-                            false => status,
+                        what(channel).await.map_err(|status| {
+                            if is_stale_token(&status) {
+                                Status::unavailable(status.message().to_owned())
+                            } else {
+                                status
+                            }
                         })
                     }
                     other => other,

@@ -164,10 +164,9 @@ fn proof_required(trust: &Trust) -> Error {
 }
 
 async fn within_deadline<T>(work: impl Future<Output = Result<T>>) -> std::result::Result<T, (RefusalReason, Error)> {
-    let late = |_| Error::new(ErrorKind::Timeout, format!("no complete handshake within {HANDSHAKE_TIMEOUT:?}"));
     tokio::time::timeout(HANDSHAKE_TIMEOUT, work)
         .await
-        .map_err(late)
+        .map_err(|_| Error::new(ErrorKind::Timeout, format!("no complete handshake within {HANDSHAKE_TIMEOUT:?}")))
         .flatten()
         .map_err(|error| (RefusalReason::Silent, error))
 }

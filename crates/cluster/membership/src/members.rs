@@ -71,13 +71,16 @@ impl MemberView {
         said.dedup_by(|second, first| second.name == first.name);
         let mut said = said.into_iter().peekable();
         let mut new = Vec::new();
-        let of_place = |name: &String| {
-            while let Some(member) = said.next_if(|member| member.name < *name) {
-                new.push(member);
-            }
-            said.next_if(|member| member.name == *name)
-        };
-        let there: Vec<Option<&Arc<Member>>> = self.places.keys().map(of_place).collect();
+        let there: Vec<Option<&Arc<Member>>> = self
+            .places
+            .keys()
+            .map(|name| {
+                while let Some(member) = said.next_if(|member| member.name < *name) {
+                    new.push(member);
+                }
+                said.next_if(|member| member.name == *name)
+            })
+            .collect();
         new.extend(said);
         let away = there.iter().filter(|member| member.is_none()).count();
         let forgotten = 2 * away >= self.places.len();
@@ -149,12 +152,10 @@ impl MemberView {
 
     /// The members with their status.
     pub fn member_statuses(&self) -> Vec<MemberStatus> {
-        let placed = |p: &MemberEntry| MemberStatus {
-            member: p.member.clone(),
-            present: p.away_until.is_none(),
-            since: p.changed_at,
-        };
-        self.places.values().map(placed).collect()
+        self.places
+            .values()
+            .map(|p| MemberStatus { member: p.member.clone(), present: p.away_until.is_none(), since: p.changed_at })
+            .collect()
     }
 
     /// The number of members, and how many of them are absent.

@@ -38,12 +38,13 @@ pub(crate) fn read_file<T>(file: &Path, understand: impl Fn(&[u8]) -> Result<T, 
 
 /// Renames a file to an unused name.
 fn set_aside(file: &Path) -> io::Result<PathBuf> {
-    let name = |n: u32| {
-        let mut name = file.as_os_str().to_owned();
-        name.push(if n == 1 { ".spoilt".to_owned() } else { format!(".spoilt-{n}") });
-        PathBuf::from(name)
-    };
-    let free = (1..=u32::MAX).map(name).find(|aside| std::fs::symlink_metadata(aside).is_err());
+    let free = (1..=u32::MAX)
+        .map(|n| {
+            let mut name = file.as_os_str().to_owned();
+            name.push(if n == 1 { ".spoilt".to_owned() } else { format!(".spoilt-{n}") });
+            PathBuf::from(name)
+        })
+        .find(|aside| std::fs::symlink_metadata(aside).is_err());
     let aside = free.ok_or(ErrorKind::AlreadyExists)?;
     std::fs::rename(file, &aside)?;
     Ok(aside)

@@ -56,8 +56,10 @@ pub fn read_addresses(tree: &HostTree, netlink: &NetlinkFacts) -> (Vec<Interface
 
 /// The route of packets to `ip`: its interface, and the router between.
 pub fn route_to(routes: &[IpRoute], ip: IpAddr) -> Option<&IpRoute> {
-    let fits = |r: &&IpRoute| r.to.is_ipv4() == ip.is_ipv4() && same_network(r.to, ip, r.prefix);
-    routes.iter().filter(fits).max_by_key(|r| (r.prefix, std::cmp::Reverse(r.metric)))
+    routes
+        .iter()
+        .filter(|r| r.to.is_ipv4() == ip.is_ipv4() && same_network(r.to, ip, r.prefix))
+        .max_by_key(|r| (r.prefix, std::cmp::Reverse(r.metric)))
 }
 
 /// `/proc/net/route`: addresses are hexadecimal words in the machine's byte order, which is little-endian here.

@@ -499,8 +499,10 @@ fn read_gids(tree: &HostTree, at: &str) -> Vec<PortGid> {
         if addresses.len() > MAX_SHORT_TABLE {
             return tree.read_texts(&dir);
         }
-        let one = |index: &u32| Some((index.to_string(), tree.read_text(&format!("{dir}/{index}"))?));
-        addresses.keys().filter_map(one).collect()
+        addresses
+            .keys()
+            .filter_map(|index| Some((index.to_string(), tree.read_text(&format!("{dir}/{index}"))?)))
+            .collect()
     };
     let types = attributes("types");
     let netdevs = attributes("ndevs");

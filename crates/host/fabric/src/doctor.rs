@@ -109,8 +109,7 @@ fn report_obstacles(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         let names = |f: &HostFinding| {
             f.subject.contains(&o.interface) || o.port.as_ref().is_some_and(|p| f.subject.contains(p))
         };
-        let about = |f: &HostFinding| f.severity == Severity::Error && names(f);
-        if !found.iter().any(about) {
+        if !found.iter().any(|f| f.severity == Severity::Error && names(f)) {
             found.push(HostFinding::new(o.id, Severity::Error, &o.interface, &o.what, &o.remedy));
         }
     }

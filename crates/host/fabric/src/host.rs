@@ -176,8 +176,8 @@ const SAME_RATE_SHARE: f64 = 0.05;
 fn correct_rates(device: &mut RdmaDevice, interfaces: &[NetInterface]) {
     for port in device.ports.iter_mut().filter(|port| port.link_layer == LinkLayer::Ethernet) {
         let Some(rate) = &mut port.rate else { continue };
-        let is_own = |i: &&NetInterface| port.netdevs.contains(&i.name) && device.function_netdevs.contains(&i.name);
-        let own = interfaces.iter().find(is_own);
+        let own =
+            interfaces.iter().find(|i| port.netdevs.contains(&i.name) && device.function_netdevs.contains(&i.name));
         let Some((name, speed_mbps)) = own.and_then(|i| Some((&i.name, i.speed_mbps?))) else { continue };
         let gbps = f64::from(speed_mbps) / 1000.0;
         if (rate.gbps - gbps).abs() > gbps * SAME_RATE_SHARE {

@@ -256,8 +256,9 @@ fn kernel_modules(tree: &HostTree) -> Option<BTreeSet<String>> {
     if let Some(release) = tree.read_text("proc/sys/kernel/osrelease")
         && let Some(built_in) = tree.read_text(&format!("lib/modules/{release}/modules.builtin"))
     {
-        let name = |path: &str| Some(path.rsplit('/').next()?.strip_suffix(".ko")?.replace('-', "_"));
-        all.extend(built_in.lines().filter_map(name));
+        all.extend(
+            built_in.lines().filter_map(|path| Some(path.rsplit('/').next()?.strip_suffix(".ko")?.replace('-', "_"))),
+        );
     }
     Some(all)
 }

@@ -143,12 +143,14 @@ const KEYS: &[&str] = &[
 ];
 
 fn keep_ini_lines(text: &str) -> String {
-    let known = |line: &&str| {
-        let line = line.trim();
-        let key = line.split('=').next().unwrap_or_default().trim().to_ascii_lowercase();
-        line.starts_with('[') || KEYS.contains(&key.as_str())
-    };
-    text.lines().filter(known).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .filter(|line| {
+            let line = line.trim();
+            let key = line.split('=').next().unwrap_or_default().trim().to_ascii_lowercase();
+            line.starts_with('[') || KEYS.contains(&key.as_str())
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn keep_ifupdown_lines(text: &str) -> String {

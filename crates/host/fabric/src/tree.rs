@@ -387,8 +387,7 @@ fn printable_text(bytes: &[u8]) -> Option<String> {
         return None;
     }
     // A file's content must not control the terminal.
-    let shown = |c: char| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c };
-    Some(text.chars().map(shown).collect())
+    Some(text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect())
 }
 
 fn join_path(dir: &str, name: &str) -> String {

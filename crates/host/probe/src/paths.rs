@@ -72,11 +72,10 @@ pub fn choose_paths(
         Some(names) => {
             for name in names {
                 let found = ours.iter().find(|rail| rail.interface == *name);
-                let none = || {
+                let found = found.ok_or_else(|| {
                     let there = if ours.is_empty() { "none".to_owned() } else { listed(ours) };
                     format!("{name} can't be used for it here; interfaces that can: {there}")
-                };
-                let found = found.ok_or_else(none)?;
+                })?;
                 if !chosen.contains(&found) {
                     chosen.push(found);
                 }
@@ -88,9 +87,10 @@ pub fn choose_paths(
     }
     let local: Vec<RailInfo> = chosen.iter().map(|rail| rail.to_rail()).collect();
     let remote: Vec<RailInfo> = theirs.iter().map(InterfaceRecord::to_rail).collect();
-    let mut pairs = match remote.is_empty() {
-        true => return Err("the other end has no interface for it".into()),
-        false => pair_rails(&local, &remote)?,
+    let mut pairs = if remote.is_empty() {
+        return Err("the other end has no interface for it".into());
+    } else {
+        pair_rails(&local, &remote)?
     };
     // In one subnet every pair is connected. Use each interface once, and twice only where the other side has fewer.
     let mut used_here = vec![0; local.len()];

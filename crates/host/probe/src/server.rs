@@ -156,8 +156,12 @@ impl ProbeServer {
             let failed = |e: std::io::Error| Error::io("can't listen", &e);
             server.addresses.push(socket.local_addr().map_err(failed)?);
             let shared = Arc::clone(&server.shared);
-            let accept = move || accept_connections(&shared, &socket);
-            server.listeners.push(std::thread::Builder::new().name("listen".into()).spawn(accept).map_err(failed)?);
+            server.listeners.push(
+                std::thread::Builder::new()
+                    .name("listen".into())
+                    .spawn(move || accept_connections(&shared, &socket))
+                    .map_err(failed)?,
+            );
         }
         Ok(server)
     }
@@ -208,11 +212,14 @@ fn bind_listeners(config: &ServeConfig) -> Result<Vec<TcpListener>> {
         });
         return both.map(|(_, socket)| vec![socket]).map_err(|e| listen_error(&format!("port {}", config.port), &e));
     }
-    let one = |ip: &IpAddr| {
-        let address = SocketAddr::new(*ip, config.port);
-        bind(*ip).map(|(_, socket)| socket).map_err(|e| listen_error(&address.to_string(), &e))
-    };
-    config.addresses.iter().map(one).collect()
+    config
+        .addresses
+        .iter()
+        .map(|ip| {
+            let address = SocketAddr::new(*ip, config.port);
+            bind(*ip).map(|(_, socket)| socket).map_err(|e| listen_error(&address.to_string(), &e))
+        })
+        .collect()
 }
 
 fn listen_error(at: &str, e: &std::io::Error) -> Error {
@@ -427,12 +434,11 @@ fn open_measurement(
         answer.extend(listener.port().to_le_bytes());
         let shared = Arc::clone(shared);
         let test = Arc::clone(&running.test);
-        let take = move || {
+        let thread = std::thread::Builder::new().name("rdma".into()).spawn(move || {
             listener.accept_streams(token, &test.plan, &test.stop, |index, connected| {
                 serve_rdma(&shared, &test, index, connected)
             });
-        };
-        let thread = std::thread::Builder::new().name("rdma".into()).spawn(take);
+        });
         thread.map_err(|e| Error::io("no thread for rdma", &e))?;
     }
     Ok((running, OpenReply { token, answer }))
@@ -473,11 +479,12 @@ impl RegisteredMeasurement {
         };
         let paths = &self.test.plan.paths;
         let several = paths.len() > 1;
-        report.links = match several {
+        if several {
             // The client counts the bytes of each path, and compares the counters.
-            true => paths.iter().map(|p| self.shared.files.link_of((p.to, 0).into())).collect(),
-            false => Vec::new(),
-        };
+            report.links = paths.iter().map(|p| self.shared.files.link_of((p.to, 0).into())).collect();
+        } else {
+            report.links = Vec::new();
+        }
         report.link = match (report.links.first(), paths.first()) {
             (Some(first), _) => first.clone(),
             (None, Some(path)) => seen((path.to, 0).into(), bytes),

@@ -30,12 +30,14 @@ impl HostAddress {
 /// When the kernel does not list them.
 pub fn host_addresses() -> Result<Vec<HostAddress>> {
     let found = if_addrs::get_if_addrs().map_err(|e| Error::io("can't list this host's network interfaces", &e))?;
-    let address = |i: if_addrs::Interface| {
-        let prefix_len = match &i.addr {
-            if_addrs::IfAddr::V4(v4) => v4.prefixlen,
-            if_addrs::IfAddr::V6(v6) => v6.prefixlen,
-        };
-        HostAddress { ip: i.ip(), interface: i.name, prefix_len }
-    };
-    Ok(found.into_iter().map(address).collect())
+    Ok(found
+        .into_iter()
+        .map(|i| {
+            let prefix_len = match &i.addr {
+                if_addrs::IfAddr::V4(v4) => v4.prefixlen,
+                if_addrs::IfAddr::V6(v6) => v6.prefixlen,
+            };
+            HostAddress { ip: i.ip(), interface: i.name, prefix_len }
+        })
+        .collect())
 }

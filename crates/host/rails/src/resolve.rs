@@ -114,9 +114,10 @@ fn resolve_one(interface: &str, seen: &HostSnapshot, addresses: &[HostAddress]) 
     let Some(PortMatch { device, port, gids }) = preferred_port(found, netdev, seen) else {
         return Err(UnusableRail::NoDevice {
             interface: interface.to_owned(),
-            devices: match seen.devices.is_empty() {
-                true => "this host has none".to_owned(),
-                false => format!("there are {}", format_interfaces(seen)),
+            devices: if seen.devices.is_empty() {
+                "this host has none".to_owned()
+            } else {
+                format!("there are {}", format_interfaces(seen))
             },
             others: interfaces_with_devices(seen),
         });
@@ -205,10 +206,16 @@ fn find_ports<'a>(interface: &NetInterface, seen: &'a HostSnapshot) -> Vec<PortM
     // A bond of IPoIB interfaces or a VLAN on iWARP: the lower interface carries its packets. On RoCE the GID table
     // would name it.
     let below = |(device, port): &(&RdmaDevice, &DevicePort)| is_infiniband(port) || is_iwarp(device);
-    let of_member = |member: &NetInterface| -> Vec<PortMatch<'a>> {
-        seen.all_ports().filter(below).filter(|(device, port)| owns_interface(device, port, member)).map(of).collect()
-    };
-    bond_members(interface, seen).into_iter().flat_map(of_member).collect()
+    bond_members(interface, seen)
+        .into_iter()
+        .flat_map(|member| -> Vec<PortMatch<'a>> {
+            seen.all_ports()
+                .filter(below)
+                .filter(|(device, port)| owns_interface(device, port, member))
+                .map(of)
+                .collect()
+        })
+        .collect()
 }
 
 fn is_infiniband(port: &DevicePort) -> bool {
@@ -244,12 +251,11 @@ fn preferred_port<'a>(
     seen: &HostSnapshot,
 ) -> Option<PortMatch<'a>> {
     let members = bond_members(interface, seen);
-    let rank = |f: &PortMatch<'_>| {
+    found.into_iter().min_by_key(|f| {
         let member =
             members.iter().position(|member| owns_interface(f.device, f.port, member)).unwrap_or(members.len());
         (f.port.state != PortState::Active, member)
-    };
-    found.into_iter().min_by_key(rank)
+    })
 }
 
 /// The address, its GID, the link type, and the reason.

@@ -109,11 +109,14 @@ impl UmadLibrary {
         let mut names = [0u8; CA_NAME * MAX_CAS];
         // SAFETY: the array has room for as many names as requested, each of the library's fixed length.
         let count = unsafe { (self.cas)(names.as_mut_ptr().cast(), MAX_CAS as c_int) };
-        let text = |name: &[u8]| {
-            let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-            String::from_utf8_lossy(&name[..end]).into_owned()
-        };
-        names.chunks(CA_NAME).take(usize::try_from(count).unwrap_or(0)).map(text).collect()
+        names
+            .chunks(CA_NAME)
+            .take(usize::try_from(count).unwrap_or(0))
+            .map(|name| {
+                let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+                String::from_utf8_lossy(&name[..end]).into_owned()
+            })
+            .collect()
     }
 
     pub(crate) fn port_info(&self, device: &CStr, port: c_int) -> Result<crate::UmadPort, i32> {

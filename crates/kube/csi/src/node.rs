@@ -194,10 +194,12 @@ impl pb::node_server::Node for NodeService {
         _: Request<pb::NodeGetCapabilitiesRequest>,
     ) -> Result<Response<pb::NodeGetCapabilitiesResponse>, Status> {
         use pb::node_service_capability::{Rpc, Type, rpc};
-        let capability =
-            |kind: rpc::Type| pb::NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: kind.into() })) };
         let kinds = [rpc::Type::StageUnstageVolume, rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition];
-        Ok(Response::new(pb::NodeGetCapabilitiesResponse { capabilities: kinds.map(capability).into() }))
+        Ok(Response::new(pb::NodeGetCapabilitiesResponse {
+            capabilities: kinds
+                .map(|kind| pb::NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: kind.into() })) })
+                .into(),
+        }))
     }
 
     async fn node_get_info(

@@ -241,9 +241,10 @@ fn state_of(pod: &Value) -> ProcessState {
                 Some(message) => format!("{}: {message}", text(&waiting["reason"])),
                 None => text(&waiting["reason"]),
             };
-            match HOPELESS.iter().any(|reason| waiting["reason"] == *reason) {
-                true => ProcessState::Ended(format!("its pod can't start: {why}")),
-                false => ProcessState::Pending(why),
+            if HOPELESS.iter().any(|reason| waiting["reason"] == *reason) {
+                ProcessState::Ended(format!("its pod can't start: {why}"))
+            } else {
+                ProcessState::Pending(why)
             }
         }
     }
@@ -299,9 +300,10 @@ impl MountLauncher for PodLauncher {
     }
 
     async fn report(&self, event: &VolumeEvent) {
-        match event.warning {
-            true => tracing::warn!("{}: {}", event.reason, event.message),
-            false => tracing::info!("{}: {}", event.reason, event.message),
+        if event.warning {
+            tracing::warn!("{}: {}", event.reason, event.message)
+        } else {
+            tracing::info!("{}: {}", event.reason, event.message)
         }
         let now = chrono::DateTime::<chrono::Utc>::from(std::time::SystemTime::now());
         let now = now.to_rfc3339_opts(chrono::SecondsFormat::Secs, true);

@@ -93,9 +93,10 @@ impl MountLauncher for ProcessLauncher {
     }
 
     async fn report(&self, event: &VolumeEvent) {
-        match event.warning {
-            true => tracing::warn!("{}: {}", event.reason, event.message),
-            false => tracing::info!("{}: {}", event.reason, event.message),
+        if event.warning {
+            tracing::warn!("{}: {}", event.reason, event.message)
+        } else {
+            tracing::info!("{}: {}", event.reason, event.message)
         }
     }
 }

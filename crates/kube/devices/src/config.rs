@@ -525,19 +525,26 @@ fn foreign_object(entries: &[(String, JsonNode)]) -> Option<(&'static str, &'sta
 /// The value of a key that is given twice, as Go's decoder leaves it, and the sentence for it: objects are merged, also
 /// those of lists by position; of other values the last one counts.
 fn merge_repeated(first: JsonNode, last: JsonNode) -> (JsonNode, &'static str) {
-    let is_object = |node: &JsonNode| matches!(node, JsonNode::Object(_));
     match (first, last) {
         (JsonNode::Object(mut entries), JsonNode::Object(more)) => {
             entries.extend(more);
             (JsonNode::Object(entries), "both count together")
         }
-        (JsonNode::Array(first), JsonNode::Array(last)) if first.iter().chain(&last).any(is_object) => {
+        (JsonNode::Array(first), JsonNode::Array(last))
+            if first.iter().chain(&last).any(|node| matches!(node, JsonNode::Object(_))) =>
+        {
             let mut before = first.into_iter();
-            let merge = |item: JsonNode| match before.next() {
-                Some(earlier) => merge_repeated(earlier, item).0,
-                None => item,
-            };
-            (JsonNode::Array(last.into_iter().map(merge).collect()), "entries of the same position are merged")
+            (
+                JsonNode::Array(
+                    last.into_iter()
+                        .map(|item| match before.next() {
+                            Some(earlier) => merge_repeated(earlier, item).0,
+                            None => item,
+                        })
+                        .collect(),
+                ),
+                "entries of the same position are merged",
+            )
         }
         (first @ JsonNode::Object(_), JsonNode::Null) => (first, "the first one counts"),
         (_, last) => (last, "the last one counts"),

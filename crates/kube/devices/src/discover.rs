@@ -150,17 +150,17 @@ pub fn discover(nodes: &[NodeHcas], slots: u32) -> DiscoveryReport {
         for (node, hca) in members {
             hcas.entry(nodes[*node].label().to_owned()).or_default().push(hca.name.clone());
         }
-        let how = match exact {
-            true => format!("{} select exactly these on every node", used.join(", ")),
-            false => format!("no selectors select exactly these; {} also select others", used.join(", ")),
+        let how = if exact {
+            format!("{} select exactly these on every node", used.join(", "))
+        } else {
+            format!("no selectors select exactly these; {} also select others", used.join(", "))
         };
         let needs_interface = members.iter().any(|(_, hca)| hca.needs_interface());
-        let chance = match needs_interface && most > 1 {
-            true => {
-                "; a pod that requests fewer than all may get one that it has no interface on: give pods the interfaces of \
+        let chance = if needs_interface && most > 1 {
+            "; a pod that requests fewer than all may get one that it has no interface on: give pods the interfaces of \
                  all, or make an entry for each HCA with ifNames"
-            }
-            false => "",
+        } else {
+            ""
         };
         groups.push(ResourceGroup {
             resource: format!("rdma/{name}"),

@@ -165,8 +165,10 @@ impl EntryLint<'_> {
                  and finds nothing",
                 join_names(&through)
             );
-            let own = |hca: &&Hca| hca.interfaces.iter().find(|i| !hca.bonds.contains(i)).cloned();
-            let members: Vec<String> = through.iter().filter_map(own).collect();
+            let members: Vec<String> = through
+                .iter()
+                .filter_map(|hca| hca.interfaces.iter().find(|i| !hca.bonds.contains(i)).cloned())
+                .collect();
             let members = members.join(", ");
             let remedy = if through.len() == 1 {
                 format!("for use with both, name the member {members}")

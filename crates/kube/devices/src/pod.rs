@@ -220,10 +220,10 @@ impl<'a> PodExamination<'a> {
     /// `the configuration has rdma/ib, rdma/roce`.
     fn known_resources(&self) -> String {
         let known: Vec<String> = self.context.config.resources.iter().map(ResourceConfig::resource).collect();
-        match known.is_empty() {
-            true => "the configuration has no resource: no node here has an RDMA device (`spurline k8s discover`)"
-                .to_owned(),
-            false => format!("the configuration has {}", known.join(", ")),
+        if known.is_empty() {
+            "the configuration has no resource: no node here has an RDMA device (`spurline k8s discover`)".to_owned()
+        } else {
+            format!("the configuration has {}", known.join(", "))
         }
     }
 
@@ -578,9 +578,11 @@ fn network_names(annotation: &Value) -> Vec<String> {
     if let Ok(Value::Array(list)) = serde_json::from_str(text) {
         return list.iter().filter_map(|n| n["name"].as_str().map(str::to_owned)).collect();
     }
-    let plain = |part: &str| {
-        let name = part.trim().rsplit('/').next().unwrap_or_default();
-        name.split('@').next().unwrap_or_default().to_owned()
-    };
-    text.split(',').map(plain).filter(|n| !n.is_empty()).collect()
+    text.split(',')
+        .map(|part| {
+            let name = part.trim().rsplit('/').next().unwrap_or_default();
+            name.split('@').next().unwrap_or_default().to_owned()
+        })
+        .filter(|n| !n.is_empty())
+        .collect()
 }

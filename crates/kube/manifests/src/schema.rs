@@ -33,11 +33,13 @@ fn schema_of(path: &str, value: &Value) -> Value {
         }
         Value::Object(_) if last == DEVICE_CONFIG => json!({ "type": "object", "required": ["configList"] }),
         Value::Object(keys) => {
-            let below = |(key, value): (&String, &Value)| {
-                let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                (key.clone(), schema_of(&at, value))
-            };
-            let properties: Map<String, Value> = keys.iter().map(below).collect();
+            let properties: Map<String, Value> = keys
+                .iter()
+                .map(|(key, value)| {
+                    let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                    (key.clone(), schema_of(&at, value))
+                })
+                .collect();
             json!({ "type": "object", "additionalProperties": false, "properties": properties })
         }
         _ => json!({ "type": "boolean" }),

@@ -116,9 +116,10 @@ fn parse_yaml(name: &str, text: &str) -> Result<Value, Fault> {
         let what = [", set DuplicateKeyPolicy", "; use from_"]
             .iter()
             .fold(first, |text, advice| text.split_once(advice).map_or(text, |(before, _)| before));
-        let remedy = match what.len() < first.len() {
-            true => "write each key once, and all of them in one document",
-            false => "correct the named line",
+        let remedy = if what.len() < first.len() {
+            "write each key once, and all of them in one document"
+        } else {
+            "correct the named line"
         };
         Fault::usage(format!("{name} is not YAML: {}", what.trim_start_matches("error: ")), remedy)
     })

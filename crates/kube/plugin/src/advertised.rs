@@ -46,9 +46,10 @@ impl AdvertisedResource {
             if resource.extra.issm {
                 device_nodes.extend(hca.issm.iter().cloned());
             }
-            let obstacle = match exclusive {
-                true => Some("RDMA devices are exclusive to a network namespace (rdma system set netns shared)".into()),
-                false => hca.obstacle(),
+            let obstacle = if exclusive {
+                Some("RDMA devices are exclusive to a network namespace (rdma system set netns shared)".into())
+            } else {
+                hca.obstacle()
             };
             AdvertisedHca { name: hca.name.clone(), numa_node: hca.numa_node, device_nodes, obstacle }
         };

@@ -194,11 +194,17 @@ fn check_config(settings: &PluginSettings, text: &str) -> Result<PluginConfig, S
     }
     reading.config.ok_or_else(|| {
         let errors = reading.findings.iter().filter(|f| f.severity == Severity::Error);
-        let sentence = |f: &spurline_fabric::HostFinding| match f.subject == name {
-            true => format!("{} ({})", f.evidence, f.remedy),
-            false => format!("{}: {} ({})", f.subject, f.evidence, f.remedy),
-        };
-        format!("{name}: {}", errors.map(sentence).collect::<Vec<_>>().join("; "))
+        format!(
+            "{name}: {}",
+            errors
+                .map(|f| if f.subject == name {
+                    format!("{} ({})", f.evidence, f.remedy)
+                } else {
+                    format!("{}: {} ({})", f.subject, f.evidence, f.remedy)
+                })
+                .collect::<Vec<_>>()
+                .join("; ")
+        )
     })
 }
 
@@ -382,14 +388,14 @@ impl DevicePluginLoop {
     /// Writes CDI files again that could not be written, or that someone removed.
     fn follow_cdi(&mut self) {
         let Some(dir) = &self.settings.cdi_dir else { return };
-        let is_due = |r: &&ServedResource| {
-            let state = r.state.borrow();
-            state.cdi_error.is_some() || (state.has_device_nodes() && !cdi::file_of(dir, &r.config.resource()).exists())
-        };
         let due: Vec<(String, AdvertisedResource)> = self
             .resources
             .iter()
-            .filter(is_due)
+            .filter(|r| {
+                let state = r.state.borrow();
+                state.cdi_error.is_some()
+                    || (state.has_device_nodes() && !cdi::file_of(dir, &r.config.resource()).exists())
+            })
             .map(|r| (r.config.resource(), AdvertisedResource::of_node(&r.config, &self.node)))
             .collect();
         for (name, state) in due {
@@ -444,14 +450,13 @@ impl ServedResource {
         // The former socket ends first: its file may have the name.
         self.socket = None;
         let resource = self.config.resource();
-        let make = |stop| ResourceService {
+        self.socket = Some(ResourceSocket::bind(&settings.plugin_dir, &resource, |stop| ResourceService {
             resource: resource.as_str().into(),
             state: self.state.subscribe(),
             stop,
             use_cdi: settings.cdi_dir.is_some(),
             counters: Arc::clone(&self.counters),
-        };
-        self.socket = Some(ResourceSocket::bind(&settings.plugin_dir, &resource, make)?);
+        })?);
         self.unregister();
         Ok(())
     }

@@ -120,17 +120,21 @@ impl ResourceService {
             ..Default::default()
         };
         if self.use_cdi {
-            let name = |hca: &&str| pb::CdiDevice { name: format!("{}={hca}", cdi::kind_of(&self.resource)) };
-            answer.cdi_devices = names.iter().map(name).collect();
+            answer.cdi_devices = names
+                .iter()
+                .map(|hca| pb::CdiDevice { name: format!("{}={hca}", cdi::kind_of(&self.resource)) })
+                .collect();
         } else {
             let paths: BTreeMap<String, ()> =
                 hcas.iter().flat_map(|hca| state.device_paths(hca)).map(|path| (path, ())).collect();
-            let spec = |path: String| pb::DeviceSpec {
-                container_path: path.clone(),
-                host_path: path,
-                permissions: "rw".to_owned(),
-            };
-            answer.devices = paths.into_keys().map(spec).collect();
+            answer.devices = paths
+                .into_keys()
+                .map(|path| pb::DeviceSpec {
+                    container_path: path.clone(),
+                    host_path: path,
+                    permissions: "rw".to_owned(),
+                })
+                .collect();
         }
         for name in &names {
             self.counters.count_allocation(name);

@@ -45,8 +45,7 @@ impl RdmaTimeouts {
     pub(crate) fn connect_options(self) -> ConnectOptions {
         let budget = self.silence.as_nanos() / 2;
         let tries = u128::from(Self::RETRIES) + 1;
-        let fits = |exponent: &u8| tries * (4096u128 << *exponent) <= budget;
-        let ack_timeout = (8..=20u8).rev().find(fits).unwrap_or(8);
+        let ack_timeout = (8..=20u8).rev().find(|exponent| tries * (4096u128 << *exponent) <= budget).unwrap_or(8);
         ConnectOptions { ack_timeout: Some(ack_timeout), retries: Self::RETRIES, rnr_retries: Self::RETRIES }
     }
 }
@@ -264,8 +263,8 @@ impl RdmaRail {
         let max_message = device.port_info(port).map_err(context)?.max_message as usize;
         let domain = ProtectionDomain::new(&device).map_err(context)?;
         let memory = domain.register_pool(&self.pool, self.access).map_err(context)?;
-        let os = |e: rustix::io::Errno| Error::io("can't monitor an RDMA device", &e.into());
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::io("can't monitor an RDMA device", &e.into()))?;
         let stopped = stop.try_clone().map_err(|e| Error::io("can't monitor an RDMA device", &e))?;
         let made = Arc::new(OpenRail {
             domain,

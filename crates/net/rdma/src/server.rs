@@ -199,10 +199,10 @@ impl RdmaServer {
             return Err(Error::new(ErrorKind::Invalid, "no rail to listen on"));
         };
         let channel = CmChannel::new(first.verbs())?;
-        let os = |e: rustix::io::Errno| Error::io("can't set up the RDMA server", &e.into());
         // At least two, so that one may wait on its connection while the other takes further events.
         let at_once = std::thread::available_parallelism().map_or(1, usize::from).max(2);
-        let workers = WorkerPool::new("rdma", config.max_workers, at_once, LONG_REQUEST).map_err(os)?;
+        let workers = WorkerPool::new("rdma", config.max_workers, at_once, LONG_REQUEST)
+            .map_err(|e| Error::io("can't set up the RDMA server", &e.into()))?;
         let refusals = RefusalLog::new(Arc::clone(&stats));
         let gauges: [fn(&Stats) -> &Metric; 2] =
             [|stats| &stats.rdma.connections, |stats| &stats.rdma.connections_limit];
@@ -353,8 +353,9 @@ impl RailListener {
     fn listen(&mut self, channel: &Arc<CmChannel>) -> Result<()> {
         let open = self.rail.open_device()?;
         let mut id = channel.create_id()?;
-        let context = |e: spurline_verbs::VerbsError| Error::from(e).context(format_args!("rail {}", self.rail.name()));
-        self.at = id.listen(self.at, BACKLOG).map_err(context)?;
+        self.at = id
+            .listen(self.at, BACKLOG)
+            .map_err(|e| Error::from(e).context(format_args!("rail {}", self.rail.name())))?;
         self.listening = Some((id, open));
         Ok(())
     }
@@ -505,8 +506,10 @@ impl RdmaAcceptor {
         // Everything is armed before the reader may send, so no arrival is missed.
         let mut session = conn.session.lock();
         session.pair.arm_receive()?;
-        let os = |e: rustix::io::Errno| Error::io("can't wait for events of a connection", &e.into());
-        self.shared.workers.watch_control(session.pair.fd(), number, PARKED).map_err(os)?;
+        self.shared
+            .workers
+            .watch_control(session.pair.fd(), number, PARKED)
+            .map_err(|e| Error::io("can't wait for events of a connection", &e.into()))?;
         self.by_key.insert(key, number);
         let stranger = self.shared.places.add_connection(Arc::clone(&conn));
         let accepted = session.pair.accept(config.patience.connect_options(), &own_terms(NODE).encode());

@@ -53,8 +53,10 @@ pub(crate) struct FrameAssembly {
 impl FrameAssembly {
     /// The complete frame: its header, and its body.
     pub fn whole_frame(&self) -> Result<(FrameHeader, &[u8])> {
-        let short = || Error::new(ErrorKind::Protocol, "a frame is shorter than its header");
-        let (head, rest) = self.bytes.split_first_chunk::<HEADER_LEN>().ok_or_else(short)?;
+        let (head, rest) = self
+            .bytes
+            .split_first_chunk::<HEADER_LEN>()
+            .ok_or_else(|| Error::new(ErrorKind::Protocol, "a frame is shorter than its header"))?;
         let header = FrameHeader::decode(head)?;
         Ok((header, rest.get(..header.body_len as usize).unwrap_or(rest)))
     }

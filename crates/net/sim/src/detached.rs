@@ -35,11 +35,10 @@ impl Connector for DetachedConnector {
         let served = Arc::clone(&breaker);
         let channel = Arc::clone(&inner);
         let at_start = Arc::clone(&self.at_start);
-        let serve = move || {
+        let spawned = std::thread::Builder::new().name("channel".into()).spawn(move || {
             at_start();
             served.call.serve(&channel);
-        };
-        let spawned = std::thread::Builder::new().name("channel".into()).spawn(serve);
+        });
         spawned.map_err(|e| Error::io("can't start a thread", &e))?;
         Ok(Box::new(DetachedChannel { breaker, inner, endpoints }))
     }

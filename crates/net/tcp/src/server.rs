@@ -198,9 +198,9 @@ impl TcpServer {
             local.push(at);
             listeners.push(listener);
         }
-        let os = |e: rustix::io::Errno| Error::io("can't set up the server", &e.into());
         let most = config.max_workers.max(1) + config.max_waiting;
-        let workers = WorkerPool::new("tcp", most, config.max_workers, LONG_REQUEST).map_err(os)?;
+        let workers = WorkerPool::new("tcp", most, config.max_workers, LONG_REQUEST)
+            .map_err(|e| Error::io("can't set up the server", &e.into()))?;
         let refusals = RefusalLog::new(Arc::clone(&stats));
         let gauges: [fn(&Stats) -> &Metric; 2] = [|stats| &stats.tcp.connections, |stats| &stats.tcp.connections_limit];
         let most = config.max_connections;

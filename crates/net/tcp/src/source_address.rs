@@ -22,11 +22,13 @@ fn choose_source(
 ) -> Option<IpAddr> {
     // A loopback address reaches this host only.
     let near = remote.is_loopback() || here.iter().any(|local| local.ip == remote);
-    let may = |ip: &&IpAddr| ip.is_ipv4() == remote.is_ipv4() && (near || !ip.is_loopback());
-    let mut fit: Vec<IpAddr> = locals.iter().filter(may).copied().collect();
+    let mut fit: Vec<IpAddr> =
+        locals.iter().filter(|ip| ip.is_ipv4() == remote.is_ipv4() && (near || !ip.is_loopback())).copied().collect();
     let shared = |ip: &IpAddr| {
-        let holds = |local: &&LocalAddress| local.prefix > 0 && local.ip == *ip && in_net(remote, *ip, local.prefix);
-        here.iter().filter(holds).map(|local| local.prefix).max()
+        here.iter()
+            .filter(|local| local.prefix > 0 && local.ip == *ip && in_net(remote, *ip, local.prefix))
+            .map(|local| local.prefix)
+            .max()
     };
     let nearest = fit.iter().filter_map(shared).max();
     if nearest.is_some() {

@@ -78,10 +78,12 @@ fn why_none(local: &[RailInfo], remote: &[RailInfo]) -> String {
         return "the node serves TCP only: it was started without --rdma-network".to_owned();
     }
     let same_link = local.iter().any(|l| remote.iter().any(|r| l.link == r.link));
-    let reason = match same_link {
-        false => "they are on different fabrics",
-        true if local.iter().any(|l| remote.iter().any(|r| same_fabric(l, r))) => "they share no IP subnet",
-        true => "their InfiniBand subnet prefixes differ",
+    let reason = if !same_link {
+        "they are on different fabrics"
+    } else if local.iter().any(|l| remote.iter().any(|r| same_fabric(l, r))) {
+        "they share no IP subnet"
+    } else {
+        "their InfiniBand subnet prefixes differ"
     };
     format!("no rail of this side reaches one of the node's, {reason}: here {}; there {}", list(local), list(remote))
 }

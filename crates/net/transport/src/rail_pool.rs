@@ -198,16 +198,18 @@ impl RailPool {
         wake: Arc<PathWake>,
     ) -> Self {
         let max_channels = max_channels.max(1);
-        let slot = |_: &PathSpec| PathSlot::new(PathState::new(timing, Duration::ZERO), max_channels);
-        let slots: Vec<PathSlot> = specs.iter().map(slot).collect();
+        let slots: Vec<PathSlot> =
+            specs.iter().map(|_| PathSlot::new(PathState::new(timing, Duration::ZERO), max_channels)).collect();
         stats.rdma.paths_down.add(slots.len() as u64);
-        let path = |spec: PathSpec| {
-            let counters = stats.paths.path_stats(peer, &spec.name, &spec.kind.to_string());
-            PathEntry::new(spec, counters)
-        };
         RailPool {
             peer: peer.to_owned(),
-            paths: specs.into_iter().map(path).collect(),
+            paths: specs
+                .into_iter()
+                .map(|spec| {
+                    let counters = stats.paths.path_stats(peer, &spec.name, &spec.kind.to_string());
+                    PathEntry::new(spec, counters)
+                })
+                .collect(),
             max_channels,
             started: Instant::now(),
             wake,

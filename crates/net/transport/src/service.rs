@@ -103,8 +103,9 @@ impl ConnState {
     }
     /// Marks it as owned by a worker; false when it is being closed.
     pub(crate) fn mark_taken(&self) -> bool {
-        let unless_it_goes = |parked| (parked != EVICTED).then_some(WITH_WORKER);
-        self.parked.fetch_update(Ordering::AcqRel, Ordering::Acquire, unless_it_goes).is_ok()
+        self.parked
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |parked| (parked != EVICTED).then_some(WITH_WORKER))
+            .is_ok()
     }
     /// The number of its parking; `None` while a worker owns it.
     pub(crate) fn parked(&self) -> Option<u64> {

@@ -52,11 +52,12 @@ impl Trust {
     /// `NotFound` or `PermissionDenied` when the file can't be read, `Invalid` when it contains no valid token; the
     /// message names the remedy.
     pub fn new(name: &str, token_file: Option<&Path>) -> Result<Arc<Trust>> {
-        let read = |file: &Path| -> Result<_> {
-            let shown = file.to_owned();
-            WatchedFiles::new(vec![file.to_owned()], Box::new(move || GroupTokens::read_file(&shown)))
-        };
-        let tokens = token_file.map(read).transpose()?;
+        let tokens = token_file
+            .map(|file| -> Result<_> {
+                let shown = file.to_owned();
+                WatchedFiles::new(vec![file.to_owned()], Box::new(move || GroupTokens::read_file(&shown)))
+            })
+            .transpose()?;
         Ok(Arc::new(Trust { name: name.to_owned(), tokens, tls: None }))
     }
 

@@ -152,8 +152,9 @@ pub async fn decline_proof<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut Guard
 }
 
 async fn in_time<T>(peer: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let late = |_| Error::new(ErrorKind::Timeout, format!("{peer} did not authenticate within {PROOF_TIMEOUT:?}"));
-    tokio::time::timeout(PROOF_TIMEOUT, work).await.map_err(late)?
+    tokio::time::timeout(PROOF_TIMEOUT, work)
+        .await
+        .map_err(|_| Error::new(ErrorKind::Timeout, format!("{peer} did not authenticate within {PROOF_TIMEOUT:?}")))?
 }
 
 fn tls_error(error: &std::io::Error, peer: &str, cert: Option<&std::path::Path>) -> Error {

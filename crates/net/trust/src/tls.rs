@@ -70,8 +70,7 @@ impl TlsContext {
             .map_err(|e| unreadable_file("--tls-key", &files.key, "key", &e))?;
         let mut roots = RootCertStore::empty();
         for authority in read_certificates("--tls-ca", &files.ca)? {
-            let wrong = |e: rustls::Error| invalid_file(format!("--tls-ca {}: {e}", files.ca.display()));
-            roots.add(authority).map_err(wrong)?;
+            roots.add(authority).map_err(|e| invalid_file(format!("--tls-ca {}: {e}", files.ca.display())))?;
         }
         let roots = Arc::new(roots);
         let crypto = Arc::new(provider::default_provider());
@@ -140,9 +139,9 @@ impl TlsContext {
     /// # Errors
     /// When the host is no name that a certificate can contain.
     pub fn connect_session(&self, peer: &str) -> Result<TlsSession> {
-        let wrong = |e: rustls::Error| Error::new(ErrorKind::Invalid, format!("{peer}: TLS: {e}"));
         let name = self.server_name(peer)?;
-        let connection = ClientConnection::new(Arc::clone(&self.client), name).map_err(wrong)?;
+        let connection = ClientConnection::new(Arc::clone(&self.client), name)
+            .map_err(|e| Error::new(ErrorKind::Invalid, format!("{peer}: TLS: {e}")))?;
         Ok(TlsSession::new(connection.into(), peer, self.cert.clone()))
     }
 
@@ -151,8 +150,8 @@ impl TlsContext {
     /// # Errors
     /// When there is no memory for it.
     pub fn accept_session(&self, peer: &str) -> Result<TlsSession> {
-        let wrong = |e: rustls::Error| Error::new(ErrorKind::Io(5), format!("{peer}: TLS: {e}"));
-        let connection = ServerConnection::new(Arc::clone(&self.server)).map_err(wrong)?;
+        let connection = ServerConnection::new(Arc::clone(&self.server))
+            .map_err(|e| Error::new(ErrorKind::Io(5), format!("{peer}: TLS: {e}")))?;
         Ok(TlsSession::new(connection.into(), peer, self.cert.clone()))
     }
 }

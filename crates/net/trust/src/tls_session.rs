@@ -35,8 +35,9 @@ impl TlsSession {
     /// # Errors
     /// During the handshake.
     pub fn channel_binding(&self) -> Result<[u8; 32]> {
-        let wrong = |e: rustls::Error| Error::new(ErrorKind::Protocol, format!("{}: TLS: {e}", self.peer));
-        self.tls.export_keying_material([0; 32], EXPORTER, Some(b"")).map_err(wrong)
+        self.tls
+            .export_keying_material([0; 32], EXPORTER, Some(b""))
+            .map_err(|e| Error::new(ErrorKind::Protocol, format!("{}: TLS: {e}", self.peer)))
     }
 
     /// Takes ciphertext from the front of `from` and writes plaintext to `to`, until one of them is exhausted.

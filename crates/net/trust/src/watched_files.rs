@@ -49,10 +49,13 @@ impl<T> WatchedFiles<T> {
 
     /// A value without files.
     pub fn without_files(value: T) -> WatchedFiles<T> {
-        let never = || Err(Error::new(spurline_types::ErrorKind::Unsupported, "there is no file"));
         let now =
             WatchedValue { value: Arc::new(value), stamps: Vec::new(), refused: None, last_checked: Instant::now() };
-        WatchedFiles(Arc::new(WatchedState { files: Vec::new(), read: Box::new(never), now: Mutex::new(now) }))
+        WatchedFiles(Arc::new(WatchedState {
+            files: Vec::new(),
+            read: Box::new(|| Err(Error::new(spurline_types::ErrorKind::Unsupported, "there is no file"))),
+            now: Mutex::new(now),
+        }))
     }
 
     /// The current value. When it can't be read any more the old value stays in use; this is logged once per change,
@@ -84,11 +87,13 @@ impl<T> WatchedFiles<T> {
 }
 
 fn file_stamps(files: &[PathBuf]) -> Vec<FileStamp> {
-    let stamp = |file: &PathBuf| {
-        let meta = std::fs::metadata(file).ok()?;
-        Some((meta.dev(), meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
-    };
-    files.iter().map(stamp).collect()
+    files
+        .iter()
+        .map(|file| {
+            let meta = std::fs::metadata(file).ok()?;
+            Some((meta.dev(), meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -388,8 +388,7 @@ impl DeviceContext {
             if leaving.is_empty() {
                 return;
             }
-            let active = |id: &mut CmId| self.port_state(id.port_number()).is_ok_and(PortState::is_active);
-            leaving.extract_if(.., active).collect()
+            leaving.extract_if(.., |id| self.port_state(id.port_number()).is_ok_and(PortState::is_active)).collect()
         };
         drop(ready);
     }

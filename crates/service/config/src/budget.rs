@@ -217,9 +217,10 @@ impl MemoryBudget {
             return Err(Self::too_small_fault(demand));
         }
         let rest = total - fuse - serve - rdma - inode_bytes - metadata_bytes;
-        let write_bytes = match demand.writes {
-            true => (rest / WRITTEN_SHARE).min(rest - min_fills - min_readahead).max(min_written),
-            false => 0,
+        let write_bytes = if demand.writes {
+            (rest / WRITTEN_SHARE).min(rest - min_fills - min_readahead).max(min_written)
+        } else {
+            0
         };
         let rest = rest - write_bytes;
         // At most half of the rest may be in flight, so that the other half is a useful cache.

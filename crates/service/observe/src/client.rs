@@ -176,9 +176,11 @@ fn open_request(
 }
 
 fn read_answer(stream: DeadlineStream<UnixStream>, socket: &Path, limit: Duration) -> Result<Value> {
-    let io = |e: std::io::Error| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit);
     let mut line = Vec::new();
-    BufReader::new(stream).take(MAX_ANSWER).read_until(b'\n', &mut line).map_err(io)?;
+    BufReader::new(stream)
+        .take(MAX_ANSWER)
+        .read_until(b'\n', &mut line)
+        .map_err(|e| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit))?;
     if line.is_empty() {
         let text = format!("admin socket {}: closed without an answer", socket.display());
         return Err(Error::new(ErrorKind::Unavailable, text));

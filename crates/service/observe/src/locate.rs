@@ -54,12 +54,11 @@ pub fn list_mounts() -> Result<Vec<SpurlineMount>> {
 pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
     let Some(process) = dial::listener_process(socket) else { return false };
     let table = MountTable::read_file(Path::new(&format!("/proc/{}/mountinfo", process.as_raw_pid())));
-    let gone = |table: MountTable| !spurline_mounts(&table).iter().any(|mount| mount.mountpoint == mountpoint);
     let serves = || {
         let peer = AdminPeer::Socket(socket.to_owned(), None);
         peer.fetch_status(DETACHED_ANSWER).is_ok_and(|status| !status.is_starting())
     };
-    table.is_ok_and(gone) && serves()
+    table.is_ok_and(|table| !spurline_mounts(&table).iter().any(|mount| mount.mountpoint == mountpoint)) && serves()
 }
 
 fn spurline_mounts(table: &MountTable) -> Vec<SpurlineMount> {
@@ -172,8 +171,13 @@ impl SocketOwner<'_> {
                 format!("mount-{:032x}.sock", xxhash_rust::xxh3::xxh3_128(path.as_os_str().as_bytes()))
             }
             SocketOwner::Node(address) => {
-                let safe = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '-' { c } else { '_' };
-                format!("node-{}.sock", address.chars().map(safe).collect::<String>())
+                format!(
+                    "node-{}.sock",
+                    address
+                        .chars()
+                        .map(|c| if c.is_ascii_alphanumeric() || c == '.' || c == '-' { c } else { '_' })
+                        .collect::<String>()
+                )
             }
         }
     }

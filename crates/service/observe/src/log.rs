@@ -92,10 +92,13 @@ pub fn init_logging(settings: &LogSettings) -> Result<()> {
     })?;
     let file = match &settings.file {
         None => None,
-        Some(path) => {
-            let io = |e: std::io::Error| Error::io(format_args!("log file {}", path.display()), &e);
-            Some(OpenOptions::new().append(true).create(true).open(path).map_err(io)?)
-        }
+        Some(path) => Some(
+            OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(path)
+                .map_err(|e| Error::io(format_args!("log file {}", path.display()), &e))?,
+        ),
     };
     // Colour on a terminal only, and not with NO_COLOR.
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());

@@ -160,8 +160,7 @@ impl AdminTarget for ProcessTarget {
         }
     }
     fn prepare_export(&self) -> Result<()> {
-        let none = || Error::new(ErrorKind::Unsupported, "this process has no mount");
-        self.export.as_ref().ok_or_else(none)?()
+        self.export.as_ref().ok_or_else(|| Error::new(ErrorKind::Unsupported, "this process has no mount"))?()
     }
     fn health(&self) -> Result<()> {
         (self.health)()

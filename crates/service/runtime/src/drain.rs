@@ -137,8 +137,7 @@ pub fn drain_node(
                     }
                 }
             };
-            let ended = || stop.load(Ordering::Acquire);
-            moved += hand_over(extents, block_size, &mut sums, ended, warm, progress);
+            moved += hand_over(extents, block_size, &mut sums, || stop.load(Ordering::Acquire), warm, progress);
         }
         if stop.load(Ordering::Acquire) {
             break;
@@ -213,14 +212,15 @@ fn hand_over(
 
 /// The member of this name or address.
 fn find_member<'a>(members: &'a [Arc<Member>], wanted: &str) -> std::result::Result<&'a Arc<Member>, Fault> {
-    let is = |member: &&Arc<Member>| member.name == wanted || member.addresses.iter().any(|at| at == wanted);
-    members.iter().find(is).ok_or_else(|| {
-        let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
-        Fault::failed(
-            format!("the group has no node {wanted}"),
-            format!("name one of those it has: {}", names.join(", ")),
-        )
-    })
+    members.iter().find(|member| member.name == wanted || member.addresses.iter().any(|at| at == wanted)).ok_or_else(
+        || {
+            let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
+            Fault::failed(
+                format!("the group has no node {wanted}"),
+                format!("name one of those it has: {}", names.join(", ")),
+            )
+        },
+    )
 }
 
 /// The content of a node's cache, as far as the node knows names.
@@ -299,8 +299,9 @@ fn open_remaining_nodes(
         hedge_after: Duration::ZERO,
     };
     // No data arrives here; a volume requires some memory.
-    let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
-    GroupVolume::connect(source, members, config, Arc::clone(stats), memory)
+    GroupVolume::connect(source, members, config, Arc::clone(stats), |block| {
+        Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?))
+    })
 }
 
 fn clear_weight(reach: &PeerConnector, node: &Member) -> Result<()> {

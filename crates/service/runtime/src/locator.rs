@@ -29,9 +29,10 @@ pub fn find_mount(mountpoint: &Path) -> Result<SpurlineMount, Fault> {
     found.map(|located| located.mount).ok_or_else(|| {
         let known: Vec<String> = mounts.iter().map(|mount| mount.mountpoint.display().to_string()).collect();
         let what = format!("{} is not a mountpoint of spurline", mountpoint.display());
-        match known.is_empty() {
-            true => Fault::failed(format!("{what}: this host has none"), ""),
-            false => Fault::failed(what, format!("its mounts are: {}", known.join(", "))),
+        if known.is_empty() {
+            Fault::failed(format!("{what}: this host has none"), "")
+        } else {
+            Fault::failed(what, format!("its mounts are: {}", known.join(", ")))
         }
     })
 }

@@ -430,16 +430,17 @@ fn check_outside_source(config: &MountConfig, mountpoint: &Path) -> Result<(), F
     }
     // Opening the volume reports a missing folder.
     let inside = source.path().canonicalize().is_ok_and(|folder| mountpoint.starts_with(folder));
-    match inside {
-        false => Ok(()),
-        true => Err(Fault::usage(
+    if inside {
+        Err(Fault::usage(
             format!(
                 "{} lies in the source {}: the mount would read itself",
                 mountpoint.display(),
                 config.volume.source
             ),
             "mount it on a folder outside of the source, or only a part of the source that does not hold the mountpoint",
-        )),
+        ))
+    } else {
+        Ok(())
     }
 }
 

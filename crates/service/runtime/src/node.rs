@@ -268,8 +268,13 @@ impl NodeView {
     /// The cached blocks of a file of the source that was opened first.
     fn file_info(&self, path: &[u8]) -> spurline_types::Result<InfoDocument> {
         let volumes = self.node.volumes();
-        let unknown = || Error::new(ErrorKind::NotFound, "no mount has asked this node for anything yet");
-        Ok(InfoDocument { file: volumes.first().ok_or_else(unknown)?.info(path)?, writes: None })
+        Ok(InfoDocument {
+            file: volumes
+                .first()
+                .ok_or_else(|| Error::new(ErrorKind::NotFound, "no mount has asked this node for anything yet"))?
+                .info(path)?,
+            writes: None,
+        })
     }
 
     fn check_disks(&self) -> spurline_types::Result<()> {
@@ -376,14 +381,13 @@ impl RunningNode {
 /// Ends the sessions of mounts that are gone, while the node runs.
 fn expire_sessions(node: &Arc<CacheNode>) -> Result<(), Fault> {
     let node = Arc::downgrade(node);
-    let run = move || {
+    let spawned = std::thread::Builder::new().name("write-sessions".into()).spawn(move || {
         while let Some(node) = node.upgrade() {
             node.expire_write_sessions();
             drop(node);
             std::thread::sleep(LOCK_TIMES.session_check);
         }
-    };
-    let spawned = std::thread::Builder::new().name("write-sessions".into()).spawn(run);
+    });
     spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e).into())
 }
 

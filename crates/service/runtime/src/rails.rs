@@ -164,8 +164,11 @@ struct RdmaDialer {
 impl RailDialer for RdmaDialer {
     fn rails_near(&self, at: usize) -> u64 {
         let Some(node) = self.pool.node_of(at) else { return 0 };
-        let near = |(local, found): (usize, &LocalRail)| u64::from(found.numa_node == Some(node)) << (local % 64);
-        self.found.iter().enumerate().map(near).fold(0, |all, rail| all | rail)
+        self.found
+            .iter()
+            .enumerate()
+            .map(|(local, found)| u64::from(found.numa_node == Some(node)) << (local % 64))
+            .fold(0, |all, rail| all | rail)
     }
 
     fn rails(&self) -> &[RailInfo] {

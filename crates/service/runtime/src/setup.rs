@@ -181,13 +181,16 @@ pub struct CreatedFolder(Option<PathBuf>);
 impl CreatedFolder {
     /// Creates the folder if it is missing; errors are reported by the later write.
     pub fn create_missing(folder: Option<&Path>) -> Self {
-        let made = |folder: &&Path| {
-            if let Some(parent) = folder.parent() {
-                let _ = std::fs::create_dir_all(parent);
-            }
-            std::fs::create_dir(folder).is_ok()
-        };
-        CreatedFolder(folder.filter(made).map(Path::to_owned))
+        CreatedFolder(
+            folder
+                .filter(|folder| {
+                    if let Some(parent) = folder.parent() {
+                        let _ = std::fs::create_dir_all(parent);
+                    }
+                    std::fs::create_dir(folder).is_ok()
+                })
+                .map(Path::to_owned),
+        )
     }
 
     /// The start succeeded: it stays.

@@ -118,11 +118,8 @@ fn unmount_now(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fau
     let at = &mount.mountpoint;
     if rustix::process::geteuid().is_root() {
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
-        let forced = match force {
-            // Breaks the connection as the control file does.
-            true => unmount(at, flags | UnmountFlags::FORCE),
-            false => unmount(at, flags),
-        };
+        let forced = // A forced unmount breaks the connection as the control file does.
+        unmount(at, if force { flags | UnmountFlags::FORCE } else { flags });
         let done = match forced {
             // Root of a user namespace may unmount, but not by force.
             Err(rustix::io::Errno::PERM) if force => unmount(at, flags),

@@ -196,8 +196,7 @@ impl CheckpointBench<'_> {
         for place in places {
             let dir = place.write.clone();
             let folder = place.write.join(&self.folder);
-            let order = |_| WorkerOrder::Open { dir: dir.clone(), folder: folder.clone(), bytes };
-            self.crew.order_all(order, |_| {})?;
+            self.crew.order_all(|_| WorkerOrder::Open { dir: dir.clone(), folder: folder.clone(), bytes }, |_| {})?;
             let folder = place.read.join(&self.folder);
             self.crew.order_all(|_| WorkerOrder::Find { folder: folder.clone() }, |_| {})?;
             let counters = self.counters(place)?;
@@ -232,17 +231,20 @@ impl CheckpointBench<'_> {
         .into_iter()
         .flatten()
         .collect();
-        let drop = |_| WorkerOrder::Drop { folders: folders.clone(), ranks: plans.clone() };
-        outcome.dropped =
-            self.crew.order_all(drop, |_| {})?.into_iter().map(parse_dropped).collect::<Result<Vec<_>>>()?;
+        outcome.dropped = self
+            .crew
+            .order_all(|_| WorkerOrder::Drop { folders: folders.clone(), ranks: plans.clone() }, |_| {})?
+            .into_iter()
+            .map(parse_dropped)
+            .collect::<Result<Vec<_>>>()?;
         self.bar.set_message(format!("{}: read, round {round} of {}", place.name, self.args.rounds));
         let readers: Vec<Vec<RankPlan>> =
             (0..self.crew.len()).map(|index| self.ranks_of(&plans, index, true)).collect();
-        let order = |index: usize| WorkerOrder::Read { folder: read.clone(), ranks: readers[index].clone() };
-        let got = self.run_phase(place, order)?;
+        let got =
+            self.run_phase(place, |index| WorkerOrder::Read { folder: read.clone(), ranks: readers[index].clone() })?;
         compare_checksums(&place.name, &plans, &wrote, &got)?;
-        let remove = |index: usize| WorkerOrder::Remove { folder: write.clone(), ranks: shares[index].clone() };
-        self.crew.order_all(remove, |_| {})?;
+        self.crew
+            .order_all(|index| WorkerOrder::Remove { folder: write.clone(), ranks: shares[index].clone() }, |_| {})?;
         if !self.bar.is_hidden() {
             self.bar.suspend(|| anstream::eprintln!("{}", outcome.round_text(&wrote, &got)));
         } else {

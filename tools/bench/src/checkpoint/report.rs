@@ -288,11 +288,13 @@ impl CheckpointReport<'_> {
         for phase in 0..2 {
             let word = ["write", "read"][phase];
             let lines = |of: &dyn Fn(&PhaseRun) -> Vec<(f64, f64)>| -> Vec<ChartSeries> {
-                let line = |outcome: &PlaceOutcome| {
-                    let points = of(outcome.phases()[phase].1.last()?);
-                    Some(ChartSeries { name: outcome.name.clone(), points })
-                };
-                self.outcomes.iter().filter_map(line).collect()
+                self.outcomes
+                    .iter()
+                    .filter_map(|outcome| {
+                        let points = of(outcome.phases()[phase].1.last()?);
+                        Some(ChartSeries { name: outcome.name.clone(), points })
+                    })
+                    .collect()
             };
             let over_time = lines(&|run| run.over_time.iter().map(|(at, rate)| (*at, rate / 1e9)).collect());
             charts.push(BenchChart::lines(format!("Throughput over time, {word}"), "seconds", "GB/s", over_time));

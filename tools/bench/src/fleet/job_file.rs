@@ -42,10 +42,12 @@ pub fn writes_files(text: &str) -> bool {
 
 /// The names of the shipped job files, each with its first line.
 pub fn list_jobs() -> String {
-    let line = |(name, text): &(&str, &str)| {
-        format!("{name:<14} {}\n", text.lines().next().unwrap_or_default().trim_start_matches(['#', ' ']))
-    };
-    SHIPPED.iter().map(line).collect()
+    SHIPPED
+        .iter()
+        .map(|(name, text)| {
+            format!("{name:<14} {}\n", text.lines().next().unwrap_or_default().trim_start_matches(['#', ' ']))
+        })
+        .collect()
 }
 
 /// Replaces `${NAME}` by its value, and adds what records the throughput over time.

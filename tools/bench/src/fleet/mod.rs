@@ -152,11 +152,14 @@ impl FleetRow {
 
     /// Processor seconds of a role for each GiB; `None` where it is unknown.
     fn cpu_per_gib(&self, role: &str) -> Option<f64> {
-        let one = |run: &FleetRun| {
-            let used = run.cpu.iter().find(|(name, _)| *name == role)?.1;
-            Some(used / (run.figures.all.bytes as f64 / f64::from(1u32 << 30)))
-        };
-        let all: Vec<f64> = self.runs.iter().filter_map(one).collect();
+        let all: Vec<f64> = self
+            .runs
+            .iter()
+            .filter_map(|run| {
+                let used = run.cpu.iter().find(|(name, _)| *name == role)?.1;
+                Some(used / (run.figures.all.bytes as f64 / f64::from(1u32 << 30)))
+            })
+            .collect();
         (!all.is_empty()).then(|| median(&all))
     }
 }
@@ -573,8 +576,8 @@ fn result_table(rows: &[FleetRow], perftest: Option<(&str, f64)>) -> Vec<Vec<Str
         ["folder", "hosts", "jobs", "depth", "GB/s", "IOPS", "p50 µs", "p99 µs", "CPU-s/GiB fio", "mounts", "nodes"];
     let mut table = vec![heads.map(str::to_owned).to_vec()];
     // Only some runs know what whole machines did.
-    let known = |role: &&&str| rows.iter().any(|row| row.cpu_per_gib(role).is_some());
-    let whole: Vec<&str> = ROLES[3..].iter().filter(known).copied().collect();
+    let whole: Vec<&str> =
+        ROLES[3..].iter().filter(|role| rows.iter().any(|row| row.cpu_per_gib(role).is_some())).copied().collect();
     table[0].extend(whole.iter().chain(&["ratio"]).map(|head| (*head).to_owned()));
     table[0].extend(perftest.map(|(name, _)| format!("of {name}")));
     for row in rows {

@@ -46,10 +46,10 @@ pub(super) fn write_files(part: &WritePart) -> Result<()> {
                 })
             })
             .collect();
-        let join = |writer: std::thread::ScopedJoinHandle<'_, Result<WriterFigures>>| {
-            writer.join().map_err(|_| BenchError::Failed("a writer panicked".into()))?
-        };
-        writers.into_iter().map(join).collect::<Result<_>>()
+        writers
+            .into_iter()
+            .map(|writer| writer.join().map_err(|_| BenchError::Failed("a writer panicked".into()))?)
+            .collect::<Result<_>>()
     })?;
     let seconds = figures.iter().map(|f| f.seconds).fold(0.0, f64::max);
     let mut each: Vec<Duration> = figures.into_iter().flat_map(|f| f.each).collect();

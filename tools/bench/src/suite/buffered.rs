@@ -63,12 +63,11 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
                 job.runtime = None;
             }
             let first = FioJob { runtime: None, ..job.clone() };
-            let take = move || {
+            let mut case = BenchCase::new(group, variant, label, FigureUnit::Bandwidth, move || {
                 let roles: Vec<_> = mounted.iter().map(|m| ("mount", m.daemon())).collect();
                 fio_sample(&job, FigureUnit::Bandwidth, &roles)
-            };
-            let mut case = BenchCase::new(group, variant, label, FigureUnit::Bandwidth, take)
-                .warm(move || first.run().map(|_| (Default::default(), None)));
+            })
+            .warm(move || first.run().map(|_| (Default::default(), None)));
             case = match *variant {
                 "dev" => case.against("of empty fs", &["null-dev"], None),
                 "uring" => case.against("of empty fs", &["null-uring"], None),

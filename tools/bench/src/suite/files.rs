@@ -63,15 +63,17 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let mut cases = Vec::new();
     for (threads, group) in [(1, "read all, 1 thread"), (8, "read all, 8 threads")] {
         for (variant, label, place) in &places {
-            let take = move || sample_files(suite, place, count, threads, false, 0);
-            let case = BenchCase::new(group, variant, label, FigureUnit::Rate, take);
+            let case = BenchCase::new(group, variant, label, FigureUnit::Rate, move || {
+                sample_files(suite, place, count, threads, false, 0)
+            });
             cases.push(if *variant == "tmpfs" { case } else { case.against("of tmpfs", &["tmpfs"], None) });
         }
     }
     for (pass, group) in [(0, "stat all, 1 thread, cold"), (1, "stat all, 1 thread, hot")] {
         for (variant, label, place) in &places {
-            let take = move || sample_files(suite, place, count, 1, true, pass);
-            cases.push(BenchCase::new(group, variant, label, FigureUnit::Rate, take));
+            cases.push(BenchCase::new(group, variant, label, FigureUnit::Rate, move || {
+                sample_files(suite, place, count, 1, true, pass)
+            }));
         }
     }
     for (pass, group) in [(0, "ls -l, cold"), (1, "ls -l, hot")] {

@@ -130,12 +130,13 @@ fn start_nodes(
     port: u16,
     memory: &str,
 ) -> Result<Vec<NodeUnderTest>> {
-    let start = |n: usize| {
-        let addr = format!("{}:{}", pair.server_ip, port + n as u16);
-        let words = ["--buffer-size", memory, "--cache-size", "0", "--free-space-ratio", "0"];
-        suite.start_node(source, &addr, Some(&pair.server), &words)
-    };
-    (0..count).map(start).collect()
+    (0..count)
+        .map(|n| {
+            let addr = format!("{}:{}", pair.server_ip, port + n as u16);
+            let words = ["--buffer-size", memory, "--cache-size", "0", "--free-space-ratio", "0"];
+            suite.start_node(source, &addr, Some(&pair.server), &words)
+        })
+        .collect()
 }
 
 fn mount_group(

@@ -131,10 +131,15 @@ pub struct BenchSuite {
 /// # Errors
 /// `Missing` when there is none.
 pub fn program(given: Option<&Path>, me: &Path) -> Result<PathBuf> {
-    let beside = || Some(me.with_file_name("spurline")).filter(|file| file.is_file());
-    given.map(Path::to_owned).or_else(beside).or_else(|| child::find_program("spurline")).ok_or_else(|| {
-        BenchError::Missing("spurline is neither beside this program nor in PATH: name it with --spurline".to_owned())
-    })
+    given
+        .map(Path::to_owned)
+        .or_else(|| Some(me.with_file_name("spurline")).filter(|file| file.is_file()))
+        .or_else(|| child::find_program("spurline"))
+        .ok_or_else(|| {
+            BenchError::Missing(
+                "spurline is neither beside this program nor in PATH: name it with --spurline".to_owned(),
+            )
+        })
 }
 
 /// Runs the suite.

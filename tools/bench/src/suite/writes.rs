@@ -208,8 +208,9 @@ fn small_file_cases<'a>(
             small(place).against("of tmpfs", &["tmpfs"], Some(0.5)).against("of empty fs", &["sink"], None)
         }));
         if let Some(place) = &places.remote {
-            let aim = || Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() });
-            cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, aim));
+            cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, || {
+                Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() })
+            }));
             cases.push(small(place).against("of the aim", &["aim"], Some(1.0)).against("of tmpfs", &["tmpfs"], None));
         }
     }

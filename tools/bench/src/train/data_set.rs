@@ -35,11 +35,11 @@ pub fn plan_files(load: &TrainLoad, bytes: u64) -> Vec<DataFile> {
 /// # Errors
 /// When there is too little room, or a file can't be written.
 pub fn make_files(dir: &Path, files: &[DataFile]) -> Result<()> {
-    let missing = |file: &&(usize, &DataFile)| {
-        std::fs::metadata(dir.join(&file.1.name)).map_or(true, |known| known.len() != file.1.len)
-    };
     let all: Vec<(usize, &DataFile)> = files.iter().enumerate().collect();
-    let wanted: Vec<&(usize, &DataFile)> = all.iter().filter(missing).collect();
+    let wanted: Vec<&(usize, &DataFile)> = all
+        .iter()
+        .filter(|file| std::fs::metadata(dir.join(&file.1.name)).map_or(true, |known| known.len() != file.1.len))
+        .collect();
     let bytes: u64 = wanted.iter().map(|(_, file)| file.len).sum();
     // The folder is made only when its files fit.
     let room = dir.ancestors().find(|above| above.is_dir()).map_or(0, scratch::free_bytes);

@@ -107,8 +107,12 @@ impl FeedOutcome {
         }
         let refused = self.runs.first().map_or(0, |run| run.accelerators);
         self.tried.append(&mut self.runs);
-        let served = |run: &&TrainRun| run.accelerators < refused && run.figures.utilisation() >= required;
-        let best = self.tried.iter().filter(served).max_by_key(|run| run.accelerators).cloned();
+        let best = self
+            .tried
+            .iter()
+            .filter(|run| run.accelerators < refused && run.figures.utilisation() >= required)
+            .max_by_key(|run| run.accelerators)
+            .cloned();
         let none = || self.tried.iter().min_by_key(|run| run.accelerators).cloned();
         self.fed = Some(best.as_ref().map_or(0, |run| run.accelerators));
         self.runs = best.or_else(none).into_iter().collect();

@@ -105,11 +105,16 @@ impl JobTarget for ScriptedSource {
     }
     fn check_parts(&self, parts: &[FilePart], _: Option<u32>) -> Vec<Result<WorkDone>> {
         let missing = |path: &str| path.ends_with("bad") || path.ends_with("lost");
-        let one = |part: &FilePart| match missing(&text(&part.object.path)) {
-            true => Err(Error::new(ErrorKind::NotFound, "not held")),
-            false => Ok(WorkDone::default()),
-        };
-        parts.iter().map(one).collect()
+        parts
+            .iter()
+            .map(|part| {
+                if missing(&text(&part.object.path)) {
+                    Err(Error::new(ErrorKind::NotFound, "not held"))
+                } else {
+                    Ok(WorkDone::default())
+                }
+            })
+            .collect()
     }
     fn free_parts(&self, parts: &[FilePart], _: bool) -> Vec<Result<WorkDone>> {
         parts.iter().map(|_| Ok(WorkDone::default())).collect()
@@ -289,11 +294,14 @@ impl JobTarget for BatchingTarget {
         Ok(self.files.get(&text(path)).map_or(attr(FileKind::Directory, 0), |size| attr(FileKind::File, *size)))
     }
     fn list(&self, _: &[u8], _: Option<&[u8]>) -> Result<ListPage> {
-        let entry = |(name, size): (&String, &u64)| DirEntry {
-            name: name.clone().into_bytes(),
-            attr: attr(FileKind::File, *size),
-        };
-        Ok(ListPage { entries: self.files.iter().map(entry).collect(), next: None })
+        Ok(ListPage {
+            entries: self
+                .files
+                .iter()
+                .map(|(name, size)| DirEntry { name: name.clone().into_bytes(), attr: attr(FileKind::File, *size) })
+                .collect(),
+            next: None,
+        })
     }
     fn parallel_short(&self, _: usize) -> usize {
         8

@@ -66,8 +66,11 @@ pub fn interface_pairs<'a>(host: &'a HostFacts, peer: &'a HostFacts) -> Vec<Inte
     for own in host.interfaces.iter().filter(|i| !i.is_loopback()) {
         for theirs in peer.interfaces.iter().filter(|i| !i.is_loopback()) {
             let near = own.addresses.iter().filter(|(ip, _)| !is_link_local(*ip)).find_map(|(ip, prefix)| {
-                let near = |(other, _): &&(IpAddr, u8)| other != ip && same_network(*ip, *other, *prefix);
-                theirs.addresses.iter().find(near).map(|(other, _)| (*ip, *other))
+                theirs
+                    .addresses
+                    .iter()
+                    .find(|(other, _)| other != ip && same_network(*ip, *other, *prefix))
+                    .map(|(other, _)| (*ip, *other))
             });
             all.extend(near.map(|(from, to)| InterfacePair { own, theirs, from, to }));
         }

@@ -87,10 +87,9 @@ fn same_target(a: &HostChange, b: &HostChange) -> bool {
 /// Names come from files that may contain anything, and are used in paths and commands.
 fn is_sane(change: &HostChange) -> bool {
     let plain = |name: &str, more: &str| {
-        let fits = |c: char| c.is_ascii_alphanumeric() || "_-.:@".contains(c) || more.contains(c);
         !name.is_empty()
             && name.len() < 128
-            && name.chars().all(fits)
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.:@".contains(c) || more.contains(c))
             && !name.starts_with(['-', '.'])
             && !name.contains("..")
     };

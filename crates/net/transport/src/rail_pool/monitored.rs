@@ -56,8 +56,12 @@ impl RailPool {
     pub fn begin_due(&self) -> Vec<usize> {
         let now = self.now();
         let mut inner = self.inner.lock();
-        let due = |(path, slot): (usize, &mut PathSlot)| slot.state.begin_connect(now).then_some(path);
-        inner.slots.iter_mut().enumerate().filter_map(due).collect()
+        inner
+            .slots
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(path, slot)| slot.state.begin_connect(now).then_some(path))
+            .collect()
     }
 
     /// When the next path is due.
@@ -70,8 +74,7 @@ impl RailPool {
     /// Whether a path is due or connecting; a start waits for the first attempts.
     pub fn is_undecided(&self) -> bool {
         let inner = self.inner.lock();
-        let undecided = |slot: &PathSlot| matches!(slot.state.phase(), PathPhase::Due | PathPhase::Connecting);
-        inner.slots.iter().any(undecided)
+        inner.slots.iter().any(|slot| matches!(slot.state.phase(), PathPhase::Due | PathPhase::Connecting))
     }
 
     /// Requests in flight.

@@ -87,8 +87,7 @@ impl GroupJobs {
         });
         if let Some(store) = store {
             let looker = Arc::clone(&jobs);
-            let look = move || looker.watch_store(&store);
-            let thread = std::thread::Builder::new().name("jobs-look".into()).spawn(look);
+            let thread = std::thread::Builder::new().name("jobs-look".into()).spawn(move || looker.watch_store(&store));
             let thread = thread.map_err(|e| Error::io("a thread for the jobs' store", &e))?;
             *jobs.looking.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
             return Ok(jobs);
@@ -232,11 +231,11 @@ impl JobHandler for GroupJobs {
 
 impl NodeAccess {
     fn open_target(&self, group: &str, source: &str) -> Result<Arc<dyn JobTarget>> {
-        let unreached = |fault: spurline_config::Fault| Error::new(ErrorKind::Unavailable, fault.what);
-        let ends = || Error::new(ErrorKind::Unavailable, "the coordinator ends");
-        let registry = (self.registry)(group).ok_or_else(ends)?;
+        let registry =
+            (self.registry)(group).ok_or_else(|| Error::new(ErrorKind::Unavailable, "the coordinator ends"))?;
         // The gauges of members count all groups of the coordinator.
-        let (follower, members) = group::follow_group(&registry, group, HOLD, &Arc::default()).map_err(unreached)?;
+        let (follower, members) = group::follow_group(&registry, group, HOLD, &Arc::default())
+            .map_err(|fault| Error::new(ErrorKind::Unavailable, fault.what))?;
         let reach = PeerConnector {
             name: format!("{}:coordinator", group::hostname()),
             source: source.to_owned(),
@@ -258,8 +257,9 @@ impl NodeAccess {
             hedge_after: Duration::ZERO,
         };
         // No data arrives here; a volume requires some memory.
-        let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
-        let remote = GroupVolume::connect(source, members, config, Arc::clone(&self.stats), memory)?;
+        let remote = GroupVolume::connect(source, members, config, Arc::clone(&self.stats), |block| {
+            Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?))
+        })?;
         Ok(Arc::new(target::GroupTarget::with_follower(remote, follower)))
     }
 }

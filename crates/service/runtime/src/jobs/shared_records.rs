@@ -61,8 +61,12 @@ impl JobRecords for SharedJobRecords {
     }
 
     fn other_jobs(&self, prefix: &str) -> Result<Vec<(String, JobRecord)>> {
-        let good = |(id, stored): (String, StoredJob)| from_stored(&stored).ok().map(|kept| (id, kept));
-        Ok(self.store.list_jobs(&self.group, prefix)?.into_iter().filter_map(good).collect())
+        Ok(self
+            .store
+            .list_jobs(&self.group, prefix)?
+            .into_iter()
+            .filter_map(|(id, stored)| from_stored(&stored).ok().map(|kept| (id, kept)))
+            .collect())
     }
 
     fn request_stop(&self, id: &str) -> Result<bool> {

@@ -49,8 +49,10 @@ fn check_result(worked: WorkDone) -> Result<WorkDone> {
 impl LocalCacheTarget {
     /// Block by block on the job's own thread; the job has a thread per concurrent request.
     fn fetch_parts(&self, parts: &[FilePart], verify: bool) -> Vec<Result<WorkDone>> {
-        let one = |part: &FilePart| self.sum_blocks(part, |index| self.cache.bring_block(&part.object, index, verify));
-        parts.iter().map(one).collect()
+        parts
+            .iter()
+            .map(|part| self.sum_blocks(part, |index| self.cache.bring_block(&part.object, index, verify)))
+            .collect()
     }
 
     /// The result for a part, of which `fetched` says for each block whether it was fetched; ends with the first
@@ -97,12 +99,14 @@ impl JobTarget for LocalCacheTarget {
             parts.iter().flat_map(|part| part.blocks.clone().map(|index| (&part.object, index))).collect();
         let came = self.cache.bring_blocks(&all, at_once);
         let mut rest = came.as_slice();
-        let one = |part: &FilePart| {
-            let (of_part, after) = rest.split_at(part.blocks.len());
-            rest = after;
-            self.sum_blocks(part, |index| of_part[(index - part.blocks.start) as usize].clone())
-        };
-        parts.iter().map(one).collect()
+        parts
+            .iter()
+            .map(|part| {
+                let (of_part, after) = rest.split_at(part.blocks.len());
+                rest = after;
+                self.sum_blocks(part, |index| of_part[(index - part.blocks.start) as usize].clone())
+            })
+            .collect()
     }
     fn check_parts(&self, parts: &[FilePart], _replicas: Option<u32>) -> Vec<Result<WorkDone>> {
         self.fetch_parts(parts, true).into_iter().map(|result| result.and_then(check_result)).collect()
@@ -152,11 +156,13 @@ impl GroupTarget {
 
     fn extents(&self, parts: &[FilePart]) -> Vec<ObjectExtent> {
         let block = self.remote.block_size();
-        let one = |part: &FilePart| ObjectExtent {
-            object: part.object.clone(),
-            bytes: u64::from(part.blocks.start) * block..u64::from(part.blocks.end) * block,
-        };
-        parts.iter().map(one).collect()
+        parts
+            .iter()
+            .map(|part| ObjectExtent {
+                object: part.object.clone(),
+                bytes: u64::from(part.blocks.start) * block..u64::from(part.blocks.end) * block,
+            })
+            .collect()
     }
 
     fn fetch_parts(&self, parts: &[FilePart], replicas: Option<u32>, verify: bool) -> Vec<Result<WorkDone>> {
@@ -182,11 +188,12 @@ fn copies_held(asked: u32, holders: usize) -> u64 {
 }
 
 fn work_done(done: Vec<spurline_proto::RangeDone>) -> Vec<Result<WorkDone>> {
-    let one = |done: spurline_proto::RangeDone| match done.error {
-        Some(error) => Err(error),
-        None => Ok(WorkDone { held: done.held_bytes, moved: done.moved_bytes }),
-    };
-    done.into_iter().map(one).collect()
+    done.into_iter()
+        .map(|done| match done.error {
+            Some(error) => Err(error),
+            None => Ok(WorkDone { held: done.held_bytes, moved: done.moved_bytes }),
+        })
+        .collect()
 }
 
 impl JobTarget for GroupTarget {

@@ -68,12 +68,13 @@ fn check_fits(
         let url = rule["url"].as_str().unwrap_or_default();
         urls.iter().any(|new| is_within(url, new))
     };
-    let others = |now: &Value| -> u64 {
-        let rules = now["rules"].as_array().into_iter().flatten();
-        let pinned = rules.filter(|rule| rule["pin"] == true && !counted(rule));
-        pinned.filter_map(|rule| rule["held_bytes"].as_u64()).sum()
-    };
-    let taken: u64 = node_answers(told).map(others).sum();
+    let taken: u64 = node_answers(told)
+        .map(|now| -> u64 {
+            let rules = now["rules"].as_array().into_iter().flatten();
+            let pinned = rules.filter(|rule| rule["pin"] == true && !counted(rule));
+            pinned.filter_map(|rule| rule["held_bytes"].as_u64()).sum()
+        })
+        .sum();
     let mut wanted = 0;
     for url in urls {
         wanted += nodes.size_of(url, told, progress, stop).map_err(|error| match error.kind() {

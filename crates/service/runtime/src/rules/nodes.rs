@@ -105,10 +105,9 @@ impl RuleNodes {
         known: &RuleSet,
         change: impl FnMut(&RuleSet) -> std::result::Result<RuleSet, Fault>,
     ) -> std::result::Result<RuleSet, Fault> {
-        let failed = |error: Error| {
+        self.rules.change(known, change, |error| {
             Fault::missing(format!("group {}: {error}", self.name), "run it again when the registry answers")
-        };
-        self.rules.change(known, change, failed)
+        })
     }
 
     /// Asks every node for its rules, or gives it `set`.
@@ -144,9 +143,10 @@ impl RuleNodes {
             places = vec![places.swap_remove(one)];
         }
         if places.is_empty() {
-            let what = match sources.is_empty() {
-                true => "no node answers that could count its files".to_owned(),
-                false => not_served(&sources),
+            let what = if sources.is_empty() {
+                "no node answers that could count its files".to_owned()
+            } else {
+                not_served(&sources)
             };
             return Err(Error::new(ErrorKind::NotFound, what));
         }
@@ -222,8 +222,9 @@ impl RuleNodes {
             hedge_after: Duration::ZERO,
         };
         // No data comes here: this is what a volume has to have.
-        let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
-        GroupVolume::connect(source, members, config, Arc::clone(&self.reach.stats), memory)
+        GroupVolume::connect(source, members, config, Arc::clone(&self.reach.stats), |block| {
+            Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?))
+        })
     }
 }
 
@@ -253,11 +254,13 @@ pub fn sources_in(told: &[NodeAnswer], key: &str) -> BTreeSet<String> {
 
 /// Where a URL is in the sources: each that it is in, with the path there; each that is below it, whole.
 pub fn places_in_sources(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
-    let place = |source: &String| match url::path_below(url, source) {
-        Some(path) => Some((source.clone(), path.into_owned())),
-        None => url::path_below(source, url).map(|_| (source.clone(), Vec::new())),
-    };
-    sources.iter().filter_map(place).collect()
+    sources
+        .iter()
+        .filter_map(|source| match url::path_below(url, source) {
+            Some(path) => Some((source.clone(), path.into_owned())),
+            None => url::path_below(source, url).map(|_| (source.clone(), Vec::new())),
+        })
+        .collect()
 }
 
 /// Calls `each` with every file at or below a path.
