@@ -128,11 +128,11 @@ pub fn run(args: ExportArgs) -> Result<ExitCode, Fault> {
         source_locks: sets_source_locks(&mount),
     };
     let exports = ExportRecord::read_all(Path::new("/"));
-    let requirements = check_requirements(&plan, &seen, (&host.server, &host.settings), &exports, &host.facts);
+    let requirements = check_requirements(&plan, &seen, &host.server, &host.settings, &exports, &host.facts);
     let missing = requirements.iter().any(|r| r.state == RequirementState::Missing);
     let changes = plan.changes(&host.server, Path::new("/"));
     if !args.apply {
-        show(&args, &plan, &requirements, (&changes, &[]), &host);
+        show(&args, &plan, &requirements, &changes, &[], &host);
         return Ok(ExitCode::from(if missing { 3 } else { 0 }));
     }
     if let Some(first) = requirements.iter().find(|r| r.state == RequirementState::Missing) {
@@ -190,7 +190,7 @@ fn apply(
             anstream::eprintln!("{WARN}other exports of this host{WARN:#}: {line}; this one is made");
         }
     }
-    show(args, plan, requirements, (&made, &others), &host);
+    show(args, plan, requirements, &made, &others, &host);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -292,7 +292,8 @@ fn show(
     args: &ExportArgs,
     plan: &ExportPlan,
     requirements: &[RequirementOutcome],
-    (changes, others): (&[ServerChange], &[String]),
+    changes: &[ServerChange],
+    others: &[String],
     host: &ExportHost,
 ) {
     let server = &host.server;

@@ -184,7 +184,8 @@ pub fn pin_before_load(
     registry: &Registry,
     group: &str,
     trust: &TrustConfig,
-    (source, paths): (&str, &[String]),
+    source: &str,
+    paths: &[String],
     quiet: bool,
 ) -> Result<(), Fault> {
     let urls: Vec<String> = paths.iter().map(|path| url_below(source, path.as_bytes())).collect::<Result<_, _>>()?;

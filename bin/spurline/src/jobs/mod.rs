@@ -108,7 +108,7 @@ fn run_job(
     }
     if pin && let Some(registry) = &args.registry {
         let trust = args.trust.check()?;
-        rules::pin_before_load(registry, &args.cache_group, &trust, (place.source(), &spec.paths), args.json)?;
+        rules::pin_before_load(registry, &args.cache_group, &trust, place.source(), &spec.paths, args.json)?;
     }
     // Installed before the job starts: a signal in between must not leave it running.
     let interrupted = if args.submit { Arc::default() } else { signals::stop_flag(1)? };

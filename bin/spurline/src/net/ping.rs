@@ -72,7 +72,7 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
     if here.address == there.address {
         here.carried_by = Some("lo".into());
     }
-    let judgement = judge::judge_pings(&pinged, (here.mtu, there.mtu));
+    let judgement = judge::judge_pings(&pinged, here.mtu, there.mtu);
     let mut sorted: Vec<f64> = pinged.times.iter().map(|t| t.as_secs_f64() * 1e6).collect();
     sorted.sort_by(f64::total_cmp);
     let at = |share: f64| sorted.get(((sorted.len().max(1) - 1) as f64 * share).round() as usize).copied();

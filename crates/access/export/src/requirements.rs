@@ -72,7 +72,8 @@ pub(crate) fn outcome(
 pub fn check_requirements(
     plan: &ExportPlan,
     mount: &MountFacts,
-    (server, settings): (&ServerState, &NfsSettings),
+    server: &ServerState,
+    settings: &NfsSettings,
     exports: &[(String, ExportRecord)],
     host: &HostFacts,
 ) -> Vec<RequirementOutcome> {
@@ -330,8 +331,9 @@ mod tests {
         };
         let facts = MountFacts { allow_other: false, read_only: true, source_locks: true };
         let check = |facts: &MountFacts| {
-            let server = (&ServerState::default(), &NfsSettings::default());
-            check_requirements(&plan, facts, server, &[], &HostFacts::default())
+            let server = ServerState::default();
+            let settings = NfsSettings::default();
+            check_requirements(&plan, facts, &server, &settings, &[], &HostFacts::default())
         };
         let all = check(&facts);
         for name in ["allow_other", "writable", "rdma-device"] {

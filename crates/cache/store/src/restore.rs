@@ -111,7 +111,8 @@ impl<'a> LogRestore<'a> {
 /// slot that `place` returns, with its class there. A block on two disks (a crash came before the first disk forgot
 /// it) stays with the log that was read first; the other disk must `forget` it. So must a disk without a slot for it.
 pub fn settle_duplicates(
-    (index, classes): (&BlockIndex, &ClassTable),
+    index: &BlockIndex,
+    classes: &ClassTable,
     second: DuplicateBlocks,
     place: impl Fn(&BlockId, &BlockEntry) -> Option<u32>,
     forget: impl Fn(BlockId, u8),
@@ -211,7 +212,7 @@ mod tests {
                     held.set(held.get() + 1);
                     disk.policy.restore(*block, disk_footprint(entry.len, entry.flags) as u32, false)
                 };
-                settle_duplicates((&index, &classes), disk.second, place, |_, _| forgotten.borrow_mut()[n] += 1);
+                settle_duplicates(&index, &classes, disk.second, place, |_, _| forgotten.borrow_mut()[n] += 1);
                 placed[n] = held.get();
             }
             let mut found = [BTreeMap::new(), BTreeMap::new()];

@@ -139,14 +139,13 @@ impl Store {
                     let stats = &stats;
                     let rings = &rings;
                     let classes = &classes;
-                    let bound = files::open_file_limit(dirs.len());
-                    scope.spawn(move || open_disk(n as u8, dir, config, (index, classes), stats, rings, bound))
+                    scope.spawn(move || open_disk(n as u8, dir, config, index, classes, stats, rings))
                 })
                 .collect();
             opening.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panic_error()))).collect::<Result<Vec<_>>>()
         })?;
         let disks: Vec<_> =
-            opened.into_iter().map(|(disk, second)| settle_disk((&index, &classes), disk, second)).collect();
+            opened.into_iter().map(|(disk, second)| settle_disk(&index, &classes, disk, second)).collect();
         let findings = capacity::distribute(&config, &disks);
         for finding in &findings {
             tracing::warn!("{}: {}; {}", finding.subject, finding.evidence, finding.remedy);
@@ -193,10 +192,10 @@ fn open_disk(
     number: u8,
     dir: &std::path::Path,
     config: &StoreConfig,
-    (index, classes): (&BlockIndex, &ClassTable),
+    index: &BlockIndex,
+    classes: &ClassTable,
     stats: &Arc<Stats>,
     rings: &Arc<RingSet>,
-    bound: usize,
 ) -> Result<(Arc<CacheDisk>, DuplicateBlocks)> {
     let held = layout::open_root(dir, config.block_size)?;
     layout::reserve_probe(dir);
@@ -223,7 +222,7 @@ fn open_disk(
         root: dir.into(),
         root_lock: held,
         io,
-        files: FileCache::new(bound),
+        files: FileCache::new(files::open_file_limit(config.dirs.len())),
         policy,
         journal: Mutex::new(journal),
         health: DiskHealth::new(Instant::now(), config.down_after),
@@ -257,7 +256,12 @@ fn in_memory(dir: &std::path::Path) -> bool {
 }
 
 /// Assigns to a disk the blocks that only it holds, of those that another disk's log named first.
-fn settle_disk(known: (&BlockIndex, &ClassTable), disk: Arc<CacheDisk>, second: DuplicateBlocks) -> Arc<CacheDisk> {
+fn settle_disk(
+    index: &BlockIndex,
+    classes: &ClassTable,
+    disk: Arc<CacheDisk>,
+    second: DuplicateBlocks,
+) -> Arc<CacheDisk> {
     let place = |block: &BlockId, entry: &BlockEntry| {
         let slot =
             disk.policy.restore(*block, disk_footprint(entry.len, entry.flags) as u32, entry.flags & MAIN != 0)?;
@@ -265,7 +269,9 @@ fn settle_disk(known: (&BlockIndex, &ClassTable), disk: Arc<CacheDisk>, second: 
         disk.blocks.fetch_add(1, Ordering::Relaxed);
         Some(slot)
     };
-    settle_duplicates(known, second, place, |block, flags| disk.enqueue(DiskWork::Forget(block, flags & WHOLE != 0)));
+    settle_duplicates(index, classes, second, place, |block, flags| {
+        disk.enqueue(DiskWork::Forget(block, flags & WHOLE != 0));
+    });
     disk
 }
 

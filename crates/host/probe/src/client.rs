@@ -211,8 +211,7 @@ impl ProbeSession {
             to.set_ip(path.to);
         }
         let from = path.map_or(self.local.ip(), |p| p.from);
-        let name = (opened.token, stream);
-        match RdmaProbeStream::connect(from, to, name, plan, Instant::now() + self.timeout) {
+        match RdmaProbeStream::connect(from, to, opened.token, stream, plan, Instant::now() + self.timeout) {
             Ok(lane) => Ok(Box::new(lane)),
             Err(e) => {
                 let why = self.refusal_reason().unwrap_or_else(|| e.message().to_owned());

@@ -306,9 +306,9 @@ pub fn judge_latency(outcome: &ProbeOutcome) -> ProbeVerdict {
 }
 
 /// Judges pings.
-pub fn judge_pings(pinged: &PingOutcome, mtu: (Option<u32>, Option<u32>)) -> ProbeVerdict {
+pub fn judge_pings(pinged: &PingOutcome, mtu_here: Option<u32>, mtu_there: Option<u32>) -> ProbeVerdict {
     if pinged.large_lost {
-        let sizes = match mtu {
+        let sizes = match (mtu_here, mtu_there) {
             (Some(here), Some(there)) => format!(" (MTU {here} here, {there} there)"),
             _ => String::new(),
         };

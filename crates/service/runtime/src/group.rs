@@ -98,7 +98,7 @@ fn public_addresses(listening: &[String]) -> Vec<String> {
     if far.is_empty() { listening.to_vec() } else { far }
 }
 
-/// Registers a node with its group; `None` when it has none. A node that was a member `before` starts also while the
+/// Registers a node with its group; `None` when it has none. A node that was a member before starts also while the
 /// registry is unreachable.
 ///
 /// # Errors
@@ -108,7 +108,8 @@ pub fn announce_node(
     host: &str,
     listening: &[String],
     instance: u64,
-    (others, before): (Option<&NodeGroup>, bool),
+    others: Option<&NodeGroup>,
+    was_member: bool,
     stats: &Arc<Stats>,
 ) -> Result<Option<NodeAnnouncer>, Fault> {
     let (Some(group), Some(NodeGroup { registry, .. })) = (&config.group, others) else { return Ok(None) };
@@ -127,7 +128,7 @@ pub fn announce_node(
     }
     let name = member.name.clone();
     // On the follower's connection: the registry's answer contains the member list too.
-    let enter = if before { NodeAnnouncer::rejoin } else { NodeAnnouncer::start };
+    let enter = if was_member { NodeAnnouncer::rejoin } else { NodeAnnouncer::start };
     let announcer = enter(registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
         ErrorKind::Invalid => Fault::usage(error.message(), ""),
         ErrorKind::PermissionDenied => Fault::missing(error.message(), ""),

@@ -3,7 +3,9 @@
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::group::NodeGroup;
+use crate::rails::RailMemory;
 use crate::recent_file::RecentObjectsFile;
+use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
 use crate::writes::{open_node_writes, unwritable};
 use crate::{group, limits, rails, settings, setup};
@@ -98,9 +100,9 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     // Rails come first: the handshake over TCP lists them.
     let (rdma, rails) = match (&config.net.rdma, &found) {
         (Some(rdma), Some(found)) => {
-            let budget = (&config.budget, before);
+            let memory = RailMemory { budget: &config.budget, locked_times: before };
             let (server, rails) =
-                rails::start_rdma_server(rdma, found, &pool, budget, Arc::clone(&node) as _, &trust, &stats)?;
+                rails::start_rdma_server(rdma, found, &pool, memory, Arc::clone(&node) as _, &trust, &stats)?;
             node.announce_rails(rails.clone());
             (Some(server), rails)
         }
@@ -113,8 +115,9 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     node.set_name(own_name.clone());
     let others = group::join_group(&config, &own_name, &node, &shared, &trust, &stats)?;
     // The node registers after it serves.
-    let known = (others.as_ref(), marks.before());
-    let announcer = Arc::new(group::announce_node(&config, &host, &listening, node.instance(), known, &stats)?);
+    let announcer =
+        group::announce_node(&config, &host, &listening, node.instance(), others.as_ref(), marks.before(), &stats)?;
+    let announcer = Arc::new(announcer);
     marks.write_marks();
     let found_rails = rails.iter().zip(found.iter().flatten());
     let view = NodeView {
@@ -160,8 +163,8 @@ fn source_urls(config: &NodeConfig) -> Vec<String> {
 }
 
 /// The age of names and attributes at a node, and the memory for them.
-fn metadata_limits(config: &NodeConfig) -> (Duration, u64) {
-    (setup::NODE_METADATA_TTL, config.budget.metadata_bytes)
+fn metadata_limits(config: &NodeConfig) -> MetadataLimits {
+    MetadataLimits { ttl: setup::NODE_METADATA_TTL, name_bytes: config.budget.metadata_bytes }
 }
 
 /// A source that can't be reached is an error at the start, not at the first read.

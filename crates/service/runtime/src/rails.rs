@@ -104,7 +104,16 @@ fn open_rails(
     Ok(rails)
 }
 
-/// Serves a node on every rail of `found`, within `budget`; returns the rails with their ports.
+/// The memory that the rails of a server register.
+#[derive(Debug, Clone, Copy)]
+pub struct RailMemory<'a> {
+    /// The terms of the memory.
+    pub budget: &'a MemoryBudget,
+    /// How often the memory is locked already.
+    pub locked_times: usize,
+}
+
+/// Serves a node on every rail of `found`, within the budget; returns the rails with their ports.
 ///
 /// # Errors
 /// When a device can't be used or the port is taken.
@@ -112,12 +121,13 @@ pub fn start_rdma_server(
     config: &RdmaConfig,
     found: &[LocalRail],
     pool: &Arc<BufferPool>,
-    (budget, before): (&MemoryBudget, usize),
+    memory: RailMemory<'_>,
     service: Arc<dyn Service>,
     trust: &Arc<Trust>,
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<RailInfo>), Fault> {
-    let rails = open_rails(found, pool, MemoryAccess::Local, locked_bytes(budget, before, found.len()))?;
+    let RailMemory { budget, locked_times } = memory;
+    let rails = open_rails(found, pool, MemoryAccess::Local, locked_bytes(budget, locked_times, found.len()))?;
     let (_, files, _) = crate::limits::connection_limits();
     let max_connections = ((budget.rdma_bytes / connection_bytes() as u64).max(16) as usize).min(files);
     let server_config = RdmaServerConfig {

@@ -35,9 +35,17 @@ pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>
     Ok(trust)
 }
 
-/// Opens the origin of `source`, with metadata valid for `ttl`; it sends no request yet. If a client chose the
-/// source, it has to lie in one of `within`. Origins with the same `in_common` share connections to a bucket and
-/// the memory for names, `name_bytes`.
+/// The age and the memory of an origin's names and attributes.
+#[derive(Debug, Clone, Copy)]
+pub struct MetadataLimits {
+    /// How long names and attributes are valid.
+    pub ttl: Duration,
+    /// Memory for names.
+    pub name_bytes: u64,
+}
+
+/// Opens the origin of `source`, and sends no request yet. A source that a client chose has to lie in an entry of
+/// `within`. Origins with the same `in_common` share the connections to a bucket and the memory for names.
 ///
 /// # Errors
 /// When the URL or the configuration is invalid.
@@ -45,14 +53,15 @@ pub fn open_under(
     source: &str,
     within: &[String],
     config: &config::OriginConfig,
-    (ttl, name_bytes): (Duration, u64),
+    limits: MetadataLimits,
     stats: &Arc<Stats>,
     in_common: &SharedBuckets,
 ) -> Result<Arc<dyn OriginStore>> {
     let stale_if_error = config.stale_if_error;
     let options = OriginOptions { within: within.to_vec(), ..origin_options(config, in_common) };
     let under = spurline_origin::open(source, &options, Arc::clone(stats))?;
-    let max_entries = (name_bytes / METADATA_NAME_BYTES) as usize;
+    let ttl = limits.ttl;
+    let max_entries = (limits.name_bytes / METADATA_NAME_BYTES) as usize;
     let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries, stale_if_error };
     Ok(Arc::new(CachedOrigin::with_shared(in_common, under, metadata, Arc::clone(stats))))
 }

@@ -3,6 +3,7 @@
 
 use crate::jobs::target;
 use crate::peers::PeerConnector;
+use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
 use crate::{group, rails, setup};
 use spurline_cache::{Cache, CacheContext};
@@ -18,7 +19,7 @@ use spurline_types::{ErrorKind, FileKind, Stats};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// An open volume with everything that serves it; reading ends when it is dropped.
 pub struct OpenVolume {
@@ -141,8 +142,8 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
 }
 
 /// Lifetime and memory of the origin's metadata.
-fn metadata_limits(config: &VolumeConfig) -> (Duration, u64) {
-    (config.metadata_ttl, config.budget.metadata_bytes)
+fn metadata_limits(config: &VolumeConfig) -> MetadataLimits {
+    MetadataLimits { ttl: config.metadata_ttl, name_bytes: config.budget.metadata_bytes }
 }
 
 /// The budget without the slots of the FUSE session and the tables of names.

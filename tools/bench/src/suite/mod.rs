@@ -418,7 +418,7 @@ fn fio_sample(job: &fio::FioJob, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Res
 
 /// One run of a reading part as a sample.
 fn part_sample(command: Command, limit: Duration, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Result<CaseSample> {
-    user_sample(command, limit, unit, ("reader", roles))
+    user_sample(command, limit, unit, "reader", roles)
 }
 
 /// The same of a part whose own processor time is shown under this name.
@@ -426,7 +426,8 @@ fn user_sample(
     command: Command,
     limit: Duration,
     unit: FigureUnit,
-    (user, roles): (&'static str, &[CpuRole<'_>]),
+    user: &'static str,
+    roles: &[CpuRole<'_>],
 ) -> Result<CaseSample> {
     let (done, mut cpu) = with_cpu(roles, || child::run_to_end(command, limit))?;
     cpu.push((user, done.cpu));

@@ -181,7 +181,12 @@ fn long_cases_through_node<'a>(
     for (group, files) in [("1 MiB write through a node, 1 file", 1), ("1 MiB write through a node, 4 files", 4)] {
         cases.push(job.case(group, &places.bare, files));
         cases.extend(sink_cases(suite, group, &places.sinks[1..], files));
-        cases.push(bare_writer(suite, servers, group, "bare", "bare block writer", (files, BLOCK), 1.0));
+        cases.push(bare_writer(
+            suite,
+            servers,
+            group,
+            BareWrites { name: "bare", label: "bare block writer", connections: files, block: BLOCK, rate_share: 1.0 },
+        ));
         let case = job.case(group, place, files).against("of bare", &["bare"], Some(0.9));
         let case = case.against_series("of bare and empty fs in turn", &["bare", "sink-uring"], Some(0.9));
         cases.push(case.against_series("of these and tmpfs in turn", &["bare", "sink-uring", "tmpfs"], None));
@@ -201,9 +206,9 @@ fn small_file_cases<'a>(
     for (group, threads) in
         [("create + write 4 KiB + close, 1 thread", 1), ("create + write 4 KiB + close, 8 threads", 8)]
     {
-        let small = |place| small_files(suite, fresh, group, place, (threads, files));
+        let small = |place| small_files(suite, fresh, group, place, threads, files);
         cases.push(small(&places.bare));
-        cases.extend(small_files_sink(suite, group, sink, (threads, files)));
+        cases.extend(small_files_sink(suite, group, sink, threads, files));
         cases.extend(places.default_mount().map(|place| {
             small(place).against("of tmpfs", &["tmpfs"], Some(0.5)).against("of empty fs", &["sink"], None)
         }));
@@ -235,10 +240,15 @@ fn unpack_cases<'a>(
 fn synced_cases<'a>(suite: &'a BenchSuite, servers: &'a WriteServers, on_disk: &'a Path) -> Vec<BenchCase<'a>> {
     let group = "4 KiB write + fsync through a node";
     let roles = vec![("mount", servers.synced.daemon()), ("node", servers.node.daemon())];
-    let case = synced_writes(suite, group, ("node", "mount of a node over veth"), servers.synced.at(), roles);
+    let case = synced_writes(suite, group, "node", "mount of a node over veth", servers.synced.at(), roles);
     vec![
-        synced_writes(suite, group, ("disk", "fdatasync on the source"), on_disk, Vec::new()),
-        bare_writer(suite, servers, group, "trips", "two round trips", (1, 4096), 0.5),
+        synced_writes(suite, group, "disk", "fdatasync on the source", on_disk, Vec::new()),
+        bare_writer(
+            suite,
+            servers,
+            group,
+            BareWrites { name: "trips", label: "two round trips", connections: 1, block: 4096, rate_share: 0.5 },
+        ),
         // A fifth longer than its parts.
         case.against_series("of both in turn", &["disk", "trips"], Some(1.0 / 1.2)),
     ]
@@ -301,7 +311,7 @@ impl<'a> LongWrites<'a> {
         let first = files.clone();
         BenchCase::new(group, place.name, place.label, FigureUnit::Bandwidth, move || {
             let command = LongWrites { suite, source }.command(&files, suite.time);
-            user_sample(command, LIMIT, FigureUnit::Bandwidth, ("writer", &place.roles))
+            user_sample(command, LIMIT, FigureUnit::Bandwidth, "writer", &place.roles)
         })
         .warm(move || LongWrites { suite, source }.warm_up(place, &first))
     }
@@ -350,23 +360,32 @@ fn sink_cases<'a>(
                 job.command(&files, suite.time),
                 LIMIT,
                 FigureUnit::Bandwidth,
-                ("writer", &[("mount", sink.daemon())]),
+                "writer",
+                &[("mount", sink.daemon())],
             )
         })
     });
     sinks.collect()
 }
 
-/// The bare block writer, `share` of its rate: by requests of 4 KiB a rate of round trips.
+/// A run of the bare block writer.
+struct BareWrites<'a> {
+    name: &'a str,
+    label: &'a str,
+    connections: usize,
+    /// Bytes of a request; with 4 KiB the figure is a rate of round trips.
+    block: u64,
+    /// The figure is this share of the measured rate.
+    rate_share: f64,
+}
+
 fn bare_writer<'a>(
     suite: &'a BenchSuite,
     servers: &'a WriteServers,
     group: &str,
-    name: &str,
-    label: &str,
-    (connections, block): (usize, u64),
-    share: f64,
+    writes: BareWrites<'_>,
 ) -> BenchCase<'a> {
+    let BareWrites { name, label, connections, block, rate_share } = writes;
     let unit = if block == BLOCK { FigureUnit::Bandwidth } else { FigureUnit::Rate };
     BenchCase::new(group, name, label, unit, move || {
         let mut words: Vec<String> = vec!["bare-write".into(), format!("{}:7103", servers.pair.server_ip)];
@@ -374,8 +393,8 @@ fn bare_writer<'a>(
             .extend(["--connections", &connections.to_string(), "--block", &Size(block).to_string()].map(String::from));
         words.extend(["--time".to_owned(), format!("{}ms", suite.time.as_millis())]);
         let command = suite.part_command(&words, Some(&servers.pair.client));
-        let mut sample = user_sample(command, LIMIT, unit, ("writer", &[("node", &servers.sink)]))?;
-        sample.value *= share;
+        let mut sample = user_sample(command, LIMIT, unit, "writer", &[("node", &servers.sink)])?;
+        sample.value *= rate_share;
         Ok(sample)
     })
 }
@@ -411,14 +430,15 @@ fn small_files<'a>(
     fresh: &'a FreshFolders<'a>,
     group: &str,
     place: &'a WritePlace<'a>,
-    (threads, files): (usize, usize),
+    threads: usize,
+    files: usize,
 ) -> BenchCase<'a> {
     BenchCase::new(group, place.name, place.label, FigureUnit::Rate, move || {
         let (folder, made) = fresh.make(&place.at)?;
         let mut words = vec!["create".to_owned(), folder.display().to_string()];
         words.extend(["--threads", &threads.to_string(), "--files", &files.to_string()].map(String::from));
         let command = suite.part_command(&words, None);
-        let sample = user_sample(command, LIMIT, FigureUnit::Rate, ("writer", &place.roles))?;
+        let sample = user_sample(command, LIMIT, FigureUnit::Rate, "writer", &place.roles)?;
         let last = std::fs::read(made.0.join(format!("f{}", files - 1))).unwrap_or_default();
         if last != written_block(0, 4096) {
             return Err(BenchError::Failed("the last file is not whole in the source".into()));
@@ -432,7 +452,8 @@ fn small_files_sink<'a>(
     suite: &'a BenchSuite,
     group: &str,
     sink: Option<&'a MountUnderTest>,
-    (threads, files): (usize, usize),
+    threads: usize,
+    files: usize,
 ) -> Option<BenchCase<'a>> {
     let sink = sink?;
     let round = Cell::new(0);
@@ -441,7 +462,7 @@ fn small_files_sink<'a>(
         let mut words = vec!["create".to_owned(), sink.at().display().to_string()];
         words.extend(["--threads", &threads.to_string(), "--files", &files.to_string()].map(String::from));
         words.extend(["--prefix".to_owned(), prefix]);
-        user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, ("writer", &[("mount", sink.daemon())]))
+        user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, "writer", &[("mount", sink.daemon())])
     }))
 }
 
@@ -485,7 +506,8 @@ fn unpack<'a>(
 fn synced_writes<'a>(
     suite: &'a BenchSuite,
     group: &str,
-    (name, label): (&str, &str),
+    name: &str,
+    label: &str,
     at: &Path,
     roles: Vec<CpuRole<'a>>,
 ) -> BenchCase<'a> {
@@ -493,6 +515,6 @@ fn synced_writes<'a>(
     BenchCase::new(group, name, label, FigureUnit::Rate, move || {
         let time = format!("{}ms", suite.time.as_millis());
         let words = ["write", &file, "--block", "4K", "--size", "4M", "--sync", "--time", &time].map(String::from);
-        user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, ("writer", &roles))
+        user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, "writer", &roles)
     })
 }

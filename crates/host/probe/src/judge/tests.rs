@@ -143,15 +143,15 @@ fn pings_and_large_packets() {
         large_lost: false,
     };
     assert_eq!(
-        judge_pings(&pinged, (None, None)).sentence,
+        judge_pings(&pinged, None, None).sentence,
         "3 of 3 answered, and 64 KiB at once: the other end is there"
     );
     pinged.large_lost = true;
-    let judgement = judge_pings(&pinged, (Some(9000), Some(1500)));
+    let judgement = judge_pings(&pinged, Some(9000), Some(1500));
     assert!(judgement.level == VerdictLevel::Broken && judgement.sentence.contains("(MTU 9000 here, 1500 there)"));
     pinged.large_lost = false;
     pinged.error = Some("node2 is gone".into());
-    assert_eq!(judge_pings(&pinged, (None, None)).level, VerdictLevel::Broken);
+    assert_eq!(judge_pings(&pinged, None, None).level, VerdictLevel::Broken);
 }
 
 #[test]

@@ -39,7 +39,8 @@ impl RdmaProbeStream {
     pub fn connect(
         from: IpAddr,
         to: SocketAddr,
-        (token, index): (u64, usize),
+        token: u64,
+        index: usize,
         plan: &ProbePlan,
         deadline: Instant,
     ) -> Result<RdmaProbeStream> {
