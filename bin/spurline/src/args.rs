@@ -323,7 +323,7 @@ pub struct NetArgs {
     ///
     /// A node with rails serves both, and fetches blocks from other nodes over tcp; with tcp it leaves its rails
     /// unused.
-    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice_parser(&TRANSPORTS))]
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice_parser(&TRANSPORT_CHOICES))]
     pub transport: TransportMode,
     /// Retry RDMA this long after a failure; TCP carries the data meanwhile (also IORPC_RDMA_RETRY_DURATION)
     ///
@@ -522,7 +522,7 @@ pub struct LogArgs {
 /// The values of a choice: word, value, help.
 type ChoiceTable<T, const N: usize> = [(&'static str, T, &'static str); N];
 
-const TRANSPORTS: ChoiceTable<TransportMode, 3> = [
+const TRANSPORT_CHOICES: ChoiceTable<TransportMode, 3> = [
     ("auto", TransportMode::Auto, "RDMA where both sides have rails, TCP elsewhere"),
     ("tcp", TransportMode::Tcp, "TCP only"),
     ("rdma", TransportMode::Rdma, "RDMA only"),
@@ -752,7 +752,7 @@ mod tests {
     #[test]
     fn each_flag_has_the_variable_of_its_name() {
         let command = crate::cli::cli_command();
-        for service in crate::config_file::SERVICES {
+        for service in crate::config_file::SERVICE_COMMANDS {
             let sub = crate::config_file::find_service(&command, service).unwrap();
             for arg in sub.get_arguments() {
                 let Some(long) = arg.get_long() else { continue };

@@ -19,9 +19,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// Set in the background process.
-const CHILD: &str = "SPURLINE_BACKGROUND_CHILD";
+const CHILD_VARIABLE: &str = "SPURLINE_BACKGROUND_CHILD";
 /// What the background process writes when it is ready.
-const WORD: &[u8] = b"ready\n";
+const READY_LINE: &[u8] = b"ready\n";
 /// Time for a start beyond the first answer of the origin: reading the index of a full cache.
 const START_ALLOWANCE: Duration = Duration::from_secs(60);
 
@@ -39,7 +39,7 @@ pub fn shares_terminal_signals() -> bool {
 
 /// Whether [`launch_background`] started this process.
 pub fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
+    std::env::var_os(CHILD_VARIABLE).is_some()
 }
 
 /// Starts this command again in the background and waits until it is ready or has failed.
@@ -53,7 +53,7 @@ pub fn launch_background(origin_timeout: Duration, log: &Path) -> Result<ExitCod
     let mut child = Command::new(exe)
         .arg0("spurline")
         .args(std::env::args_os().skip(1))
-        .env(CHILD, "1")
+        .env(CHILD_VARIABLE, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -61,8 +61,8 @@ pub fn launch_background(origin_timeout: Duration, log: &Path) -> Result<ExitCod
     let (sender, receiver) = mpsc::channel();
     if let Some(mut out) = child.stdout.take() {
         std::thread::spawn(move || {
-            let mut word = [0; WORD.len()];
-            let ready = out.read_exact(&mut word).is_ok() && word == *WORD;
+            let mut word = [0; READY_LINE.len()];
+            let ready = out.read_exact(&mut word).is_ok() && word == *READY_LINE;
             let _ = sender.send(ready);
         });
     }
@@ -142,7 +142,7 @@ impl ReadySignal {
         rustix::process::set_parent_process_death_signal(None)
             .map_err(|e| Fault::failed(format!("detaching from the command that started this process: {e}"), ""))?;
         let mut out = std::io::stdout().lock();
-        out.write_all(WORD).and_then(|()| out.flush()).map_err(gone)?;
+        out.write_all(READY_LINE).and_then(|()| out.flush()).map_err(gone)?;
         drop(out);
         // Everything that can fail comes before this word.
         let os = |e: rustix::io::Errno| Fault::failed(format!("detaching from the terminal: {e}"), "");

@@ -6,10 +6,10 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-const PROGRAM: &str = "spurline-bench";
+const BENCH_PROGRAM: &str = "spurline-bench";
 
 /// The benchmarks of spurline-bench, for the help where that program is not installed.
-pub const BENCHMARKS: &str = "\
+pub const BENCH_HELP: &str = "\
 Benchmarks, whose flags `spurline bench NAME --help` prints:
   suite       Measure everything beside its ceilings, in one run
   fio         Run one fio job file on many hosts at once, over several mounts in turn
@@ -33,7 +33,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Fault> {
             return Ok(ExitCode::SUCCESS);
         }
         return Err(Fault::missing(
-            format!("{PROGRAM} is neither beside this program nor in PATH"),
+            format!("{BENCH_PROGRAM} is neither beside this program nor in PATH"),
             "install it: 'make install' does, or copy target/release/spurline-bench of the same build beside spurline",
         ));
     };
@@ -43,8 +43,8 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Fault> {
 
 /// The one beside this program is of the same build, so it comes before those in PATH.
 fn find_program() -> Option<PathBuf> {
-    let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name(PROGRAM));
+    let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name(BENCH_PROGRAM));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let in_path = std::env::split_paths(&path).map(|dir| dir.join(PROGRAM));
+    let in_path = std::env::split_paths(&path).map(|dir| dir.join(BENCH_PROGRAM));
     beside.into_iter().chain(in_path).find(|file| file.is_file())
 }

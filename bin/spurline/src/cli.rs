@@ -67,7 +67,7 @@ pub enum CliCommand {
     #[command(after_long_help = crate::export::EXAMPLES)]
     Export(crate::export::ExportArgs),
     /// Measure throughput, operations, latency and processor time (runs the program spurline-bench)
-    #[command(disable_help_flag = true, disable_version_flag = true, after_help = crate::bench::BENCHMARKS)]
+    #[command(disable_help_flag = true, disable_version_flag = true, after_help = crate::bench::BENCH_HELP)]
     Bench(BenchArgs),
     /// Inspect, diagnose and measure the network and its RDMA devices
     #[command(arg_required_else_help = true)]
@@ -540,7 +540,7 @@ pub fn cli_command() -> clap::Command {
         .literal(AnsiColor::Green.on_default())
         .placeholder(AnsiColor::Cyan.on_default());
     let mut command = CommandLine::command().styles(styles);
-    for service in file::SERVICES {
+    for service in file::SERVICE_COMMANDS {
         command = file::change_service(command, service, args::with_environment);
     }
     for asking in ["status", "load", "free", "pin", "unpin", "limit", "rules"] {

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// The commands with a config file: at the top, or below `k8s`.
-pub const SERVICES: [&str; 5] = ["mount", "node", "coordinator", "device-plugin", "csi-driver"];
+pub const SERVICE_COMMANDS: [&str; 5] = ["mount", "node", "coordinator", "device-plugin", "csi-driver"];
 /// The command that holds services of its own.
-const GROUP: &str = "k8s";
+const SERVICE_GROUP: &str = "k8s";
 /// Flags without a key: the file cannot name itself.
 const NO_KEY: [&str; 3] = ["config", "help", "version"];
 
@@ -51,7 +51,7 @@ pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, 
 
 /// A service's command.
 pub fn find_service<'a>(command: &'a Command, name: &str) -> Option<&'a Command> {
-    command.find_subcommand(name).or_else(|| command.find_subcommand(GROUP)?.find_subcommand(name))
+    command.find_subcommand(name).or_else(|| command.find_subcommand(SERVICE_GROUP)?.find_subcommand(name))
 }
 
 /// The command with one service's command changed.
@@ -59,8 +59,8 @@ pub fn change_service(command: Command, name: &str, change: impl FnOnce(Command)
     if command.find_subcommand(name).is_some() {
         return command.mut_subcommand(name, change);
     }
-    if command.find_subcommand(GROUP).is_some_and(|group| group.find_subcommand(name).is_some()) {
-        command.mut_subcommand(GROUP, |group| group.mut_subcommand(name, change))
+    if command.find_subcommand(SERVICE_GROUP).is_some_and(|group| group.find_subcommand(name).is_some()) {
+        command.mut_subcommand(SERVICE_GROUP, |group| group.mut_subcommand(name, change))
     } else {
         command
     }
@@ -74,15 +74,15 @@ fn config_path(command: &Command, words: &[OsString]) -> Option<(String, PathBuf
             let arg = arg.required(false);
             if keep { arg } else { arg.env(None::<&'static str>) }
         });
-        if sub.get_name() == GROUP { sub.mut_subcommands(ease) } else { sub }
+        if sub.get_name() == SERVICE_GROUP { sub.mut_subcommands(ease) } else { sub }
     }
     let lenient = command.clone().ignore_errors(true).mut_subcommands(ease);
     let matches = lenient.try_get_matches_from(words).ok()?;
     let (name, sub) = match matches.subcommand()? {
-        (GROUP, group) => group.subcommand()?,
+        (SERVICE_GROUP, group) => group.subcommand()?,
         other => other,
     };
-    if !SERVICES.contains(&name) {
+    if !SERVICE_COMMANDS.contains(&name) {
         return None;
     }
     let path = sub.try_get_one::<PathBuf>("config").ok()??;
@@ -115,7 +115,7 @@ pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Re
     let mut chosen: Vec<(String, String, Value)> = Vec::new();
     for (key, value) in &table {
         match value {
-            Value::Table(inner) if SERVICES.contains(&key.as_str()) => {
+            Value::Table(inner) if SERVICE_COMMANDS.contains(&key.as_str()) => {
                 for (key2, value) in inner {
                     let named = format!("{key}.{key2}");
                     if !has_key(&command, key, key2) {
@@ -128,9 +128,9 @@ pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Re
                 }
             }
             _ => {
-                let holds: Vec<&str> = SERVICES.into_iter().filter(|s| has_key(&command, s, key)).collect();
+                let holds: Vec<&str> = SERVICE_COMMANDS.into_iter().filter(|s| has_key(&command, s, key)).collect();
                 if holds.is_empty() {
-                    return Err(unknown_key(&command, path, key, key, &SERVICES));
+                    return Err(unknown_key(&command, path, key, key, &SERVICE_COMMANDS));
                 }
                 for holder in &holds {
                     check_value(&command, holder, key, value, path, key)?;
@@ -159,7 +159,7 @@ fn unknown_key(command: &Command, path: &Path, named: &str, key: &str, services:
         .filter_map(|s| find_service(command, s))
         .flat_map(|sub| sub.get_arguments().filter_map(key_of).map(str::to_owned).collect::<Vec<_>>())
         .collect();
-    let tables = SERVICES.iter().copied().filter(|_| services.len() > 1);
+    let tables = SERVICE_COMMANDS.iter().copied().filter(|_| services.len() > 1);
     let near = nearest_word(key, known.iter().map(String::as_str).chain(tables));
     let remedy = match habits::remedy_of_foreign_key(key) {
         Some(remedy) => remedy,
@@ -254,7 +254,7 @@ fn environment_fault(command: &Command, error: &clap::Error) -> Option<Fault> {
         return None;
     }
     let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidValue) else { return None };
-    let below = command.find_subcommand(GROUP).into_iter().flat_map(Command::get_subcommands);
+    let below = command.find_subcommand(SERVICE_GROUP).into_iter().flat_map(Command::get_subcommands);
     for sub in command.get_subcommands().chain(below) {
         for arg in sub.get_arguments() {
             let Some(name) = arg.get_env() else { continue };

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 /// Failed files listed on a terminal; `--json` lists all.
-const NAMED: usize = 10;
+const SHOWN_FAILED_FILES: usize = 10;
 
 /// Runs the command; exit code 1 when not all blocks were moved, or it was interrupted.
 ///
@@ -138,11 +138,11 @@ fn print_report(report: &DrainReport) {
             human_bytes(report.bytes_not_listed)
         );
     }
-    for UnmovedFile { path, reason } in report.failed.iter().take(NAMED) {
+    for UnmovedFile { path, reason } in report.failed.iter().take(SHOWN_FAILED_FILES) {
         anstream::println!("  not handed on  {path}: {reason}");
     }
-    if report.failed.len() > NAMED {
-        anstream::println!("  and {} more, which --json names", report.failed.len() - NAMED);
+    if report.failed.len() > SHOWN_FAILED_FILES {
+        anstream::println!("  and {} more, which --json names", report.failed.len() - SHOWN_FAILED_FILES);
     }
     if report.weight.is_none() {
         anstream::println!("its registry stores no weights: remove the node from the list, or stop it");

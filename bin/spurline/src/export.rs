@@ -35,7 +35,7 @@ Examples:
     spurline export /mnt/data --remove";
 
 /// Most threads by default.
-const THREADS_MAX: usize = 64;
+const DEFAULT_THREADS_MAX: usize = 64;
 
 /// The arguments of `export`.
 #[derive(Debug, Args)]
@@ -241,7 +241,7 @@ fn threads_of(args: &ExportArgs) -> Option<u32> {
     let processors = std::thread::available_parallelism().map_or(8, usize::from);
     let own = NfsSettings::read(root).sets_threads()
         || (ServerState::read_threads() > 0 && !spurline_export::started_server(root));
-    args.threads.or_else(|| (!own).then_some((2 * processors).clamp(8, THREADS_MAX) as u32))
+    args.threads.or_else(|| (!own).then_some((2 * processors).clamp(8, DEFAULT_THREADS_MAX) as u32))
 }
 
 fn plan_of(args: &ExportArgs, mount: &SpurlineMount, facts: &HostFacts) -> Result<ExportPlan, Fault> {

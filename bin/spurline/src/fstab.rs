@@ -10,14 +10,14 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 
 /// The names of the helper.
-const NAMES: [&str; 2] = ["mount.spurline", "mount.fuse.spurline"];
+const HELPER_NAMES: [&str; 2] = ["mount.spurline", "mount.fuse.spurline"];
 /// The usage of the helper.
-const USAGE: &str = "mount -t spurline SOURCE MOUNTPOINT [-o OPTION,…], or as a line of /etc/fstab";
+const HELPER_USAGE: &str = "mount -t spurline SOURCE MOUNTPOINT [-o OPTION,…], or as a line of /etc/fstab";
 
 /// Replaces this process by `spurline mount` if mount(8) called it as its helper; `None` if it did not.
 pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Fault> {
     let name = Path::new(words.first()?).file_name()?.to_str()?;
-    if !NAMES.contains(&name) {
+    if !HELPER_NAMES.contains(&name) {
         return None;
     }
     let flags = command.find_subcommand("mount")?;
@@ -36,7 +36,7 @@ pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Faul
 
 /// The arguments of `spurline` for those of mount(8); `None` when nothing is to be mounted (`mount -f`).
 fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
-    let usage = |what: String| Fault::usage(what, USAGE);
+    let usage = |what: String| Fault::usage(what, HELPER_USAGE);
     let mut places = Vec::new();
     let mut given = Vec::new();
     let mut words = words.iter();

@@ -41,7 +41,7 @@ fn print_text(text: &[u8]) -> Result<(), Fault> {
 /// One table per service: flag, variable, default, meaning; the key is the flag without its dashes.
 fn reference_text() -> String {
     let mut out = String::new();
-    for service in file::SERVICES {
+    for service in file::SERVICE_COMMANDS {
         let mut command = cli::cli_command();
         // Values and headings are filled in when the command is built.
         command.build();
@@ -80,7 +80,7 @@ fn compatibility_table(out: &mut String) {
     out.push_str("| flag, key or variable | commands | meaning |\n|---|---|---|\n");
     let mut rows: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
     let command = cli::cli_command();
-    for service in file::SERVICES {
+    for service in file::SERVICE_COMMANDS {
         let Some(sub) = file::find_service(&command, service) else { continue };
         for arg in sub.get_arguments().filter(|arg| is_flag_of_reference(arg)) {
             let long = arg.get_long().unwrap_or_default();

@@ -2,7 +2,7 @@
 //! goofys, gcsfuse, NFS): what does the same here, or why there is none. It parses nothing.
 
 use crate::args::MountArgs;
-use crate::config_file::SERVICES;
+use crate::config_file::SERVICE_COMMANDS;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as _, Command};
 use spurline_config::values::nearest_word;
@@ -41,22 +41,22 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("update-fstab", "write the line yourself: SOURCE MOUNTPOINT spurline _netdev,ro 0 0"),
     ("bucket", "the bucket is the source: spurline mount s3://BUCKET MOUNTPOINT [--endpoint-url URL]"),
     ("no-usage-report", "leave it out: nothing is reported"),
-    ("writeback", WRITES),
-    ("upload-delay", WRITES),
-    ("upload-hours", WRITES),
-    ("upload-limit", WRITES),
-    ("max-uploads", WRITES),
-    ("put-timeout", WRITES),
-    ("max-stage-write", WRITES),
+    ("writeback", WRITE_ADVICE),
+    ("upload-delay", WRITE_ADVICE),
+    ("upload-hours", WRITE_ADVICE),
+    ("upload-limit", WRITE_ADVICE),
+    ("max-uploads", WRITE_ADVICE),
+    ("put-timeout", WRITE_ADVICE),
+    ("max-stage-write", WRITE_ADVICE),
     ("max-deletes", "leave it out: no objects are deleted, buckets are only read"),
     (
         "token",
         "--group-token-file FILE has the secret of a cache group; credentials of a bucket come from the AWS variables and files",
     ),
     ("subdir", "name the folder in the source: spurline mount s3://BUCKET/FOLDER MOUNTPOINT, or /DIRECTORY/FOLDER"),
-    ("backup-meta", METADATA),
-    ("backup-skip-trash", METADATA),
-    ("no-bgjob", METADATA),
+    ("backup-meta", METADATA_ADVICE),
+    ("backup-skip-trash", METADATA_ADVICE),
+    ("no-bgjob", METADATA_ADVICE),
     ("heartbeat", "leave it out: members report to the registry; --member-hold TIME keeps the share of one that left"),
     ("root-squash", "--squash UID:GID makes the changes of all users as one; there is none for root alone"),
     ("all-squash", "--squash UID:GID"),
@@ -81,18 +81,18 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("debug-crt", "--log-filter=debug"),
     ("no-log", "--log-filter=off"),
     ("log-metrics", "--metrics ADDR serves the metrics, 'spurline stats MOUNTPOINT' shows them"),
-    ("allow-delete", WRITES),
-    ("allow-overwrite", WRITES),
-    ("incremental-upload", WRITES),
-    ("write-part-size", WRITES),
-    ("upload-checksums", WRITES),
-    ("storage-class", WRITES),
-    ("sse", WRITES),
-    ("sse-kms-key-id", WRITES),
+    ("allow-delete", WRITE_ADVICE),
+    ("allow-overwrite", WRITE_ADVICE),
+    ("incremental-upload", WRITE_ADVICE),
+    ("write-part-size", WRITE_ADVICE),
+    ("upload-checksums", WRITE_ADVICE),
+    ("storage-class", WRITE_ADVICE),
+    ("sse", WRITE_ADVICE),
+    ("sse-kms-key-id", WRITE_ADVICE),
     ("requester-pays", "there is none: reads are paid by the owner of the bucket"),
-    ("transfer-acceleration", ENDPOINT),
-    ("dual-stack", ENDPOINT),
-    ("bucket-type", ENDPOINT),
+    ("transfer-acceleration", ENDPOINT_ADVICE),
+    ("dual-stack", ENDPOINT_ADVICE),
+    ("bucket-type", ENDPOINT_ADVICE),
     ("force-path-style", URL_STYLE),
     ("expected-bucket-owner", "there is none: the bucket's name decides"),
     ("bind", "leave it out: the routes of the host choose the interface to the origin"),
@@ -110,7 +110,7 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("poll-interval", NAME_TIMES),
     ("dir-perms", "--dir-mode MODE"),
     ("file-perms", "--file-mode MODE"),
-    ("umask", MODES),
+    ("umask", MODE_ADVICE),
     ("max-read-ahead", "--kernel-readahead SIZE"),
     ("vfs-read-ahead", "--max-readahead SIZE"),
     ("vfs-cache-mode", "leave it out: blocks that are read are cached, and --cache-size 0 caches nothing on disk"),
@@ -122,19 +122,19 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("vfs-read-chunk-size-limit", "--block-size SIZE is the unit of fetches"),
     ("vfs-read-chunk-streams", "--max-downloads N limits concurrent reads"),
     ("vfs-read-wait", CACHE_ITSELF),
-    ("vfs-write-wait", WRITES),
-    ("vfs-write-back", WRITES),
-    ("write-back-cache", WRITES),
+    ("vfs-write-wait", WRITE_ADVICE),
+    ("vfs-write-back", WRITE_ADVICE),
+    ("write-back-cache", WRITE_ADVICE),
     ("vfs-fast-fingerprint", "leave it out: a version is the object's etag"),
     ("vfs-refresh", "'spurline load PATH --metadata-only' loads names and attributes"),
-    ("no-modtime", ATTRIBUTES),
+    ("no-modtime", ATTRIBUTE_ADVICE),
     ("no-checksum", "leave it out: every block is verified by its checksum"),
     ("no-seek", CACHE_ITSELF),
     ("async-read", CACHE_ITSELF),
     ("transfers", "--max-downloads N limits concurrent reads; 'spurline load PATH -p N' those of a job"),
     ("checkers", "--max-downloads N limits concurrent reads; 'spurline load PATH -p N' those of a job"),
-    ("bwlimit", RATE),
-    ("tpslimit", RATE),
+    ("bwlimit", RATE_ADVICE),
+    ("tpslimit", RATE_ADVICE),
     ("retries", ORIGIN_TIMES),
     ("low-level-retries", ORIGIN_TIMES),
     ("contimeout", ORIGIN_TIMES),
@@ -144,10 +144,10 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("s3-endpoint", "--endpoint-url URL"),
     ("s3-region", "--region NAME"),
     ("s3-provider", "leave it out: --endpoint-url URL names the server"),
-    ("s3-access-key-id", KEYS),
-    ("s3-secret-access-key", KEYS),
-    ("s3-session-token", KEYS),
-    ("s3-env-auth", KEYS),
+    ("s3-access-key-id", ACCESS_KEY_ADVICE),
+    ("s3-secret-access-key", ACCESS_KEY_ADVICE),
+    ("s3-session-token", ACCESS_KEY_ADVICE),
+    ("s3-env-auth", ACCESS_KEY_ADVICE),
     ("s3-profile", "set the variable AWS_PROFILE=NAME for the process that reads the bucket"),
     ("s3-force-path-style", URL_STYLE),
     ("rc", "'spurline stats MOUNTPOINT' and 'spurline status' answer about a mount"),
@@ -156,7 +156,7 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     // s3fs.
     ("url", "--endpoint-url URL"),
     ("host", "--endpoint-url URL"),
-    ("passwd-file", KEYS),
+    ("passwd-file", ACCESS_KEY_ADVICE),
     ("iam-role", "leave it out: the role of the machine is used where no other credentials are found"),
     ("use-path-request-style", URL_STYLE),
     ("use-cache", "--cache-dir DIR"),
@@ -171,23 +171,23 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("connect-timeout", ORIGIN_TIMES),
     ("readwrite-timeout", ORIGIN_TIMES),
     ("public-bucket", "--anonymous"),
-    ("no-check-certificate", CERTIFICATES),
-    ("ssl-verify-hostname", CERTIFICATES),
-    ("sigv2", SIGNATURE),
-    ("sigv4", SIGNATURE),
+    ("no-check-certificate", CERTIFICATE_ADVICE),
+    ("ssl-verify-hostname", CERTIFICATE_ADVICE),
+    ("sigv2", SIGNATURE_ADVICE),
+    ("sigv4", SIGNATURE_ADVICE),
     ("dbglevel", "--log-filter=debug"),
     ("curldbg", "--log-filter=debug"),
     ("logfile", "--log FILE"),
-    ("mp-umask", MODES),
-    ("compat-dir", FOLDERS),
-    ("complement-stat", FOLDERS),
-    ("notsup-compat-dir", FOLDERS),
-    ("use-xattr", ATTRIBUTES),
-    ("default-acl", WRITES),
-    ("use-sse", WRITES),
-    ("use-rrs", WRITES),
-    ("multipart-size", WRITES),
-    ("nomultipart", WRITES),
+    ("mp-umask", MODE_ADVICE),
+    ("compat-dir", FOLDER_ADVICE),
+    ("complement-stat", FOLDER_ADVICE),
+    ("notsup-compat-dir", FOLDER_ADVICE),
+    ("use-xattr", ATTRIBUTE_ADVICE),
+    ("default-acl", WRITE_ADVICE),
+    ("use-sse", WRITE_ADVICE),
+    ("use-rrs", WRITE_ADVICE),
+    ("multipart-size", WRITE_ADVICE),
+    ("nomultipart", WRITE_ADVICE),
     // goofys.
     ("endpoint", "--endpoint-url URL names the server, --region NAME the region"),
     ("subdomain", URL_STYLE),
@@ -196,19 +196,19 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("http-timeout", ORIGIN_TIMES),
     ("debug-s3", "--log-filter=debug"),
     ("cheap", CACHE_ITSELF),
-    ("no-implicit-dir", FOLDERS),
-    ("use-content-type", ATTRIBUTES),
-    ("acl", WRITES),
-    ("sse-kms", WRITES),
-    ("sse-c", WRITES),
+    ("no-implicit-dir", FOLDER_ADVICE),
+    ("use-content-type", ATTRIBUTE_ADVICE),
+    ("acl", WRITE_ADVICE),
+    ("sse-kms", WRITE_ADVICE),
+    ("sse-c", WRITE_ADVICE),
     // gcsfuse.
     ("only-dir", IN_THE_SOURCE),
-    ("implicit-dirs", FOLDERS),
+    ("implicit-dirs", FOLDER_ADVICE),
     ("key-file", "set the variable GOOGLE_APPLICATION_CREDENTIALS=FILE for the process that reads the bucket"),
     ("token-url", "set the variable GOOGLE_APPLICATION_CREDENTIALS=FILE for the process that reads the bucket"),
     ("billing-project", "there is none: reads are paid by the owner of the bucket"),
     ("anonymous-access", "--anonymous"),
-    ("custom-endpoint", ENDPOINT),
+    ("custom-endpoint", ENDPOINT_ADVICE),
     ("client-protocol", CACHE_ITSELF),
     ("config-file", "--config FILE, in TOML with the flags as keys"),
     ("file-cache-max-size-mb", "--cache-size SIZE, with a unit: 100G"),
@@ -221,8 +221,8 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("stat-cache-capacity", NAME_MEMORY),
     ("type-cache-max-size-mb", NAME_MEMORY),
     ("max-conns-per-host", "--max-downloads N"),
-    ("limit-bytes-per-sec", RATE),
-    ("limit-ops-per-sec", RATE),
+    ("limit-bytes-per-sec", RATE_ADVICE),
+    ("limit-ops-per-sec", RATE_ADVICE),
     ("max-retry-sleep", ORIGIN_TIMES),
     ("max-retry-duration", ORIGIN_TIMES),
     ("max-retry-attempts", ORIGIN_TIMES),
@@ -231,9 +231,9 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("read-ahead-kb", "--kernel-readahead SIZE"),
     ("log-severity", "--log-filter LEVEL"),
     ("prometheus-port", "--metrics ADDR"),
-    ("temp-dir", WRITES),
-    ("rename-dir-limit", WRITES),
-    ("enable-streaming-writes", WRITES),
+    ("temp-dir", WRITE_ADVICE),
+    ("rename-dir-limit", WRITE_ADVICE),
+    ("enable-streaming-writes", WRITE_ADVICE),
     ("ignore-interrupts", CACHE_ITSELF),
     // NFS and other FUSE file systems, in /etc/fstab.
     ("bg", "x-systemd.automount mounts at the first access, and nofail lets the boot go on without the mount"),
@@ -278,27 +278,27 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("subtype", "leave it out: the type is fuse.spurline; fsname=NAME changes the name in the mount table"),
 ];
 
-const WRITES: &str = "leave it out: buckets are only read, and --rw changes a directory itself (through nodes at an fsync, a close, \
+const WRITE_ADVICE: &str = "leave it out: buckets are only read, and --rw changes a directory itself (through nodes at an fsync, a close, \
                       or after a second); nothing is uploaded later";
-const METADATA: &str = "leave it out: there is no metadata engine; names and attributes are those of the source";
+const METADATA_ADVICE: &str = "leave it out: there is no metadata engine; names and attributes are those of the source";
 const IN_THE_SOURCE: &str = "the folder is part of the source: s3://BUCKET/FOLDER";
 const NAME_TIMES: &str =
     "--attr-cache TIME, --entry-cache TIME and --dir-entry-cache TIME are the cache times of names and attributes";
 const NAME_MEMORY: &str = "leave it out: names have a share of --buffer-size SIZE";
 const ORIGIN_TIMES: &str = "--origin-timeout TIME is the deadline of one read, retries included";
-const ENDPOINT: &str = "--endpoint-url URL names the server, also one of Amazon's other endpoints";
+const ENDPOINT_ADVICE: &str = "--endpoint-url URL names the server, also one of Amazon's other endpoints";
 const URL_STYLE: &str =
     "leave it out: with --endpoint-url URL the bucket is in the path, at Amazon's own endpoints in the host's name";
-const KEYS: &str = "set the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the process that reads the bucket, or write \
+const ACCESS_KEY_ADVICE: &str = "set the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the process that reads the bucket, or write \
                     ~/.aws/credentials; a command line and /etc/fstab can be read by other users";
-const CERTIFICATES: &str =
+const CERTIFICATE_ADVICE: &str =
     "set the variable AWS_CA_BUNDLE=FILE, the authority that signed the server's certificate: it is always verified";
-const SIGNATURE: &str = "leave it out: requests are signed by version 4, and not signed with --anonymous";
-const RATE: &str =
+const SIGNATURE_ADVICE: &str = "leave it out: requests are signed by version 4, and not signed with --anonymous";
+const RATE_ADVICE: &str =
     "there is none for readers: --max-downloads N limits concurrent reads, 'spurline load PATH --rate SIZE' a job";
-const MODES: &str = "--file-mode MODE and --dir-mode MODE are the permission bits of all files and folders";
-const FOLDERS: &str = "leave it out: a folder is shown wherever keys lie below it, with and without a marker";
-const ATTRIBUTES: &str = "leave it out: sizes and times are those of the source, without a further request";
+const MODE_ADVICE: &str = "--file-mode MODE and --dir-mode MODE are the permission bits of all files and folders";
+const FOLDER_ADVICE: &str = "leave it out: a folder is shown wherever keys lie below it, with and without a marker";
+const ATTRIBUTE_ADVICE: &str = "leave it out: sizes and times are those of the source, without a further request";
 const CACHE_ITSELF: &str = "leave it out: there is nothing to set";
 const KERNEL_PAGES: &str =
     "leave it out: the kernel keeps the pages of a version, and drops them when the file is another one";
@@ -503,7 +503,7 @@ fn explain_flag_of_services(command: &Command, flag: &str) -> Option<Fault> {
     let services =
         command.get_subcommands().filter(|sub| sub.get_arguments().flat_map(long_names).any(|name| name == long));
     let names: Vec<&str> = services.map(Command::get_name).collect();
-    if names.is_empty() || !names.iter().all(|name| SERVICES.contains(name)) {
+    if names.is_empty() || !names.iter().all(|name| SERVICE_COMMANDS.contains(name)) {
         return None;
     }
     let commands = names.iter().map(|name| format!("'spurline {name}'")).collect::<Vec<_>>().join(" and ");

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The consequence for a node that could not be reached.
-const LATER: &str =
+const UNREACHED_NODE_NOTE: &str =
     "; it follows the rules when it is back; run this again then, so that they apply to its cached blocks";
 
 /// Runs `spurline pin`.
@@ -171,7 +171,7 @@ fn run_change(args: &RuleArgs, change: &RuleChange<'_>) -> Result<ExitCode, Faul
         for why in &failed {
             anstream::eprintln!("not all cached blocks are under the rule: {why}; run this again");
         }
-        say_unreached(&silent, LATER);
+        say_unreached(&silent, UNREACHED_NODE_NOTE);
     }
     Ok(ExitCode::from(u8::from(!failed.is_empty())))
 }
@@ -200,7 +200,7 @@ pub fn pin_before_load(
             anstream::println!("{}", rule_words(&set, url));
         }
     }
-    say_unreached(&unreached_nodes(&told), LATER);
+    say_unreached(&unreached_nodes(&told), UNREACHED_NODE_NOTE);
     Ok(())
 }
 

@@ -75,13 +75,13 @@ pub fn available_bytes() -> u64 {
 /// Writes to every page of `bytes` of memory once and frees it. A hypervisor may allocate a guest's page at its first
 /// write only, at a few hundred MB/s, which would be measured instead.
 pub fn touch_memory(bytes: u64) {
-    const PAGE: usize = 4096;
+    const SYSTEM_PAGE_BYTES: usize = 4096;
     let each = bytes as usize / cpu_count();
     std::thread::scope(|scope| {
         for _ in 0..cpu_count() {
             scope.spawn(|| {
                 let mut memory = vec![0u8; each];
-                memory.chunks_mut(PAGE).take_while(|_| check_stop().is_ok()).for_each(|page| page[0] = 1);
+                memory.chunks_mut(SYSTEM_PAGE_BYTES).take_while(|_| check_stop().is_ok()).for_each(|page| page[0] = 1);
                 std::hint::black_box(&memory);
             });
         }

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a mount or node to respond.
-const START: Duration = Duration::from_secs(60);
+const MOUNT_START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A mounted file system and the process behind it.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl MountUnderTest {
         let daemon = ServerProcess::start(command, "the mount", log)?;
         let mut mounted = MountUnderTest { daemon, at: at.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };
         let daemon = &mut mounted.daemon;
-        stop::wait_until("the mount to answer", START, Duration::from_micros(500), || {
+        stop::wait_until("the mount to answer", MOUNT_START_TIMEOUT, Duration::from_micros(500), || {
             daemon.check_alive()?;
             let there = std::fs::metadata(at).is_ok_and(|m| m.dev() != outside);
             Ok((there && std::fs::read_dir(at).is_ok()).then_some(()))
@@ -124,7 +124,7 @@ impl NodeUnderTest {
         let daemon = ServerProcess::start(command, "the node", log)?;
         let mut node = NodeUnderTest { daemon, addr: addr.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };
         let daemon = &mut node.daemon;
-        stop::wait_until("the node to listen", START, Duration::from_millis(5), || {
+        stop::wait_until("the node to listen", MOUNT_START_TIMEOUT, Duration::from_millis(5), || {
             daemon.check_alive()?;
             Ok(has_listener(daemon.pid(), addr).then_some(()))
         })?;

@@ -36,9 +36,9 @@ pub struct BenchChart {
     pub series: Vec<ChartSeries>,
 }
 
-const COLOURS: [&str; 6] = ["#3b76c4", "#d9822b", "#3f9d63", "#8e5bb5", "#cf4b40", "#6b7280"];
+const SERIES_COLOURS: [&str; 6] = ["#3b76c4", "#d9822b", "#3f9d63", "#8e5bb5", "#cf4b40", "#6b7280"];
 /// Marks of lines on a terminal.
-const MARKS: [char; 6] = ['*', 'o', '+', 'x', '#', '@'];
+const SERIES_MARKS: [char; 6] = ['*', 'o', '+', 'x', '#', '@'];
 
 impl BenchChart {
     /// A chart of lines, whose axes have these names and units.
@@ -70,26 +70,26 @@ impl BenchChart {
     }
 
     fn bars_svg(&self) -> String {
-        const LABEL: f64 = 240.0;
-        const BAR: f64 = 400.0;
-        const LINE: f64 = 22.0;
+        const LABEL_WIDTH: f64 = 240.0;
+        const BAR_WIDTH: f64 = 400.0;
+        const LINE_HEIGHT: f64 = 22.0;
         let (_, _, high) = self.bounds();
-        let mut out = svg_head(&self.title, 800.0, LINE * (self.series.len() as f64 + 1.5));
+        let mut out = svg_head(&self.title, 800.0, LINE_HEIGHT * (self.series.len() as f64 + 1.5));
         let _ =
             writeln!(out, "<text class=\"g\" x=\"0\" y=\"14\">{} ({})</text>", escape(&self.title), escape(&self.y));
         for (index, series) in self.series.iter().enumerate() {
             let value = series.points.first().map_or(0.0, |point| point.1);
-            let y = LINE * (index as f64 + 1.0);
+            let y = LINE_HEIGHT * (index as f64 + 1.0);
             let _ = writeln!(
                 out,
-                "<text x=\"12\" y=\"{:.0}\">{}</text><rect x=\"{LABEL}\" y=\"{:.0}\" width=\"{:.1}\" height=\"15\" \
+                "<text x=\"12\" y=\"{:.0}\">{}</text><rect x=\"{LABEL_WIDTH}\" y=\"{:.0}\" width=\"{:.1}\" height=\"15\" \
                  fill=\"{}\"/><text x=\"{:.0}\" y=\"{:.0}\">{}</text>",
                 y + 14.0,
                 escape(&series.name),
                 y + 2.0,
-                value / high * BAR,
-                COLOURS[index % COLOURS.len()],
-                LABEL + value / high * BAR + 8.0,
+                value / high * BAR_WIDTH,
+                SERIES_COLOURS[index % SERIES_COLOURS.len()],
+                LABEL_WIDTH + value / high * BAR_WIDTH + 8.0,
                 y + 14.0,
                 three_digits(value),
             );
@@ -98,17 +98,20 @@ impl BenchChart {
     }
 
     fn lines_svg(&self) -> String {
-        const LEFT: f64 = 64.0;
-        const TOP: f64 = 28.0;
-        const WIDTH: f64 = 640.0;
+        const LEFT_MARGIN: f64 = 64.0;
+        const TOP_MARGIN: f64 = 28.0;
+        const PLOT_WIDTH: f64 = 640.0;
         const HEIGHT: f64 = 220.0;
         let (least, most, high) = self.bounds();
         let span = if most > least { most - least } else { 1.0 };
         let at = |point: &(f64, f64)| {
-            (LEFT + (point.0 - least) / span * WIDTH, TOP + HEIGHT - (point.1 / high).clamp(0.0, 1.0) * HEIGHT)
+            (
+                LEFT_MARGIN + (point.0 - least) / span * PLOT_WIDTH,
+                TOP_MARGIN + HEIGHT - (point.1 / high).clamp(0.0, 1.0) * HEIGHT,
+            )
         };
         let legend = 18.0 * self.series.len() as f64;
-        let mut out = svg_head(&self.title, 960.0, (TOP + HEIGHT + 44.0).max(TOP + legend + 20.0));
+        let mut out = svg_head(&self.title, 960.0, (TOP_MARGIN + HEIGHT + 44.0).max(TOP_MARGIN + legend + 20.0));
         let _ =
             writeln!(out, "<text class=\"g\" x=\"0\" y=\"14\">{} ({})</text>", escape(&self.title), escape(&self.y));
         for part in 0..=4 {
@@ -116,10 +119,10 @@ impl BenchChart {
             let (_, y) = at(&(least, value));
             let _ = writeln!(
                 out,
-                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"grid\"/>\
+                "<line x1=\"{LEFT_MARGIN}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"grid\"/>\
                  <text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                LEFT + WIDTH,
-                LEFT - 6.0,
+                LEFT_MARGIN + PLOT_WIDTH,
+                LEFT_MARGIN - 6.0,
                 y + 4.0,
                 three_digits(value),
             );
@@ -128,28 +131,28 @@ impl BenchChart {
                 out,
                 "<text x=\"{:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
                 at(&(x, 0.0)).0,
-                TOP + HEIGHT + 16.0,
+                TOP_MARGIN + HEIGHT + 16.0,
                 three_digits(x),
             );
         }
-        let middle = LEFT + WIDTH / 2.0;
-        let below = TOP + HEIGHT + 34.0;
+        let middle = LEFT_MARGIN + PLOT_WIDTH / 2.0;
+        let below = TOP_MARGIN + HEIGHT + 34.0;
         let _ =
             writeln!(out, "<text x=\"{middle:.0}\" y=\"{below:.0}\" text-anchor=\"middle\">{}</text>", escape(&self.x));
         if let Some((name, value)) = &self.mark {
             let (_, y) = at(&(least, *value));
             let _ = writeln!(
                 out,
-                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"mark\" stroke-dasharray=\"5 4\"/>\
+                "<line x1=\"{LEFT_MARGIN}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"mark\" stroke-dasharray=\"5 4\"/>\
                  <text x=\"{:.0}\" y=\"{:.1}\">{}</text>",
-                LEFT + WIDTH,
-                LEFT + WIDTH + 8.0,
+                LEFT_MARGIN + PLOT_WIDTH,
+                LEFT_MARGIN + PLOT_WIDTH + 8.0,
                 y + 4.0,
                 escape(name),
             );
         }
         for (index, series) in self.series.iter().enumerate() {
-            let colour = COLOURS[index % COLOURS.len()];
+            let colour = SERIES_COLOURS[index % SERIES_COLOURS.len()];
             let points: Vec<String> = series.points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             let _ = writeln!(
                 out,
@@ -159,14 +162,14 @@ impl BenchChart {
             for (x, y) in series.points.iter().map(at).take(if series.points.len() > 40 { 0 } else { 40 }) {
                 let _ = write!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
             }
-            let y = TOP + 18.0 * index as f64 + 10.0;
+            let y = TOP_MARGIN + 18.0 * index as f64 + 10.0;
             let _ = writeln!(
                 out,
                 "<rect x=\"{:.0}\" y=\"{:.0}\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\
                  <text x=\"{:.0}\" y=\"{y:.0}\">{}</text>",
-                LEFT + WIDTH + 110.0,
+                LEFT_MARGIN + PLOT_WIDTH + 110.0,
                 y - 10.0,
-                LEFT + WIDTH + 128.0,
+                LEFT_MARGIN + PLOT_WIDTH + 128.0,
                 escape(&series.name),
             );
         }
@@ -209,7 +212,7 @@ impl BenchChart {
                 let (from, before) = last.unwrap_or((here, *y));
                 for step in 0..=here - from {
                     let part = step as f64 / (here - from).max(1) as f64;
-                    grid[row(before + (y - before) * part)][from + step] = MARKS[index % MARKS.len()];
+                    grid[row(before + (y - before) * part)][from + step] = SERIES_MARKS[index % SERIES_MARKS.len()];
                 }
                 last = Some((here, *y));
             }
@@ -226,8 +229,12 @@ impl BenchChart {
         let end = three_digits(most);
         let gap = columns.saturating_sub(end.len() + 6);
         let _ = writeln!(out, "  {:>7}  {:<6}{:^gap$}{end}", "", three_digits(least), self.x);
-        let mut legend: Vec<String> =
-            self.series.iter().enumerate().map(|(i, s)| format!("{} {}", MARKS[i % MARKS.len()], s.name)).collect();
+        let mut legend: Vec<String> = self
+            .series
+            .iter()
+            .enumerate()
+            .map(|(i, s)| format!("{} {}", SERIES_MARKS[i % SERIES_MARKS.len()], s.name))
+            .collect();
         legend.extend(self.mark.iter().map(|(name, _)| format!("- {name}")));
         let _ = writeln!(out, "  {:>7}  {}", "", legend.join("   "));
         out

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// The page around a report, with `{title}` and `{body}`.
-const PAGE: &str = include_str!("report.html");
+const REPORT_PAGE: &str = include_str!("report.html");
 
 /// What a cell says about its figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,7 +207,7 @@ impl ReportSection {
 /// A page with all sections.
 pub fn page(title: &str, sections: &[ReportSection]) -> String {
     let body: String = sections.iter().map(ReportSection::to_html).collect();
-    PAGE.replace("{title}", &escape_html(title)).replacen("{body}", &body, 1)
+    REPORT_PAGE.replace("{title}", &escape_html(title)).replacen("{body}", &body, 1)
 }
 
 /// Text for HTML and SVG.

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// The bearer token that the SSO portal accepts.
 pub const SSO_TOKEN: &str = "spurline-test-sso-token";
 /// Expiration of the returned credentials.
-const EXPIRATION: &str = "2099-01-01T00:00:00Z";
+const CREDENTIALS_EXPIRATION: &str = "2099-01-01T00:00:00Z";
 const EXPIRATION_MS: u64 = 4_070_908_800_000;
 
 /// A server of credentials that ends when it is dropped. All of them are [`ROLE_KEY`] with [`ROLE_SECRET`].
@@ -87,7 +87,7 @@ fn serve_client(client: &TcpStream, log: &Mutex<Vec<String>>) -> io::Result<()> 
 
     let json = |token: &str| {
         format!(
-            r#"{{"Code":"Success","AccessKeyId":"{ROLE_KEY}","SecretAccessKey":"{ROLE_SECRET}","{token}":"t","Expiration":"{EXPIRATION}"}}"#
+            r#"{{"Code":"Success","AccessKeyId":"{ROLE_KEY}","SecretAccessKey":"{ROLE_SECRET}","{token}":"t","Expiration":"{CREDENTIALS_EXPIRATION}"}}"#
         )
     };
     let answer = match (method, path) {
@@ -127,6 +127,6 @@ fn sts_answer(action: &str) -> String {
     format!(
         "<{action}Response><{action}Result><Credentials><AccessKeyId>{ROLE_KEY}</AccessKeyId>\
          <SecretAccessKey>{ROLE_SECRET}</SecretAccessKey><SessionToken>t</SessionToken>\
-         <Expiration>{EXPIRATION}</Expiration></Credentials></{action}Result></{action}Response>"
+         <Expiration>{CREDENTIALS_EXPIRATION}</Expiration></Credentials></{action}Result></{action}Response>"
     )
 }

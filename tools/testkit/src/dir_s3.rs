@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Bytes read from a file at once.
-const CHUNK: usize = 512 << 10;
+const FILE_CHUNK_BYTES: usize = 512 << 10;
 
 /// Sorted names of a folder; names of folders have a trailing `/`.
 type FolderNames = Arc<Vec<String>>;
@@ -121,9 +121,9 @@ impl S3 for DirS3 {
         tokio::task::spawn_blocking(move || {
             let mut at = range.start;
             while at < range.end {
-                let mut buffer = vec![0; CHUNK.min((range.end - at) as usize)];
+                let mut buffer = vec![0; FILE_CHUNK_BYTES.min((range.end - at) as usize)];
                 let read = file.read_exact_at(&mut buffer, at).map(|()| Bytes::from(buffer));
-                at += CHUNK as u64;
+                at += FILE_CHUNK_BYTES as u64;
                 let failed = read.is_err();
                 if sender.blocking_send(read).is_err() || failed {
                     return;

@@ -4,7 +4,7 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::{CommonPrefix, EncodingType, ListObjectsV2Input, ListObjectsV2Output, Object};
 
-const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/').remove(b'*');
+const ESCAPED_IN_KEYS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/').remove(b'*');
 
 /// One item of a listing before it is divided into pages.
 pub(crate) enum ListedItem {
@@ -14,7 +14,7 @@ pub(crate) enum ListedItem {
 
 /// Escapes a name as AWS does under `encoding-type=url`.
 fn escape_name(name: &str) -> String {
-    utf8_percent_encode(name, ESCAPED).to_string().replace("%20", "+")
+    utf8_percent_encode(name, ESCAPED_IN_KEYS).to_string().replace("%20", "+")
 }
 
 /// The start of a page: the larger of the token and `start-after`.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-const USAGE: &str = "\
+const TESTKIT_USAGE: &str = "\
 spurline-testkit s3-server DIR [--listen IP:PORT]   S3 over a directory of buckets
 spurline-testkit s3-memory BUCKET [--listen IP:PORT] S3 in memory with one bucket
 spurline-testkit proxy HOST:PORT                    a proxy; commands on standard input, each with one line of output:
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     match run(&words.iter().map(String::as_str).collect::<Vec<_>>()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("{message}\n{USAGE}");
+            eprintln!("{message}\n{TESTKIT_USAGE}");
             ExitCode::from(2)
         }
     }

@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 /// Any free port of 127.0.0.1.
-const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// The access keys that a server accepts, with their secrets.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ impl S3Server {
     /// # Errors
     /// When the directory or the port can't be used.
     pub fn start(dir: &Path) -> io::Result<Self> {
-        Self::start_on(dir, ANY)
+        Self::start_on(dir, ANY_PORT)
     }
 
     /// As [`S3Server::start`], at a given address.
@@ -74,7 +74,7 @@ impl S3Server {
     /// # Errors
     /// When no port is free.
     pub fn in_memory() -> io::Result<Self> {
-        Self::in_memory_on(ANY)
+        Self::in_memory_on(ANY_PORT)
     }
 
     /// As [`S3Server::in_memory`], at a given address.
@@ -99,7 +99,7 @@ impl S3Server {
     /// As [`S3Server::in_memory`].
     pub fn in_memory_open() -> io::Result<Self> {
         let memory = MemoryS3::default();
-        Self::serve(S3ServiceBuilder::new(memory.clone()), ANY, AccessKeys::default(), Some(memory))
+        Self::serve(S3ServiceBuilder::new(memory.clone()), ANY_PORT, AccessKeys::default(), Some(memory))
     }
 
     fn serve(

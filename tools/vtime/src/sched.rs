@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Cost of reading the clock in nanoseconds, so that a polling loop ends.
 const LOOK_NS: u64 = 100;
 /// One clock read in this many switches threads.
-const PREEMPT: u64 = 16;
+const PREEMPTION_PERIOD: u64 = 16;
 /// Virtual time for other threads after the first one ended, in nanoseconds.
 const AFTER_NS: u64 = 3_600_000_000_000;
 
@@ -232,7 +232,7 @@ impl VirtualScheduler {
     /// Reads the clock, in nanoseconds since the start of the run; true if the thread must yield now.
     pub fn read_clock(&mut self) -> (u64, bool) {
         self.now += LOOK_NS;
-        (self.now, self.draw_random().is_multiple_of(PREEMPT))
+        (self.now, self.draw_random().is_multiple_of(PREEMPTION_PERIOD))
     }
 
     /// The time in nanoseconds since the start of the run.

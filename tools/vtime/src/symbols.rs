@@ -6,8 +6,8 @@ use libc::{c_int, c_long, c_uint, c_void, clockid_t, pthread_attr_t, pthread_t, 
 use std::sync::OnceLock;
 
 /// Start values in seconds of the monotonic and of the real-time clock.
-const BEGUN: (u64, u64) = (1_000_000, 1_700_000_000);
-const SECOND: u64 = 1_000_000_000;
+const START_SECONDS: (u64, u64) = (1_000_000, 1_700_000_000);
+const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
 type ThreadBody = extern "C" fn(*mut c_void) -> *mut c_void;
 
@@ -114,13 +114,17 @@ fn set_errno(errno: c_int) -> c_int {
 /// `at` must point to a valid time or be null.
 unsafe fn nanos(at: *const timespec) -> Option<u64> {
     // SAFETY: guaranteed by the caller.
-    unsafe { at.as_ref() }.map(|at| at.tv_sec as u64 * SECOND + at.tv_nsec as u64)
+    unsafe { at.as_ref() }.map(|at| at.tv_sec as u64 * NANOSECONDS_PER_SECOND + at.tv_nsec as u64)
 }
 
 /// Value of a clock at the start of a run, in nanoseconds.
 fn clock_start(clock: clockid_t) -> u64 {
-    let seconds = if matches!(clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE) { BEGUN.1 } else { BEGUN.0 };
-    seconds * SECOND
+    let seconds = if matches!(clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE) {
+        START_SECONDS.1
+    } else {
+        START_SECONDS.0
+    };
+    seconds * NANOSECONDS_PER_SECOND
 }
 
 /// As the C library's, see `clock_gettime(2)`.
@@ -139,7 +143,10 @@ pub unsafe extern "C" fn clock_gettime(clock: clockid_t, out: *mut timespec) -> 
     }
     let shown = clock_start(clock) + now;
     // SAFETY: `out` is the caller's valid pointer.
-    unsafe { *out = timespec { tv_sec: (shown / SECOND) as _, tv_nsec: (shown % SECOND) as _ } };
+    unsafe {
+        *out =
+            timespec { tv_sec: (shown / NANOSECONDS_PER_SECOND) as _, tv_nsec: (shown % NANOSECONDS_PER_SECOND) as _ }
+    };
     0
 }
 

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The source of the files.
-const FROM: &str = "/usr";
+const SAMPLE_DIR: &str = "/usr";
 /// The most small files: enough to exercise metadata, too few to dominate.
 const SMALL_FILES: usize = 500;
 /// The largest small file.
-const SMALL: u64 = 256 << 10;
+const SMALL_FILE_BYTES: u64 = 256 << 10;
 /// The most files to consider.
 const MOST_SEEN: usize = 200_000;
 
@@ -41,7 +41,7 @@ pub struct DemoDataset {
 /// # Errors
 /// When the copies can't be written, there is nothing to copy, or the user interrupts.
 pub fn make_dataset(to: &Path, limit: u64, control: &DemoControl) -> Result<DemoDataset, Fault> {
-    let chosen = choose_files(Path::new(FROM), limit, control)?;
+    let chosen = choose_files(Path::new(SAMPLE_DIR), limit, control)?;
     let total = chosen.iter().map(|(_, bytes)| bytes).sum();
     let bar = control.progress_bar("copying", total);
     let mut files: Vec<SampleFile> = Vec::new();
@@ -64,7 +64,7 @@ pub fn make_dataset(to: &Path, limit: u64, control: &DemoControl) -> Result<Demo
     let bytes = files.iter().map(|f| f.bytes).sum();
     if bytes == 0 {
         return Err(Fault::missing(
-            format!("no file to be read below {FROM}"),
+            format!("no file to be read below {SAMPLE_DIR}"),
             "run the demo as a user who can read there",
         ));
     }
@@ -109,7 +109,7 @@ fn choose_files(root: &Path, limit: u64, control: &DemoControl) -> Result<Vec<(P
             break;
         }
     }
-    let (mut small, mut large): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(_, bytes)| *bytes < SMALL);
+    let (mut small, mut large): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(_, bytes)| *bytes < SMALL_FILE_BYTES);
     small.sort();
     large.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     let mut left = limit;

@@ -20,13 +20,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const BOLD: Style = Style::new().bold();
-const GREEN: Style = AnsiColor::Green.on_default().bold();
-const CYAN: Style = AnsiColor::Cyan.on_default();
-const DIM: Style = Style::new().dimmed();
+const TITLE_STYLE: Style = Style::new().bold();
+const RESULT_STYLE: Style = AnsiColor::Green.on_default().bold();
+const COMMAND_STYLE: Style = AnsiColor::Cyan.on_default();
+const NOTE_STYLE: Style = Style::new().dimmed();
 
 /// Reader threads: enough to show parallel reads on any machine.
-const READERS: usize = 4;
+const READER_THREADS: usize = 4;
 
 /// The controls of every step: the stop flag, the time limit, the output.
 pub struct DemoControl {
@@ -47,7 +47,7 @@ impl DemoControl {
     /// Prints a line, unless only figures are printed.
     fn print_line(&self, text: std::fmt::Arguments<'_>) {
         if !self.quiet {
-            anstream::eprintln!("{CYAN}::{CYAN:#} {text}");
+            anstream::eprintln!("{COMMAND_STYLE}::{COMMAND_STYLE:#} {text}");
         }
     }
 
@@ -77,20 +77,20 @@ pub fn run(args: DemoArgs) -> Result<ExitCode, Fault> {
 
     let dataset = dataset::make_dataset(&stage.path("data"), stage.available_bytes(args.size.bytes())?, &control)?;
     control.print_line(format_args!(
-        "a data set of {BOLD}{} files, {}{BOLD:#} copied from /usr",
+        "a data set of {TITLE_STYLE}{} files, {}{TITLE_STYLE:#} copied from /usr",
         dataset.files.len(),
         human_bytes(dataset.bytes)
     ));
     let started = stage.start_node(dataset.bytes, &control)?;
     control.print_line(format_args!(
-        "a cache node serves it on {} {DIM}(up after {}){DIM:#}",
+        "a cache node serves it on {} {NOTE_STYLE}(up after {}){NOTE_STYLE:#}",
         stage.address(),
         time_text(started)
     ));
 
     let first = stage.start_mount(&control)?;
     control.print_line(format_args!(
-        "mounted through the node at {} {DIM}(up after {}){DIM:#}",
+        "mounted through the node at {} {NOTE_STYLE}(up after {}){NOTE_STYLE:#}",
         stage.mountpoint().display(),
         time_text(first)
     ));
@@ -99,7 +99,7 @@ pub fn run(args: DemoArgs) -> Result<ExitCode, Fault> {
     stage.stop_mount(&control)?;
     let second = stage.start_mount(&control)?;
     control.print_line(format_args!(
-        "mounted again: the kernel's cache is empty, the node's is warm {DIM}(up after {}){DIM:#}",
+        "mounted again: the kernel's cache is empty, the node's is warm {NOTE_STYLE}(up after {}){NOTE_STYLE:#}",
         time_text(second)
     ));
     let hot = run_pass("hot", &stage, &dataset, &control)?;
@@ -108,7 +108,7 @@ pub fn run(args: DemoArgs) -> Result<ExitCode, Fault> {
 
     if args.json {
         let report = json!({
-            "files": dataset.files.len(), "bytes": dataset.bytes, "readers": READERS, "checksums": "equal",
+            "files": dataset.files.len(), "bytes": dataset.bytes, "readers": READER_THREADS, "checksums": "equal",
             "node_start_seconds": started.as_secs_f64(), "mount_start_seconds": second.as_secs_f64(),
             "passes": [cold.to_json(), hot.to_json()],
         });
@@ -126,7 +126,7 @@ fn run_pass(
     control: &Arc<DemoControl>,
 ) -> Result<DemoPass, Fault> {
     let before = stage.counters()?;
-    let read = passes::read_all(name, &stage.mountpoint(), dataset, READERS, control)?;
+    let read = passes::read_all(name, &stage.mountpoint(), dataset, READER_THREADS, control)?;
     let after = stage.counters()?;
     Ok(DemoPass::new(name, read, &before, &after))
 }
@@ -135,22 +135,22 @@ fn results_table(dataset: &DemoDataset, passes: &[DemoPass]) {
     let head = ["pass", "throughput", "files/s", "time", "origin", "node to mount", "CPU node", "CPU mount"];
     anstream::println!();
     let cells: Vec<String> = head.iter().map(|h| format!("{h:>14}")).collect();
-    anstream::println!("{BOLD}{}{BOLD:#}", cells.join(""));
+    anstream::println!("{TITLE_STYLE}{}{TITLE_STYLE:#}", cells.join(""));
     for pass in passes {
         let row = pass.row();
-        let style = if pass.name == "hot" { GREEN } else { Style::new() };
+        let style = if pass.name == "hot" { RESULT_STYLE } else { Style::new() };
         let cells: Vec<String> = row.iter().map(|c| format!("{c:>14}")).collect();
         anstream::println!("{style}{}{style:#}", cells.join(""));
     }
     anstream::println!();
     anstream::println!(
-        "{GREEN}checksums equal{GREEN:#}: {} files, {}, read twice through the mount by {READERS} threads.",
+        "{RESULT_STYLE}checksums equal{RESULT_STYLE:#}: {} files, {}, read twice through the mount by {READER_THREADS} threads.",
         dataset.files.len(),
         human_bytes(dataset.bytes)
     );
     anstream::println!(
-        "{DIM}CPU is seconds of processor time. Node, mount and source share this machine, and the
-source is in its page cache, so cold is not as slow as a real origin; BENCHMARKS.md measures properly.{DIM:#}"
+        "{NOTE_STYLE}CPU is seconds of processor time. Node, mount and source share this machine, and the
+source is in its page cache, so cold is not as slow as a real origin; BENCHMARKS.md measures properly.{NOTE_STYLE:#}"
     );
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
 /// How often a waiting pass checks whether it should stop.
-const TICK: Duration = Duration::from_millis(50);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The readers' results.
 pub struct ReadAll {
@@ -86,7 +86,7 @@ fn wait_for_readers(
     let mut moved = Instant::now();
     while done < files {
         control.go_on()?;
-        match receiver.recv_timeout(TICK) {
+        match receiver.recv_timeout(STOP_CHECK_INTERVAL) {
             Ok(told) => {
                 moved = Instant::now();
                 match told {

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Interval of checks while waiting.
-const TICK: Duration = Duration::from_millis(20);
+const START_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest wait for a process to end by itself.
-const END: Duration = Duration::from_secs(15);
+const PROCESS_END_TIMEOUT: Duration = Duration::from_secs(15);
 /// Lines of a log shown when its process fails.
 const LOG_LINES: usize = 12;
 
@@ -209,7 +209,7 @@ impl DemoStage {
                     "",
                 ));
             }
-            std::thread::sleep(TICK);
+            std::thread::sleep(START_POLL_INTERVAL);
         }
     }
 
@@ -254,7 +254,7 @@ impl DemoStage {
         let Some(mut child) = self.child_of(role).take() else { return Ok(()) };
         terminate_child(&child);
         let start = Instant::now();
-        while start.elapsed() < END {
+        while start.elapsed() < PROCESS_END_TIMEOUT {
             match child.try_wait() {
                 Ok(Some(status)) if status.success() => return Ok(()),
                 Ok(Some(status)) => {
@@ -262,7 +262,7 @@ impl DemoStage {
                         format!("the {} ended with {status}; its log ends:\n{}", role.name(), self.end_of_log(role));
                     return Err(Fault::failed(text, ""));
                 }
-                _ => std::thread::sleep(TICK),
+                _ => std::thread::sleep(START_POLL_INTERVAL),
             }
             if control.go_on().is_err() {
                 break;
@@ -270,7 +270,10 @@ impl DemoStage {
         }
         *self.child_of(role) = Some(child);
         control.go_on()?;
-        Err(Fault::failed(format!("the {} did not end within {} s of SIGTERM", role.name(), END.as_secs()), ""))
+        Err(Fault::failed(
+            format!("the {} did not end within {} s of SIGTERM", role.name(), PROCESS_END_TIMEOUT.as_secs()),
+            "",
+        ))
     }
 
     /// Ends what still runs, by force if needed. It never fails.
@@ -281,8 +284,8 @@ impl DemoStage {
             let Some(mut child) = self.child_of(role).take() else { continue };
             terminate_child(&child);
             let start = Instant::now();
-            while start.elapsed() < END && matches!(child.try_wait(), Ok(None)) {
-                std::thread::sleep(TICK);
+            while start.elapsed() < PROCESS_END_TIMEOUT && matches!(child.try_wait(), Ok(None)) {
+                std::thread::sleep(START_POLL_INTERVAL);
             }
             if matches!(child.try_wait(), Ok(None)) {
                 let _ = child.kill();

@@ -14,8 +14,8 @@ const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default().bold();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 /// Failed files listed on a terminal; `--json` lists more.
-const NAMED: usize = 10;
-const STEPS: u64 = 1000;
+const LISTED_FAILED_FILES: usize = 10;
+const PROGRESS_BAR_STEPS: u64 = 1000;
 
 /// Whether standard error is a terminal.
 pub fn is_terminal() -> bool {
@@ -30,7 +30,7 @@ impl JobBar {
     pub fn new(quiet: bool) -> Self {
         let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let style = ProgressStyle::with_template("{spinner} {bar:28.cyan/dim} {msg}");
-        let bar = ProgressBar::with_draw_target(Some(STEPS), target);
+        let bar = ProgressBar::with_draw_target(Some(PROGRESS_BAR_STEPS), target);
         JobBar(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
     }
 
@@ -38,7 +38,7 @@ impl JobBar {
     pub fn show(&self, job: &Value) {
         let Some((progress, counts)) = progress_of(job) else { return };
         let share = progress.share(counts).unwrap_or(0.0);
-        self.0.set_position((share * STEPS as f64) as u64);
+        self.0.set_position((share * PROGRESS_BAR_STEPS as f64) as u64);
         self.0.set_message(progress_line(&progress, counts));
         self.0.tick();
     }
@@ -155,11 +155,15 @@ fn report_text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> S
         let _ = write!(out, ", {} left", duration_text(left));
     }
     out.push_str(&note_line(p));
-    for failed in p.failed.iter().take(NAMED) {
+    for failed in p.failed.iter().take(LISTED_FAILED_FILES) {
         let _ = writeln!(out, "  failed  {}: {}", failed.path, failed.reason);
     }
-    if p.files_failed > NAMED as u64 {
-        let _ = writeln!(out, "  failed  {} more; --progress --json names up to 1000", p.files_failed - NAMED as u64);
+    if p.files_failed > LISTED_FAILED_FILES as u64 {
+        let _ = writeln!(
+            out,
+            "  failed  {} more; --progress --json names up to 1000",
+            p.files_failed - LISTED_FAILED_FILES as u64
+        );
     }
     out
 }

@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Interval of progress queries.
-const OFTEN: Duration = Duration::from_millis(200);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Pauses before a query is repeated.
 const QUERY_PAUSES: Backoff = Backoff::new(Duration::from_millis(400), Duration::from_secs(5));
 /// Watching ends after this long without an answer: restarting a coordinator takes seconds, moving it to another host
 /// a minute.
-const SILENCE: Duration = Duration::from_secs(60);
+const WATCH_SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// Paths repeated in a suggested command.
-const PATHS: usize = 3;
+const SUGGESTED_PATHS: usize = 3;
 
 /// A job and the way it is shown.
 pub struct JobWatch<'a> {
@@ -56,7 +56,7 @@ fn shell_quoted(word: &str) -> String {
 pub fn job_words(action: JobAction, paths: &[String], args: &JobArgs, place: &JobWorker) -> JobWords {
     let mut rest: Vec<String> = match &args.files_from {
         Some(file) => vec!["--files-from".into(), shell_quoted(&file.to_string_lossy())],
-        None if paths.len() > PATHS => vec!["PATH...".into()],
+        None if paths.len() > SUGGESTED_PATHS => vec!["PATH...".into()],
         None => paths.iter().map(|path| shell_quoted(path)).collect(),
     };
     if let (true, Some(registry)) = (place.is_group(), &args.registry) {
@@ -124,7 +124,7 @@ fn request_with_retry(
             if began.elapsed() >= limit || interrupted.load(Ordering::Acquire) {
                 return Err(RequestFailure::Silent(error));
             }
-            std::thread::sleep(OFTEN.min(pause));
+            std::thread::sleep(PROGRESS_INTERVAL.min(pause));
         }
     }
 }
@@ -160,7 +160,7 @@ impl<'a> JobWatch<'a> {
         let answer = request_with_retry(
             || self.place.send_request(&json!({"do": "progress", "id": id}), *seen),
             |error| self.place.continues_after(error),
-            SILENCE,
+            WATCH_SILENCE_LIMIT,
             interrupted,
             say,
         );
@@ -223,7 +223,7 @@ impl<'a> JobWatch<'a> {
                     }
                 })?;
             }
-            std::thread::sleep(OFTEN);
+            std::thread::sleep(PROGRESS_INTERVAL);
         }
     }
 
@@ -244,7 +244,7 @@ impl<'a> JobWatch<'a> {
                     break;
                 }
                 self.bar.show(&now);
-                std::thread::sleep(OFTEN);
+                std::thread::sleep(PROGRESS_INTERVAL);
             }
         }
         Ok(ExitCode::SUCCESS)

@@ -25,7 +25,7 @@ pub enum LauncherKind {
 }
 
 /// Below the help.
-pub const NOTE: &str = "Every flag is also an environment variable (--state-dir: SPURLINE_STATE_DIR) and a key of the \
+pub const CSI_DRIVER_NOTE: &str = "Every flag is also an environment variable (--state-dir: SPURLINE_STATE_DIR) and a key of the \
 TOML file given by --config. A flag overrides a variable, which overrides the file.";
 
 /// The arguments of `k8s csi-driver`.

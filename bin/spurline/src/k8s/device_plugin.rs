@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Below the help.
-pub const NOTE: &str = "Every flag is also an environment variable (--plugin-dir: SPURLINE_PLUGIN_DIR) and a key of the \
+pub const DEVICE_PLUGIN_NOTE: &str = "Every flag is also an environment variable (--plugin-dir: SPURLINE_PLUGIN_DIR) and a key of the \
 TOML file given by --config. A flag overrides a variable, which overrides the file.";
 
 /// Examples of --help.
-pub const EXAMPLES: &str = "\
+pub const DEVICE_PLUGIN_EXAMPLES: &str = "\
 The plugin reads the configuration of Mellanox/k8s-rdma-shared-dev-plugin unchanged, and can replace it. It needs the \
 user root, no capability, no host network, and two folders of the host: kubelet's directory of device plugins \
 (writable) and /sys (read-only).

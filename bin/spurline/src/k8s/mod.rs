@@ -43,10 +43,10 @@ pub enum KubeCommand {
     #[command(after_long_help = verify::EXAMPLES)]
     Verify(Box<verify::VerifyArgs>),
     /// Run the device plugin, which gives pods the RDMA devices that they request
-    #[command(after_help = device_plugin::NOTE, after_long_help = device_plugin::EXAMPLES)]
+    #[command(after_help = device_plugin::DEVICE_PLUGIN_NOTE, after_long_help = device_plugin::DEVICE_PLUGIN_EXAMPLES)]
     DevicePlugin(Box<device_plugin::DevicePluginArgs>),
     /// Run the CSI driver, which mounts volumes for the pods of this node
-    #[command(after_help = csi_driver::NOTE)]
+    #[command(after_help = csi_driver::CSI_DRIVER_NOTE)]
     CsiDriver(Box<csi_driver::CsiDriverArgs>),
     /// Print the manifests of a cluster: cache nodes, volumes, devices
     #[command(after_long_help = render::EXAMPLES)]

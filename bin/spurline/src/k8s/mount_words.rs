@@ -10,7 +10,7 @@ use spurline_csi::{MountArguments, MountRequest, MountWords};
 use std::ffi::OsString;
 
 /// Flags that make no sense for a volume, and why.
-const NOT_HERE: [(&str, &str); 5] = [
+const REFUSED_VOLUME_FLAGS: [(&str, &str); 5] = [
     ("config", "write its keys as mount options of the volume"),
     ("background", "leave it out: the driver runs the process"),
     ("foreground", "leave it out: the driver runs the process"),
@@ -47,7 +47,7 @@ pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Re
             name == flag
         })
     };
-    if let Some((flag, remedy)) = NOT_HERE.iter().find(|(flag, _)| has(&given, flag)) {
+    if let Some((flag, remedy)) = REFUSED_VOLUME_FLAGS.iter().find(|(flag, _)| has(&given, flag)) {
         return Err(Fault::usage(format!("the mount option {flag} is not for volumes"), *remedy));
     }
     given.extend(request.own_flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}"))));

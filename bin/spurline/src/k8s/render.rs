@@ -121,7 +121,7 @@ fn read(file: &Path, flag: &str) -> Result<String, Fault> {
 }
 
 /// The values that name things of a cluster's own, with the key that switches their objects on, and how they are set.
-const PLACEHOLDERS: [(&str, &[&str], &str); 3] = [
+const CLUSTER_PLACEHOLDERS: [(&str, &[&str], &str); 3] = [
     ("image", &[], "image=REGISTRY/spurline:TAG"),
     ("nodes.sources", &["nodes.enabled"], "nodes.sources='[s3://BUCKET]'"),
     ("storageClass.source", &["csi.enabled", "storageClass.enabled"], "storageClass.source=s3://BUCKET"),
@@ -132,7 +132,7 @@ fn placeholder_note(values: &ClusterValues) -> Result<Option<String>, Fault> {
     let defaults = ClusterValues::defaults()?;
     let mut kept = Vec::new();
     let mut settings = Vec::new();
-    for (key, switches, setting) in PLACEHOLDERS {
+    for (key, switches, setting) in CLUSTER_PLACEHOLDERS {
         let is_used = switches.iter().all(|switch| values.is_on(switch));
         if let Some(value) = values.find(key).filter(|value| is_used && defaults.find(key) == Some(value)) {
             kept.push(format!("{key} ({})", value.to_string().replace('"', "")));

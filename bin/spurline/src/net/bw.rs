@@ -18,11 +18,11 @@ use spurline_types::{Size, parse_duration};
 use std::process::ExitCode;
 use std::time::Duration;
 
-const GIB: f64 = (1u32 << 30) as f64;
+const BYTES_PER_GIB: f64 = (1u32 << 30) as f64;
 /// Default length of a measurement.
-const TIME: Duration = Duration::from_secs(10);
+const DEFAULT_MEASUREMENT_TIME: Duration = Duration::from_secs(10);
 /// Time limit of a measurement by bytes; a stream that stalls fails earlier, by `--timeout`.
-const LONG: Duration = Duration::from_secs(7 * 86_400);
+const BYTE_MEASUREMENT_LIMIT: Duration = Duration::from_secs(7 * 86_400);
 
 /// Direction of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -109,7 +109,7 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
         };
     }
     let limits = RunLimits {
-        time: args.time.unwrap_or(if args.bytes.is_some() { LONG } else { TIME }),
+        time: args.time.unwrap_or(if args.bytes.is_some() { BYTE_MEASUREMENT_LIMIT } else { DEFAULT_MEASUREMENT_TIME }),
         ops: args.bytes.map(|bytes| bytes.bytes().div_ceil(plan.size)),
         patience: args.peer.timeout,
         pause: Duration::ZERO,
@@ -186,7 +186,7 @@ fn bandwidth_plan(args: &BwArgs, streams: usize) -> Result<ProbePlan, Fault> {
 
 /// Processor seconds per GiB transferred.
 fn per_gib(seconds: f64, bytes: u64) -> Option<f64> {
-    (bytes > 0).then(|| seconds / (bytes as f64 / GIB))
+    (bytes > 0).then(|| seconds / (bytes as f64 / BYTES_PER_GIB))
 }
 
 fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, direction: BwDirection) {

@@ -9,9 +9,9 @@ use spurline_probe::measure::ProbeOutcome;
 use std::time::Duration;
 
 /// Longest wait for the other end's facts.
-const PEER: Duration = Duration::from_secs(10);
+const PEER_FACTS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most findings that one sentence names.
-const MOST: usize = 4;
+const SENTENCE_FINDINGS_MAX: usize = 4;
 
 /// Findings that slow down a port or an interface.
 const OF_A_PORT: &[&str] = &[
@@ -48,7 +48,7 @@ pub fn add_findings(judgement: &mut ProbeVerdict, session: &mut ProbeSession, ou
     };
     judgement.causes.extend(of_end(&HostTree::live(), &links(true), true));
     // A server without facts contributes no findings.
-    let facts = session.welcome.facts.then(|| session.fetch_facts(PEER).ok()).flatten();
+    let facts = session.welcome.facts.then(|| session.fetch_facts(PEER_FACTS_TIMEOUT).ok()).flatten();
     if let Some(entries) = facts.and_then(|bytes| archive::read_archive(bytes.as_slice()).ok()) {
         judgement.causes.extend(of_end(&HostTree::from_memory(entries), &links(false), false));
     }
@@ -60,7 +60,7 @@ pub fn add_findings(judgement: &mut ProbeVerdict, session: &mut ProbeSession, ou
         .map(|c| format!("{} ({}{})", c.id, c.subject, if c.here { "" } else { " there" }))
         .collect();
     words.dedup();
-    words.truncate(MOST);
+    words.truncate(SENTENCE_FINDINGS_MAX);
     if !words.is_empty() {
         judgement.sentence.push_str(&format!("; see also {}", words.join(", ")));
     }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest wait for the other end's answer, and for its facts.
-const PEER: Duration = Duration::from_secs(10);
+const PEER_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Examples of --help.
 pub const EXAMPLES: &str = "\
@@ -152,9 +152,9 @@ fn rail_obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>
 fn fetch_host(host: &str, trust: &Arc<Trust>) -> Result<(HostTree, u16), Fault> {
     let peer = client::parse_peer(host)?;
     let trust = Arc::clone(trust);
-    let call = ConnectConfig { peer, from: Vec::new(), timeout: PEER, trust };
+    let call = ConnectConfig { peer, from: Vec::new(), timeout: PEER_ANSWER_TIMEOUT, trust };
     let answer = ProbeSession::connect(&call).and_then(|mut session| {
-        let facts = session.fetch_facts(PEER)?;
+        let facts = session.fetch_facts(PEER_ANSWER_TIMEOUT)?;
         Ok((facts, session.remote().port()))
     });
     let (facts, port) = answer.map_err(|fault| {

@@ -26,7 +26,7 @@ pub struct ListArgs {
 }
 
 /// Counters that indicate errors on the link or in the fabric, under the names of all drivers.
-const TROUBLE: &[&str] = &[
+const ERROR_COUNTERS: &[&str] = &[
     "symbol_error",
     "link_error_recovery",
     "link_downed",
@@ -296,8 +296,8 @@ fn full_address(address: std::net::Ipv6Addr) -> String {
 fn counters_table<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)>, every: bool) {
     let mut rows = vec![table_row(&["DEVICE", "PORT", "COUNTER", "VALUE"])];
     for (device, port) in all {
-        for (name, value) in port.counters.iter().filter(|(name, _)| every || TROUBLE.contains(&name.as_str())) {
-            let style = if TROUBLE.contains(&name.as_str()) { WARN } else { Default::default() };
+        for (name, value) in port.counters.iter().filter(|(name, _)| every || ERROR_COUNTERS.contains(&name.as_str())) {
+            let style = if ERROR_COUNTERS.contains(&name.as_str()) { WARN } else { Default::default() };
             rows.push(vec![
                 styled_cell(&device.name, Default::default()),
                 styled_cell(port.number.to_string(), Default::default()),

@@ -19,7 +19,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// Several times the largest measurement with its control connection.
-const MAX_CONNECTIONS: usize = 512;
+const MAX_PROBE_CONNECTIONS: usize = 512;
 
 /// The arguments of `net serve`.
 #[derive(Debug, Args)]
@@ -78,7 +78,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
         addresses,
         port: args.port,
         patience: args.timeout,
-        max_connections: MAX_CONNECTIONS,
+        max_connections: MAX_PROBE_CONNECTIONS,
         trust,
         facts: Some(Box::new(host_facts)),
         // As above.

@@ -13,13 +13,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Enough for the counters of an interface to stand out from other traffic.
-const BYTES: u64 = 4 << 20;
+const TRIAL_BYTES: u64 = 4 << 20;
 /// Bytes of one operation.
-const SIZE: u64 = 1 << 20;
+const TRIAL_OPERATION_BYTES: u64 = 1 << 20;
 /// Time limit of one trial.
-const ONE: Duration = Duration::from_secs(3);
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit of all trials.
-const ALL: Duration = Duration::from_secs(15);
+const TRIALS_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A trial for each pair of interfaces of this host and the peer in one subnet; `port` is that of the peer's `net
 /// serve`, `wanted` the interfaces to test, all when empty.
@@ -30,15 +30,15 @@ pub fn run_trials(
     port: u16,
     trust: &Arc<Trust>,
 ) -> Vec<RouteTrial> {
-    let end = Instant::now() + ALL;
+    let end = Instant::now() + TRIALS_TIMEOUT;
     let meant = |name: &String| wanted.is_empty() || wanted.contains(name);
     let all = interface_pairs(host, peer).into_iter().filter(|pair| meant(&pair.own.name));
     all.map(|pair| {
         let carried = match end.saturating_duration_since(Instant::now()) {
-            left if left.is_zero() => Err(format!("the {} s for all of them were over", ALL.as_secs())),
-            left => try_route(pair.from, pair.to, port, ONE.min(left), trust),
+            left if left.is_zero() => Err(format!("the {} s for all of them were over", TRIALS_TIMEOUT.as_secs())),
+            left => try_route(pair.from, pair.to, port, TRIAL_TIMEOUT.min(left), trust),
         };
-        RouteTrial { interface: pair.own.name.clone(), to: pair.to, bytes: BYTES, carried }
+        RouteTrial { interface: pair.own.name.clone(), to: pair.to, bytes: TRIAL_BYTES, carried }
     })
     .collect()
 }
@@ -54,8 +54,14 @@ fn try_route(
     let trust = Arc::clone(trust);
     let call = ConnectConfig { peer, from: vec![from], timeout, trust };
     let mut session = ProbeSession::connect(&call).map_err(|fault| fault.what)?;
-    let plan = ProbePlan { size: SIZE, depth: 4, streams: vec![ProbeOp::Write], ..ProbePlan::default() };
-    let limits = RunLimits { time: timeout, ops: Some(BYTES / SIZE), patience: timeout, pause: Duration::ZERO };
+    let plan =
+        ProbePlan { size: TRIAL_OPERATION_BYTES, depth: 4, streams: vec![ProbeOp::Write], ..ProbePlan::default() };
+    let limits = RunLimits {
+        time: timeout,
+        ops: Some(TRIAL_BYTES / TRIAL_OPERATION_BYTES),
+        patience: timeout,
+        pause: Duration::ZERO,
+    };
     let done = measure::run_measurement(&mut session, &plan, &limits, &AtomicBool::new(false), &mut |_| {})
         .map_err(|fault| fault.what)?;
     match (done.error, done.report) {

@@ -9,7 +9,7 @@ use spurline_types::stats::Metric;
 use std::fmt::Write as _;
 
 /// Width of a column.
-const WIDTH: usize = 6;
+const COLUMN_WIDTH: usize = 6;
 
 /// One counter or gauge of a process.
 type MetricOf = fn(&Stats) -> &Metric;
@@ -53,7 +53,7 @@ const fn column(head: &'static str, kind: ColumnKind, meaning: &'static str) -> 
     StatsColumn { head, kind, meaning }
 }
 
-const SECTIONS: [StatsSection; 9] = [
+const STATS_SECTIONS: [StatsSection; 9] = [
     StatsSection {
         letter: 'u',
         title: "usage",
@@ -219,9 +219,9 @@ impl StatsTable {
     /// # Errors
     /// When a letter names no section, or there is none.
     pub fn new(schema: &str) -> Result<Self, Fault> {
-        let known: Vec<String> = SECTIONS.iter().map(|s| format!("{} {}", s.letter, s.title)).collect();
+        let known: Vec<String> = STATS_SECTIONS.iter().map(|s| format!("{} {}", s.letter, s.title)).collect();
         let find = |letter: char| {
-            SECTIONS.iter().find(|s| s.letter == letter).ok_or_else(|| {
+            STATS_SECTIONS.iter().find(|s| s.letter == letter).ok_or_else(|| {
                 Fault::usage(
                     format!("--schema '{schema}': no section '{letter}'"),
                     format!("there are {}", known.join(", ")),
@@ -240,14 +240,16 @@ impl StatsTable {
         let mut titles = Vec::new();
         let mut heads = Vec::new();
         for section in &self.sections {
-            let width = section.columns.len() * WIDTH - 1;
+            let width = section.columns.len() * COLUMN_WIDTH - 1;
             let dashes = width.saturating_sub(section.title.len());
             let title = format!(" {}{}{}", "-".repeat(dashes / 2), section.title, "-".repeat(dashes - dashes / 2));
             titles.push(painted(TITLE, &title, colour));
             let cells: Vec<String> = section
                 .columns
                 .iter()
-                .map(|column| format!(" {}", painted(HEAD, &format!("{:>w$}", column.head, w = WIDTH - 1), colour)))
+                .map(|column| {
+                    format!(" {}", painted(HEAD, &format!("{:>w$}", column.head, w = COLUMN_WIDTH - 1), colour))
+                })
                 .collect();
             heads.push(cells.concat());
         }
@@ -262,7 +264,7 @@ impl StatsTable {
             .map(|section| {
                 let cells = section.columns.iter().map(|column| {
                     let (text, style) = column.kind.cell_text(before, now, seconds);
-                    painted(style, &format!("{text:>WIDTH$}"), colour)
+                    painted(style, &format!("{text:>COLUMN_WIDTH$}"), colour)
                 });
                 cells.collect::<String>()
             })
@@ -293,7 +295,7 @@ pub fn columns_help() -> String {
     let mut text = "Sections of --schema and their columns. Bytes are in units of 1024 (K, M, G, T), numbers in units of 1000; - is \
                     no value. Without --schema: u f m c r o, and w and x where there are writes and an export.\n"
         .to_owned();
-    for section in &SECTIONS {
+    for section in &STATS_SECTIONS {
         let _ = write!(text, "\n  {} {}\n", section.letter, section.title);
         for column in section.columns {
             let _ = writeln!(text, "    {:<6} {}{}", column.head, column.meaning, column.kind.unit());
@@ -489,7 +491,7 @@ mod tests {
     #[test]
     fn the_help_has_every_column_in_a_line_of_a_small_terminal() {
         let help = columns_help();
-        for column in SECTIONS.iter().flat_map(|section| section.columns) {
+        for column in STATS_SECTIONS.iter().flat_map(|section| section.columns) {
             assert!(help.contains(&format!("\n    {:<6} {}", column.head, column.meaning)), "{}", column.head);
         }
         assert!(help.lines().skip(1).all(|line| line.chars().count() <= 79), "{help}");
@@ -521,7 +523,7 @@ mod tests {
         for n in [0.0, 0.004, 1.0, 9.996, 99.96, 999.4, 999.6, 1023.0, 1_048_575.0, 1e9, 123_456_789_012.0, 1e15] {
             for base in [1000.0, 1024.0] {
                 let (text, _) = scaled_number(n, base);
-                assert!(text.len() < WIDTH, "{n}: {text}");
+                assert!(text.len() < COLUMN_WIDTH, "{n}: {text}");
             }
         }
         assert!(StatsTable::new("uz").is_err() && StatsTable::new("").is_err());

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use std::path::Path;
 
 /// Connections of a TCP mount, and the most that a stock kernel makes.
-const CONNECTIONS: usize = 8;
+const TCP_MOUNT_CONNECTIONS: usize = 8;
 
 /// The largest read and write that clients ask for; the server may answer with less.
-const REQUEST_BYTES: u32 = 1 << 20;
+const CLIENT_REQUEST_BYTES: u32 = 1 << 20;
 
 /// Where clients mount the export.
 const CLIENT_MOUNTPOINT: &str = "/mnt/spurline";
@@ -83,15 +83,17 @@ pub fn client_mounts(
     let tcp = target(addresses.first());
     let line = |title: &str, options: &str, target: &str, note: &str| ClientMount {
         title: title.to_owned(),
-        command: format!("mount -t nfs -o {options},rsize={REQUEST_BYTES},wsize={REQUEST_BYTES},hard {target}"),
+        command: format!(
+            "mount -t nfs -o {options},rsize={CLIENT_REQUEST_BYTES},wsize={CLIENT_REQUEST_BYTES},hard {target}"
+        ),
         note: note.to_owned(),
     };
     let mut lines = Vec::new();
     if service.v4 {
-        lines.push(line("NFSv4.2, TCP", &format!("vers=4.2,proto=tcp,nconnect={CONNECTIONS}"), &tcp, ""));
+        lines.push(line("NFSv4.2, TCP", &format!("vers=4.2,proto=tcp,nconnect={TCP_MOUNT_CONNECTIONS}"), &tcp, ""));
     }
     if service.v3 {
-        lines.push(line("NFSv3, TCP", &format!("vers=3,proto=tcp,nconnect={CONNECTIONS}"), &tcp, v3_note));
+        lines.push(line("NFSv3, TCP", &format!("vers=3,proto=tcp,nconnect={TCP_MOUNT_CONNECTIONS}"), &tcp, v3_note));
     }
     let Some(port) = service.rdma_port else { return lines };
     let rail = target(rails.first().or(addresses.first()));
@@ -126,7 +128,7 @@ pub fn client_mounts(
             "NFSv3, RDMA, several rails with VAST's client",
             &format!(
                 "vers=3,proto=rdma,port={port},nconnect={},remoteports={}",
-                CONNECTIONS.max(max),
+                TCP_MOUNT_CONNECTIONS.max(max),
                 same_family.join("~")
             ),
             &rail,

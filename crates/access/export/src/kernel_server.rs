@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// The largest request that exports ask for.
-const REQUEST_BYTES: u32 = 1 << 20;
+const EXPORT_REQUEST_BYTES: u32 = 1 << 20;
 
 /// Where the largest request is set.
 const REQUEST_FILE: &str = "/proc/fs/nfsd/max_block_size";
@@ -109,7 +109,7 @@ impl ServerState {
             return self.request_bytes;
         }
         // As nfsd_get_default_max_blksize().
-        let mut bytes = REQUEST_BYTES;
+        let mut bytes = EXPORT_REQUEST_BYTES;
         while u64::from(bytes) > self.memory_bytes >> 12 && bytes >= 8 * 1024 * 2 {
             bytes /= 2;
         }
@@ -150,11 +150,11 @@ pub(crate) fn is_exported(path: &Path) -> bool {
 }
 
 /// The tools' table.
-const TABLE: &str = "/var/lib/nfs/etab";
+const EXPORT_TABLE_FILE: &str = "/var/lib/nfs/etab";
 
 /// The paths in the tools' table, as clients name them.
 fn exported_paths() -> impl Iterator<Item = String> {
-    let table = std::fs::read_to_string(TABLE).unwrap_or_default();
+    let table = std::fs::read_to_string(EXPORT_TABLE_FILE).unwrap_or_default();
     let paths: Vec<String> = table.lines().filter_map(|line| line.split_whitespace().next()).map(decode_path).collect();
     paths.into_iter()
 }
@@ -225,8 +225,8 @@ impl ExportPlan {
             ]));
         }
         // It can be set only while no thread runs.
-        if server.request_limit() < REQUEST_BYTES {
-            changes.push(ServerChange::kernel(REQUEST_FILE, REQUEST_BYTES));
+        if server.request_limit() < EXPORT_REQUEST_BYTES {
+            changes.push(ServerChange::kernel(REQUEST_FILE, EXPORT_REQUEST_BYTES));
         }
         if has_systemd() {
             changes.push(ServerChange::run(&["systemctl", "start", "nfs-server"]));
@@ -250,7 +250,7 @@ impl ExportPlan {
     fn is_in_table(&self, root: &Path) -> bool {
         let time = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
         let written = time(&root.join(exports_path(&self.id())));
-        is_exported(&self.shown_path) && written.is_some() && time(Path::new(TABLE)) >= written
+        is_exported(&self.shown_path) && written.is_some() && time(Path::new(EXPORT_TABLE_FILE)) >= written
     }
 }
 
@@ -451,15 +451,15 @@ pub fn forget_cached_exports() -> Result<()> {
 /// # Errors
 /// When the kernel refuses an answer.
 pub fn answer_waiting_clients(source: &str, mountpoint: &Path) -> Result<usize> {
-    const CACHE: &str = "/proc/net/rpc/nfsd.fh";
+    const HANDLE_CACHE_FILE: &str = "/proc/net/rpc/nfsd.fh";
     let Some(ExportRecord { fsid, .. }) = ExportRecord::read(Path::new("/"), &export_id(source, mountpoint)) else {
         return Ok(0);
     };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let open = std::fs::read_to_string(format!("{CACHE}/content")).unwrap_or_default();
+    let open = std::fs::read_to_string(format!("{HANDLE_CACHE_FILE}/content")).unwrap_or_default();
     let mut answered = 0;
     for answer in open.lines().filter_map(|line| answer_to(line, &fsid, now + ANSWER_SECONDS, mountpoint)) {
-        let path = format!("{CACHE}/channel");
+        let path = format!("{HANDLE_CACHE_FILE}/channel");
         std::fs::write(&path, answer).map_err(|e| Error::io(&path, &e))?;
         answered += 1;
     }

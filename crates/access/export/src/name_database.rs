@@ -12,13 +12,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Inode number to directories' numbers and the names there.
-const NAMES: MultimapTableDefinition<'_, u64, (u64, &[u8])> = MultimapTableDefinition::new("names");
+const NAMES_TABLE: MultimapTableDefinition<'_, u64, (u64, &[u8])> = MultimapTableDefinition::new("names");
 /// Memory of the database's pages.
 const PAGE_CACHE: usize = 4 << 20;
 /// Inodes whose names wait for the disk; more wait for the writing thread.
 const WAITING_MAX: usize = 20_000;
 /// How long a name waits for others of its batch.
-const BATCH: Duration = Duration::from_millis(200);
+const NAME_BATCH_WAIT: Duration = Duration::from_millis(200);
 
 /// A name that was added or removed.
 struct NameChange {
@@ -62,7 +62,7 @@ impl NameDatabase {
         let failed = |e: &dyn std::fmt::Display| Error::new(ErrorKind::Invalid, format!("{}: {e}", path.display()));
         let database = Database::builder().set_cache_size(PAGE_CACHE).create(&path).map_err(|e| failed(&e))?;
         let transaction = database.begin_write().map_err(|e| failed(&e))?;
-        transaction.open_multimap_table(NAMES).map_err(|e| failed(&e))?;
+        transaction.open_multimap_table(NAMES_TABLE).map_err(|e| failed(&e))?;
         transaction.commit().map_err(|e| failed(&e))?;
         let shared = Arc::new(SharedNames { database, waiting: Mutex::default(), changed: Condvar::new() });
         let writing = Arc::clone(&shared);
@@ -90,7 +90,7 @@ impl SharedNames {
                 self.changed.wait(&mut waiting);
             }
             if !waiting.stop && waiting.new.len() < WAITING_MAX {
-                self.changed.wait_for(&mut waiting, BATCH);
+                self.changed.wait_for(&mut waiting, NAME_BATCH_WAIT);
             }
             let stop = waiting.stop;
             let batch = Arc::new(std::mem::take(&mut waiting.new));
@@ -120,7 +120,7 @@ impl SharedNames {
         }
         let transaction = self.database.begin_write()?;
         {
-            let mut table = transaction.open_multimap_table(NAMES)?;
+            let mut table = transaction.open_multimap_table(NAMES_TABLE)?;
             for (ino, changes) in names {
                 for NameChange { parent, name, added } in changes {
                     if *added {
@@ -136,7 +136,7 @@ impl SharedNames {
     }
 
     fn read_names(&self, ino: u64) -> std::result::Result<Vec<(u64, Vec<u8>)>, redb::Error> {
-        let table = self.database.begin_read()?.open_multimap_table(NAMES)?;
+        let table = self.database.begin_read()?.open_multimap_table(NAMES_TABLE)?;
         let mut names = Vec::new();
         for found in table.get(ino)? {
             let found = found?;
@@ -151,7 +151,7 @@ impl SharedNames {
         // A walk that is faster than the disk waits for it.
         while waiting.new.len() >= WAITING_MAX && !waiting.stop {
             self.changed.notify_all();
-            self.changed.wait_for(&mut waiting, BATCH);
+            self.changed.wait_for(&mut waiting, NAME_BATCH_WAIT);
         }
         let first = waiting.new.is_empty();
         let changes = waiting.new.entry(ino).or_default();

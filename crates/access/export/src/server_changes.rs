@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Makes the server read the tables of exports again.
-const RELOAD: [&str; 2] = ["exportfs", "-ra"];
+const RELOAD_COMMAND: [&str; 2] = ["exportfs", "-ra"];
 /// The longest time of a command: systemd may start the server for a minute.
 const COMMAND_LIMIT: Duration = Duration::from_secs(90);
 
@@ -64,7 +64,7 @@ impl ServerChange {
             ServerChange::Write { path, .. } => format!("write {}", path.display()),
             ServerChange::Remove(path) => format!("rm {}", path.display()),
             ServerChange::Run(words) => words.iter().map(|word| quote_word(word)).collect::<Vec<_>>().join(" "),
-            ServerChange::Reload { .. } => RELOAD.join(" "),
+            ServerChange::Reload { .. } => RELOAD_COMMAND.join(" "),
             ServerChange::Kernel { path, word } => format!("echo {word} > {}", path.display()),
         }
     }
@@ -100,7 +100,7 @@ impl ServerChange {
             // It fails when any export of this host can't be made, and the others are made nevertheless. It succeeds when
             // a client's name can't be resolved, and that client is left out.
             ServerChange::Reload { path, clients } => {
-                let said = run_command(&RELOAD)?;
+                let said = run_command(&RELOAD_COMMAND)?;
                 let refused = unresolved_clients(&said.lines, clients);
                 let all = if said.lines.is_empty() { "it gave no reason".to_owned() } else { said.lines.join("; ") };
                 if !refused.is_empty() {

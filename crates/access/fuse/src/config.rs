@@ -123,7 +123,7 @@ impl Default for SessionConfig {
 }
 
 /// Enough for file systems that block on a network; 4, 8 and 16 entries were equally fast for those that do not.
-const MAX_DEPTH: u64 = 16;
+const MAX_QUEUE_DEPTH: u64 = 16;
 /// Thread minimum on /dev/fuse.
 const MIN_THREADS: u64 = 2;
 /// Thread limit on /dev/fuse; more threads bring no speed.
@@ -144,7 +144,7 @@ impl SessionConfig {
     /// Entries of each io_uring queue: the memory left beside one /dev/fuse slot, divided by the CPUs online.
     pub(crate) fn ring_depth(&self, cpus: &ring::QueueCpus) -> usize {
         let fit = (self.slot_memory / self.slot_len() as u64).saturating_sub(cpus.offline_count() as u64 + 1);
-        self.depth.unwrap_or((fit / cpus.on.len().max(1) as u64).clamp(1, MAX_DEPTH) as usize).max(1)
+        self.depth.unwrap_or((fit / cpus.on.len().max(1) as u64).clamp(1, MAX_QUEUE_DEPTH) as usize).max(1)
     }
 
     /// Chooses the transport, as far as that is possible before the kernel's INIT.

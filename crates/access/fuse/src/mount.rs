@@ -12,10 +12,10 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-const DEVICE: &str = "/dev/fuse";
-const FUSERMOUNT: &str = "fusermount3";
+const FUSE_DEVICE: &str = "/dev/fuse";
+const FUSERMOUNT_PROGRAM: &str = "fusermount3";
 /// File system type of an automount: of systemd (`x-systemd.automount`) or of autofs.
-const AUTOMOUNT: &str = "autofs";
+const AUTOMOUNT_FS_TYPE: &str = "autofs";
 /// Deadlines of fusermount3, and of a probe of a mount that may hang.
 const HELPER_DEADLINE: Duration = Duration::from_secs(20);
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
@@ -271,7 +271,7 @@ fn check_mounted(path: &Path, options: &MountOptions) -> Result<Option<MountEntr
         source,
     })?;
     let Some(there) = mounted else { return Ok(None) };
-    if there.fstype == AUTOMOUNT {
+    if there.fstype == AUTOMOUNT_FS_TYPE {
         return Ok(Some(there));
     }
     let seen = there.is_fuse().then(|| probe_mount(path));
@@ -355,7 +355,7 @@ fn helper_device_error(said: String) -> MountError {
 }
 
 fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<OwnedFd, MountError> {
-    let device: OwnedFd = OpenOptions::new().read(true).write(true).open(DEVICE).map_err(device_error)?.into();
+    let device: OwnedFd = OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(device_error)?.into();
     // SAFETY: getuid and getgid have no conditions.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
     let words = options.kernel_words(max_read);
@@ -400,12 +400,12 @@ fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result
     if options.allow_other && !user_allow_other() {
         return Err(MountError::AllowOther { uid });
     }
-    if !Path::new(DEVICE).exists() {
+    if !Path::new(FUSE_DEVICE).exists() {
         return Err(MountError::NoDevice { source: io::Error::from_raw_os_error(libc::ENOENT) });
     }
     let system = |what, source| MountError::System { what, path: path.into(), source };
     let (ours, theirs) = socket_pair().map_err(|e| system("making a socket to mount on", e))?;
-    let mut command = Command::new(FUSERMOUNT);
+    let mut command = Command::new(FUSERMOUNT_PROGRAM);
     command.arg("-o").arg(options.fusermount_list(max_read)).arg("--").arg(path);
     // The helper's socket end is its standard input. No code runs in the child before exec, so this process is not
     // forked while NICs may write its memory.
@@ -522,7 +522,7 @@ pub fn unmount_path(path: &Path, lazy: bool) -> Result<(), MountError> {
 pub(crate) fn detach_mount(path: &Path, flags: libc::c_int) -> Result<(), MountError> {
     let lazy = flags & libc::MNT_DETACH != 0;
     if effective_uid() != 0 {
-        let mut command = Command::new(FUSERMOUNT);
+        let mut command = Command::new(FUSERMOUNT_PROGRAM);
         command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
         let out = command.output().map_err(|source| MountError::NoFusermount { uid: effective_uid(), source })?;
         let said = String::from_utf8_lossy(&out.stderr).trim().to_string();
@@ -569,16 +569,16 @@ pub(crate) fn abort_connection(minor: u32) -> io::Result<()> {
 
 /// Mounts file system type `fstype` without a mountpoint; it is gone when the descriptor is closed.
 fn unseen_mount(fstype: &CStr) -> io::Result<OwnedFd> {
-    const CLOEXEC: libc::c_uint = 1;
+    const CLONE_CLOEXEC: libc::c_uint = 1;
     const CMD_CREATE: libc::c_uint = 6;
     let none = std::ptr::null::<libc::c_char>();
     // SAFETY: the system calls of Linux 5.2, whose arguments are a C string, integers, nulls and open descriptors.
     unsafe {
-        let context = owned_fd(libc::syscall(libc::SYS_fsopen, fstype.as_ptr(), CLOEXEC))?;
+        let context = owned_fd(libc::syscall(libc::SYS_fsopen, fstype.as_ptr(), CLONE_CLOEXEC))?;
         if libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), CMD_CREATE, none, none, 0) != 0 {
             return Err(io::Error::last_os_error());
         }
-        owned_fd(libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), CLOEXEC, 0))
+        owned_fd(libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), CLONE_CLOEXEC, 0))
     }
 }
 

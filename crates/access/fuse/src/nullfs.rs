@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const ROOT: u64 = crate::abi::ROOT_ID;
-const DATA: u64 = 2;
+const DATA_INO: u64 = 2;
 /// Nothing ever changes.
-const TTL: Duration = Duration::from_secs(86_400);
+const ATTR_TTL: Duration = Duration::from_secs(86_400);
 /// The longest read; the bytes repeat with this period.
-const PATTERN: usize = 1 << 20;
+const PATTERN_BYTES: usize = 1 << 20;
 
 /// See the module.
 pub struct NullFs {
@@ -35,7 +35,7 @@ impl NullFs {
     /// # Errors
     /// As [`NullFs::with_buffer`].
     pub fn new(size: u64) -> Result<Self, Error> {
-        NullFs::with_buffer(size, PATTERN as u64)
+        NullFs::with_buffer(size, PATTERN_BYTES as u64)
     }
 
     /// The same served from `held` bytes of memory (a mebibyte at least), like a file system with its data in memory.
@@ -43,16 +43,16 @@ impl NullFs {
     /// # Errors
     /// `NoMemory` when the system has no address space for them.
     pub fn with_buffer(size: u64, held: u64) -> Result<Self, Error> {
-        let len = (held as usize).next_multiple_of(PATTERN).max(PATTERN) + PATTERN;
+        let len = (held as usize).next_multiple_of(PATTERN_BYTES).max(PATTERN_BYTES) + PATTERN_BYTES;
         let pool = BufferPool::new(BufferPool::footprint(len), len)?;
         let mut buffer =
             pool.try_alloc(len).ok_or_else(|| Error::new(ErrorKind::NoMemory, "a new pool has no buffer"))?;
-        let (first, rest) = buffer.split_at_mut(PATTERN);
+        let (first, rest) = buffer.split_at_mut(PATTERN_BYTES);
         for (i, byte) in (0u64..).zip(first.iter_mut()) {
             *byte = i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
         }
-        rest.chunks_exact_mut(PATTERN).for_each(|chunk| chunk.copy_from_slice(first));
-        Ok(NullFs { size, held: BlockSlice::from_buf(buffer), fill: false, made: AtomicU64::new(DATA) })
+        rest.chunks_exact_mut(PATTERN_BYTES).for_each(|chunk| chunk.copy_from_slice(first));
+        Ok(NullFs { size, held: BlockSlice::from_buf(buffer), fill: false, made: AtomicU64::new(DATA_INO) })
     }
 
     /// The same served from the slot's own buffer without writing to it: the cost of a file system whose bytes a
@@ -67,14 +67,14 @@ impl NullFs {
     fn attr_of(&self, ino: u64) -> FsResult<StatAttr> {
         match ino {
             ROOT => Ok(StatAttr { nlink: 2, ..StatAttr::new(ROOT, libc::S_IFDIR | 0o555, 0) }),
-            DATA => Ok(StatAttr::new(DATA, libc::S_IFREG | 0o444, self.size)),
+            DATA_INO => Ok(StatAttr::new(DATA_INO, libc::S_IFREG | 0o444, self.size)),
             made if made <= self.made.load(Ordering::Relaxed) => Ok(StatAttr::new(made, libc::S_IFREG | 0o644, 0)),
             other => Err(FsError::Stale(other)),
         }
     }
 
     fn entry_of(&self, ino: u64) -> FsResult<FileEntry> {
-        Ok(FileEntry { ino, generation: 0, attr: self.attr_of(ino)?, entry_ttl: TTL, attr_ttl: TTL })
+        Ok(FileEntry { ino, generation: 0, attr: self.attr_of(ino)?, entry_ttl: ATTR_TTL, attr_ttl: ATTR_TTL })
     }
 }
 
@@ -82,28 +82,28 @@ impl FileService for NullFs {
     fn lookup(&self, _parent: u64, name: &[u8], _caller: &FsCaller<'_>) -> FsResult<LookupOutcome<FileEntry>> {
         Ok(match name {
             b"." | b".." => LookupOutcome::Found(self.entry_of(ROOT)?),
-            b"data" => LookupOutcome::Found(self.entry_of(DATA)?),
-            _ => LookupOutcome::Absent { ttl: TTL },
+            b"data" => LookupOutcome::Found(self.entry_of(DATA_INO)?),
+            _ => LookupOutcome::Absent { ttl: ATTR_TTL },
         })
     }
 
     fn getattr(&self, ino: u64, _fh: Option<u64>, _caller: &FsCaller<'_>) -> FsResult<(StatAttr, Duration)> {
-        Ok((self.attr_of(ino)?, TTL))
+        Ok((self.attr_of(ino)?, ATTR_TTL))
     }
 
     fn open(&self, ino: u64, _flags: u32, _caller: &FsCaller<'_>, _kernel: &KernelSide<'_>) -> FsResult<OpenedFile> {
         match ino {
-            DATA => Ok(OpenedFile { keep_cache: true, ..OpenedFile::default() }),
+            DATA_INO => Ok(OpenedFile { keep_cache: true, ..OpenedFile::default() }),
             _ => Err(FsError::IsADirectory),
         }
     }
 
     fn read(&self, _file: HandleRef, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
-        let len = self.size.saturating_sub(offset).min(dst.len() as u64).min(PATTERN as u64) as usize;
+        let len = self.size.saturating_sub(offset).min(dst.len() as u64).min(PATTERN_BYTES as u64) as usize;
         if self.fill {
             return Ok(ReadData::Copied(len));
         }
-        let start = (offset % (self.held.len() - PATTERN) as u64) as usize;
+        let start = (offset % (self.held.len() - PATTERN_BYTES) as u64) as usize;
         Ok(ReadData::Shared(self.held.subslice(start..start + len)))
     }
 
@@ -135,10 +135,10 @@ impl FileService for NullFs {
         _caller: &FsCaller<'_>,
         take: &mut dyn FnMut(&ListedEntry<'_>) -> bool,
     ) -> FsResult<()> {
-        let names: [(&[u8], u64); 3] = [(b".", ROOT), (b"..", ROOT), (b"data", DATA)];
+        let names: [(&[u8], u64); 3] = [(b".", ROOT), (b"..", ROOT), (b"data", DATA_INO)];
         for (next, (name, ino)) in (1..).zip(names).skip(read.from as usize) {
             let file_type = self.attr_of(ino)?.mode;
-            let entry = if read.plus && ino == DATA { Some(self.entry_of(ino)?) } else { None };
+            let entry = if read.plus && ino == DATA_INO { Some(self.entry_of(ino)?) } else { None };
             if !take(&ListedEntry { name, next, ino, file_type, entry }) {
                 break;
             }

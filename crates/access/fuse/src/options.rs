@@ -50,13 +50,13 @@ impl Default for MountOptions {
 
 /// An unknown word after `-o`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{word}' is not a mount option; the options are {KNOWN}")]
+#[error("'{word}' is not a mount option; the options are {KNOWN_OPTIONS}")]
 pub struct UnknownOption {
     /// The word.
     pub word: String,
 }
 
-const KNOWN: &str = "ro, allow_other, (no_)default_permissions, nonempty, fsname=NAME, subtype=NAME, suid, nosuid, dev, \
+const KNOWN_OPTIONS: &str = "ro, allow_other, (no_)default_permissions, nonempty, fsname=NAME, subtype=NAME, suid, nosuid, dev, \
                      nodev, exec, noexec, atime, noatime, context=LABEL, fscontext=LABEL, defcontext=LABEL, rootcontext=LABEL";
 
 impl MountOptions {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+const URING_PARAMETER_FILE: &str = "/sys/module/fuse/parameters/enable_uring";
 /// Deadline for all entries to have memory and rings.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -65,18 +65,19 @@ fn parse_cpu_list(text: &str) -> Vec<usize> {
 /// Whether FUSE over io_uring is available, with a note for the reason; else why not, and the remedy. `enable`: set
 /// the kernel's parameter if it is off and permissions allow it.
 pub(crate) fn check_available(enable: bool) -> Result<String, String> {
-    let parameter = fs::read_to_string(PARAMETER).map_err(|_| {
+    let parameter = fs::read_to_string(URING_PARAMETER_FILE).map_err(|_| {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         format!("this kernel ({}) does not have it; it came with Linux 6.14", release.trim())
     })?;
     let mut note = String::new();
     if parameter.trim() != "Y" {
         if !enable {
-            return Err(format!("it is off on this host; as root: echo Y > {PARAMETER}"));
+            return Err(format!("it is off on this host; as root: echo Y > {URING_PARAMETER_FILE}"));
         }
-        fs::write(PARAMETER, "Y")
-            .map_err(|e| format!("it is off on this host and could not be set ({e}); as root: echo Y > {PARAMETER}"))?;
-        note = format!(", and {PARAMETER} was set to Y for the whole host");
+        fs::write(URING_PARAMETER_FILE, "Y").map_err(|e| {
+            format!("it is off on this host and could not be set ({e}); as root: echo Y > {URING_PARAMETER_FILE}")
+        })?;
+        note = format!(", and {URING_PARAMETER_FILE} was set to Y for the whole host");
     }
     new_ring().map(|_| note).map_err(|e| {
         format!(
@@ -268,7 +269,7 @@ fn run_entry<S: FileService>(
 
 /// Consecutive requests that suggest the other placement before a thread changes: a change costs about as much as a
 /// small read.
-const ROW: u32 = 4;
+const PLACEMENT_CHANGE_REQUESTS: u32 = 4;
 /// From this length on, a page cache read may be read-ahead.
 const AHEAD_FROM: u32 = 64 << 10;
 
@@ -312,7 +313,7 @@ impl ThreadPlacement {
     /// Records whether a request was read-ahead into the page cache.
     fn note_request(&mut self, ahead: bool) {
         self.row = if ahead == self.fixed { self.row + 1 } else { 0 };
-        let Some(anywhere) = self.anywhere.filter(|_| self.row >= ROW) else { return };
+        let Some(anywhere) = self.anywhere.filter(|_| self.row >= PLACEMENT_CHANGE_REQUESTS) else { return };
         self.set_affinity(if ahead { &anywhere } else { &self.own });
         (self.fixed, self.row) = (!ahead, 0);
     }
@@ -463,13 +464,13 @@ mod tests {
             let mut seat = ThreadPlacement::new(QueueCpus::detect().on[0]);
             let serve = |seat: &mut ThreadPlacement, ahead: bool, n: u32| (0..n).for_each(|_| seat.note_request(ahead));
             assert_eq!(allowed(), 1);
-            serve(&mut seat, true, ROW - 1);
+            serve(&mut seat, true, PLACEMENT_CHANGE_REQUESTS - 1);
             serve(&mut seat, false, 1);
-            serve(&mut seat, true, ROW - 1);
+            serve(&mut seat, true, PLACEMENT_CHANGE_REQUESTS - 1);
             assert_eq!(allowed(), 1, "one small read between them and it stays");
             serve(&mut seat, true, 1);
             assert_eq!(allowed(), before);
-            serve(&mut seat, false, ROW);
+            serve(&mut seat, false, PLACEMENT_CHANGE_REQUESTS);
             assert_eq!(allowed(), 1);
         })
         .join()

@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// In place of the handle of a request: the thread waits for a request.
-const WAITING: u64 = u64::MAX;
+const WAITING_HANDLE: u64 = u64::MAX;
 /// It has taken a request that is not decoded.
-const UNDECODED: u64 = u64::MAX - 1;
+const UNDECODED_HANDLE: u64 = u64::MAX - 1;
 /// Its request delays no RELEASE.
 const NO_HANDLE: u64 = u64::MAX - 2;
 
@@ -50,13 +50,13 @@ struct ThreadActivity {
 impl ServingThread {
     /// Called before the kernel is asked for a request.
     pub(crate) fn note_waiting(&self) {
-        self.handle.store(WAITING, Ordering::Release);
+        self.handle.store(WAITING_HANDLE, Ordering::Release);
     }
 
     /// Called at once when the kernel has given a request.
     pub(crate) fn note_taken(&self) {
         self.taken.store(self.taken.load(Ordering::Relaxed) + 1, Ordering::Release);
-        self.handle.store(UNDECODED, Ordering::Release);
+        self.handle.store(UNDECODED_HANDLE, Ordering::Release);
     }
 
     /// The request is decoded.
@@ -116,7 +116,7 @@ impl RequestsUnderWay {
     ) -> bool {
         let threads = self.threads.lock();
         let first: Vec<ThreadActivity> = threads.iter().map(|thread| thread.activity()).collect();
-        if first.iter().any(|activity| activity.handle == UNDECODED || activity.handle == fh) {
+        if first.iter().any(|activity| activity.handle == UNDECODED_HANDLE || activity.handle == fh) {
             return false;
         }
         if first.iter().filter(|activity| activity.handle < NO_HANDLE).count() >= background_max {
@@ -130,7 +130,7 @@ impl RequestsUnderWay {
         // that others must not have taken a request until its end.
         let all_empty = threads.iter().filter_map(|thread| thread.queue).all(|queue| {
             let mut of_queue = threads.iter().zip(&first).filter(|(thread, _)| thread.queue == Some(queue));
-            of_queue.any(|(thread, activity)| activity.handle == WAITING && thread.keeps_queue_empty())
+            of_queue.any(|(thread, activity)| activity.handle == WAITING_HANDLE && thread.keeps_queue_empty())
         });
         all_empty && sleep_where_waiting(&threads, &first) && are_unchanged(&threads, &first)
     }
@@ -142,7 +142,7 @@ fn are_unchanged(threads: &[Arc<ServingThread>], first: &[ThreadActivity]) -> bo
 
 /// Whether each thread that waited sleeps, and has taken nothing until then.
 fn sleep_where_waiting(threads: &[Arc<ServingThread>], first: &[ThreadActivity]) -> bool {
-    let mut waiting = threads.iter().zip(first).filter(|(_, activity)| activity.handle == WAITING);
+    let mut waiting = threads.iter().zip(first).filter(|(_, activity)| activity.handle == WAITING_HANDLE);
     waiting.all(|(thread, activity)| thread.sleeps() && thread.activity() == *activity)
 }
 

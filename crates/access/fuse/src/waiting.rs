@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 const WAITS_MAX: usize = 512;
 /// Slots of each io_uring queue that do not wait, when a wait begins. The kernel gives a queued request only to an entry that
 /// replies to another one.
-const LEFT: usize = 2;
+const UNBLOCKED_SLOTS: usize = 2;
 
 thread_local! {
     /// The CPU whose io_uring queue this thread serves.
@@ -114,7 +114,7 @@ impl<S: FileService> ReplaceSlot for SessionSlots<S> {
         let mut queues = waits.queues.lock();
         let at = queues.entry(cpu).or_default();
         at.waiting += 1;
-        if at.waiting + LEFT <= shared.ring_depth + at.spare {
+        if at.waiting + UNBLOCKED_SLOTS <= shared.ring_depth + at.spare {
             return Ok(());
         }
         match ring::add_entry(&shared, cpu) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Idle time before a thread ends.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_THREAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 type WorkerJob = Box<dyn FnOnce() + Send>;
 
@@ -124,7 +124,7 @@ impl WorkersInner {
                 break;
             } else {
                 state.idle += 1;
-                let timed_out = self.work.wait_for(&mut state, IDLE).timed_out();
+                let timed_out = self.work.wait_for(&mut state, IDLE_THREAD_TIMEOUT).timed_out();
                 state.idle -= 1;
                 if timed_out && state.urgent.is_empty() && state.ahead.is_empty() {
                     break;

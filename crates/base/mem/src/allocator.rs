@@ -3,7 +3,7 @@
 /// Maximum number of heaps. glibc creates up to eight per processor, and each keeps its own free memory. With 64
 /// readers over 20,000 files on two processors they held 49 MiB, two heaps 34 MiB, and the difference grows with the
 /// threads. The data path allocates nothing, so threads seldom compete for a heap.
-const HEAPS: i32 = 2;
+const MAX_HEAPS: i32 = 2;
 /// Allocations from this length on are mappings of their own, and go back to the kernel when freed. By default glibc
 /// raises this threshold after the first such free, and the buffers of later threads (256 KiB each) stay in the heaps.
 const MAPPED_FROM_BYTES: i32 = 128 << 10;
@@ -21,7 +21,7 @@ pub fn limit_heaps() {
         }
         // SAFETY: each call only changes a parameter of the allocator, under its own lock.
         unsafe {
-            libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+            libc::mallopt(libc::M_ARENA_MAX, MAX_HEAPS);
             libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES);
             libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_FREE_BYTES);
         }

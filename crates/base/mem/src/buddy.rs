@@ -5,7 +5,7 @@ use std::ops::Range;
 /// The smallest allocation: 16 KiB.
 pub(crate) const PAGE_SHIFT: u32 = 14;
 
-const NONE: u32 = u32::MAX;
+const NO_PAGE: u32 = u32::MAX;
 /// State of a page that heads no free run.
 const NOT_FREE: u8 = u8::MAX;
 
@@ -32,13 +32,13 @@ impl BuddyAllocator {
     /// Starts with all of `pages` free, in runs of at most 2^`max_order`.
     pub(crate) fn new(pages: usize, max_order: u32) -> Self {
         let mut buddy = BuddyAllocator {
-            heads: vec![NONE; max_order as usize + 1],
+            heads: vec![NO_PAGE; max_order as usize + 1],
             orders: max_order as usize + 1,
             parts: 1,
             stripe: u32::BITS - 1,
             turn: 0,
-            next: vec![NONE; pages],
-            prev: vec![NONE; pages],
+            next: vec![NO_PAGE; pages],
+            prev: vec![NO_PAGE; pages],
             order: vec![NOT_FREE; pages],
             free_pages: 0,
         };
@@ -70,7 +70,7 @@ impl BuddyAllocator {
     pub(crate) fn divide_by_stripe(&mut self, stripe: u32, parts: usize) {
         assert!(self.orders <= stripe as usize + 1, "a run must not cross two parts");
         (self.stripe, self.parts) = (stripe, parts.max(1));
-        self.heads = vec![NONE; self.orders * self.parts];
+        self.heads = vec![NO_PAGE; self.orders * self.parts];
         for page in 0..self.order.len() {
             if self.order[page] != NOT_FREE {
                 self.push(page as u32, self.order[page].into());
@@ -95,7 +95,7 @@ impl BuddyAllocator {
     fn take_from_part(&mut self, part: usize, order: u32) -> Option<u32> {
         let heads = &self.heads[part * self.orders..(part + 1) * self.orders];
         let mut found = order;
-        while *heads.get(found as usize)? == NONE {
+        while *heads.get(found as usize)? == NO_PAGE {
             found += 1;
         }
         let page = heads[found as usize];
@@ -155,8 +155,8 @@ impl BuddyAllocator {
     fn push(&mut self, page: u32, order: u32) {
         let head = std::mem::replace(self.head_of(page, order), page);
         self.next[page as usize] = head;
-        self.prev[page as usize] = NONE;
-        if head != NONE {
+        self.prev[page as usize] = NO_PAGE;
+        if head != NO_PAGE {
             self.prev[head as usize] = page;
         }
         self.order[page as usize] = order as u8;
@@ -166,12 +166,12 @@ impl BuddyAllocator {
         let next = self.next[page as usize];
         let prev = self.prev[page as usize];
         let order = std::mem::replace(&mut self.order[page as usize], NOT_FREE);
-        if prev == NONE {
+        if prev == NO_PAGE {
             *self.head_of(page, order.into()) = next;
         } else {
             self.next[prev as usize] = next;
         }
-        if next != NONE {
+        if next != NO_PAGE {
             self.prev[next as usize] = prev;
         }
     }

@@ -339,7 +339,7 @@ impl Drop for BufferPool {
 }
 
 /// The order of a buffer whose pages were transferred to another.
-const TRANSFERRED: u32 = u32::MAX;
+const TRANSFERRED_ORDER: u32 = u32::MAX;
 
 /// A buffer of the arena, returned when dropped.
 pub struct PoolBuf {
@@ -398,7 +398,7 @@ impl PoolBuf {
         }
         let pool = Arc::clone(&parts.first()?.pool);
         for mut part in parts {
-            part.order = TRANSFERRED;
+            part.order = TRANSFERRED_ORDER;
             drop(part);
         }
         Some(pool.make_buf(pages.start, order, len))
@@ -423,7 +423,7 @@ impl DerefMut for PoolBuf {
 
 impl Drop for PoolBuf {
     fn drop(&mut self) {
-        if self.order != TRANSFERRED {
+        if self.order != TRANSFERRED_ORDER {
             self.pool.give_back(self.page, self.order);
         }
     }

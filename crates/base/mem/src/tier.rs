@@ -18,7 +18,7 @@ const CORRELATED_MS: u32 = 500;
 /// This long after the last counted use the next one counts, however short the pauses between uses: such a long run
 /// means several readers, or one that returns. Equal to the disk policy's correlation time.
 const SUSTAINED_MS: u32 = 4000;
-const SHARDS: usize = 16;
+const TIER_SHARDS: usize = 16;
 
 /// One block in memory, being filled or complete.
 pub struct MemBlock {
@@ -244,7 +244,7 @@ pub(crate) type BlockTable = HashMap<BlockId, Arc<MemBlock>, BuildObjectHasher>;
 /// The blocks in memory, over one pool.
 pub struct MemTier {
     pool: Arc<BufferPool>,
-    shards: [Mutex<BlockTable>; SHARDS],
+    shards: [Mutex<BlockTable>; TIER_SHARDS],
     /// The blocks in each stretch of the arena as long as the largest buffer; locked under a shard.
     pub(crate) stretches: Box<[Mutex<Vec<BlockId>>]>,
     /// Pages of such a stretch.
@@ -405,7 +405,7 @@ impl MemTier {
 
     pub(crate) fn shard_of(&self, id: &BlockId) -> &Mutex<BlockTable> {
         let hash = (id.object.0 as u64) ^ ((id.object.0 >> 64) as u64) ^ u64::from(id.index).wrapping_mul(0x9e37_79b9);
-        &self.shards[(hash % SHARDS as u64) as usize]
+        &self.shards[(hash % TIER_SHARDS as u64) as usize]
     }
 
     fn now_ms(&self) -> u32 {

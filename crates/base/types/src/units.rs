@@ -93,18 +93,18 @@ impl<'de> serde::Deserialize<'de> for Size {
 
 /// `bytes` for a person: three significant digits and a binary unit (`3.21 GiB`).
 pub fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    const SIZE_UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
-    while value >= 1000.0 && unit < UNITS.len() - 1 {
+    while value >= 1000.0 && unit < SIZE_UNITS.len() - 1 {
         value /= 1024.0;
         unit += 1;
     }
     match (unit, value) {
         (0, v) => format!("{v:.0} B"),
-        (u, v) if v >= 100.0 => format!("{v:.0} {}", UNITS[u]),
-        (u, v) if v >= 10.0 => format!("{v:.1} {}", UNITS[u]),
-        (u, v) => format!("{v:.2} {}", UNITS[u]),
+        (u, v) if v >= 100.0 => format!("{v:.0} {}", SIZE_UNITS[u]),
+        (u, v) if v >= 10.0 => format!("{v:.1} {}", SIZE_UNITS[u]),
+        (u, v) => format!("{v:.2} {}", SIZE_UNITS[u]),
     }
 }
 

@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use std::borrow::Cow;
 
 /// Escaped in addition to everything that is not ASCII.
-const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#');
+const ESCAPED_IN_URLS: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#');
 
 /// Whether a source is a directory, by its URL or a part of it.
 pub fn is_directory(source: &str) -> bool {
@@ -15,7 +15,7 @@ pub fn is_directory(source: &str) -> bool {
 
 /// The URL of a directory by its absolute path.
 pub fn directory_url(path: &[u8]) -> String {
-    format!("file://{}", percent_encode(path, ESCAPED))
+    format!("file://{}", percent_encode(path, ESCAPED_IN_URLS))
 }
 
 /// The bytes of a path that is part of a directory's URL, escaped or not.
@@ -38,7 +38,7 @@ pub fn join_url(source: &str, path: &[u8]) -> Vec<u8> {
     let slashes: &[u8] = if url.ends_with(b":") { b"///" } else { b"/" };
     url.extend_from_slice(slashes);
     if is_directory(source) {
-        url.extend(percent_encode(path, ESCAPED).flat_map(str::bytes));
+        url.extend(percent_encode(path, ESCAPED_IN_URLS).flat_map(str::bytes));
     } else {
         url.extend_from_slice(path);
     }

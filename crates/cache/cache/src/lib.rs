@@ -433,7 +433,7 @@ fn ends_read(kind: ErrorKind) -> bool {
 }
 
 /// Maximum runs of blocks in `info`.
-const RUNS_MAX: usize = 1000;
+const BLOCK_RUNS_MAX: usize = 1000;
 
 /// Adds a block to the runs of `held`, unless there are as many as are shown.
 fn add_to_runs(held: &mut Vec<BlockRun>, index: u32, place: &str) {
@@ -443,7 +443,7 @@ fn add_to_runs(held: &mut Vec<BlockRun>, index: u32, place: &str) {
         && run.last + 1 == index
     {
         run.last = index;
-    } else if held.len() < RUNS_MAX {
+    } else if held.len() < BLOCK_RUNS_MAX {
         held.push(BlockRun { first: index, last: index, place: place.to_owned(), holder: None });
     }
 }
@@ -604,10 +604,10 @@ impl Volume for Cache {
 
     fn capacity(&self) -> Result<VolumeSpace> {
         // A bucket has no capacity; large numbers satisfy `df` and installers.
-        const ENDLESS: VolumeSpace =
+        const ENDLESS_SPACE: VolumeSpace =
             VolumeSpace { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40, files_free: 1 << 40 };
         let stat = self.ask_origin(|deadline| self.origin.statfs(deadline))?;
-        Ok(stat.map_or(ENDLESS, |s| VolumeSpace {
+        Ok(stat.map_or(ENDLESS_SPACE, |s| VolumeSpace {
             // Without the blocks reserved for root: `df` would count them as used.
             total_bytes: s
                 .blocks

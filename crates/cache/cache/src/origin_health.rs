@@ -17,7 +17,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between probes, and between a good probe and the next.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// Interval at which a waiting read checks the result of the probe.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+const PROBE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Whether one origin answers.
 pub(crate) struct OriginHealth {
@@ -130,7 +130,7 @@ impl OriginHealth {
             if let Some(down) = self.down_error() {
                 return Err(down);
             }
-            std::thread::sleep(CHECK_INTERVAL);
+            std::thread::sleep(PROBE_CHECK_INTERVAL);
         }
         ask(began + timeout)
     }
@@ -153,7 +153,7 @@ impl OriginHealth {
                 // The end of this part of the wait, and not of the request.
                 Err(error) if error.kind() == ErrorKind::Timeout && (until..deadline).contains(&Instant::now()) => {
                     self.suspect();
-                    until = Instant::now() + CHECK_INTERVAL;
+                    until = Instant::now() + PROBE_CHECK_INTERVAL;
                 }
                 Err(error) => {
                     if is_outage(error.kind()) {

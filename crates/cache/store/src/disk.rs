@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Minimum interval between two log lines about the same recurring condition.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+const DISK_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A task of the disk's background thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -290,7 +290,7 @@ impl CacheDisk {
 /// Whether the interval since the last log line has passed; if so, it begins anew.
 fn is_log_due(said: &Mutex<Option<Instant>>) -> bool {
     let mut said = said.lock();
-    let again = said.is_none_or(|at| at.elapsed() > LOG_INTERVAL);
+    let again = said.is_none_or(|at| at.elapsed() > DISK_LOG_INTERVAL);
     if again {
         *said = Some(Instant::now());
     }

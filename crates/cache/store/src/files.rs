@@ -17,7 +17,7 @@ pub struct FileKey {
     pub tag: u32,
 }
 
-const SHARDS: usize = 16;
+const FILE_CACHE_SHARDS: usize = 16;
 
 struct FileSlot {
     key: FileKey,
@@ -35,7 +35,7 @@ struct FileShard {
 
 /// The open files of one disk.
 pub struct FileCache {
-    parts: [Mutex<FileShard>; SHARDS],
+    parts: [Mutex<FileShard>; FILE_CACHE_SHARDS],
     /// Maximum files per shard.
     bound: usize,
 }
@@ -43,11 +43,11 @@ pub struct FileCache {
 impl FileCache {
     /// Keeps at most about `bound` files open.
     pub fn new(bound: usize) -> Self {
-        FileCache { parts: std::array::from_fn(|_| Mutex::default()), bound: (bound / SHARDS).max(1) }
+        FileCache { parts: std::array::from_fn(|_| Mutex::default()), bound: (bound / FILE_CACHE_SHARDS).max(1) }
     }
 
     fn shard_of(&self, key: &FileKey) -> &Mutex<FileShard> {
-        &self.parts[(key.object.0 >> 96) as usize % SHARDS]
+        &self.parts[(key.object.0 >> 96) as usize % FILE_CACHE_SHARDS]
     }
 
     /// The open file, if it is cached.
@@ -106,7 +106,7 @@ pub fn open_file_limit(disks: usize) -> usize {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     // SAFETY: `limit` outlives the call.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-    (limit.rlim_cur as usize / 4 / disks.max(1)).clamp(SHARDS, 16_384)
+    (limit.rlim_cur as usize / 4 / disks.max(1)).clamp(FILE_CACHE_SHARDS, 16_384)
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn bounded_and_consistent() {
-        let cache = FileCache::new(SHARDS * 4);
+        let cache = FileCache::new(FILE_CACHE_SHARDS * 4);
         let key = |n: u32| FileKey { object: ObjectId(5), tag: n };
         let open = || DataFile { file: std::fs::File::open("/dev/null").unwrap(), direct: false };
         for n in 0..50 {

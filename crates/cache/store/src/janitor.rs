@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often the thread runs when nothing wakes it.
-const TICK: Duration = Duration::from_secs(1);
+const JANITOR_INTERVAL: Duration = Duration::from_secs(1);
 /// Garbage records that a log may have whatever its size.
 const GARBAGE_RECORDS: u64 = 4096;
 /// Pause after a failed rewrite of the log, which writes as much as the new log holds.
@@ -40,7 +40,7 @@ pub fn run_janitor(core: &Arc<StoreCore>, disk: &Arc<CacheDisk>) {
     let mut rewrite_from = Instant::now();
     let mut share_from = Instant::now();
     let mut refused_until = None;
-    let tick = TICK.min(core.config.probe_interval);
+    let tick = JANITOR_INTERVAL.min(core.config.probe_interval);
     while !core.closing.load(Ordering::Acquire) {
         disk.io.late_count();
         if disk.health.usable() {

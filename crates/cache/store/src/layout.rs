@@ -20,7 +20,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const LAYOUT: u32 = 1;
+const LAYOUT_VERSION: u32 = 1;
 /// Bytes of a probe of the disk.
 pub const PROBE: u64 = 4096;
 /// The file that the user of a directory holds locked.
@@ -184,11 +184,11 @@ fn check_format(path: &Path, block_size: u32) -> Result<u64> {
             let layout = value("layout");
             let size = value("block_size");
             let id = value("disk_id");
-            if layout != Some(u64::from(LAYOUT)) || id.is_none() {
+            if layout != Some(u64::from(LAYOUT_VERSION)) || id.is_none() {
                 return Err(Error::new(
                     ErrorKind::Invalid,
                     format!(
-                        "cache directory {} holds a cache of another layout than {LAYOUT} ({}); empty it or give another \
+                        "cache directory {} holds a cache of another layout than {LAYOUT_VERSION} ({}); empty it or give another \
                          --cache-dir",
                         path.display(),
                         text.lines().next().unwrap_or_default()
@@ -224,7 +224,7 @@ fn write_format(path: &Path, block_size: u32) -> Result<u64> {
     seed[8..].copy_from_slice(&since.as_nanos().to_le_bytes());
     let id =
         xxhash_rust::xxh3::xxh3_64_with_seed(path.as_os_str().as_encoded_bytes(), xxhash_rust::xxh3::xxh3_64(&seed));
-    let text = format!("layout={LAYOUT}\nblock_size={block_size}\ndisk_id={id}\n");
+    let text = format!("layout={LAYOUT_VERSION}\nblock_size={block_size}\ndisk_id={id}\n");
     replace_file(&path.join("format"), text.as_bytes(), 0o644).map_err(|e| {
         dir_error(path, "its format file can't be written", &e, "free some space or give another --cache-dir")
     })?;

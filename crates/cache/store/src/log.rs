@@ -10,17 +10,17 @@ use spurline_types::{BlockId, ObjectId};
 
 /// Length of the header.
 pub const HEADER: usize = 16;
-const MAGIC: &[u8; 8] = b"SPURLIX2";
-const FRAME: usize = 8;
+const LOG_MAGIC: &[u8; 8] = b"SPURLIX2";
+const FRAME_BYTES: usize = 8;
 /// Maximum length of a record.
-pub const RECORD_MAX: usize = FRAME + MAX_PAYLOAD;
+pub const RECORD_MAX: usize = FRAME_BYTES + MAX_PAYLOAD;
 /// Maximum length of a payload: 28 bytes and the checksums of the largest block (256 MiB).
 const MAX_PAYLOAD: usize = 28 + 4 * 4096;
 
-const PUT: u8 = 1;
-const REMOVE: u8 = 2;
-const PROMOTE: u8 = 3;
-const CLASS: u8 = 4;
+const PUT_KIND: u8 = 1;
+const REMOVE_KIND: u8 = 2;
+const PROMOTE_KIND: u8 = 3;
+const CLASS_KIND: u8 = 4;
 
 /// Bit of [`LogRecord::Put`]'s flags: the block lies in the object's one file, not in an extent's.
 pub const WHOLE: u8 = 1;
@@ -73,7 +73,7 @@ impl LoggedCrcs<'_> {
 /// The header of a log for blocks of `block_size` bytes.
 pub fn encode_header(block_size: u32) -> [u8; HEADER] {
     let mut out = [0; HEADER];
-    out[..8].copy_from_slice(MAGIC);
+    out[..8].copy_from_slice(LOG_MAGIC);
     out[8..12].copy_from_slice(&block_size.to_le_bytes());
     let sum = crc32c::crc32c(&out[..12]);
     out[12..].copy_from_slice(&sum.to_le_bytes());
@@ -82,10 +82,10 @@ pub fn encode_header(block_size: u32) -> [u8; HEADER] {
 
 fn push_frame(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
-    out.extend_from_slice(&[0; FRAME]);
+    out.extend_from_slice(&[0; FRAME_BYTES]);
     payload(out);
-    let len = ((out.len() - start - FRAME) as u32).to_le_bytes();
-    let sum = crc32c::crc32c_append(crc32c::crc32c(&len), &out[start + FRAME..]);
+    let len = ((out.len() - start - FRAME_BYTES) as u32).to_le_bytes();
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&len), &out[start + FRAME_BYTES..]);
     out[start..start + 4].copy_from_slice(&len);
     out[start + 4..start + 8].copy_from_slice(&sum.to_le_bytes());
 }
@@ -98,7 +98,7 @@ fn push_block(out: &mut Vec<u8>, block: &BlockId) {
 /// Appends a [`LogRecord::Put`].
 pub fn push_put(out: &mut Vec<u8>, block: &BlockId, len: u32, flags: u8, crcs: &[u32]) {
     push_frame(out, |out| {
-        out.extend_from_slice(&[PUT, flags, 0, 0]);
+        out.extend_from_slice(&[PUT_KIND, flags, 0, 0]);
         push_block(out, block);
         out.extend_from_slice(&len.to_le_bytes());
         crcs.iter().for_each(|c| out.extend_from_slice(&c.to_le_bytes()));
@@ -108,7 +108,7 @@ pub fn push_put(out: &mut Vec<u8>, block: &BlockId, len: u32, flags: u8, crcs: &
 /// Appends a [`LogRecord::Remove`].
 pub fn push_remove(out: &mut Vec<u8>, block: &BlockId) {
     push_frame(out, |out| {
-        out.extend_from_slice(&[REMOVE, 0, 0, 0]);
+        out.extend_from_slice(&[REMOVE_KIND, 0, 0, 0]);
         push_block(out, block);
     });
 }
@@ -116,7 +116,7 @@ pub fn push_remove(out: &mut Vec<u8>, block: &BlockId) {
 /// Appends a [`LogRecord::Promote`].
 pub fn push_promote(out: &mut Vec<u8>, block: &BlockId) {
     push_frame(out, |out| {
-        out.extend_from_slice(&[PROMOTE, 0, 0, 0]);
+        out.extend_from_slice(&[PROMOTE_KIND, 0, 0, 0]);
         push_block(out, block);
     });
 }
@@ -124,7 +124,7 @@ pub fn push_promote(out: &mut Vec<u8>, block: &BlockId) {
 /// Appends a [`LogRecord::Class`].
 pub fn push_class(out: &mut Vec<u8>, block: &BlockId, class: u64, came: u32) {
     push_frame(out, |out| {
-        out.extend_from_slice(&[CLASS, 0, 0, 0]);
+        out.extend_from_slice(&[CLASS_KIND, 0, 0, 0]);
         push_block(out, block);
         out.extend_from_slice(&came.to_le_bytes());
         out.extend_from_slice(&class.to_le_bytes());
@@ -142,7 +142,7 @@ fn decode_record(bytes: &[u8]) -> Option<(LogRecord<'_>, usize)> {
     if len > MAX_PAYLOAD {
         return None;
     }
-    let payload = bytes.get(FRAME..FRAME + len)?;
+    let payload = bytes.get(FRAME_BYTES..FRAME_BYTES + len)?;
     if crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), payload) != sum {
         return None;
     }
@@ -152,7 +152,7 @@ fn decode_record(bytes: &[u8]) -> Option<(LogRecord<'_>, usize)> {
     let object = ObjectId(u128::from_le_bytes(payload.get(8..24)?.try_into().ok()?));
     let block = BlockId { object, index };
     let record = match kind {
-        PUT => {
+        PUT_KIND => {
             let len = u32_at(payload, 24)?;
             let crcs = payload.get(28..)?;
             if len == 0 || crcs.len() != crc::granule_count(len as usize) * 4 {
@@ -160,15 +160,15 @@ fn decode_record(bytes: &[u8]) -> Option<(LogRecord<'_>, usize)> {
             }
             LogRecord::Put { block, len, flags, crcs: LoggedCrcs(crcs) }
         }
-        REMOVE => LogRecord::Remove(block),
-        PROMOTE => LogRecord::Promote(block),
-        CLASS => {
+        REMOVE_KIND => LogRecord::Remove(block),
+        PROMOTE_KIND => LogRecord::Promote(block),
+        CLASS_KIND => {
             let class = u64::from_le_bytes(payload.get(28..36)?.try_into().ok()?);
             LogRecord::Class { block, class, came: u32_at(payload, 24)? }
         }
         _ => return None,
     };
-    Some((record, FRAME + len))
+    Some((record, FRAME_BYTES + len))
 }
 
 /// Whether `bytes` starts with the header of a log for this block size.

@@ -22,11 +22,11 @@ const SMALL_PERCENT: u64 = 10;
 const BARREN_TICKS: u32 = 2;
 /// Maximum count of uses.
 const MAX_USES: u32 = 3;
-const NIL: u32 = u32::MAX;
-const SEGMENT: usize = 1 << 12;
-/// Maximum number of slots is this times [`SEGMENT`]: 64 million blocks on one disk (256 TiB of 4 MiB blocks), for
+const NO_SLOT: u32 = u32::MAX;
+const SEGMENT_SLOTS: usize = 1 << 12;
+/// Maximum number of slots is this times [`SEGMENT_SLOTS`]: 64 million blocks on one disk (256 TiB of 4 MiB blocks), for
 /// 256 KiB of pointers.
-const SEGMENTS: usize = 1 << 14;
+const MAX_SEGMENTS: usize = 1 << 14;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum QueueKind {
@@ -53,7 +53,7 @@ struct SlotList {
     len: usize,
 }
 
-const EMPTY: SlotList = SlotList { head: NIL, tail: NIL, weight: 0, len: 0 };
+const EMPTY_LIST: SlotList = SlotList { head: NO_SLOT, tail: NO_SLOT, weight: 0, len: 0 };
 
 struct SlotQueues<K> {
     nodes: Vec<SlotNode<K>>,
@@ -75,7 +75,7 @@ struct SlotQueues<K> {
 pub struct S3Fifo<K> {
     queues: Mutex<SlotQueues<K>>,
     /// Per slot: time of the last counted use (upper 30 bits) and uses (lower 2 bits).
-    uses: Box<[OnceLock<Box<[AtomicU32; SEGMENT]>>]>,
+    uses: Box<[OnceLock<Box<[AtomicU32; SEGMENT_SLOTS]>>]>,
 }
 
 impl<K: Copy> Default for S3Fifo<K> {
@@ -84,15 +84,15 @@ impl<K: Copy> Default for S3Fifo<K> {
             queues: Mutex::new(SlotQueues {
                 nodes: Vec::new(),
                 free: Vec::new(),
-                small: EMPTY,
-                main: EMPTY,
+                small: EMPTY_LIST,
+                main: EMPTY_LIST,
                 ghost: HashMap::new(),
                 ghost_order: std::collections::VecDeque::new(),
                 departures: 0,
                 full_weight: 0,
                 barren: None,
             }),
-            uses: (0..SEGMENTS).map(|_| OnceLock::new()).collect(),
+            uses: (0..MAX_SEGMENTS).map(|_| OnceLock::new()).collect(),
         }
     }
 }
@@ -109,28 +109,28 @@ impl<K> SlotQueues<K> {
         list.tail = slot;
         list.weight += weight;
         list.len += 1;
-        if tail == NIL {
+        if tail == NO_SLOT {
             list.head = slot;
         } else {
             self.nodes[tail as usize].next = slot;
         }
         let node = &mut self.nodes[slot as usize];
-        (node.prev, node.next, node.queue) = (tail, NIL, queue);
+        (node.prev, node.next, node.queue) = (tail, NO_SLOT, queue);
     }
 
     fn unlink(&mut self, slot: u32) {
         let SlotNode { next, prev, weight, queue, .. } = self.nodes[slot as usize];
-        if prev != NIL {
+        if prev != NO_SLOT {
             self.nodes[prev as usize].next = next;
         }
-        if next != NIL {
+        if next != NO_SLOT {
             self.nodes[next as usize].prev = prev;
         }
         let list = self.list_mut(queue);
-        if prev == NIL {
+        if prev == NO_SLOT {
             list.head = next;
         }
-        if next == NIL {
+        if next == NO_SLOT {
             list.tail = prev;
         }
         list.weight -= u64::from(weight);
@@ -155,9 +155,9 @@ impl<K> SlotQueues<K> {
 
 impl<K: Copy> S3Fifo<K> {
     fn use_cell(&self, slot: u32) -> &AtomicU32 {
-        let segment =
-            self.uses[slot as usize / SEGMENT].get_or_init(|| Box::new([const { AtomicU32::new(0) }; SEGMENT]));
-        &segment[slot as usize % SEGMENT]
+        let segment = self.uses[slot as usize / SEGMENT_SLOTS]
+            .get_or_init(|| Box::new([const { AtomicU32::new(0) }; SEGMENT_SLOTS]));
+        &segment[slot as usize % SEGMENT_SLOTS]
     }
 
     /// Adds a new slot. Returns its number, and whether it went straight to the main queue, as a key does that left
@@ -188,14 +188,14 @@ impl<K: Copy> S3Fifo<K> {
     fn add_slot(&self, key: K, fingerprint: Option<u32>, weight: u32, now: u32, main: bool) -> Option<(u32, bool)> {
         let mut q = self.queues.lock();
         let known = fingerprint.is_some_and(|f| q.ghost.remove(&f).is_some());
-        let node = SlotNode { key, next: NIL, prev: NIL, weight, queue: QueueKind::Free };
+        let node = SlotNode { key, next: NO_SLOT, prev: NO_SLOT, weight, queue: QueueKind::Free };
         let slot = match q.free.pop() {
             Some(slot) => {
                 q.nodes[slot as usize] = node;
                 slot
             }
             None => {
-                if q.nodes.len() >= self.uses.len() * SEGMENT {
+                if q.nodes.len() >= self.uses.len() * SEGMENT_SLOTS {
                     return None;
                 }
                 q.nodes.push(node);
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn more_than_there_can_be_are_refused() {
         let policy = S3Fifo::<u32> { uses: (0..1).map(|_| OnceLock::new()).collect(), ..S3Fifo::default() };
-        let most = SEGMENT as u32;
+        let most = SEGMENT_SLOTS as u32;
         assert!((0..most).all(|key| policy.insert(key, key, 1, 0).is_some()));
         assert_eq!((policy.insert(most, most, 1, 0), policy.restore(most, 1, true)), (None, None));
         policy.remove(7);

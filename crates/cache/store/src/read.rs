@@ -8,7 +8,7 @@ use crate::files::FileKey;
 use crate::index::{BlockEntry, BlockIndex, ObjectActivity, WHOLE};
 use crate::io::{ALIGN, DataFile, IoBuf, ReadTarget, is_process_error};
 use crate::layout;
-use crate::scratch::{self, BOUNCE};
+use crate::scratch::{self, SCRATCH_BYTES};
 use crate::store::StoreCore;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectId, ObjectRef, Result};
 use std::fs::File;
@@ -163,7 +163,7 @@ impl StoreCore {
             let mut at = range.start;
             while at < range.end {
                 let start = at / GRANULE * GRANULE;
-                let end = range.end.next_multiple_of(GRANULE).min(len).min(start + BOUNCE);
+                let end = range.end.next_multiple_of(GRANULE).min(len).min(start + SCRATCH_BYTES);
                 let (bounce, sums) = scratch.bounce();
                 let Some(place) = self.locate_block(obj, index, len, &(start..end), sums) else { return Ok(false) };
                 if self.read_granules(&place, start..end, bounce, sums) != ReadOutcome::Hit {
@@ -429,7 +429,7 @@ impl StoreCore {
             let mut at = 0;
             let mut first = None;
             while at < len {
-                let end = (at + BOUNCE).min(len);
+                let end = (at + SCRATCH_BYTES).min(len);
                 let (bounce, sums) = scratch.bounce();
                 let Some(place) = self.locate_block(obj, index, len, &(at..end), sums) else { return false };
                 // The block must be the same from its first byte to its last.

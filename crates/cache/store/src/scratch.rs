@@ -8,15 +8,15 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 /// Length of a thread's buffer; a multiple of the checksum granule.
-pub const BOUNCE: usize = 256 << 10;
+pub const SCRATCH_BYTES: usize = 256 << 10;
 
-/// A buffer of [`BOUNCE`] bytes aligned for O_DIRECT.
+/// A buffer of [`SCRATCH_BYTES`] bytes aligned for O_DIRECT.
 pub struct BounceBuffer(NonNull<u8>);
 
 // SAFETY: a `BounceBuffer` exclusively owns its memory.
 unsafe impl Send for BounceBuffer {}
 
-const LAYOUT: Layout = match Layout::from_size_align(BOUNCE, ALIGN) {
+const SCRATCH_LAYOUT: Layout = match Layout::from_size_align(SCRATCH_BYTES, ALIGN) {
     Ok(layout) => layout,
     Err(_) => panic!("the bounce buffer's size and alignment are valid"),
 };
@@ -24,30 +24,30 @@ const LAYOUT: Layout = match Layout::from_size_align(BOUNCE, ALIGN) {
 impl BounceBuffer {
     fn new() -> Self {
         // SAFETY: the layout's size is not zero.
-        let ptr = unsafe { alloc_zeroed(LAYOUT) };
-        BounceBuffer(NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(LAYOUT)))
+        let ptr = unsafe { alloc_zeroed(SCRATCH_LAYOUT) };
+        BounceBuffer(NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(SCRATCH_LAYOUT)))
     }
 }
 
 impl Drop for BounceBuffer {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout by `new`.
-        unsafe { dealloc(self.0.as_ptr(), LAYOUT) };
+        unsafe { dealloc(self.0.as_ptr(), SCRATCH_LAYOUT) };
     }
 }
 
 impl Deref for BounceBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `BOUNCE` initialised bytes owned by `self`.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), BOUNCE) }
+        // SAFETY: `SCRATCH_BYTES` initialised bytes owned by `self`.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), SCRATCH_BYTES) }
     }
 }
 
 impl DerefMut for BounceBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `BOUNCE` initialised bytes owned by `self`.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BOUNCE) }
+        // SAFETY: `SCRATCH_BYTES` initialised bytes owned by `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), SCRATCH_BYTES) }
     }
 }
 
@@ -63,7 +63,7 @@ pub struct ThreadScratch {
 unsafe impl IoBuf for Option<BounceBuffer> {
     fn raw_parts(&mut self) -> (*mut u8, usize) {
         let bounce = self.get_or_insert_with(BounceBuffer::new);
-        (bounce.0.as_ptr(), BOUNCE)
+        (bounce.0.as_ptr(), SCRATCH_BYTES)
     }
     fn keep_alive(&mut self) -> Box<dyn Send> {
         Box::new(self.take())

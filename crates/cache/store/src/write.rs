@@ -8,7 +8,7 @@ use crate::files::FileKey;
 use crate::index::{BlockEntry, HOLE, IndexShard, MAIN, WHOLE};
 use crate::io::{ALIGN, DataFile, is_full, is_process_error};
 use crate::log;
-use crate::scratch::{self, BOUNCE};
+use crate::scratch::{self, SCRATCH_BYTES};
 use crate::store::{EXTENT_BYTES, StoreCore};
 use crate::write_permits::WritePermit;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
@@ -212,7 +212,7 @@ impl StoreCore {
         let write = || {
             if flags & HOLE != 0 {
                 disk.file_for_write(key, first).and_then(|file| self.write_hole(disk, &file, offset, data))
-            } else if first && offset == 0 && data.len() <= BOUNCE {
+            } else if first && offset == 0 && data.len() <= SCRATCH_BYTES {
                 self.create_small(disk, key, data)
             } else {
                 disk.file_for_write(key, first).and_then(|file| self.write_data(disk, &file, offset, data))
@@ -318,7 +318,7 @@ impl StoreCore {
             return disk.io.write(file, offset, data, timeout);
         }
         let aligned = (data.as_ptr() as usize).is_multiple_of(ALIGN);
-        let straight = if aligned && (data.len() > BOUNCE || data.len().is_multiple_of(ALIGN)) {
+        let straight = if aligned && (data.len() > SCRATCH_BYTES || data.len().is_multiple_of(ALIGN)) {
             data.len() / ALIGN * ALIGN
         } else {
             0
@@ -329,7 +329,7 @@ impl StoreCore {
         scratch::with_scratch(|scratch| {
             let mut at = straight;
             while at < data.len() {
-                let n = (data.len() - at).min(BOUNCE);
+                let n = (data.len() - at).min(SCRATCH_BYTES);
                 let padded = n.next_multiple_of(ALIGN);
                 let bounce = scratch.bounce_bytes();
                 bounce[..n].copy_from_slice(&data[at..at + n]);
@@ -506,8 +506,8 @@ fn pinned_limit(disk: &CacheDisk) -> u64 {
 /// Whether a block is all zeros and longer than the page that it would take as a hole. The scan ends at the first page
 /// with another byte, so only blocks that save their write pay for it.
 fn is_hole(data: &[u8]) -> bool {
-    const ZEROS: [u8; ALIGN] = [0; ALIGN];
-    data.len() > ALIGN && data.chunks(ALIGN).all(|page| *page == ZEROS[..page.len()])
+    const ZERO_PAGE: [u8; ALIGN] = [0; ALIGN];
+    data.len() > ALIGN && data.chunks(ALIGN).all(|page| *page == ZERO_PAGE[..page.len()])
 }
 
 /// A hash of a block's name for the policy's ghost queue.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Maximum stretches; above it, pairs are merged.
-const MOST: usize = 1024;
+const MAX_STRETCHES: usize = 1024;
 
 /// Counts of files found and of their results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,7 +107,7 @@ impl WalkCheckpoint {
             }
             _ => self.stretches.push_back(FileStretch { end: place, until, ended, sums }),
         }
-        if self.stretches.len() > MOST {
+        if self.stretches.len() > MAX_STRETCHES {
             self.least *= 2;
             let mut all = std::mem::take(&mut self.stretches).into_iter();
             while let Some(mut first) = all.next() {
@@ -187,10 +187,10 @@ mod tests {
     #[test]
     fn a_long_walk_is_kept_in_few_stretches_and_settles_all_the_same() {
         let mut course = WalkCheckpoint::default();
-        let files = 100 * MOST as u64;
+        let files = 100 * MAX_STRETCHES as u64;
         for n in 0..files {
             course.note_found(place(n + 1), some(1), 0);
-            assert!(course.stretches.len() <= MOST);
+            assert!(course.stretches.len() <= MAX_STRETCHES);
         }
         for n in 0..files {
             course.note_ended(n, DONE);

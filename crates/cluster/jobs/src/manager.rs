@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 /// Interval of saving a running job's state.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
 /// Attempts to save the end of a job, and the pause between them.
-const TRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_secs(1);
+const SAVE_ATTEMPTS: u32 = 5;
+const SAVE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// How long a resumed job waits for its group: after a full restart nodes come back one by one.
 const GROUP_BACK: Duration = Duration::from_secs(300);
 /// Maximum ended jobs kept.
-const REMEMBERED: usize = 1000;
+const MAX_ENDED_JOBS: usize = 1000;
 
 /// Opens the group that caches a source.
 pub type OpenTarget = dyn Fn(&str) -> Result<Arc<dyn JobTarget>> + Send + Sync;
@@ -213,13 +213,13 @@ impl JobManager {
                         tracing::warn!("job {id} is abandoned by this process: {error}");
                         return run.abandon_run();
                     }
-                    if !ended || tries == TRIES {
+                    if !ended || tries == SAVE_ATTEMPTS {
                         tracing::warn!(
                             "job {id} cannot be saved and would start from its last saved state after a restart: {error}"
                         );
                         return;
                     }
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(SAVE_RETRY_PAUSE);
                 }
             };
             let end = |state: JobState, why: String| run_.update_progress(|p| (p.state, p.why) = (state, why));
@@ -228,7 +228,7 @@ impl JobManager {
                 match open(&spec.source) {
                     Err(error) if begun.elapsed() < patience && !run_.is_stopping() => {
                         run_.update_progress(|p| p.why = error.to_string());
-                        run_.pause(PAUSE);
+                        run_.pause(SAVE_RETRY_PAUSE);
                     }
                     opened => break opened,
                 }
@@ -319,7 +319,7 @@ impl JobManager {
     }
 
     fn forget_oldest(&self, jobs: &mut BTreeMap<String, ManagedJob>) {
-        while jobs.len() > REMEMBERED {
+        while jobs.len() > MAX_ENDED_JOBS {
             let ended = jobs.iter().filter(|(_, job)| job.run.progress().state.is_ended());
             let Some(id) = ended.min_by_key(|(_, job)| job.number).map(|(id, _)| id.clone()) else { return };
             jobs.remove(&id);

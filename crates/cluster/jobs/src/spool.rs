@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 
 /// Maximum length of a path or version; longer means a corrupt record.
-const LONGEST: u32 = 1 << 20;
+const MAX_FIELD_BYTES: u32 = 1 << 20;
 
 /// One file of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl ListReader {
         let mut len = [0; 4];
         self.0.read_exact(&mut len).map_err(list_error)?;
         let len = u32::from_le_bytes(len);
-        if len > LONGEST {
+        if len > MAX_FIELD_BYTES {
             let why = format!("the file list of the job is damaged: a name of {len} bytes");
             return Err(Error::new(ErrorKind::Corrupt, why));
         }

@@ -18,7 +18,7 @@ pub struct FileFilter {
     exclude: Vec<Pattern>,
 }
 
-const OPTIONS: MatchOptions =
+const PATTERN_OPTIONS: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
 
 impl FileFilter {
@@ -41,7 +41,7 @@ impl FileFilter {
 
     fn matches(patterns: &[Pattern], path: &str) -> bool {
         let name = path.rsplit('/').next().unwrap_or(path);
-        patterns.iter().any(|p| p.matches_with(if p.as_str().contains('/') { path } else { name }, OPTIONS))
+        patterns.iter().any(|p| p.matches_with(if p.as_str().contains('/') { path } else { name }, PATTERN_OPTIONS))
     }
 
     /// Whether a file is included.

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 /// How long a node tries to register at the start before it is an error.
 const ENTRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The lease of a dead process may still hold the name; wait a lease plus this time for it.
-const LEASE_MARGIN: Duration = Duration::from_secs(5);
+const NAME_WAIT_MARGIN: Duration = Duration::from_secs(5);
 /// Between two tries.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const ANNOUNCE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Upper limit for removing a name.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -77,8 +77,8 @@ impl NodeAnnouncer {
                 Err(error) => error,
             };
             let patience = match error.kind() {
-                ErrorKind::Invalid => LEASE_TIME + LEASE_MARGIN,
-                ErrorKind::Unavailable | ErrorKind::Timeout if again => RETRY_PAUSE,
+                ErrorKind::Invalid => LEASE_TIME + NAME_WAIT_MARGIN,
+                ErrorKind::Unavailable | ErrorKind::Timeout if again => ANNOUNCE_RETRY_PAUSE,
                 ErrorKind::Unavailable | ErrorKind::Timeout => ENTRY_TIMEOUT,
                 _ => Duration::ZERO,
             };
@@ -100,7 +100,7 @@ impl NodeAnnouncer {
             if tries == 1 {
                 tracing::warn!("{error}; retrying for {} s", patience.as_secs());
             }
-            std::thread::sleep(RETRY_PAUSE);
+            std::thread::sleep(ANNOUNCE_RETRY_PAUSE);
         };
         let shared = Arc::new(AnnouncerShared {
             registry: registry.description().to_owned(),
@@ -194,7 +194,7 @@ impl AnnouncerShared {
         loop {
             let (member, changes) = {
                 let mut inner = self.inner.lock();
-                let pause = if inner.failure.is_some() { RETRY_PAUSE.min(lasts / 3) } else { lasts / 3 };
+                let pause = if inner.failure.is_some() { ANNOUNCE_RETRY_PAUSE.min(lasts / 3) } else { lasts / 3 };
                 let until = Instant::now() + pause;
                 while !inner.stop && !inner.pending && !self.wake.wait_until(&mut inner, until).timed_out() {}
                 if inner.stop {
@@ -211,7 +211,7 @@ impl AnnouncerShared {
             let mut inner = self.inner.lock();
             match result {
                 Ok(this) => {
-                    lasts = this.max(RETRY_PAUSE);
+                    lasts = this.max(ANNOUNCE_RETRY_PAUSE);
                     inner.announced_change = changes;
                     self.wake.notify_all();
                     if inner.failure.take().is_some() {

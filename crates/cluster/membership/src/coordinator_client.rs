@@ -23,7 +23,7 @@ pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Changes within this time are delivered together.
 const GATHER_WINDOW: Duration = Duration::from_millis(100);
 /// Largest message of a coordinator: a thousand nodes with long names and many addresses.
-const MAX_MESSAGE: usize = 16 << 20;
+const MAX_COORDINATOR_MESSAGE: usize = 16 << 20;
 
 /// A coordinator as the registry of one group.
 pub(crate) struct CoordinatorClient {
@@ -182,7 +182,7 @@ struct CoordinatorWatch {
 impl CoordinatorWatch {
     async fn open_stream(&mut self) -> Result<Streaming<pb::Change>> {
         let at = &self.coordinator;
-        let mut client = GroupClient::new(at.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+        let mut client = GroupClient::new(at.channel.clone()).max_decoding_message_size(MAX_COORDINATOR_MESSAGE);
         let request = pb::WatchRequest { group: at.group.clone() };
         match tokio::time::timeout(ANSWER_TIMEOUT, client.watch(request)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),

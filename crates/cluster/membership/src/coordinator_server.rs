@@ -26,7 +26,7 @@ use tonic::{Code, Request, Response, Status};
 /// Most nodes in one message to a watcher.
 const MAX_NODES_PER_MESSAGE: usize = 1000;
 /// Changes within this time are sent together.
-const GATHER_WINDOW: Duration = Duration::from_millis(100);
+const SEND_WINDOW: Duration = Duration::from_millis(100);
 /// How often leases are checked and the file is written.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the same refusal is logged.
@@ -369,7 +369,7 @@ async fn feed_watcher(watching: WatcherCount, group: String, out: mpsc::Sender<R
             // Notice a closed watcher at once, not at the next change.
             () = out.closed() => return,
             another = changed.changed() => match another {
-                Ok(()) => tokio::time::sleep(GATHER_WINDOW).await,
+                Ok(()) => tokio::time::sleep(SEND_WINDOW).await,
                 Err(_) => return,
             },
             () = tokio::time::sleep_until(told + HEARTBEAT) => {}

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 /// Changes within this time are delivered together.
-const GATHER_WINDOW: Duration = Duration::from_millis(100);
+const ETCD_GATHER_WINDOW: Duration = Duration::from_millis(100);
 /// Every this many renewals the key is read and compared.
 const VERIFY_EVERY: u32 = 12;
 
@@ -173,7 +173,7 @@ impl EtcdWatch {
                         let Some(kv) = event.kv else { continue };
                         let member = (kind == EventType::Put).then(|| self.parse_node(&kv)).flatten();
                         if !self.known.changed {
-                            limit = limit.min(Instant::now() + GATHER_WINDOW);
+                            limit = limit.min(Instant::now() + ETCD_GATHER_WINDOW);
                         }
                         self.known.set_node(kv.key, member);
                     }

@@ -26,11 +26,11 @@ use tokio::runtime::Runtime;
 const ACTIVE_PREFIX: &str = "/spurline-jobs/now/";
 const DATA_PREFIX: &str = "/spurline-jobs/data/";
 /// How long ended jobs stay readable.
-const RETENTION: Duration = Duration::from_secs(7 * 86_400);
+const ENDED_JOB_RETENTION: Duration = Duration::from_secs(7 * 86_400);
 /// Stop using a lease this much before it ends in etcd: clocks drift.
-const LEASE_MARGIN: Duration = Duration::from_secs(2);
+const LEASE_DRIFT_MARGIN: Duration = Duration::from_secs(2);
 /// Between two tries to get a lost lease back.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const LEASE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A stored job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,12 +174,12 @@ impl JobStore {
 
     /// Whether this process still owns the jobs that it claimed.
     pub fn holds_lease(&self) -> bool {
-        self.lease.lock().is_some_and(|lease| Instant::now() + LEASE_MARGIN < lease.expires)
+        self.lease.lock().is_some_and(|lease| Instant::now() + LEASE_DRIFT_MARGIN < lease.expires)
     }
 
     /// Renews the lease after a pause; `false` at the end.
     fn renew_after_pause(&self) -> bool {
-        let pause = if self.holds_lease() { LEASE_TIME / 5 } else { RETRY_PAUSE };
+        let pause = if self.holds_lease() { LEASE_TIME / 5 } else { LEASE_RETRY_PAUSE };
         let mut stop = self.request_stop.lock();
         let until = Instant::now() + pause;
         while !*stop && !self.wake.wait_until(&mut stop, until).timed_out() {}
@@ -335,7 +335,7 @@ impl JobStore {
         let spec = job_key(DATA_PREFIX, group, id, "spec");
         let key_of_state = job_key(DATA_PREFIX, group, id, "state");
         let success = if ended {
-            let request = LeaseGrantRequest { ttl: RETENTION.as_secs() as i64, id: 0 };
+            let request = LeaseGrantRequest { ttl: ENDED_JOB_RETENTION.as_secs() as i64, id: 0 };
             let week = self.run_limited(self.session.grant_lease(request))?.id;
             vec![
                 put_lease_op(spec, week),

@@ -23,13 +23,13 @@ use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 /// Upper limit for connecting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const ETCD_CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// etcd accepts pings at most every 5 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// All servers are tried within this time, so that a node whose first server hangs keeps its lease.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest answer: all nodes of a very large group.
-const MAX_MESSAGE: usize = 256 << 20;
+const MAX_ETCD_MESSAGE: usize = 256 << 20;
 
 /// A client of several etcd servers.
 pub(crate) struct EtcdSession {
@@ -77,7 +77,7 @@ impl EtcdSession {
             };
             let mut endpoint = Endpoint::from_shared(format!("{scheme}://{node}"))
                 .map_err(wrong)?
-                .connect_timeout(CONNECT_TIMEOUT)
+                .connect_timeout(ETCD_CONNECT_TIMEOUT)
                 .tcp_nodelay(true)
                 .http2_keep_alive_interval(PING_INTERVAL)
                 .keep_alive_timeout(ANSWER_TIMEOUT)
@@ -243,7 +243,7 @@ impl EtcdSession {
             let mut request = self.with_token(ReceiverStream::new(requests));
             // A server without a quorum then ends the watch instead of staying silent.
             request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
-            let mut client = WatchClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+            let mut client = WatchClient::new(channel.clone()).max_decoding_message_size(MAX_ETCD_MESSAGE);
             Ok((client.watch(request).await?.into_inner(), open))
         };
         let ((answers, open), server) = self.on_any_server(asked).await?;
@@ -263,7 +263,7 @@ where
     Q: prost::Message + 'static,
     A: prost::Message + Default + 'static,
 {
-    let mut grpc = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+    let mut grpc = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(MAX_ETCD_MESSAGE);
     grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
     let codec = ProstCodec::<Q, A>::default();
     grpc.unary(request, PathAndQuery::from_static(path), codec).await.map(tonic::Response::into_inner)

@@ -58,7 +58,7 @@ pub struct GroupStatus {
 /// Upper limit of one wait for changes, and so the delay with which a place expires.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Range of pauses before a lost registry is retried; each is randomised, so that not all clients retry at once.
-const RETRY_PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+const REGISTRY_RETRY_PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// How often a lasting loss is logged.
 const REMIND_AFTER: Duration = Duration::from_secs(300);
 
@@ -220,7 +220,7 @@ fn describe_silence(registry: &str, follower: &FollowerState, silence: Duration,
 
 impl FollowerShared {
     fn run_watch(&self, mut watch: Box<dyn MemberWatch>) {
-        let mut pauses = RETRY_PAUSES;
+        let mut pauses = REGISTRY_RETRY_PAUSES;
         let mut reminded = Instant::now();
         let mut forgot = false;
         loop {

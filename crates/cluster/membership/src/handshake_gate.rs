@@ -24,13 +24,13 @@ use tonic::transport::server::Connected;
 /// Connections still in the handshake. One more closes the oldest, so that silent strangers keep no peer out.
 const MAX_HANDSHAKES: usize = 256;
 /// Connections in all; each watcher and each node has one.
-const MAX_CONNECTIONS: usize = 60_000;
+const MAX_COORDINATOR_CONNECTIONS: usize = 60_000;
 /// Time for proof and the first bytes of gRPC.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, for example when no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// First bytes of an HTTP/2 client (RFC 9113, 3.4).
-const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A connection that passed the handshake.
 pub(crate) struct AdmittedStream {
@@ -46,7 +46,7 @@ struct ConnectionPermit(Arc<AtomicUsize>);
 impl ConnectionPermit {
     fn try_acquire(taken: &Arc<AtomicUsize>) -> Option<ConnectionPermit> {
         let place = ConnectionPermit(Arc::clone(taken));
-        (taken.fetch_add(1, Ordering::Relaxed) < MAX_CONNECTIONS).then_some(place)
+        (taken.fetch_add(1, Ordering::Relaxed) < MAX_COORDINATOR_CONNECTIONS).then_some(place)
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn admit_connections(
             };
             let Some(place) = ConnectionPermit::try_acquire(&taken) else {
                 let why = format!(
-                    "all {MAX_CONNECTIONS} connections are in use; use etcd as the registry of so large a cluster"
+                    "all {MAX_COORDINATOR_CONNECTIONS} connections are in use; use etcd as the registry of so large a cluster"
                 );
                 refusals.record_refusal(&peer.to_string(), RefusalReason::Limit, &why);
                 continue;
@@ -132,19 +132,19 @@ async fn check_handshake(
     let _ = stream.set_nodelay(true);
     let mut first = [0];
     let began = within_deadline(async { stream.peek(&mut first).await.map_err(gone) }).await?;
-    if trust.checks_peers() && began > 0 && first[0] == PREFACE[0] {
+    if trust.checks_peers() && began > 0 && first[0] == HTTP2_PREFACE[0] {
         // The client speaks plain gRPC, so it understands a plain answer.
         let error = proof_required(trust);
         let _ = within_deadline(async { send_goaway(&mut stream, error.message()).await.map_err(gone) }).await;
         return Err((RefusalReason::Proof, error));
     }
     let mut stream = accept_stream(stream, trust, &peer.to_string()).await?;
-    let mut begin = [0; PREFACE.len()];
+    let mut begin = [0; HTTP2_PREFACE.len()];
     within_deadline(async { stream.read_exact(&mut begin).await.map_err(gone) }).await?;
     if !trust.checks_peers() && begin.starts_with(b"SPUR") {
         return Err((RefusalReason::Proof, decline_proof(&mut stream, &begin).await));
     }
-    if begin != *PREFACE {
+    if begin != *HTTP2_PREFACE {
         let why = "its first bytes are not gRPC: a coordinator serves nodes, mounts and coordinators of Spurline only";
         return Err((RefusalReason::Frames, Error::new(ErrorKind::Protocol, why)));
     }
@@ -173,12 +173,12 @@ async fn within_deadline<T>(work: impl Future<Output = Result<T>>) -> std::resul
 
 /// Ends an HTTP/2 connection before its first request; the reason is the debug data of the GOAWAY.
 async fn send_goaway(stream: &mut TcpStream, why: &str) -> io::Result<()> {
-    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const SETTINGS_FRAME: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     // INADEQUATE_SECURITY, and no request was processed.
-    const REASON: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 0xc];
-    let len = (REASON.len() + why.len()) as u32;
+    const GOAWAY_FRAME: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 0xc];
+    let len = (GOAWAY_FRAME.len() + why.len()) as u32;
     let head = [&len.to_be_bytes()[1..], &[7, 0, 0, 0, 0, 0]].concat();
-    stream.write_all(&[&SETTINGS[..], &head, &REASON, why.as_bytes()].concat()).await?;
+    stream.write_all(&[&SETTINGS_FRAME[..], &head, &GOAWAY_FRAME, why.as_bytes()].concat()).await?;
     stream.shutdown().await?;
     // Closing with unread bytes would reset the connection and discard the reason.
     let mut rest = [0; 1024];
@@ -218,7 +218,7 @@ impl Connected for AdmittedStream {
 impl AsyncRead for AdmittedStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let rest = &PREFACE[this.given..];
+        let rest = &HTTP2_PREFACE[this.given..];
         if rest.is_empty() {
             return Pin::new(&mut this.stream).poll_read(cx, buf);
         }

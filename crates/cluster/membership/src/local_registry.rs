@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often the table is read.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const TABLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The nodes of one group.
 pub(crate) struct LocalRegistry {
@@ -66,7 +66,7 @@ impl MemberWatch for LeaseTableWatch {
             if left.is_zero() {
                 return Ok(None);
             }
-            std::thread::sleep(POLL_INTERVAL.min(left));
+            std::thread::sleep(TABLE_POLL_INTERVAL.min(left));
         }
     }
 }

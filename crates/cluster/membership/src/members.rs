@@ -25,7 +25,7 @@ impl Default for HoldTimes {
 /// Returns longer ago than this are forgotten.
 const RETURN_MEMORY: Duration = Duration::from_secs(600);
 /// The hold time of an unstable node doubles with every return, this many times at most.
-const DOUBLINGS: u32 = 4;
+const MAX_HOLD_DOUBLINGS: u32 = 4;
 
 #[derive(Debug)]
 struct MemberEntry {
@@ -100,8 +100,11 @@ impl MemberView {
                 }
                 None if place.away_until.is_none() => {
                     let one = self.returns.get(name).map_or(self.holds.single, |(count, last)| {
-                        let doublings =
-                            if now.duration_since(*last) > RETURN_MEMORY { 0 } else { (*count).min(DOUBLINGS) };
+                        let doublings = if now.duration_since(*last) > RETURN_MEMORY {
+                            0
+                        } else {
+                            (*count).min(MAX_HOLD_DOUBLINGS)
+                        };
                         self.holds.single * 2u32.pow(doublings)
                     });
                     place.away_until = Some(now + one);

@@ -54,7 +54,7 @@ impl RegistryUrl {
     }
 }
 
-const FORMS: &str = "static:HOST:PORT[,…], dns:NAME:PORT, coordinator://HOST:PORT or etcd://HOST:PORT[,…]";
+const REGISTRY_FORMS: &str = "static:HOST:PORT[,…], dns:NAME:PORT, coordinator://HOST:PORT or etcd://HOST:PORT[,…]";
 
 fn parse_hosts(text: &str) -> Result<Vec<HostPort>, String> {
     text.split(',').map(str::parse).collect()
@@ -134,7 +134,7 @@ impl FromStr for RegistryUrl {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         let Some((kind, rest)) = s.split_once(':') else {
-            return Err(format!("'{s}' is no registry; write {FORMS}"));
+            return Err(format!("'{s}' is no registry; write {REGISTRY_FORMS}"));
         };
         let rest = rest.trim_start_matches("//");
         match kind {
@@ -142,7 +142,7 @@ impl FromStr for RegistryUrl {
             "dns" => parse_dns(rest).map(RegistryUrl::Dns),
             "coordinator" => parse_coordinator(rest.trim_end_matches('/')).map(RegistryUrl::Coordinator),
             "etcd" => parse_etcd(rest).map(RegistryUrl::Etcd),
-            _ => Err(format!("'{s}' is no registry; write {FORMS}")),
+            _ => Err(format!("'{s}' is no registry; write {REGISTRY_FORMS}")),
         }
     }
 }

@@ -7,7 +7,7 @@ use spurline_membership::{GroupRecord, Registry};
 use spurline_types::{Error, ErrorKind, Result};
 
 /// Retries after concurrent changes.
-const TRIES: usize = 8;
+const CONFLICT_RETRIES: usize = 8;
 
 /// A group's rule set in its registry.
 pub struct RuleStore {
@@ -66,7 +66,7 @@ impl RuleStore {
         mut change: impl FnMut(&RuleSet) -> std::result::Result<RuleSet, E>,
         failed: impl Fn(Error) -> E,
     ) -> std::result::Result<RuleSet, E> {
-        for _ in 0..TRIES {
+        for _ in 0..CONFLICT_RETRIES {
             let stored = self.read_record().map_err(&failed)?;
             let set = change(&stored.set.clone().or_newer(known.clone()))?;
             if set == stored.set || self.replace(&stored, &set).map_err(&failed)? {

@@ -9,7 +9,7 @@ use std::path::{Component, Path};
 /// Limit of the unpacked size. The facts of a host with sixteen devices of 256 addresses take 3 MiB.
 const MAX_BYTES: u64 = 256 * 1024 * 1024;
 /// Limit of the number of entries.
-const MAX_ENTRIES: usize = 400_000;
+const MAX_ARCHIVE_ENTRIES: usize = 400_000;
 
 /// Packs entries into `out`.
 ///
@@ -73,8 +73,8 @@ pub fn read_archive(mut from: impl Read) -> io::Result<BTreeMap<String, TreeEntr
             entry.read_to_end(&mut bytes)?;
             entries.insert(path, TreeEntry::File(bytes));
         }
-        if entries.len() > MAX_ENTRIES {
-            return Err(bad(format!("more than {MAX_ENTRIES} files")));
+        if entries.len() > MAX_ARCHIVE_ENTRIES {
+            return Err(bad(format!("more than {MAX_ARCHIVE_ENTRIES} files")));
         }
     }
     if entries.is_empty() {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-const CLASS: &str = "sys/class/infiniband";
+const RDMA_CLASS_DIR: &str = "sys/class/infiniband";
 /// The permissive LID. A port that no subnet manager has configured may show it.
 const PERMISSIVE_LID: u32 = 0xffff;
 /// The link of an on-board function: 2.5 GT/s, in tenths, and one lane. It has no link of its own, and no RDMA card is built
@@ -393,17 +393,17 @@ fn leading_number(text: &str) -> Option<u32> {
 
 /// All RDMA devices, by name. Counters are optional: they are most of the files.
 pub fn read_devices(tree: &HostTree, counters: bool) -> Vec<RdmaDevice> {
-    tree.list_names(CLASS).iter().map(|name| read_device(tree, name, counters)).collect()
+    tree.list_names(RDMA_CLASS_DIR).iter().map(|name| read_device(tree, name, counters)).collect()
 }
 
 /// The state of one port; no other file is read.
 pub fn port_state(tree: &HostTree, device: &str, port: u32) -> PortState {
-    let text = tree.read_text(&format!("{CLASS}/{device}/ports/{port}/state"));
+    let text = tree.read_text(&format!("{RDMA_CLASS_DIR}/{device}/ports/{port}/state"));
     text.as_deref().map_or(PortState::Unknown, PortState::from_sysfs)
 }
 
 fn read_device(tree: &HostTree, name: &str, counters: bool) -> RdmaDevice {
-    let at = format!("{CLASS}/{name}");
+    let at = format!("{RDMA_CLASS_DIR}/{name}");
     let text = |file: &str| tree.read_text(&format!("{at}/{file}"));
     let node_type = text("node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned());
     let is_ca = node_type.as_deref() == Some("CA");

@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Data from netlink, beside the collected files.
-const NETLINK: &str = "netlink.json";
+const NETLINK_FILE: &str = "netlink.json";
 /// The list of unreadable files, beside the collected files.
 const LEFT_OUT: &str = "left-out.json";
 
@@ -124,7 +124,7 @@ pub fn collect_facts(tree: &HostTree, read: impl FnOnce(&HostTree)) -> BTreeMap<
             entries.insert(name.to_owned(), TreeEntry::File(bytes));
         }
     };
-    add(NETLINK, serde_json::to_vec(&netlink));
+    add(NETLINK_FILE, serde_json::to_vec(&netlink));
     add(LEFT_OUT, serde_json::to_vec(&unread_files(tree)));
     entries
 }
@@ -133,7 +133,7 @@ fn netlink_facts(tree: &HostTree) -> NetlinkFacts {
     if tree.is_live() {
         return NetlinkFacts::query_kernel();
     }
-    tree.read_bytes(NETLINK).and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default()
+    tree.read_bytes(NETLINK_FILE).and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default()
 }
 
 fn unread_files(tree: &HostTree) -> Vec<UnreadFile> {

@@ -5,7 +5,7 @@ use crate::tree::{HostTree, parse_number};
 use serde::{Deserialize, Serialize, Serializer};
 use std::net::IpAddr;
 
-const CLASS: &str = "sys/class/net";
+const NET_CLASS_DIR: &str = "sys/class/net";
 
 /// A network interface.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -106,14 +106,16 @@ impl NetInterface {
 
 /// All network interfaces, by name.
 pub fn read_interfaces(tree: &HostTree) -> Vec<NetInterface> {
-    let mut names = tree.list_names(CLASS);
+    let mut names = tree.list_names(NET_CLASS_DIR);
     // `bonding_masters` is a file in the same directory.
-    names.retain(|n| tree.exists(&format!("{CLASS}/{n}/type")) || tree.exists(&format!("{CLASS}/{n}/mtu")));
+    names.retain(|n| {
+        tree.exists(&format!("{NET_CLASS_DIR}/{n}/type")) || tree.exists(&format!("{NET_CLASS_DIR}/{n}/mtu"))
+    });
     names.iter().map(|name| read_interface(tree, name)).collect()
 }
 
 fn read_interface(tree: &HostTree, name: &str) -> NetInterface {
-    let at = format!("{CLASS}/{name}");
+    let at = format!("{NET_CLASS_DIR}/{name}");
     let text = |file: &str| tree.read_text(&format!("{at}/{file}"));
     let number = |file: &str| tree.read_number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
     let uevent = text("uevent").unwrap_or_default();
@@ -160,7 +162,7 @@ fn read_interface(tree: &HostTree, name: &str) -> NetInterface {
 
 /// The operational state of one interface; no other file is read.
 pub fn operstate(tree: &HostTree, name: &str) -> Option<String> {
-    tree.read_text(&format!("{CLASS}/{name}/operstate"))
+    tree.read_text(&format!("{NET_CLASS_DIR}/{name}/operstate"))
 }
 
 /// `ib0.100  VID: 100  REORDER_HDR: 1 …`, the first line of the VLAN's file.

@@ -20,9 +20,9 @@ const LIBRARY_DIRS: &[&str] = &[
     "opt/mellanox/lib",
 ];
 /// Units whose processes register memory, or start those that do.
-const UNITS: &[&str] = &["containerd", "docker", "crio", "kubelet", "slurmd", "spurline", "spurline-node"];
+const REGISTERING_UNITS: &[&str] = &["containerd", "docker", "crio", "kubelet", "slurmd", "spurline", "spurline-node"];
 /// Kernel command-line parameters that are read; all others are left out for privacy.
-const PARAMETERS: &[&str] =
+const READ_PARAMETERS: &[&str] =
     &["iommu", "intel_iommu", "amd_iommu", "pci", "hugepages", "hugepagesz", "default_hugepagesz"];
 
 /// The policy of a virtual function: whether its port follows that of the physical one.
@@ -297,7 +297,7 @@ fn limited_units(tree: &HostTree) -> Vec<(String, String, String)> {
         return Vec::new();
     }
     let mut limited = Vec::new();
-    for unit in UNITS {
+    for unit in REGISTERING_UNITS {
         let dirs = ["etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"];
         let Some(file) = dirs.iter().map(|d| format!("{d}/{unit}.service")).find(|f| tree.exists(f)) else { continue };
         let mut value = said(&file, "LimitMEMLOCK");
@@ -363,7 +363,7 @@ fn nvme_disks(tree: &HostTree) -> Vec<(String, Option<u32>)> {
 }
 
 fn kernel_parameters(tree: &HostTree) -> Vec<String> {
-    let known = |word: &&str| PARAMETERS.contains(&word.split('=').next().unwrap_or_default());
+    let known = |word: &&str| READ_PARAMETERS.contains(&word.split('=').next().unwrap_or_default());
     let kept = |text: &str| text.split_whitespace().filter(known).collect::<Vec<_>>().join(" ");
     let text = tree.read_text_filtered("proc/cmdline", kept).unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()

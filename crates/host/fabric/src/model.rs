@@ -32,7 +32,7 @@ const fn old_vf_model(name: &'static str, rdma_module: &'static str, most_gbps: 
 }
 
 /// Vendor id, device id, model. ConnectX-4 and later use enhanced IPoIB, which is datagram only.
-const MODELS: &[(u16, u16, DeviceModel)] = &[
+const KNOWN_MODELS: &[(u16, u16, DeviceModel)] = &[
     (0x15b3, 0x5a44, old_model("InfiniHost MT23108", "ib_mthca", 10)),
     (0x15b3, 0x6278, old_model("InfiniHost III Ex MT25208 (Tavor mode)", "ib_mthca", 20)),
     (0x15b3, 0x6282, old_model("InfiniHost III Ex MT25208", "ib_mthca", 20)),
@@ -101,7 +101,7 @@ const MODELS: &[(u16, u16, DeviceModel)] = &[
 
 /// The model with a PCI vendor and device id.
 pub fn model_of(vendor: u16, device: u16) -> Option<DeviceModel> {
-    MODELS.iter().find(|(v, d, _)| (*v, *d) == (vendor, device)).map(|(_, _, m)| *m)
+    KNOWN_MODELS.iter().find(|(v, d, _)| (*v, *d) == (vendor, device)).map(|(_, _, m)| *m)
 }
 
 #[cfg(test)]
@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn ids_are_named_once() {
-        for (i, (vendor, device, _)) in MODELS.iter().enumerate() {
-            assert!(!MODELS[..i].iter().any(|(v, d, _)| (v, d) == (vendor, device)), "{vendor:04x}:{device:04x}");
+        for (i, (vendor, device, _)) in KNOWN_MODELS.iter().enumerate() {
+            assert!(!KNOWN_MODELS[..i].iter().any(|(v, d, _)| (v, d) == (vendor, device)), "{vendor:04x}:{device:04x}");
         }
         assert_eq!(model_of(0x15b3, 0x1021).map(|m| (m.name, m.connected_ipoib)), Some(("ConnectX-7 MT2910", false)));
         assert!(model_of(0x15b3, 0x6282).is_some_and(|m| m.connected_ipoib));

@@ -9,9 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 /// Deadline of one request to the kernel.
-const DEADLINE: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit of objects of one kind: a router's full table is irrelevant for a fabric.
-const MAX_ENTRIES: usize = 4096;
+const MAX_OBJECTS: usize = 4096;
 
 /// Netlink's data about a host; stored as `netlink.json` beside collected files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,31 +103,31 @@ pub struct PfcState {
 }
 
 /// NETLINK_ROUTE is 0, which rustix expresses as no protocol.
-const ROUTE: Option<Protocol> = None;
-const REQUEST: u16 = 1;
-const DUMP: u16 = 0x300;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
+const ROUTE_PROTOCOL: Option<Protocol> = None;
+const FLAG_REQUEST: u16 = 1;
+const FLAG_DUMP: u16 = 0x300;
+const MESSAGE_ERROR: u16 = 2;
+const MESSAGE_DONE: u16 = 3;
 
 impl NetlinkFacts {
     /// Queries the running kernel. A failed query leaves its field empty: old kernels, no RDMA, a sandbox.
     pub fn query_kernel() -> Self {
         let mut found = NetlinkFacts::default();
         // struct ifinfomsg, struct ifaddrmsg, struct rtmsg, all zero: every family.
-        dump_table(ROUTE, 18, DUMP, &[0; 16], |m| found.links.extend(parse_link(m)));
+        dump_table(ROUTE_PROTOCOL, 18, FLAG_DUMP, &[0; 16], |m| found.links.extend(parse_link(m)));
         let links = found.links.clone();
-        dump_table(ROUTE, 22, DUMP, &[0; 8], |m| found.addresses.extend(parse_address(m, &links)));
-        dump_table(ROUTE, 26, DUMP, &[0; 12], |m| {
-            if found.routes.len() < MAX_ENTRIES {
+        dump_table(ROUTE_PROTOCOL, 22, FLAG_DUMP, &[0; 8], |m| found.addresses.extend(parse_address(m, &links)));
+        dump_table(ROUTE_PROTOCOL, 26, FLAG_DUMP, &[0; 12], |m| {
+            if found.routes.len() < MAX_OBJECTS {
                 found.routes.extend(parse_route(m, &links));
             }
         });
         let rdma = |command: u16| (5 << 10) | command;
         let mut devices = Vec::new();
-        dump_table(Some(netlink::RDMA), rdma(1), DUMP, &[], |m| devices.extend(parse_rdma_device(m)));
+        dump_table(Some(netlink::RDMA), rdma(1), FLAG_DUMP, &[], |m| devices.extend(parse_rdma_device(m)));
         for (index, protocol) in devices {
             let asked = encode_attribute(1, &index.to_ne_bytes());
-            dump_table(Some(netlink::RDMA), rdma(5), DUMP, &asked, |m| {
+            dump_table(Some(netlink::RDMA), rdma(5), FLAG_DUMP, &asked, |m| {
                 found.rdma.extend(parse_rdma_port(m, protocol.clone()))
             });
         }
@@ -137,7 +137,7 @@ impl NetlinkFacts {
         for name in links.iter().filter(|l| l.kind.is_none()).map(|l| &l.name) {
             let mut asked = vec![0, 21, 0, 0];
             asked.extend(encode_attribute(1, &[name.as_bytes(), &[0]].concat()));
-            dump_table(ROUTE, 78, 0, &asked, |m| found.pfc.extend(parse_pfc(m, name)));
+            dump_table(ROUTE_PROTOCOL, 78, 0, &asked, |m| found.pfc.extend(parse_pfc(m, name)));
         }
         found
     }
@@ -156,13 +156,13 @@ fn exchange_messages(
     body: &[u8],
     take: &mut dyn FnMut(&[u8]),
 ) -> io::Result<()> {
-    let end = Instant::now() + DEADLINE;
+    let end = Instant::now() + REQUEST_TIMEOUT;
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(DEADLINE))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(REQUEST_TIMEOUT))?;
     let mut message = Vec::with_capacity(16 + body.len());
     message.extend((16 + body.len() as u32).to_ne_bytes());
     message.extend(kind.to_ne_bytes());
-    message.extend((REQUEST | flags).to_ne_bytes());
+    message.extend((FLAG_REQUEST | flags).to_ne_bytes());
     message.extend(1u32.to_ne_bytes());
     message.extend(0u32.to_ne_bytes());
     message.extend(body);
@@ -172,11 +172,11 @@ fn exchange_messages(
         let (got, _) = rustix::net::recv(&socket, buffer.as_mut_slice(), RecvFlags::empty())?;
         for (kind, body) in parse_messages(&buffer[..got.min(buffer.len())]) {
             match kind {
-                DONE | ERROR => return Ok(()),
+                MESSAGE_DONE | MESSAGE_ERROR => return Ok(()),
                 _ => take(body),
             }
         }
-        if flags & DUMP == 0 {
+        if flags & FLAG_DUMP == 0 {
             return Ok(());
         }
     }

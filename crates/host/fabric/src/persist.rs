@@ -121,7 +121,7 @@ pub fn read_saved(tree: &HostTree) -> SavedSettings {
 }
 
 /// Keys whose values are stored, in any of the formats.
-const KEYS: &[&str] = &[
+const STORED_KEYS: &[&str] = &[
     "name",
     "mtubytes",
     "mode",
@@ -147,7 +147,7 @@ fn keep_ini_lines(text: &str) -> String {
         .filter(|line| {
             let line = line.trim();
             let key = line.split('=').next().unwrap_or_default().trim().to_ascii_lowercase();
-            line.starts_with('[') || KEYS.contains(&key.as_str())
+            line.starts_with('[') || STORED_KEYS.contains(&key.as_str())
         })
         .collect::<Vec<_>>()
         .join("\n")

@@ -22,9 +22,10 @@ use std::time::{Duration, Instant};
 /// Interval of heartbeats to the server.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The server's command.
-const SERVER: &str = "`spurline net serve`";
+const SERVER_COMMAND: &str = "`spurline net serve`";
 /// The remedy when no server listens.
-const START: &str = "start it on the other host: spurline net serve --bind INTERFACE (or with --group-token-file)";
+const START_REMEDY: &str =
+    "start it on the other host: spurline net serve --bind INTERFACE (or with --group-token-file)";
 
 /// The server to connect to, and how.
 #[derive(Debug, Clone)]
@@ -99,7 +100,7 @@ impl ProbeSession {
                 continue;
             }
             let start = Instant::now();
-            match connect_socket(remote, from, &SocketOptions::default(), deadline, SERVER) {
+            match connect_socket(remote, from, &SocketOptions::default(), deadline, SERVER_COMMAND) {
                 // The first open port decides: no further address is tried silently.
                 Ok(socket) => return exchange_hello(call, TcpStream::from(socket), start.elapsed()),
                 Err(e) => last = Some(unreachable_fault(&e)),
@@ -179,7 +180,8 @@ impl ProbeSession {
         let scoped = matches!(local, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let from = (!scoped).then_some(local);
         let lane = || -> Result<Box<dyn ProbeStream>> {
-            let socket = TcpStream::from(connect_socket(to, from, &SocketOptions::default(), deadline, SERVER)?);
+            let socket =
+                TcpStream::from(connect_socket(to, from, &SocketOptions::default(), deadline, SERVER_COMMAND)?);
             let attach = AttachRequest { token: opened.token, stream };
             frame::send_frame(&socket, kind::ATTACH, &message::encode_message(&attach), deadline)?;
             let answer = frame::receive_frame(&socket, MAX_BODY, deadline)?;
@@ -286,7 +288,7 @@ impl ProbeSession {
 /// The fault for an unreachable server, with a remedy.
 fn unreachable_fault(e: &Error) -> Fault {
     let remedy = match e.kind() {
-        ErrorKind::Unavailable if e.message().contains("refused") => START.to_owned(),
+        ErrorKind::Unavailable if e.message().contains("refused") => START_REMEDY.to_owned(),
         ErrorKind::Unavailable | ErrorKind::Timeout => {
             "see whether the address is right, both links are up (spurline net list) and no firewall is between".into()
         }
@@ -312,7 +314,7 @@ fn exchange_hello(
     let hello = ClientHello { program: env!("CARGO_PKG_VERSION").into(), host: host_name() };
     let answer = frame::send_frame(&control, kind::HELLO, &message::encode_message(&hello), deadline)
         .and_then(|()| frame::receive_frame(&control, MAX_BODY, deadline));
-    let elsewhere = format!("the port may be another program's: use the one that {SERVER} prints, HOST:PORT");
+    let elsewhere = format!("the port may be another program's: use the one that {SERVER_COMMAND} prints, HOST:PORT");
     let frame = match answer {
         Ok(Some(frame)) => frame,
         Ok(None) => {
@@ -324,7 +326,7 @@ fn exchange_hello(
             return Err(Fault::missing(what, format!("{elsewhere}; or that host hangs")));
         }
         Err(e) if e.kind() == ErrorKind::Protocol => {
-            return Err(Fault::missing(format!("{peer} is no {SERVER}: {e}"), elsewhere));
+            return Err(Fault::missing(format!("{peer} is no {SERVER_COMMAND}: {e}"), elsewhere));
         }
         Err(e) => return Err(Fault::missing(format!("{peer} failed during the handshake: {e}"), elsewhere)),
     };

@@ -12,7 +12,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// How often the counters are read.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const COUNTER_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for operations under way to end after the time limit.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 /// Longer latencies count as this.
@@ -181,7 +181,7 @@ pub fn drive_streams(
             stop.cut();
         }
         while watch.ended.len() < started {
-            match rx.recv_timeout(POLL_INTERVAL) {
+            match rx.recv_timeout(COUNTER_INTERVAL) {
                 Ok(result) => watch.ended.push(result),
                 Err(RecvTimeoutError::Timeout) => {}
                 // A thread that ended without a result has panicked.
@@ -461,7 +461,7 @@ fn sleep_until_stop(pause: Duration, stop: &StopSignal) {
         if left.is_zero() {
             return;
         }
-        std::thread::sleep(left.min(POLL_INTERVAL));
+        std::thread::sleep(left.min(COUNTER_INTERVAL));
     }
 }
 

@@ -18,7 +18,7 @@ pub const MAX_BODY: u32 = 256 << 10;
 /// Most bytes of a host's facts.
 pub const MAX_FACTS: u32 = 64 << 20;
 
-const MAGIC: [u8; 4] = *b"SPNP";
+const PROBE_MAGIC: [u8; 4] = *b"SPNP";
 /// Bytes of a head.
 pub const HEAD: usize = 12;
 
@@ -37,7 +37,7 @@ impl FrameHead {
     /// The wire format.
     pub fn encode(self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];
-        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[..4].copy_from_slice(&PROBE_MAGIC);
         bytes[4..6].copy_from_slice(&self.version.to_le_bytes());
         bytes[6..8].copy_from_slice(&self.kind.to_le_bytes());
         bytes[8..].copy_from_slice(&self.len.to_le_bytes());
@@ -49,7 +49,7 @@ impl FrameHead {
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
         let (version, rest) = rest.split_first_chunk::<2>()?;
         let (kind, len) = rest.split_first_chunk::<2>()?;
-        (*magic == MAGIC).then_some(FrameHead {
+        (*magic == PROBE_MAGIC).then_some(FrameHead {
             version: u16::from_le_bytes(*version),
             kind: u16::from_le_bytes(*kind),
             len: u32::from_le_bytes(*len.first_chunk::<4>()?),

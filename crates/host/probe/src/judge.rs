@@ -71,13 +71,13 @@ impl ProbeVerdict {
 }
 
 /// TCP payload is 0.94 of an Ethernet port at MTU 1500; from this share on no cause is searched.
-const HEALTHY: f64 = 0.85;
+const HEALTHY_SHARE: f64 = 0.85;
 /// Share of segments; a higher loss shows in the rate.
-const LOSS: f64 = 0.001;
+const LOSS_SHARE: f64 = 0.001;
 /// Share of the time in which a thread is busy.
-const FULL: f64 = 0.9;
+const BUSY_SHARE: f64 = 0.9;
 /// Share of the time in which a window or a buffer is the limit.
-const LIMITED: f64 = 0.3;
+const LIMITED_SHARE: f64 = 0.3;
 /// Round trips of a local network, with interrupts, in microseconds.
 const LOCAL_US: f64 = 200.0;
 /// The same over verbs, without the kernel, with sleeps instead of polling.
@@ -190,7 +190,7 @@ pub fn judge_bandwidth(outcome: &ProbeOutcome) -> ProbeVerdict {
     };
     let measured = format!("{}{both}", rate_of_port(each, port));
     let share = each * 8.0 / port.max(1) as f64;
-    let mut judgement = if share >= HEALTHY {
+    let mut judgement = if share >= HEALTHY_SHARE {
         ProbeVerdict::new(VerdictLevel::Healthy, format!("{measured}: healthy"))
     } else {
         let (why, finding) = likely_cause(outcome, link, each);
@@ -221,12 +221,12 @@ fn likely_cause(
         return ("IPoIB datagram mode, see IPOIB-MODE".into(), Some("IPOIB-MODE"));
     }
     let lost = mine.retransmits + theirs.retransmits;
-    if lost as f64 > (mine.segments + theirs.segments) as f64 * LOSS {
+    if lost as f64 > (mine.segments + theirs.segments) as f64 * LOSS_SHARE {
         let all = mine.segments + theirs.segments;
         return (format!("packets are lost on the way ({lost} of {all} segments were sent again)"), None);
     }
     let wall = outcome.measured.wall_seconds.max(1e-9);
-    let full = |busiest: f64| busiest / wall >= FULL;
+    let full = |busiest: f64| busiest / wall >= BUSY_SHARE;
     let many = format!("more streams than {} can use more cores (--streams)", outcome.plan.streams.len());
     if full(outcome.measured.busiest_seconds) {
         return (format!("one core is full on this host; {many}"), None);
@@ -234,7 +234,7 @@ fn likely_cause(
     if report.is_some_and(|r| full(r.busiest_seconds)) {
         return (format!("one core is full on the other host; {many}"), None);
     }
-    let limited = |of: fn(&TcpView) -> f64| of(&mine).max(of(&theirs)) >= LIMITED;
+    let limited = |of: fn(&TcpView) -> f64| of(&mine).max(of(&theirs)) >= LIMITED_SHARE;
     if limited(|v| v.window_limited) {
         return ("the receiver's window limits it: raise net.ipv4.tcp_rmem, or use more --streams".into(), None);
     }

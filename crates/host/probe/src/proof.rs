@@ -9,14 +9,14 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 /// A proof is valid for connections of this kind only.
-const CONNECTION: ProofConnection<'static> = ProofConnection { kind: "probe", binding: b"" };
+const PROBE_CONNECTION: ProofConnection<'static> = ProofConnection { kind: "probe", binding: b"" };
 
 /// Proves the client's token, if it has one, and checks the server's proof.
 ///
 /// # Errors
 /// The server's refusal; `PermissionDenied` when it does not hold the token.
 pub(crate) fn prove(socket: &TcpStream, trust: &Trust, deadline: Instant) -> Result<()> {
-    let Some(mut prover) = trust.prover(CONNECTION)? else { return Ok(()) };
+    let Some(mut prover) = trust.prover(PROBE_CONNECTION)? else { return Ok(()) };
     let Challenge { scheme, nonce, peer } = prover.challenge();
     let challenge = ProofChallenge { scheme, nonce: nonce.to_vec(), peer: peer.to_owned() };
     let body = message::encode_message(&challenge);
@@ -50,7 +50,7 @@ pub(crate) fn check(socket: &TcpStream, trust: &Trust, first: Frame, deadline: I
     let challenge: ProofChallenge = message::decode_message(&first.body)?;
     let nonce = fixed(&challenge.nonce)?;
     let challenge = Challenge { scheme: challenge.scheme, nonce, peer: &challenge.peer };
-    let (verifier, answer) = TokenVerifier::new(tokens, trust.name(), CONNECTION, &challenge)?;
+    let (verifier, answer) = TokenVerifier::new(tokens, trust.name(), PROBE_CONNECTION, &challenge)?;
     let nonce = ProofNonce { nonce: answer.nonce.to_vec(), node: answer.node };
     frame::send_frame(socket, kind::CHALLENGED, &message::encode_message(&nonce), deadline)?;
     let shown: ProofTag = match frame::receive_frame(socket, MAX_BODY, deadline)? {

@@ -30,7 +30,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for streams to end after the client's end of the measurement.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often a listener checks for the stop.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Collects this host's facts for a client.
 pub type FactsProvider = Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>;
@@ -228,7 +228,7 @@ fn listen_error(at: &str, e: &std::io::Error) -> Error {
 
 fn accept_connections(shared: &Arc<ServerShared>, listener: &TcpListener) {
     // A blocking accept would not notice the stop.
-    let tick = Timespec::try_from(POLL_INTERVAL).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
+    let tick = Timespec::try_from(STOP_POLL_INTERVAL).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
     while !shared.stopping.load(Ordering::Relaxed) {
         match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&tick)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,

@@ -15,13 +15,13 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 /// Bytes per receive: whole pieces cost a fraction of the wake-ups of plain receives.
-const PIECE: usize = 256 << 10;
+const RECEIVE_BYTES: usize = 256 << 10;
 /// Memory of each stream in bytes; longer operations reuse it.
-const BUFFER: usize = 1 << 20;
+const STREAM_BUFFER_BYTES: usize = 1 << 20;
 /// Least memory in bytes, so that several small operations fit one receive.
 const MIN_BUFFER: usize = 64 << 10;
 /// Bytes of a request, and of a write's answer.
-const WORD: usize = 8;
+const REQUEST_WORD_BYTES: usize = 8;
 /// From this size on a writer polls for answers after every operation, at the cost of a system call.
 const POLL_FROM: u64 = 64 << 10;
 
@@ -115,13 +115,13 @@ fn connection_lost(e: Errno) -> Error {
 
 /// Memory for operations of `size` bytes; like real data, not all zero.
 fn stream_memory(size: u64) -> Vec<u8> {
-    let len = usize::try_from(size).unwrap_or(BUFFER).clamp(MIN_BUFFER, BUFFER);
+    let len = usize::try_from(size).unwrap_or(STREAM_BUFFER_BYTES).clamp(MIN_BUFFER, STREAM_BUFFER_BYTES);
     (0..len).map(|i| (i as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]).collect()
 }
 
 /// Size and flags of the next receive when `left` bytes of an operation are missing.
 fn receive_size(left: u64, discard: bool) -> (usize, RecvFlags) {
-    let most = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+    let most = usize::try_from(left).unwrap_or(RECEIVE_BYTES).min(RECEIVE_BYTES);
     let flags = if discard { RecvFlags::WAITALL | RecvFlags::TRUNC } else { RecvFlags::WAITALL };
     (most, flags)
 }
@@ -142,7 +142,7 @@ pub struct TcpProbeStream {
     /// When `arrived` last grew.
     since: Instant,
     /// Start of an incomplete answer.
-    partial: [u8; WORD],
+    partial: [u8; REQUEST_WORD_BYTES],
     partial_len: usize,
 }
 
@@ -162,7 +162,7 @@ impl TcpProbeStream {
             begun: 0,
             arrived: 0,
             since: Instant::now(),
-            partial: [0; WORD],
+            partial: [0; REQUEST_WORD_BYTES],
             partial_len: 0,
         })
     }
@@ -178,7 +178,7 @@ impl TcpProbeStream {
     fn receive_data(&mut self, stop: &StopSignal) -> Result<StreamProgress> {
         let missing = self.begun * self.size - self.arrived;
         // Several small answers are received together.
-        let together = self.size < PIECE as u64 && missing > self.size;
+        let together = self.size < RECEIVE_BYTES as u64 && missing > self.size;
         let left = if together { missing } else { self.size - self.arrived % self.size };
         let (most, mut flags) = receive_size(left, self.discard);
         if together {
@@ -196,16 +196,16 @@ impl TcpProbeStream {
 
     /// Receives the server's counts of received bytes.
     fn receive_counts(&mut self, flags: RecvFlags) -> Result<Option<StreamProgress>> {
-        let mut bytes = [0u8; WORD * 64];
+        let mut bytes = [0u8; REQUEST_WORD_BYTES * 64];
         let kept = self.partial_len;
         bytes[..kept].copy_from_slice(&self.partial[..kept]);
         let Some(n) = self.stream.receive_some(&mut bytes[kept..], flags)? else { return Ok(None) };
         let got = &bytes[..kept + n];
-        let rest = got.len() % WORD;
+        let rest = got.len() % REQUEST_WORD_BYTES;
         let whole = &got[..got.len() - rest];
         self.partial[..rest].copy_from_slice(&got[got.len() - rest..]);
         self.partial_len = rest;
-        let Some(last) = whole.last_chunk::<WORD>() else { return Ok(Some(StreamProgress::default())) };
+        let Some(last) = whole.last_chunk::<REQUEST_WORD_BYTES>() else { return Ok(Some(StreamProgress::default())) };
         let count = u64::from_le_bytes(*last);
         if count < self.arrived || count > self.begun * self.size {
             let why = format!("the server says {count} bytes arrived, {} were sent", self.begun * self.size);
@@ -225,7 +225,7 @@ impl TcpProbeStream {
         }
         self.begun += 1;
         match self.op {
-            ProbeOp::Read => self.stream.send_bytes(&self.begun.to_le_bytes(), WORD as u64, stop),
+            ProbeOp::Read => self.stream.send_bytes(&self.begun.to_le_bytes(), REQUEST_WORD_BYTES as u64, stop),
             _ => self.stream.send_bytes(&self.buffer, self.size, stop),
         }
     }
@@ -306,7 +306,7 @@ fn serve_reads(
     stop: &StopSignal,
     served: &mut ServedBytes,
 ) -> Result<()> {
-    let mut request = [0u8; WORD];
+    let mut request = [0u8; REQUEST_WORD_BYTES];
     for number in 1u64.. {
         if !stream.receive_all(&mut request, stop, true)? {
             break;
@@ -330,7 +330,7 @@ fn serve_writes(
 ) -> Result<()> {
     let mut told = 0;
     // Several small operations are received together.
-    let whole = plan.size >= PIECE as u64;
+    let whole = plan.size >= RECEIVE_BYTES as u64;
     loop {
         let left = if whole { plan.size - served.received % plan.size } else { into.len() as u64 };
         let (most, mut flags) = receive_size(left, plan.discard);
@@ -355,7 +355,7 @@ fn serve_writes(
         let ended = served.received / plan.size > told / plan.size;
         if ended || (ticked && served.received > told) {
             told = served.received;
-            stream.send_bytes(&told.to_le_bytes(), WORD as u64, stop)?;
+            stream.send_bytes(&told.to_le_bytes(), REQUEST_WORD_BYTES as u64, stop)?;
         }
     }
 }

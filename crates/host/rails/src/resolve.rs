@@ -311,20 +311,20 @@ fn gid_of_hex_pairs(text: &str) -> Option<Ipv6Addr> {
 
 /// GIDs with their types, for messages; long tables are cut.
 fn format_gids(gids: &[&PortGid]) -> String {
-    const MOST: usize = 8;
+    const MAX_RAILS: usize = 8;
     if gids.is_empty() {
         return "no GID".to_owned();
     }
     let mut words: Vec<String> = gids
         .iter()
-        .take(MOST)
+        .take(MAX_RAILS)
         .map(|gid| match gid.kind {
             GidType::RoceV1 | GidType::RoceV2 => format!("{gid} ({})", gid.kind),
             GidType::Ib | GidType::Unknown => gid.to_string(),
         })
         .collect();
-    if gids.len() > MOST {
-        words.push(format!("{} more", gids.len() - MOST));
+    if gids.len() > MAX_RAILS {
+        words.push(format!("{} more", gids.len() - MAX_RAILS));
     }
     words.join(", ")
 }

@@ -9,12 +9,12 @@ use std::ffi::CString;
 
 /// Timeout of one try, and number of tries: a response takes a millisecond, and longer from a busy subnet manager.
 const TRY_MS: i32 = 300;
-const TRIES: i32 = 3;
+const QUERY_ATTEMPTS: i32 = 3;
 
 /// Length of a management datagram, and offsets in it (InfiniBand Architecture 13.4.2, 14.2.1.2, 14.2.5.13).
-const MAD: usize = 256;
+const MAD_BYTES: usize = 256;
 const SUBN_LID_ROUTED: u8 = 0x01;
-const GET: u8 = 0x01;
+const METHOD_GET: u8 = 0x01;
 const GET_RESPONSE: u8 = 0x81;
 const SM_INFO: u16 = 0x0020;
 const STATUS_OFFSET: usize = 4;
@@ -114,10 +114,10 @@ impl Umad {
         let name = device_name(device, port)?;
         let open = self.library.open_port(&name, port as i32).map_err(|errno| open_error(device, port, errno))?;
         let agent = open.register_agent(i32::from(SUBN_LID_ROUTED))?;
-        let mut mad = [0; MAD];
-        (mad[0], mad[1], mad[2], mad[3]) = (1, SUBN_LID_ROUTED, 1, GET);
+        let mut mad = [0; MAD_BYTES];
+        (mad[0], mad[1], mad[2], mad[3]) = (1, SUBN_LID_ROUTED, 1, METHOD_GET);
         mad[ATTRIBUTE_OFFSET..ATTRIBUTE_OFFSET + 2].copy_from_slice(&SM_INFO.to_be_bytes());
-        let answer = open.exchange_mad(agent, sm_lid as i32, &mad, TRY_MS, TRIES)?;
+        let answer = open.exchange_mad(agent, sm_lid as i32, &mad, TRY_MS, QUERY_ATTEMPTS)?;
         Ok(answer.map_or_else(SmResponse::Silent, |mad| parse_response(&mad)))
     }
 }
@@ -131,7 +131,7 @@ fn open_error(device: &str, port: u32, errno: i32) -> SmQueryError {
 }
 
 /// The response in a datagram.
-fn parse_response(mad: &[u8; MAD]) -> SmResponse {
+fn parse_response(mad: &[u8; MAD_BYTES]) -> SmResponse {
     let status = u16::from_be_bytes([mad[STATUS_OFFSET], mad[STATUS_OFFSET + 1]]);
     if mad[3] != GET_RESPONSE || status != 0 {
         return SmResponse::Silent(format!("method {:#x}, status {status:#x}", mad[3]));
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn answers() {
-        let mut mad = [0; MAD];
+        let mut mad = [0; MAD_BYTES];
         mad[3] = GET_RESPONSE;
         mad[DATA_OFFSET + 7] = 9;
         mad[DATA_OFFSET + 20] = 0xf3;

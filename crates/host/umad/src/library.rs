@@ -1,11 +1,11 @@
 //! Functions of libibumad, resolved at run time, behind safe calls. It owns every unsafe line of this crate, and
 //! knows no management datagram.
 
-use crate::{MAD, SmQueryError};
+use crate::{MAD_BYTES, SmQueryError};
 use libc::{c_char, c_int, c_long, c_uint, c_void};
 use std::ffi::{CStr, CString};
 
-const NAME: &str = "libibumad.so.3";
+const LIBRARY_NAME: &str = "libibumad.so.3";
 /// Length of a device name in the library's structures.
 const CA_NAME: usize = 20;
 /// The library's limit of devices.
@@ -34,14 +34,14 @@ pub(crate) struct UmadLibrary {
 impl UmadLibrary {
     /// Opens the library; the loader's message when that fails.
     pub(crate) fn open() -> Result<Self, String> {
-        let name = CString::new(NAME).unwrap_or_default();
+        let name = CString::new(LIBRARY_NAME).unwrap_or_default();
         // SAFETY: a NUL-terminated name; constructors of a system library run.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
             // SAFETY: dlerror answers NULL or a NUL-terminated text that lives until the thread's next call of it.
             let why = unsafe {
                 let text = libc::dlerror();
-                if text.is_null() { NAME.into() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+                if text.is_null() { LIBRARY_NAME.into() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
             };
             return Err(why);
         }
@@ -49,7 +49,7 @@ impl UmadLibrary {
             let c_name = CString::new(name).unwrap_or_default();
             // SAFETY: `handle` came from dlopen and is never closed.
             let found = unsafe { libc::dlsym(handle, c_name.as_ptr()) };
-            if found.is_null() { Err(format!("{NAME} has no function {name}")) } else { Ok(found) }
+            if found.is_null() { Err(format!("{LIBRARY_NAME} has no function {name}")) } else { Ok(found) }
         };
         let init = symbol("umad_init")?;
         // SAFETY: the types are those of infiniband/umad.h, which have not changed since libibumad 3.
@@ -100,7 +100,7 @@ impl UmadLibrary {
         // SAFETY: as above.
         let header = unsafe { (library.size)() };
         if header > HEADER_BYTES {
-            return Err(format!("{NAME} has a header of {header} bytes"));
+            return Err(format!("{LIBRARY_NAME} has a header of {header} bytes"));
         }
         Ok(library)
     }
@@ -165,25 +165,25 @@ impl OpenPort<'_> {
         &self,
         agent: c_int,
         lid: c_int,
-        mad: &[u8; MAD],
+        mad: &[u8; MAD_BYTES],
         try_ms: c_int,
         tries: c_int,
-    ) -> Result<Result<[u8; MAD], String>, SmQueryError> {
+    ) -> Result<Result<[u8; MAD_BYTES], String>, SmQueryError> {
         // SAFETY: takes nothing.
         let header = unsafe { (self.library.size)() }.min(HEADER_BYTES);
-        let mut buffer = [0u64; (HEADER_BYTES + MAD) / 8];
+        let mut buffer = [0u64; (HEADER_BYTES + MAD_BYTES) / 8];
         let start = buffer.as_mut_ptr().cast::<u8>();
         // SAFETY: header and datagram fit into the buffer; the library writes its header only.
         let code = unsafe {
-            start.add(header).copy_from_nonoverlapping(mad.as_ptr(), MAD);
+            start.add(header).copy_from_nonoverlapping(mad.as_ptr(), MAD_BYTES);
             // Queue pair 0 is the subnet manager's; it has no key.
             (self.library.set_addr)(start.cast(), lid, 0, 0, 0);
-            (self.library.send)(self.id, agent, start.cast(), MAD as c_int, try_ms, tries - 1)
+            (self.library.send)(self.id, agent, start.cast(), MAD_BYTES as c_int, try_ms, tries - 1)
         };
         if code != 0 {
             return Err(SmQueryError::Call { call: "umad_send", code });
         }
-        let mut length = MAD as c_int;
+        let mut length = MAD_BYTES as c_int;
         // The kernel returns the datagram after its last try; the margin is for the kernel's own delay.
         let limit = try_ms * tries + 200;
         // SAFETY: the buffer has room for a header and `length` bytes.
@@ -200,9 +200,9 @@ impl OpenPort<'_> {
                 format!("error {status}")
             }));
         }
-        let mut answer = [0; MAD];
+        let mut answer = [0; MAD_BYTES];
         // SAFETY: the same bytes of the same buffer as above, all of them written.
-        unsafe { answer.as_mut_ptr().copy_from_nonoverlapping(start.add(header), MAD) };
+        unsafe { answer.as_mut_ptr().copy_from_nonoverlapping(start.add(header), MAD_BYTES) };
         Ok(Ok(answer))
     }
 }

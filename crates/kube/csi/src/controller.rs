@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 /// What the ids of provisioned volumes begin with.
-const PROVISIONED: &str = "spurline-";
+const PROVISIONED_PREFIX: &str = "spurline-";
 
 /// The controller service.
 pub(crate) struct ControllerService {
@@ -18,7 +18,7 @@ pub(crate) struct ControllerService {
 
 /// An id for a name of any length.
 fn id_of(name: &str) -> String {
-    format!("{PROVISIONED}{:032x}", xxhash_rust::xxh3::xxh3_128(name.as_bytes()))
+    format!("{PROVISIONED_PREFIX}{:032x}", xxhash_rust::xxh3::xxh3_128(name.as_bytes()))
 }
 
 /// A call that has no meaning for volumes that are views of a source.
@@ -75,7 +75,7 @@ impl pb::controller_server::Controller for ControllerService {
         if request.volume_capabilities.is_empty() {
             return Err(Status::invalid_argument("volume_capabilities is missing"));
         }
-        if !request.volume_id.starts_with(PROVISIONED) {
+        if !request.volume_id.starts_with(PROVISIONED_PREFIX) {
             return Err(Status::not_found(format!("there is no provisioned volume {}", request.volume_id)));
         }
         let refused = request.volume_capabilities.iter().find_map(|one| mount_flags(Some(one)).err());

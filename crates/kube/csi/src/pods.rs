@@ -25,7 +25,7 @@ const DELETE_POLL: Duration = Duration::from_millis(200);
 /// Longest text of an event.
 const MOST_TEXT: usize = 1000;
 /// Why a container waits, where waiting longer does not help.
-const HOPELESS: [&str; 6] = [
+const HOPELESS_REASONS: [&str; 6] = [
     "ErrImagePull",
     "ImagePullBackOff",
     "ErrImageNeverPull",
@@ -241,7 +241,7 @@ fn state_of(pod: &Value) -> ProcessState {
                 Some(message) => format!("{}: {message}", text(&waiting["reason"])),
                 None => text(&waiting["reason"]),
             };
-            if HOPELESS.iter().any(|reason| waiting["reason"] == *reason) {
+            if HOPELESS_REASONS.iter().any(|reason| waiting["reason"] == *reason) {
                 ProcessState::Ended(format!("its pod can't start: {why}"))
             } else {
                 ProcessState::Pending(why)

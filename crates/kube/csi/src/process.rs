@@ -13,9 +13,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 /// Time for a process to end after SIGTERM. Its mount is detached before, so nothing keeps it but open files.
-const GRACE: Duration = Duration::from_secs(5);
+const TERMINATION_GRACE: Duration = Duration::from_secs(5);
 /// The log of a process in its volume's directory.
-const LOG: &str = "log";
+const LOG_FILE: &str = "log";
 
 /// Starts mount processes on this host.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl ProcessLauncher {
 #[tonic::async_trait]
 impl MountLauncher for ProcessLauncher {
     async fn launch(&self, plan: &LaunchPlan) -> Result<String, LaunchFailure> {
-        let path = plan.dir.join(LOG);
+        let path = plan.dir.join(LOG_FILE);
         let log = std::fs::File::create(&path)
             .map_err(|e| Fault::failed(format!("the log {}: {e}", path.display()), "make --state-dir writable"))?;
         let mut command = Command::new(&self.program);
@@ -118,12 +118,12 @@ fn end_process(pid: Pid, name: &str) -> Result<(), Fault> {
             sent => sent.map_err(failed)?,
         }
         let mut ended = [PollFd::new(&process, PollFlags::IN)];
-        let limit = Timespec::try_from(GRACE).ok();
+        let limit = Timespec::try_from(TERMINATION_GRACE).ok();
         if poll(&mut ended, limit.as_ref()).is_ok_and(|count| count > 0) {
             return Ok(());
         }
     }
-    Err(Fault::failed(format!("process {pid} did not end within {} s of SIGKILL", GRACE.as_secs()), ""))
+    Err(Fault::failed(format!("process {pid} did not end within {} s of SIGKILL", TERMINATION_GRACE.as_secs()), ""))
 }
 
 /// The process of this name, if it runs.

@@ -10,7 +10,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 /// The record's file in the volume's directory.
-const FILE: &str = "volume.json";
+const RECORD_FILE: &str = "volume.json";
 
 /// A directory of a pod to which a volume is bound.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ impl VolumeRecord {
     /// # Errors
     /// When the directory is not writable.
     pub(crate) fn save(&self, dir: &Path) -> Result<(), Fault> {
-        let file = dir.join(FILE);
+        let file = dir.join(RECORD_FILE);
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
         let written = make_private_dir(dir).and_then(|()| replace_file(&file, &text, 0o600));
         written.map_err(|e| {
@@ -85,7 +85,7 @@ impl VolumeRecord {
     /// # Errors
     /// When the file can't be read or parsed.
     pub(crate) fn load(dir: &Path) -> Result<Option<VolumeRecord>, Fault> {
-        let file = dir.join(FILE);
+        let file = dir.join(RECORD_FILE);
         let failed = |why: &dyn std::fmt::Display| Fault::failed(format!("the record {}: {why}", file.display()), "");
         match fs::read(&file) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| failed(&e)),
@@ -119,7 +119,7 @@ mod tests {
         let read = VolumeRecord::load(&at).unwrap().unwrap();
         assert_eq!((read.pods(), read.is_used(), &read), (vec![pod], true, &record));
         assert_eq!(VolumeRecord::load(dir.path()).unwrap(), None);
-        fs::write(at.join(FILE), b"{").unwrap();
+        fs::write(at.join(RECORD_FILE), b"{").unwrap();
         assert!(VolumeRecord::load(&at).unwrap_err().what.contains("volume.json"));
     }
 }

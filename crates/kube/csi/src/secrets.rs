@@ -8,16 +8,16 @@ use std::collections::HashMap;
 use std::path::Path;
 
 /// Keys that together make a file of AWS credentials, and their names in it.
-const AWS: [(&str, &str); 3] = [
+const AWS_KEYS: [(&str, &str); 3] = [
     ("AWS_ACCESS_KEY_ID", "aws_access_key_id"),
     ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
     ("AWS_SESSION_TOKEN", "aws_session_token"),
 ];
 /// Keys whose file a flag of `spurline mount` names.
-const FLAGS: [(&str, &str); 4] =
+const FLAG_KEYS: [(&str, &str); 4] =
     [("group-token", "group-token-file"), ("tls.crt", "tls-cert"), ("tls.key", "tls-key"), ("ca.crt", "tls-ca")];
 /// Keys whose file a variable names.
-const VARIABLES: [(&str, &str); 2] =
+const VARIABLE_KEYS: [(&str, &str); 2] =
     [("google-credentials.json", "GOOGLE_APPLICATION_CREDENTIALS"), ("ca-bundle.crt", "AWS_CA_BUNDLE")];
 
 /// How the mount process finds its secrets.
@@ -34,7 +34,8 @@ pub(crate) struct SecretFiles {
 /// # Errors
 /// When a key is unknown, or one of a pair is missing.
 pub(crate) fn check_secrets(secrets: &HashMap<String, String>) -> Result<(), Fault> {
-    let known = || AWS.iter().map(|(key, _)| *key).chain(FLAGS.iter().chain(&VARIABLES).map(|(key, _)| *key));
+    let known =
+        || AWS_KEYS.iter().map(|(key, _)| *key).chain(FLAG_KEYS.iter().chain(&VARIABLE_KEYS).map(|(key, _)| *key));
     for key in secrets.keys() {
         if !known().any(|name| name == key) {
             let remedy = match nearest_word(key, known()) {
@@ -45,7 +46,12 @@ pub(crate) fn check_secrets(secrets: &HashMap<String, String>) -> Result<(), Fau
         }
     }
     let has = |key: &str| secrets.contains_key(key);
-    for (one, other) in [(AWS[0].0, AWS[1].0), (AWS[1].0, AWS[0].0), (AWS[2].0, AWS[0].0), ("tls.crt", "tls.key")] {
+    for (one, other) in [
+        (AWS_KEYS[0].0, AWS_KEYS[1].0),
+        (AWS_KEYS[1].0, AWS_KEYS[0].0),
+        (AWS_KEYS[2].0, AWS_KEYS[0].0),
+        ("tls.crt", "tls.key"),
+    ] {
         if has(one) && !has(other) {
             return Err(Fault::usage(
                 format!("the volume's secret has {one} and no {other}"),
@@ -53,7 +59,7 @@ pub(crate) fn check_secrets(secrets: &HashMap<String, String>) -> Result<(), Fau
             ));
         }
     }
-    let broken = AWS.iter().filter_map(|(key, _)| secrets.get_key_value(*key)).find(|(_, text)| {
+    let broken = AWS_KEYS.iter().filter_map(|(key, _)| secrets.get_key_value(*key)).find(|(_, text)| {
         let text = text.trim_end_matches(['\n', '\r']);
         text.is_empty() || text.chars().any(|c| c.is_control() || c.is_whitespace())
     });
@@ -75,18 +81,18 @@ pub(crate) fn write_secrets(secrets: &HashMap<String, String>, dir: &Path) -> Re
     let io =
         |e: std::io::Error| Fault::failed(format!("the files of the volume's secret in {}: {e}", dir.display()), "");
     make_private_dir(dir).map_err(io)?;
-    for (key, _) in FLAGS.iter().chain(&VARIABLES) {
+    for (key, _) in FLAG_KEYS.iter().chain(&VARIABLE_KEYS) {
         write_or_remove(&dir.join(key), secrets.get(*key).map(String::as_bytes)).map_err(io)?;
     }
-    let pairs = AWS.iter().filter_map(|(key, name)| Some((name, secrets.get(*key)?)));
+    let pairs = AWS_KEYS.iter().filter_map(|(key, name)| Some((name, secrets.get(*key)?)));
     let lines: String =
         pairs.map(|(name, value)| format!("{name} = {}\n", value.trim_end_matches(['\n', '\r']))).collect();
     let credentials = (!lines.is_empty()).then(|| format!("[default]\n{lines}"));
-    write_or_remove(&dir.join(CREDENTIALS), credentials.as_ref().map(String::as_bytes)).map_err(io)
+    write_or_remove(&dir.join(CREDENTIALS_FILE), credentials.as_ref().map(String::as_bytes)).map_err(io)
 }
 
 /// The file of AWS credentials.
-const CREDENTIALS: &str = "aws-credentials";
+const CREDENTIALS_FILE: &str = "aws-credentials";
 
 fn write_or_remove(file: &Path, content: Option<&[u8]>) -> std::io::Result<()> {
     let Some(content) = content else {
@@ -105,9 +111,9 @@ pub(crate) fn find_secrets(dir: &Path) -> SecretFiles {
     let pairs = |table: &[(&str, &str)]| -> Vec<(String, String)> {
         table.iter().filter_map(|(key, name)| Some(((*name).to_owned(), file(key)?))).collect()
     };
-    let mut environment = pairs(&VARIABLES);
-    environment.extend(file(CREDENTIALS).map(|path| ("AWS_SHARED_CREDENTIALS_FILE".to_owned(), path)));
-    SecretFiles { flags: pairs(&FLAGS), environment }
+    let mut environment = pairs(&VARIABLE_KEYS);
+    environment.extend(file(CREDENTIALS_FILE).map(|path| ("AWS_SHARED_CREDENTIALS_FILE".to_owned(), path)));
+    SecretFiles { flags: pairs(&FLAG_KEYS), environment }
 }
 
 #[cfg(test)]
@@ -125,10 +131,10 @@ mod tests {
         let at = dir.path().join("secret");
         let aws = [("AWS_ACCESS_KEY_ID", "id\n"), ("AWS_SECRET_ACCESS_KEY", "hush")];
         write_secrets(&secret(&[aws[0], aws[1], ("group-token", "word")]), &at).unwrap();
-        let text = std::fs::read_to_string(at.join(CREDENTIALS)).unwrap();
+        let text = std::fs::read_to_string(at.join(CREDENTIALS_FILE)).unwrap();
         assert_eq!(text, "[default]\naws_access_key_id = id\naws_secret_access_key = hush\n");
         let mode = |file: &str| std::fs::metadata(at.join(file)).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode("."), mode(CREDENTIALS), mode("group-token")), (0o700, 0o600, 0o600));
+        assert_eq!((mode("."), mode(CREDENTIALS_FILE), mode("group-token")), (0o700, 0o600, 0o600));
         let found = find_secrets(&at);
         assert_eq!(found.flags, [("group-token-file".to_owned(), at.join("group-token").display().to_string())]);
         assert_eq!(found.environment[0].0, "AWS_SHARED_CREDENTIALS_FILE");

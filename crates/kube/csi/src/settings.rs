@@ -9,12 +9,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// Attributes of a volume, with what they are for.
-const ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mountOptions", "memory"];
+const VOLUME_ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mountOptions", "memory"];
 /// Mount options of a volume that is written.
-const WRITABLE: [&str; 2] = ["rw", "writable"];
+const WRITABLE_OPTIONS: [&str; 2] = ["rw", "writable"];
 /// Mount options of inline volumes whose authors are not trusted: they name no file of the node and open no port, and grant no
 /// more than the source's keys do.
-const INLINE: [&str; 32] = [
+const INLINE_OPTIONS: [&str; 32] = [
     "allow_other",
     "anonymous",
     "attr-cache",
@@ -49,9 +49,9 @@ const INLINE: [&str; 32] = [
     "uid",
 ];
 /// Attributes that Kubernetes adds begin with this.
-const KUBERNETES: &str = "csi.storage.k8s.io/";
+const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
 /// What the provisioner adds to volumes that it made.
-const PROVISIONER: &str = "storage.kubernetes.io/";
+const PROVISIONER_PREFIX: &str = "storage.kubernetes.io/";
 
 /// What is mounted and how, from a volume's attributes and mount options.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,7 +102,7 @@ pub trait MountArguments: Send + Sync + 'static {
 impl VolumeSettings {
     /// Whether the options ask for a mount that changes its source.
     pub fn is_writable(&self) -> bool {
-        self.options.iter().any(|option| WRITABLE.contains(&option.as_str()))
+        self.options.iter().any(|option| WRITABLE_OPTIONS.contains(&option.as_str()))
     }
 
     /// Checks an inline volume, which the author of any pod may write: the mount process has more rights than that author.
@@ -111,16 +111,16 @@ impl VolumeSettings {
     /// When it would read directories of the node, files of the mount process or a bucket with the node's rights, or take
     /// more memory than the driver grants.
     pub fn check_inline(&self, secrets: &HashMap<String, String>) -> Result<(), Fault> {
-        const REMEDY: &str = "make a PersistentVolume, or start the driver with --trust-inline-volumes where every author of a \
+        const INLINE_REMEDY: &str = "make a PersistentVolume, or start the driver with --trust-inline-volumes where every author of a \
                               pod may have the node's rights";
-        let refuse = |what: String| Err(Fault::usage(format!("an inline volume can't have {what}"), REMEDY));
+        let refuse = |what: String| Err(Fault::usage(format!("an inline volume can't have {what}"), INLINE_REMEDY));
         let source: SourceUrl =
             self.source.parse().map_err(|what: String| Fault::usage(what, "correct the attribute source"))?;
         if source.scheme() == "file" {
             return refuse(format!("the directory {} as its source", self.source));
         }
         let name = |option: &String| option.split('=').next().unwrap_or_default().to_owned();
-        if let Some(option) = self.options.iter().map(name).find(|name| !INLINE.contains(&name.as_str())) {
+        if let Some(option) = self.options.iter().map(name).find(|name| !INLINE_OPTIONS.contains(&name.as_str())) {
             return refuse(format!("the mount option {option}"));
         }
         if self.memory.is_some() {
@@ -175,11 +175,11 @@ impl VolumeSettings {
                 "cacheGroup" => settings.flags.push(("cache-group".into(), value.clone())),
                 "mountOptions" => settings.options.extend(split_option_list(value)),
                 "memory" => settings.memory = Some(parse_memory(value)?),
-                other if other.starts_with(KUBERNETES) || other.starts_with(PROVISIONER) => {}
+                other if other.starts_with(KUBERNETES_PREFIX) || other.starts_with(PROVISIONER_PREFIX) => {}
                 other => {
-                    let remedy = match nearest_word(other, ATTRIBUTES.into_iter()) {
+                    let remedy = match nearest_word(other, VOLUME_ATTRIBUTES.into_iter()) {
                         Some(near) => format!("did you mean {near}?"),
-                        None => format!("the attributes are {}", ATTRIBUTES.join(", ")),
+                        None => format!("the attributes are {}", VOLUME_ATTRIBUTES.join(", ")),
                     };
                     return Err(Fault::usage(format!("the volume has the unknown attribute '{other}'"), remedy));
                 }
@@ -281,7 +281,7 @@ mod tests {
             let said = check(pairs, secrets).unwrap_err();
             assert!(said.contains(says) && said.contains("PersistentVolume"), "{said}");
         }
-        assert!(INLINE.is_sorted());
+        assert!(INLINE_OPTIONS.is_sorted());
     }
 
     #[test]

@@ -31,7 +31,7 @@ const END_REPORT_LIMIT: Duration = Duration::from_secs(10);
 /// Interval of checking that mount processes live.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// First and longest pause before a failed replacement is tried again.
-const RETRY_PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+const REPLACEMENT_PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Most cache nodes that a condition names.
 const MOST_NODES: usize = 3;
 /// Deadline of a mount's status.
@@ -128,7 +128,7 @@ impl VolumeTable {
 
     /// Ends processes of an earlier driver whose records are gone; tried until it is done.
     pub(crate) async fn end_others(self: Arc<Self>) {
-        let mut pauses = RETRY_PAUSES;
+        let mut pauses = REPLACEMENT_PAUSES;
         while let Err(fault) = self.parts.launcher.end_others(&self.found).await {
             tracing::warn!("mount processes of volumes that are gone: {fault}");
             tokio::time::sleep(pauses.next_pause()).await;
@@ -718,7 +718,7 @@ fn bind_target(dir: &Path, target: &PublishedTarget) -> Result<(), Fault> {
 /// Notes why a volume can't be read, and when to try again.
 fn set_trouble(slot: &VolumeSlot, why: &str) {
     let mut trouble = lock(&slot.trouble);
-    let mut pauses = trouble.as_ref().map_or(RETRY_PAUSES, |before| before.pauses);
+    let mut pauses = trouble.as_ref().map_or(REPLACEMENT_PAUSES, |before| before.pauses);
     let retry_at = Instant::now() + pauses.next_pause();
     *trouble = Some(VolumeTrouble { why: why.to_owned(), retry_at, pauses });
 }

@@ -346,7 +346,7 @@ impl ConfigReader<'_> {
     }
 
     fn selectors(&mut self, subject: &str, value: Option<JsonNode>) -> Option<DeviceSelectors> {
-        const KEYS: [&str; 5] = ["vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"];
+        const RESOURCE_KEYS: [&str; 5] = ["vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"];
         let entries = match value {
             None | Some(JsonNode::Null) => return Some(DeviceSelectors::default()),
             Some(JsonNode::Object(entries)) => entries,
@@ -357,7 +357,7 @@ impl ConfigReader<'_> {
                 return None;
             }
         };
-        let mut fields = self.fields(&format!("{subject} selectors"), entries, &KEYS);
+        let mut fields = self.fields(&format!("{subject} selectors"), entries, &RESOURCE_KEYS);
         let mut selectors = DeviceSelectors::default();
         for key in SelectorKey::ALL {
             let values = self.texts(subject, key.as_str(), fields.remove(key.as_str()))?;

@@ -132,8 +132,9 @@ impl PerftestColumn {
 
     /// Whether the report has the column.
     fn is_read(&self) -> bool {
-        const NAMES: [&str; 7] = ["BW_peak", "BW_average", "t_min", "t_avg", "t_typical", "99%_percentile", "t_stdev"];
-        NAMES.contains(&self.name.as_str())
+        const PERFTEST_NAMES: [&str; 7] =
+            ["BW_peak", "BW_average", "t_min", "t_avg", "t_typical", "99%_percentile", "t_stdev"];
+        PERFTEST_NAMES.contains(&self.name.as_str())
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Prefix of the reference's resources, recognised also when no entry has the name.
 const RDMA_PREFIX: &str = "rdma/";
 /// Multus reads this annotation.
-const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
 /// Kinds of operators that make a NetworkAttachmentDefinition of the same name, and the type of CNI in it.
 const NETWORK_KINDS: [(&str, &str); 5] = [
     ("IPoIBNetwork", "ipoib"),
@@ -373,7 +373,7 @@ impl<'a> PodExamination<'a> {
         if self.pod.spec["hostNetwork"] == true || links.is_empty() {
             return;
         }
-        let networks = network_names(&self.pod.annotations[NETWORKS]);
+        let networks = network_names(&self.pod.annotations[NETWORKS_ANNOTATION]);
         let needs_address = requests.iter().flat_map(|r| &r.hcas).any(|hca| hca.needs_interface());
         if networks.is_empty() {
             if needs_address {

@@ -19,7 +19,7 @@ pub const DEFAULT_VALUES: &str = include_str!("../../../../deploy/helm/spurline/
 /// The description of the chart, and what a person has to know after an installation.
 pub(crate) const CHART_TEXTS: [(&str, &str); 2] = [chart_file!("Chart.yaml"), chart_file!("templates/NOTES.txt")];
 /// The templates, in the order in which their objects are applied.
-pub(crate) const TEMPLATES: [(&str, &str); 10] = [
+pub(crate) const CHART_TEMPLATES: [(&str, &str); 10] = [
     chart_file!("templates/coordinator.yaml"),
     chart_file!("templates/nodes.yaml"),
     chart_file!("templates/network-policy.yaml"),
@@ -61,8 +61,8 @@ pub(crate) fn cluster_objects(values: &ClusterValues) -> Result<Vec<FileObjects>
         "Release": { "Namespace": values.text("namespace") },
         "Template": { "BasePath": "templates" },
     });
-    let input = TemplateInput { data: &data, templates: &TEMPLATES };
-    for (path, template) in TEMPLATES {
+    let input = TemplateInput { data: &data, templates: &CHART_TEMPLATES };
+    for (path, template) in CHART_TEMPLATES {
         let broken = |why: String| {
             Fault::failed(format!("the chart's {path}: {why}"), "report it: the chart is part of the program")
         };

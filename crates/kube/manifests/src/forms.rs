@@ -1,6 +1,6 @@
 //! The forms of the manifests: one text, a Kustomize base, a Helm chart.
 
-use crate::chart::{CHART_TEXTS, DEFAULT_VALUES, FileObjects, TEMPLATES, cluster_objects};
+use crate::chart::{CHART_TEMPLATES, CHART_TEXTS, DEFAULT_VALUES, FileObjects, cluster_objects};
 use crate::checks::check_values;
 use crate::schema::schema_text;
 use crate::values::ClusterValues;
@@ -76,7 +76,7 @@ fn chart_files(values: &ClusterValues) -> Result<Vec<RenderedFile>, Fault> {
         RenderedFile { path: "values.yaml".into(), text: defaults },
         RenderedFile { path: "values.schema.json".into(), text: schema_text(values) },
     ];
-    let texts = CHART_TEXTS.into_iter().chain(TEMPLATES);
+    let texts = CHART_TEXTS.into_iter().chain(CHART_TEMPLATES);
     files.extend(texts.map(|(path, text)| RenderedFile { path: path.into(), text: text.into() }));
     Ok(files)
 }

@@ -9,11 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The vendor of all kinds of devices.
-const VENDOR: &str = "spurline/";
+const CDI_VENDOR: &str = "spurline/";
 
 /// The kind of a resource's devices, `spurline/rdma-ib`.
 pub fn kind_of(resource: &str) -> String {
-    format!("{VENDOR}{}", resource.replace(['/', '.'], "-"))
+    format!("{CDI_VENDOR}{}", resource.replace(['/', '.'], "-"))
 }
 
 /// The file of a resource.
@@ -112,7 +112,7 @@ fn is_own_spec(file: &Path) -> bool {
         return false;
     }
     let spec = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
-    spec.is_some_and(|spec| spec["kind"].as_str().is_some_and(|kind| kind.starts_with(VENDOR)))
+    spec.is_some_and(|spec| spec["kind"].as_str().is_some_and(|kind| kind.starts_with(CDI_VENDOR)))
 }
 
 /// Removes a file; a missing one is no error.

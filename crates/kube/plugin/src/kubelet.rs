@@ -13,7 +13,7 @@ use tower::service_fn;
 /// Name of kubelet's socket.
 pub const SOCKET: &str = "kubelet.sock";
 /// Deadline of a registration; kubelet answers at once and connects to the plugin afterwards.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Registers `resource` with the socket `endpoint` in `dir`.
 ///
@@ -40,9 +40,9 @@ pub async fn register_resource(dir: &Path, resource: &str, endpoint: &str) -> Re
         let registered = RegistrationClient::new(channel).register(request).await;
         registered.map(drop).map_err(|status| format!("kubelet refuses: {}", status.message()))
     };
-    match tokio::time::timeout(PATIENCE, attempt).await {
+    match tokio::time::timeout(REGISTRATION_TIMEOUT, attempt).await {
         Ok(result) => result,
-        Err(_) => Err(format!("{} does not answer within {} s", socket.display(), PATIENCE.as_secs())),
+        Err(_) => Err(format!("{} does not answer within {} s", socket.display(), REGISTRATION_TIMEOUT.as_secs())),
     }
 }
 

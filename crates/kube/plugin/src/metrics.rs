@@ -98,7 +98,7 @@ impl PluginStatus {
 }
 
 /// Name, kind and meaning of each metric.
-const METRICS: [(&str, &str, &str); 10] = [
+const PLUGIN_METRICS: [(&str, &str, &str); 10] = [
     ("spurline_k8s_slots", "gauge", "slots that the node advertises"),
     ("spurline_k8s_healthy_slots", "gauge", "slots of HCAs that pods can use"),
     ("spurline_k8s_hca_healthy", "gauge", "1 when pods can use the HCA"),
@@ -143,7 +143,7 @@ impl AdminTarget for PluginStatus {
         add("spurline_k8s_config_loads_total", String::new(), self.loads.load(Ordering::Relaxed));
         add("spurline_k8s_config_valid", String::new(), u64::from(self.config_error.lock().is_none()));
         let mut out = String::new();
-        for (name, kind, meaning) in METRICS {
+        for (name, kind, meaning) in PLUGIN_METRICS {
             let _ = writeln!(out, "# HELP {name} {meaning}\n# TYPE {name} {kind}");
             for line in lines.get(name).into_iter().flatten() {
                 let _ = writeln!(out, "{line}");

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 /// The kernel's limit of a socket's path, with its final zero.
 const MAX_SOCKET_PATH: usize = 108;
 /// How many names are tried when other processes listen on the first ones.
-const MAX_NAMES: usize = 8;
+const MAX_SOCKET_NAMES: usize = 8;
 
 /// A file's identity: a file that is removed and made anew has another one.
 pub type FileIdentity = (u64, u64, i64, i64);
@@ -83,7 +83,7 @@ impl Drop for ResourceSocket {
 /// A path that no process listens on; a socket file without a listener is removed.
 fn free_path(dir: &Path, resource: &str) -> io::Result<PathBuf> {
     let stem = socket_stem(dir, resource);
-    for number in 1..=MAX_NAMES {
+    for number in 1..=MAX_SOCKET_NAMES {
         let suffix = if number == 1 { String::new() } else { format!("-{number}") };
         let path = dir.join(format!("{stem}{suffix}.sock"));
         match UnixStream::connect(&path) {
@@ -102,7 +102,7 @@ fn free_path(dir: &Path, resource: &str) -> io::Result<PathBuf> {
             }
         }
     }
-    let what = format!("other processes listen on {stem}.sock and on {} further names", MAX_NAMES - 1);
+    let what = format!("other processes listen on {stem}.sock and on {} further names", MAX_SOCKET_NAMES - 1);
     Err(io::Error::new(io::ErrorKind::AddrInUse, what))
 }
 

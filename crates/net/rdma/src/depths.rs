@@ -23,21 +23,21 @@ const PIECES_AHEAD: u32 = 8;
 /// Parts of a frame in transit while the receiver is busy: a listing of 16 KiB.
 const PARTS_AHEAD: u32 = 4;
 /// Grants, which may come at any time; one credit is reserved for them.
-const GRANTS: u32 = 2;
+const GRANT_SLOTS: u32 = 2;
 /// A write of zero bytes that probes the path.
-const PROBES: u32 = 1;
+const PROBE_SLOTS: u32 = 1;
 /// Slots for sending parts of frames.
 const PARTS_SENT: u32 = 2;
 
 /// Send slots of each side.
-pub(crate) const SEND_SLOTS: u32 = PARTS_SENT + GRANTS;
+pub(crate) const SEND_SLOTS: u32 = PARTS_SENT + GRANT_SLOTS;
 
 /// Depths of a reader's queue pair.
 pub(crate) const READER: QueueDepths =
-    QueueDepths { receives: PIECES_AHEAD + PARTS_AHEAD + GRANTS + 2, sends: SEND_SLOTS + PROBES };
+    QueueDepths { receives: PIECES_AHEAD + PARTS_AHEAD + GRANT_SLOTS + 2, sends: SEND_SLOTS + PROBE_SLOTS };
 /// Depths of a node's queue pair, per connection.
 pub(crate) const NODE: QueueDepths =
-    QueueDepths { receives: PARTS_AHEAD + GRANTS + 2, sends: SEND_SLOTS + PROBES + PIECES_AHEAD };
+    QueueDepths { receives: PARTS_AHEAD + GRANT_SLOTS + 2, sends: SEND_SLOTS + PROBE_SLOTS + PIECES_AHEAD };
 
 const fn queue_bytes(depths: QueueDepths) -> usize {
     // Receives and sends have one buffer each, rounded up to a power of two by the pool.

@@ -30,7 +30,7 @@ pub(crate) struct PolledFlag(AtomicU8);
 
 const NOT_POLLED: u8 = 0;
 const POLLED_RECENTLY: u8 = 1;
-const NEGLECTED: u8 = 2;
+const NEGLECTED_ROUNDS: u8 = 2;
 
 impl PolledFlag {
     fn set_polled(&self, held: bool) {
@@ -44,9 +44,9 @@ impl PolledFlag {
     /// Whether the connection is in a set but was not polled since the previous call; it leaves the set then.
     pub fn check_neglected(&self) -> bool {
         let held = self.0.load(Ordering::Relaxed);
-        let next = if held == POLLED_RECENTLY { NEGLECTED } else { NOT_POLLED };
+        let next = if held == POLLED_RECENTLY { NEGLECTED_ROUNDS } else { NOT_POLLED };
         self.0.store(next, Ordering::Relaxed);
-        held == NEGLECTED
+        held == NEGLECTED_ROUNDS
     }
 }
 

@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 
 /// A request that takes longer loses its worker's permit: longer than small answers take, and the limit of the delay
 /// behind a blocking request.
-const LONG_REQUEST: Duration = Duration::from_millis(2);
+const LONG_REQUEST_TIME: Duration = Duration::from_millis(2);
 /// Queue length of connect requests: all mounts reconnect at once when a node is back. The kernel's limit.
-const BACKLOG: i32 = 1024;
+const CONNECT_BACKLOG: i32 = 1024;
 /// Interval between attempts to listen again on a rail.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Wait for a new connection's memory, which other connections may be about to return.
@@ -201,7 +201,7 @@ impl RdmaServer {
         let channel = CmChannel::new(first.verbs())?;
         // At least two, so that one may wait on its connection while the other takes further events.
         let at_once = std::thread::available_parallelism().map_or(1, usize::from).max(2);
-        let workers = WorkerPool::new("rdma", config.max_workers, at_once, LONG_REQUEST)
+        let workers = WorkerPool::new("rdma", config.max_workers, at_once, LONG_REQUEST_TIME)
             .map_err(|e| Error::io("can't set up the RDMA server", &e.into()))?;
         let refusals = RefusalLog::new(Arc::clone(&stats));
         let gauges: [fn(&Stats) -> &Metric; 2] =
@@ -354,7 +354,7 @@ impl RailListener {
         let open = self.rail.open_device()?;
         let mut id = channel.create_id()?;
         self.at = id
-            .listen(self.at, BACKLOG)
+            .listen(self.at, CONNECT_BACKLOG)
             .map_err(|e| Error::from(e).context(format_args!("rail {}", self.rail.name())))?;
         self.listening = Some((id, open));
         Ok(())

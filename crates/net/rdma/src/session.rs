@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Buffers of longer frames are freed after their call.
-const KEEP: usize = 16 << 10;
+const KEPT_FRAME_BYTES: usize = 16 << 10;
 
 /// What arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl FrameAssembly {
                     return refuse(format!("a frame of {want} bytes, at most {most} are allowed"));
                 }
                 self.bytes.clear();
-                self.bytes.shrink_to(KEEP);
+                self.bytes.shrink_to(KEPT_FRAME_BYTES);
                 if part.len() == want {
                     self.bytes.extend_from_slice(part);
                     return Ok(ArrivedMessage::Frame(prelude.kind, prelude.region));

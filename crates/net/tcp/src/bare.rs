@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes per receive call, as in the transport.
-const PIECE: usize = 256 << 10;
-const REQUEST: usize = 16;
-const ANSWER: usize = 8;
+const RECEIVE_BYTES: usize = 256 << 10;
+const REQUEST_BYTES: usize = 16;
+const ANSWER_BYTES: usize = 8;
 const LONGEST_BLOCK: usize = 8 << 20;
 
 /// Serves `data` to every connection, one thread each, until the process ends. Offsets wrap around.
@@ -65,7 +65,7 @@ fn serve_connections(
 
 /// Reads a request: offset and length.
 fn read_request(socket: &mut TcpStream) -> std::io::Result<(usize, usize)> {
-    let mut request = [0u8; REQUEST];
+    let mut request = [0u8; REQUEST_BYTES];
     socket.read_exact(&mut request)?;
     let number = |at: usize| request[at..at + 8].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte)) as usize;
     Ok((number(0), number(8)))
@@ -86,7 +86,7 @@ fn drop_one(mut socket: TcpStream) -> std::io::Result<()> {
         let (_, len) = read_request(&mut socket)?;
         let block = block.get_mut(..len).ok_or(std::io::ErrorKind::InvalidInput)?;
         receive(&socket, block)?;
-        socket.write_all(&[0; ANSWER])?;
+        socket.write_all(&[0; ANSWER_BYTES])?;
     }
 }
 
@@ -95,7 +95,7 @@ fn receive(socket: &TcpStream, dst: &mut [u8]) -> std::io::Result<()> {
     let mut filled = 0;
     while filled < dst.len() {
         // Waiting for whole pieces costs a fraction of the wake-ups of plain reads, so the reference does the same.
-        let until = dst.len().min(filled + PIECE);
+        let until = dst.len().min(filled + RECEIVE_BYTES);
         match rustix::net::recv(socket, &mut dst[filled..until], RecvFlags::WAITALL) {
             Ok((_, 0)) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
             Ok((_, n)) => filled += n,
@@ -157,7 +157,7 @@ impl BareWriter {
     /// When the server can't be reached within 5 s.
     pub fn connect(addr: SocketAddr, options: &SocketOptions, block: &[u8]) -> Result<Self> {
         let BareReader { socket } = BareReader::connect(addr, options)?;
-        let mut message = vec![0; REQUEST];
+        let mut message = vec![0; REQUEST_BYTES];
         message[8..].copy_from_slice(&(block.len() as u64).to_le_bytes());
         message.extend_from_slice(block);
         Ok(BareWriter { socket, message })
@@ -170,6 +170,6 @@ impl BareWriter {
     pub fn write_block(&mut self, offset: u64) -> Result<()> {
         self.message[..8].copy_from_slice(&offset.to_le_bytes());
         let sent = self.socket.write_all(&self.message);
-        sent.and_then(|()| receive(&self.socket, &mut [0; ANSWER])).map_err(|e| Error::io("bare writer", &e))
+        sent.and_then(|()| receive(&self.socket, &mut [0; ANSWER_BYTES])).map_err(|e| Error::io("bare writer", &e))
     }
 }

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// The receive timeout that stays set on a socket. Only a nearer deadline sets a shorter one, so calls with deadlines
 /// further away cost no extra system call.
-const TICK: Duration = Duration::from_millis(500);
+const RECEIVE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of a request that are encrypted and sent at once.
 const SEALED_PIECE: usize = 256 << 10;
 /// Request buffers larger than this are released after the call.
@@ -413,8 +413,11 @@ impl ReaderStream {
             return None;
         }
         // A zero timeout would mean none at all.
-        let wanted = left.clamp(Duration::from_millis(1), TICK);
-        if wanted < self.timeout || (wanted == TICK && self.timeout != TICK) || self.timeout.is_zero() {
+        let wanted = left.clamp(Duration::from_millis(1), RECEIVE_TIMEOUT);
+        if wanted < self.timeout
+            || (wanted == RECEIVE_TIMEOUT && self.timeout != RECEIVE_TIMEOUT)
+            || self.timeout.is_zero()
+        {
             self.timeout = wanted;
             return Some(sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(wanted)));
         }

@@ -14,7 +14,7 @@ const NODE_PIECE: usize = 16 << 10;
 /// Ciphertext bytes per receive call of a reader.
 const READER_PIECE: usize = 64 << 10;
 /// Plaintext bytes sealed before they are sent.
-const SEND: usize = 256 << 10;
+const SEALED_BYTES: usize = 256 << 10;
 
 /// A reader's end.
 pub(crate) struct ReaderEnd {
@@ -142,10 +142,10 @@ impl NodeEnd {
     ) -> io::Result<()> {
         let mut to = PlainSocket { socket, deadline: Some(deadline) };
         let mut waiting = 0;
-        for chunk in parts.flat_map(|part| part.chunks(SEND)) {
+        for chunk in parts.flat_map(|part| part.chunks(SEALED_BYTES)) {
             self.sealed.queue_plain(chunk)?;
             waiting += chunk.len();
-            if waiting >= SEND {
+            if waiting >= SEALED_BYTES {
                 self.sealed.flush_to(&mut to)?;
                 waiting = 0;
             }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval of the warning that connections can't be accepted.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A request that takes longer, and did not announce a wait, no longer keeps others from being answered.
 const LONG_REQUEST: Duration = Duration::from_millis(250);
@@ -330,7 +330,7 @@ fn accept_next(listener: &TcpListener, warned: &mut Option<Instant>) -> Option<(
         Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
         Err(e) => {
             // The error repeats many times a second while it lasts.
-            if warned.is_none_or(|at| at.elapsed() > LOG_INTERVAL) {
+            if warned.is_none_or(|at| at.elapsed() > ACCEPT_LOG_INTERVAL) {
                 *warned = Some(Instant::now());
                 tracing::warn!("connections can't be accepted: {e}; raise 'ulimit -n' if it lacks descriptors");
             }

@@ -33,7 +33,7 @@ const FILE_PIECE: usize = 256 << 10;
 /// go directly into a buffer of their own.
 const WRITER_PIECE: usize = 2 << 10;
 /// Slices passed to one `sendmsg`.
-const MAX_SLICES: usize = 34;
+const MAX_SEND_SLICES: usize = 34;
 
 /// Answers requests of one connection until it is idle; with `control_only` handshakes and heartbeats only.
 pub(crate) fn serve_connection(
@@ -375,12 +375,12 @@ impl FrameSink for SocketSink<'_> {
             return tls.lock().seal_and_send(self.socket, parts, deadline).map_err(|e| sealed_error(&e, left));
         }
         let mut rest: &[u8] = &[];
-        let mut filled = [IoSlice::new(&[]); MAX_SLICES];
+        let mut filled = [IoSlice::new(&[]); MAX_SEND_SLICES];
         while left > 0 {
             // Gather the unsent bytes: the rest of a partly sent slice, then further slices.
             let mut n = 0;
             let mut batch = 0;
-            while n < MAX_SLICES {
+            while n < MAX_SEND_SLICES {
                 let part = if rest.is_empty() { parts.next() } else { Some(std::mem::take(&mut rest)) };
                 let Some(part) = part else { break };
                 if !part.is_empty() {

@@ -17,7 +17,7 @@ const CONTROL_SHARE: usize = 8;
 /// Parked connections examined to free one slot. Where requests wait for workers, they wait on those parked longest.
 const MAX_EXAMINED: usize = 64;
 /// Interval of the warning that slots are short.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+const SLOTS_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A connection that holds a slot.
 pub trait SlotHolder {
@@ -185,7 +185,7 @@ impl<C: SlotHolder> ConnectionSlots<C> {
     /// Counts an eviction, and logs it from time to time.
     fn record_eviction(&self, inner: &mut SlotTable<C>) {
         self.stats.trust.idle_closed.add(1);
-        if inner.last_logged.is_none_or(|at| at.elapsed() > LOG_INTERVAL) {
+        if inner.last_logged.is_none_or(|at| at.elapsed() > SLOTS_LOG_INTERVAL) {
             inner.last_logged = Some(Instant::now());
             tracing::warn!(
                 "all {} connections for data are in use: the longest idle ones are closed for new ones, {} so far, and mounts \

@@ -20,7 +20,7 @@ pub trait ByteStream {
 
 /// Payload bytes per receive call. Small enough that a caller that forwards bytes gets them early and the sender's
 /// next packets find buffer space; large enough that four system calls per MiB do not show.
-const PIECE: usize = 256 << 10;
+const PAYLOAD_PIECE_BYTES: usize = 256 << 10;
 /// Room for header and body of an answer without payload, received with one call.
 const SMALL_BODY: usize = 4 << 10;
 
@@ -50,7 +50,7 @@ pub fn receive_answer(
         body.resize(SMALL_BODY, 0);
     }
     while got < HEADER_LEN {
-        let first_piece = dst.len().min(PIECE);
+        let first_piece = dst.len().min(PAYLOAD_PIECE_BYTES);
         let rest: &mut [u8] = if no_payload { body } else { &mut dst[..first_piece] };
         got += stream.receive_into(&mut head[got..], rest, false, deadline).map_err(broken)?;
         FrameHeader::check_start(&head[..got.min(HEADER_LEN)]).map_err(|e| broken(e.into()))?;
@@ -79,7 +79,7 @@ pub fn receive_answer(
         progress(landed);
     }
     while landed < payload_len || tail_got < tail_len {
-        let until = payload_len.min(landed + PIECE);
+        let until = payload_len.min(landed + PAYLOAD_PIECE_BYTES);
         // The last piece includes the tail.
         let tail = if until == payload_len { &mut body[tail_got..] } else { &mut [] };
         let piece = until - landed;

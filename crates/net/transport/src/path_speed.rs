@@ -9,9 +9,9 @@ use std::time::Duration;
 /// Shorter reads measure latency rather than speed.
 pub(crate) const SHORTEST_READ: usize = 128 << 10;
 /// Reads of one length class judged together, by their median.
-const WINDOW: usize = 32;
+const WINDOW_READS: usize = 32;
 /// Lengths from 128 KiB to 2 MiB and above, by powers of two.
-const CLASSES: usize = 5;
+const LENGTH_CLASSES: usize = 5;
 /// Consecutive slow windows before a path counts as slower: a short disturbance is not the path's fault.
 const SLOW_WINDOWS: u8 = 3;
 /// The share of the former speed that still counts as unchanged; measurements on one machine vary by less.
@@ -43,7 +43,7 @@ struct LengthClass {
 /// The speed of one path.
 #[derive(Debug, Default)]
 pub(crate) struct PathSpeed {
-    classes: [LengthClass; CLASSES],
+    classes: [LengthClass; LENGTH_CLASSES],
     /// The path recovered and is still to be compared, or was slower.
     comparing: bool,
     last_check: Option<SpeedCheck>,
@@ -53,18 +53,18 @@ impl PathSpeed {
     /// Records a read of `len` bytes that took `took`, with `under_way` requests on the path at its end, itself
     /// included. Returns a new comparison result.
     pub fn record_read(&mut self, len: usize, took: Duration, under_way: usize) -> Option<SpeedCheck> {
-        let index = (len / SHORTEST_READ).checked_ilog2()?.min(CLASSES as u32 - 1) as usize;
+        let index = (len / SHORTEST_READ).checked_ilog2()?.min(LENGTH_CLASSES as u32 - 1) as usize;
         let class = &mut self.classes[index];
         let bytes = (len as u128 * under_way.max(1) as u128).saturating_mul(1_000_000_000);
         let speed = u64::try_from(bytes / took.as_nanos().max(1)).unwrap_or(u64::MAX);
         // Allocated once per class.
-        class.window.reserve_exact(WINDOW - class.window.len());
+        class.window.reserve_exact(WINDOW_READS - class.window.len());
         class.window.push(speed);
-        if class.window.len() < WINDOW {
+        if class.window.len() < WINDOW_READS {
             return None;
         }
         class.window.sort_unstable();
-        let after = class.window[WINDOW / 2];
+        let after = class.window[WINDOW_READS / 2];
         class.window.clear();
         if class.usual.is_none() {
             let (shorter, longer) = self.classes.split_at(index);
@@ -139,7 +139,7 @@ mod tests {
 
     /// A window of reads that take this long; the last answer.
     fn window(speed: &mut PathSpeed, ms: u64, under_way: usize) -> Option<SpeedCheck> {
-        (0..WINDOW).filter_map(|_| speed.record_read(LEN, Duration::from_millis(ms), under_way)).last()
+        (0..WINDOW_READS).filter_map(|_| speed.record_read(LEN, Duration::from_millis(ms), under_way)).last()
     }
 
     #[test]
@@ -189,7 +189,7 @@ mod tests {
         assert!(slow.len() == 1 && slow[0].slower, "{slow:?}");
         // As slow as before: a length that was never seen does not excuse it.
         let short = |speed: &mut PathSpeed, us: u64| {
-            (0..WINDOW).filter_map(|_| speed.record_read(SHORTEST_READ, Duration::from_micros(us), 1)).last()
+            (0..WINDOW_READS).filter_map(|_| speed.record_read(SHORTEST_READ, Duration::from_micros(us), 1)).last()
         };
         for _ in 0..3 {
             assert!(short(&mut speed, 12_500).is_none_or(|check| check.slower));
@@ -205,14 +205,14 @@ mod tests {
         window(&mut speed, 10, 1);
         speed.path_returned();
         // Nothing is known of this length, and short reads are no measure.
-        for _ in 0..WINDOW {
+        for _ in 0..WINDOW_READS {
             assert_eq!(speed.record_read(SHORTEST_READ, Duration::from_millis(100), 1), None);
             assert_eq!(speed.record_read(SHORTEST_READ - 1, Duration::from_secs(100), 1), None);
         }
         assert!(!window(&mut speed, 10, 1).expect("a length that is known").slower);
         // Lengths and times without bounds.
         for (len, took) in [(usize::MAX, Duration::ZERO), (SHORTEST_READ, Duration::MAX), (0, Duration::ZERO)] {
-            for _ in 0..WINDOW {
+            for _ in 0..WINDOW_READS {
                 speed.record_read(len, took, usize::MAX);
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Pause after the first failed attempt to connect; it doubles with each further one. A node
 /// that was busy for a moment therefore costs only a moment.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const FIRST_CONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause after a failure, and the longest settling time of a link, where no other transport may carry the
 /// data.
 const FORCED_RETRY: Duration = Duration::from_secs(4);
@@ -166,7 +166,7 @@ impl PathState {
             return;
         }
         self.reason = Some(error.clone());
-        let pause = backoff_pause(FIRST_PAUSE, self.timing.retry, self.failures);
+        let pause = backoff_pause(FIRST_CONNECT_PAUSE, self.timing.retry, self.failures);
         self.failures = self.failures.saturating_add(1);
         self.not_before = now + pause - pause / 1024 * (random % 256) as u32;
         self.enter_phase(PathPhase::Failed, now);

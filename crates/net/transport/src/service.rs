@@ -18,7 +18,7 @@ static NEXT_PARKING: AtomicU64 = AtomicU64::new(WITH_WORKER + 1);
 /// A worker owns the connection, or it was never parked.
 const WITH_WORKER: u64 = 0;
 /// The connection is being closed to free its slot.
-const EVICTED: u64 = u64::MAX;
+const EVICTED_CONNECTION: u64 = u64::MAX;
 
 /// The state of the connection a request came on.
 #[derive(Debug)]
@@ -104,16 +104,18 @@ impl ConnState {
     /// Marks it as owned by a worker; false when it is being closed.
     pub(crate) fn mark_taken(&self) -> bool {
         self.parked
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |parked| (parked != EVICTED).then_some(WITH_WORKER))
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |parked| {
+                (parked != EVICTED_CONNECTION).then_some(WITH_WORKER)
+            })
             .is_ok()
     }
     /// The number of its parking; `None` while a worker owns it.
     pub(crate) fn parked(&self) -> Option<u64> {
-        Some(self.parked.load(Ordering::Acquire)).filter(|parked| !matches!(*parked, WITH_WORKER | EVICTED))
+        Some(self.parked.load(Ordering::Acquire)).filter(|parked| !matches!(*parked, WITH_WORKER | EVICTED_CONNECTION))
     }
     /// Marks it as being closed; false when a worker took it since that parking.
     pub(crate) fn mark_evicted(&self, parking: u64) -> bool {
-        self.parked.compare_exchange(parking, EVICTED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.parked.compare_exchange(parking, EVICTED_CONNECTION, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
     /// The protocol version of the handshake; 0 before that.
     pub fn version(&self) -> u16 {

@@ -24,15 +24,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A worker without work ends after this time, unless it is the last idle one.
-const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const IDLE_WORKER_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// A poll that does not wait.
-const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Limit of threads for deferred requests of control connections.
 const MAX_DEFERRED_THREADS: usize = 4;
 /// Event number of a server stop; no connection has it.
-const STOP: u64 = 0;
+const STOP_EVENT: u64 = 0;
 /// Event number of the control set: one of its connections is readable.
-const CONTROL: u64 = u64::MAX;
+const CONTROL_EVENT: u64 = u64::MAX;
 
 /// The state of a connection after a worker has served it.
 pub enum ServeOutcome {
@@ -93,7 +93,7 @@ pub struct WorkerPool {
 
 impl WorkerPool {
     /// The number of the first connection.
-    pub const FIRST_ID: u64 = STOP + 1;
+    pub const FIRST_ID: u64 = STOP_EVENT + 1;
 
     /// A pool of at most `most` workers, initially empty. `at_once` of them wait for events, which is the number that
     /// can answer without blocking; blocked workers come on top. A worker counts as blocked when it says so
@@ -104,10 +104,10 @@ impl WorkerPool {
     pub fn new(kind: &'static str, most: usize, at_once: usize, long: Duration) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN)?;
+        epoll::add(&epoll, &wake, EventData::new_u64(STOP_EVENT), EventFlags::IN)?;
         let life = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&life, &wake, EventData::new_u64(STOP), EventFlags::IN)?;
-        epoll::add(&epoll, &life, EventData::new_u64(CONTROL), EventFlags::IN)?;
+        epoll::add(&life, &wake, EventData::new_u64(STOP_EVENT), EventFlags::IN)?;
+        epoll::add(&epoll, &life, EventData::new_u64(CONTROL_EVENT), EventFlags::IN)?;
         Ok(WorkerPool {
             kind,
             max_workers: most.max(1),
@@ -185,7 +185,7 @@ impl WorkerPool {
 
     /// Takes a further connection that is readable, for a worker that polls several.
     pub fn take_ready<S: PooledServer>(shared: &S) -> Option<Arc<S::Conn>> {
-        let id = shared.worker_pool().next_event(false, &NOW).ok().flatten()?;
+        let id = shared.worker_pool().next_event(false, &NO_WAIT).ok().flatten()?;
         shared.connection_slots().get(id).filter(|conn| conn.conn_state().mark_taken())
     }
 
@@ -226,7 +226,7 @@ impl WorkerPool {
         };
         loop {
             let came = match take(if control_only { &self.control_epoll } else { &self.epoll }, limit)? {
-                Some(CONTROL) => take(&self.control_epoll, &NOW)?,
+                Some(CONTROL_EVENT) => take(&self.control_epoll, &NO_WAIT)?,
                 came => return Ok(came),
             };
             // If empty, another thread was first.
@@ -347,7 +347,7 @@ fn next_deferred(pool: &WorkerPool) -> Option<u64> {
     id
 }
 
-/// Receives events until the server stops or, except on the control thread, there has been no work for [`IDLE`].
+/// Receives events until the server stops or, except on the control thread, there has been no work for [`IDLE_WORKER_TIMEOUT`].
 fn run_worker<S: PooledServer>(shared: &Arc<S>, control_only: bool) {
     let pool = shared.worker_pool();
     let mut inbox = vec![0u8; shared.inbox_len()].into_boxed_slice();
@@ -360,7 +360,7 @@ fn run_worker<S: PooledServer>(shared: &Arc<S>, control_only: bool) {
         }
         let counts = usize::from(!control_only);
         pool.idle_workers.fetch_add(counts, Ordering::AcqRel);
-        let came = pool.next_event(control_only, &IDLE);
+        let came = pool.next_event(control_only, &IDLE_WORKER_TIMEOUT);
         let others_idle = pool.idle_workers.fetch_sub(counts, Ordering::AcqRel) - counts;
         let id = match came {
             Ok(Some(id)) => id,
@@ -374,7 +374,7 @@ fn run_worker<S: PooledServer>(shared: &Arc<S>, control_only: bool) {
                 return;
             }
         };
-        if id == STOP {
+        if id == STOP_EVENT {
             return;
         }
         let Some(conn) = shared.connection_slots().get(id).filter(|conn| conn.conn_state().mark_taken()) else {

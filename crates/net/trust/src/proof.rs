@@ -14,9 +14,9 @@ use spurline_proto::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-const SCHEME: &[u8] = b"spurline group proof 1";
-const PEER: &[u8] = b"peer";
-const NODE: &[u8] = b"node";
+const PROOF_LABEL: &[u8] = b"spurline group proof 1";
+const PEER_ROLE: &[u8] = b"peer";
+const NODE_ROLE: &[u8] = b"node";
 /// The kind of connections to a coordinator, beside `tcp` and `rdma` to a node.
 pub(crate) const CONTROL: &str = "control";
 
@@ -39,7 +39,7 @@ impl ProofTranscript {
 
     fn signed_bytes(&self, role: &[u8], before: &[u8]) -> Vec<u8> {
         let parts: [&[u8]; 9] = [
-            SCHEME,
+            PROOF_LABEL,
             role,
             self.kind.as_bytes(),
             &self.binding,
@@ -112,7 +112,7 @@ impl TokenProver {
     pub fn answer_challenge(&mut self, challenged: ChallengeAnswer) -> TokenProof {
         self.transcript.node_nonce = challenged.nonce;
         self.transcript.node = challenged.node;
-        let proof = self.transcript.sign_role(&self.tokens.keys[0], PEER, &[]);
+        let proof = self.transcript.sign_role(&self.tokens.keys[0], PEER_ROLE, &[]);
         self.shown = Some(proof);
         proof
     }
@@ -122,7 +122,7 @@ impl TokenProver {
     /// # Errors
     /// `PermissionDenied` when the node does not hold the token.
     pub fn check_answer(&self, answer: &TokenProof) -> Result<()> {
-        let fits = |shown: &TokenProof| self.transcript.verify_role(&self.tokens.keys[0], NODE, &shown.0, answer);
+        let fits = |shown: &TokenProof| self.transcript.verify_role(&self.tokens.keys[0], NODE_ROLE, &shown.0, answer);
         if self.shown.as_ref().is_some_and(fits) {
             return Ok(());
         }
@@ -178,10 +178,10 @@ impl TokenVerifier {
     /// `PermissionDenied` when the peer holds none of the tokens.
     pub fn check_proof(self, proof: &TokenProof) -> Result<TokenProof> {
         let holder = |transcript: &ProofTranscript| {
-            self.tokens.keys.iter().find(|key| transcript.verify_role(key, PEER, &[], proof))
+            self.tokens.keys.iter().find(|key| transcript.verify_role(key, PEER_ROLE, &[], proof))
         };
         if let Some(key) = holder(&self.transcript) {
-            return Ok(self.transcript.sign_role(key, NODE, &proof.0));
+            return Ok(self.transcript.sign_role(key, NODE_ROLE, &proof.0));
         }
         // The token may be right and the port wrong: a node's port instead of a coordinator's, or the reverse.
         let own = self.transcript.server_noun();
@@ -304,8 +304,8 @@ mod tests {
             peer: peer.into(),
             node: node.into(),
         };
-        assert_ne!(with("ab", "c").signed_bytes(PEER, b""), with("a", "bc").signed_bytes(PEER, b""));
-        assert_ne!(with("a", "c").signed_bytes(PEER, b""), with("a", "c").signed_bytes(NODE, b""));
+        assert_ne!(with("ab", "c").signed_bytes(PEER_ROLE, b""), with("a", "bc").signed_bytes(PEER_ROLE, b""));
+        assert_ne!(with("a", "c").signed_bytes(PEER_ROLE, b""), with("a", "c").signed_bytes(NODE_ROLE, b""));
     }
 
     proptest::proptest! {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval of log lines about one address.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Limit of remembered addresses; all others share one entry.
 const MAX_ADDRESSES: usize = 1024;
 
@@ -80,13 +80,13 @@ impl RefusalLog {
         let mut said = self.logged.lock();
         let mut key = address;
         if said.len() >= MAX_ADDRESSES && !said.contains_key(&key) {
-            said.retain(|_, said| now.duration_since(said.at) < LOG_INTERVAL);
+            said.retain(|_, said| now.duration_since(said.at) < REFUSAL_LOG_INTERVAL);
             if said.len() >= MAX_ADDRESSES {
                 key = None;
             }
         }
         match said.get_mut(&key) {
-            Some(said) if now.duration_since(said.at) < LOG_INTERVAL => {
+            Some(said) if now.duration_since(said.at) < REFUSAL_LOG_INTERVAL => {
                 said.held_back += 1;
                 None
             }
@@ -119,16 +119,18 @@ mod tests {
         assert_eq!(one, parse_address("10.0.0.1"));
         assert_eq!(refusals.take_held_back(one, start), Some(0));
         assert_eq!(refusals.take_held_back(one, start), None);
-        assert_eq!(refusals.take_held_back(one, start + LOG_INTERVAL / 2), None);
+        assert_eq!(refusals.take_held_back(one, start + REFUSAL_LOG_INTERVAL / 2), None);
         assert_eq!(refusals.take_held_back(parse_address("[::1]:7"), start), Some(0));
-        assert_eq!(refusals.take_held_back(one, start + LOG_INTERVAL), Some(2));
+        assert_eq!(refusals.take_held_back(one, start + REFUSAL_LOG_INTERVAL), Some(2));
         let mut lines = 0;
         for n in 0..10_000u32 {
-            lines += usize::from(refusals.take_held_back(Some(IpAddr::V4(n.into())), start + LOG_INTERVAL).is_some());
+            lines += usize::from(
+                refusals.take_held_back(Some(IpAddr::V4(n.into())), start + REFUSAL_LOG_INTERVAL).is_some(),
+            );
         }
         assert!(lines <= MAX_ADDRESSES + 1 && refusals.logged.lock().len() <= MAX_ADDRESSES + 1, "{lines}");
         // Later all of them are forgotten.
-        assert_eq!(refusals.take_held_back(Some(IpAddr::V4(77_777.into())), start + LOG_INTERVAL * 3), Some(0));
+        assert_eq!(refusals.take_held_back(Some(IpAddr::V4(77_777.into())), start + REFUSAL_LOG_INTERVAL * 3), Some(0));
         assert!(refusals.logged.lock().len() < 10);
         refusals.record_refusal("10.0.0.1:1", RefusalReason::Proof, &"no\x1b[2J token");
         refusals.record_refusal("?", RefusalReason::Silent, &"nothing came");

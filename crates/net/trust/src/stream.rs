@@ -18,7 +18,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream, rustls};
 /// Timeout of the proof.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
 /// The channel binding of a TLS 1.3 connection (RFC 9266).
-const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
+const CHANNEL_BINDING_LABEL: &[u8] = b"EXPORTER-Channel-Binding";
 
 /// A stream after its peer has given the required proof.
 pub enum GuardedStream<S> {
@@ -40,8 +40,12 @@ impl<S> GuardedStream<S> {
     fn channel_binding(&self) -> Result<Vec<u8>> {
         let GuardedStream::Tls(stream) = self else { return Ok(Vec::new()) };
         let exported = match &**stream {
-            TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], EXPORTER, Some(b"")),
-            TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], EXPORTER, Some(b"")),
+            TlsStream::Client(stream) => {
+                stream.get_ref().1.export_keying_material([0; 32], CHANNEL_BINDING_LABEL, Some(b""))
+            }
+            TlsStream::Server(stream) => {
+                stream.get_ref().1.export_keying_material([0; 32], CHANNEL_BINDING_LABEL, Some(b""))
+            }
         };
         exported.map(Vec::from).map_err(|e| Error::new(ErrorKind::Protocol, format!("TLS: {e}")))
     }

@@ -7,9 +7,9 @@ use std::io::{self, Read as _, Write as _};
 use std::path::PathBuf;
 
 /// The label of RFC 9266: a value that only both ends of a TLS 1.3 connection can compute.
-const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
+const TLS_EXPORTER_LABEL: &[u8] = b"EXPORTER-Channel-Binding";
 /// Plaintext bytes sealed at once.
-const CHUNK: usize = 64 << 10;
+const SEALED_CHUNK_BYTES: usize = 64 << 10;
 
 /// An encrypted connection.
 pub struct TlsSession {
@@ -36,7 +36,7 @@ impl TlsSession {
     /// During the handshake.
     pub fn channel_binding(&self) -> Result<[u8; 32]> {
         self.tls
-            .export_keying_material([0; 32], EXPORTER, Some(b""))
+            .export_keying_material([0; 32], TLS_EXPORTER_LABEL, Some(b""))
             .map_err(|e| Error::new(ErrorKind::Protocol, format!("{}: TLS: {e}", self.peer)))
     }
 
@@ -75,7 +75,7 @@ impl TlsSession {
     /// # Errors
     /// Those of `to`; the connection is unusable after one.
     pub fn seal_to(&mut self, plain: &[u8], to: &mut dyn io::Write) -> io::Result<()> {
-        for chunk in plain.chunks(CHUNK) {
+        for chunk in plain.chunks(SEALED_CHUNK_BYTES) {
             self.queue_plain(chunk)?;
             self.flush_to(to)?;
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval of checks for changes.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Identifies the state of a file: device, inode, size and ctime in nanoseconds, which covers changes of content,
 /// owner and mode. Mounted secrets of a container change by a link to another directory.
@@ -63,7 +63,7 @@ impl<T> WatchedFiles<T> {
     pub fn get(&self) -> Arc<T> {
         let WatchedState { files, read, now } = &*self.0;
         let mut now = now.lock();
-        if !files.is_empty() && now.last_checked.elapsed() >= CHECK_INTERVAL {
+        if !files.is_empty() && now.last_checked.elapsed() >= FILE_CHECK_INTERVAL {
             now.last_checked = Instant::now();
             let found = file_stamps(files);
             if found != now.stamps {
@@ -113,7 +113,7 @@ mod tests {
         let watched = WatchedFiles::new(vec![file.clone()], Box::new(read)).unwrap();
         // As after a second.
         let look = || {
-            let past = Instant::now().checked_sub(CHECK_INTERVAL).unwrap();
+            let past = Instant::now().checked_sub(FILE_CHECK_INTERVAL).unwrap();
             watched.0.now.lock().last_checked = past;
             watched.get().to_string()
         };
@@ -148,7 +148,7 @@ mod tests {
         };
         let watched = WatchedFiles::new(vec![file.clone()], Box::new(read)).unwrap();
         let look = || {
-            watched.0.now.lock().last_checked = Instant::now().checked_sub(CHECK_INTERVAL).unwrap();
+            watched.0.now.lock().last_checked = Instant::now().checked_sub(FILE_CHECK_INTERVAL).unwrap();
             watched.get().to_string()
         };
         std::fs::write(&file, "second").unwrap();

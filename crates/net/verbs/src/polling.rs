@@ -43,9 +43,9 @@ impl Drop for PollPermit {
 /// cheaper.
 pub(crate) const LONGEST: Duration = Duration::from_micros(400);
 /// The shortest polling time, so that one immediate answer does not end polling.
-const SHORTEST: Duration = Duration::from_micros(20);
+const SHORTEST_POLLING: Duration = Duration::from_micros(20);
 /// One of this many waits tries whether polling pays.
-const TRY: u32 = 64;
+const TRIAL_WAITS: u32 = 64;
 
 /// Adapts polling time on one connection: a small multiple of the recent waits, and only occasional tries where
 /// polling finds nothing. The duration of sleeps is no measure, as the wake-up may be most of it.
@@ -63,10 +63,10 @@ impl PollPacer {
     /// Polling time before the next wait; `None` to sleep at once.
     pub fn next_limit(&mut self) -> Option<Duration> {
         self.waits = self.waits.wrapping_add(1);
-        if self.waits.is_multiple_of(TRY) {
+        if self.waits.is_multiple_of(TRIAL_WAITS) {
             return Some(LONGEST);
         }
-        (self.pays > 0).then(|| (self.took * 4).clamp(SHORTEST, LONGEST))
+        (self.pays > 0).then(|| (self.took * 4).clamp(SHORTEST_POLLING, LONGEST))
     }
 
     /// Records the result of polling: the time to success, or `None`.
@@ -97,14 +97,14 @@ mod tests {
     #[test]
     fn polling_goes_on_where_it_pays_and_for_as_long_as_it_pays() {
         let mut pace = PollPacer::new();
-        let tried = (1..=2 * TRY).filter(|_| pace.next_limit().is_some()).count();
+        let tried = (1..=2 * TRIAL_WAITS).filter(|_| pace.next_limit().is_some()).count();
         assert_eq!(tried, 2, "it is tried now and then");
         pace.record_wait(Some(Duration::from_micros(30)));
         assert_eq!(pace.next_limit(), Some(Duration::from_micros(120)));
         for _ in 0..100 {
             pace.record_wait(Some(Duration::from_micros(1)));
         }
-        assert_eq!(pace.next_limit(), Some(SHORTEST));
+        assert_eq!(pace.next_limit(), Some(SHORTEST_POLLING));
         for _ in 0..8 {
             assert!(pace.next_limit().is_some());
             pace.record_wait(None);

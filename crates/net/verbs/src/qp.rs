@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 /// Cause of an ended connection whose device reports no more events.
-const LOST: &str = "its device was removed";
+const DEVICE_LOST: &str = "its device was removed";
 
 /// Capacity of a queue pair in work requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -341,13 +341,13 @@ impl QueuePair {
         if raw.is_null() {
             return Err(self.ended_error("its queue pair was destroyed"));
         }
-        if self.handle.lost.load(Ordering::Relaxed) { Err(self.ended_error(LOST)) } else { Ok(raw) }
+        if self.handle.lost.load(Ordering::Relaxed) { Err(self.ended_error(DEVICE_LOST)) } else { Ok(raw) }
     }
 
     /// Records that the device reports no more events.
     fn lost_error(&mut self) -> VerbsError {
-        self.handle.break_now(Some(LOST));
-        let error = self.ended_error(LOST);
+        self.handle.break_now(Some(DEVICE_LOST));
+        let error = self.ended_error(DEVICE_LOST);
         self.fault.get_or_insert(error).clone()
     }
 

@@ -212,7 +212,7 @@ pub const MOUNT_OPTIONS: [&str; 14] = [
 ];
 /// Options without effect here: the mode, which [`check_writes`] reads, those for mount(8), and those about writes and
 /// access times.
-const IGNORED: [&str; 18] = [
+const IGNORED_OPTIONS: [&str; 18] = [
     "rw",
     "defaults",
     "async",
@@ -233,7 +233,7 @@ const IGNORED: [&str; 18] = [
     "dirsync",
 ];
 /// Options of other FUSE file systems, with the remedy.
-const NOT_HERE: [(&str, &str); 3] = [
+const FOREIGN_OPTIONS: [(&str, &str); 3] = [
     (
         "allow_root",
         "give -o allow_other: it admits root and all other users; modes are checked, unless no_default_permissions is given",
@@ -253,13 +253,13 @@ pub fn option_list() -> String {
 
 /// The options that are accepted without effect, as a list for people.
 pub fn ignored_option_list() -> String {
-    let ignored: Vec<&str> = IGNORED.into_iter().filter(|word| *word != "rw").collect();
+    let ignored: Vec<&str> = IGNORED_OPTIONS.into_iter().filter(|word| *word != "rw").collect();
     format!("{}, comment=TEXT, x-NAME", ignored.join(", "))
 }
 
 /// The remedy for an option of other FUSE file systems.
 pub fn remedy_of_option(word: &str) -> Option<&'static str> {
-    NOT_HERE.iter().find(|(not, _)| *not == word).map(|(_, remedy)| *remedy)
+    FOREIGN_OPTIONS.iter().find(|(not, _)| *not == word).map(|(_, remedy)| *remedy)
 }
 
 /// Whether [`FuseConfig`] has a meaning, or a remedy of its own, for a mount option.
@@ -276,7 +276,7 @@ fn is_kept(word: &str) -> bool {
 }
 
 fn is_ignored(word: &str) -> bool {
-    word.starts_with("x-") || word.starts_with("X-") || word.starts_with("comment=") || IGNORED.contains(&word)
+    word.starts_with("x-") || word.starts_with("X-") || word.starts_with("comment=") || IGNORED_OPTIONS.contains(&word)
 }
 
 fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {

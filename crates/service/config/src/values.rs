@@ -101,7 +101,7 @@ pub fn parse_squash(s: &str) -> Result<(u32, u32), String> {
 pub struct SourceUrl(String);
 
 /// The schemes of [`SourceUrl`], each with its form.
-const SCHEMES: [(&str, &str); 4] = [
+const SOURCE_SCHEMES: [(&str, &str); 4] = [
     ("s3", "s3://BUCKET[/PREFIX]"),
     ("gs", "gs://BUCKET[/PREFIX]"),
     ("az", "az://CONTAINER[/PREFIX]"),
@@ -143,9 +143,9 @@ impl FromStr for SourceUrl {
             return Ok(SourceUrl::from_directory(Path::new(s)));
         };
         let scheme = scheme.to_ascii_lowercase();
-        let Some((_, form)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
-            let known: Vec<_> = SCHEMES.iter().map(|(_, form)| *form).collect();
-            let near = SCHEMES.iter().find(|(known, _)| edit_distance(&scheme, known) == 1);
+        let Some((_, form)) = SOURCE_SCHEMES.iter().find(|(known, _)| *known == scheme) else {
+            let known: Vec<_> = SOURCE_SCHEMES.iter().map(|(_, form)| *form).collect();
+            let near = SOURCE_SCHEMES.iter().find(|(known, _)| edit_distance(&scheme, known) == 1);
             let near = near.map_or(String::new(), |(near, _)| format!(" (did you mean {near}://?)"));
             return Err(format!(
                 "'{s}' has the unknown scheme '{scheme}'{near}; write a plain path or {}",
@@ -175,7 +175,7 @@ fn likely_url(word: &str) -> Option<String> {
     let scheme = scheme.to_ascii_lowercase();
     let place = rest.trim_start_matches([':', '/']);
     let separated = rest.starts_with(':') || rest.starts_with("//");
-    if !separated || place.is_empty() || !SCHEMES.iter().any(|(known, _)| *known == scheme) {
+    if !separated || place.is_empty() || !SOURCE_SCHEMES.iter().any(|(known, _)| *known == scheme) {
         return None;
     }
     let slash = if scheme == "file" { "/" } else { "" };

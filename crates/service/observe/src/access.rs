@@ -16,9 +16,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Queue length in lines: a tenth of a second at 160,000 requests per second, in about a MiB.
-const WAITING: usize = 16 << 10;
+const QUEUED_LINES_MAX: usize = 16 << 10;
 /// An idle writer flushes after this time.
-const FLUSH: Duration = Duration::from_millis(200);
+const IDLE_FLUSH_TIME: Duration = Duration::from_millis(200);
 /// Deadline of the last lines when the process ends, and the interval of attempts to queue the end mark.
 const LAST_LINES: Duration = Duration::from_secs(2);
 const TRY_EVERY: Duration = Duration::from_millis(10);
@@ -91,7 +91,7 @@ impl AccessLogWriter {
         let flags = fcntl_getfl(&file).map_err(|e| io(e.into()))?;
         fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(|e| io(e.into()))?;
         let file = AccessLogFile::append_to(path, file);
-        let (sender, receiver) = sync_channel(WAITING);
+        let (sender, receiver) = sync_channel(QUEUED_LINES_MAX);
         let (finished, done) = sync_channel(1);
         let dropped = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&dropped);
@@ -150,7 +150,7 @@ fn write_lines(
 ) {
     let mut failed = false;
     loop {
-        let result = match receiver.recv_timeout(FLUSH) {
+        let result = match receiver.recv_timeout(IDLE_FLUSH_TIME) {
             Ok(Some(line)) => match out.put_line(NamedLine { path: names(line.ino), line }) {
                 // The dropped lines came after this one.
                 Ok(()) => out.say_dropped(dropped),
@@ -268,7 +268,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("access.log");
         let log = AccessLogWriter::open(&path, no_names()).unwrap();
-        let total = WAITING as u64 * 2;
+        let total = QUEUED_LINES_MAX as u64 * 2;
         note(&log, total);
         drop(log);
         let text = std::fs::read_to_string(&path).unwrap();
@@ -371,7 +371,7 @@ mod tests {
         let _pipe = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let log = AccessLogWriter::open(&path, no_names()).unwrap();
         // More than pipe, writer and queue hold together.
-        note(&log, WAITING as u64 * 4);
+        note(&log, QUEUED_LINES_MAX as u64 * 4);
         let (finished, done) = sync_channel(1);
         std::thread::spawn(move || {
             log.finish_log();

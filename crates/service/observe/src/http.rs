@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
 /// Connection limit: scrapers, a few browsers, health checks.
-const MAX_CONNECTIONS: usize = 64;
+const MAX_HTTP_CONNECTIONS: usize = 64;
 /// A connection is closed after this time in any case; browsers and scrapers reconnect.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 /// Deadline for a client's request line and headers.
@@ -27,7 +27,7 @@ const HEADER_LIMIT: Duration = Duration::from_secs(10);
 /// How many ports after a taken default port are tried: more than processes of one host that show metrics.
 const NEXT_PORTS: u16 = 200;
 
-const PAGE: &str = include_str!("page.html");
+const STATUS_PAGE: &str = include_str!("page.html");
 
 /// The server's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +103,7 @@ async fn serve_metrics(listener: TcpListener, target: Arc<dyn AdminTarget>) {
             return;
         }
     };
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let room = Arc::new(Semaphore::new(MAX_HTTP_CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
@@ -129,23 +129,23 @@ async fn serve_metrics(listener: TcpListener, target: Arc<dyn AdminTarget>) {
 }
 
 fn route_request(request: &Request<Incoming>, target: &dyn AdminTarget) -> Response<Full<Bytes>> {
-    const TEXT: &str = "text/plain; charset=utf-8";
-    const JSON: &str = "application/json";
+    const TEXT_TYPE: &str = "text/plain; charset=utf-8";
+    const JSON_TYPE: &str = "application/json";
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return build_response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n".into());
+        return build_response(StatusCode::METHOD_NOT_ALLOWED, TEXT_TYPE, "only GET is supported\n".into());
     }
     match request.uri().path() {
         "/metrics" => build_response(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", target.prometheus()),
-        "/stats.json" => build_response(StatusCode::OK, JSON, target.stats().to_string()),
-        "/status.json" => build_response(StatusCode::OK, JSON, target.status().to_string()),
+        "/stats.json" => build_response(StatusCode::OK, JSON_TYPE, target.stats().to_string()),
+        "/status.json" => build_response(StatusCode::OK, JSON_TYPE, target.status().to_string()),
         "/healthz" => match target.health() {
-            Ok(()) => build_response(StatusCode::OK, TEXT, "ok\n".into()),
-            Err(error) => build_response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
+            Ok(()) => build_response(StatusCode::OK, TEXT_TYPE, "ok\n".into()),
+            Err(error) => build_response(StatusCode::SERVICE_UNAVAILABLE, TEXT_TYPE, format!("{error}\n")),
         },
         "/" => build_response(StatusCode::OK, "text/html; charset=utf-8", metrics_page()),
         other => build_response(
             StatusCode::NOT_FOUND,
-            TEXT,
+            TEXT_TYPE,
             format!("there is no {other}; the pages are /, /metrics, /stats.json, /status.json, /healthz\n"),
         ),
     }
@@ -169,5 +169,5 @@ fn metrics_page() -> String {
         })
         .collect();
     // A `</script>` in a help text would end the script.
-    PAGE.replace("/*METRICS*/[]", &Value::from(table).to_string().replace('<', "\\u003c"))
+    STATUS_PAGE.replace("/*METRICS*/[]", &Value::from(table).to_string().replace('<', "\\u003c"))
 }

@@ -17,7 +17,7 @@ pub const FS_TYPE: &str = "fuse.spurline";
 pub const RUNTIME_DIR_ENV: &str = "SPURLINE_RUNTIME_DIR";
 
 /// The name of our runtime directory.
-const OURS: &str = "spurline";
+const RUNTIME_DIR_NAME: &str = "spurline";
 
 /// Deadline of the status query for a process that may be about to mount.
 const DETACHED_ANSWER: Duration = Duration::from_secs(5);
@@ -89,7 +89,7 @@ pub struct LocatedPath {
 }
 
 /// Limit of symbolic links in a path, as in the kernel.
-const MAX_LINKS: usize = 40;
+const MAX_PATH_LINKS: usize = 40;
 
 /// Finds the mount that contains `path`. Symbolic links before the mountpoint are followed; nothing below it is
 /// accessed. `None` when the path is in no Spurline mount.
@@ -141,7 +141,7 @@ pub fn locate_mount(path: &Path, mounts: &[SpurlineMount]) -> Option<LocatedPath
         }
         if let Ok(link) = std::fs::read_link(&at) {
             links += 1;
-            if links > MAX_LINKS {
+            if links > MAX_PATH_LINKS {
                 return None;
             }
             push(&mut rest, &link);
@@ -185,7 +185,7 @@ impl SocketOwner<'_> {
 
 /// The possible directories of user `uid`'s admin sockets, the likeliest first.
 pub fn runtime_dirs(uid: u32) -> Vec<PathBuf> {
-    named_dir().into_iter().flat_map(|dir| [dir.clone(), dir.join(OURS)]).chain(own_dirs(uid)).collect()
+    named_dir().into_iter().flat_map(|dir| [dir.clone(), dir.join(RUNTIME_DIR_NAME)]).chain(own_dirs(uid)).collect()
 }
 
 /// The directory given in the environment, which may hold other files too.
@@ -200,11 +200,12 @@ fn env_path(name: &str) -> Option<PathBuf> {
 /// The directories that bear our name.
 fn own_dirs(uid: u32) -> Vec<PathBuf> {
     if uid == 0 {
-        return vec![Path::new("/run").join(OURS)];
+        return vec![Path::new("/run").join(RUNTIME_DIR_NAME)];
     }
     let here = (uid == rustix::process::geteuid().as_raw()).then(|| env_path("XDG_RUNTIME_DIR")).flatten();
-    let session = here.into_iter().chain([PathBuf::from(format!("/run/user/{uid}"))]).map(|dir| dir.join(OURS));
-    session.chain([PathBuf::from(format!("/tmp/{OURS}-{uid}"))]).collect()
+    let session =
+        here.into_iter().chain([PathBuf::from(format!("/run/user/{uid}"))]).map(|dir| dir.join(RUNTIME_DIR_NAME));
+    session.chain([PathBuf::from(format!("/tmp/{RUNTIME_DIR_NAME}-{uid}"))]).collect()
 }
 
 /// The possible paths of the socket of `owner`, run by user `uid`.
@@ -250,7 +251,7 @@ fn private_in(dir: PathBuf, uid: u32) -> Result<PathBuf> {
     if !make_dir(&dir, uid)? {
         return Ok(dir);
     }
-    let below = dir.join(OURS);
+    let below = dir.join(RUNTIME_DIR_NAME);
     make_private(&below, uid).map(|()| below)
 }
 

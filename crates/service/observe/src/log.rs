@@ -24,9 +24,9 @@ use tracing_subscriber::{EnvFilter, Layer};
 mod lossy_writer;
 
 /// Warnings and errors written per code location and window; more are counted.
-const BURST: u32 = 20;
+const WINDOW_LINES: u32 = 20;
 /// Length of the window.
-const WINDOW: Duration = Duration::from_secs(10);
+const LOG_WINDOW: Duration = Duration::from_secs(10);
 
 /// Log settings.
 #[derive(Debug, Clone, Default)]
@@ -197,16 +197,16 @@ impl<K: std::hash::Hash + Eq> SiteCounts<K> {
         let mut places = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let entry = places.entry(place).or_insert(SiteCount { since: now, count: 0 });
         let mut left_out = 0;
-        if now.duration_since(entry.since) >= WINDOW {
-            left_out = entry.count.saturating_sub(BURST);
+        if now.duration_since(entry.since) >= LOG_WINDOW {
+            left_out = entry.count.saturating_sub(WINDOW_LINES);
             *entry = SiteCount { since: now, count: 0 };
         }
         entry.count = entry.count.saturating_add(1);
-        (entry.count <= BURST).then_some(left_out)
+        (entry.count <= WINDOW_LINES).then_some(left_out)
     }
 }
 
-/// A format that writes a warning or an error at most [`BURST`] times in a [`WINDOW`] per code location. The first
+/// A format that writes a warning or an error at most [`WINDOW_LINES`] times in a [`LOG_WINDOW`] per code location. The first
 /// line of the next window reports how many were left out.
 struct LimitedFormat<F> {
     inner: F,
@@ -235,7 +235,7 @@ where
             Some(left_out) => {
                 if left_out > 0 {
                     // As a separate line, in the same format.
-                    let seconds = WINDOW.as_secs();
+                    let seconds = LOG_WINDOW.as_secs();
                     tracing::info!(left_out, seconds, "lines like the next one were left out");
                 }
                 self.inner.format_event(context, out.by_ref(), event)
@@ -279,7 +279,7 @@ mod tests {
         }
         drop(guard);
         let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
-        assert_eq!(text.matches("the disk is slow").count(), BURST as usize);
+        assert_eq!(text.matches("the disk is slow").count(), WINDOW_LINES as usize);
         assert_eq!(text.matches("news").count(), 100);
     }
 
@@ -313,12 +313,12 @@ mod tests {
     fn the_gap_is_told_in_the_next_window() {
         let places = SiteCounts(Mutex::default());
         let start = Instant::now();
-        for n in 0..BURST + 5 {
-            assert_eq!(places.admit_line("here", start).is_some(), n < BURST);
+        for n in 0..WINDOW_LINES + 5 {
+            assert_eq!(places.admit_line("here", start).is_some(), n < WINDOW_LINES);
         }
         assert_eq!(places.admit_line("there", start), Some(0));
-        assert_eq!(places.admit_line("here", start + WINDOW), Some(5));
-        assert_eq!(places.admit_line("here", start + WINDOW), Some(0));
+        assert_eq!(places.admit_line("here", start + LOG_WINDOW), Some(5));
+        assert_eq!(places.admit_line("here", start + LOG_WINDOW), Some(0));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Longest request line: a job may name a hundred thousand files.
 const MAX_LINE: u64 = 16 << 20;
 /// An idle connection is closed after this time.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Connection limit: people, a scraper, and requests that wait for a slow origin.
 const MAX_CONVERSATIONS: usize = 32;
 /// Longest wait for a client that takes a report.
@@ -165,8 +165,8 @@ impl Drop for AdminPermit {
 }
 
 fn serve_connection(stream: UnixStream, target: &dyn AdminTarget, watches: &EndWatches) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(IDLE))?;
-    stream.set_write_timeout(Some(IDLE))?;
+    stream.set_read_timeout(Some(IDLE_CONNECTION_TIMEOUT))?;
+    stream.set_write_timeout(Some(IDLE_CONNECTION_TIMEOUT))?;
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut writer = stream;
     loop {

@@ -20,14 +20,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest wait for the registry's node list.
-const FIRST: Duration = Duration::from_secs(10);
-/// Time limit of one request, which fetches up to [`AT_ONCE`] blocks.
-const PATIENCE: Duration = Duration::from_secs(60);
-const SILENCE: Duration = Duration::from_secs(10);
+const NODE_LIST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of one request, which fetches up to [`DRAIN_REQUEST_BLOCKS`] blocks.
+const DRAIN_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+const DRAIN_SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// Blocks per request; the stop flag is checked between requests.
-const AT_ONCE: u64 = 128;
+const DRAIN_REQUEST_BLOCKS: u64 = 128;
 /// How long mounts may use an old weight after the registry has the new one.
-const SPREADS: Duration = Duration::from_secs(2);
+const WEIGHT_SPREAD_TIME: Duration = Duration::from_secs(2);
 /// Objects of one source to hand over, the hottest first.
 struct HeldObjects {
     source: String,
@@ -92,7 +92,7 @@ pub fn drain_node(
     let trust = setup::open_trust(&request.trust, &host)?;
     let registry = spurline_membership::open_registry(&request.registry, &request.cache_group, &trust)?;
     let follower = RegistryFollower::start(&registry, HoldTimes::default(), Arc::clone(&stats))?;
-    let members = follower.first_members(Instant::now() + FIRST).map_err(|error| {
+    let members = follower.first_members(Instant::now() + NODE_LIST_TIMEOUT).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::PermissionDenied => "",
             _ => "is --cache-group right? correct --registry",
@@ -152,7 +152,7 @@ pub fn drain_node(
             weight = Some(0);
             // Until readers know the new weight, this node still fetches blocks for them, which the second pass
             // moves.
-            let known = Instant::now() + SPREADS;
+            let known = Instant::now() + WEIGHT_SPREAD_TIME;
             while Instant::now() < known && !stop.load(Ordering::Acquire) {
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -193,7 +193,7 @@ fn hand_over(
     while at < extents.len() && !ended() {
         let from = at;
         let mut blocks = 0;
-        while at < extents.len() && (blocks == 0 || blocks < AT_ONCE) {
+        while at < extents.len() && (blocks == 0 || blocks < DRAIN_REQUEST_BLOCKS) {
             blocks += bytes_of(&extents[at]).div_ceil(block_size).max(1);
             at += 1;
         }
@@ -233,7 +233,7 @@ struct HeldList {
 
 fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
     let pool = reach.pool(node);
-    let mut lease = pool.checkout(Instant::now() + FIRST)?;
+    let mut lease = pool.checkout(Instant::now() + NODE_LIST_TIMEOUT)?;
     let block_size = lease.welcome().block_size;
     let senseless =
         |what: &str| Error::new(ErrorKind::Protocol, format!("its list of cached blocks is malformed: {what}"));
@@ -243,7 +243,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
     let mut cached_bytes = 0;
     loop {
         let request = NodeRequest::HeldObjects { after };
-        lease.call(&request, &mut body, &mut [], &mut |_| {}, Instant::now() + PATIENCE)?;
+        lease.call(&request, &mut body, &mut [], &mut |_| {}, Instant::now() + DRAIN_REQUEST_TIMEOUT)?;
         let mut page: Value = serde_json::from_slice(&body).map_err(|error| senseless(&error.to_string()))?;
         let Value::Array(some) = page["objects"].take() else {
             let why = "it is of a version that does not say what it holds; upgrade it first";
@@ -290,12 +290,12 @@ fn open_remaining_nodes(
     let reach = PeerConnector { source: source.to_owned(), ..reach.clone() };
     let members = GroupMembers::new(after, move |member| reach.peer(member));
     let config = GroupVolumeConfig {
-        patience: RequestPatience::new(PATIENCE),
+        patience: RequestPatience::new(DRAIN_REQUEST_TIMEOUT),
         fetchers: 2,
         metadata_age: Duration::from_secs(1),
         copies: CopyCounts::default(),
         standpoint: ReaderLocation { zone: String::new(), seed: 0 },
-        silence: SILENCE,
+        silence: DRAIN_SILENCE_LIMIT,
         hedge_after: Duration::ZERO,
     };
     // No data arrives here; a volume requires some memory.
@@ -306,7 +306,7 @@ fn open_remaining_nodes(
 
 fn clear_weight(reach: &PeerConnector, node: &Member) -> Result<()> {
     let pool = reach.pool(node);
-    let deadline = Instant::now() + FIRST;
+    let deadline = Instant::now() + NODE_LIST_TIMEOUT;
     let mut lease = pool.checkout(deadline)?;
     lease.call(&NodeRequest::Weigh { weight: 0 }, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;
     Ok(())

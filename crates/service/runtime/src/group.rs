@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest wait for the first node of a registry.
-const FIRST: Duration = Duration::from_secs(10);
+const FIRST_NODE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Nodes that left together keep their shares for so many times the hold of one.
-const MANY: u32 = 5;
+const GROUP_LEAVE_HOLDS: u32 = 5;
 
 /// The name of this machine.
 pub fn hostname() -> String {
@@ -31,7 +31,7 @@ fn start_follower(
     hold: Duration,
     stats: &Arc<Stats>,
 ) -> spurline_types::Result<RegistryFollower> {
-    RegistryFollower::start(registry, HoldTimes { single: hold, joint: hold * MANY }, Arc::clone(stats))
+    RegistryFollower::start(registry, HoldTimes { single: hold, joint: hold * GROUP_LEAVE_HOLDS }, Arc::clone(stats))
 }
 
 /// Follows the group by its registry, and returns its first members.
@@ -45,7 +45,7 @@ pub fn follow_group(
     stats: &Arc<Stats>,
 ) -> Result<(RegistryFollower, Vec<Arc<Member>>), Fault> {
     let follower = start_follower(registry, hold, stats)?;
-    match follower.first_members(Instant::now() + FIRST) {
+    match follower.first_members(Instant::now() + FIRST_NODE_TIMEOUT) {
         Ok(members) => {
             tracing::info!("group {group} by {}: {} known", registry.description(), members.len());
             Ok((follower, members))
@@ -139,7 +139,7 @@ pub fn announce_node(
 }
 
 /// How long after a change of the group nodes fetch moved blocks from each other.
-const SETTLES: Duration = Duration::from_secs(3600);
+const MOVED_BLOCKS_TIME: Duration = Duration::from_secs(3600);
 /// Connections to each other node, per source: they carry moved blocks only, no reader's load.
 const BETWEEN_NODES: usize = 4;
 
@@ -161,12 +161,12 @@ pub fn join_group(
         PeerConnector { nconnect: BETWEEN_NODES, ..PeerConnector::from_config(&config.net, name, "", trust, stats)? };
     let registry = spurline_membership::open_registry(&group.registry, &group.name, trust)?;
     let follower = start_follower(&registry, group.hold, stats)?;
-    settings::compare_with_others(config, name, &follower.known_members(Instant::now() + FIRST), &reach)?;
+    settings::compare_with_others(config, name, &follower.known_members(Instant::now() + FIRST_NODE_TIMEOUT), &reach)?;
     let open = move |source: &str, members: &[Arc<Member>]| {
         let reach = PeerConnector { source: source.to_owned(), ..reach.clone() };
         GroupMembers::new(members, move |member| reach.peer(member))
     };
-    let siblings = GroupPeerFetch::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
+    let siblings = GroupPeerFetch::new(name, config.cache.block_size, MOVED_BLOCKS_TIME, Arc::clone(stats), open);
     shared.set_peer_fetch(Arc::clone(&siblings) as _);
     let share = Arc::clone(shared);
     let own = name.to_owned();

@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest wait for the registry's node list.
-const FIRST: Duration = Duration::from_secs(10);
+const GROUP_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for a node's answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const NODE_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two readings of the counters, from which the rates are computed.
-const BETWEEN: Duration = Duration::from_secs(1);
+const RATE_INTERVAL: Duration = Duration::from_secs(1);
 /// Nodes queried concurrently.
-const AT_ONCE: usize = 64;
+const CONCURRENT_NODES: usize = 64;
 
 /// A node and its answer.
 pub struct NodeReport {
@@ -55,7 +55,7 @@ pub fn query_group(registry: &Registry, name: &str, trust: &TrustConfig) -> Resu
     let trust = setup::open_trust(trust, &host)?;
     let opened = spurline_membership::open_registry(registry, name, &trust)?;
     let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
-    let mut members = follower.first_members_once(Instant::now() + FIRST).map_err(|error| {
+    let mut members = follower.first_members_once(Instant::now() + GROUP_LIST_TIMEOUT).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::PermissionDenied => "",
             ErrorKind::NotFound => {
@@ -92,7 +92,7 @@ fn query_all(reach: &PeerConnector, members: Vec<Arc<Member>>) -> Vec<NodeReport
                 done.push((index, NodeReport { member: Arc::clone(member), answer: query_node(reach, member) }));
             }
         };
-        let threads: Vec<_> = (0..AT_ONCE.min(members.len())).map(|_| scope.spawn(worker)).collect();
+        let threads: Vec<_> = (0..CONCURRENT_NODES.min(members.len())).map(|_| scope.spawn(worker)).collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
     });
     lines.sort_by_key(|(index, _)| *index);
@@ -103,7 +103,7 @@ fn query_node(reach: &PeerConnector, member: &Member) -> Result<NodeFigures> {
     let pool = reach.pool(member);
     let (_, before) = fetch_description(&pool)?;
     let start = Instant::now();
-    std::thread::sleep(BETWEEN);
+    std::thread::sleep(RATE_INTERVAL);
     let (status, stats) = fetch_description(&pool)?;
     let seconds = start.elapsed().as_secs_f64();
     let rate = |before: &Metric, now: &Metric| now.get().saturating_sub(before.get()) as f64 / seconds;
@@ -114,7 +114,7 @@ fn query_node(reach: &PeerConnector, member: &Member) -> Result<NodeFigures> {
 
 /// A node's current status and counters.
 fn fetch_description(pool: &DemandPool) -> Result<(NodeStatus, Stats)> {
-    let deadline = Instant::now() + ANSWER;
+    let deadline = Instant::now() + NODE_ANSWER_TIMEOUT;
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();
     let request = NodeRequest::Describe;

@@ -63,16 +63,16 @@ fn check_open_files(limit: u64) -> Result<(), Fault> {
 }
 
 /// The most TCP connections of a node, if it may open enough files.
-const CONNECTIONS: usize = 65_536;
+const MAX_TCP_CONNECTIONS: usize = 65_536;
 
 /// A node's limits of TCP and RDMA connections, and the remedy for more over TCP. TCP has half of the open files and
 /// RDMA an eighth, as cached files take a quarter.
 pub(crate) fn connection_limits() -> (usize, usize, String) {
     use rustix::process::{Resource, getrlimit};
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);
-    let tcp = (files / 2).clamp(16, CONNECTIONS);
+    let tcp = (files / 2).clamp(16, MAX_TCP_CONNECTIONS);
     let fewer = "lower --nconnect of the mounts";
-    let more = if tcp == CONNECTIONS {
+    let more = if tcp == MAX_TCP_CONNECTIONS {
         fewer.to_owned()
     } else {
         format!(

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Time limit of a query to a process.
 pub const ANSWER: Duration = Duration::from_secs(10);
 /// Time limit of each query while searching for a process.
-const LOOK: Duration = Duration::from_secs(2);
+const SEARCH_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The mount of Spurline at a mountpoint.
 ///
@@ -218,14 +218,14 @@ fn node_process(address: &HostPort) -> AdminPeer {
 /// The socket of a local process that listens at the address; its socket is named by its first address.
 fn by_other_address(name: &str) -> Option<AdminPeer> {
     let here: Vec<IpAddr> = local_addresses().ok()?.into_iter().map(|local| local.ip).collect();
-    let mut wanted = resolve_address(name, Instant::now() + LOOK).ok()?;
+    let mut wanted = resolve_address(name, Instant::now() + SEARCH_QUERY_TIMEOUT).ok()?;
     wanted.retain(|at| at.ip().is_loopback() || here.contains(&at.ip()));
     if wanted.is_empty() {
         return None;
     }
     let listens = |(_, socket): (String, PathBuf)| {
         let peer = own_peer(socket);
-        let status = peer.fetch_status(LOOK).ok()?;
+        let status = peer.fetch_status(SEARCH_QUERY_TIMEOUT).ok()?;
         let addresses = status.addresses().iter().filter_map(|at| at.parse().ok());
         Some((peer, addresses.collect::<Vec<SocketAddr>>()))
     };

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 pub const UNMOUNT_GRACE: Duration = Duration::from_secs(5);
 
 /// The same for [`MountStop::abort`]: enough for an unmount that runs at the same time.
-const ABORT_GRACE: Duration = Duration::from_millis(100);
+const ABORTED_MOUNT_GRACE: Duration = Duration::from_millis(100);
 
 /// How long calls on the source may last after an abort, and the interval of looks.
 const HUNG_GRACE: Duration = Duration::from_secs(3);
@@ -322,10 +322,10 @@ impl MountStop {
             return Err(Error::new(ErrorKind::Unavailable, "the mount is being made"));
         };
         // Detached first: the process may end without being able to abort the connection.
-        let outcome = unmounter.unmount(ABORT_GRACE);
+        let outcome = unmounter.unmount(ABORTED_MOUNT_GRACE);
         let clean = matches!(outcome, Ok(UnmountOutcome::Clean)) && !self.detached.load(Ordering::SeqCst);
         // Another mount namespace may hold the mount: then the session goes on.
-        if clean && unmounter.ends_within(ABORT_GRACE) {
+        if clean && unmounter.ends_within(ABORTED_MOUNT_GRACE) {
             return Ok(());
         }
         self.aborted.store(true, Ordering::SeqCst);

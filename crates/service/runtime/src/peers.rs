@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time limit of a connection attempt.
-const ATTEMPT: Duration = Duration::from_secs(5);
+const CONNECT_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Makes connections to nodes over TCP.
 #[derive(Clone)]
@@ -117,7 +117,8 @@ impl AddressConnector {
             let at = (first + tried) % count;
             // Each address has its share of the remaining time, so that a silent one leaves some for the others. An
             // attempt is shorter than a request: other nodes can be tried, or the same again.
-            let share = (deadline.saturating_duration_since(Instant::now()) / (count - tried) as u32).min(ATTEMPT);
+            let share = (deadline.saturating_duration_since(Instant::now()) / (count - tried) as u32)
+                .min(CONNECT_ATTEMPT_TIMEOUT);
             match take(&self.ways[at], Instant::now() + share) {
                 Ok(Some(made)) => {
                     self.last.store(at, Ordering::Relaxed);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time limit of a connection attempt over a rail, as over TCP.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const RAIL_CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Concurrent requests; as many are processed as there are processors, the others wait.
 const MAX_WORKERS: usize = 1024;
 
@@ -234,7 +234,7 @@ pub fn start_path_monitor(
         timing: PathTiming { retry: rdma.retry, settle: rdma.settle },
         silence: rdma.silence,
         channels: config.net.nconnect,
-        connect_timeout: CONNECT_TIMEOUT.min(config.net.peer_timeout),
+        connect_timeout: RAIL_CONNECT_TIMEOUT.min(config.net.peer_timeout),
         name: trust.name().to_owned(),
         source: config.source.to_string(),
         seed: u64::from(std::process::id()),
@@ -250,6 +250,6 @@ pub fn start_path_monitor(
     });
     let monitor = PathMonitor::start(members)?;
     // The first reads find their paths; a node that hangs delays the start no longer than this.
-    monitor.wait_first(Instant::now() + 2 * CONNECT_TIMEOUT);
+    monitor.wait_first(Instant::now() + 2 * RAIL_CONNECT_TIMEOUT);
     Ok(monitor)
 }

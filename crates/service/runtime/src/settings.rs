@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// In each cache directory.
-const FILE: &str = "settings.json";
+const SETTINGS_FILE: &str = "settings.json";
 /// Time limit of the query to another node.
-const ANSWER: Duration = Duration::from_secs(1);
+const SETTINGS_QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Other nodes to query.
-const ASKED: usize = 3;
+const QUERIED_NODES: usize = 3;
 
 /// A setting that differs.
 #[derive(Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl SettingsMarks {
     /// Writes the marks. A refused start must not: no block is cached by its settings.
     pub fn write_marks(self) {
         for dir in &self.dirs {
-            write_settings(&dir.join(FILE), &self.now);
+            write_settings(&dir.join(SETTINGS_FILE), &self.now);
         }
     }
 }
@@ -105,7 +105,7 @@ pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<Settings
     }
     let now = &marks.now;
     for dir in &config.cache.dirs {
-        let file = dir.join(FILE);
+        let file = dir.join(SETTINGS_FILE);
         let before: Value =
             std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or(Value::Null);
         let differing = list_differences(&before, now);
@@ -139,10 +139,10 @@ pub fn compare_with_others(
     reach: &PeerConnector,
 ) -> Result<(), Fault> {
     let own = config.cache.block_size;
-    for member in members.iter().filter(|member| member.name != own_name).take(ASKED) {
+    for member in members.iter().filter(|member| member.name != own_name).take(QUERIED_NODES) {
         let pool = reach.pool(member);
         // A node that does not answer is skipped.
-        let Ok(lease) = pool.checkout(Instant::now() + ANSWER) else { continue };
+        let Ok(lease) = pool.checkout(Instant::now() + SETTINGS_QUERY_TIMEOUT) else { continue };
         let size = lease.welcome().block_size;
         let rule = Some(lease.welcome().placement_rule).filter(|rule| *rule != 0);
         let mut differing = Vec::new();

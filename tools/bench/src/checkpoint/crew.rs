@@ -14,11 +14,11 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 /// Longest wait of an interrupted run for a worker to remove its files.
-const END: Duration = Duration::from_secs(20);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest time without a line from a worker that writes or reads; its progress comes four times in a second.
-const SILENCE: Duration = Duration::from_secs(600);
+const WORKER_SILENCE_LIMIT: Duration = Duration::from_secs(600);
 /// Lines of standard error that a message carries.
-const SAID: usize = 4;
+const ERROR_LINES: usize = 4;
 
 /// One worker.
 struct Worker {
@@ -93,7 +93,7 @@ impl WorkerCrew {
                 }
             }
             if silent {
-                if heard.elapsed() > SILENCE {
+                if heard.elapsed() > WORKER_SILENCE_LIMIT {
                     let quiet: Vec<&str> = self
                         .workers
                         .iter()
@@ -104,7 +104,7 @@ impl WorkerCrew {
                     return Err(BenchError::Failed(format!(
                         "no answer from {} for {} s",
                         quiet.join(", "),
-                        SILENCE.as_secs()
+                        WORKER_SILENCE_LIMIT.as_secs()
                     )));
                 }
                 progress(bytes.iter().sum());
@@ -126,7 +126,7 @@ impl WorkerCrew {
         loop {
             let line = stop::wait_until(
                 &format!("an answer from {}", worker.host),
-                SILENCE,
+                WORKER_SILENCE_LIMIT,
                 Duration::from_millis(2),
                 || worker.next_line(),
             )?;
@@ -141,7 +141,7 @@ impl Drop for WorkerCrew {
     fn drop(&mut self) {
         // The end of its input is what a worker removes its files at.
         self.workers.iter_mut().for_each(|worker| worker.orders = None);
-        let end = Instant::now() + END;
+        let end = Instant::now() + CLEANUP_TIMEOUT;
         for worker in &mut self.workers {
             while matches!(worker.child.try_wait(), Ok(None)) {
                 if Instant::now() >= end {
@@ -217,7 +217,7 @@ impl Worker {
         while let Ok(line) = self.errors.recv_timeout(end.saturating_duration_since(Instant::now())) {
             said.push(line);
         }
-        let tail = said[said.len().saturating_sub(SAID)..].join(" | ");
+        let tail = said[said.len().saturating_sub(ERROR_LINES)..].join(" | ");
         let host = &self.host;
         BenchError::Missing(format!(
             "the worker on {host} has ended: {tail}; it is 'spurline bench part checkpoint-worker' of the same build"

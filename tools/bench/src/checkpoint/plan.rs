@@ -38,12 +38,12 @@ impl CheckpointModel {
 
     /// Bytes of a checkpoint, and its ranks, as published (MLPerf Storage v2.0).
     pub fn published(self) -> (u64, usize) {
-        const GB: u64 = 1_000_000_000;
+        const BYTES_PER_GB: u64 = 1_000_000_000;
         match self {
-            CheckpointModel::Llama3x8b => (105 * GB, 8),
-            CheckpointModel::Llama3x70b => (912 * GB, 64),
-            CheckpointModel::Llama3x405b => (5_290 * GB, 512),
-            CheckpointModel::Llama3x1t => (18_000 * GB, 1024),
+            CheckpointModel::Llama3x8b => (105 * BYTES_PER_GB, 8),
+            CheckpointModel::Llama3x70b => (912 * BYTES_PER_GB, 64),
+            CheckpointModel::Llama3x405b => (5_290 * BYTES_PER_GB, 512),
+            CheckpointModel::Llama3x1t => (18_000 * BYTES_PER_GB, 1024),
         }
     }
 

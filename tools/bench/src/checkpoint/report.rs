@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Interval over which hosts' samples are summed, in seconds.
-const BUCKET: f64 = 0.25;
+const BUCKET_SECONDS: f64 = 0.25;
 
 /// One phase of one checkpoint: all ranks wrote, or all read.
 #[derive(Debug, Clone, Default)]
@@ -35,13 +35,13 @@ impl PhaseRun {
             for &(at, bytes) in &phase.over_time {
                 let rate = (bytes - last.1) as f64 / (at - last.0).max(1e-3);
                 // A short rest at the end is no sample of its own.
-                if at - last.0 > BUCKET / 5.0 || last.0 == 0.0 {
-                    *buckets.entry((at / BUCKET).ceil() as u64).or_default() += rate;
+                if at - last.0 > BUCKET_SECONDS / 5.0 || last.0 == 0.0 {
+                    *buckets.entry((at / BUCKET_SECONDS).ceil() as u64).or_default() += rate;
                 }
                 last = (at, bytes);
             }
         }
-        let over_time = buckets.into_iter().map(|(bucket, rate)| (bucket as f64 * BUCKET, rate)).collect();
+        let over_time = buckets.into_iter().map(|(bucket, rate)| (bucket as f64 * BUCKET_SECONDS, rate)).collect();
         let mut ranks: Vec<RankFigures> = phases.into_iter().flat_map(|phase| phase.ranks).collect();
         ranks.sort_by_key(|rank| rank.rank);
         PhaseRun { ranks, over_time, cpu, grown }
@@ -100,7 +100,7 @@ pub struct PlaceOutcome {
     pub reads: Vec<PhaseRun>,
 }
 
-const ROLES: [&str; 3] = ["ranks", "mount", "node"];
+const CHECKPOINT_ROLES: [&str; 3] = ["ranks", "mount", "node"];
 
 impl PlaceOutcome {
     /// A place without rounds.
@@ -273,7 +273,7 @@ impl CheckpointReport<'_> {
                     three_digits(median_of(runs, PhaseRun::slowest_rate) / 1e9),
                     three_digits(median_of(runs, PhaseRun::rate) / 1e9),
                 ];
-                line.extend(ROLES.map(|role| cpu_of(runs, role).map_or("-".to_owned(), three_digits)));
+                line.extend(CHECKPOINT_ROLES.map(|role| cpu_of(runs, role).map_or("-".to_owned(), three_digits)));
                 line.push(
                     self.ratio(outcome, phase).map_or("-".to_owned(), |(ratio, name)| format!("{ratio:.2} of {name}")),
                 );
@@ -313,7 +313,7 @@ impl CheckpointReport<'_> {
         charts.push(BenchChart::bars("Bytes of the checkpoint over the time of the slowest rank", "GB/s", rates));
         let cpu = bars(&|outcome, word, runs| {
             let one = |role: &str| Some((format!("{}: {word}, {role}", outcome.name), cpu_of(runs, role)?));
-            ROLES.iter().filter_map(|role| one(role)).collect()
+            CHECKPOINT_ROLES.iter().filter_map(|role| one(role)).collect()
         });
         charts.push(BenchChart::bars("Processor time", "CPU-s/GiB", cpu));
         charts

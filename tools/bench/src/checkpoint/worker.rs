@@ -20,13 +20,13 @@ use std::sync::{Barrier, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// Bytes of a write and of a read.
-const PIECE: usize = 1 << 20;
+const PIECE_BYTES: usize = 1 << 20;
 /// Distance of the words that tell one page from all others.
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 /// Interval of the throughput over time, and of progress.
-const SAMPLE_EVERY: Duration = Duration::from_millis(250);
+const WORKER_SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 /// Longest wait until another mount shows a new folder: beyond the kernel's cache times.
-const SHOWN: Duration = Duration::from_secs(15);
+const NEW_FOLDER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What a worker is ordered to do.
 #[derive(Debug, Serialize, Deserialize)]
@@ -156,7 +156,9 @@ impl Worker {
             WorkerOrder::Open { dir, folder, bytes } => self.open(&dir, folder, bytes),
             WorkerOrder::Find { folder } => {
                 let what = format!("{} is not seen there: is it the same source? The folder", folder.display());
-                stop::wait_until(&what, SHOWN, Duration::from_millis(50), || Ok(folder.is_dir().then_some(Value::Null)))
+                stop::wait_until(&what, NEW_FOLDER_TIMEOUT, Duration::from_millis(50), || {
+                    Ok(folder.is_dir().then_some(Value::Null))
+                })
             }
             WorkerOrder::Write { folder, ranks } => {
                 self.folders.insert(folder.clone());
@@ -205,7 +207,7 @@ impl Worker {
     /// Writes the files of a rank: each under a temporary name, synced, then renamed.
     fn write_rank(&self, folder: &Path, plan: &RankPlan, done: &AtomicU64) -> Result<RankFigures> {
         let mut figures = RankFigures { rank: plan.rank, ..RankFigures::default() };
-        let mut piece = vec![0u8; PIECE];
+        let mut piece = vec![0u8; PIECE_BYTES];
         fill_pattern(plan.rank as u64, 0, &mut piece);
         for (index, known) in plan.files.iter().enumerate() {
             let path = folder.join(&known.name);
@@ -217,7 +219,7 @@ impl Worker {
             let mut at = 0;
             let mut checksum = 0;
             while at < known.len {
-                let n = ((known.len - at) as usize).min(PIECE);
+                let n = ((known.len - at) as usize).min(PIECE_BYTES);
                 stamp_pages(&mut piece[..n], plan.rank, index, &known.name, at);
                 checksum = crc32c::crc32c_append(checksum, &piece[..n]);
                 timed.time(|| file.write_all(&piece[..n])).map_err(at_path)?;
@@ -290,8 +292,8 @@ impl Stopwatch {
 /// Makes every page of a piece different from all others of the run.
 fn stamp_pages(piece: &mut [u8], rank: usize, file: usize, name: &str, at: u64) {
     let seed = u64::from(crc32c::crc32c(name.as_bytes())) << 32 | (rank as u64) << 1 | file as u64;
-    for (index, page) in piece.chunks_mut(PAGE).enumerate() {
-        let stamp = seed.rotate_left(17) ^ (at + (index * PAGE) as u64);
+    for (index, page) in piece.chunks_mut(PAGE_BYTES).enumerate() {
+        let stamp = seed.rotate_left(17) ^ (at + (index * PAGE_BYTES) as u64);
         let n = page.len().min(8);
         page[..n].copy_from_slice(&stamp.to_le_bytes()[..n]);
     }
@@ -325,7 +327,7 @@ fn run_ranks(
         let mut last = start;
         loop {
             let ended = threads.iter().all(std::thread::ScopedJoinHandle::is_finished);
-            if ended || last.elapsed() >= SAMPLE_EVERY {
+            if ended || last.elapsed() >= WORKER_SAMPLE_INTERVAL {
                 last = Instant::now();
                 let bytes = done.load(Ordering::Relaxed);
                 over_time.push((start.elapsed().as_secs_f64(), bytes));
@@ -346,7 +348,7 @@ fn run_ranks(
 
 fn read_rank(folder: &Path, plan: &RankPlan, done: &AtomicU64) -> Result<RankFigures> {
     let mut figures = RankFigures { rank: plan.rank, ..RankFigures::default() };
-    let mut piece = vec![0u8; PIECE];
+    let mut piece = vec![0u8; PIECE_BYTES];
     for known in &plan.files {
         let path = folder.join(&known.name);
         let at_path = |e: std::io::Error| BenchError::io(path.display(), &e);
@@ -376,8 +378,8 @@ fn read_rank(folder: &Path, plan: &RankPlan, done: &AtomicU64) -> Result<RankFig
 
 /// Drops the pages of all files in a folder; the worst result counts.
 fn drop_pages(folder: &Path, ranks: &[RankPlan]) -> DropResult {
-    const TMPFS: u32 = 0x0102_1994;
-    if rustix::fs::statfs(folder).is_ok_and(|known| known.f_type as u32 == TMPFS) {
+    const TMPFS_MAGIC: u32 = 0x0102_1994;
+    if rustix::fs::statfs(folder).is_ok_and(|known| known.f_type as u32 == TMPFS_MAGIC) {
         return DropResult::InMemory;
     }
     let mut worst = DropResult::Dropped;
@@ -459,7 +461,7 @@ mod tests {
 
     #[test]
     fn pages_differ() {
-        let mut first = vec![0u8; PIECE];
+        let mut first = vec![0u8; PIECE_BYTES];
         let stamped = |piece: &mut Vec<u8>, rank, file, name, at| {
             stamp_pages(piece, rank, file, name, at);
             crc32c::crc32c(piece)
@@ -473,7 +475,7 @@ mod tests {
         ];
         let unique: BTreeSet<u32> = sums.into_iter().collect();
         assert_eq!(unique.len(), 5);
-        assert_ne!(first[0..8], first[PAGE..PAGE + 8]);
+        assert_ne!(first[0..8], first[PAGE_BYTES..PAGE_BYTES + 8]);
     }
 
     #[test]

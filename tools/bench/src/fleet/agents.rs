@@ -11,9 +11,9 @@ use std::time::Duration;
 /// The port of a fio server, unless another is given.
 pub const AGENT_PORT: u16 = 8765;
 /// Longest wait for a server over ssh.
-const START: Duration = Duration::from_secs(30);
+const AGENT_START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for a connection to a running one.
-const CONNECT: Duration = Duration::from_secs(5);
+const AGENT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A host with a fio server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl AgentHost {
         let addresses = (self.host.as_str(), self.port).to_socket_addrs().map_err(|e| missing(e.to_string()))?;
         let mut last = "the name has no address".to_owned();
         for address in addresses {
-            match TcpStream::connect_timeout(&address, CONNECT) {
+            match TcpStream::connect_timeout(&address, AGENT_CONNECT_TIMEOUT) {
                 Ok(_) => return Ok(()),
                 Err(e) => last = e.to_string(),
             }
@@ -106,7 +106,7 @@ impl AgentHost {
         command.arg(format!("--server=127.0.0.1,{}", self.port)).current_dir("/");
         let log = logs.join(format!("agent-{}.log", self.port));
         let mut process = ServerProcess::start(command, "fio --server", &log)?;
-        stop::wait_until("fio --server to listen", START, Duration::from_millis(50), || {
+        stop::wait_until("fio --server to listen", AGENT_START_TIMEOUT, Duration::from_millis(50), || {
             process.check_alive()?;
             Ok(self.check_listens().ok())
         })?;
@@ -122,10 +122,15 @@ impl AgentHost {
         let server = format!("--server=,{}", self.port);
         let command = self.ssh_command(&["exec", "fio", &server])?;
         let mut process = ServerProcess::start(command, &format!("fio on {}", self.host), &log)?;
-        stop::wait_until(&format!("fio on {} to listen", self.host), START, Duration::from_millis(50), || {
-            process.check_alive().map_err(|e| BenchError::Missing(format!("{e}; is fio installed there?")))?;
-            Ok(self.check_listens().ok())
-        })?;
+        stop::wait_until(
+            &format!("fio on {} to listen", self.host),
+            AGENT_START_TIMEOUT,
+            Duration::from_millis(50),
+            || {
+                process.check_alive().map_err(|e| BenchError::Missing(format!("{e}; is fio installed there?")))?;
+                Ok(self.check_listens().ok())
+            },
+        )?;
         Ok(process)
     }
 }

@@ -4,7 +4,7 @@ use crate::error::{BenchError, Result};
 use std::path::Path;
 
 /// The job files in this program: name and text.
-const SHIPPED: [(&str, &str); 9] = [
+const SHIPPED_JOB_FILES: [(&str, &str); 9] = [
     ("seq-read-1m", include_str!("../../jobs/seq-read-1m.fio")),
     ("rand-read-1m", include_str!("../../jobs/rand-read-1m.fio")),
     ("seq-read-4k", include_str!("../../jobs/seq-read-4k.fio")),
@@ -21,18 +21,18 @@ const SHIPPED: [(&str, &str); 9] = [
 /// # Errors
 /// `Missing` when there is neither.
 pub fn load_job(name: &str) -> Result<String> {
-    if let Some((_, text)) = SHIPPED.iter().find(|(known, _)| *known == name) {
+    if let Some((_, text)) = SHIPPED_JOB_FILES.iter().find(|(known, _)| *known == name) {
         return Ok((*text).to_owned());
     }
     std::fs::read_to_string(Path::new(name)).map_err(|e| {
-        let known: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
+        let known: Vec<&str> = SHIPPED_JOB_FILES.iter().map(|(name, _)| *name).collect();
         BenchError::Missing(format!("job file {name}: {e}; shipped are {}", known.join(", ")))
     })
 }
 
 /// Whether it is a shipped job that only reads: its files were written by `prepare`.
 pub fn reads_prepared_files(name: &str) -> bool {
-    SHIPPED.iter().any(|(known, text)| *known == name && !writes_files(text))
+    SHIPPED_JOB_FILES.iter().any(|(known, text)| *known == name && !writes_files(text))
 }
 
 /// Whether a job file has a job that writes.
@@ -42,7 +42,7 @@ pub fn writes_files(text: &str) -> bool {
 
 /// The names of the shipped job files, each with its first line.
 pub fn list_jobs() -> String {
-    SHIPPED
+    SHIPPED_JOB_FILES
         .iter()
         .map(|(name, text)| {
             format!("{name:<14} {}\n", text.lines().next().unwrap_or_default().trim_start_matches(['#', ' ']))
@@ -91,7 +91,7 @@ mod tests {
     fn variables_are_filled_in() {
         let values = [("DIR", "/mnt/a"), ("DEPTH", "1"), ("DEPTH", "4"), ("JOBS", "2"), ("TIME", "5s"), ("SIZE", "1g")];
         let values = values.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        for (name, _) in SHIPPED {
+        for (name, _) in SHIPPED_JOB_FILES {
             let text = fill_job(&load_job(name).unwrap(), &values).unwrap();
             assert!(!text.contains("${") && text.contains("directory=/mnt/a\n"), "{text}");
             assert!(text.contains("filename_format=spurline.$jobnum") && text.starts_with("[global]\nwrite_bw_log"));

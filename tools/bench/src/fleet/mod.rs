@@ -165,10 +165,10 @@ impl FleetRow {
 }
 
 /// `machine` is all that the hosts did, and `server` all that those of the NFS server did: the kernel's NFS belongs to no process.
-const ROLES: [&str; 5] = ["fio", "mounts", "nodes", "machine", "server"];
+const FLEET_ROLES: [&str; 5] = ["fio", "mounts", "nodes", "machine", "server"];
 
 /// Further tries after a lost connection.
-const TRIES: usize = 3;
+const RECONNECT_ATTEMPTS: usize = 3;
 
 /// A run of the command.
 struct FleetBench<'a> {
@@ -400,7 +400,7 @@ impl FleetBench<'_> {
             Ok((done.printed(), done.into_success()))
         };
         let (mut printed, mut done) = start()?;
-        for _ in 0..TRIES {
+        for _ in 0..RECONNECT_ATTEMPTS {
             match &done {
                 Err(BenchError::Failed(why)) if is_lost_connection(why) => {
                     std::thread::sleep(Duration::from_millis(500));
@@ -576,8 +576,11 @@ fn result_table(rows: &[FleetRow], perftest: Option<(&str, f64)>) -> Vec<Vec<Str
         ["folder", "hosts", "jobs", "depth", "GB/s", "IOPS", "p50 µs", "p99 µs", "CPU-s/GiB fio", "mounts", "nodes"];
     let mut table = vec![heads.map(str::to_owned).to_vec()];
     // Only some runs know what whole machines did.
-    let whole: Vec<&str> =
-        ROLES[3..].iter().filter(|role| rows.iter().any(|row| row.cpu_per_gib(role).is_some())).copied().collect();
+    let whole: Vec<&str> = FLEET_ROLES[3..]
+        .iter()
+        .filter(|role| rows.iter().any(|row| row.cpu_per_gib(role).is_some()))
+        .copied()
+        .collect();
     table[0].extend(whole.iter().chain(&["ratio"]).map(|head| (*head).to_owned()));
     table[0].extend(perftest.map(|(name, _)| format!("of {name}")));
     for row in rows {
@@ -596,7 +599,10 @@ fn result_table(rows: &[FleetRow], perftest: Option<(&str, f64)>) -> Vec<Vec<Str
             latency(|times| times.1),
         ];
         line.extend(
-            ROLES[..3].iter().chain(&whole).map(|role| row.cpu_per_gib(role).map_or("-".to_owned(), three_digits)),
+            FLEET_ROLES[..3]
+                .iter()
+                .chain(&whole)
+                .map(|role| row.cpu_per_gib(role).map_or("-".to_owned(), three_digits)),
         );
         line.push(first_row(rows, row).map_or("-".to_owned(), |first| {
             format!("{:.2} of {}", row.bandwidth() / first.bandwidth().max(1e-9), first.variant.name)
@@ -652,7 +658,7 @@ fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
     });
     charts.push(BenchChart::lines("Throughput over time", "seconds", "GB/s", over_time.collect()));
     let cpu = at_last().flat_map(|row| {
-        ROLES.into_iter().filter_map(move |role| {
+        FLEET_ROLES.into_iter().filter_map(move |role| {
             Some(ChartSeries::bar(format!("{}: {role}", row.variant.name), row.cpu_per_gib(role)?))
         })
     });
@@ -678,7 +684,7 @@ fn row_json(rows: &[FleetRow], row: &FleetRow) -> Value {
         })
     };
     let cpu: serde_json::Map<String, Value> =
-        ROLES.iter().filter_map(|role| Some(((*role).to_owned(), row.cpu_per_gib(role)?.into()))).collect();
+        FLEET_ROLES.iter().filter_map(|role| Some(((*role).to_owned(), row.cpu_per_gib(role)?.into()))).collect();
     json!({
         "folder": row.variant.name, "dir": row.variant.dir, "hosts": row.point.clients, "jobs": row.point.jobs,
         "depth": row.point.depth, "bytes_per_second": row.bandwidth(), "nfs_case": row.variant.nfs.as_ref().map(|nfs| nfs.case.name),

@@ -10,9 +10,9 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Longest wait for a mount of an export.
-const MOUNT: Duration = Duration::from_secs(120);
+const NFS_MOUNT_TIMEOUT: Duration = Duration::from_secs(120);
 /// The port of NFS over RDMA.
-const RDMA_PORT: u16 = 20049;
+const NFS_RDMA_PORT: u16 = 20049;
 
 /// How many connections a case asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl NfsCase {
     /// Options of mount(8).
     pub fn options(&self, nconnect: u32, addresses: usize) -> String {
         let mut words = vec![format!("vers={}", self.version)];
-        words.push(if self.rdma { format!("proto=rdma,port={RDMA_PORT}") } else { "proto=tcp".to_owned() });
+        words.push(if self.rdma { format!("proto=rdma,port={NFS_RDMA_PORT}") } else { "proto=tcp".to_owned() });
         if self.version == "3" {
             // No lock manager: neither end needs its port mapper.
             words.push("nolock,mountproto=tcp".to_owned());
@@ -143,7 +143,7 @@ pub fn run_on(host: &AgentHost, ssh: bool, words: &[&str]) -> Result<String> {
         command.args(&words[1..]);
         command
     };
-    child::run_to_end(command, MOUNT).map(|done| done.out)
+    child::run_to_end(command, NFS_MOUNT_TIMEOUT).map(|done| done.out)
 }
 
 /// An export that is mounted on hosts, unmounted when dropped.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const COPY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Objects that are listed and not yet fetched, and the listing's cursor.
 #[derive(Default)]
@@ -38,7 +38,7 @@ pub(super) fn run(part: &CopyPart) -> Result<()> {
                 break;
             }
             buffer.resize(object.size as usize, 0);
-            under.read(&object, 0, &mut SliceSink::new(&mut buffer), Instant::now() + DEADLINE)?;
+            under.read(&object, 0, &mut SliceSink::new(&mut buffer), Instant::now() + COPY_TIMEOUT)?;
             std::fs::write(&to, &buffer).map_err(|e| BenchError::io(to.display(), &e))?;
             bytes += object.size;
             files += 1;
@@ -73,7 +73,7 @@ fn next_object(
             return Ok(None);
         }
         let folder = part.path.as_bytes();
-        let page = under.list(folder, listed.cursor.as_deref(), 1000, Instant::now() + DEADLINE)?;
+        let page = under.list(folder, listed.cursor.as_deref(), 1000, Instant::now() + COPY_TIMEOUT)?;
         listed.whole = page.next.is_none();
         listed.cursor = page.next;
         for entry in page.entries.into_iter().filter(|entry| entry.attr.kind == FileKind::File) {

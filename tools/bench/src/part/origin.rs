@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const ORIGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn run(part: &OriginPart) -> Result<()> {
     let config = OriginOptions { endpoint: part.endpoint_url.clone(), ..OriginOptions::default() };
     let under = spurline_origin::open(&part.source, &config, Arc::new(Stats::default()))?;
-    let attr = under.lookup(part.path.as_bytes(), Instant::now() + DEADLINE)?;
+    let attr = under.lookup(part.path.as_bytes(), Instant::now() + ORIGIN_TIMEOUT)?;
     let version = attr.version.clone();
     let object = ObjectRef::new(under.source_url(), part.path.as_bytes(), version, attr.size);
     let next = AtomicU64::new(0);
@@ -30,7 +30,7 @@ pub(super) fn run(part: &OriginPart) -> Result<()> {
             }
             let len = (object.size - at).min(block) as usize;
             let mut sink = SliceSink::new(&mut buffer[..len]);
-            under.read(&object, at, &mut sink, Instant::now() + DEADLINE)?;
+            under.read(&object, at, &mut sink, Instant::now() + ORIGIN_TIMEOUT)?;
             bytes += len as u64;
         }
     };

@@ -10,34 +10,34 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const BLOCK: u64 = 4 << 20;
+const STORE_BLOCK_BYTES: u64 = 4 << 20;
 
 /// Length of the object of each file, as in a data set.
-const OBJECT: u64 = 64 << 20;
+const OBJECT_BYTES: u64 = 64 << 20;
 
 fn numbered_object(number: u64) -> ObjectRef {
-    ObjectRef::new("bench", format!("object-{number}").as_bytes(), Version::new("v1"), OBJECT)
+    ObjectRef::new("bench", format!("object-{number}").as_bytes(), Version::new("v1"), OBJECT_BYTES)
 }
 
 pub(super) fn run(part: &StorePart) -> Result<()> {
     let block = part.block.0;
-    if block == 0 || block > BLOCK || !BLOCK.is_multiple_of(block) {
-        return Err(BenchError::Failed(format!("--block must divide {BLOCK}")));
+    if block == 0 || block > STORE_BLOCK_BYTES || !STORE_BLOCK_BYTES.is_multiple_of(block) {
+        return Err(BenchError::Failed(format!("--block must divide {STORE_BLOCK_BYTES}")));
     }
     let depth = part.depth.max(1);
-    let pool = BufferPool::new((depth as u64 + 2) * BLOCK, BLOCK as usize)?;
+    let pool = BufferPool::new((depth as u64 + 2) * STORE_BLOCK_BYTES, STORE_BLOCK_BYTES as usize)?;
     let mut config = StoreConfig::new(vec![part.dir.clone()], CacheCapacity::Bytes(part.size.0 * 2));
     config.free_space_ratio = 0.0;
     config.pool = Some(Arc::clone(&pool));
     let store = Store::open(config, Arc::new(Stats::default()))?;
-    let objects: Vec<ObjectRef> = (0..part.size.0.div_ceil(OBJECT)).map(numbered_object).collect();
+    let objects: Vec<ObjectRef> = (0..part.size.0.div_ceil(OBJECT_BYTES)).map(numbered_object).collect();
     fill_store(&store, &pool, &objects)?;
     let lanes = ReadPart {
         addr: std::net::SocketAddr::from(([0, 0, 0, 0], 0)),
         connections: depth,
         depth: 1,
         block: part.block,
-        size: spurline_types::Size(objects.len() as u64 * OBJECT),
+        size: spurline_types::Size(objects.len() as u64 * OBJECT_BYTES),
         random: part.random,
         time: part.time,
     };
@@ -47,21 +47,24 @@ pub(super) fn run(part: &StorePart) -> Result<()> {
         let mut reads = 0;
         while !stop.load(Ordering::Relaxed) {
             let at = lane.next_offset();
-            let object = &objects[(at / OBJECT) as usize];
-            let inside = at % OBJECT;
-            let start = (inside % BLOCK) as usize;
-            let number = (inside / BLOCK) as u32;
+            let object = &objects[(at / OBJECT_BYTES) as usize];
+            let inside = at % OBJECT_BYTES;
+            let start = (inside % STORE_BLOCK_BYTES) as usize;
+            let number = (inside / STORE_BLOCK_BYTES) as u32;
             match store.read(object, number, start..start + block as usize, &mut buffer)? {
                 ReadOutcome::Hit => {}
                 other => {
-                    return Err(BenchError::Failed(format!("block {number} of object {}: {other:?}", at / OBJECT)));
+                    return Err(BenchError::Failed(format!(
+                        "block {number} of object {}: {other:?}",
+                        at / OBJECT_BYTES
+                    )));
                 }
             }
             if reads == 0 {
                 let mut right = vec![0u8; block as usize];
-                scratch::fill_pattern(at / OBJECT, inside, &mut right);
+                scratch::fill_pattern(at / OBJECT_BYTES, inside, &mut right);
                 if buffer.as_ref().is_none_or(|b| b[..block as usize] != right) {
-                    return Err(BenchError::Failed(format!("wrong bytes at {inside} of object {}", at / OBJECT)));
+                    return Err(BenchError::Failed(format!("wrong bytes at {inside} of object {}", at / OBJECT_BYTES)));
                 }
             }
             reads += 1;
@@ -71,13 +74,13 @@ pub(super) fn run(part: &StorePart) -> Result<()> {
 }
 
 fn fill_store(store: &Store, pool: &Arc<BufferPool>, objects: &[ObjectRef]) -> Result<()> {
-    let mut buffer = pool.alloc(BLOCK as usize, Instant::now() + Duration::from_secs(5))?;
+    let mut buffer = pool.alloc(STORE_BLOCK_BYTES as usize, Instant::now() + Duration::from_secs(5))?;
     for (seed, object) in objects.iter().enumerate() {
-        for index in 0..(OBJECT / BLOCK) as u32 {
+        for index in 0..(OBJECT_BYTES / STORE_BLOCK_BYTES) as u32 {
             if store.contains_block(object, index) {
                 continue;
             }
-            scratch::fill_pattern(seed as u64, u64::from(index) * BLOCK, &mut buffer);
+            scratch::fill_pattern(seed as u64, u64::from(index) * STORE_BLOCK_BYTES, &mut buffer);
             if !store.put(object, index, &buffer)? {
                 return Err(BenchError::Failed("the store did not keep a block: is the disk full?".into()));
             }

@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const SOURCE: &str = "memory";
-const DEADLINE: Duration = Duration::from_secs(10);
+const SOURCE_NAME: &str = "memory";
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Room of an RDMA rail beside the blocks: for the messages of its connections.
 const MESSAGE_BYTES: u64 = 64 << 20;
 /// The token of both sides with TLS, which needs one.
-const TOKEN: &[u8] = b"q5Ykm0WJ7b2uR1xTzv9sLd3f";
+const GROUP_TOKEN: &[u8] = b"q5Ykm0WJ7b2uR1xTzv9sLd3f";
 
 /// Answers reads from memory.
 struct MemoryService(Box<dyn Deref<Target = [u8]> + Send + Sync>);
@@ -54,7 +54,7 @@ fn wire_trust(wire: &TransportWire) -> Result<Arc<Trust>> {
     if !wire.tls {
         return Ok(Trust::without_checks());
     }
-    let token = GroupTokens::parse(TOKEN).map_err(BenchError::Failed)?;
+    let token = GroupTokens::parse(GROUP_TOKEN).map_err(BenchError::Failed)?;
     Ok(Trust::with_tokens("bench", token).with_tls(None)?)
 }
 
@@ -114,9 +114,10 @@ impl ChannelMaker {
     }
 
     fn open(&self, block_bytes: usize) -> Result<ReadChannel> {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Instant::now() + CALL_TIMEOUT;
         let mut channel = self.connector.connect(deadline)?;
-        perform_handshake(&mut *channel, &HelloRequest::new("bench", SOURCE), deadline).map_err(WireError::from)?;
+        perform_handshake(&mut *channel, &HelloRequest::new("bench", SOURCE_NAME), deadline)
+            .map_err(WireError::from)?;
         let dst: Box<dyn DerefMut<Target = [u8]> + Send> = match &self.pool {
             Some(pool) => Box::new(pool.alloc(block_bytes, deadline)?),
             None => Box::new(vec![0u8; block_bytes]),
@@ -147,7 +148,7 @@ fn read_blocks(channels: &mut [ReadChannel], lane: &mut ReadLane, size: u64) -> 
         len: first.dst.len() as u32,
         flags: ReadFlags::NONE,
     });
-    let deadline = Instant::now() + DEADLINE;
+    let deadline = Instant::now() + CALL_TIMEOUT;
     let mut of_others = Ok(());
     let mut read_others = || of_others = read_blocks(others, lane, size);
     let answer =

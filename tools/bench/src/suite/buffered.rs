@@ -10,11 +10,11 @@ use crate::mount::MountUnderTest;
 use crate::scratch;
 use std::path::PathBuf;
 
-const LEN: u64 = 512 << 20;
+const BUFFERED_FILE_BYTES: u64 = 512 << 20;
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
-    let len = if suite.quick { LEN / 2 } else { LEN };
+    let len = if suite.quick { BUFFERED_FILE_BYTES / 2 } else { BUFFERED_FILE_BYTES };
     let source = suite.make_source("source-one", 1, len)?;
     let mut notes = Vec::new();
     let mut all: Vec<(&str, &str, PathBuf, Option<MountUnderTest>)> =

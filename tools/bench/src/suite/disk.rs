@@ -19,7 +19,7 @@ struct DiskLoad {
     floor: Option<f64>,
 }
 
-const LOADS: [DiskLoad; 4] = [
+const DISK_LOADS: [DiskLoad; 4] = [
     DiskLoad {
         name: "1 MiB, depth 1",
         pattern: "read",
@@ -81,13 +81,13 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         return Err(BenchError::Missing(format!("{} does not support O_DIRECT", suite.disk.path().display())));
     }
     child::run_to_end(
-        suite.part_command(&words(&LOADS[0], Duration::from_millis(100)), None),
+        suite.part_command(&words(&DISK_LOADS[0], Duration::from_millis(100)), None),
         Duration::from_secs(600),
     )?;
     // Pending writeback would be measured, too.
     rustix::fs::sync();
     let mut cases = Vec::new();
-    for load in &LOADS {
+    for load in &DISK_LOADS {
         let job = FioJob { depth: load.depth, ..suite.new_job(vec![plain.clone()], load.pattern, load.block, 1, len) };
         cases.push(BenchCase::new(load.name, "fio", "fio, O_DIRECT io_uring", load.unit, move || {
             fio_sample(&job, load.unit, &[])

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const LEN: u64 = 100 << 10;
+const SMALL_FILE_BYTES: u64 = 100 << 10;
 
 /// The file system under test.
 enum FilesPlace<'a> {
@@ -25,7 +25,7 @@ enum FilesPlace<'a> {
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let count = if suite.quick { 2_000 } else { 10_000 };
-    let source = suite.make_source("source-files", count, LEN)?;
+    let source = suite.make_source("source-files", count, SMALL_FILE_BYTES)?;
     let source_text = source.display().to_string();
     let mut notes =
         vec![format!("{count} files of 100 KiB in one folder; cold is right after mounting, hot the same again.")];
@@ -91,7 +91,9 @@ fn warm_up(suite: &BenchSuite, mounted: &MountUnderTest, count: usize) -> Result
     super::show_progress("files", "filling the cache");
     let words = ["files", &mounted.at().display().to_string(), "--threads", "4"].map(String::from);
     child::run_to_end(suite.part_command(&words, None), Duration::from_secs(300))?;
-    (0..count).step_by(97).try_for_each(|i| scratch::check_file(&mounted.at().join(file_name(i)), i as u64, LEN))
+    (0..count)
+        .step_by(97)
+        .try_for_each(|i| scratch::check_file(&mounted.at().join(file_name(i)), i as u64, SMALL_FILE_BYTES))
 }
 
 /// The folder to read, and the mount to remove afterwards.
@@ -134,7 +136,7 @@ fn sample_files(
         .map_err(|e| BenchError::Failed(format!("the file reader printed {:?}: {e}", done.out)))?;
     let last = &json["passes"][pass];
     let number = |key: &str| last[key].as_f64().unwrap_or(0.0);
-    if number("ops") as usize != count || number("bytes") as u64 != count as u64 * LEN {
+    if number("ops") as usize != count || number("bytes") as u64 != count as u64 * SMALL_FILE_BYTES {
         return Err(BenchError::Failed(format!("not all files were read: {last}")));
     }
     // The processor time covers all passes, although only one of them read anything.

@@ -15,22 +15,22 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const FILES: usize = 4;
+const GROUP_FILES: usize = 4;
 /// In total several times the memory of a mount.
-const LEN: u64 = 256 << 20;
-const GROUPS: [usize; 3] = [1, 2, 4];
+const GROUP_FILE_BYTES: u64 = 256 << 20;
+const GROUP_SIZES: [usize; 3] = [1, 2, 4];
 /// Files read while a node is lost: enough blocks for every node to hold some, few enough to read all of them in a
 /// second.
 const LOST_FILES: usize = 64;
 const LOST_LEN: u64 = 4 << 20;
-const SILENCE: &str = "1s";
+const NODE_SILENCE: &str = "1s";
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
     let pair = NamespacePair::new()?;
     let server = pair.server.as_str();
     let client = pair.client.as_str();
-    let source = suite.make_source("source-group", FILES, LEN)?;
+    let source = suite.make_source("source-group", GROUP_FILES, GROUP_FILE_BYTES)?;
     let bare_addr = format!("{}:7201", pair.server_ip);
     let words = ["bare-serve", &bare_addr, "--size", "512M"].map(String::from);
     let log = suite.log_path("bare-group")?;
@@ -45,11 +45,11 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     .0;
     let null = suite.mount_null("uring").ok();
     let mut groups: Vec<(Vec<NodeUnderTest>, MountUnderTest)> = Vec::new();
-    for (place, count) in GROUPS.into_iter().enumerate() {
-        let share = format!("{}M", ((FILES as u64 * LEN) >> 20) * 3 / 2 / count as u64 + 64);
+    for (place, count) in GROUP_SIZES.into_iter().enumerate() {
+        let share = format!("{}M", ((GROUP_FILES as u64 * GROUP_FILE_BYTES) >> 20) * 3 / 2 / count as u64 + 64);
         let nodes = start_nodes(suite, &pair, &source, count, 7210 + 10 * place as u16, &share)?;
         let mounted = mount_group(suite, &format!("group-{count}"), &source, client, &nodes)?;
-        suite.check_files("group", mounted.at(), FILES, LEN)?;
+        suite.check_files("group", mounted.at(), GROUP_FILES, GROUP_FILE_BYTES)?;
         groups.push((nodes, mounted));
     }
     let lost = suite.make_source("source-lost", LOST_FILES, LOST_LEN)?;
@@ -73,13 +73,13 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             part_sample(suite.part_command(&words, Some(client)), limit, FigureUnit::Bandwidth, &[("nodes", bare)])
         }));
         if let Some(null) = &null {
-            let job = suite.new_job(vec![null.at().join("data")], pattern, block, 4, LEN);
+            let job = suite.new_job(vec![null.at().join("data")], pattern, block, 4, GROUP_FILE_BYTES);
             cases.push(BenchCase::new(name, "null", "empty fs, io_uring", FigureUnit::Bandwidth, move || {
                 fio_sample(&job, FigureUnit::Bandwidth, &[("client", null.daemon())])
             }));
         }
         for (nodes, mounted) in &groups {
-            let job = suite.new_job(file_paths(mounted, FILES), pattern, block, 4, LEN);
+            let job = suite.new_job(file_paths(mounted, GROUP_FILES), pattern, block, 4, GROUP_FILE_BYTES);
             let first = job.clone();
             let (variant, label) = match nodes.len() {
                 1 => ("one".into(), "mount of 1 node".into()),
@@ -114,7 +114,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let rows = suite.rounds("group", cases)?;
     let mut notes = asked.into_inner();
     notes.push(format!(
-        "A node with pending requests counts as lost after {SILENCE} without a heartbeat (--peer-silence)."
+        "A node with pending requests counts as lost after {NODE_SILENCE} without a heartbeat (--peer-silence)."
     ));
     notes.push("All nodes, the mount and the readers share this machine's processors: more nodes add none.".into());
     let title = "Hot reads from one, two and four nodes over veth, and 64 readers of three nodes of which one is lost.";
@@ -147,7 +147,7 @@ fn mount_group(
     nodes: &[NodeUnderTest],
 ) -> Result<MountUnderTest> {
     let registry = format!("static:{}", nodes.iter().map(|n| n.addr.clone()).collect::<Vec<_>>().join(","));
-    let words = ["--registry", &registry, "--buffer-size", "160M", "--peer-silence", SILENCE];
+    let words = ["--registry", &registry, "--buffer-size", "160M", "--peer-silence", NODE_SILENCE];
     suite.start_mount(name, &source.display().to_string(), Some(client), &words)
 }
 

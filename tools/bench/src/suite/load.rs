@@ -9,29 +9,29 @@ use crate::scratch;
 use serde_json::Value;
 use std::time::Duration;
 
-const BUCKET: &str = "bench";
-const LEN: u64 = 10 << 10;
+const LOAD_BUCKET: &str = "bench";
+const LOAD_FILE_BYTES: u64 = 10 << 10;
 /// Concurrent requests, in the copy and in the job.
-const DEPTH: &str = "50";
-const LIMIT: Duration = Duration::from_secs(600);
+const LOAD_REQUESTS: &str = "50";
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let count: usize = if suite.quick { 10_000 } else { 100_000 };
     let buckets = suite.memory.subdir("source-load")?;
-    let folder = buckets.join(BUCKET).join("set");
+    let folder = buckets.join(LOAD_BUCKET).join("set");
     if !folder.exists() {
         std::fs::create_dir_all(&folder).map_err(|e| BenchError::io(folder.display(), &e))?;
         super::show_progress("load", "writing the files");
-        (0..count).try_for_each(|i| scratch::write_file(&folder.join(file_name(i)), i as u64, LEN))?;
+        (0..count).try_for_each(|i| scratch::write_file(&folder.join(file_name(i)), i as u64, LOAD_FILE_BYTES))?;
     }
     let server = s3::start_embedded(suite, &buckets, None)?;
-    let source = format!("s3://{BUCKET}");
+    let source = format!("s3://{LOAD_BUCKET}");
     let copy = || {
         let to = suite.memory.empty_subdir("copied")?.display().to_string();
-        let words = ["copy", &source, "set", "--to", &to, "--depth", DEPTH].map(String::from);
+        let words = ["copy", &source, "set", "--to", &to, "--depth", LOAD_REQUESTS].map(String::from);
         let mut command = suite.part_command(&words, None);
         command.envs(server.env());
-        let sample = part_sample(command, LIMIT, FigureUnit::Rate, &[("server", server.daemon())])?;
+        let sample = part_sample(command, LOAD_TIMEOUT, FigureUnit::Rate, &[("server", server.daemon())])?;
         if sample.ops == count as u64 { Ok(sample) } else { Err(BenchError::Failed(format!("{} files", sample.ops))) }
     };
     let load = || {
@@ -39,19 +39,19 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         let words = ["--cache-dir", &cache, "--cache-size", "8G", "--free-space-ratio", "0"];
         let mounted = suite.mount_with("load", &source, None, &words, &server.env())?;
         let mut command = child::command_in(&suite.spurline, None);
-        command.arg("load").arg(mounted.at().join("set")).args(["-p", DEPTH, "--json"]);
+        command.arg("load").arg(mounted.at().join("set")).args(["-p", LOAD_REQUESTS, "--json"]);
         let roles = [("mount", mounted.daemon()), ("server", server.daemon())];
-        let (done, cpu) = with_cpu(&roles, || child::run_to_end(command, LIMIT))?;
+        let (done, cpu) = with_cpu(&roles, || child::run_to_end(command, LOAD_TIMEOUT))?;
         let job: Value =
             serde_json::from_str(done.out.trim()).map_err(|e| BenchError::Failed(format!("load: no JSON: {e}")))?;
         let number = |key: &str| job[key].as_f64().unwrap_or(0.0);
-        if job["state"] != "SUCCEEDED" || number("bytes_moved") != (count as u64 * LEN) as f64 {
+        if job["state"] != "SUCCEEDED" || number("bytes_moved") != (count as u64 * LOAD_FILE_BYTES) as f64 {
             return Err(BenchError::Failed(format!("unexpected end of the job: {job}")));
         }
         let value = number("files_done") / number("seconds");
-        Ok(CaseSample { value, bytes: count as u64 * LEN, ops: count as u64, cpu, latency_us: None })
+        Ok(CaseSample { value, bytes: count as u64 * LOAD_FILE_BYTES, ops: count as u64, cpu, latency_us: None })
     };
-    let group = format!("{count} files of 10 KiB, {DEPTH} at a time");
+    let group = format!("{count} files of 10 KiB, {LOAD_REQUESTS} at a time");
     let cases = vec![
         BenchCase::new(&group, "copy", "plain copy to files", FigureUnit::Rate, copy),
         BenchCase::new(&group, "load", "spurline load, mount alone", FigureUnit::Rate, load).against(

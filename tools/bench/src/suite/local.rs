@@ -12,10 +12,10 @@ use crate::{fio, stop};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const FILES: usize = 4;
-const LEN: u64 = 128 << 20;
+const LOCAL_FILES: usize = 4;
+const LOCAL_FILE_BYTES: u64 = 128 << 20;
 
-const LOADS: [FioLoad; 5] = [
+const LOCAL_LOADS: [FioLoad; 5] = [
     FioLoad::sequential("1 MiB, 1 job", 1 << 20, 1, 0.9),
     FioLoad::sequential("1 MiB, 2 jobs", 1 << 20, 2, 0.9),
     FioLoad::sequential("1 MiB, 4 jobs", 1 << 20, 4, 0.9),
@@ -34,7 +34,7 @@ struct MountVariant {
     way: BytePath,
 }
 
-const VARIANTS: [MountVariant; 3] = [
+const LOCAL_VARIANTS: [MountVariant; 3] = [
     MountVariant {
         name: "blocks-dev",
         label: "mount, blocks in memory, /dev/fuse",
@@ -63,10 +63,10 @@ const VARIANTS: [MountVariant; 3] = [
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
-    let source = suite.make_source("source-big", FILES, LEN)?;
+    let source = suite.make_source("source-big", LOCAL_FILES, LOCAL_FILE_BYTES)?;
     let mut notes = Vec::new();
     let mut nulls: Vec<(&str, &str, MountUnderTest)> = Vec::new();
-    let all = FILES as u64 * LEN;
+    let all = LOCAL_FILES as u64 * LOCAL_FILE_BYTES;
     for (variant, io, held, label) in [
         ("null-dev", "dev", 1 << 20, "empty fs, /dev/fuse"),
         ("null-uring", "uring", 1 << 20, "empty fs, io_uring"),
@@ -79,7 +79,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         }
     }
     let mut mounts: Vec<(&MountVariant, MountUnderTest)> = Vec::new();
-    for variant in &VARIANTS {
+    for variant in &LOCAL_VARIANTS {
         let cache = suite.memory.empty_subdir(&format!("cache-{}", variant.name))?.display().to_string();
         // Twice the data, so that no hot block is evicted.
         let sizes = ["--cache-size", "2G", "--free-space-ratio", "0", "--buffer-size", "1300M"];
@@ -94,22 +94,22 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             Err(e) => notes.push(format!("No {label}: {e}")),
         }
     }
-    let files = |at: &Path| (0..FILES).map(|i| at.join(file_name(i))).collect::<Vec<PathBuf>>();
+    let files = |at: &Path| (0..LOCAL_FILES).map(|i| at.join(file_name(i))).collect::<Vec<PathBuf>>();
     let mut cases = Vec::new();
-    for load in LOADS.iter().filter(|l| !suite.quick || l.jobs != 2) {
+    for load in LOCAL_LOADS.iter().filter(|l| !suite.quick || l.jobs != 2) {
         let job = |files: Vec<PathBuf>, size: u64| suite.new_job(files, load.pattern, load.block, load.jobs, size);
         let direct = fio::takes_direct(&source.join(file_name(0)));
-        let plain = fio::FioJob { direct, ..job(files(&source), LEN) };
+        let plain = fio::FioJob { direct, ..job(files(&source), LOCAL_FILE_BYTES) };
         cases.push(BenchCase::new(load.name, "tmpfs", "tmpfs", load.unit, move || fio_sample(&plain, load.unit, &[])));
         for (variant, label, null) in &nulls {
             // Each job reads a part of the single file.
-            let job = fio::FioJob { apart: LEN, ..job(vec![null.at().join("data")], LEN) };
+            let job = fio::FioJob { apart: LOCAL_FILE_BYTES, ..job(vec![null.at().join("data")], LOCAL_FILE_BYTES) };
             cases.push(BenchCase::new(load.name, variant, label, load.unit, move || {
                 fio_sample(&job, load.unit, &[("mount", null.daemon())])
             }));
         }
         for (variant, mounted) in &mounts {
-            let job = job(files(mounted.at()), LEN);
+            let job = job(files(mounted.at()), LOCAL_FILE_BYTES);
             let first = job.clone();
             let case = BenchCase::new(load.name, variant.name, variant.label, load.unit, move || {
                 fio_sample(&job, load.unit, &[("mount", mounted.daemon())])
@@ -141,7 +141,7 @@ pub(super) fn mount_ready(
     way: BytePath,
 ) -> Result<MountUnderTest> {
     let mounted = suite.start_mount(name, &source.display().to_string(), None, words)?;
-    suite.check_files("local", mounted.at(), FILES, LEN)?;
+    suite.check_files("local", mounted.at(), LOCAL_FILES, LOCAL_FILE_BYTES)?;
     if matches!(way, BytePath::Passthrough) {
         // Blocks reach the cache disk asynchronously, and the kernel gets only whole files.
         let opens = |file: usize| -> Result<bool> {
@@ -150,7 +150,7 @@ pub(super) fn mount_ready(
             let after = mounted.counters(&suite.spurline)?;
             Ok(crate::mount::counter_growth(&before, &after).contains_key("fuse.passthrough_opens"))
         };
-        for file in 0..FILES {
+        for file in 0..LOCAL_FILES {
             let what = format!("{} to be opened with passthrough", file_name(file));
             stop::wait_until(&what, Duration::from_secs(10), Duration::from_millis(50), || {
                 Ok(opens(file)?.then_some(()))

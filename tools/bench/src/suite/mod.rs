@@ -39,7 +39,7 @@ pub struct SuiteArgs {
     #[arg(long)]
     pub quick: bool,
     /// Sections to run; repeat for more [default: all]
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(NAMES))]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(SECTION_NAMES))]
     pub only: Vec<String>,
     /// Rounds [default: 5, with --quick 3]
     #[arg(long, value_name = "N")]
@@ -74,15 +74,15 @@ pub struct SuiteArgs {
 }
 
 /// All sections.
-const NAMES: [&str; 11] =
+const SECTION_NAMES: [&str; 11] =
     ["local", "remote", "group", "net", "buffered", "disk", "files", "s3", "load", "start", "writes"];
 
 /// Greatest memory use of a section, including data sets and page cache.
-const TOUCHED: u64 = 10 << 30;
+const SECTION_MEMORY_BYTES: u64 = 10 << 30;
 
 type SectionRun = fn(&BenchSuite) -> Result<SuiteSection>;
 
-const SECTIONS: [SectionRun; 11] = [
+const SECTION_RUNS: [SectionRun; 11] = [
     local::run,
     remote::run,
     group::run,
@@ -175,13 +175,13 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
     }
     let start = Instant::now();
     if machine::virtual_machine() {
-        let bytes = TOUCHED.min(machine::available_bytes() / 2);
+        let bytes = SECTION_MEMORY_BYTES.min(machine::available_bytes() / 2);
         show_progress("start", "touching memory, so that the hypervisor has it ready");
         machine::touch_memory(bytes);
     }
     let mut sections = Vec::new();
     let mut pages = vec![ReportSection { about: vec![summary.clone()], ..ReportSection::default() }];
-    for (name, run) in NAMES.into_iter().zip(SECTIONS) {
+    for (name, run) in SECTION_NAMES.into_iter().zip(SECTION_RUNS) {
         if !args.only.is_empty() && !args.only.iter().any(|o| o == name) {
             continue;
         }

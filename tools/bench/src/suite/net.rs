@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-const PORT: u16 = 7111;
+const PROBE_PORT: u16 = 7111;
 
 /// One transfer pattern, the same for all programs.
 struct NetLoad {
@@ -23,7 +23,7 @@ struct NetLoad {
     read: bool,
 }
 
-const LOADS: [NetLoad; 4] = [
+const NET_LOADS: [NetLoad; 4] = [
     NetLoad { name: "read, 1 stream", cpu: "CPU-s/GiB of both ends, read, 1 stream", streams: 1, read: true },
     NetLoad { name: "read, 4 streams", cpu: "CPU-s/GiB of both ends, read, 4 streams", streams: 4, read: true },
     NetLoad { name: "write, 1 stream", cpu: "CPU-s/GiB of both ends, write, 1 stream", streams: 1, read: false },
@@ -31,18 +31,18 @@ const LOADS: [NetLoad; 4] = [
 ];
 
 /// The programs; `system` is the host's congestion control, iperf3's default.
-const IPERF: [(&str, &str, &[&str]); 2] =
+const IPERF_PROGRAMS: [(&str, &str, &[&str]); 2] =
     [("iperf3", "iperf3", &[]), ("iperf3-cubic-1m", "iperf3 -C cubic -l 1M", &["-C", "cubic", "-l", "1M"])];
-const OURS: [(&str, &str, &str); 2] =
+const PROBE_PROGRAMS: [(&str, &str, &str); 2] =
     [("own", "net bw", "auto"), ("own-system", "net bw --tcp-congestion system", "system")];
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let pair = NamespacePair::new()?;
     let client = pair.client.as_str();
     let mut notes = Vec::new();
-    let peer = format!("{}:{PORT}", pair.server_ip);
+    let peer = format!("{}:{PROBE_PORT}", pair.server_ip);
     let mut serve = child::command_in(&suite.spurline, Some(&pair.server));
-    serve.args(["net", "serve", "--json", "--bind", pair.server_ip, "--port", &PORT.to_string()]);
+    serve.args(["net", "serve", "--json", "--bind", pair.server_ip, "--port", &PROBE_PORT.to_string()]);
     let limit = Duration::from_secs(30);
     let (server, _) =
         ServerProcess::start_announcing(serve, &["{"], "net serve", &suite.log_path("net-serve")?, limit)?;
@@ -57,13 +57,13 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let mut cases = Vec::new();
     // Processor time is a row of its own, with the figures of the previous run in the same round.
     let mut costs = Vec::new();
-    for load in &LOADS {
+    for load in &NET_LOADS {
         let mut add = |(case, cost)| {
             cases.push(case);
             costs.push(cost);
         };
         if let Ok(daemon) = &iperf {
-            for (variant, label, more) in IPERF {
+            for (variant, label, more) in IPERF_PROGRAMS {
                 let ip = pair.server_ip;
                 let time = suite.time;
                 add(both_directions(load, variant, label, move || {
@@ -74,7 +74,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
                 }));
             }
         }
-        for (variant, label, congestion) in OURS {
+        for (variant, label, congestion) in PROBE_PROGRAMS {
             let streams = load.streams.to_string();
             let time = format!("{}ms", suite.time.as_millis().max(1000));
             let way = if load.read { "read" } else { "write" };
@@ -152,7 +152,7 @@ fn both_directions<'a>(
         let value = spent.take().ok_or_else(|| BenchError::Failed("the run it belongs to failed".into()))?;
         Ok(CaseSample { value, ..CaseSample::default() })
     });
-    let all = IPERF.map(|(id, _, _)| id);
+    let all = IPERF_PROGRAMS.map(|(id, _, _)| id);
     match variant {
         "own" => (rate.against("of iperf3", &all, Some(1.0)), cost.against("of iperf3", &all, Some(1.0))),
         // The same congestion control as plain iperf3.

@@ -14,11 +14,11 @@ use spurline_types::Size;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const FILES: usize = 4;
+const REMOTE_FILES: usize = 4;
 /// Several times the memory of a mount, so that its reads go to the node.
-const LEN: u64 = 512 << 20;
+const REMOTE_FILE_BYTES: u64 = 512 << 20;
 
-const LOADS: [FioLoad; 4] = [
+const REMOTE_LOADS: [FioLoad; 4] = [
     FioLoad::sequential("1 MiB, 1 job", 1 << 20, 1, 0.85),
     FioLoad::sequential("1 MiB, 4 jobs", 1 << 20, 4, 0.85),
     FioLoad::random("128 KiB random, 4 jobs", 128 << 10, 4, 0.6),
@@ -56,8 +56,8 @@ struct RemoteRig<'a> {
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
     let pair = NamespacePair::new()?;
-    let len = if suite.quick { LEN / 2 } else { LEN };
-    let source = suite.make_source("source-remote", FILES, len)?;
+    let len = if suite.quick { REMOTE_FILE_BYTES / 2 } else { REMOTE_FILE_BYTES };
+    let source = suite.make_source("source-remote", REMOTE_FILES, len)?;
     let mut notes = Vec::new();
     let bare = start_server(suite, &pair, "bare-serve", BARE_PORT, &[])?;
     let transport = start_server(suite, &pair, "transport-serve", TRANSPORT_PORT, &[])?;
@@ -75,7 +75,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let has_iperf = iperf.is_ok();
     let null = null.ok();
     let rig = RemoteRig { pair: &pair, len, bare, transport, transport_tls, has_iperf, node, mounts, null };
-    let rows = suite.rounds("remote", LOADS.iter().flat_map(|load| load_cases(suite, &rig, load)).collect())?;
+    let rows = suite.rounds("remote", REMOTE_LOADS.iter().flat_map(|load| load_cases(suite, &rig, load)).collect())?;
     notes.push(
         "In turn: every byte goes through a bare reader and through an empty file system, and both, reader and node share \
          this machine's processors; where those are the limit a mount can't be faster than the two in turn."
@@ -118,7 +118,7 @@ fn start_hot_node(
     len: u64,
     notes: &mut Vec<String>,
 ) -> Result<Option<NodeUnderTest>> {
-    let node_memory = format!("{}M", ((FILES as u64 * len) >> 20) * 3 / 2);
+    let node_memory = format!("{}M", ((REMOTE_FILES as u64 * len) >> 20) * 3 / 2);
     let words = ["--buffer-size", &node_memory, "--cache-size", "0", "--free-space-ratio", "0"];
     match suite.start_node(source, &address_of(pair, NODE_PORT), Some(&pair.server), &words) {
         Ok(node) => Ok(Some(node)),
@@ -145,7 +145,7 @@ fn mount_node(
         let words = ["--registry", &registry, "--fuse-io", io, "--buffer-size", "160M"];
         let source = source.display().to_string();
         let mounted = suite.start_mount(&format!("remote-{io}"), &source, Some(&pair.client), &words);
-        match mounted.and_then(|m| suite.check_files("remote", m.at(), FILES, len).map(|()| m)) {
+        match mounted.and_then(|m| suite.check_files("remote", m.at(), REMOTE_FILES, len).map(|()| m)) {
             Ok(mount) => {
                 notes.extend(mount.session_line().map(|s| format!("{label}: {s}")));
                 mounts.push(RemoteMount { variant, label, mount });
@@ -237,7 +237,7 @@ fn mount_case<'a>(
     len: u64,
 ) -> BenchCase<'a> {
     let RemoteMount { variant, label, mount } = remote;
-    let files: Vec<PathBuf> = (0..FILES).map(|i| mount.at().join(file_name(i))).collect();
+    let files: Vec<PathBuf> = (0..REMOTE_FILES).map(|i| mount.at().join(file_name(i))).collect();
     let job = suite.new_job(files, load.pattern, load.block, load.jobs, len);
     let first = job.clone();
     let case = BenchCase::new(load.name, variant, label, load.unit, move || {

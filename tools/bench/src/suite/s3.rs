@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const BUCKET: &str = "bench";
+const S3_BUCKET: &str = "bench";
 /// Slower than this machine's processors, so that the overhead of a mount must not show.
 const LINK_GBIT: u32 = 3;
 
@@ -47,9 +47,9 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
     let len = if suite.quick { 256 << 20 } else { 1 << 30 };
     let buckets = suite.make_source("source-s3", 0, len)?;
-    let file = buckets.join(BUCKET).join(file_name(0));
+    let file = buckets.join(S3_BUCKET).join(file_name(0));
     if !file.exists() {
-        std::fs::create_dir_all(buckets.join(BUCKET)).map_err(|e| BenchError::io(buckets.display(), &e))?;
+        std::fs::create_dir_all(buckets.join(S3_BUCKET)).map_err(|e| BenchError::io(buckets.display(), &e))?;
         scratch::write_file(&file, 0, len)?;
     }
     let mut notes = Vec::new();
@@ -75,7 +75,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         for (variant, label, depth) in
             [("plain-8", "plain client, 8 ranges", "8"), ("plain-16", "plain client, 16 ranges", "16")]
         {
-            let words = ["under", &format!("s3://{BUCKET}"), &file_name(0), "--depth", depth].map(String::from);
+            let words = ["under", &format!("s3://{S3_BUCKET}"), &file_name(0), "--depth", depth].map(String::from);
             cases.push(BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, move || {
                 let mut command = suite.part_command(&words, server.net.as_deref());
                 command.envs(server.env());
@@ -90,8 +90,13 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
                 // Each pass has a new mount and cache, so that all data comes from the server.
                 let cache = suite.memory.empty_subdir(&format!("cache-{name}"))?.display().to_string();
                 let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
-                let mounted =
-                    suite.mount_with(&name, &format!("s3://{BUCKET}"), server.net.as_deref(), &words, &server.env())?;
+                let mounted = suite.mount_with(
+                    &name,
+                    &format!("s3://{S3_BUCKET}"),
+                    server.net.as_deref(),
+                    &words,
+                    &server.env(),
+                )?;
                 let at = mounted.at().join(file_name(0));
                 let job = FioJob { direct, runtime: None, ..suite.new_job(vec![at], "read", 1 << 20, 1, len) };
                 let before = mounted.counters(&suite.spurline)?;
@@ -128,7 +133,8 @@ fn check_object(suite: &BenchSuite, server: &S3Process, len: u64) -> Result<()> 
     let name = format!("s3-{}", server.variant);
     let cache = suite.memory.empty_subdir(&format!("cache-{name}"))?.display().to_string();
     let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
-    let mounted = suite.mount_with(&name, &format!("s3://{BUCKET}"), server.net.as_deref(), &words, &server.env())?;
+    let mounted =
+        suite.mount_with(&name, &format!("s3://{S3_BUCKET}"), server.net.as_deref(), &words, &server.env())?;
     scratch::check_file(&mounted.at().join(file_name(0)), 0, len)
 }
 

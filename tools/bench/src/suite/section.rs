@@ -22,7 +22,7 @@ pub struct SuiteSection {
 }
 
 /// The columns behind the first one, whose head is the name of a group.
-const HEADS: [&str; 6] = ["median", "min – max", "CPU-s/GiB", "p50 / p99", "of its ceiling", "floor"];
+const COLUMN_HEADS: [&str; 6] = ["median", "min – max", "CPU-s/GiB", "p50 / p99", "of its ceiling", "floor"];
 
 impl SuiteSection {
     /// The section as a part of a report.
@@ -32,7 +32,7 @@ impl SuiteSection {
         let mut table = Vec::new();
         let mut charts = Vec::new();
         for (group, rows) in group_rows(&self.rows) {
-            table.push(TableRow::head([group].into_iter().chain(HEADS)));
+            table.push(TableRow::head([group].into_iter().chain(COLUMN_HEADS)));
             for row in &rows {
                 table.push(TableRow::new(row_cells(row)));
                 if let (false, Some(why)) = (row.samples.is_empty(), &row.problem) {

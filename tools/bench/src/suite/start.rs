@@ -7,8 +7,8 @@ use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::mount::MountUnderTest;
 use spurline_types::Size;
 
-const BLOCK: u32 = 4 << 20;
-const BLOCKS: u64 = 1_000_000;
+const START_BLOCK_BYTES: u32 = 4 << 20;
+const START_BLOCKS: u64 = 1_000_000;
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let source = suite.make_source("source-start", 1, 1 << 20)?.display().to_string();
@@ -25,16 +25,16 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         let dir = suite.disk.empty_subdir("cache-start-full")?;
         show_progress("start", "writing an index");
         // Each time anew: the blocks do not exist, and an access to them may remove their index entries.
-        spurline_store::synthesise(&dir, BLOCK, BLOCKS, 1, 1 << 20)?;
+        spurline_store::synthesise(&dir, START_BLOCK_BYTES, START_BLOCKS, 1, 1 << 20)?;
         let (sample, mounted) = start("start-full", &dir.display().to_string())?;
         let known = mounted.counters(&suite.spurline)?.get("blockcache.blocks").copied().unwrap_or(0);
-        if known < BLOCKS / 10 * 9 {
-            return Err(BenchError::Failed(format!("the mount knows {known} blocks, {BLOCKS} are indexed")));
+        if known < START_BLOCKS / 10 * 9 {
+            return Err(BenchError::Failed(format!("the mount knows {known} blocks, {START_BLOCKS} are indexed")));
         }
         Ok(sample)
     };
-    let total = Size(BLOCKS << 20);
-    let label = format!("{BLOCKS} blocks indexed ({total})");
+    let total = Size(START_BLOCKS << 20);
+    let label = format!("{START_BLOCKS} blocks indexed ({total})");
     let cases = vec![
         BenchCase::new("until it answers", "empty", "empty cache", FigureUnit::Time, empty),
         BenchCase::new("until it answers", "million", &label, FigureUnit::Time, full),

@@ -16,11 +16,11 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Length of each file, and of a write.
-const LEN: u64 = 256 << 20;
-const BLOCK: u64 = 1 << 20;
+const WRITE_FILE_BYTES: u64 = 256 << 20;
+const WRITE_BLOCK_BYTES: u64 = 1 << 20;
 /// Small files per second through a node.
 const SMALL_FILES_AIM: f64 = 5_000.0;
-const LIMIT: Duration = Duration::from_secs(600);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One file system to write to.
 struct WritePlace<'a> {
@@ -91,7 +91,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let rows = suite.rounds("writes", cases)?;
     notes.push(format!(
         "Long files have {} MiB and exist; each is written again and again, and synced at the end. The tree has {} files.",
-        LEN >> 20,
+        WRITE_FILE_BYTES >> 20,
         suite.tree_files
     ));
     notes.push(
@@ -185,7 +185,13 @@ fn long_cases_through_node<'a>(
             suite,
             servers,
             group,
-            BareWrites { name: "bare", label: "bare block writer", connections: files, block: BLOCK, rate_share: 1.0 },
+            BareWrites {
+                name: "bare",
+                label: "bare block writer",
+                connections: files,
+                block: WRITE_BLOCK_BYTES,
+                rate_share: 1.0,
+            },
         ));
         let case = job.case(group, place, files).against("of bare", &["bare"], Some(0.9));
         let case = case.against_series("of bare and empty fs in turn", &["bare", "sink-uring"], Some(0.9));
@@ -299,7 +305,10 @@ impl<'a> LongWrites<'a> {
     fn command(&self, files: &[PathBuf], time: Duration) -> Command {
         let mut words = vec!["write".to_owned()];
         words.extend(files.iter().map(|file| file.display().to_string()));
-        words.extend(["--block", &Size(BLOCK).to_string(), "--size", &Size(LEN).to_string()].map(String::from));
+        words.extend(
+            ["--block", &Size(WRITE_BLOCK_BYTES).to_string(), "--size", &Size(WRITE_FILE_BYTES).to_string()]
+                .map(String::from),
+        );
         words.extend(["--time".to_owned(), format!("{}ms", time.as_millis())]);
         self.suite.part_command(&words, None)
     }
@@ -311,7 +320,7 @@ impl<'a> LongWrites<'a> {
         let first = files.clone();
         BenchCase::new(group, place.name, place.label, FigureUnit::Bandwidth, move || {
             let command = LongWrites { suite, source }.command(&files, suite.time);
-            user_sample(command, LIMIT, FigureUnit::Bandwidth, "writer", &place.roles)
+            user_sample(command, WRITE_TIMEOUT, FigureUnit::Bandwidth, "writer", &place.roles)
         })
         .warm(move || LongWrites { suite, source }.warm_up(place, &first))
     }
@@ -321,11 +330,13 @@ impl<'a> LongWrites<'a> {
         let counters = || place.mount.map(|mount| mount.counters(&self.suite.spurline)).transpose();
         let before = counters()?.unwrap_or_default();
         let command = self.command(files, Duration::from_millis(300));
-        let written = part_sample(command, LIMIT, FigureUnit::Bandwidth, &[])?.bytes;
+        let written = part_sample(command, WRITE_TIMEOUT, FigureUnit::Bandwidth, &[])?.bytes;
         let grown = counter_growth(&before, &counters()?.unwrap_or_default());
         for writer in 0..files.len() {
             let got = std::fs::read(long_file(self.source, writer)).map_err(|e| BenchError::io("the source", &e))?;
-            if got.len() as u64 != LEN || got[..BLOCK as usize] != written_block(writer, BLOCK)[..] {
+            if got.len() as u64 != WRITE_FILE_BYTES
+                || got[..WRITE_BLOCK_BYTES as usize] != written_block(writer, WRITE_BLOCK_BYTES)[..]
+            {
                 return Err(BenchError::Failed(format!("{}: wrong bytes in the source", place.label)));
             }
         }
@@ -358,7 +369,7 @@ fn sink_cases<'a>(
             let job = LongWrites { suite, source: Path::new("") };
             user_sample(
                 job.command(&files, suite.time),
-                LIMIT,
+                WRITE_TIMEOUT,
                 FigureUnit::Bandwidth,
                 "writer",
                 &[("mount", sink.daemon())],
@@ -386,14 +397,14 @@ fn bare_writer<'a>(
     writes: BareWrites<'_>,
 ) -> BenchCase<'a> {
     let BareWrites { name, label, connections, block, rate_share } = writes;
-    let unit = if block == BLOCK { FigureUnit::Bandwidth } else { FigureUnit::Rate };
+    let unit = if block == WRITE_BLOCK_BYTES { FigureUnit::Bandwidth } else { FigureUnit::Rate };
     BenchCase::new(group, name, label, unit, move || {
         let mut words: Vec<String> = vec!["bare-write".into(), format!("{}:7103", servers.pair.server_ip)];
         words
             .extend(["--connections", &connections.to_string(), "--block", &Size(block).to_string()].map(String::from));
         words.extend(["--time".to_owned(), format!("{}ms", suite.time.as_millis())]);
         let command = suite.part_command(&words, Some(&servers.pair.client));
-        let mut sample = user_sample(command, LIMIT, unit, "writer", &[("node", &servers.sink)])?;
+        let mut sample = user_sample(command, WRITE_TIMEOUT, unit, "writer", &[("node", &servers.sink)])?;
         sample.value *= rate_share;
         Ok(sample)
     })
@@ -438,7 +449,7 @@ fn small_files<'a>(
         let mut words = vec!["create".to_owned(), folder.display().to_string()];
         words.extend(["--threads", &threads.to_string(), "--files", &files.to_string()].map(String::from));
         let command = suite.part_command(&words, None);
-        let sample = user_sample(command, LIMIT, FigureUnit::Rate, "writer", &place.roles)?;
+        let sample = user_sample(command, WRITE_TIMEOUT, FigureUnit::Rate, "writer", &place.roles)?;
         let last = std::fs::read(made.0.join(format!("f{}", files - 1))).unwrap_or_default();
         if last != written_block(0, 4096) {
             return Err(BenchError::Failed("the last file is not whole in the source".into()));
@@ -462,7 +473,13 @@ fn small_files_sink<'a>(
         let mut words = vec!["create".to_owned(), sink.at().display().to_string()];
         words.extend(["--threads", &threads.to_string(), "--files", &files.to_string()].map(String::from));
         words.extend(["--prefix".to_owned(), prefix]);
-        user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, "writer", &[("mount", sink.daemon())])
+        user_sample(
+            suite.part_command(&words, None),
+            WRITE_TIMEOUT,
+            FigureUnit::Rate,
+            "writer",
+            &[("mount", sink.daemon())],
+        )
     }))
 }
 
@@ -481,7 +498,7 @@ fn make_archive(suite: &BenchSuite) -> Result<PathBuf> {
     }
     let mut command = Command::new("tar");
     command.arg("-C").arg(&tree).arg("-cf").arg(&archive).arg(".");
-    child::run_to_end(command, LIMIT)?;
+    child::run_to_end(command, WRITE_TIMEOUT)?;
     suite.memory.empty_subdir("tree")?;
     Ok(archive)
 }
@@ -496,7 +513,7 @@ fn unpack<'a>(
         let (folder, _made) = fresh.make(&place.at)?;
         let mut command = Command::new("tar");
         command.arg("-C").arg(&folder).arg("-xf").arg(archive);
-        let (done, mut cpu) = with_cpu(&place.roles, || child::run_to_end(command, LIMIT))?;
+        let (done, mut cpu) = with_cpu(&place.roles, || child::run_to_end(command, WRITE_TIMEOUT))?;
         cpu.push(("writer", done.cpu));
         let bytes = std::fs::metadata(archive).map_or(0, |found| found.len());
         Ok(CaseSample { value: done.elapsed, bytes, ops: files as u64, cpu, latency_us: None })
@@ -515,6 +532,6 @@ fn synced_writes<'a>(
     BenchCase::new(group, name, label, FigureUnit::Rate, move || {
         let time = format!("{}ms", suite.time.as_millis());
         let words = ["write", &file, "--block", "4K", "--size", "4M", "--sync", "--time", &time].map(String::from);
-        user_sample(suite.part_command(&words, None), LIMIT, FigureUnit::Rate, "writer", &roles)
+        user_sample(suite.part_command(&words, None), WRITE_TIMEOUT, FigureUnit::Rate, "writer", &roles)
     })
 }

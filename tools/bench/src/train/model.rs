@@ -49,7 +49,7 @@ pub struct TrainLoad {
     pub required: f64,
 }
 
-const UNET3D: TrainLoad = TrainLoad {
+const UNET3D_LOAD: TrainLoad = TrainLoad {
     model: ModelName::Unet3d,
     accelerator: AcceleratorName::H100,
     sample_bytes: 146_600_628.0,
@@ -61,9 +61,9 @@ const UNET3D: TrainLoad = TrainLoad {
     required: 0.90,
 };
 
-const LOADS: [TrainLoad; 6] = [
-    UNET3D,
-    TrainLoad { accelerator: AcceleratorName::B200, compute: Duration::from_micros(162_000), ..UNET3D },
+const TRAIN_LOADS: [TrainLoad; 6] = [
+    UNET3D_LOAD,
+    TrainLoad { accelerator: AcceleratorName::B200, compute: Duration::from_micros(162_000), ..UNET3D_LOAD },
     TrainLoad {
         model: ModelName::Retinanet,
         accelerator: AcceleratorName::H100,
@@ -116,10 +116,10 @@ impl TrainLoad {
     /// # Errors
     /// `Missing` where MLPerf Storage has none; the message names those that there are.
     pub fn find(model: ModelName, accelerator: AcceleratorName) -> Result<TrainLoad> {
-        let known = LOADS.iter().find(|load| (load.model, load.accelerator) == (model, accelerator)).copied();
+        let known = TRAIN_LOADS.iter().find(|load| (load.model, load.accelerator) == (model, accelerator)).copied();
         known.ok_or_else(|| {
             let others: Vec<&str> =
-                LOADS.iter().filter(|load| load.model == model).map(TrainLoad::accelerator_word).collect();
+                TRAIN_LOADS.iter().filter(|load| load.model == model).map(TrainLoad::accelerator_word).collect();
             BenchError::Usage(format!(
                 "MLPerf Storage has no figures for {} on this accelerator: give --accelerator {}",
                 model_word(model),

@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 /// Bytes of one read, as numpy and TensorFlow read their formats.
 const READ_BYTES: usize = 256 << 10;
 /// Batches that each reader thread may have ready: PyTorch's prefetch factor.
-const PREFETCH: usize = 2;
+const PREFETCH_BATCHES: usize = 2;
 /// Longest wait for the first batch of every accelerator.
 const FIRST_BATCH: Duration = Duration::from_secs(120);
 /// Interval of the throughput over time.
-const SAMPLE_EVERY: Duration = Duration::from_millis(250);
+const TRAIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// What is replayed.
 pub struct ReplayPlan<'a> {
@@ -257,7 +257,7 @@ pub fn run_replay<T>(
     std::thread::scope(|scope| {
         let mut accelerators = Vec::new();
         for _ in 0..plan.accelerators {
-            let (tx, rx) = sync_channel(PREFETCH * plan.load.threads);
+            let (tx, rx) = sync_channel(PREFETCH_BATCHES * plan.load.threads);
             for _ in 0..plan.load.threads {
                 let tx = tx.clone();
                 scope.spawn(move || {
@@ -313,7 +313,7 @@ fn measure_window<T>(
     let mut last_at = start;
     while start.elapsed() < plan.time && !state.is_stopped() {
         stop::check_stop()?;
-        std::thread::sleep(SAMPLE_EVERY.min(plan.time.saturating_sub(start.elapsed())));
+        std::thread::sleep(TRAIN_SAMPLE_INTERVAL.min(plan.time.saturating_sub(start.elapsed())));
         let now = Instant::now();
         let bytes = state.bytes.load(Ordering::Relaxed);
         let rate = (bytes - last) as f64 / now.duration_since(last_at).as_secs_f64().max(1e-9);

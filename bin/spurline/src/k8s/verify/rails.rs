@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Connections of the server in this process: a measurement has a handful.
-const MAX_CONNECTIONS: usize = 32;
+const MAX_VERIFY_CONNECTIONS: usize = 32;
 /// Bytes of a message of the latency test, as in ib_write_lat.
 const LATENCY_BYTES: u64 = 2;
 
@@ -103,7 +103,7 @@ pub fn measure_loopback(limits: &RunLimits) -> Result<Vec<RailMeasurement>, Faul
         addresses: ours.iter().map(|rail| rail.address).collect(),
         port: 0,
         patience: limits.patience,
-        max_connections: MAX_CONNECTIONS,
+        max_connections: MAX_VERIFY_CONNECTIONS,
         trust: Arc::clone(&trust),
         facts: None,
         on_event: Box::new(|_| {}),

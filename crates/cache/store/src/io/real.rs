@@ -208,7 +208,7 @@ impl DiskIo for RealDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::{self, BOUNCE};
+    use crate::scratch::{self, SCRATCH_BYTES};
 
     /// What holds with io_uring holds with plain system calls, for O_DIRECT and for the page cache.
     #[test]
@@ -231,7 +231,7 @@ mod tests {
                     scratch.bounce_bytes().fill(1);
                     let (ptr, _) = crate::io::IoBuf::raw_parts(scratch.bounce().0);
                     let mut none = || Box::new(()) as Box<dyn Send>;
-                    let mut target = ReadTarget { ptr, len: BOUNCE, keep: &mut none };
+                    let mut target = ReadTarget { ptr, len: SCRATCH_BYTES, keep: &mut none };
                     let mut seen = 0;
                     let n = disk.read(&file, 8192, &mut target, second, &mut |part| seen += part.len()).unwrap();
                     assert_eq!((n, seen), (100_000, 100_000), "{mode:?}");

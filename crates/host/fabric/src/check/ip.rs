@@ -7,15 +7,15 @@ use crate::finding::{HostFinding, Severity, id};
 use crate::interface::{IpoibMode, NetInterface};
 use crate::persist::SavedSetting;
 
-const DATAGRAM: u32 = NetInterface::DATAGRAM_MTU;
+const IPOIB_DATAGRAM_MTU: u32 = NetInterface::DATAGRAM_MTU;
 const DATAGRAM_4K: u32 = NetInterface::DATAGRAM_4K_MTU;
-const CONNECTED: u32 = NetInterface::CONNECTED_MTU;
+const IPOIB_CONNECTED_MTU: u32 = NetInterface::CONNECTED_MTU;
 /// The first kernel with accelerated IPoIB on Omni-Path.
 const ACCELERATED_SINCE: (u32, u32) = (5, 8);
 /// Release of an older kernel that has it as well: that of RHEL 8.
 const ACCELERATED_RELEASE: &str = "4.18.0-";
 /// MTU of Ethernet jumbo frames.
-const JUMBO: u32 = 9000;
+const JUMBO_MTU: u32 = 9000;
 
 /// Runs the checks.
 pub fn check_ip(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
@@ -94,7 +94,7 @@ fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<H
         (Some(IpoibMode::Datagram), IpoibLimits::Connected) => {
             let changes = [
                 HostChange::Mode { interface: name.clone(), from: interface.ipoib_mode, to: IpoibMode::Connected },
-                HostChange::Mtu { interface: name.clone(), from: interface.mtu, to: CONNECTED },
+                HostChange::Mtu { interface: name.clone(), from: interface.mtu, to: IPOIB_CONNECTED_MTU },
             ];
             found.push(
                 HostFinding::new(
@@ -131,14 +131,14 @@ fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<H
     }
     if interface.ipoib_mode != Some(IpoibMode::Connected)
         && let Some((wanted, file)) = wanted_mtu(case, interface)
-            .filter(|(wanted, _)| *wanted > limits.datagram_mtu() || (*wanted > mtu && mtu == DATAGRAM))
+            .filter(|(wanted, _)| *wanted > limits.datagram_mtu() || (*wanted > mtu && mtu == IPOIB_DATAGRAM_MTU))
     {
         found.push(HostFinding::new(
             id::IPOIB_MTU_REFUSED,
             Severity::Warning,
             name,
-            format!("{file} asks for MTU {wanted}, but the kernel keeps {shown}: in datagram mode the limit is {DATAGRAM} ({} where the subnet manager gives larger packets), and `ip link set {name} mtu {wanted}` says \"Invalid argument\"", limits.datagram_mtu()),
-            format!("remove the MTU from {file}; on cloud fabrics {DATAGRAM} is normal and needs no action"),
+            format!("{file} asks for MTU {wanted}, but the kernel keeps {shown}: in datagram mode the limit is {IPOIB_DATAGRAM_MTU} ({} where the subnet manager gives larger packets), and `ip link set {name} mtu {wanted}` says \"Invalid argument\"", limits.datagram_mtu()),
+            format!("remove the MTU from {file}; on cloud fabrics {IPOIB_DATAGRAM_MTU} is normal and needs no action"),
         ));
     }
 }
@@ -155,29 +155,29 @@ fn check_mtu(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<Ho
     let iwarp = ports.iter().any(|(d, _)| d.node_type.as_deref() == Some("RNIC"));
     let most = interface.max_mtu.unwrap_or(u32::MAX);
     match interface.ipoib_mode {
-        Some(IpoibMode::Connected) if mtu < CONNECTED => found.push(
+        Some(IpoibMode::Connected) if mtu < IPOIB_CONNECTED_MTU => found.push(
             HostFinding::new(
                 id::MTU_LOW,
                 Severity::Warning,
                 name,
-                format!("{shown}, connected mode allows {CONNECTED}"),
+                format!("{shown}, connected mode allows {IPOIB_CONNECTED_MTU}"),
                 "on all hosts of the subnet",
             )
-            .with_changes(change(CONNECTED)),
+            .with_changes(change(IPOIB_CONNECTED_MTU)),
         ),
         Some(IpoibMode::Connected) => {}
-        _ if interface.is_ipoib() && mtu < DATAGRAM => found.push(
+        _ if interface.is_ipoib() && mtu < IPOIB_DATAGRAM_MTU => found.push(
             HostFinding::new(
                 id::MTU_LOW,
                 Severity::Warning,
                 name,
-                format!("{shown}, datagram mode allows {DATAGRAM} at least"),
+                format!("{shown}, datagram mode allows {IPOIB_DATAGRAM_MTU} at least"),
                 "on all hosts of the subnet",
             )
-            .with_changes(change(DATAGRAM)),
+            .with_changes(change(IPOIB_DATAGRAM_MTU)),
         ),
         _ if interface.is_ipoib() => {}
-        _ if mtu < JUMBO && most >= JUMBO => {
+        _ if mtu < JUMBO_MTU && most >= JUMBO_MTU => {
             let packet = match mtu {
                 4200.. => 4096,
                 2200.. => 2048,
@@ -201,10 +201,10 @@ fn check_mtu(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<Ho
                     id::MTU_LOW,
                     severity,
                     name,
-                    format!("{shown}, {JUMBO} is possible{rdma}"),
+                    format!("{shown}, {JUMBO_MTU} is possible{rdma}"),
                     "only when the switch ports and all hosts of the subnet do the same: try it with ping -M do -s 8972 HOST",
                 )
-                .with_changes(change(JUMBO)),
+                .with_changes(change(JUMBO_MTU)),
             );
         }
         _ => {}
@@ -250,7 +250,7 @@ fn check_saved(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<
     {
         lost.push(format!("address {ip}/{prefix}"));
     }
-    let default = if interface.is_ipoib() { DATAGRAM } else { 1500 };
+    let default = if interface.is_ipoib() { IPOIB_DATAGRAM_MTU } else { 1500 };
     if let Some(mtu) = interface.mtu.filter(|m| *m != default && *m != DATAGRAM_4K)
         && !interface.is_accelerated_ipoib()
         && !all.iter().any(|s| s.mtu == Some(mtu))

@@ -4,7 +4,7 @@ use crate::doctor::CheckInput;
 use crate::finding::{HostFinding, Severity, id};
 
 /// Recommended minimum of open files: one connection per peer and path, one file per block being written.
-const FILES: u64 = 65_536;
+const RECOMMENDED_OPEN_FILES: u64 = 65_536;
 
 /// Pipes that JuiceFS's splice mode needs.
 const SPLICE_PIPE: u64 = 8 << 20;
@@ -14,7 +14,7 @@ const SENDFILE_PIPE: u64 = 64 << 10;
 /// Runs the checks.
 pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     if let Some(limit) = case.machine.pipe_max_size.filter(|limit| *limit < SPLICE_PIPE) {
-        const LARGER: &str = "sysctl -w fs.pipe-max-size=8388608, for good in /etc/sysctl.d/90-pipes.conf";
+        const PIPE_SIZE_REMEDY: &str = "sysctl -w fs.pipe-max-size=8388608, for good in /etc/sysctl.d/90-pipes.conf";
         let small = limit < SENDFILE_PIPE;
         let severity = if small { Severity::Warning } else { Severity::Info };
         let why = if small {
@@ -23,9 +23,9 @@ pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             "enough for --iorpc-mode splice of a node, which uses sendfile; splice in JuiceFS needs 8388608"
         };
         let remedy = if small {
-            LARGER.to_owned()
+            PIPE_SIZE_REMEDY.to_owned()
         } else {
-            format!("nothing for Spurline; if JuiceFS uses splice on this host: {LARGER}")
+            format!("nothing for Spurline; if JuiceFS uses splice on this host: {PIPE_SIZE_REMEDY}")
         };
         let evidence = format!("/proc/sys/fs/pipe-max-size is {limit}: {why}");
         found.push(HostFinding::new(id::PIPE_MAX_SIZE, severity, "this host", evidence, remedy));
@@ -35,7 +35,8 @@ pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     }
     check_memlock(case, found);
     let machine = case.machine;
-    if let Some((soft, hard)) = machine.open_files.filter(|(soft, hard)| *soft < 1024 || *hard < FILES) {
+    if let Some((soft, hard)) = machine.open_files.filter(|(soft, hard)| *soft < 1024 || *hard < RECOMMENDED_OPEN_FILES)
+    {
         found.push(HostFinding::new(
             id::OPEN_FILES,
             Severity::Warning,

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// A card restarts its queues when its MTU changes, and a module probes its hardware; both take seconds.
-const DEADLINE: Duration = Duration::from_secs(30);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Applies a change. Returns the change that undoes it, or `None` when nothing had to be changed.
 ///
@@ -61,7 +61,7 @@ fn write_value(path: &str, value: &str, change: &HostChange) -> Result<(), FixEr
     let to = path.to_owned();
     let text = value.to_owned();
     std::thread::spawn(move || done.send(std::fs::write(to, text)));
-    match waits.recv_timeout(DEADLINE) {
+    match waits.recv_timeout(CHANGE_TIMEOUT) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(e)) => {
             let hint = match (e.raw_os_error(), change) {
@@ -73,7 +73,7 @@ fn write_value(path: &str, value: &str, change: &HostChange) -> Result<(), FixEr
             };
             Err(FixError::Refused { what: change.shell_command(), why: format!("{e}{hint}") })
         }
-        Err(_) => Err(FixError::Late(change.shell_command(), DEADLINE.as_secs())),
+        Err(_) => Err(FixError::Late(change.shell_command(), CHANGE_TIMEOUT.as_secs())),
     }
 }
 
@@ -86,7 +86,7 @@ fn load_module(name: &str) -> Result<(), FixError> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| FixError::from_io(&what, &e))?;
-    let end = Instant::now() + DEADLINE;
+    let end = Instant::now() + CHANGE_TIMEOUT;
     loop {
         match child.try_wait().map_err(|e| FixError::from_io(&what, &e))? {
             Some(status) if status.success() => return Ok(()),
@@ -102,7 +102,7 @@ fn load_module(name: &str) -> Result<(), FixError> {
             None if Instant::now() > end => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(FixError::Late(what, DEADLINE.as_secs()));
+                return Err(FixError::Late(what, CHANGE_TIMEOUT.as_secs()));
             }
             None => std::thread::sleep(Duration::from_millis(20)),
         }

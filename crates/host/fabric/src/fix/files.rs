@@ -42,7 +42,7 @@ struct InterfaceSettings {
     addresses: Vec<(IpAddr, u8)>,
 }
 
-const HEAD: &str = "# Written by `spurline net fix --persist`; `spurline net fix --revert` takes it back.\n";
+const FILE_HEADER: &str = "# Written by `spurline net fix --persist`; `spurline net fix --revert` takes it back.\n";
 
 /// The files below `root` that make the changes persistent.
 ///
@@ -114,7 +114,7 @@ fn list_configs(root: &Path, dir: &str) -> Vec<String> {
 }
 
 fn with_lines(old: Option<&str>, lines: &[String]) -> String {
-    let mut text = old.unwrap_or(HEAD).to_owned();
+    let mut text = old.unwrap_or(FILE_HEADER).to_owned();
     for line in lines {
         if !text.lines().any(|l| l.trim() == line) {
             if !text.ends_with('\n') {
@@ -128,7 +128,7 @@ fn with_lines(old: Option<&str>, lines: &[String]) -> String {
 }
 
 fn with_values(old: Option<&str>, values: &BTreeMap<String, String>) -> String {
-    let kept = old.unwrap_or(HEAD).lines().filter(|l| {
+    let kept = old.unwrap_or(FILE_HEADER).lines().filter(|l| {
         let key = l.split('=').next().unwrap_or_default().trim();
         !values.contains_key(key)
     });
@@ -161,7 +161,7 @@ fn ifupdown_file(
         }
     }
     let path = format!("etc/network/interfaces.d/spurline-{name}");
-    let mut text = format!("{HEAD}auto {name}\niface {name} inet manual\n");
+    let mut text = format!("{FILE_HEADER}auto {name}\niface {name} inet manual\n");
     text = in_stanza(&text, own, name, want);
     Ok(WantedFile { path, text, private: false })
 }
@@ -219,7 +219,7 @@ fn networkd_file(root: &Path, name: &str, want: &InterfaceSettings) -> Result<Wa
             let Some(pattern) = match_name(&text) else { continue };
             if pattern == name {
                 let path = format!("etc/systemd/network/{file}.d/50-spurline.conf");
-                return Ok(WantedFile { path, text: format!("{HEAD}{settings}"), private: false });
+                return Ok(WantedFile { path, text: format!("{FILE_HEADER}{settings}"), private: false });
             }
             if pattern.split_whitespace().any(|p| crate::persist::matches_pattern(p, name)) && pattern != "*" {
                 return Err(FixError::File(format!(
@@ -229,7 +229,7 @@ fn networkd_file(root: &Path, name: &str, want: &InterfaceSettings) -> Result<Wa
             }
         }
     }
-    let text = format!("{HEAD}[Match]\nName={name}\n\n{settings}\n[Network]\nKeepConfiguration=yes\n");
+    let text = format!("{FILE_HEADER}[Match]\nName={name}\n\n{settings}\n[Network]\nKeepConfiguration=yes\n");
     Ok(WantedFile { path: format!("etc/systemd/network/{own}"), text, private: false })
 }
 
@@ -266,8 +266,9 @@ fn network_manager_file(root: &Path, name: &str, want: &InterfaceSettings) -> Re
             return Ok(WantedFile { text: in_section(&text, section, &keys), path, private: true });
         }
     }
-    let mut text =
-        format!("{HEAD}[connection]\nid=spurline-{name}\ntype={section}\ninterface-name={name}\n\n[{section}]\n");
+    let mut text = format!(
+        "{FILE_HEADER}[connection]\nid=spurline-{name}\ntype={section}\ninterface-name={name}\n\n[{section}]\n"
+    );
     if want.is_ipoib && want.mode.is_none() {
         text.push_str("transport-mode=datagram\n");
     }

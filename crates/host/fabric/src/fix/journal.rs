@@ -12,9 +12,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Its path below the root.
-const JOURNAL: &str = "var/lib/spurline/net-fix.json";
+const JOURNAL_FILE: &str = "var/lib/spurline/net-fix.json";
 /// Suffix of a file's copy; none of the systems reads files with it.
-const COPY: &str = "spurline-before";
+const COPY_SUFFIX: &str = "spurline-before";
 
 /// Changes that were made and not undone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,11 +46,11 @@ impl FixJournal {
     /// # Errors
     /// When it exists and cannot be read.
     pub fn open(root: &Path) -> Result<Self, FixError> {
-        match fs::read(root.join(JOURNAL)) {
+        match fs::read(root.join(JOURNAL_FILE)) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|e| FixError::File(format!("/{JOURNAL}: {e}; move it away to start a new one"))),
+                .map_err(|e| FixError::File(format!("/{JOURNAL_FILE}: {e}; move it away to start a new one"))),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(FixJournal::default()),
-            Err(e) => Err(FixError::from_io(format!("/{JOURNAL}"), &e)),
+            Err(e) => Err(FixError::from_io(format!("/{JOURNAL_FILE}"), &e)),
         }
     }
 
@@ -139,8 +139,8 @@ impl FixJournal {
     }
 
     fn save(&self, root: &Path) -> Result<(), FixError> {
-        let path = root.join(JOURNAL);
-        let failed = |e: std::io::Error| FixError::from_io(format!("/{JOURNAL}"), &e);
+        let path = root.join(JOURNAL_FILE);
+        let failed = |e: std::io::Error| FixError::from_io(format!("/{JOURNAL_FILE}"), &e);
         if self.is_empty() {
             return match fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e)),
@@ -155,7 +155,7 @@ impl FixJournal {
 
 /// Copies are in another directory, so that no system reads them as configuration.
 fn backup_path(path: &str) -> String {
-    format!("var/lib/spurline/{}.{COPY}", path.replace('/', "_"))
+    format!("var/lib/spurline/{}.{COPY_SUFFIX}", path.replace('/', "_"))
 }
 
 /// The text of a file; `None` when it does not exist.

@@ -22,10 +22,10 @@ pub(super) const MAX_PAGE_BYTES: u64 = 64 * 1024;
 const MAX_DIRECTORY_BYTES: usize = 16 * 1024 * 1024;
 /// Deadline of one file, in slices. Firmware queried through sysfs answers in milliseconds, a dead card never.
 /// Counting slices keeps the deadline when this process itself was suspended: it then loses one slice only.
-const SLICE: Duration = Duration::from_millis(250);
-const SLICES: usize = 8;
+const READ_SLICE: Duration = Duration::from_millis(250);
+const FILE_SLICES: usize = 8;
 /// Limit of slices for a directory with its files, each of which must meet its deadline.
-const MAX_SLICES: usize = 120;
+const DIR_SLICES: usize = 120;
 /// After this many timeouts on one device, its other files are skipped.
 const MAX_LATE: usize = 2;
 /// After this many timeouts on the host, all other files are skipped.
@@ -105,8 +105,8 @@ impl FileReader {
         line.questions.send(question).map_err(|_| gone())?;
         let mut idle = 0;
         let mut seen = line.progress.load(Ordering::Relaxed);
-        for _ in 0..MAX_SLICES {
-            match line.replies.recv_timeout(SLICE) {
+        for _ in 0..DIR_SLICES {
+            match line.replies.recv_timeout(READ_SLICE) {
                 Ok(reply) => return reply,
                 Err(RecvTimeoutError::Disconnected) => {
                     self.line = None;
@@ -117,14 +117,14 @@ impl FileReader {
             let now = line.progress.load(Ordering::Relaxed);
             idle = if now == seen { idle + 1 } else { 0 };
             seen = now;
-            if idle >= SLICES {
+            if idle >= FILE_SLICES {
                 break;
             }
         }
         // The blocked thread is abandoned in the kernel; the next query starts another.
         self.line = None;
         *self.late.entry(owner).or_default() += 1;
-        late(format!("no answer within {} s", (SLICE * SLICES as u32).as_secs()))
+        late(format!("no answer within {} s", (READ_SLICE * FILE_SLICES as u32).as_secs()))
     }
 }
 

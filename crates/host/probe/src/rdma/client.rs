@@ -13,10 +13,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// A deadline that is never reached: a failed path ends the queue pair before.
-const FAR: Duration = Duration::from_secs(30 * 86_400);
-/// Reads up to this size are polled for [`LOOKS`] times before the thread sleeps.
-const SHORT: usize = 4096;
-const LOOKS: u32 = 400;
+const NO_DEADLINE: Duration = Duration::from_secs(30 * 86_400);
+/// Reads up to this size are polled for [`READ_POLLS`] times before the thread sleeps.
+const POLLED_READ_BYTES: usize = 4096;
+const READ_POLLS: u32 = 400;
 
 /// The client's end of one stream.
 pub struct RdmaProbeStream {
@@ -81,7 +81,7 @@ impl RdmaProbeStream {
         let rail = &self.rail;
         let size = self.size;
         // An error destroys the queue pair, and with it all operations under way.
-        self.pair.write_borrowed(Instant::now() + FAR, |writing| {
+        self.pair.write_borrowed(Instant::now() + NO_DEADLINE, |writing| {
             let mut since = Instant::now();
             loop {
                 while meter.try_begin(stop) {
@@ -157,7 +157,7 @@ impl RdmaProbeStream {
                 return Ok(());
             }
             // A short read completes before a sleep would begin.
-            for _ in 0..if len <= SHORT { LOOKS } else { 0 } {
+            for _ in 0..if len <= POLLED_READ_BYTES { READ_POLLS } else { 0 } {
                 slots.extend(self.pair.free_slot()?);
                 if self.pair.in_flight() < under_way {
                     break;
@@ -214,7 +214,7 @@ impl RdmaProbeStream {
             let mut go = || -> Result<()> {
                 send_region(pair, &mut small, lent, std::mem::take(&mut large))?;
                 let mut number = 0;
-                let far = Instant::now() + FAR;
+                let far = Instant::now() + NO_DEADLINE;
                 while meter.try_begin(stop) {
                     number = next_number(number);
                     write_number(pair, len, region, number, far)?;

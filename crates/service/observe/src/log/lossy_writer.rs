@@ -7,10 +7,10 @@ use std::io::{Result, Write};
 use std::os::fd::AsFd;
 
 /// How long a line waits for room; after one lost line, later lines do not wait.
-const PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const LINE_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const NO_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// A pipe reported writable has room for this many bytes.
-const PIECE: usize = 4096;
+const PIPE_WRITE_BYTES: usize = 4096;
 
 /// A writer that drops lines instead of waiting.
 pub(super) struct LossyWriter<W> {
@@ -24,9 +24,9 @@ impl<W: Write + AsFd> LossyWriter<W> {
         LossyWriter { out, stuck: false, lost: 0 }
     }
 
-    /// Whether a piece can be written without waiting for more than [`PATIENCE`].
+    /// Whether a piece can be written without waiting for more than [`LINE_WAIT`].
     fn has_room(&self) -> bool {
-        let patience = if self.stuck { NO_PATIENCE } else { PATIENCE };
+        let patience = if self.stuck { NO_PATIENCE } else { LINE_WAIT };
         // A closed or failed stream counts as writable and fails at the write; an interrupted poll counts as no room.
         !matches!(poll(&mut [PollFd::new(&self.out, PollFlags::OUT)], Some(&patience)), Ok(0) | Err(Errno::INTR))
     }
@@ -39,7 +39,7 @@ impl<W: Write + AsFd> LossyWriter<W> {
                 return Ok(());
             }
             self.stuck = false;
-            let (piece, rest) = bytes.split_at(bytes.len().min(PIECE));
+            let (piece, rest) = bytes.split_at(bytes.len().min(PIPE_WRITE_BYTES));
             self.out.write_all(piece)?;
             bytes = rest;
         }

@@ -23,17 +23,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Time limit of a fetch request, which a node answers when it has all of the data.
-const PATIENCE: Duration = Duration::from_secs(60);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Connections to each node, and so the most concurrent requests.
-const CONNECTIONS: usize = 64;
+const NODE_CONNECTIONS: usize = 64;
 /// A node that owes an answer and sends no heartbeat for this long is abandoned.
-const SILENCE: Duration = Duration::from_secs(10);
+const FETCH_SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a node that left keeps its share.
-const HOLD: Duration = Duration::from_secs(60);
+const SHARE_HOLD_TIME: Duration = Duration::from_secs(60);
 /// Interval of the search for jobs without a worker.
-const LOOK: Duration = Duration::from_secs(1);
+const UNWORKED_JOBS_INTERVAL: Duration = Duration::from_secs(1);
 /// Characters of a group's name that stay as they are in a file name.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+const FILE_NAME_ESCAPES: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
 /// Opens the registry of a group.
 pub type OpenRegistry = dyn Fn(&str) -> Option<Arc<dyn Registry>> + Send + Sync;
@@ -112,7 +112,7 @@ impl GroupJobs {
         if group.is_empty() || group.len() > 255 {
             return Err(Error::new(ErrorKind::Invalid, "a group has a name of at most 255 bytes"));
         }
-        let plain = utf8_percent_encode(group, PLAIN).to_string();
+        let plain = utf8_percent_encode(group, FILE_NAME_ESCAPES).to_string();
         let dir = self.dir.join(&plain);
         let way = self.way.clone();
         let name = group.to_owned();
@@ -139,7 +139,7 @@ impl GroupJobs {
                 Err(_) => {}
             }
             let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
-            let waited = self.wake.wait_timeout_while(stop, LOOK, |stop| !*stop);
+            let waited = self.wake.wait_timeout_while(stop, UNWORKED_JOBS_INTERVAL, |stop| !*stop);
             if *waited.unwrap_or_else(PoisonError::into_inner).0 {
                 return;
             }
@@ -234,7 +234,7 @@ impl NodeAccess {
         let registry =
             (self.registry)(group).ok_or_else(|| Error::new(ErrorKind::Unavailable, "the coordinator ends"))?;
         // The gauges of members count all groups of the coordinator.
-        let (follower, members) = group::follow_group(&registry, group, HOLD, &Arc::default())
+        let (follower, members) = group::follow_group(&registry, group, SHARE_HOLD_TIME, &Arc::default())
             .map_err(|fault| Error::new(ErrorKind::Unavailable, fault.what))?;
         let reach = PeerConnector {
             name: format!("{}:coordinator", group::hostname()),
@@ -242,18 +242,18 @@ impl NodeAccess {
             locals: Vec::new(),
             socket: SocketOptions::default(),
             trust: Arc::clone(&self.trust),
-            nconnect: CONNECTIONS,
+            nconnect: NODE_CONNECTIONS,
             stats: Arc::clone(&self.stats),
         };
         let members = GroupMembers::new(&members, move |member| reach.peer(member));
         group::update_members_from(&follower, &members);
         let config = GroupVolumeConfig {
-            patience: RequestPatience::new(PATIENCE),
+            patience: RequestPatience::new(FETCH_TIMEOUT),
             fetchers: 2,
             metadata_age: Duration::from_secs(1),
             copies: CopyCounts::default(),
             standpoint: ReaderLocation { zone: String::new(), seed: u64::from(std::process::id()) },
-            silence: SILENCE,
+            silence: FETCH_SILENCE_LIMIT,
             hedge_after: Duration::ZERO,
         };
         // No data arrives here; a volume requires some memory.

@@ -9,9 +9,9 @@ use spurline_types::units::human_bytes;
 use std::collections::BTreeMap;
 
 /// Blocks take multiples of this on disk.
-const PAGE: u64 = 4096;
+const DISK_PAGE_BYTES: u64 = 4096;
 /// The most folders in a remark.
-const NAMED: usize = 3;
+const REMARK_FOLDERS: usize = 3;
 
 /// The rules and the space of the nodes, from their answers.
 pub struct GroupCapacity<'a> {
@@ -59,7 +59,7 @@ impl GroupCapacity<'_> {
         let mut by_rule = BTreeMap::new();
         let mut rest = 0u64;
         for (path, size, copies) in files {
-            let bytes = size.next_multiple_of(PAGE).saturating_mul(copies);
+            let bytes = size.next_multiple_of(DISK_PAGE_BYTES).saturating_mul(copies);
             let sum = match self.folders.rule_for(source, &path) {
                 Some(rule) => by_rule.entry(rule.url.as_str()).or_insert(0u64),
                 None => &mut rest,
@@ -70,7 +70,7 @@ impl GroupCapacity<'_> {
         for (url, loaded) in by_rule {
             let held = self.sum_over_nodes(|node| rules::rule_in(node, url)["held_bytes"].as_u64().or(Some(0)))?;
             let rule = self.set.rule_of(url)?;
-            if loaded <= held || said.len() == NAMED {
+            if loaded <= held || said.len() == REMARK_FOLDERS {
                 continue;
             }
             let why = match (rule.ttl_seconds, rule.quota_bytes) {

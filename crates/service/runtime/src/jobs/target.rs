@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Names per page.
-const PAGE: usize = 1000;
+const TARGET_PAGE_NAMES: usize = 1000;
 /// Concurrent requests of one thread for short files. Most of the cost of such a request is the wake-up by its
 /// answer, which a thread that waits for several shares among them.
-const AT_ONCE: usize = 8;
+const SHORT_FILE_REQUESTS: usize = 8;
 
 /// Time limit of the query for a node's rules; a job ends without its answer.
-const TOLD: Duration = Duration::from_secs(5);
+const RULES_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most copies of a block.
-const COPIES: u32 = 8;
+const MAX_COPIES: u32 = 8;
 
 /// The cache of this process.
 pub struct LocalCacheTarget {
@@ -78,7 +78,7 @@ impl JobTarget for LocalCacheTarget {
         self.cache.lookup(path)
     }
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
-        self.cache.list(path, cursor, PAGE)
+        self.cache.list(path, cursor, TARGET_PAGE_NAMES)
     }
     fn parallel_short(&self, requests: usize) -> usize {
         if !self.cache.fetches_together() {
@@ -86,7 +86,7 @@ impl JobTarget for LocalCacheTarget {
         }
         // Threads for all processors come first.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        (requests / (2 * processors)).clamp(1, AT_ONCE)
+        (requests / (2 * processors)).clamp(1, SHORT_FILE_REQUESTS)
     }
     fn missing_copies(&self, copies: u32) -> Option<String> {
         (copies > 1).then(|| "a mount that runs alone has one copy of each block".to_owned())
@@ -184,7 +184,7 @@ fn short_of(copies: u32, up: usize) -> Option<String> {
 
 /// The copies of a block that so many nodes with a share can hold.
 fn copies_held(asked: u32, holders: usize) -> u64 {
-    u64::from(asked.clamp(1, COPIES)).min(holders as u64)
+    u64::from(asked.clamp(1, MAX_COPIES)).min(holders as u64)
 }
 
 fn work_done(done: Vec<spurline_proto::RangeDone>) -> Vec<Result<WorkDone>> {
@@ -207,7 +207,7 @@ impl JobTarget for GroupTarget {
         self.remote.lookup(path)
     }
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
-        self.remote.list(path, cursor, PAGE)
+        self.remote.list(path, cursor, TARGET_PAGE_NAMES)
     }
     fn missing_copies(&self, copies: u32) -> Option<String> {
         short_of(copies, self.remote.holders_up())
@@ -225,13 +225,13 @@ impl JobTarget for GroupTarget {
         files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
     ) -> Option<String> {
         // Most jobs fit on one node; only a larger one is worth a query to every node.
-        let first = self.remote.node_rules(1, TOLD).ok()?;
+        let first = self.remote.node_rules(1, RULES_QUERY_TIMEOUT).ok()?;
         if remark::GroupCapacity::from_answers(&first)
-            .surely_holds(bytes.saturating_mul(replicas.unwrap_or(COPIES).into()))
+            .surely_holds(bytes.saturating_mul(replicas.unwrap_or(MAX_COPIES).into()))
         {
             return None;
         }
-        let told = self.remote.node_rules(usize::MAX, TOLD).ok()?;
+        let told = self.remote.node_rules(usize::MAX, RULES_QUERY_TIMEOUT).ok()?;
         let holders = self.remote.holders_up();
         let copies = |path: &[u8]| {
             let asked = replicas.unwrap_or_else(|| self.remote.copies_of(path));

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Mean time between two reads; each is drawn from a half to one and a half of it, so that nodes started together do not
 /// read together.
-const LOOK: Duration = Duration::from_secs(5);
+const RULES_READ_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The registry is read until this is dropped; a request under way ends by its own deadline.
 pub struct RuleFollower {
@@ -52,9 +52,9 @@ pub fn start_following(
     Ok(Some(RuleFollower { _open: open }))
 }
 
-/// [`LOOK`], shorter or longer by a drawn number.
+/// [`RULES_READ_INTERVAL`], shorter or longer by a drawn number.
 fn jittered_pause(drawn: u64) -> Duration {
-    LOOK / 2 + LOOK.mul_f64((drawn >> 11) as f64 / (1u64 << 53) as f64)
+    RULES_READ_INTERVAL / 2 + RULES_READ_INTERVAL.mul_f64((drawn >> 11) as f64 / (1u64 << 53) as f64)
 }
 
 fn exchange_rules(node: &CacheNode, store: &RuleStore, own: &RuleSet) -> Result<(), Error> {
@@ -84,7 +84,9 @@ mod tests {
 
     #[test]
     fn nodes_look_at_different_times_and_about_as_often() {
-        assert!(jittered_pause(0) == LOOK / 2 && jittered_pause(u64::MAX) <= LOOK * 3 / 2);
-        assert_eq!(jittered_pause(1 << 63), LOOK);
+        assert!(
+            jittered_pause(0) == RULES_READ_INTERVAL / 2 && jittered_pause(u64::MAX) <= RULES_READ_INTERVAL * 3 / 2
+        );
+        assert_eq!(jittered_pause(1 << 63), RULES_READ_INTERVAL);
     }
 }

@@ -21,13 +21,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the registry may take to name the nodes, and a node to answer.
-const ANSWER: Duration = Duration::from_secs(10);
+const RULES_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Names of one page of a folder.
-const PAGE: usize = 1000;
+const FOLDER_PAGE_NAMES: usize = 1000;
 /// Files per request to a node.
-const AT_ONCE: usize = 512;
+const REQUEST_FILES: usize = 512;
 /// Nodes asked at one time.
-const SIDE_BY_SIDE: usize = 64;
+const CONCURRENT_RULE_NODES: usize = 64;
 
 /// One node and what it said.
 pub struct NodeAnswer {
@@ -77,7 +77,7 @@ impl RuleNodes {
             _ => unreached(&error, "start the registry, or correct --registry"),
         })?;
         let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
-        let members = match follower.first_members_once(Instant::now() + ANSWER) {
+        let members = match follower.first_members_once(Instant::now() + RULES_ANSWER_TIMEOUT) {
             Ok(members) => members,
             // They learn of the rules when they start.
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
@@ -118,7 +118,7 @@ impl RuleNodes {
             answer: exchange_with_node(&self.reach, member, &text),
         };
         let mut told = Vec::with_capacity(self.members.len());
-        for some in self.members.chunks(SIDE_BY_SIDE) {
+        for some in self.members.chunks(CONCURRENT_RULE_NODES) {
             std::thread::scope(|scope| {
                 let asked: Vec<_> = some.iter().map(|member| scope.spawn(|| one(member))).collect();
                 told.extend(asked.into_iter().filter_map(|thread| thread.join().ok()));
@@ -179,7 +179,7 @@ impl RuleNodes {
         let mut held = 0;
         for (source, below) in places_in_sources(url, &sources_in(told, "volumes")) {
             let remote = self.open_volume(&source, told)?;
-            let mut some = Vec::with_capacity(AT_ONCE);
+            let mut some = Vec::with_capacity(REQUEST_FILES);
             let mut tell = |some: &mut Vec<ObjectExtent>| -> Result<()> {
                 for done in remote.classify(some) {
                     if let Some(error) = done.error {
@@ -195,7 +195,7 @@ impl RuleNodes {
                 // What is held of a file that is open for writing is from before.
                 let object = ObjectRef::new(&source, path, Version::new(attr.version.settled_text()), attr.size);
                 some.push(ObjectExtent { bytes: 0..object.size, object });
-                if some.len() == AT_ONCE { tell(&mut some) } else { Ok(()) }
+                if some.len() == REQUEST_FILES { tell(&mut some) } else { Ok(()) }
             });
             match walked {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -213,12 +213,12 @@ impl RuleNodes {
         let reach = PeerConnector { source: source.to_owned(), ..self.reach.clone() };
         let members = GroupMembers::new(&members, move |member| reach.peer(member));
         let config = GroupVolumeConfig {
-            patience: RequestPatience::new(ANSWER),
+            patience: RequestPatience::new(RULES_ANSWER_TIMEOUT),
             fetchers: 2,
             metadata_age: Duration::from_secs(1),
             copies: CopyCounts::default(),
             standpoint: ReaderLocation::default(),
-            silence: ANSWER,
+            silence: RULES_ANSWER_TIMEOUT,
             hedge_after: Duration::ZERO,
         };
         // No data comes here: this is what a volume has to have.
@@ -230,7 +230,7 @@ impl RuleNodes {
 
 /// Gives a node a text of rules, or none, and takes what it says.
 fn exchange_with_node(reach: &PeerConnector, member: &Member, text: &str) -> Result<Value> {
-    let deadline = Instant::now() + ANSWER;
+    let deadline = Instant::now() + RULES_ANSWER_TIMEOUT;
     let pool = reach.pool(member);
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();
@@ -281,7 +281,7 @@ fn walk_files(
             if stop.load(Ordering::Acquire) {
                 return Err(Error::new(ErrorKind::Unavailable, "it was interrupted"));
             }
-            let page = remote.list(&folder, cursor.as_deref(), PAGE)?;
+            let page = remote.list(&folder, cursor.as_deref(), FOLDER_PAGE_NAMES)?;
             for entry in &page.entries {
                 let slash: &[u8] = if folder.is_empty() { b"" } else { b"/" };
                 let below = [&folder, slash, &entry.name].concat();

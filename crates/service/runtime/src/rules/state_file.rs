@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Beside the settings.
-const FILE: &str = "rules.json";
+const RULES_FILE: &str = "rules.json";
 
 /// One directory.
 struct RuleFile {
@@ -35,7 +35,7 @@ impl RuleFiles {
         let mut kept =
             RuleFiles { group: group.name.clone(), registry: group.registry.to_string(), places: Vec::new() };
         for dir in dirs {
-            let file = dir.join(FILE);
+            let file = dir.join(RULES_FILE);
             let has = kept.read_file(&file).unwrap_or_else(|error| {
                 tracing::warn!("{}: {error}; the rules of the group are not known from there", file.display());
                 RuleSet::default()
@@ -105,20 +105,20 @@ mod tests {
         let mut kept = RuleFiles::open(&dirs, &own);
         assert_eq!(kept.merged_rules(), RuleSet::default());
         kept.store_rules(&RuleSet::default());
-        assert!(!dirs[0].join(FILE).exists(), "there is no rule");
+        assert!(!dirs[0].join(RULES_FILE).exists(), "there is no rule");
         let rule = FolderRule { url: "s3://b/x".into(), pin: true, ..FolderRule::default() };
         let set = RuleSet { revision: 3, rules: vec![rule] };
         kept.store_rules(&set);
         assert_eq!((kept.merged_rules(), RuleFiles::open(&dirs, &own).merged_rules()), (set.clone(), set.clone()));
         for dir in &dirs {
-            assert_eq!(fs::metadata(dir.join(FILE)).unwrap().permissions().mode() & 0o777, 0o600);
+            assert_eq!(fs::metadata(dir.join(RULES_FILE)).unwrap().permissions().mode() & 0o777, 0o600);
             assert_eq!(fs::read_dir(dir).unwrap().count(), 1);
         }
         for other in [group("h", "coordinator:a:1"), group("g", "coordinator:b:1")] {
             assert_eq!(RuleFiles::open(&dirs, &other).merged_rules(), RuleSet::default());
         }
         // One that was spoilt is none, and is made good.
-        fs::write(dirs[0].join(FILE), "{\"group\":\"g").unwrap();
+        fs::write(dirs[0].join(RULES_FILE), "{\"group\":\"g").unwrap();
         assert_eq!(RuleFiles::open(&dirs[..1], &own).merged_rules(), RuleSet::default());
         let mut kept = RuleFiles::open(&dirs, &own);
         assert_eq!(kept.merged_rules(), set);
