@@ -1,11 +1,11 @@
-//! Copies of blocks that are hot on another node, held in memory while they are in use here. A list of bounded
-//! length; it does not know what is hot, or what has cooled.
+//! Copies of blocks that are hot on another node, held in memory as long as readers here use the copies. A list of bounded
+//! length, without a measure of heat.
 
 use crate::CacheContext;
 use parking_lot::Mutex;
 use spurline_types::{BlockId, Stats};
 
-/// Maximum number of copies; further ones are stored like any other block.
+/// Maximum number of copies; further copies are stored like any other block.
 const MAX_REPLICAS: usize = 4096;
 
 /// Blocks that are held only for a while.
@@ -13,7 +13,7 @@ const MAX_REPLICAS: usize = 4096;
 pub(crate) struct HotReplicas(Mutex<Vec<BlockId>>);
 
 impl HotReplicas {
-    /// Adds one; false when there are too many.
+    /// Adds a copy; false when there are too many.
     pub fn try_hold(&self, id: BlockId, stats: &Stats) -> bool {
         let mut copies = self.0.lock();
         if copies.len() >= MAX_REPLICAS {

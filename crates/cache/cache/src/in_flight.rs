@@ -1,6 +1,6 @@
-//! Limits the memory being filled: ahead of readers at most a third, for waiting readers at most half. The rest keeps
-//! cached data readable while the origin is slow. It counts the footprint of buffers, which may be twice the fetched
-//! bytes, or far more with short files. It fills nothing itself.
+//! Limits the memory being filled: ahead of readers at most a third, for waiting readers at most half. The rest keeps cached data
+//! readable while the origin is slow. The unit is the footprint of buffers, which may be twice the fetched bytes, or far more
+//! with short files. Filling is the caller's part.
 
 use crate::CacheContext;
 use parking_lot::{Condvar, Mutex};
@@ -18,14 +18,14 @@ pub(crate) struct FillBudget {
     released: Condvar,
 }
 
-/// A permit to fill ahead of readers; returned when the job that carries it has run or was dropped.
+/// A permit to fill ahead of readers; returned when its job has run or was dropped.
 pub(crate) struct PrefetchPermit {
     shared: Arc<CacheContext>,
     bytes: u64,
 }
 
 impl PrefetchPermit {
-    /// Takes a permit for a buffer of `len` bytes, if one more may be filled ahead.
+    /// Takes a permit for a buffer of `len` bytes, if another may be filled ahead.
     pub(crate) fn try_acquire(shared: &Arc<CacheContext>, len: usize) -> Option<PrefetchPermit> {
         let bytes = BufferPool::footprint(len);
         let ahead = &shared.in_flight.ahead;
@@ -50,7 +50,7 @@ pub(crate) struct FetchPermit {
 }
 
 impl FetchPermit {
-    /// Waits for a permit for a buffer of `len` bytes; one block is always permitted.
+    /// Waits for a permit for a buffer of `len` bytes; a single block is always permitted.
     ///
     /// # Errors
     /// `Timeout` when there is none before `deadline`.

@@ -1,6 +1,6 @@
-//! An origin seen through cache disks and memory. A lone mount reads from it directly, a cache node serves peers from
-//! it. It knows where blocks are and in which order to search; it does not know how disks store them, how the origin
-//! is accessed, or where reads come from.
+//! An origin seen through cache disks and memory. A lone mount reads here directly, and a cache node serves peers from here.
+//! Knows where blocks are and in which order to search, not how disks store blocks, how the origin is accessed, or where reads
+//! come from.
 //!
 //! A read searches memory, then disk, then fetches the block once for all readers. A failing or slow disk is a miss;
 //! only the origin can make a read fail.
@@ -35,7 +35,7 @@ pub use rules::{FolderRule, FolderRules};
 pub use spurline_store::RemovedBytes;
 pub use warm::WarmBatch;
 
-/// State shared by the caches of all sources of one process.
+/// State shared by the caches of all sources of a process.
 pub struct CacheContext {
     /// Blocks in memory.
     pub tier: Arc<MemTier>,
@@ -45,7 +45,7 @@ pub struct CacheContext {
     pub block_size: u64,
     /// Deadline of a request to the origin, retries included.
     pub origin_timeout: Duration,
-    /// Whether blocks may be sent from their files.
+    /// Whether blocks may be sent from the files of the disks.
     pub splice: bool,
     /// Counters of this process.
     pub stats: Arc<Stats>,
@@ -103,7 +103,7 @@ impl CacheContext {
         let _ = self.peer_fetch.set(elsewhere);
     }
 
-    /// The store, unless it has no disks.
+    /// The store, if there are disks.
     fn enabled_store(&self) -> Option<&Store> {
         self.store.as_deref().filter(|store| store.is_enabled())
     }
@@ -113,17 +113,17 @@ impl CacheContext {
 pub enum PinOutcome {
     /// Pinned in memory.
     Slice(BlockSlice),
-    /// On disk, and so few, or memory so short, that the caller should read them straight to their destination.
+    /// The bytes are on disk, and so few, or memory is so short, that the caller should read straight to the destination.
     Small,
     /// Neither in memory nor on disk.
     Missing,
 }
 
-/// One source through the cache.
+/// A source through the cache.
 pub struct Cache {
     shared: Arc<CacheContext>,
     origin: Arc<dyn OriginStore>,
-    /// Set on a cache node: its readers have other nodes while its own origin is down.
+    /// Set on a cache node: readers have other nodes while this node's origin is down.
     health: Option<Arc<OriginHealth>>,
 }
 
@@ -133,19 +133,19 @@ impl Cache {
         Arc::new(Cache { shared, origin: under, health: None })
     }
 
-    /// As [`Cache::new`], for a cache node: while its origin does not serve it, requests that need the origin fail at
-    /// once with [`ErrorKind::OriginDown`] or the refusal, so that readers use another node. Cached data is served.
+    /// As [`Cache::new`], for a cache node: while the origin does not serve this node, requests that need the origin fail at once
+    /// with [`ErrorKind::OriginDown`] or the refusal, so that readers use another node. Cached data is served.
     pub fn for_node(shared: Arc<CacheContext>, under: Arc<dyn OriginStore>) -> Arc<Cache> {
         let health = Some(OriginHealth::new(Arc::clone(&under)));
         Arc::new(Cache { shared, origin: under, health })
     }
 
-    /// Why the origin does not serve this node; `None` while it does.
+    /// Why the origin does not serve this node; `None` while the origin does.
     pub fn origin_error(&self) -> Option<Error> {
         self.health.as_ref()?.down_error()
     }
 
-    /// Waits for data of the origin by `attempt`, given its deadline, but not while the origin is down.
+    /// Waits for data of the origin by `attempt`, which gets the deadline, but not while the origin is down.
     fn wait_origin<T>(&self, deadline: Instant, mut attempt: impl FnMut(Instant) -> Result<T>) -> Result<T> {
         match &self.health {
             None => attempt(deadline),
@@ -153,7 +153,7 @@ impl Cache {
         }
     }
 
-    /// Sends a metadata request by `ask`, given its deadline.
+    /// Sends a metadata request by `ask`, which gets the deadline.
     fn ask_origin<T>(&self, ask: impl Fn(Instant) -> Result<T>) -> Result<T> {
         match &self.health {
             None => ask(Instant::now() + self.shared.origin_timeout),
@@ -187,7 +187,7 @@ impl Cache {
         self.ask_origin(|deadline| self.origin.list_within(path, cursor, max, max_age, deadline))
     }
 
-    /// The block at `offset`, and the part of it that `len` bytes from there cover; the part ends with the block.
+    /// The block at `offset`, and the part of it that `len` bytes from there cover, up to the end of the block.
     fn block_range(&self, object: &ObjectRef, offset: u64, len: usize) -> (BlockId, Range<usize>) {
         let size = self.shared.block_size;
         let start = (offset % size) as usize;
@@ -196,7 +196,7 @@ impl Cache {
         (BlockId { object: object.id, index }, start..end.max(start))
     }
 
-    /// Syncs the index of the blocks on disk, above all their rules, so that it outlives a loss of power.
+    /// Syncs the index of the blocks on disk, above all the rules, against a loss of power.
     pub fn sync_index(&self) {
         if let Some(store) = self.shared.enabled_store() {
             store.sync_logs();
@@ -208,9 +208,9 @@ impl Cache {
         Instant::now() + self.shared.origin_timeout + Duration::from_secs(1)
     }
 
-    /// Pins up to `len` bytes from `offset`, all of one block: from memory, from disk, or fetched. `None` when they
-    /// are on disk and so few that the caller should read them straight to their destination. Bytes read from disk
-    /// for this call alone go to memory of the NUMA node `near`, if there is some.
+    /// Pins up to `len` bytes from `offset`, all of the same block: from memory, from disk, or fetched. `None` when the bytes are
+    /// on disk and so few that the caller should read straight to the destination. Bytes read from disk for this call alone go to
+    /// memory of the NUMA node `near`, if there is some.
     ///
     /// # Errors
     /// As for [`Volume::read`].
@@ -237,7 +237,7 @@ impl Cache {
         self.fetch_block(object, id, range)
     }
 
-    /// As [`Cache::pin_range`], but starts no fetch; it waits for a running one, and calls `waits` before.
+    /// As [`Cache::pin_range`], but starts no fetch; waits for a running fetch, and calls `waits` before.
     ///
     /// # Errors
     /// As for [`Volume::read`].
@@ -277,7 +277,7 @@ impl Cache {
                 self.wait_origin(self.read_deadline(), wait)
             };
             match slice {
-                // The running fill belonged to another reader; after its failure, one of our own is tried.
+                // The running fill belonged to another reader; after its failure, this reader fetches.
                 Err(error) if !ends_read(error.kind()) => {}
                 done => return done.map(PinOutcome::Slice),
             }
@@ -286,7 +286,7 @@ impl Cache {
             if range.len() < GRANULE {
                 return Ok(PinOutcome::Small);
             }
-            // Without a buffer, too, the caller reads them to their destination.
+            // Without a buffer, too, the caller reads to the destination.
             let Some(buf) = self.pool().try_alloc_near(range.len(), near) else { return Ok(PinOutcome::Small) };
             if let Some(slice) = self.pin_from_disk(object, id, range, buf) {
                 return Ok(PinOutcome::Slice(slice));
@@ -295,8 +295,8 @@ impl Cache {
         Ok(PinOutcome::Missing)
     }
 
-    /// The bytes as file and offset, for a transport that can send from a file: under `--iorpc-mode splice`, when
-    /// they are in one block that is on disk and verified, and not in memory.
+    /// The bytes as file and offset, for a transport that can send from a file: under `--iorpc-mode splice`, when a single block
+    /// holds the bytes, and the block is on disk, verified and not in memory.
     pub fn file_range(&self, object: &ObjectRef, offset: u64, len: usize) -> Option<FileRange> {
         let store = self.shared.store.as_ref().filter(|_| self.shared.splice)?;
         object.check_block_count(self.shared.block_size).ok()?;
@@ -308,19 +308,19 @@ impl Cache {
         if found.is_some() {
             self.shared.stats.blockcache.hit_bytes.add(len as u64);
         } else if store.contains_block(object, id.index) {
-            // Reading it whole into memory verifies it; later requests can be sent from its file.
+            // A whole read into memory verifies the block; later requests can be sent from the file.
             self.prefetch_block(object, id.index);
         }
         found
     }
 
-    /// Reads `range` from disk into a buffer of its own; `None` when it can't be read.
+    /// Reads `range` from disk into a new buffer; `None` when the disk can't be read.
     fn pin_from_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, buf: PoolBuf) -> Option<BlockSlice> {
         let store = self.shared.store.as_ref()?;
         let len = range.len();
         let mut buf = Some(buf);
-        // The store has counted and logged the failure; the origin still has the bytes. A buffer that the disk may
-        // still write to has been taken out of `buf`, and the store keeps it from reuse.
+        // The store has counted and logged the failure; the origin still has the bytes. A buffer to which the disk may still
+        // write has been taken out of `buf`, and the store prevents reuse.
         if store.read(object, id.index, range, &mut buf) != Ok(ReadOutcome::Hit) {
             return None;
         }
@@ -339,7 +339,7 @@ impl Cache {
         shared.stats.blockcache.miss_bytes.add(range.len() as u64);
         let mut again = true;
         loop {
-            // A disk that does not answer fails its fill, and is not used again.
+            // A fill from a disk that does not answer fails, and the disk is not used again.
             let mut not_ours = self.on_disk(object, id.index);
             let block = match shared.tier.find(&id) {
                 Some(block) => {
@@ -384,7 +384,7 @@ impl Cache {
         }
     }
 
-    /// Reads `range` of one block from disk into `dst`; false when it is not there or can't be read.
+    /// Reads `range` of a block from disk into `dst`; false when the block is absent or unreadable.
     fn read_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, dst: &mut [u8]) -> bool {
         let len = range.len();
         let hit =
@@ -400,8 +400,8 @@ impl Cache {
         self.shared.stats.blockcache.hit_bytes.add(len as u64);
         let block_len = object.block_len(id.index, self.shared.block_size);
         let pool = self.pool();
-        // More than its length, so that one pass over a file evicts nothing from memory. While half of the memory is
-        // free nothing is evicted.
+        // More than the length, so that a single pass over a file evicts nothing from memory. While half of the memory is free
+        // nothing is evicted.
         let free = pool.used_bytes() < pool.limit_bytes() / 2;
         let limit = if free { block_len / 4 } else { block_len + GRANULE };
         if self.shared.heat.record_read(&id, len.max(GRANULE), limit) {
@@ -409,7 +409,7 @@ impl Cache {
         }
     }
 
-    /// Brings one block into memory ahead of its readers, if there is memory to spare.
+    /// Brings a block into memory ahead of readers, if memory is free.
     fn prefetch_block(&self, object: &ObjectRef, index: u32) -> bool {
         let shared = &self.shared;
         let len = object.block_len(index, shared.block_size);
@@ -427,7 +427,7 @@ impl Cache {
     }
 }
 
-/// Whether a failed fill ends the read: another one would fail too, or take too long.
+/// Whether a failed fill ends the read: another fill would fail too, or take too long.
 fn ends_read(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Stale | ErrorKind::Timeout | ErrorKind::OriginDown | ErrorKind::OriginFailed)
 }
@@ -448,9 +448,8 @@ fn add_to_runs(held: &mut Vec<BlockRun>, index: u32, place: &str) {
     }
 }
 
-/// Fills one block from disk or else from the origin, and stores fetched bytes on disk; returns the result of
-/// storing. Without disks, memory is enough. A replica of a block that is hot elsewhere stays in memory alone, unless
-/// it must be stored `for_good`.
+/// Fills one block from disk or else from the origin, and stores fetched bytes on disk; returns the result of storing. Without
+/// disks, memory is enough. A replica of a block that is hot elsewhere stays in memory alone, unless `for_good`.
 fn run_fill(
     shared: &CacheContext,
     under: &dyn OriginStore,
@@ -500,11 +499,11 @@ fn finish_fill(shared: &CacheContext, source: &str, object: &ObjectRef, fill: Bl
         fill.fail(Error::new(ErrorKind::Stale, why));
         return PutOutcome::NoRoom;
     };
-    // Readers have their bytes already; writing here slows down only the next fill, as a full disk queue should.
+    // Readers have the bytes already; writing here slows down only the next fill, as a full disk queue should.
     store_or_replicate(shared, source, object, id.index, &bytes, passing)
 }
 
-/// As [`store_block`], but a `passing` replica stays in memory alone while there is room for one more.
+/// As [`store_block`], but a `passing` replica stays in memory alone while there is room.
 fn store_or_replicate(
     shared: &CacheContext,
     source: &str,
@@ -521,7 +520,7 @@ fn store_or_replicate(
     }
 }
 
-/// Stores a block on disk, if there is one.
+/// Stores a block on disk, if there are disks.
 fn store_block(shared: &CacheContext, source: &str, object: &ObjectRef, index: u32, bytes: &[u8]) -> PutOutcome {
     let Some(store) = shared.enabled_store() else { return PutOutcome::Stored };
     // No later request will use this version.
@@ -608,7 +607,7 @@ impl Volume for Cache {
             VolumeSpace { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40, files_free: 1 << 40 };
         let stat = self.ask_origin(|deadline| self.origin.statfs(deadline))?;
         Ok(stat.map_or(ENDLESS_SPACE, |s| VolumeSpace {
-            // Without the blocks reserved for root: `df` would count them as used.
+            // Without the blocks reserved for root: `df` would show such blocks as used.
             total_bytes: s
                 .blocks
                 .saturating_sub(s.blocks_free.saturating_sub(s.blocks_available))
@@ -627,7 +626,7 @@ impl Volume for Cache {
         let total = object.block_count(size) as u32;
         let on_disk = self.shared.store.as_ref().map(|store| store.blocks_of(&object));
         let mut blocks = BlockCounts { total: u64::from(total), ..BlockCounts::default() };
-        // Runs of blocks in the same place: a few lines for a file of any length, unless it is fragmented.
+        // Runs of blocks in the same place: a few lines for a file of any length without fragments.
         let mut held = Vec::new();
         for index in 0..total {
             let id = BlockId { object: object.id, index };

@@ -1,6 +1,5 @@
-//! Owns whether the origin of one source answers this node. Reads that wait too long and refused requests start a
-//! probe; while probes fail, requests that need the origin fail at once, so that readers use another node. It knows
-//! neither blocks nor readers.
+//! Owns whether the origin of a source answers this node. Reads that wait too long and refused requests start a probe; while
+//! probes fail, requests that need the origin fail at once, so that readers use another node. Knows neither blocks nor readers.
 
 use parking_lot::Mutex;
 use spurline_origin::OriginStore;
@@ -12,14 +11,14 @@ use std::time::{Duration, Instant};
 /// A request without a result for this long starts a probe. Far longer than an origin in order takes, and short
 /// against the patience of a reader.
 const SUSPECT_AFTER: Duration = Duration::from_secs(1);
-/// Deadline of a probe. With [`SUSPECT_AFTER`] it bounds the pause of the first readers.
+/// Deadline of a probe. This time and [`SUSPECT_AFTER`] bound the pause of the first readers.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between probes, and between a good probe and the next.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// Interval at which a waiting read checks the result of the probe.
 const PROBE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Whether one origin answers.
+/// Whether an origin answers.
 pub(crate) struct OriginHealth {
     origin: Arc<dyn OriginStore>,
     /// Set while `error` is.
@@ -41,7 +40,7 @@ impl OriginHealth {
         })
     }
 
-    /// Why the origin is down; `None` while it answers. Takes no lock then.
+    /// Why the origin is down; `None`, without a lock, while the origin answers.
     pub fn down_error(&self) -> Option<Error> {
         if !self.down.load(Ordering::Acquire) {
             return None;
@@ -49,14 +48,14 @@ impl OriginHealth {
         self.error.lock().clone()
     }
 
-    /// Starts a probe, unless one is running or has just succeeded.
+    /// Starts a probe, unless a probe is running or has just succeeded.
     pub fn suspect(self: &Arc<Self>) {
         let lately = self.answered.lock().is_some_and(|at| at.elapsed() < PROBE_PAUSE);
         if lately || self.probing.swap(true, Ordering::AcqRel) {
             return;
         }
         let health = Arc::downgrade(self);
-        // A thread of its own: the workers may all wait for this origin.
+        // A new thread: the workers may all wait for this origin.
         let probes = move || {
             while health.upgrade().is_some_and(|health| health.probe_fails()) {
                 std::thread::sleep(PROBE_PAUSE);
@@ -68,16 +67,16 @@ impl OriginHealth {
         }
     }
 
-    /// Sends one probe; false when it succeeded, which ends the probes.
+    /// Sends one probe; false, which ends the probes, when the probe succeeded.
     fn probe_fails(&self) -> bool {
         let source = self.origin.source_url();
         match self.origin.check(Instant::now() + PROBE_TIMEOUT) {
             Ok(()) => self.probe_passed(),
-            // It answers, and another node would only add to its load.
+            // The origin answers, and requests of another node would only add load.
             Err(error) if error.kind() == ErrorKind::Throttled => self.probe_passed(),
             Err(error) => {
-                // Refused credentials are final when a second node reports them too, and so is what a directory
-                // answers about itself (it is missing, or not a directory); anything else is waited for.
+                // Refused credentials are final when a second node reports the same, and so is the answer that a directory is
+                // missing or no directory; other errors pass.
                 let kind = match error.kind() {
                     ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
                     kind if url::is_directory(source) && kind != ErrorKind::Timeout => kind,
@@ -103,7 +102,7 @@ impl OriginHealth {
         false
     }
 
-    /// Sends a metadata request by `ask`, given its deadline. While the origin is down, only cached answers count.
+    /// Sends a metadata request by `ask`, which gets the deadline. While the origin is down, only cached answers count.
     ///
     /// # Errors
     /// As `ask`, or why the origin is down.
@@ -112,7 +111,7 @@ impl OriginHealth {
         if let Some(down) = self.down_error() {
             return ask(began).map_err(|error| if is_outage(error.kind()) { down } else { error });
         }
-        // The first part of the time: a request that hangs must not keep its reader from another node.
+        // The first part of the time: a hanging request must not keep a reader from another node.
         let first = timeout.min(PROBE_TIMEOUT);
         let error = match ask(began + first) {
             Err(error) if is_outage(error.kind()) => error,
@@ -135,7 +134,7 @@ impl OriginHealth {
         ask(began + timeout)
     }
 
-    /// Waits for data of the origin by `attempt`, given its deadline, but not while the origin is down.
+    /// Waits for data of the origin by `attempt`, which gets the deadline, but not while the origin is down.
     ///
     /// # Errors
     /// As `attempt`, or why the origin is down.

@@ -1,6 +1,6 @@
-//! Redirects readers of a block for which this node is a replica without the bytes. For a while such readers are
-//! redirected to the node that fetches the block for all, and meanwhile the block is copied from there. It does not
-//! know which node that is, or how to reach it.
+//! Redirects readers of a block for which this node is a replica without the bytes. For a while such readers are redirected to
+//! the node that fetches the block for all, and meanwhile the block is copied from there. Does not know which node that is, or
+//! the way there.
 
 use crate::{Cache, PrefetchPermit, store_or_replicate};
 use parking_lot::Mutex;
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const REDIRECT_SLOTS: usize = 1 << 12;
-/// How long readers are redirected for one block: far longer than the origin takes for it. A block that is still
-/// missing then is stored nowhere else, or can't be copied, and is fetched as if there were no other node.
+/// How long readers of a block are redirected: far longer than the origin takes. A block that is still missing then is stored
+/// nowhere else, or can't be copied, and this node fetches from the origin.
 const REDIRECT_PERIOD: Duration = Duration::from_secs(30);
 /// A redirect this long ago is forgotten: the block has arrived since, or was not requested again.
 const FORGET_AFTER: Duration = Duration::from_secs(120);
@@ -33,7 +33,7 @@ impl RedirectTable {
         RedirectTable { born: Instant::now(), slots, pending: Mutex::default() }
     }
 
-    /// Whether one more reader may be redirected for this block, at `now`.
+    /// Whether another reader may be redirected for this block, at `now`.
     fn may_redirect(&self, id: &BlockId, now: Instant) -> bool {
         let hash = ((id.object.0 as u64) ^ (id.object.0 >> 64) as u64 ^ u64::from(id.index))
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -42,8 +42,7 @@ impl RedirectTable {
         let now = now.saturating_duration_since(self.born).as_millis() as u32;
         let old = slot.load(Ordering::Relaxed);
         let since = now.wrapping_sub(old as u32);
-        // Two blocks of one slot that are requested in turn begin anew each time: their readers pay for a second
-        // request.
+        // Two blocks of a slot that are requested in turn begin anew each time, and the readers pay for a second request.
         if old == 0 || old & !0xffff_ffff != name || u128::from(since) >= FORGET_AFTER.as_millis() {
             slot.store(name | u64::from(now.max(1)), Ordering::Relaxed);
             return true;
@@ -53,8 +52,8 @@ impl RedirectTable {
 }
 
 impl Cache {
-    /// Whether to redirect a reader of the absent block at `offset` to the node that fetches it for all; then the
-    /// block is copied from there for later readers.
+    /// Whether to redirect a reader of the absent block at `offset` to the node that fetches for all; then the block is copied
+    /// from there for later readers.
     pub fn redirects_reader(self: &Arc<Self>, object: &ObjectRef, offset: u64) -> bool {
         let Some(others) = self.shared.peer_fetch.get() else { return false };
         let (id, _) = self.block_range(object, offset, 0);
@@ -81,15 +80,15 @@ impl Cache {
         }
         let sought = PendingTakeover { cache: Arc::clone(self), id };
         let object = object.clone();
-        // Dropped when too many jobs wait already: the next redirect schedules it again.
+        // Dropped when too many jobs wait already: the next redirect schedules another job.
         self.shared.workers.run_ahead(move || {
             let _bytes = bytes;
             sought.cache.take_over_block(&object, id, len);
         });
     }
 
-    /// Copies a block from the node that fetches it for all, if that node has it. No reader waits for this, so it may
-    /// fail.
+    /// Copies a block from the node that fetches it for all, if that node has it. No reader waits for the copy, so a failure has
+    /// no consequence.
     fn take_over_block(&self, object: &ObjectRef, id: BlockId, len: usize) {
         let shared = &self.shared;
         let Some(others) = shared.peer_fetch.get() else { return };

@@ -1,5 +1,5 @@
-//! Folder rules: data that is pinned, expires, or has a quota. This module selects a file's rule by source and path; the
-//! store applies it, by the class of its blocks. Knows neither revisions nor where rules are stored.
+//! Folder rules: data that is pinned, expires, or has a quota. This module selects a file's rule by source and path; the store
+//! applies the rule, by the class of the blocks. Knows neither revisions nor where rules are stored.
 
 use crate::CacheContext;
 use parking_lot::{Mutex, RwLock};
@@ -12,21 +12,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The rule for a folder and everything below it that no rule for a deeper folder covers.
+/// The rule for a folder and everything below, except deeper folders with a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FolderRule {
-    /// The folder: a source and a path below it, without a trailing slash.
+    /// The folder: a source and a path below, without a trailing slash.
     pub url: String,
     /// Never evicted for room.
     pub pin: bool,
-    /// How long its blocks are kept.
+    /// How long the folder's blocks are kept.
     pub ttl_seconds: Option<u64>,
-    /// The bytes that the group may store of it.
+    /// The bytes that the group may store of the folder.
     pub quota_bytes: Option<u64>,
 }
 
 impl FolderRule {
-    /// The class of the folder's blocks: a 64-bit hash of the URL. Blocks are stored with it.
+    /// The class of the folder's blocks: a 64-bit hash of the URL. Stored with each block.
     pub fn class(&self) -> u64 {
         (ObjectId::from_text(&self.url, b"", "").0 as u64).max(UNCLASSIFIED + 1)
     }
@@ -50,12 +50,12 @@ impl FolderRule {
     }
 }
 
-/// Rules with their classes.
+/// Rules and the classes.
 #[derive(Debug, Default)]
 pub struct FolderRules(Vec<(FolderRule, u64)>);
 
 impl FolderRules {
-    /// At most one rule per folder.
+    /// Takes at most a single rule for each folder.
     pub fn new(rules: impl IntoIterator<Item = FolderRule>) -> Self {
         FolderRules(
             rules
@@ -68,7 +68,7 @@ impl FolderRules {
         )
     }
 
-    /// The rule for a file, that of the deepest folder, and its class.
+    /// The rule for a file, that of the deepest folder, and the class.
     fn find(&self, source: &str, path: &[u8]) -> Option<&(FolderRule, u64)> {
         self.0.iter().filter(|(rule, _)| is_below(&rule.url, source, path)).max_by_key(|(rule, _)| rule.url.len())
     }
@@ -79,7 +79,7 @@ impl FolderRules {
     }
 }
 
-/// Whether the file `path` of `source` is `folder` or below it.
+/// Whether the file `path` of `source` is `folder` or below.
 fn is_below(folder: &str, source: &str, path: &[u8]) -> bool {
     let starts = |whole: &[u8], with: &[u8]| {
         whole
@@ -105,7 +105,7 @@ struct RuleState {
     share: f64,
 }
 
-/// The rules of one process.
+/// The rules of a process.
 pub(crate) struct RuleTable {
     any: AtomicBool,
     /// Read by every writer of a block, so not held while the blocks on disk are brought under changed rules.
@@ -125,7 +125,7 @@ impl Default for RuleTable {
 }
 
 impl RuleTable {
-    /// The class of a file's blocks. Called when a block is written to disk, never when it is read.
+    /// The class of a file's blocks. Called for writes to disk, never for reads.
     pub fn class_for(&self, source: &str, path: &[u8]) -> u64 {
         if !self.any.load(Ordering::Acquire) {
             return UNCLASSIFIED;
@@ -145,7 +145,7 @@ impl RuleTable {
     pub fn set_rules(&self, rules: FolderRules, store: Option<&Store>) {
         let _one = self.changing.lock();
         let share = self.state.read().share;
-        // The store first: a class that it does not know yet would be unclassified.
+        // The store first: blocks of a class that is unknown there would be unclassified.
         apply_rules(&rules, share, store);
         self.any.store(!rules.0.is_empty(), Ordering::Release);
         let mut state = self.state.write();
@@ -183,13 +183,13 @@ impl CacheContext {
         self.rules.rules()
     }
 
-    /// Replaces the folder rules. Blocks on disk stay under the rule they came under, if it still exists, until
-    /// `classify_blocks`.
+    /// Replaces the folder rules. Until `classify_blocks`, blocks on disk stay under the rule of their arrival, if that rule
+    /// still exists.
     pub fn set_folder_rules(&self, rules: impl IntoIterator<Item = FolderRule>) {
         self.rules.set_rules(FolderRules::new(rules), self.enabled_store());
     }
 
-    /// Sets the fraction of the group's blocks that this process stores, between 0 and 1: its part of each quota.
+    /// Sets the fraction of the group's blocks that this process stores, between 0 and 1: the same part of each quota.
     pub fn set_group_share(&self, share: f64) {
         self.rules.set_share(share, self.enabled_store());
     }

@@ -1,5 +1,5 @@
-//! Brings blocks into the cache, or removes them, for jobs rather than readers: many at once, each with its own
-//! result. It does not know the jobs.
+//! Brings blocks into the cache, and removes blocks, for jobs rather than readers: many at once, each with a result. Does not
+//! know the jobs.
 
 use crate::{Cache, CacheContext, finish_fill, run_fill, store_block};
 use parking_lot::{Condvar, Mutex};
@@ -12,14 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The result of one part of a batch: bytes of whole blocks.
+/// The result of a part of a batch: bytes of whole blocks.
 #[derive(Debug, Clone, Default)]
 pub struct WarmedPart {
     /// Fetched by this batch.
     pub fetched_bytes: u64,
     /// Present already.
     pub held_bytes: u64,
-    /// The first reason why it is incomplete.
+    /// The first reason why the part is incomplete.
     pub error: Option<Error>,
 }
 
@@ -36,7 +36,7 @@ pub struct WarmBatch {
     changed: Condvar,
 }
 
-/// How one block arrived.
+/// How a block arrived.
 enum WarmOutcome {
     Fetched,
     AlreadyHeld,
@@ -81,7 +81,7 @@ impl WarmBatch {
     }
 }
 
-/// Ends a begun block whatever happens to its job.
+/// Ends a begun block whatever happens to the job.
 struct PendingBlock {
     batch: Arc<WarmBatch>,
     part: usize,
@@ -130,7 +130,7 @@ impl Cache {
                 begun.complete(Ok(WarmOutcome::AlreadyHeld));
                 continue;
             }
-            // Another node takes it, and this one does not collect jobs that would fail late.
+            // Another node takes the block, and this node does not collect jobs that would fail late.
             if let Some(error) = self.origin_error().filter(|_| !self.shared.holds_block(object, index)) {
                 begun.complete(Err(error));
                 continue;
@@ -144,11 +144,11 @@ impl Cache {
         }
     }
 
-    /// Brings one block here, on the calling thread; returns whether it had to be fetched. A present block is read
-    /// back and checked if `verify`.
+    /// Brings a block here, on the calling thread; returns whether that took a fetch. A present block is read back and checked if
+    /// `verify`.
     ///
     /// # Errors
-    /// Why it is not here.
+    /// Why the block is not here.
     pub fn bring_block(&self, object: &ObjectRef, index: u32, verify: bool) -> Result<bool> {
         let came = warm_block(&self.shared, self.origin.as_ref(), object, index, verify)?;
         Ok(matches!(came, WarmOutcome::Fetched))
@@ -164,7 +164,7 @@ impl Cache {
         self.origin.capabilities().concurrent_reads
     }
 
-    /// As [`Cache::bring_block`] for many short blocks, up to `at_once` of them fetched together.
+    /// As [`Cache::bring_block`] for many short blocks, up to `at_once` fetched together.
     pub fn bring_blocks(&self, blocks: &[(&ObjectRef, u32)], at_once: usize) -> Vec<Result<bool>> {
         let shared = &self.shared;
         let vacant = |object: &ObjectRef, index: u32| {
@@ -176,7 +176,7 @@ impl Cache {
             shared.tier.try_fill(id, len)
         };
         let mut fills: Vec<Option<BlockFill>> = blocks.iter().map(|_| None).collect();
-        // Each is claimed when its read begins, so that no reader waits for a block that was not requested yet.
+        // A block is claimed when the read begins, so that no reader waits for a block that was not requested yet.
         let mut reads = blocks.iter().zip(&mut fills).filter_map(|(&(object, index), fill)| {
             *fill = vacant(object, index);
             Some(OriginRead { object, offset: u64::from(index) * shared.block_size, sink: fill.as_mut()? })
@@ -192,7 +192,7 @@ impl Cache {
                 Some(finish_fetched(shared, self.origin.source_url(), object, index, fill, answer))
             })
             .collect();
-        // Those that other threads fetch, or without memory: one by one, when no reader waits for these any more.
+        // Blocks that other threads fetch, or without memory, come singly, when no reader waits for the claimed blocks any more.
         fetched
             .into_iter()
             .zip(blocks)
@@ -203,7 +203,7 @@ impl Cache {
             .collect()
     }
 
-    /// Applies the rule of their file to those of `blocks` that are on disk; returns their bytes.
+    /// Applies the file's rule to the `blocks` that are on disk; returns the bytes of these.
     pub fn classify_blocks(&self, object: &ObjectRef, blocks: Range<u32>) -> u64 {
         self.shared.classify_blocks(self.origin.source_url(), object, blocks)
     }
@@ -224,8 +224,8 @@ impl Cache {
         bytes
     }
 
-    /// Removes one part of all blocks of this source, of any version, or of `every_source`, from memory and disks;
-    /// `None` beyond the last part. Pinned blocks stay on disk, unless `with_pinned`.
+    /// Removes a part of all blocks of this source, of any version, or of `every_source`, from memory and disks; `None` beyond
+    /// the last part. Pinned blocks stay on disk, unless `with_pinned`.
     pub fn drop_part(&self, part: usize, every_source: bool, with_pinned: bool) -> Option<RemovedBytes> {
         let tag = SourceTag::of_source(self.origin.source_url());
         let wanted = |object: &ObjectId| every_source || object.has_tag(tag);
@@ -242,8 +242,7 @@ impl Cache {
 }
 
 impl Cache {
-    /// Whether a read of `len` bytes at `offset` needs no fetch: all of its blocks are complete in memory, or on
-    /// disk.
+    /// Whether a read of `len` bytes at `offset` needs no fetch: all blocks of the range are complete in memory, or on disk.
     pub fn has_range(&self, object: &ObjectRef, offset: u64, len: usize) -> bool {
         let size = self.shared.block_size;
         let end = (offset + len as u64).min(object.size);
@@ -256,7 +255,7 @@ impl Cache {
 }
 
 impl CacheContext {
-    /// Whether a block is where it stays: on disk, or in memory without disks.
+    /// Whether a block is where blocks stay: on disk, or in memory without disks.
     fn holds_block(&self, object: &ObjectRef, index: u32) -> bool {
         match self.enabled_store() {
             Some(store) => store.contains_block(object, index),
@@ -264,7 +263,7 @@ impl CacheContext {
         }
     }
 
-    /// The bytes of all blocks that are where they stay: on disk, or in memory without disks.
+    /// The bytes of all blocks that are where blocks stay: on disk, or in memory without disks.
     pub fn cached_bytes(&self) -> u64 {
         let Some(store) = self.enabled_store() else { return self.tier.held_bytes() };
         let mut bytes = 0;
@@ -275,7 +274,7 @@ impl CacheContext {
     fn classify_blocks(&self, source: &str, object: &ObjectRef, blocks: Range<u32>) -> u64 {
         let Some(store) = self.enabled_store() else { return 0 };
         let class = self.rules.class_for(source, &object.path);
-        // While no rules are known, blocks keep their classes.
+        // While no rules are known, classes stay.
         let known = self.rules.is_known();
         let here = blocks.filter(|index| store.contains_block(object, *index));
         here.map(|index| {
@@ -287,7 +286,7 @@ impl CacheContext {
         .sum()
     }
 
-    /// Reads a whole block from disk, which verifies it, and drops a wrong one.
+    /// Verifies a block by a whole read from disk, and drops a wrong block.
     fn verify_block(&self, object: &ObjectRef, index: u32, deadline: Instant) -> Result<bool> {
         let Some(store) = self.enabled_store() else { return Ok(true) };
         let len = object.block_len(index, self.block_size);
@@ -354,8 +353,8 @@ fn count_warmed(shared: &CacheContext, block: &Arc<MemBlock>, len: usize) -> Res
     Ok(())
 }
 
-/// Prevents fetches that the folder's rule would not keep: of a block longer than the quota, and of a `missed` block
-/// that is only to be read back, since another such block would be evicted for it.
+/// Prevents fetches that the folder's rule would not keep: of a block longer than the quota, and of a `missed` block that is only
+/// to be read back, since that would evict another such block.
 fn check_rule_allows(shared: &CacheContext, source: &str, object: &ObjectRef, index: u32, missed: bool) -> Result<()> {
     let rules = shared.folder_rules();
     let (Some(store), Some(rule)) = (shared.enabled_store(), rules.rule_for(source, &object.path)) else {

@@ -1,4 +1,4 @@
-//! Whole files on the cache disks that are handed to the kernel. The store checks them.
+//! Whole files on the cache disks that are handed to the kernel. The store checks the files.
 
 use crate::{Cache, CacheContext};
 use spurline_store::PinnedFile;
@@ -6,8 +6,8 @@ use spurline_types::{ObjectId, ObjectRef};
 use spurline_volume::BackingFile;
 use std::sync::Arc;
 
-/// A file up to this length is checked at open; a longer one is checked in the background and handed over from the
-/// next open on.
+/// A file up to this length is checked at open; a longer file is checked in the background, and handed over from the next open
+/// on.
 const CHECK_AT_OPEN: u64 = 64 << 20;
 
 impl Cache {
@@ -39,7 +39,7 @@ struct FileCheck {
 }
 
 impl FileCheck {
-    /// `None` when another check of it is running.
+    /// `None` when another check of the file is running.
     fn try_begin(shared: &Arc<CacheContext>, id: ObjectId) -> Option<FileCheck> {
         let begins = shared.checking.lock().insert(id);
         begins.then(|| FileCheck { shared: Arc::clone(shared), id })

@@ -1,4 +1,4 @@
-//! The states of a block in the store, and the transitions between them. It knows no index, no file and no lock.
+//! The states of a block in the store, and the transitions between them. Knows no index, no file and no lock.
 //!
 //! ```text
 //!              claim              enter             logged            verify
@@ -17,15 +17,15 @@ pub enum BlockState {
     Absent,
     /// Claimed by a writer; not in the index yet.
     Writing,
-    /// Readable; its writer has not logged it yet.
+    /// Readable; not yet logged by the writer.
     Logging,
     /// Readable, logged, and not verified since the store opened.
     Stored,
     /// As [`BlockState::Stored`], and every granule was read and verified since the store opened.
     Verified,
-    /// Removed before its writer had logged it: unreadable, and the writer hands it over for removal.
+    /// Removed before the writer's record in the log: unreadable, and the writer hands the block over for removal.
     Revoked,
-    /// Unreadable; to be removed from its disk.
+    /// Unreadable; to be removed from disk.
     Leaving,
 }
 
@@ -34,29 +34,28 @@ impl BlockState {
     pub fn may_become(self, next: BlockState) -> bool {
         use BlockState::{Absent, Leaving, Logging, Revoked, Stored, Verified, Writing};
         match (self, next) {
-            // A writer claims the block, fails before it entered the index, or enters it.
+            // A writer claims the block, fails before the entry in the index, or enters the block.
             (Absent, Writing) | (Writing, Absent | Logging)
-            // Its writer has logged it.
+            // The writer has logged the block.
             | (Logging, Stored)
-            // The log names it at start, perhaps twice.
+            // The log names the block at start, perhaps twice.
             | (Absent | Stored, Stored)
             | (Stored, Verified)
-            // Evicted, expired, dropped or removed: while its writer logs it, only the writer may pass it on.
+            // Evicted, expired, dropped or removed: while the writer logs the block, only the writer may pass the block on.
             | (Logging, Revoked)
             | (Revoked | Stored | Verified, Leaving)
-            // Its space was freed; or, with its disk unusable, another disk takes the block; or the log removes it at
-            // start.
+            // The space was freed; or the disk is unusable, and another takes the block; or the log removes the block at start.
             | (Leaving | Stored | Verified, Absent) => true,
             _ => false,
         }
     }
 
-    /// Whether readers may use it.
+    /// Whether readers may use the block.
     pub fn is_readable(self) -> bool {
         matches!(self, BlockState::Logging | BlockState::Stored | BlockState::Verified)
     }
 
-    /// Whether a writer owns it.
+    /// Whether a writer owns the block.
     pub fn is_being_written(self) -> bool {
         matches!(self, BlockState::Writing | BlockState::Logging | BlockState::Revoked)
     }

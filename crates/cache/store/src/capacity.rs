@@ -1,5 +1,5 @@
-//! Distributes the capacity among the disks, by the last known space of their file systems. It queries no file system
-//! and evicts nothing.
+//! Distributes the capacity among the disks, by the last known space of the file systems. Queries no file system and evicts
+//! nothing.
 
 use crate::config::{CacheCapacity, StoreConfig, StoreFinding};
 use crate::disk::CacheDisk;
@@ -8,8 +8,8 @@ use spurline_types::units::human_bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What each disk can hold: its free space and the cache's own blocks, less the space to keep free, divided between
-/// the directories on one file system. A file system that has not answered yet has no room.
+/// What each disk can hold: its free space and the cache's own blocks, less the space to keep free, divided between the
+/// directories on the same file system. A file system that has not answered yet has no room.
 fn usable_bytes(spaces: &[(u64, DiskSpace, u64)], ratio: f64) -> Vec<u64> {
     spaces
         .iter()
@@ -42,7 +42,7 @@ fn requested_bytes(capacity: CacheCapacity, sum: u64) -> u64 {
     }
 }
 
-/// Shares of the requested capacity, in proportion to the room; their sum never exceeds it.
+/// Shares of the requested capacity, in proportion to the room; the sum never exceeds the request.
 fn capacity_shares(rooms: &[u64], asked: u64) -> Vec<u64> {
     let sum: u64 = rooms.iter().sum();
     rooms
@@ -51,7 +51,7 @@ fn capacity_shares(rooms: &[u64], asked: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Distributes the capacity at start; returns what an operator should know about it.
+/// Distributes the capacity at start; returns findings for the operator.
 pub fn distribute(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<StoreFinding> {
     let mut findings = Vec::new();
     let rooms = disk_rooms(config, disks);
@@ -83,8 +83,8 @@ pub fn distribute(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<StoreFi
     findings
 }
 
-/// Whether shares must be recomputed: a share exceeds its disk's room, a disk begins or ceases to hold a block, or
-/// the usable total grows by more than a hundredth. Otherwise shares stay, and with them the placement of files.
+/// Whether shares must be recomputed: a share exceeds its disk's room, a disk begins or ceases to hold a block, or the usable
+/// total grows by more than a hundredth. Otherwise the shares stay, and so does the placement of files.
 fn shares_outdated(shares: &[u64], rooms: &[u64], next: &[u64], block: u64) -> bool {
     let sum = |shares: &[u64]| shares.iter().sum::<u64>();
     shares.iter().zip(rooms).any(|(share, room)| share > room)
@@ -92,7 +92,8 @@ fn shares_outdated(shares: &[u64], rooms: &[u64], next: &[u64], block: u64) -> b
         || sum(next).saturating_sub(sum(shares)) > sum(next) / 100
 }
 
-/// Redistributes the capacity where it is another one or the shares are outdated; returns whether it did. Callers must serialise.
+/// Redistributes the capacity when the capacity changed or the shares are outdated; returns whether that was so. Callers must
+/// serialise.
 pub fn redistribute(config: &StoreConfig, capacity: CacheCapacity, resized: bool, disks: &[Arc<CacheDisk>]) -> bool {
     let rooms = disk_rooms(config, disks);
     let next = capacity_shares(&rooms, requested_bytes(capacity, rooms.iter().sum()));

@@ -1,8 +1,8 @@
-//! Classes of blocks: which are pinned, which expire, and the quota of each class. It knows blocks by name, length
-//! and disk; the caller chooses the class, by number.
+//! Classes of blocks: which are pinned, which expire, and the quota of each class. Knows blocks by name, length and disk; the
+//! caller chooses the class, by number.
 //!
-//! A block without a class (all of them, when there are no rules) costs a writer one load of a flag. Readers never
-//! call this module.
+//! A block without a class (every block, when there are no rules) costs a writer the load of a flag. Readers never call this
+//! module.
 
 use parking_lot::Mutex;
 use spurline_types::id_hash::BuildObjectHasher;
@@ -23,36 +23,36 @@ const BLOCKS_PER_STEP: usize = 1024;
 /// How long after start the rules may remain unknown.
 const RULES_GRACE: Duration = Duration::from_secs(60);
 
-/// The rules of one class.
+/// The rules of a class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BlockClass {
-    /// Its blocks are never evicted for room.
+    /// The blocks are never evicted for room.
     pub pinned: bool,
-    /// Its blocks expire this long after they came.
+    /// The blocks expire this long after arrival.
     pub ttl: Option<Duration>,
-    /// The bytes that all of them may take on these disks; the oldest are removed first.
+    /// The bytes that the blocks may take on these disks; the oldest are removed first.
     pub quota_bytes: Option<u64>,
 }
 
-/// Whether an arriving block is admitted to its class.
+/// Whether an arriving block is admitted to the class.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ClassAdmission {
-    /// Admitted; its room is taken.
+    /// Admitted; the room is taken.
     Admitted,
     /// Admitted once this block has been removed.
     EvictFirst(BlockId),
-    /// Not now: all of its class's quota is taken by blocks being written, as new as this one.
+    /// Not now: blocks that are being written, and as new, take all of the class's quota.
     Full,
-    /// Never: it is longer than the whole quota of its class.
+    /// Never: the block is longer than the class's whole quota.
     TooLong,
 }
 
 struct ClassedBlock {
     class: u64,
     disk: u8,
-    /// Its class is pinned, and it fits into the pinned share of its disk.
+    /// The class is pinned, and the block fits into the pinned share of the disk.
     pinned: bool,
-    /// It is written, and so can be removed.
+    /// Written, and so removable.
     stored: bool,
     /// In seconds since 1970, which a restart does not change.
     came: u32,
@@ -65,7 +65,7 @@ impl ClassedBlock {
         (self.class, self.came, self.number)
     }
 
-    /// Pins it if the pinned bytes of its disk stay within `most`; returns whether it did.
+    /// Pins the block if the pinned bytes of the disk stay within `most`; returns whether that was so.
     fn try_pin(&mut self, pinned: &mut BTreeMap<u8, u64>, most: &[u64]) -> bool {
         let taken = pinned.entry(self.disk).or_default();
         self.pinned = *taken + self.bytes <= most.get(usize::from(self.disk)).copied().unwrap_or(0);
@@ -105,8 +105,7 @@ pub(crate) struct ClassTable {
     /// Whether there are any rules or classified blocks.
     any: AtomicBool,
     inner: Mutex<ClassState>,
-    /// Until then, blocks of any class are not evicted while the rules are unknown: a start must not evict pinned
-    /// ones.
+    /// Until then, blocks of any class are not evicted while the rules are unknown: a start must not evict pinned blocks.
     held_until: Instant,
     stats: Arc<Stats>,
 }
@@ -199,9 +198,9 @@ impl ClassTable {
         !self.any.load(Ordering::Acquire)
     }
 
-    /// Replaces the rules of all classes; pinned blocks may take `most` bytes of each disk. Blocks of a removed class
-    /// become unclassified. Returns the number of blocks visited, which are those of classes that became pinned or
-    /// unpinned. Works in batches; callers must serialise.
+    /// Replaces the rules of all classes; pinned blocks may take `most` bytes of each disk. Blocks of a removed class become
+    /// unclassified. Visits the blocks of classes that became pinned or unpinned, and returns how many. Works in batches; callers
+    /// must serialise.
     pub fn set_rules(&self, rules: BTreeMap<u64, BlockClass>, most: &[u64]) -> u64 {
         let mut steps = Vec::new();
         self.update(|inner| {
@@ -229,7 +228,7 @@ impl ClassTable {
             }
             (inner.known, inner.rules, inner.most) = (true, rules, most.to_vec());
         });
-        // Room is freed before it is given away; the oldest blocks get it first.
+        // Room is freed before room is given away, to the oldest blocks first.
         steps.sort_unstable();
         steps.into_iter().map(|(step, class)| self.apply_to_class(step, class)).sum()
     }
@@ -255,7 +254,7 @@ impl ClassTable {
         }
     }
 
-    /// The class of a block, and when it came.
+    /// The class of a block, and the time of arrival.
     pub fn class_of(&self, block: &BlockId) -> Option<(u64, u32)> {
         if self.is_unused() {
             return None;
@@ -292,12 +291,12 @@ impl ClassTable {
             return ClassAdmission::Admitted;
         }
         self.update(|inner| {
-            // Its rule was removed during the fetch: it is unclassified.
+            // The rule was removed during the fetch: the block is unclassified.
             let Some(rule) = inner.rules.get(&class).copied() else {
                 inner.forget_block(&block);
                 return ClassAdmission::Admitted;
             };
-            // A block that is of the class already takes its own room only.
+            // A block that is in the class already has room.
             let before = inner.blocks.get(&block).filter(|placed| placed.class == class);
             let (own, came) = before.map_or((0, unix_seconds()), |placed| (placed.bytes, placed.came));
             if let Some(quota) = rule.quota_bytes
@@ -329,7 +328,7 @@ impl ClassTable {
                 let class = placed.class;
                 let order = placed.order_key();
                 inner.order.insert(order, *block);
-                // Rules set during its write applied to stored blocks only.
+                // Rules that were set during the write applied to stored blocks only.
                 inner.apply_step(
                     match inner.rules.get(&class) {
                         None => ClassStep::Forget,
@@ -362,7 +361,7 @@ impl ClassTable {
         }
     }
 
-    /// Blocks to remove now because of their age or of their class's quota, at most `most`.
+    /// Blocks to remove now because of age or of the class's quota, at most `most`.
     pub fn due_blocks(&self, now: u32, most: usize) -> Vec<BlockId> {
         if self.is_unused() {
             return Vec::new();
@@ -389,7 +388,7 @@ impl ClassTable {
         if self.is_unused() { 0 } else { self.inner.lock().blocks.len() as u64 }
     }
 
-    /// The quota of a class on these disks, when it is below `bytes`.
+    /// The quota of a class on these disks, when below `bytes`.
     pub fn quota_below(&self, class: u64, bytes: u64) -> Option<u64> {
         if class == UNCLASSIFIED || self.is_unused() {
             return None;

@@ -1,4 +1,4 @@
-//! The parameters of a store, and what it found out about them. It parses nothing and opens nothing.
+//! The parameters of a store, and the findings about them. Parses nothing and opens nothing.
 
 use crate::io::DiskIo;
 use spurline_mem::BufferPool;
@@ -37,9 +37,9 @@ pub type DiskDecorator = Arc<dyn Fn(&Path, Arc<dyn DiskIo>) -> Arc<dyn DiskIo> +
 /// The parameters of a store. [`StoreConfig::new`] fills in the defaults.
 #[derive(Clone)]
 pub struct StoreConfig {
-    /// One directory per disk; made if missing. Patterns are expanded by [`crate::expand_dirs`] before.
+    /// A directory for each disk; made if missing. Patterns are expanded by [`crate::expand_dirs`] before.
     pub dirs: Vec<PathBuf>,
-    /// How much they may hold together.
+    /// How much all directories together may hold.
     pub capacity: CacheCapacity,
     /// A disk is filled until less than this share of it is free.
     pub free_space_ratio: f64,
@@ -50,10 +50,10 @@ pub struct StoreConfig {
     pub max_blocks: u64,
     /// How disks are read.
     pub io: IoMode,
-    /// A read that takes longer is a miss, and its disk is not used any more. When no write has ended for this long,
-    /// no further write begins.
+    /// A longer read is a miss, and the disk is not used any more. When no write has ended for this long, no further write
+    /// begins.
     pub read_timeout: Duration,
-    /// A write that takes longer has failed, and its disk is not used any more.
+    /// A longer write has failed, and the disk is not used any more.
     pub write_timeout: Duration,
     /// How often a disk that is not normal is probed.
     pub probe_interval: Duration,
@@ -88,9 +88,9 @@ impl StoreConfig {
 /// A condition that an operator should know and that prevents nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreFinding {
-    /// What it is about: a path or a flag.
+    /// A path or a flag.
     pub subject: String,
-    /// What was found, and its consequence.
+    /// The observation, and the consequence.
     pub evidence: String,
     /// What to do.
     pub remedy: String,

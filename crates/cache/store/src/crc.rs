@@ -1,6 +1,6 @@
-//! Checksums of blocks: one CRC32C for every granule of 64 KiB. Knows nothing of files or indexes.
+//! Checksums of blocks: a CRC32C for every granule of 64 KiB. Knows nothing of files or indexes.
 
-/// Bytes under one checksum; every read from disk covers whole granules.
+/// Bytes under a checksum; every read from disk covers whole granules.
 pub const GRANULE: usize = 64 << 10;
 
 /// The number of granules of `len` bytes.

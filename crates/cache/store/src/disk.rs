@@ -1,5 +1,5 @@
-//! Owns one cache disk: its directory, files, log, room and health. It moves bytes and records, and does not decide
-//! which block goes where.
+//! Owns a cache disk: directory, files, log, room and health. Moves bytes and records, and does not decide which block goes
+//! where.
 
 use crate::files::{FileCache, FileKey};
 use crate::health::{DiskHealth, DiskState};
@@ -27,42 +27,42 @@ const DISK_LOG_INTERVAL: Duration = Duration::from_secs(60);
 pub enum DiskWork {
     /// Remove a block that is marked as leaving.
     Discard(BlockId),
-    /// Log that another disk now holds the block, and free its space here. True: the block lies in the object's one
-    /// file, else in an extent's file.
+    /// Log that another disk now holds the block, and free its space here. True: the block lies in the object's single file, else
+    /// in an extent's file.
     Forget(BlockId, bool),
     /// Free the space of such a block, which this disk does not hold.
     Reclaim(BlockId, bool),
-    /// Remove a file if it holds no block.
+    /// Remove a file without blocks.
     RemoveEmpty(FileKey),
 }
 
-/// One cache disk.
+/// A cache disk.
 pub struct CacheDisk {
-    /// Its number in the index.
+    /// The number in the index.
     pub number: u8,
-    /// Its directory.
+    /// The directory.
     pub root: PathBuf,
     /// The locked directory and the disk's own id.
     pub root_lock: CacheRoot,
     /// The disk's raw operations.
     pub io: Arc<dyn DiskIo>,
-    /// Its open files.
+    /// The open files.
     pub files: FileCache,
     /// The order of eviction.
     pub policy: S3Fifo<BlockId>,
-    /// Its index log.
+    /// The index log.
     pub journal: Mutex<IndexJournal>,
-    /// Its state.
+    /// The state.
     pub health: DiskHealth,
-    /// Bytes of blocks on it, including reservations of writers.
+    /// Bytes of blocks, including reservations of writers.
     pub used: AtomicU64,
-    /// Number of blocks on it.
+    /// Number of blocks.
     pub blocks: AtomicU64,
-    /// The bytes it may hold.
+    /// The bytes that the disk may hold.
     pub limit: AtomicU64,
-    /// Free bytes of its file system: the last answer, corrected by own writes and removals since.
+    /// Free bytes of the file system: the last answer, corrected by own writes and removals since.
     pub free: AtomicU64,
-    /// Size of its file system.
+    /// Size of the file system.
     pub total: AtomicU64,
     /// Tasks of the background thread.
     pub work: Mutex<VecDeque<DiskWork>>,
@@ -70,17 +70,16 @@ pub struct CacheDisk {
     pub wake: Condvar,
     /// Limits the bytes that are being written at a time.
     pub write_permits: WritePermits,
-    /// The block, with its generation, whose late read last made the disk unusable.
+    /// The block and generation whose late read last made the disk unusable.
     pub disabled_by: Mutex<Option<(BlockId, u16)>>,
     /// When a shortage of this process was last logged.
     pub shortage_logged_at: Mutex<Option<Instant>>,
-    /// When it was last logged that the index is full.
+    /// The time of the last log line about a full index.
     pub index_full_logged_at: Mutex<Option<Instant>>,
-    /// Bytes of blocks at which the file system refused more although it reported free space; `u64::MAX` when it did
-    /// not refuse.
+    /// Bytes of blocks at which the file system refused more although it reported free space; `u64::MAX` without a refusal.
     pub refused_above: AtomicU64,
-    /// The file system refused another write although a block had been evicted for it. Further evictions are futile,
-    /// as when inodes are missing and files are long.
+    /// The file system refused another write although a block had been evicted. Further evictions are futile, as when inodes are
+    /// missing and files are long.
     pub eviction_futile: AtomicBool,
     /// When a refusal was last logged.
     pub refusal_logged_at: Mutex<Option<Instant>>,
@@ -114,7 +113,7 @@ impl CacheDisk {
         Ok(self.files.put(*key, file, false))
     }
 
-    /// Returns a data file to write to. `first`: it holds no block yet.
+    /// Returns a data file to write to. `first`: no block is there yet.
     ///
     /// # Errors
     /// The system's error.
@@ -127,7 +126,7 @@ impl CacheDisk {
         Ok(self.files.put(*key, file, first))
     }
 
-    /// Creates a data file that begins with the first `len` bytes of `padded`, and closes it.
+    /// Creates a data file that begins with the first `len` bytes of `padded`.
     ///
     /// # Errors
     /// The system's error.
@@ -159,8 +158,8 @@ impl CacheDisk {
         self.append_log_with(bytes, |_| records)
     }
 
-    /// Appends to the log the records that `records` writes under the log's lock; nothing when it returns 0, else the
-    /// number of records.
+    /// Appends to the log the records that `records` writes under the log's lock; `records` returns the number of records, or 0
+    /// for nothing to append.
     ///
     /// # Errors
     /// As [`CacheDisk::append_log`].
@@ -198,13 +197,13 @@ impl CacheDisk {
         }
     }
 
-    /// The bytes that it may hold now.
+    /// The bytes that the disk may hold now.
     pub fn room_bytes(&self) -> u64 {
         self.limit.load(Ordering::Relaxed).min(self.refused_above.load(Ordering::Relaxed))
     }
 
-    /// Notes that the file system refused `more` bytes beyond those used. They are the limit until the disk is tried
-    /// again.
+    /// Notes that the file system refused `more` bytes beyond the used bytes. The used bytes are the limit until the disk is
+    /// tried again.
     pub fn note_refusal(&self, what: &str, more: u64, error: &io::Error) {
         let used = self.used.load(Ordering::Relaxed).saturating_sub(more);
         self.refused_above.fetch_min(used, Ordering::Relaxed);
@@ -287,7 +286,7 @@ impl CacheDisk {
     }
 }
 
-/// Whether the interval since the last log line has passed; if so, it begins anew.
+/// Whether the interval since the last log line has passed; if so, a new interval begins.
 fn is_log_due(said: &Mutex<Option<Instant>>) -> bool {
     let mut said = said.lock();
     let again = said.is_none_or(|at| at.elapsed() > DISK_LOG_INTERVAL);
@@ -297,11 +296,11 @@ fn is_log_due(said: &Mutex<Option<Instant>>) -> bool {
     again
 }
 
-/// Runs an operation on a data file, and once more after its folder was created.
+/// Runs an operation on a data file, and again after the folder was created.
 fn with_folder<T>(path: &Path, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     match work() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // Only this one folder: if the disk was unmounted, nothing may be created on the mount point below it.
+            // Only this folder: if the disk was unmounted, nothing may be created on the mount point below.
             match path.parent().map_or(Ok(()), std::fs::create_dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
                 _ => work(),

@@ -1,8 +1,8 @@
 //! Removes blocks from a disk: evicted, wrong, expired, or of a removed object.
 //!
-//! A block leaves in steps: it is marked (readers miss it, writers skip it), its removal is logged, its space is
-//! freed, its entry is removed. A crash between two steps costs space until the next sweep, nothing else. Space that
-//! can't be freed at once (an open handle, other writers, a full disk) is freed later by the background thread.
+//! A block leaves in steps: the block is marked (readers miss the block, writers skip it), the removal is logged, the space is
+//! freed, the entry is removed. A crash between two steps costs space until the next sweep, nothing else. Space that can't be
+//! freed at once (an open handle, other writers, a full disk) is freed later by the background thread.
 
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::files::FileKey;
@@ -26,7 +26,7 @@ impl StoreCore {
         disk.used.load(Ordering::Relaxed).saturating_sub(mark)
     }
 
-    /// Evicts one block; false when none can be evicted.
+    /// Evicts a block; false when no block can be evicted.
     pub(crate) fn evict_one(&self, disk: &Arc<CacheDisk>) -> bool {
         if !disk.health.usable() {
             return false;
@@ -54,7 +54,7 @@ impl StoreCore {
         true
     }
 
-    /// Logs promotions to the main queue, so that blocks keep their rank over a restart.
+    /// Logs promotions to the main queue, so that ranks outlive a restart.
     fn note_promoted(&self, disk: &CacheDisk, blocks: &[BlockId]) {
         let mut records = Vec::with_capacity(blocks.len() * 32);
         for block in blocks {
@@ -68,7 +68,7 @@ impl StoreCore {
         }
     }
 
-    /// Removes a block that is marked as leaving. An unusable disk does so once it is usable again.
+    /// Removes a block that is marked as leaving. An unusable disk removes the block once usable again.
     pub(crate) fn discard_block(&self, disk: &CacheDisk, block: &BlockId) {
         if !disk.health.usable() {
             disk.enqueue(DiskWork::Discard(*block));
@@ -76,10 +76,10 @@ impl StoreCore {
         }
         let mut record = Vec::with_capacity(32);
         log::push_remove(&mut record, block);
-        // Not for a block that another disk took meanwhile, nor before its writer has logged it.
+        // Not for a block that another disk took meanwhile, nor before the writer has logged the block.
         let leaves = |_: &mut Vec<u8>| u64::from(is_leaving(&self.index.shard_of(&block.object).read(), disk, block));
         if let Err(error) = disk.append_log_with(record, leaves) {
-            // A full disk has no room for the record either. Without it the block comes back after a crash, and its
+            // A full disk has no room for the record either. Without the record the block comes back after a crash, and the
             // checksums reveal that the bytes are gone.
             let broken = self.write_failed(disk, "writing to the index log", &error);
             if broken || !disk.health.usable() {
@@ -91,7 +91,7 @@ impl StoreCore {
         let result = if alone {
             disk.remove_file(&key)
         } else if pinned {
-            // A handle may be reading the file directly: its bytes must not change.
+            // A handle may be reading the file directly: the bytes must not change.
             Ok(())
         } else {
             self.punch_block(disk, &key, block.index, len)
@@ -110,7 +110,7 @@ impl StoreCore {
             disk.enqueue(DiskWork::Discard(*block));
             return;
         }
-        // Another disk may have taken it.
+        // Another disk may have taken the block.
         let leaves = shard.get(block).is_some_and(|entry| entry.leaves_disk(disk.number));
         if leaves && let Some(entry) = self.remove_entry(&mut shard, block) {
             drop(shard);
@@ -120,15 +120,15 @@ impl StoreCore {
             drop(shard);
         }
         if !given_back {
-            // Retried once, or until it succeeds if the disk was not at fault.
+            // Retried once, or until success if the disk was not at fault.
             disk.enqueue(DiskWork::Reclaim(*block, key.tag == 0));
         } else if !alone {
             self.remove_file_if_empty(disk, &key);
         }
     }
 
-    /// The file of a leaving block, its length, whether the file is removed with it (then marked as being unlinked),
-    /// and whether the object is pinned.
+    /// The file of a leaving block, its length, whether the file is removed too (then marked as being unlinked), and whether the
+    /// object is pinned.
     fn plan_discard(&self, disk: &CacheDisk, block: &BlockId) -> Option<(FileKey, u32, bool, bool)> {
         let mut shard = self.index.shard_of(&block.object).write();
         if !is_leaving(&shard, disk, block) {
@@ -157,15 +157,14 @@ impl StoreCore {
         n
     }
 
-    /// Removes a file that holds no block. If it is being written, or the disk is unusable, the background thread
-    /// does so later.
+    /// Removes a file that holds no block. A file that is being written, or an unusable disk, is left to the background thread.
     pub(crate) fn remove_file_if_empty(&self, disk: &CacheDisk, key: &FileKey) {
         if !self.try_remove_empty(disk, key) {
             disk.enqueue(DiskWork::RemoveEmpty(*key));
         }
     }
 
-    /// Removes a file if it holds no block; false when that must be retried.
+    /// Removes a file without blocks; false when that must be retried.
     pub(crate) fn try_remove_empty(&self, disk: &CacheDisk, key: &FileKey) -> bool {
         // A late write may land after this.
         if !disk.health.usable() || disk.io.late_count() > 0 {
@@ -209,11 +208,11 @@ impl StoreCore {
             drop(shard);
             return self.try_remove_empty(disk, &key);
         }
-        // It may be being written to this very place, or a handle may be reading the file directly.
+        // A writer may be writing to this very place, or a handle may be reading the file directly.
         if shard.state(block).is_being_written() || shard.activity(&block.object).pins > 0 {
             return false;
         }
-        // This mark prevents new writers of the file; current ones write beside this block.
+        // This mark prevents new writers of the file; current writers write beside this block.
         shard.update_activity(&block.object, |a| a.unlinking += 1);
         drop(shard);
         let result = self.punch_block(disk, &key, block.index, self.config.block_size);
@@ -230,7 +229,7 @@ impl StoreCore {
         self.write_failed(disk, "giving space back", &error) && error.kind() != io::ErrorKind::TimedOut
     }
 
-    /// Frees the space of one block of a file.
+    /// Frees the space of a block of a file.
     pub(crate) fn punch_block(&self, disk: &CacheDisk, key: &FileKey, index: u32, len: u32) -> io::Result<()> {
         let size = u64::from(self.config.block_size);
         disk.open_file(key)
@@ -240,13 +239,13 @@ impl StoreCore {
             .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
     }
 
-    /// Marks a block as leaving and queues its removal; returns whether it was present.
+    /// Marks a block as leaving and queues its removal; returns whether the block was present.
     pub(crate) fn expire_block(&self, block: &BlockId) -> bool {
         let mut shard = self.index.shard_of(&block.object).write();
         // Also on an unusable disk: nothing would expire the block again once the disk is back.
         let disk = shard.begin_removal(block);
-        // The class regains its room at once; the disk's own follows with the removal. Under the lock: afterwards the
-        // block may be gone and rewritten.
+        // The class regains room at once, the disk with the removal. Under the lock: afterwards the block may be gone and
+        // rewritten.
         self.classes.forget_block(block);
         drop(shard);
         let Some(disk) = disk else { return false };
@@ -255,13 +254,13 @@ impl StoreCore {
         true
     }
 
-    /// Expires blocks by the rules of their class; returns them.
+    /// Expires blocks by the rules of the classes, and returns the blocks.
     pub(crate) fn expire_due(&self, most: usize) -> Vec<BlockId> {
         let due = self.classes.due_blocks(crate::classes::unix_seconds(), most);
         due.into_iter().filter(|block| self.expire_block(block)).collect()
     }
 
-    /// Removes all blocks of an object. Handles pinned on its file keep reading it.
+    /// Removes all blocks of an object. Handles pinned on the file continue to read.
     pub fn remove_object(&self, obj: &ObjectRef) {
         self.remove_blocks(obj, 0..u32::MAX, true);
     }
@@ -278,8 +277,8 @@ impl StoreCore {
         bytes
     }
 
-    /// Removes the blocks of the objects that `wanted` chooses from one part of the index, pinned blocks only with
-    /// `with_pinned`; `None` beyond the last part. A part holds about a 64th of all blocks.
+    /// Removes the blocks of the objects that `wanted` chooses from a part of the index, pinned blocks only with `with_pinned`;
+    /// `None` beyond the last part. A part holds about a 64th of all blocks.
     pub fn remove_in_part(
         &self,
         part: usize,
@@ -300,7 +299,7 @@ impl StoreCore {
         Some(bytes)
     }
 
-    /// The block, if it is to be removed; counts its bytes.
+    /// The block, if removed; counts the bytes.
     fn choose_removal(
         &self,
         block: BlockId,
@@ -320,7 +319,7 @@ impl StoreCore {
     }
 
     fn remove_chosen(&self, mut blocks: Vec<BlockId>) {
-        // Not in the map's own order: each search for a remaining block would step over all removed ones.
+        // Not in the map's order: each search for a remaining block would step over all removed ones.
         blocks.sort_unstable();
         for block in blocks {
             let disk = self.index.shard_of(&block.object).write().begin_removal(&block);
@@ -347,7 +346,7 @@ impl std::ops::AddAssign for RemovedBytes {
     }
 }
 
-/// Whether a block is to be removed from a disk now. A block still being written is left to its writer.
+/// Whether a block is to be removed from a disk now. A block that is still being written is left to the writer.
 fn is_leaving(shard: &IndexShard, disk: &CacheDisk, block: &BlockId) -> bool {
     shard.get(block).is_some_and(|entry| entry.leaves_disk(disk.number))
 }

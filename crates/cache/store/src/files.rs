@@ -1,5 +1,5 @@
-//! The open data files of one disk, up to a bound, so that a read need not open one. It knows names and descriptors,
-//! not contents.
+//! The open data files of a disk, up to a bound, so that a read need not open the file. Knows names and descriptors, not
+//! contents.
 
 use crate::io::DataFile;
 use parking_lot::Mutex;
@@ -8,10 +8,10 @@ use spurline_types::id_hash::BuildObjectHasher;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A data file: the object, and 0 for its one file or 1 + the extent's number.
+/// A data file: the object, and 0 for the object's single file or 1 + the extent's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileKey {
-    /// The object it belongs to.
+    /// The object.
     pub object: ObjectId,
     /// 0, or 1 + the extent's number.
     pub tag: u32,
@@ -33,7 +33,7 @@ struct FileShard {
     hand: usize,
 }
 
-/// The open files of one disk.
+/// The open files of a disk.
 pub struct FileCache {
     parts: [Mutex<FileShard>; FILE_CACHE_SHARDS],
     /// Maximum files per shard.
@@ -50,7 +50,7 @@ impl FileCache {
         &self.parts[(key.object.0 >> 96) as usize % FILE_CACHE_SHARDS]
     }
 
-    /// The open file, if it is cached.
+    /// The open file, if cached.
     pub fn get(&self, key: &FileKey) -> Option<Arc<DataFile>> {
         let mut part = self.shard_of(key).lock();
         let at = *part.slot_of.get(key)?;
@@ -59,7 +59,7 @@ impl FileCache {
         Some(Arc::clone(&slot.file))
     }
 
-    /// Caches a file. With `replace` it replaces another of that name, else the one already cached wins.
+    /// Caches a file. With `replace` the file replaces another of that name, else the file that is cached already wins.
     pub fn put(&self, key: FileKey, file: DataFile, replace: bool) -> Arc<DataFile> {
         let file = Arc::new(file);
         let mut part = self.shard_of(&key).lock();

@@ -1,4 +1,4 @@
-//! Cache directories that a start created: a failed start removes them. It knows nothing of their contents.
+//! Cache directories that a start created: a failed start removes them. Knows nothing of the contents.
 
 use crate::layout::LOCK;
 use rustix::fs::{FlockOperation, flock};
@@ -6,20 +6,20 @@ use std::fs::{File, OpenOptions};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// Directories that this process created before it opened a store in them. Removed on drop unless kept. Drop the
-/// store first. A directory that another process has used is left alone.
+/// Directories that this process created before it opened a store there. Removed on drop unless kept. Drop the store first. A
+/// directory that another process has used is left alone.
 #[derive(Debug, Default)]
 #[must_use = "directories are removed when this is dropped"]
 pub struct FreshDirs(Vec<PathBuf>);
 
 impl FreshDirs {
-    /// Creates the missing ones of `dirs`. A failure is reported later, by opening the store.
+    /// Creates those of `dirs` that are missing. A failure is reported later, by opening the store.
     pub fn create_missing<'a>(dirs: impl IntoIterator<Item = &'a PathBuf>) -> Self {
         let made = |dir: &&PathBuf| {
             if let Some(parent) = dir.parent() {
                 let _ = std::fs::create_dir_all(parent);
             }
-            // Of two processes that start together, one creates it.
+            // Of two processes that start together, only the first creates the directory.
             std::fs::create_dir(dir).is_ok()
         };
         FreshDirs(dirs.into_iter().filter(made).cloned().collect())
@@ -34,9 +34,9 @@ impl FreshDirs {
 impl Drop for FreshDirs {
     fn drop(&mut self) {
         for dir in &self.0 {
-            // The lock is held until the directory is gone, so no process begins to use it meanwhile.
+            // The lock is held until the directory is gone, so no process begins to use the directory meanwhile.
             if let Some(_lock) = lock_if_unused(dir) {
-                // A failed removal leaves things as they were.
+                // A failed removal has no consequence.
                 let _ = std::fs::remove_dir_all(dir);
             }
         }

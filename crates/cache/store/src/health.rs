@@ -1,5 +1,5 @@
-//! The state machine of one disk: normal, unstable, down, and back. Events and time are passed in; it runs no
-//! operation and holds no clock.
+//! The state machine of a disk: normal, unstable, down, and back. Events and time are passed in; there is no operation and no
+//! clock here.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant, SystemTime};
 /// Whether a disk is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskState {
-    /// Reads and writes go to it.
+    /// Reads and writes use the disk.
     Normal,
-    /// It failed or was too slow: reads and writes use other disks while it is probed in the background.
+    /// The disk failed or was too slow: reads and writes use other disks, and probes run in the background.
     Unstable,
-    /// It has been unstable for longer than `down_after`.
+    /// Unstable for longer than `down_after`.
     Down,
 }
 
@@ -44,7 +44,7 @@ struct HealthState {
     good_probes: u32,
 }
 
-/// The health of one disk.
+/// The health of a disk.
 pub struct DiskHealth {
     usable: AtomicBool,
     down_after: Duration,
@@ -69,7 +69,7 @@ impl DiskHealth {
         }
     }
 
-    /// Whether reads and writes may go to the disk. One relaxed load.
+    /// Whether reads and writes may go to the disk. Costs a relaxed load.
     pub fn usable(&self) -> bool {
         self.usable.load(Ordering::Relaxed)
     }
@@ -85,7 +85,7 @@ impl DiskHealth {
         (inner.errors, inner.good_probes) = (0, 0);
     }
 
-    /// An operation failed (`late`: missed its deadline). Returns the new state if it changed.
+    /// An operation failed (`late`: missed its deadline). Returns the new state after a change.
     pub fn operation_failed(&self, now: Instant, late: bool, what: &dyn Fn() -> String) -> Option<DiskState> {
         let mut inner = self.inner.lock();
         if inner.state != DiskState::Normal {
@@ -104,7 +104,7 @@ impl DiskHealth {
         Some(DiskState::Unstable)
     }
 
-    /// A probe of a disk that is not normal ended. Returns the new state if it changed.
+    /// A probe of a disk that is not normal ended. Returns the new state after a change.
     pub fn probe_finished(&self, now: Instant, result: Result<(), String>) -> Option<DiskState> {
         let mut inner = self.inner.lock();
         match (inner.state, result) {
@@ -128,7 +128,7 @@ impl DiskHealth {
         }
     }
 
-    /// Turns an unstable disk down after `down_after`. Returns the new state if it changed.
+    /// Turns an unstable disk down after `down_after`. Returns the new state after a change.
     pub fn tick(&self, now: Instant) -> Option<DiskState> {
         let mut inner = self.inner.lock();
         if inner.state == DiskState::Unstable && now.duration_since(inner.since_instant) >= self.down_after {

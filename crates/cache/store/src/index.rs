@@ -1,7 +1,7 @@
-//! The in-memory index: which blocks exist, and where. It knows no files, no disk states and no policy; an entry
-//! names a disk and a slot by number.
+//! The in-memory index: which blocks exist, and where. Knows no files, no disk states and no policy; an entry names a disk and a
+//! slot by number.
 //!
-//! An object with one block (most files of most datasets) takes one entry of a hash map and nothing else.
+//! An object with a single block (most files of most datasets) takes an entry of a hash map and nothing else.
 
 use crate::block_state::BlockState;
 use parking_lot::RwLock;
@@ -11,25 +11,25 @@ use std::collections::HashSet;
 use std::collections::hash_map::{Entry as Slot, HashMap};
 use std::ops::Range;
 
-/// Shards of the index, each under its own lock.
+/// Shards of the index, each under a lock.
 pub const PARTS: usize = 64;
 
-/// The block lies in the object's one file (else in its extent's).
+/// The block lies in the object's single file (else in an extent's).
 pub const WHOLE: u8 = crate::log::WHOLE;
 /// The block is in the main queue of the eviction policy (as last written to the log).
 pub const MAIN: u8 = crate::log::MAIN;
 
-/// All bytes of the block are zero; its file has a hole in place of all but the last page.
+/// All bytes of the block are zero; the file has a hole in place of all but the last page.
 pub const HOLE: u8 = crate::log::HOLE;
 
-/// Memory that the store takes per block of at most `block_size` bytes, outside of any buffer: the entry in its hash
-/// map, the slot of the eviction policy and its ghost, the heap's overhead, and a checksum per granule.
+/// Memory that the store takes per block of at most `block_size` bytes, outside of any buffer: the entry in the hash map, the
+/// slot and the ghost in the eviction policy, the heap's overhead, and a checksum per granule.
 pub const fn index_bytes_per_block(block_size: u32) -> u64 {
     const ENTRY_AND_SLOT: u64 = 288;
     ENTRY_AND_SLOT + 4 * (block_size as u64).div_ceil(crate::crc::GRANULE as u64)
 }
 
-/// Where a block is, and the checksums of its bytes.
+/// Where a block is, and the checksums of the bytes.
 #[derive(Debug)]
 pub struct BlockEntry {
     /// CRC32C of every granule.
@@ -38,7 +38,7 @@ pub struct BlockEntry {
     pub slot: u32,
     /// Length in bytes.
     pub len: u32,
-    /// Distinguishes this entry from an earlier one of the same block.
+    /// Distinguishes this entry from an earlier entry of the same block.
     pub generation: u16,
     /// The disk's number.
     pub disk: u8,
@@ -60,13 +60,13 @@ pub struct ObjectActivity {
     pub writers: u32,
     /// Handles that hold a file of the object.
     pub pins: u32,
-    /// Those of them that let the kernel read the whole file directly: the file must not be written to.
+    /// Handles by which the kernel reads the whole file directly: the file must not be written to.
     pub whole: u32,
     /// Files being removed.
     pub unlinking: u32,
 }
 
-/// A shard of the index under one lock.
+/// A shard of the index, under a lock.
 #[derive(Default)]
 pub struct IndexShard {
     objects: HashMap<ObjectId, ObjectBlocks, BuildObjectHasher>,
@@ -86,12 +86,12 @@ impl BlockEntry {
         self.state
     }
 
-    /// Whether readers may use the block, if its disk is usable.
+    /// Whether readers may use the block, if the disk is usable.
     pub fn is_readable(&self) -> bool {
         self.state.is_readable()
     }
 
-    /// Whether the block is to be removed from this disk now: its writer, if it had one, is done.
+    /// Whether the block is to be removed from this disk now: no writer has the block any more.
     pub fn leaves_disk(&self, disk: u8) -> bool {
         self.state == BlockState::Leaving && self.disk == disk
     }
@@ -109,7 +109,7 @@ impl Default for BlockIndex {
 }
 
 impl BlockIndex {
-    /// The shard that holds an object. It may be locked under the policy's lock, never the reverse.
+    /// The shard that holds an object. A shard may be locked under the policy's lock, never the reverse.
     pub fn shard_of(&self, object: &ObjectId) -> &RwLock<IndexShard> {
         &self.shards[(object.0 >> 122) as usize % PARTS]
     }
@@ -119,7 +119,7 @@ impl BlockIndex {
         (0..PARTS).for_each(|part| self.for_each_in_part(part, &mut f));
     }
 
-    /// Calls `f` with every block of one of the [`PARTS`], whose lock is held meanwhile.
+    /// Calls `f` with every block of a part (of [`PARTS`]), whose lock is held meanwhile.
     pub fn for_each_in_part(&self, part: usize, mut f: impl FnMut(BlockId, &BlockEntry)) {
         for (object, blocks) in &self.shards[part].read().objects {
             match blocks {
@@ -133,7 +133,7 @@ impl BlockIndex {
 }
 
 impl IndexShard {
-    /// The entry of a block, including one that is being removed.
+    /// The entry of a block, also when the block is being removed.
     pub fn get(&self, block: &BlockId) -> Option<&BlockEntry> {
         match self.objects.get(&block.object)? {
             ObjectBlocks::One(index, entry) => (*index == block.index).then_some(entry),
@@ -149,7 +149,7 @@ impl IndexShard {
         }
     }
 
-    /// Adds a block, or replaces its entry and returns the old one.
+    /// Adds a block, or replaces the entry and returns the old entry.
     fn insert(&mut self, block: BlockId, entry: BlockEntry) -> Option<BlockEntry> {
         match self.objects.entry(block.object) {
             Slot::Vacant(vacant) => {
@@ -170,7 +170,7 @@ impl IndexShard {
         }
     }
 
-    /// Removes the entry of a block, whatever its state.
+    /// Removes the entry of a block, whatever the state.
     fn take_entry(&mut self, block: &BlockId) -> Option<BlockEntry> {
         let Slot::Occupied(mut occupied) = self.objects.entry(block.object) else { return None };
         match occupied.get_mut() {
@@ -189,7 +189,7 @@ impl IndexShard {
         }
     }
 
-    /// Calls `f` with every block of an object until it returns false; returns whether it never did.
+    /// Calls `f` with every block of an object until `f` returns false; returns whether `f` never did.
     pub fn all_blocks(&self, object: &ObjectId, mut f: impl FnMut(u32, &BlockEntry) -> bool) -> bool {
         match self.objects.get(object) {
             None => true,
@@ -243,7 +243,7 @@ impl IndexShard {
         true
     }
 
-    /// A writer claims a block; false when that is not possible in its state.
+    /// A writer claims a block; false when the block's state does not allow that.
     pub fn begin_write(&mut self, block: &BlockId) -> bool {
         let free = self.state(block).may_become(BlockState::Writing);
         if free {
@@ -253,7 +253,7 @@ impl IndexShard {
         free
     }
 
-    /// Enters a claimed block, which readers may use from now on; false, without effect, when it was not claimed.
+    /// Enters a claimed block, which readers may use from now on; false, without effect, when the block was not claimed.
     pub fn enter(&mut self, block: BlockId, mut entry: BlockEntry) -> bool {
         let claimed = self.state(&block).may_become(BlockState::Logging);
         if claimed {
@@ -264,7 +264,7 @@ impl IndexShard {
         claimed
     }
 
-    /// Ends a write that [`IndexShard::begin_write`] began. Returns whether the block must be removed from its disk now.
+    /// Ends a write that [`IndexShard::begin_write`] began. Returns whether the block must be removed from disk now.
     pub fn end_write(&mut self, block: &BlockId) -> bool {
         let state = self.state(block);
         if state.is_being_written() {
@@ -284,13 +284,13 @@ impl IndexShard {
         }
     }
 
-    /// Notes that a block was verified, unless it is being written or removed.
+    /// Notes that a block was verified, unless the block is being written or removed.
     pub fn verified(&mut self, block: &BlockId) {
         self.step(block, BlockState::Verified);
     }
 
-    /// Makes a block unreadable, to be removed from its disk: by its writer if it has one, else by the caller. Returns
-    /// the disk; `None`, without effect, when it is not readable.
+    /// Makes a block unreadable, to be removed from the disk: by the writer if there is one, else by the caller. Returns the
+    /// disk; `None`, without effect, when the block is not readable.
     pub fn begin_removal(&mut self, block: &BlockId) -> Option<u8> {
         if !self.state(block).is_readable() {
             return None;
@@ -299,7 +299,7 @@ impl IndexShard {
             .then(|| self.get(block).map(|entry| entry.disk))?
     }
 
-    /// Forgets a block; `None`, without effect, while a writer owns it.
+    /// Forgets a block; `None`, without effect, while a writer owns the block.
     pub fn remove(&mut self, block: &BlockId) -> Option<BlockEntry> {
         if !self.state(block).may_become(BlockState::Absent) {
             return None;

@@ -1,5 +1,5 @@
-//! The background thread of one disk: evicts ahead of writers, finishes removals, probes a failed disk, rewrites the
-//! log, removes files that no index entry names. No request waits for it, so it may block on the disk.
+//! The background thread of a disk: evicts ahead of writers, finishes removals, probes a failed disk, rewrites the log, removes
+//! files that no index entry names. No request waits for the thread, which may block on the disk.
 
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::evict::is_transient;
@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often the thread runs when nothing wakes it.
+/// How often the thread runs without being woken.
 const JANITOR_INTERVAL: Duration = Duration::from_secs(1);
-/// Garbage records that a log may have whatever its size.
+/// Garbage records that a log of any size may have.
 const GARBAGE_RECORDS: u64 = 4096;
 /// Pause after a failed rewrite of the log, which writes as much as the new log holds.
 const REWRITE_RETRY: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ const REDISTRIBUTE_INTERVAL: Duration = Duration::from_secs(60);
 const REFUSAL_PROBES: u32 = 60;
 /// Blocks expired per batch.
 const EXPIRE_BATCH: usize = 1024;
-/// Space that a file may take beyond its blocks before the sweep punches holes: file system metadata.
+/// Space that a file may take beyond the blocks before the sweep punches holes: file system metadata.
 const METADATA_SLACK: u64 = 256 << 10;
 
 /// Runs until the store closes.
@@ -87,12 +87,12 @@ pub fn run_janitor(core: &Arc<StoreCore>, disk: &Arc<CacheDisk>) {
     }
 }
 
-/// The next task, if the disk is usable; else it waits until the disk is.
+/// The next task, if the disk is usable; tasks wait for a usable disk.
 fn next_work(disk: &CacheDisk) -> Option<DiskWork> {
     disk.work.lock().pop_front_if(|_| disk.health.usable())
 }
 
-/// Performs a task; one that can't be done now goes to `later`.
+/// Performs a task; a task that can't be done now goes to `later`.
 fn perform_work(core: &StoreCore, disk: &CacheDisk, work: DiskWork, later: &mut HashSet<DiskWork>) {
     let done = match work {
         DiskWork::Discard(block) => {
@@ -102,8 +102,8 @@ fn perform_work(core: &StoreCore, disk: &CacheDisk, work: DiskWork, later: &mut 
         DiskWork::Forget(block, whole) => {
             let mut record = Vec::with_capacity(32);
             log::push_remove(&mut record, &block);
-            // The block may have returned to this disk meanwhile. A writer enters a block in the index before the
-            // log, so the record of a block that is absent under the log's lock follows this one.
+            // The block may have returned to this disk meanwhile. A writer enters a block in the index before the log, so the
+            // record of a block that is absent under the log's lock follows this record.
             let here = || core.index.shard_of(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
             let logged = disk.append_log_with(record, |_| u64::from(!here()));
             let broken = logged.is_err_and(|error| core.write_failed(disk, "writing to the index log", &error));
@@ -147,7 +147,7 @@ fn make_room(core: &StoreCore, disk: &Arc<CacheDisk>) {
     }
 }
 
-/// Expires blocks on all disks by the rules of their classes.
+/// Expires blocks on all disks by the rules of the classes.
 fn expire_blocks(core: &StoreCore) {
     while !core.closing.load(Ordering::Acquire) {
         let gone = core.expire_due(EXPIRE_BATCH);
@@ -160,7 +160,7 @@ fn expire_blocks(core: &StoreCore) {
     }
 }
 
-/// Writes a file, reads it back and compares.
+/// Writes a file, reads back and compares.
 fn probe_disk(core: &StoreCore, disk: &CacheDisk) -> io::Result<()> {
     let late = disk.io.late_count();
     if late > 0 {
@@ -190,7 +190,7 @@ fn probe_disk(core: &StoreCore, disk: &CacheDisk) -> io::Result<()> {
     })
 }
 
-/// Rewrites the log when more than half of it is garbage; false when that failed.
+/// Rewrites the log when more than half is garbage; false when that failed.
 fn rewrite_log(core: &StoreCore, disk: &CacheDisk) -> bool {
     // A classified block has two records.
     let live = disk.blocks.load(Ordering::Relaxed) + core.classes.block_count();
@@ -206,7 +206,7 @@ fn rewrite_log(core: &StoreCore, disk: &CacheDisk) -> bool {
         let mut len = 0u64;
         let mut records = 0;
         let mut pending = log::encode_header(core.config.block_size).to_vec();
-        // The disk is written to with no shard locked: readers need them.
+        // No shard is locked while the disk is written to: readers need the shards.
         for part in 0..PARTS {
             core.index.for_each_in_part(part, |block, entry| {
                 if entry.disk == disk.number && entry.is_readable() {
@@ -218,7 +218,7 @@ fn rewrite_log(core: &StoreCore, disk: &CacheDisk) -> bool {
             len += pending.len() as u64;
             pending.clear();
         }
-        // Most of it is synced before writers have to wait for the rest.
+        // Most is synced before writers have to wait for the rest.
         file.sync_data()?;
         // The directory may belong to another process by now.
         if let Some(why) = disk.root_lock.lost_reason(&disk.root) {
@@ -234,7 +234,7 @@ fn rewrite_log(core: &StoreCore, disk: &CacheDisk) -> bool {
     result.is_ok()
 }
 
-/// A pass over the data folders after start, one folder per step.
+/// A pass over the data folders after start, a folder in each step.
 #[derive(Default)]
 struct DiskSweep {
     folder: u32,
@@ -249,20 +249,19 @@ impl DiskSweep {
         self.folder >= 256
     }
 
-    /// Sweeps one folder, or after all folders the postponed files: removes files and punches blocks that no entry
-    /// names.
+    /// Sweeps a folder, or after all folders the postponed files: removes files and punches blocks that no entry names.
     fn step(&mut self, core: &StoreCore, disk: &CacheDisk, later: &mut HashSet<DiskWork>) {
         if self.is_done() {
             self.postponed.retain(|key| !disk.health.usable() || !sweep_file(core, disk, key));
             return;
         }
-        // The cause of the disk's failure may lie in this folder: it is retried once, not for ever.
+        // The cause of the disk's failure may lie in this folder: the sweep is retried once, not for ever.
         let all = self.sweep_folder(core, disk, later);
         self.second_try = !all && !self.second_try;
         self.folder += u32::from(!self.second_try);
     }
 
-    /// Returns whether it reached the folder's end.
+    /// Returns whether the folder's end was reached.
     fn sweep_folder(&mut self, core: &StoreCore, disk: &CacheDisk, later: &mut HashSet<DiskWork>) -> bool {
         let folder = disk.root.join(format!("data/{:02x}", self.folder));
         let Ok(list) = std::fs::read_dir(&folder) else { return true };

@@ -1,5 +1,5 @@
-//! The index log of one disk as a file: append, read back at start, rewrite when most of it is garbage. It writes
-//! opaque records and knows no index.
+//! The index log of a disk as a file: append, read back at start, rewrite when most is garbage. Writes opaque records and knows
+//! no index.
 //!
 //! Appends go to a known offset that moves only when the whole piece was written, so a torn append is overwritten by
 //! the next. A rewrite goes to a second file that replaces the first by rename; records appended meanwhile go to
@@ -22,15 +22,15 @@ pub struct IndexJournal {
     len: u64,
     /// Records in the file.
     pub records: u64,
-    /// Records appended since a rewrite began, and their number.
+    /// Records appended since a rewrite began, and how many.
     appended_since: Option<(Vec<u8>, u64)>,
 }
 
 /// Bytes of the log read at a time at start.
 const READ_PIECE: usize = 1 << 20;
 
-/// Calls `f` with every whole record of a log, which `read` reads from an offset. Returns the offset behind the last
-/// record, and the error that ended them, if any.
+/// Calls `f` with every whole record of a log, which `read` reads from an offset. Returns the offset behind the last record, and
+/// the error at the end, if any.
 fn replay_file(
     mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
     mut f: impl FnMut(log::LogRecord<'_>),
@@ -48,7 +48,7 @@ fn replay_file(
         let used = log::replay_records(&buffer[..filled], &mut f);
         buffer.copy_within(used..filled, 0);
         (at, filled) = (at + used as u64, filled - used);
-        // This many bytes contain a whole record, if there is one.
+        // This many bytes contain a whole record, unless the log ends here.
         if n == 0 || filled >= log::RECORD_MAX {
             return (at, None);
         }
@@ -56,8 +56,8 @@ fn replay_file(
 }
 
 impl IndexJournal {
-    /// Opens the log in `root`, creating it if missing, and calls `f` with every whole record. A torn tail is cut
-    /// off. A file that is no log for this block size starts anew, and the blocks it named are orphans.
+    /// Opens the log in `root`, or creates a log, and calls `f` with every whole record. A torn tail is cut off. A file that is
+    /// no log for this block size starts anew, and the blocks in that file are orphans.
     ///
     /// # Errors
     /// The system's error.
@@ -139,7 +139,7 @@ impl IndexJournal {
         self.appended_since = Some((Vec::new(), 0));
     }
 
-    /// Abandons a rewrite, and frees its space.
+    /// Abandons a rewrite, and frees the space.
     pub fn abandon_rewrite(&mut self) {
         self.appended_since = None;
         // A file that remains is overwritten by the next rewrite, or removed at the next start.

@@ -1,5 +1,4 @@
-//! The layout of a cache directory: its lock, its format file, the path of a block's file. It does not know what is
-//! cached.
+//! The layout of a cache directory: lock, format file, the path of a block's file. Does not know the contents of the cache.
 //!
 //! ```text
 //! DIR/lock         held by the process that uses the directory, with its pid
@@ -25,7 +24,7 @@ const LAYOUT_VERSION: u32 = 1;
 pub const PROBE: u64 = 4096;
 /// The file that the user of a directory holds locked.
 pub const LOCK: &str = "lock";
-/// Attempts to take that lock, and the pause between them.
+/// Attempts to take that lock, and the pause between attempts.
 const LOCK_ATTEMPTS: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -54,9 +53,9 @@ pub fn parse_name(name: &str) -> Option<FileKey> {
 /// A directory locked by this process.
 #[derive(Debug)]
 pub struct CacheRoot {
-    /// The disk's own id: its rank for an object stays when it is mounted elsewhere.
+    /// The disk's id: the rank for an object stays when the disk is mounted elsewhere.
     pub id: u64,
-    /// Device and inode of the directory, to notice that another directory took its place.
+    /// Device and inode of the directory, to notice that another directory took the place.
     dir_identity: Option<(u64, u64)>,
     /// Held while the directory is in use.
     lock: File,
@@ -72,15 +71,15 @@ fn dir_identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl CacheRoot {
-    /// The device number of its file system.
+    /// The device number of the file system.
     pub fn device_number(&self) -> Option<u64> {
         self.dir_identity.map(|(device, _)| device)
     }
 
-    /// Why `path` is no longer the opened directory, with a remedy; `None` if it still is. Its disk may be unmounted,
-    /// or its files removed, so that another process may lock it.
+    /// Why `path` is no longer the opened directory, with a remedy; `None` otherwise. The disk may be unmounted, or the files
+    /// removed, so that another process may lock the directory.
     pub fn lost_reason(&self, path: &Path) -> Option<&'static str> {
-        // Other errors are left to the reads and writes that meet them.
+        // Other errors come up in reads and writes.
         let is_gone =
             |e: &std::io::Error| matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory);
         let is_other = |path: &Path, wanted: (u64, u64)| match std::fs::metadata(path) {
@@ -97,7 +96,7 @@ impl CacheRoot {
     }
 }
 
-/// Takes the lock of a directory. Other processes may test it for a moment, which is no use of the directory.
+/// Takes the lock of a directory. Other processes may test the lock for a moment, which is no use of the directory.
 fn lock_soon(lock: &File) -> bool {
     for attempt in 0..LOCK_ATTEMPTS {
         if attempt > 0 {
@@ -110,10 +109,10 @@ fn lock_soon(lock: &File) -> bool {
     false
 }
 
-/// Creates the directory if missing, locks it, and checks or writes its format file.
+/// Creates a missing directory, locks the directory, and checks or writes the format file.
 ///
 /// # Errors
-/// When it is no directory, can't be written, is in use by another process, or holds another layout or block size.
+/// When the path is no directory, can't be written, is in use by another process, or holds another layout or block size.
 pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
     if std::fs::symlink_metadata(path).is_ok_and(|m| !m.is_dir() && !m.is_symlink())
         || std::fs::metadata(path).is_ok_and(|m| !m.is_dir())
@@ -151,7 +150,7 @@ pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
         return Err(Error::new(ErrorKind::Unavailable, what));
     }
     let written = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| writeln!(lock, "{}", std::process::id()));
-    // A full disk may refuse the pid; the lock holds without it.
+    // A full disk may refuse the pid; the lock holds without the pid.
     if let Err(error) = written {
         tracing::debug!("{}: the pid was not written to the lock file: {error}", path.display());
     }
@@ -160,8 +159,7 @@ pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
     Ok(CacheRoot { id, dir_identity: dir_identity(path), lock })
 }
 
-/// Allocates the probe's space while there is some: a disk that is merely full must not look broken when it is
-/// probed.
+/// Allocates the probe's space while there is some: a disk that is merely full must not look broken in a probe.
 pub fn reserve_probe(path: &Path) {
     let reserve = || -> std::io::Result<()> {
         let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path.join("probe"))?;

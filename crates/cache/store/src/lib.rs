@@ -1,9 +1,8 @@
-//! The block store on cache disks. It keeps blocks of objects in files with checksums, finds them again after a
-//! crash, evicts them when space runs out, and stops using a disk that fails. It knows no origin, no network and no
-//! memory tier.
+//! The block store on cache disks. Keeps blocks of objects in files with checksums, finds the blocks again after a crash, evicts
+//! blocks when space runs out, and stops using a disk that fails. Knows no origin, no network and no memory tier.
 //!
-//! [`Store`] is blocking and thread-safe. A read takes one shared lock, one system call and one pass over the bytes
-//! for their checksum; nothing is allocated.
+//! [`Store`] is blocking and thread-safe. A read takes a shared lock, a system call and a pass over the bytes for the checksum;
+//! nothing is allocated.
 
 mod block_state;
 mod capacity;

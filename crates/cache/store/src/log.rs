@@ -1,9 +1,9 @@
-//! The records of a disk's index log: encoding, decoding, and where a torn tail is cut. Bytes in, records out; it
-//! opens no file and keeps no index.
+//! The records of a disk's index log: encoding, decoding, and where a torn tail is cut. Bytes in, records out; no file and no
+//! index.
 //!
-//! A log is a header of 16 bytes (`SPURLIX2`, block size, CRC32C of the two), followed by records. A record is
-//! `length: u32, crc: u32, payload`; the CRC32C covers length and payload. All numbers are little-endian. A record
-//! counts once it is whole: replay ends at the first torn one, and appending continues there.
+//! A log is a header of 16 bytes (`SPURLIX2`, block size, CRC32C of the two), followed by records. A record is `length: u32, crc:
+//! u32, payload`; the CRC32C covers length and payload. All numbers are little-endian. Only whole records count: replay ends at
+//! the first torn record, and appending continues there.
 
 use crate::crc;
 use spurline_types::{BlockId, ObjectId};
@@ -22,26 +22,26 @@ const REMOVE_KIND: u8 = 2;
 const PROMOTE_KIND: u8 = 3;
 const CLASS_KIND: u8 = 4;
 
-/// Bit of [`LogRecord::Put`]'s flags: the block lies in the object's one file, not in an extent's.
+/// Bit of [`LogRecord::Put`]'s flags: the block lies in the object's single file, not in an extent's.
 pub const WHOLE: u8 = 1;
 /// Bit of [`LogRecord::Put`]'s flags: the block was in the main queue when the log was rewritten.
 pub const MAIN: u8 = 2;
 
-/// Bit of [`LogRecord::Put`]'s flags: all bytes of the block are zero, and it takes one page on disk.
+/// Bit of [`LogRecord::Put`]'s flags: all bytes of the block are zero, and the block takes a page on disk.
 pub const HOLE: u8 = 4;
 
-/// One change of the index.
+/// A change of the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogRecord<'a> {
     /// The block is on this disk.
     Put {
         /// Which block.
         block: BlockId,
-        /// Its length in bytes.
+        /// The length in bytes.
         len: u32,
         /// [`WHOLE`], [`MAIN`] and [`HOLE`].
         flags: u8,
-        /// Its checksums, four bytes each.
+        /// The checksums, four bytes each.
         crcs: LoggedCrcs<'a>,
     },
     /// The block is no longer on this disk.
@@ -52,9 +52,9 @@ pub enum LogRecord<'a> {
     Class {
         /// Which block.
         block: BlockId,
-        /// Its class, 0 for none.
+        /// The class, 0 for none.
         class: u64,
-        /// When it came, in seconds since 1970.
+        /// The time of arrival, in seconds since 1970.
         came: u32,
     },
 }
@@ -135,7 +135,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Decodes one whole record at the start of `bytes`; `None` when there is none, or a torn or foreign one.
+/// Decodes a whole record at the start of `bytes`; `None` without a record, or with a torn or foreign record.
 fn decode_record(bytes: &[u8]) -> Option<(LogRecord<'_>, usize)> {
     let len = u32_at(bytes, 0)? as usize;
     let sum = u32_at(bytes, 4)?;
@@ -176,8 +176,8 @@ pub fn has_header(bytes: &[u8], block_size: u32) -> bool {
     bytes.get(..HEADER) == Some(&encode_header(block_size)[..])
 }
 
-/// Calls `f` with every whole record of `bytes` (which start after the header) and returns the number of bytes they
-/// take: where appending continues.
+/// Calls `f` with every whole record of `bytes` (which start after the header) and returns the number of bytes of these: where
+/// appending continues.
 pub fn replay_records<'a>(bytes: &'a [u8], mut f: impl FnMut(LogRecord<'a>)) -> usize {
     let mut at = 0;
     while let Some((record, len)) = decode_record(&bytes[at..]) {

@@ -1,20 +1,18 @@
-//! Chooses the next block to evict: S3-FIFO (Yang et al., SOSP 2023), three FIFO queues instead of one LRU list. New
-//! blocks pass through a small queue and are evicted from it unless they are used again, so one pass over a large
-//! dataset evicts only its own blocks. It knows nothing of blocks, disks or clocks: slots are numbers, weights are
-//! given, time is passed in.
+//! Chooses the next block to evict: S3-FIFO (Yang et al., SOSP 2023), three FIFO queues instead of an LRU list. New blocks pass
+//! through a small queue, and are evicted from there without a further use, so a pass over a large dataset evicts only blocks of
+//! that dataset. Knows nothing of blocks, disks or clocks: slots are numbers, weights are given, time is passed in.
 //!
-//! It departs from the paper in three ways. Uses closer together than [`CORRELATED`] ticks count once, since one pass
-//! reads a block of 4 MiB in several requests. A block that arrives while there is room goes to the main queue at
-//! once: when passes over a dataset larger than the cache are repeated (training epochs), that first part stays and
-//! is hit in every pass, where FIFO, LRU and the paper's rule hit nothing at all. And slots can be restored straight
-//! into the main queue when an index is replayed.
+//! Three things differ from the paper. Uses closer together than [`CORRELATED`] ticks count once, since a pass reads a block of 4
+//! MiB in several requests. A block that arrives while there is room goes to the main queue at once: when passes over a dataset
+//! larger than the cache are repeated (training epochs), that first part stays and is hit in every pass, where FIFO, LRU and the
+//! paper's rule hit nothing at all. And slots can be restored straight into the main queue when an index is replayed.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Uses of one slot within this many ticks (seconds, in the store) are one use.
+/// Uses of a slot within this many ticks (seconds, in the store) count once.
 pub const CORRELATED: u32 = 4;
 /// The small queue's target share of the weight, in percent: the paper's value.
 const SMALL_PERCENT: u64 = 10;
@@ -24,8 +22,8 @@ const BARREN_TICKS: u32 = 2;
 const MAX_USES: u32 = 3;
 const NO_SLOT: u32 = u32::MAX;
 const SEGMENT_SLOTS: usize = 1 << 12;
-/// Maximum number of slots is this times [`SEGMENT_SLOTS`]: 64 million blocks on one disk (256 TiB of 4 MiB blocks), for
-/// 256 KiB of pointers.
+/// Maximum number of slots is this times [`SEGMENT_SLOTS`]: 64 million blocks on a disk (256 TiB of 4 MiB blocks), for 256 KiB of
+/// pointers.
 const MAX_SEGMENTS: usize = 1 << 14;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +33,7 @@ enum QueueKind {
     Main,
 }
 
-/// One slot; the caller finds its own entry by the key.
+/// A slot; the caller finds the entry by the key.
 #[derive(Clone, Copy)]
 struct SlotNode<K> {
     key: K,
@@ -60,14 +58,14 @@ struct SlotQueues<K> {
     free: Vec<u32>,
     small: SlotList,
     main: SlotList,
-    /// Fingerprints of slots evicted from the small queue, each with the number of its departure.
+    /// Fingerprints of slots evicted from the small queue, each with the number of the departure.
     ghost: HashMap<u32, u64>,
     ghost_order: std::collections::VecDeque<u32>,
     departures: u64,
-    /// Weight when a victim was last requested: below nine tenths of it there is room. 0 before the first.
+    /// Weight when a victim was last requested: below nine tenths of this weight there is room. 0 before the first.
     full_weight: u64,
-    /// When all of the main queue was found pinned. Until [`BARREN_TICKS`] have passed it is not searched again, and
-    /// only pins enter it.
+    /// When all of the main queue was found pinned. Until [`BARREN_TICKS`] have passed, the queue is not searched again, and only
+    /// pins enter.
     barren: Option<u32>,
 }
 
@@ -160,13 +158,13 @@ impl<K: Copy> S3Fifo<K> {
         &segment[slot as usize % SEGMENT_SLOTS]
     }
 
-    /// Adds a new slot. Returns its number, and whether it went straight to the main queue, as a key does that left
-    /// the small queue not long ago. `None` when all slots are in use. `fingerprint` is any hash of the key.
+    /// Adds a new slot. Returns the number, and whether the slot went straight to the main queue, as a key does that left the
+    /// small queue not long ago. `None` when all slots are in use. `fingerprint` is any hash of the key.
     pub fn insert(&self, key: K, fingerprint: u32, weight: u32, now: u32) -> Option<(u32, bool)> {
         self.add_slot(key, Some(fingerprint), weight, now, false)
     }
 
-    /// Adds a slot from a replayed index, to the main queue when it was there.
+    /// Adds a slot from a replayed index, to the main queue if that was the place before.
     pub fn restore(&self, key: K, weight: u32, main: bool) -> Option<u32> {
         self.add_slot(key, None, weight, 0, main).map(|(slot, _)| slot)
     }
@@ -216,7 +214,7 @@ impl<K: Copy> S3Fifo<K> {
         let seen = cell.load(Ordering::Relaxed);
         let last = seen >> 2;
         let uses = seen & MAX_USES;
-        // A race between two readers loses one count; that is harmless.
+        // A race between two readers loses a count, which is harmless.
         if (now & (u32::MAX >> 2)).wrapping_sub(last) >= CORRELATED {
             cell.store(now << 2 | (uses + 1).min(MAX_USES), Ordering::Relaxed);
         }
@@ -246,11 +244,11 @@ impl<K: Copy> S3Fifo<K> {
         q.free.push(slot);
     }
 
-    /// Chooses the slot to evict without removing it: the caller calls [`S3Fifo::remove`] once it is gone. `pinned`
-    /// decides which slots can't be evicted; such slots and the returned one move to the back of the main queue, so
-    /// that two callers never choose the same. `promoted` is called with every slot that moves from the small to the
-    /// main queue. `None` when all are pinned; that result is cached for [`BARREN_TICKS`] from `now`, unless
-    /// [`S3Fifo::clear_barren`] is called. Amortised O(1): every step lowers a use count or ends.
+    /// Chooses the slot to evict; the caller calls [`S3Fifo::remove`] once the block is gone. `pinned` decides which slots can't
+    /// be evicted; such slots and the returned slot move to the back of the main queue, so that two callers never choose the
+    /// same. `promoted` is called with every slot that moves from the small to the main queue. `None` when all are pinned; that
+    /// result is cached for [`BARREN_TICKS`] from `now`, unless [`S3Fifo::clear_barren`] is called. Amortised O(1): every step
+    /// lowers a use count or ends.
     pub fn victim(
         &self,
         now: u32,
@@ -259,7 +257,7 @@ impl<K: Copy> S3Fifo<K> {
         mut promoted: impl FnMut(&K),
     ) -> Option<(K, u32)> {
         let mut q = self.queues.lock();
-        // Consecutive pins of the main queue: as many as its length means that all are pinned.
+        // Consecutive pins of the main queue: as many as the queue's length means that all are pinned.
         let mut pins = 0;
         q.barren = q.barren.filter(|since| now.wrapping_sub(*since) < BARREN_TICKS);
         q.full_weight = q.small.weight + q.main.weight;
@@ -281,7 +279,7 @@ impl<K: Copy> S3Fifo<K> {
             let uses = seen & MAX_USES;
             q.unlink(slot);
             if uses > 0 && from_small && q.barren.is_some() {
-                // Among the pins it would not be found again.
+                // Among the pins the slot would not be found again.
                 q.push(QueueKind::Small, slot);
                 cell.store(seen & !MAX_USES, Ordering::Relaxed);
                 continue;

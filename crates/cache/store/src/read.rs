@@ -1,5 +1,5 @@
-//! Reads blocks: into the caller's memory, through the thread's scratch buffer, or by handing out a file. Every byte
-//! is checked against its CRC32C, or belongs to a block that was checked since the store opened.
+//! Reads blocks: into the caller's memory, through the thread's scratch buffer, or by handing out a file. Every byte is checked
+//! against a CRC32C, or belongs to a block that was checked since the store opened.
 
 use crate::block_state::BlockState;
 use crate::crc::GRANULE;
@@ -23,13 +23,13 @@ use std::time::Instant;
 pub enum ReadOutcome {
     /// The bytes are in the buffer and verified.
     Hit,
-    /// The block is absent, its disk is not usable, or the block was dropped. The buffer's contents are undefined.
+    /// The block is absent, the disk is not usable, or the block was dropped. The buffer's contents are undefined.
     Miss,
     /// The disk missed its deadline and may still write into the buffer, which [`IoBuf::keep_alive`] has taken.
     Lost,
 }
 
-/// The position of a block when its read began.
+/// The position of a block when the read began.
 struct BlockPlace {
     block: BlockId,
     disk: u8,
@@ -39,7 +39,7 @@ struct BlockPlace {
     len: usize,
 }
 
-/// Protects an object's files from eviction while it lives.
+/// Protects an object's files from eviction until dropped.
 struct ObjectPin {
     index: Arc<BlockIndex>,
     object: ObjectId,
@@ -64,7 +64,7 @@ pub struct PinnedFile {
 }
 
 impl PinnedFile {
-    /// Closes the file; the returned value continues to protect it from eviction.
+    /// Closes the file; the returned value continues the protection from eviction.
     pub fn close(self) -> impl Send + Sync + 'static {
         self.pin
     }
@@ -179,7 +179,7 @@ impl StoreCore {
         })
     }
 
-    /// Reads whole granules, and checks them while others are still being read.
+    /// Reads whole granules, and checks the first while others are still being read.
     fn read_granules<B: IoBuf>(
         &self,
         place: &BlockPlace,
@@ -300,9 +300,9 @@ impl StoreCore {
         found.into_iter().for_each(|block| disk.enqueue(DiskWork::Discard(block)));
     }
 
-    /// Handles a block that could not be read, and drops it when the fault is most likely the block's own. Otherwise
-    /// a block in a bad sector would make the whole disk unusable again and again, and never be rewritten. A disk
-    /// that fails as a whole loses only the few blocks that reveal it.
+    /// Handles a block that could not be read, and drops the block when the fault is most likely there. Otherwise a block in a
+    /// bad sector would make the whole disk unusable again and again, and never be rewritten. A disk that fails as a whole loses
+    /// only the few blocks that reveal the failure.
     fn note_unreadable(&self, disk: &CacheDisk, place: &BlockPlace, what: &str, error: &io::Error) {
         let put_out = disk.note_failure(what, error);
         let its_own = if error.kind() == io::ErrorKind::TimedOut {
@@ -317,7 +317,7 @@ impl StoreCore {
         }
     }
 
-    /// Drops a block, unless it was evicted or rewritten during the read. Returns whether it did.
+    /// Drops a block, unless the block was evicted or rewritten during the read. Returns whether the block was dropped.
     fn drop_block(&self, disk: &CacheDisk, place: &BlockPlace, why: &str) -> bool {
         let mut shard = self.index.shard_of(&place.block.object).write();
         let same = |e: &BlockEntry| e.generation == place.generation && e.disk == place.disk;
@@ -335,8 +335,8 @@ impl StoreCore {
         true
     }
 
-    /// Pins an object if `fit` holds for its blocks; checks and pins under one lock. An object pinned `whole` is not
-    /// written to.
+    /// Pins an object if `fit` holds for the blocks; checks and pins under the same lock. An object pinned `whole` is not written
+    /// to.
     fn pin_object(
         &self,
         object: &ObjectId,
@@ -354,10 +354,9 @@ impl StoreCore {
         Some(ObjectPin { index: Arc::clone(&self.index), object: *object, whole })
     }
 
-    /// The single file of an object whose blocks are all present, for the kernel to read. Blocks not verified since
-    /// the store opened are read and checked first, which takes as long as reading them. `None` when a block is
-    /// missing or wrong, the blocks are not in one file, or the disk is not usable. No step waits for the disk longer
-    /// than the read timeout.
+    /// The single file of an object whose blocks are all present, for the kernel to read. Blocks not verified since the store
+    /// opened are read and checked first, which takes as long as a read. `None` when a block is missing or wrong, the blocks are
+    /// not in a single file, or the disk is not usable. No step waits for the disk longer than the read timeout.
     pub fn whole_file(&self, obj: &ObjectRef) -> Option<PinnedFile> {
         self.pinned_file(obj, true)
     }
@@ -405,7 +404,7 @@ impl StoreCore {
         match open() {
             Ok(file) => Some(PinnedFile { file, pin }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // The open descriptor of a removed file would show the bytes until it is closed.
+                // The open descriptor of a removed file would show the bytes until closed.
                 disk.files.remove(&key);
                 self.drop_removed_file(disk, &key);
                 None
@@ -432,7 +431,7 @@ impl StoreCore {
                 let end = (at + SCRATCH_BYTES).min(len);
                 let (bounce, sums) = scratch.bounce();
                 let Some(place) = self.locate_block(obj, index, len, &(at..end), sums) else { return false };
-                // The block must be the same from its first byte to its last.
+                // The block must be the same from the first byte to the last.
                 if *first.get_or_insert(place.generation) != place.generation
                     || self.read_granules(&place, at..end, bounce, sums) != ReadOutcome::Hit
                 {

@@ -1,5 +1,5 @@
-//! Rebuilds the index from the disks' logs at start, which are read concurrently. A block may be in two logs: one
-//! disk took it while the other was not usable. It knows records and the index; it opens no file.
+//! Rebuilds the index from the disks' logs at start, which are read concurrently. A block may be in two logs: a disk took the
+//! block while the other was not usable. Knows records and the index; opens no file.
 
 use crate::classes::ClassTable;
 use crate::disk::disk_footprint;
@@ -10,11 +10,11 @@ use spurline_types::BlockId;
 use spurline_types::id_hash::BuildObjectHasher;
 use std::collections::HashMap;
 
-/// Blocks of one disk that another disk's log named first, each with its class and time of arrival. The other log may
-/// still remove them.
+/// Blocks of a disk that another disk's log named first, each with class and time of arrival. The other log may still remove such
+/// blocks.
 pub type DuplicateBlocks = HashMap<BlockId, (BlockEntry, Option<(u64, u32)>), BuildObjectHasher>;
 
-/// Applies the log of one disk to the index, record by record.
+/// Applies the log of a disk to the index, record by record.
 pub struct LogRestore<'a> {
     number: u8,
     block_size: u32,
@@ -26,7 +26,7 @@ pub struct LogRestore<'a> {
     pub used: u64,
     /// Number of these blocks.
     pub blocks: u64,
-    /// Those that are in the index for another disk.
+    /// Blocks that are in the index for another disk.
     pub second: DuplicateBlocks,
 }
 
@@ -55,13 +55,13 @@ impl<'a> LogRestore<'a> {
                         shard.restore(block, entry);
                         self.classes.forget_block(&block);
                     }
-                    // Which of the two holds is known only when both logs have been read to their ends.
+                    // Which of the two holds is known only when both logs have been read to the end.
                     Some(_) => {
                         self.second.insert(block, (entry, None));
                     }
                     None => {
                         self.second.remove(&block);
-                        // More blocks than a disk can have: its file is an orphan.
+                        // More blocks than a disk can have: the file is an orphan.
                         let Some(slot) =
                             self.policy.restore(block, disk_footprint(len, flags) as u32, flags & MAIN != 0)
                         else {
@@ -107,9 +107,9 @@ impl<'a> LogRestore<'a> {
     }
 }
 
-/// Resolves duplicates once all logs are read. A block that one log removed is on the disk of the other log, in the
-/// slot that `place` returns, with its class there. A block on two disks (a crash came before the first disk forgot
-/// it) stays with the log that was read first; the other disk must `forget` it. So must a disk without a slot for it.
+/// Resolves duplicates once all logs are read. A block that a log removed is on the disk of the other log, in the slot that
+/// `place` returns, with the class there. A block on two disks (a crash came before the first disk forgot the block) stays with
+/// the log that was read first; the other disk must `forget` the block. So must a disk without a slot.
 pub fn settle_duplicates(
     index: &BlockIndex,
     classes: &ClassTable,

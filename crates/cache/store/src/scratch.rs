@@ -1,5 +1,5 @@
-//! Per-thread memory that makes reads allocation-free: an aligned buffer and a list of checksums. Each thread that
-//! reads or writes cache disks has one: 256 KiB and a few hundred bytes.
+//! Per-thread memory that makes reads allocation-free: an aligned buffer and a list of checksums. 256 KiB and a few hundred bytes
+//! for each thread that reads or writes cache disks.
 
 use crate::io::{ALIGN, IoBuf};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -13,7 +13,7 @@ pub const SCRATCH_BYTES: usize = 256 << 10;
 /// A buffer of [`SCRATCH_BYTES`] bytes aligned for O_DIRECT.
 pub struct BounceBuffer(NonNull<u8>);
 
-// SAFETY: a `BounceBuffer` exclusively owns its memory.
+// SAFETY: a `BounceBuffer` exclusively owns the memory.
 unsafe impl Send for BounceBuffer {}
 
 const SCRATCH_LAYOUT: Layout = match Layout::from_size_align(SCRATCH_BYTES, ALIGN) {
@@ -51,7 +51,7 @@ impl DerefMut for BounceBuffer {
     }
 }
 
-/// One thread's scratch.
+/// A thread's scratch memory.
 #[derive(Default)]
 pub struct ThreadScratch {
     /// Checksums of the granules about to be read.
@@ -59,7 +59,7 @@ pub struct ThreadScratch {
     bounce: Option<BounceBuffer>,
 }
 
-// SAFETY: the buffer does not move while owned, and `keep_alive` gives all of it away.
+// SAFETY: the buffer does not move while owned, and `keep_alive` gives the whole away.
 unsafe impl IoBuf for Option<BounceBuffer> {
     fn raw_parts(&mut self) -> (*mut u8, usize) {
         let bounce = self.get_or_insert_with(BounceBuffer::new);
@@ -71,7 +71,7 @@ unsafe impl IoBuf for Option<BounceBuffer> {
 }
 
 impl ThreadScratch {
-    /// The buffer as a read target; a new one is allocated after a late read has taken the last.
+    /// The buffer as a read target; a new buffer is allocated after a late read has taken the last.
     pub fn bounce(&mut self) -> (&mut Option<BounceBuffer>, &mut Vec<u32>) {
         (&mut self.bounce, &mut self.sums)
     }
@@ -90,7 +90,7 @@ thread_local! {
 pub fn with_scratch<R>(f: impl FnOnce(&mut ThreadScratch) -> R) -> R {
     let mut scratch = SCRATCH.try_with(Cell::take).ok().flatten().unwrap_or_default();
     let result = f(&mut scratch);
-    // A thread that is ending can't store it any more.
+    // A thread that is ending can't store the scratch any more.
     let _ = SCRATCH.try_with(|cell| cell.set(Some(scratch)));
     result
 }

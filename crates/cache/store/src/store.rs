@@ -1,4 +1,4 @@
-//! The store as a whole: opens its disks, distributes the capacity, and reports its state.
+//! The store as a whole: opens the disks, distributes the capacity, and reports the state.
 
 use crate::classes::ClassTable;
 use crate::config::{CacheCapacity, IoMode, StoreConfig, StoreFinding};
@@ -24,33 +24,33 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Objects larger than this are divided among the disks in extents of this many bytes.
 pub const EXTENT_BYTES: u64 = 1 << 30;
-/// The pool's memory divided by this may be in writes to one disk: a hung disk holds at most that much.
+/// A part of the pool's memory, divided by this number, may be in writes to a disk: a hung disk holds at most that much.
 const POOL_SHARE_DIVISOR: u64 = 4;
 /// How long dropping a store waits for a background thread that a disk blocks.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The reported state of one disk.
+/// The reported state of a disk.
 #[derive(Debug, Clone)]
 pub struct DiskStatus {
-    /// Its directory.
+    /// The directory.
     pub path: PathBuf,
-    /// Whether it is used.
+    /// Whether the disk is used.
     pub state: DiskState,
-    /// Since when it is in that state.
+    /// Since when the disk is in that state.
     pub since: SystemTime,
-    /// Why, when it is not normal.
+    /// The reason for a state that is not normal.
     pub reason: String,
-    /// Bytes of blocks on it.
+    /// Bytes of blocks.
     pub used: u64,
-    /// Bytes it may hold.
+    /// Bytes that the disk may hold.
     pub capacity: u64,
-    /// Bytes free on its file system.
+    /// Bytes free on the file system.
     pub free: u64,
-    /// Blocks on it.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
-/// Called with each block that expired by the rule of its class.
+/// Called with each block that expired by the rule of the class.
 pub type ExpiryHandler = dyn Fn(&BlockId) + Send + Sync;
 
 /// State shared by the store and its background threads.
@@ -64,13 +64,13 @@ pub struct StoreCore {
     /// Called with each block that expired.
     pub(crate) expired: OnceLock<Box<ExpiryHandler>>,
     findings: Vec<StoreFinding>,
-    /// The capacity over all disks; held while it is redistributed.
+    /// The capacity over all disks; held during a redistribution.
     capacity: Mutex<CacheCapacity>,
     start: Instant,
     generation: AtomicU16,
 }
 
-/// The block store. Dropping it unlocks its directories; pinned files stay readable.
+/// The block store. A drop unlocks the directories; pinned files stay readable.
 pub struct Store {
     core: Arc<StoreCore>,
     threads: Vec<JoinHandle<()>>,
@@ -96,7 +96,7 @@ impl Drop for Store {
             while !thread.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // A thread blocked by a hung disk ends when the disk answers; it keeps only its own directory locked.
+            // A thread blocked by a hung disk ends when the disk answers; only that disk's directory stays locked.
             if thread.is_finished() {
                 let _ = thread.join();
             }
@@ -105,8 +105,8 @@ impl Drop for Store {
 }
 
 impl Store {
-    /// Opens the directories, reads their index logs and starts their background threads. A million blocks take about
-    /// a second; no data file is read.
+    /// Opens the directories, reads the index logs and starts the background threads. A million blocks take about a second; no
+    /// data file is read.
     ///
     /// # Errors
     /// A path that is no directory, can't be written, is in use, or holds another block size; an invalid block size.
@@ -255,7 +255,7 @@ fn in_memory(dir: &std::path::Path) -> bool {
     rustix::fs::statfs(dir).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC)
 }
 
-/// Assigns to a disk the blocks that only it holds, of those that another disk's log named first.
+/// Assigns to a disk the blocks that only this disk holds, of those that another disk's log named first.
 fn settle_disk(
     index: &BlockIndex,
     classes: &ClassTable,
@@ -323,13 +323,13 @@ impl StoreCore {
         map
     }
 
-    /// Whether a block is on a usable disk. Its bytes are not read.
+    /// Whether a block is on a usable disk. The bytes are not read.
     pub fn contains_block(&self, obj: &ObjectRef, index: u32) -> bool {
         let block = BlockId { object: obj.id, index };
         self.index.shard_of(&obj.id).read().get(&block).is_some_and(|entry| self.is_served(entry))
     }
 
-    /// Notes a use of a block that was served from memory, so that it outlives others on disk too.
+    /// Notes a use of a block that was served from memory, so that the block outlives others on disk too.
     pub fn touch_block(&self, obj: &ObjectRef, index: u32) {
         let block = BlockId { object: obj.id, index };
         let place = self.index.shard_of(&obj.id).read().get(&block).map(|e| (e.disk, e.slot));
@@ -338,7 +338,7 @@ impl StoreCore {
         }
     }
 
-    /// Calls `f` with every block and its length; blocks that come or go meanwhile may be missed.
+    /// Calls `f` with every block and length; blocks that come or go meanwhile may be missed.
     pub fn for_each_block(&self, mut f: impl FnMut(BlockId, u32)) {
         self.index.for_each(|block, entry| {
             if entry.is_readable() {
@@ -360,7 +360,7 @@ impl StoreCore {
         self.generation.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether a disk holds its share of the blocks that the memory of the index allows.
+    /// Whether a disk holds as many blocks as the disk's share of the index memory allows.
     pub(crate) fn is_index_full(&self, disk: &CacheDisk) -> bool {
         if self.config.max_blocks == u64::MAX {
             return false;
@@ -399,7 +399,7 @@ impl StoreCore {
                 Some(journal) => journal.file(),
                 None => Err(std::io::ErrorKind::TimedOut.into()),
             };
-            // Not under the lock: writers need it.
+            // Not under the lock, which writers need.
             if let Err(error) = log.and_then(|log| disk.io.sync(&log, self.config.write_timeout)) {
                 self.write_failed(disk, "syncing the index log", &error);
             }
@@ -411,7 +411,7 @@ impl StoreCore {
         self.redistribute_bytes(*self.capacity.lock(), false);
     }
 
-    /// Changes the capacity over all disks. Blocks above it are evicted within seconds.
+    /// Changes the capacity over all disks. Blocks above the capacity are evicted within seconds.
     pub fn set_capacity(&self, bytes: u64) {
         let mut capacity = self.capacity.lock();
         let resized = *capacity != CacheCapacity::Bytes(bytes);

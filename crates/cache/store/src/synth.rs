@@ -1,5 +1,5 @@
-//! Creates a cache directory whose index names many blocks without data files, to measure how fast a large cache
-//! opens. It knows the log's format and nothing of data.
+//! Creates a cache directory whose index names many blocks without data files, to measure how fast a large cache opens. Knows the
+//! log's format and nothing of data.
 
 use crate::{crc, layout, log};
 use spurline_types::{BlockId, Error, ObjectId, Result};

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Maximum evictions by a writer to fit one block in, before it skips the block.
+/// Maximum evictions for a block, before the writer skips the block.
 const MAX_EVICTIONS: usize = 64;
 
 /// The result of storing a block.
@@ -26,22 +26,22 @@ const MAX_EVICTIONS: usize = 64;
 pub enum PutOutcome {
     /// The block is on disk.
     Stored,
-    /// Not now: it is being written or removed, its file is handed out, or nothing on its disk can be evicted for it.
-    /// A later attempt can succeed.
+    /// Not now: the block is being written or removed, the file is handed out, or nothing on the disk can be evicted. A later
+    /// attempt can succeed.
     Busy,
-    /// Other blocks of its class, as new as this one, fill the class's quota: not stored.
+    /// Not stored: other blocks of the class, as new as this block, fill the quota.
     Skipped,
-    /// It is longer than the whole quota of its class.
+    /// The block is longer than the class's whole quota.
     TooLong,
-    /// No disk has room for it, or no disk is usable.
+    /// No disk has room, or no disk is usable.
     NoRoom,
 }
 
 impl StoreCore {
-    /// Stores a block. True when it is on disk now; false when it was skipped because no disk had room or was usable,
-    /// or because the block is being written or removed. `data` is copied unless it is aligned to 4096. Takes as long
-    /// as the disk takes, at most about the write timeout. When no write to the disk has ended for as long as the
-    /// read timeout, the block is skipped.
+    /// Stores a block. True when the block is on disk now; false when it was skipped because no disk had room or was usable, or
+    /// because the block is being written or removed. `data` that is not aligned to 4096 is copied. Takes as long as the disk
+    /// takes, at most about the write timeout. When no write to the disk has ended for as long as the read timeout, the block is
+    /// skipped.
     ///
     /// # Errors
     /// `Invalid` when `data` has not the block's length. A failing disk is no error.
@@ -122,8 +122,8 @@ impl StoreCore {
         turn.filter(|_| disk.health.usable())
     }
 
-    /// Chooses the disk for a block and claims the right to write it. Also returns whether its file is still empty.
-    /// `None` when the block is present, is being written or removed, its file is handed out, or no disk is usable.
+    /// Chooses the disk for a block and claims the right to write. Also returns whether the file is still empty. `None` when the
+    /// block is present, is being written or removed, the file is handed out, or no disk is usable.
     fn begin_block(&self, block: &BlockId, key: &FileKey, whole: bool) -> Option<(&Arc<CacheDisk>, bool)> {
         let mut shard = self.index.shard_of(&block.object).write();
         if let Some(entry) = shard.get(block) {
@@ -132,8 +132,8 @@ impl StoreCore {
             {
                 return None;
             }
-            // The disk that holds it, or is to remove it, is not usable: the block goes to another disk, and the old
-            // one forgets it once it is usable again.
+            // The disk that holds or is to remove the block is not usable: the block goes to another disk, and the old disk
+            // forgets the block once usable again.
             let whole = entry.flags & WHOLE != 0;
             let slot = entry.slot;
             let bytes = disk_footprint(entry.len, entry.flags);
@@ -159,20 +159,20 @@ impl StoreCore {
             home.is_none()
         });
         let disk = match home {
-            // The kernel reads the file directly: it would see unchecked bytes, and an end on a multiple of 4096.
+            // The kernel reads the file directly: that would show unchecked bytes, and an end on a multiple of 4096.
             Some(_) if shard.activity(&block.object).whole > 0 => return None,
             Some(number) => &self.disks[usize::from(number)],
             None => self.choose_disk(key)?,
         };
-        // Its blocks are gone, but the file could not be removed.
+        // The blocks are gone, but the file could not be removed.
         if shard.activity(&block.object).whole > 0 && crate::layout::data_path(&disk.root, key).exists() {
             return None;
         }
         shard.begin_write(block).then_some((disk, home.is_none()))
     }
 
-    /// Weighted rendezvous hashing: each disk draws a number for the file, weighted by its size; the best usable disk
-    /// wins. A disk that comes or goes moves only the files it wins or had.
+    /// Weighted rendezvous hashing: each disk draws a number for the file, weighted by size; the best usable disk wins. A disk
+    /// that comes or goes moves only the files that the disk wins or had.
     fn choose_disk(&self, key: &FileKey) -> Option<&Arc<CacheDisk>> {
         let mut best: Option<(&Arc<CacheDisk>, f64)> = None;
         for disk in self.disks.iter().filter(|d| d.health.usable()) {
@@ -227,7 +227,7 @@ impl StoreCore {
         if let Err(error) = written {
             self.release_bytes(disk, bytes);
             self.write_failed(disk, "writing a block", &error);
-            // A part of it may be on disk.
+            // A part of the block may be on disk.
             disk.enqueue(DiskWork::Reclaim(*block, whole));
             // Space of evicted blocks may become free only later.
             return if gave_way { PutOutcome::Busy } else { PutOutcome::NoRoom };
@@ -242,8 +242,7 @@ impl StoreCore {
         let mut record = Vec::with_capacity(128 + crcs.len() * 4);
         log::push_put(&mut record, block, len, flags, &crcs);
         let entry = BlockEntry::new(crcs, len, flags, disk.number, slot, self.next_generation());
-        // Into the index before the log: a rewrite of the log that begins in between finds the block in one of the
-        // two.
+        // Into the index before the log: a rewrite of the log that begins in between finds the block in either.
         let entered = self.index.shard_of(&block.object).write().enter(*block, entry);
         debug_assert!(entered, "only the owner of the right to write a block enters it");
         disk.blocks.fetch_add(1, Ordering::Relaxed);
@@ -270,8 +269,8 @@ impl StoreCore {
         removed
     }
 
-    /// Evicts a block when the file system refused a write although it reported free space: a quota, or no inodes
-    /// left. Returns whether one was evicted. Does nothing when the last such eviction was futile.
+    /// Evicts a block when the file system refused a write in spite of free space: a quota, or no inodes left. Returns whether a
+    /// block was evicted. Does nothing when the last such eviction was futile.
     fn evict_for_refusal(&self, disk: &Arc<CacheDisk>, what: &str, len: u32, error: &io::Error) -> bool {
         if !is_full(error) || disk.eviction_futile.load(Ordering::Relaxed) {
             return false;
@@ -280,8 +279,7 @@ impl StoreCore {
         self.evict_one(disk)
     }
 
-    /// Logs that a block is present, with its current class. A later change of the class is logged behind this
-    /// record.
+    /// Logs that a block is present, with the current class. A later change of the class is logged behind this record.
     fn log_put(&self, disk: &CacheDisk, block: &BlockId, record: Vec<u8>) -> io::Result<()> {
         disk.append_log_with(record, |out| 1 + self.push_class(out, block))
     }
@@ -300,7 +298,7 @@ impl StoreCore {
         !is_process_error(error)
     }
 
-    /// Creates a file of one small block through the thread's scratch buffer.
+    /// Creates a file of a single small block through the thread's scratch buffer.
     fn create_small(&self, disk: &CacheDisk, key: &FileKey, data: &[u8]) -> io::Result<()> {
         scratch::with_scratch(|scratch| {
             let padded = data.len().next_multiple_of(ALIGN);
@@ -311,7 +309,7 @@ impl StoreCore {
         })
     }
 
-    /// Writes a block's bytes; the last ones are padded to 4096 where O_DIRECT requires it.
+    /// Writes a block's bytes; the last bytes are padded to 4096 where O_DIRECT requires it.
     fn write_data(&self, disk: &CacheDisk, file: &DataFile, offset: u64, data: &[u8]) -> io::Result<()> {
         let timeout = self.config.write_timeout;
         if !file.direct {
@@ -341,7 +339,7 @@ impl StoreCore {
         })
     }
 
-    /// Leaves a hole in place of a block of zeros, and writes its last page, so that the file is long enough for reads.
+    /// Leaves a hole in place of a block of zeros, and writes the last page, so that the file is long enough for reads.
     fn write_hole(&self, disk: &CacheDisk, file: &DataFile, offset: u64, data: &[u8]) -> io::Result<()> {
         let last = (data.len() - 1) / ALIGN * ALIGN;
         // An earlier write that failed may have left bytes there.
@@ -359,7 +357,7 @@ impl StoreCore {
             return PutOutcome::NoRoom;
         }
         for _ in 0..MAX_EVICTIONS {
-            // Whatever was refused, one block is always tried.
+            // Whatever was refused, a single block is always tried.
             let room = disk.room_bytes().max(bytes);
             let filled_by_others = disk.overfull_bytes(self.config.free_space_ratio, bytes) > 0;
             let index_full = self.is_index_full(disk);
@@ -379,8 +377,8 @@ impl StoreCore {
                 }
             }
             if !self.evict_one(disk) {
-                // Space filled by others stays full. Pins leave a part of each disk to other blocks, and those can be
-                // evicted once they are written, removed or no longer open.
+                // Space filled by others stays full. Pins leave a part of each disk to other blocks, and such blocks can be
+                // evicted once written, removed or no longer open.
                 let no_use = filled_by_others || disk.used.load(Ordering::Relaxed) < bytes;
                 return if no_use { PutOutcome::NoRoom } else { PutOutcome::Busy };
             }
@@ -388,20 +386,20 @@ impl StoreCore {
         PutOutcome::Busy
     }
 
-    /// Admits a block to its class on a disk by evicting older ones; [`PutOutcome::Stored`] on success.
+    /// Admits a block to a class on a disk by evicting older blocks; [`PutOutcome::Stored`] on success.
     fn admit_to_class(&self, disk: &CacheDisk, block: BlockId, class: u64, bytes: u64) -> PutOutcome {
         loop {
             match self.classes.admit(block, class, bytes, disk.number, pinned_limit(disk)) {
                 ClassAdmission::Admitted => return PutOutcome::Stored,
                 ClassAdmission::Full => return PutOutcome::Skipped,
                 ClassAdmission::TooLong => return PutOutcome::TooLong,
-                // Each round removes one block of the class, so this ends.
+                // Each round removes a block of the class, so this ends.
                 ClassAdmission::EvictFirst(oldest) => drop(self.expire_block(&oldest)),
             }
         }
     }
 
-    /// Appends the block's class, if it has one, to a log buffer; returns the number of records.
+    /// Appends the block's class, if any, to a log buffer; returns the number of records.
     pub(crate) fn push_class(&self, out: &mut Vec<u8>, block: &BlockId) -> u64 {
         let Some((class, came)) = self.classes.class_of(block) else { return 0 };
         log::push_class(out, block, class, came);
@@ -420,7 +418,7 @@ impl StoreCore {
         self.disks.iter().for_each(|disk| disk.policy.clear_barren());
     }
 
-    /// The quota of a class on these disks, when a block of `len` bytes is longer than it.
+    /// The quota of a class on these disks, when a block of `len` bytes is longer.
     pub fn quota_below(&self, class: u64, len: usize) -> Option<u64> {
         self.classes.quota_below(class, disk_footprint(u32::try_from(len).unwrap_or(u32::MAX), 0))
     }
@@ -430,7 +428,7 @@ impl StoreCore {
         self.classes.used_bytes(class)
     }
 
-    /// Assigns a present block to `class`, as if it came now. A block that is of this class already is not changed.
+    /// Assigns a present block to `class`, as if the block came now. A block of this class is not changed.
     pub fn classify_block(&self, obj: &ObjectRef, index: u32, class: u64) {
         let block = BlockId { object: obj.id, index };
         if self.classes.has_class(&block, class) {
@@ -456,8 +454,8 @@ impl StoreCore {
         if pinned && !self.classes.is_pinned(&block) {
             disk.policy.clear_barren();
         }
-        // A leaving block is marked before that is logged, so a served block has no removal in the log yet. Of two
-        // concurrent changes of its class, the last writer logs the class that holds.
+        // A leaving block is marked before the removal is logged, so a served block has no removal in the log yet. Of two
+        // concurrent changes of the class, the last writer logs the valid class.
         let record = |out: &mut Vec<u8>| {
             if here().is_none_or(|(now, _)| now != number) {
                 return 0;
@@ -471,7 +469,7 @@ impl StoreCore {
             self.write_failed(disk, "writing to the index log", &error);
         }
         let mut shard = self.index.shard_of(&block.object).write();
-        // For a block removed meanwhile, unless it is being rewritten: then its writer updates the class.
+        // For a block removed meanwhile; the writer of a block that is being rewritten updates the class.
         if shard.get(&block).is_none() && shard.begin_write(&block) {
             self.classes.forget_block(&block);
             shard.end_write(&block);
@@ -483,7 +481,7 @@ impl StoreCore {
         disk.adjust_free(bytes as i64);
     }
 
-    /// Removes a block from the index and from its class. Both under one lock, since it may be rewritten right after.
+    /// Removes a block from the index and from the class. Both under the same lock, since the block may be rewritten right after.
     pub(crate) fn remove_entry(&self, shard: &mut IndexShard, block: &BlockId) -> Option<BlockEntry> {
         self.classes.forget_block(block);
         shard.remove(block)
@@ -503,8 +501,8 @@ fn pinned_limit(disk: &CacheDisk) -> u64 {
     disk.limit.load(Ordering::Relaxed) / 100 * PINNED_PERCENT
 }
 
-/// Whether a block is all zeros and longer than the page that it would take as a hole. The scan ends at the first page
-/// with another byte, so only blocks that save their write pay for it.
+/// Whether a block is all zeros and longer than a page, the size of a hole on disk. The scan ends at the first page with another
+/// byte, so only blocks whose write is saved pay for the scan.
 fn is_hole(data: &[u8]) -> bool {
     const ZERO_PAGE: [u8; ALIGN] = [0; ALIGN];
     data.len() > ALIGN && data.chunks(ALIGN).all(|page| *page == ZERO_PAGE[..page.len()])

@@ -1,5 +1,5 @@
-//! Limits the bytes being written to a disk at a time, and stops writes when none has ended for long. It knows
-//! lengths and times, and no disk.
+//! Limits the bytes being written to a disk at a time, and stops writes when no write has ended for long. Knows lengths and
+//! times, and no disk.
 
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 struct PermitState {
     writers: u32,
     bytes: u64,
-    /// When the last writer ended, or the only one began.
+    /// When the last writer ended, or the only writer began.
     since: Instant,
 }
 
@@ -17,8 +17,8 @@ impl PermitState {
     }
 }
 
-/// The write permits of one disk. A waiting writer holds the block's memory but does not reach the disk: a hung disk
-/// holds at most `most` bytes.
+/// The write permits of a disk. A waiting writer holds the block's memory and does not reach the disk: a hung disk holds at most
+/// `most` bytes.
 pub struct WritePermits {
     most: u64,
     inner: Mutex<PermitState>,
@@ -38,7 +38,7 @@ impl WritePermits {
         WritePermits { most, inner: Mutex::new(inner), ended: Condvar::new() }
     }
 
-    /// For how long no writer has ended, while there is one.
+    /// For how long no writer has ended, while there are writers.
     pub fn stalled_for(&self) -> Duration {
         self.inner.lock().stalled_for()
     }

@@ -20,7 +20,7 @@ pub enum DiskFault {
     Errors,
     /// Operations hang until the fault is changed; deadlines pass meanwhile.
     Hangs,
-    /// Reads have one bit turned.
+    /// A bit of each read is turned.
     Corrupts,
     /// Writes stop half-way and report success.
     Tears,
@@ -28,7 +28,7 @@ pub enum DiskFault {
     Full,
     /// Writes stop half-way with ENOSPC.
     FillsUp,
-    /// Reads that touch this offset of a data file fail with EIO, until it is written to.
+    /// Reads that touch this offset of a data file fail with EIO, until a write there.
     BadSector(u64),
     /// Reads that touch this offset of a data file hang until the fault is changed or the offset is written to.
     SlowSector(u64),
@@ -49,7 +49,7 @@ pub enum DiskFault {
 pub struct FaultyDisk {
     inner: Arc<dyn DiskIo>,
     fault: Mutex<DiskFault>,
-    /// The space it reports, if not the real one.
+    /// The reported space, if not the real space.
     space: Mutex<Option<DiskSpace>>,
     changed: Condvar,
     reads: AtomicU64,
@@ -80,7 +80,7 @@ impl FaultyDisk {
         self.changed.notify_all();
     }
 
-    /// Sets the space that the file system reports; `None`: the real one.
+    /// Sets the space that the file system reports; `None`: the real space.
     pub fn set_space(&self, space: Option<DiskSpace>) {
         *self.space.lock() = space;
     }
@@ -131,14 +131,14 @@ impl FaultyDisk {
     }
 }
 
-/// Number of data files in the directory of this one.
+/// Number of data files in the directory of this file.
 fn data_file_count(path: &Path) -> usize {
     let data = path.ancestors().nth(2).filter(|dir| dir.ends_with("data"));
     let folders = data.and_then(|data| std::fs::read_dir(data).ok()).into_iter().flatten().flatten();
     folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok()).map(Iterator::count).sum()
 }
 
-/// Limit for hanging operations without a deadline of their own, so that tests end.
+/// Limit for hanging operations without a deadline, so that tests end.
 const HANG_LIMIT: Duration = Duration::from_secs(600);
 
 impl DiskIo for FaultyDisk {
@@ -176,7 +176,7 @@ impl DiskIo for FaultyDisk {
                 let len = target.len;
                 std::thread::spawn(move || {
                     std::thread::sleep(Duration::from_millis(20));
-                    // SAFETY: `keep` owns the memory, and it has no other user until `keep` is dropped below.
+                    // SAFETY: `keep` owns the memory, and there is no other user until `keep` is dropped below.
                     unsafe { std::ptr::write_bytes(ptr as *mut u8, 0xee, len) };
                     drop(keep);
                 });

@@ -1,5 +1,5 @@
-//! The raw operations on the files of one cache disk, as a trait, so that a test can substitute a disk that fails,
-//! hangs, corrupts or tears. It knows nothing of blocks, indexes or checksums.
+//! The raw operations on the files of a cache disk, as a trait, so that a test can substitute a disk that fails, hangs, corrupts
+//! or tears. Knows nothing of blocks, indexes or checksums.
 
 mod faulty;
 mod real;
@@ -21,7 +21,7 @@ pub const ALIGN: usize = 4096;
 /// Memory that a disk read may target, and that can be held beyond the read if the disk does not answer in time.
 ///
 /// # Safety
-/// The memory that `raw_parts` names stays valid for writes until the next call on the buffer. After `keep_alive` it
+/// The memory that `raw_parts` names stays valid for writes until the next call on the buffer. After `keep_alive` that memory
 /// stays valid and untouched until the returned box is dropped.
 pub unsafe trait IoBuf {
     /// First byte and capacity in bytes. O_DIRECT requires the first byte aligned to 4096 and a capacity that holds
@@ -32,7 +32,7 @@ pub unsafe trait IoBuf {
     fn keep_alive(&mut self) -> Box<dyn Send>;
 }
 
-// SAFETY: a pool buffer never moves and owns its part of the arena until dropped; `keep_alive` passes on the whole.
+// SAFETY: a pool buffer never moves and owns a part of the arena until dropped; `keep_alive` passes on the whole.
 unsafe impl IoBuf for Option<spurline_mem::PoolBuf> {
     fn raw_parts(&mut self) -> (*mut u8, usize) {
         self.as_ref().map_or((std::ptr::null_mut(), 0), |buf| (buf.as_ptr(), buf.footprint()))
@@ -42,8 +42,8 @@ unsafe impl IoBuf for Option<spurline_mem::PoolBuf> {
     }
 }
 
-// SAFETY: the memory above a fill's mark belongs to the fill alone, and the returned block owns that memory. A fill
-// that lost its buffer this way is failed by its owner, so no reader gets the block.
+// SAFETY: the memory above a fill's mark belongs to the fill alone, and the returned block owns that memory. The owner of a fill
+// that lost the buffer this way fails the fill, so no reader gets the block.
 unsafe impl IoBuf for spurline_mem::BlockFill {
     fn raw_parts(&mut self) -> (*mut u8, usize) {
         self.spare_parts()
@@ -65,7 +65,7 @@ pub struct ReadTarget<'a> {
 pub struct DataFile {
     /// The descriptor, open for reading and writing.
     pub file: File,
-    /// Whether it was opened with O_DIRECT.
+    /// Whether opened with O_DIRECT.
     pub direct: bool,
 }
 
@@ -78,8 +78,8 @@ pub struct DiskSpace {
     pub free: u64,
 }
 
-/// Whether an error is this process's or its host's own (no descriptors, no memory, interrupted) and says nothing
-/// about the disk. io_uring answers `ECANCELED` when it can't get a thread for an operation.
+/// Whether an error comes from this process or host (no descriptors, no memory, interrupted) and says nothing about the disk.
+/// io_uring answers `ECANCELED` without a thread for an operation.
 pub fn is_process_error(error: &io::Error) -> bool {
     use libc::{EAGAIN, ECANCELED, EINTR, EMFILE, ENFILE, ENOMEM};
     matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM | EINTR | EAGAIN | ECANCELED))
@@ -102,10 +102,9 @@ fn create_in_steps<D: DiskIo + ?Sized>(
     disk.write(&file, 0, if file.direct { padded } else { &padded[..len] }, timeout)
 }
 
-/// Operations on the files of one disk. Each may fail; those with a `timeout` end after it with
-/// [`io::ErrorKind::TimedOut`].
+/// Operations on the files of a disk. Each may fail; an operation with a `timeout` ends then with [`io::ErrorKind::TimedOut`].
 pub trait DiskIo: Send + Sync {
-    /// Opens a data file for reading and writing; `create` creates it if missing.
+    /// Opens a data file for reading and writing; `create` creates a missing file.
     ///
     /// # Errors
     /// The system's error, or `TimedOut`.
@@ -117,8 +116,7 @@ pub trait DiskIo: Send + Sync {
     /// As [`DiskIo::open`].
     fn open_to_share(&self, path: &Path, timeout: Duration) -> io::Result<File>;
 
-    /// Creates a data file with the first `len` bytes of `padded`, which is aligned to 4096 in address and length,
-    /// and closes it.
+    /// Creates a data file with the first `len` bytes of `padded`, which is aligned to 4096 in address and length.
     ///
     /// # Errors
     /// As [`DiskIo::open`] and [`DiskIo::write`].
@@ -126,12 +124,11 @@ pub trait DiskIo: Send + Sync {
         create_in_steps(self, path, padded, len, timeout)
     }
 
-    /// Reads into `target` from `offset` and returns the number of bytes, fewer than requested only at the file's
-    /// end. `done` is called with each part of the target as it fills, in any order, so that one part can be checked
-    /// while another is read.
+    /// Reads into `target` from `offset` and returns the number of bytes, fewer than requested only at the file's end. `done` is
+    /// called with each filled part of the target, in any order, so that a part can be checked while another is read.
     ///
     /// # Errors
-    /// The system's error. With `TimedOut`, `keep` has taken the target if it was still being written.
+    /// The system's error. With `TimedOut`, `keep` has taken a target that was still being written.
     fn read(
         &self,
         file: &DataFile,
@@ -147,22 +144,22 @@ pub trait DiskIo: Send + Sync {
     /// The system's error, or `TimedOut`: then the disk may still write the contents of `data` later.
     fn write(&self, file: &DataFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()>;
 
-    /// Frees the space of a range; it reads as zeros afterwards.
+    /// Frees the space of a range, which reads as zeros afterwards.
     ///
     /// # Errors
-    /// The system's error, or `TimedOut`: then it may happen later.
+    /// The system's error, or `TimedOut`: the operation may still happen later.
     fn punch(&self, file: &DataFile, offset: u64, len: u64, timeout: Duration) -> io::Result<()>;
 
     /// Sets the length of a data file.
     ///
     /// # Errors
-    /// The system's error, or `TimedOut`: then it may happen later.
+    /// The system's error, or `TimedOut`: the operation may still happen later.
     fn truncate(&self, file: &DataFile, len: u64, timeout: Duration) -> io::Result<()>;
 
     /// Removes a data file.
     ///
     /// # Errors
-    /// The system's error, or `TimedOut`: then it may happen later.
+    /// The system's error, or `TimedOut`: the operation may still happen later.
     fn unlink(&self, path: &Path, timeout: Duration) -> io::Result<()>;
 
     /// Writes a piece of the index log at `offset`.
@@ -183,6 +180,6 @@ pub trait DiskIo: Send + Sync {
     /// The system's error.
     fn disk_space(&self, path: &Path) -> io::Result<DiskSpace>;
 
-    /// Number of operations that missed their deadline and have not ended. While there is one, the disk is not used.
+    /// Number of operations that missed their deadline and have not ended. Until then the disk is not used.
     fn late_count(&self) -> usize;
 }

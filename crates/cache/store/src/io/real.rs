@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The operations of one real disk.
+/// The operations of a real disk.
 pub struct RealDisk {
     /// Distinguishes this disk's late operations from those of other disks.
     number: u8,
     rings: Arc<RingSet>,
-    /// Whether files are opened with O_DIRECT: the mode requests it and the file system has not refused it.
+    /// Whether files are opened with O_DIRECT: the mode requests that and the file system has not refused.
     direct: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ fn owned_fd(result: i64) -> io::Result<OwnedFd> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the system call created this descriptor, and it has no other owner.
+    // SAFETY: the system call created this descriptor, and there is no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
@@ -72,7 +72,7 @@ fn check_result(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Reads bytes that are in the page cache, without waiting for the disk; returns their number.
+/// Reads bytes that are in the page cache, without waiting for the disk; returns the number.
 fn read_cached(file: &File, offset: u64, ptr: *mut u8, len: usize) -> usize {
     let vector = libc::iovec { iov_base: ptr.cast(), iov_len: len };
     // SAFETY: the vector names memory for which the caller of `DiskIo::read` is responsible.
@@ -138,7 +138,7 @@ impl DiskIo for RealDisk {
         }
         let mut n = 0;
         while n < target.len {
-            // SAFETY: the memory belongs to the target, and this call is its only user.
+            // SAFETY: the memory belongs to the target, and this call is the only user.
             let rest = unsafe { std::slice::from_raw_parts_mut(target.ptr.add(n), target.len - n) };
             match file.file.read_at(rest, offset + n as u64) {
                 Ok(0) => break,
@@ -158,7 +158,7 @@ impl DiskIo for RealDisk {
         match self.rings.write(self.number, file.file.as_raw_fd(), offset, data, timeout) {
             None => file.file.write_all_at(data, offset),
             Some(Ok(n)) if n == data.len() => Ok(()),
-            // A short write: writing the rest reveals the cause (no space, most likely), or completes it.
+            // A short write: writing the rest reveals the cause (no space, most likely), or completes the write.
             Some(Ok(n)) if n.is_multiple_of(ALIGN) => file.file.write_all_at(&data[n..], offset + n as u64),
             Some(Ok(_)) => Err(io::ErrorKind::WriteZero.into()),
             Some(Err(error)) => Err(error),

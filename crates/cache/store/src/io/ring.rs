@@ -1,10 +1,9 @@
-//! One io_uring per thread that reads or writes cache disks, and the handling of rings whose disk did not answer in
-//! time. It knows descriptors, memory and deadlines, not the names or contents of files.
+//! An io_uring for each thread that reads or writes cache disks, and the handling of rings whose disk did not answer in time.
+//! Knows descriptors, memory and deadlines, not the names or contents of files.
 //!
-//! Ownership makes a late completion harmless: at a missed deadline the whole ring leaves its thread, together with a
-//! box that owns the memory the kernel may still write. [`RingSet::reap_late`] checks such rings from time to time
-//! and frees the memory once every operation has ended. If the `RingSet` is dropped before, ring and memory are
-//! leaked on purpose.
+//! Ownership makes a late completion harmless: at a missed deadline the whole ring leaves the thread, together with a box that
+//! owns the memory the kernel may still write. [`RingSet::reap_late`] checks such rings from time to time and frees the memory
+//! once every operation has ended. If the `RingSet` is dropped before, ring and memory are leaked on purpose.
 
 use super::{ALIGN, ReadTarget, is_process_error};
 use io_uring::{IoUring, opcode, squeue, types};
@@ -19,16 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A large transfer is split into pieces of this many bytes, so that checking one overlaps with reading the next.
-/// A multiple of the checksum granule.
+/// A large transfer is split into pieces of this many bytes, so that the check of a piece overlaps with the read of the next. A
+/// multiple of the checksum granule.
 pub const TRANSFER_PIECE: usize = 512 << 10;
-/// Pieces in flight at once: a block of 4 MiB in one go, with as much again for larger blocks.
+/// Pieces in flight at once: a block of 4 MiB, and as much again for larger blocks.
 const RING_DEPTH: usize = 16;
 /// The largest registered buffer the kernel takes.
 const FIXED_BUFFER_MAX: usize = 1 << 30;
 
 thread_local! {
-    /// This thread's rings, one for each `RingSet` it has worked for; a handful at most.
+    /// This thread's rings, a ring for each `RingSet` that the thread worked for; a handful at most.
     static LOCAL: RefCell<Vec<LocalRing>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -42,11 +41,11 @@ struct ThreadRing {
     uring: IoUring,
     /// Whether the arena is registered with this ring.
     fixed: bool,
-    /// Whether it has a slot for a direct descriptor.
+    /// Whether the ring has a slot for a direct descriptor.
     file_slot: bool,
 }
 
-/// A ring that missed a deadline, with the number of pending operations and the memory they may access.
+/// A ring that missed a deadline, with the number of pending operations and the memory that these may access.
 struct LateRing {
     uring: IoUring,
     owed: usize,
@@ -62,15 +61,15 @@ enum TransferError {
     Late(usize),
 }
 
-/// The rings of all threads that work for one store.
+/// The rings of all threads that work for a store.
 pub struct RingSet {
     id: u64,
     alive: Arc<()>,
-    /// Memory worth registering: its first address and length.
+    /// Memory worth registering: first address and length.
     arena: Option<(usize, usize)>,
     /// Keeps the arena mapped.
     _pool: Option<Arc<BufferPool>>,
-    /// The ring with which the arena was first registered; the others clone its registration.
+    /// The ring with which the arena was first registered; the others clone the registration.
     master: Mutex<Option<IoUring>>,
     late: Mutex<Vec<LateRing>>,
     /// Set once the kernel refused a ring: plain system calls from then on.
@@ -86,8 +85,7 @@ impl Drop for RingSet {
 }
 
 impl RingSet {
-    /// Rings for a pool of buffers. The pool's memory is registered with the kernel, so that a read into it costs
-    /// less CPU.
+    /// Rings for a pool of buffers. The pool's memory is registered with the kernel, so that reads cost less CPU.
     pub fn new(pool: Option<Arc<BufferPool>>) -> Arc<RingSet> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let rings = RingSet {
@@ -147,7 +145,7 @@ impl RingSet {
         Ok(ThreadRing { uring, fixed, file_slot: place })
     }
 
-    /// Takes this thread's ring; `None` where the kernel or its policy has no io_uring.
+    /// Takes this thread's ring; `None` where the kernel has or allows no io_uring.
     fn take_ring(&self) -> Option<ThreadRing> {
         if self.refused.load(Ordering::Relaxed) {
             return None;
@@ -199,7 +197,7 @@ impl RingSet {
             for done in late.uring.completion() {
                 late.owed = late.owed.saturating_sub(1);
                 if late.opens && done.result() >= 0 {
-                    // SAFETY: the open that just ended created this descriptor, and it has no other owner.
+                    // SAFETY: the open that just ended created this descriptor, and there is no other owner.
                     drop(unsafe { OwnedFd::from_raw_fd(done.result()) });
                 }
             }
@@ -215,7 +213,7 @@ impl RingSet {
         self.late.lock().iter().filter(|late| late.disk == disk).count()
     }
 
-    /// Gives a ring back after a transfer, or sets the ring of a late one aside with the memory that the transfer uses.
+    /// Gives a ring back after a transfer; sets the ring of a late transfer aside, with the memory that the transfer uses.
     fn end_transfer(
         &self,
         ring: ThreadRing,
@@ -291,8 +289,8 @@ impl RingSet {
         Some(self.end_transfer(ring, disk, result, || None))
     }
 
-    /// Opens a file, writes `data` to its start and closes it in one submission: a small file costs one wait instead
-    /// of one per step, and no process descriptor. Returns the bytes written; `None` when the kernel can't do that.
+    /// Opens a file, writes `data` to the start and closes the file, in a single submission: a small file costs a single wait
+    /// instead of three, and no process descriptor. Returns the bytes written; `None` when the kernel can't do that.
     pub fn create(
         &self,
         disk: u8,
@@ -341,7 +339,7 @@ impl RingSet {
         };
         let mut fd = None;
         let mut opened = |range: Range<usize>| fd = Some(range.end as RawFd);
-        // One operation whose result is a descriptor: `run_transfer` passes it as the end of a range.
+        // A single operation whose result is a descriptor: `run_transfer` passes the result as the end of a range.
         match run_transfer(&mut ring.uring, 0, &entry, Instant::now() + timeout, &mut opened) {
             Ok(_) => {
                 self.return_ring(ring);
@@ -379,7 +377,7 @@ impl RingSet {
         )
     }
 
-    /// Sets a file's length; `None` when the kernel can't do that here (it can since Linux 6.9).
+    /// Sets a file's length; `None` when the kernel can't do that here (kernels before Linux 6.9).
     pub fn truncate(&self, disk: u8, fd: RawFd, len: u64, timeout: Duration) -> Option<io::Result<()>> {
         self.run_single(disk, opcode::Ftruncate::new(types::Fd(fd), len).build(), None, timeout)
     }
@@ -398,7 +396,7 @@ impl RingSet {
         self.run_single(disk, opcode::Fsync::new(types::Fd(fd)).flags(flags).build(), None, timeout)
     }
 
-    /// Runs one operation that accesses no memory but that owned by `keep`.
+    /// Runs an operation that accesses no memory but that of `keep`.
     fn run_single(
         &self,
         disk: u8,
@@ -447,13 +445,12 @@ fn submit_and_wait(uring: &mut IoUring, least: usize, deadline: Instant) -> bool
     }
 }
 
-/// The error for operations that are abandoned: `owed`, less those that the kernel never took and, with their ring
-/// gone, never will.
+/// The error for `owed` abandoned operations, less those that the kernel never took, and never will without the ring.
 fn late_error(uring: &mut IoUring, owed: usize) -> TransferError {
     TransferError::Late(owed.saturating_sub(uring.submission().len()))
 }
 
-/// Runs linked steps and returns their results in order.
+/// Runs linked steps and returns the results in order.
 fn run_chain<const N: usize>(
     uring: &mut IoUring,
     steps: [squeue::Entry; N],
@@ -462,8 +459,8 @@ fn run_chain<const N: usize>(
     let mut results = [0; N];
     let mut owed = N;
     for (n, step) in steps.into_iter().enumerate() {
-        // SAFETY: the memory and names that the steps point to live until their completions were seen, or the caller
-        // moves them to `LateRing`.
+        // SAFETY: the memory and names that the steps point to live until the completions were seen, or the caller moves them to
+        // `LateRing`.
         if unsafe { uring.submission().push(&step.user_data(n as u64)) }.is_err() {
             return Err(TransferError::Os(io::Error::other("the submission queue is full")));
         }
@@ -481,8 +478,8 @@ fn run_chain<const N: usize>(
     Ok(results)
 }
 
-/// Runs the pieces of one transfer, at most [`RING_DEPTH`] at once, and returns the bytes moved up to the first short
-/// piece. With `len` 0 it runs one operation and passes its result to `done` unchanged.
+/// Runs the pieces of a transfer, at most [`RING_DEPTH`] at once, and returns the bytes moved up to the first short piece. With
+/// `len` 0, runs a single operation and passes the result to `done` unchanged.
 fn run_transfer(
     uring: &mut IoUring,
     len: usize,
@@ -490,7 +487,7 @@ fn run_transfer(
     deadline: Instant,
     done: &mut dyn FnMut(Range<usize>),
 ) -> Result<usize, TransferError> {
-    // A remainder below one alignment unit joins the last piece.
+    // A remainder below an alignment unit joins the last piece.
     let piece = |at: usize| if len - at <= TRANSFER_PIECE + ALIGN { len - at } else { TRANSFER_PIECE };
     let mut next = 0;
     let mut owed = 0;
@@ -501,8 +498,8 @@ fn run_transfer(
         while failed.is_none() && (next < len || first) && owed < RING_DEPTH {
             let n = piece(next);
             let sqe = entry(next, n).user_data(next as u64);
-            // SAFETY: the memory and names that the entry points to live until its completion was seen, or the caller
-            // moves them to `LateRing`.
+            // SAFETY: the memory and names that the entry points to live until the completion was seen, or the caller moves them
+            // to `LateRing`.
             if unsafe { uring.submission().push(&sqe) }.is_err() {
                 break;
             }
