@@ -1,20 +1,20 @@
-//! The CPUs that threads run on: those of a pool's creator, and a move to another one. It does not know their work.
+//! The CPUs that threads run on: those of a pool's creator, and a move to another CPU. Does not know the work.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// The CPUs of the thread that created a pool. A thread inherits the CPUs of its creator, and a FUSE ring thread is
-/// pinned to one CPU: without this, all threads of a pool would share that CPU with the reader.
+/// The CPUs of the thread that created a pool. A thread inherits the CPUs of the creator, and a FUSE ring thread is pinned to a
+/// single CPU: without this, all threads of a pool would share that CPU with the reader.
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadCpus(Option<CpuSet>);
 
 impl ThreadCpus {
-    /// The CPUs of the calling thread; unknown if the kernel does not report them or has more than 1024.
+    /// The CPUs of the calling thread; unknown if the kernel does not report the CPUs or has more than 1024.
     pub fn of_current_thread() -> ThreadCpus {
         ThreadCpus(sched_getaffinity(None).ok())
     }
 
-    /// Applies them to the calling thread if it is pinned to one CPU. A later choice by the administrator (`taskset
-    /// -ap`) stays. Errors (a changed cpuset) are ignored: this is an optimisation.
+    /// Applies the CPUs to the calling thread if that thread is pinned to a single CPU. A later choice by the administrator
+    /// (`taskset -ap`) stays. Errors (a changed cpuset) are ignored: this is an optimisation.
     pub fn apply_to_current_thread(&self) {
         if let Some(cpus) = &self.0
             && sched_getaffinity(None).is_ok_and(|now| now.count() == 1 && cpus.count() > 1)
@@ -24,8 +24,8 @@ impl ThreadCpus {
     }
 }
 
-/// Moves this thread to a CPU that it may run on, without pinning it: where another CPU is idle the kernel moves the
-/// thread at its next wake-up. Errors are ignored: this is an optimisation.
+/// Moves this thread to an allowed CPU, without pinning: where another CPU is idle the kernel moves the thread at the next
+/// wake-up. Errors are ignored: this is an optimisation.
 pub fn move_to_cpu(cpu: usize) {
     if cpu >= CpuSet::MAX_CPU || cpu == sched_getcpu() {
         return;

@@ -1,5 +1,5 @@
-//! Worker threads: a pool with urgent work and work ahead of readers, permits that limit how many workers wait for
-//! events, and the CPUs that threads run on. It does not know the work.
+//! Worker threads: a pool with urgent work and work ahead of readers, permits that limit how many workers wait for events, and
+//! the CPUs that threads run on. Does not know the work.
 #![forbid(unsafe_code)]
 
 mod cpus;

@@ -1,6 +1,6 @@
-//! Permits to wait for events: one per CPU, and one more for each worker whose request takes long. A burst of small
-//! requests is then answered by few threads that stay awake between them, while a worker that waits for a disk or
-//! another machine blocks no other. It knows no connection.
+//! Permits to wait for events: a permit per CPU, and another for each worker whose request takes long. A burst of small requests
+//! is then answered by few threads that stay awake between requests, while a worker that waits for a disk or another machine
+//! blocks no other. Knows no connection.
 
 use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 const SPARE_TIMEOUT: Duration = Duration::from_secs(10);
 
 thread_local! {
-    /// The permit with which this thread began its request, and when.
+    /// The permit with which this thread began the request, and when.
     static ON: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// The permits of one worker pool.
+/// The permits of a worker pool.
 pub struct WorkerPermits {
     started: Instant,
-    /// A worker on one request for longer loses its permit to another.
+    /// A worker that takes longer for a request loses the permit to another worker.
     long: Duration,
-    /// When the current request of each permit's worker began, in µs since the start; 0 while it waits for events.
+    /// When the current request of each permit's worker began, in µs since the start; 0 while the worker waits for events.
     since: Box<[AtomicU64]>,
     /// Requests begun so far, for the periodic check whether there are any.
     begun: AtomicU64,
@@ -47,7 +47,7 @@ pub struct WorkerPermit<'a> {
 }
 
 impl WorkerPermits {
-    /// Permits for `at_once` workers, at least one. A worker loses its permit when its request takes `long`.
+    /// Permits for `at_once` workers, at least one. A worker loses the permit when a request takes `long`.
     pub fn new(at_once: usize, long: Duration) -> Self {
         let at_once = at_once.max(1);
         WorkerPermits {
@@ -83,8 +83,8 @@ impl WorkerPermits {
         }
     }
 
-    /// Starts the next request of this thread, so that the previous ones do not count as long. Returns whether it
-    /// still holds its permit.
+    /// Starts the next request of this thread, so that the previous requests do not count as long. Returns whether the thread
+    /// still holds the permit.
     pub fn renew_current(&self) -> bool {
         let (slot, begun) = ON.get();
         if begun == 0 {
@@ -164,7 +164,7 @@ impl WorkerPermits {
         self.since.iter().all(|since| since.load(Ordering::SeqCst) == 0)
     }
 
-    /// Whether this worker may end although a long request would need it; it is then no longer counted.
+    /// Whether this worker may end although a long request would need a worker; the worker is then no longer counted.
     fn is_needless(&self) -> bool {
         // A request that begins now either sees the lower count or is seen here.
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -200,10 +200,10 @@ impl<'a> WorkerPermit<'a> {
         }
     }
 
-    /// Marks the end of the request. Returns the permit, unless another worker has taken it.
+    /// Marks the end of the request. Returns the permit, unless another worker has taken the permit.
     pub fn end_request(self) -> Option<WorkerPermit<'a>> {
         let (_, begun) = ON.take();
-        // Two requests of one permit never begin at the same time: there was a long request in between.
+        // Two requests of the same permit never begin at the same time: there was a long request in between.
         let since = &self.permits.since[self.slot];
         if begun != 0 && since.compare_exchange(begun, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return Some(self);

@@ -11,8 +11,8 @@ const IDLE_THREAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 type WorkerJob = Box<dyn FnOnce() + Send>;
 
-/// Threads that run jobs: urgent ones first; ahead jobs leave a quarter of the threads free for urgent ones. Threads
-/// start on demand and end when idle.
+/// Threads that run jobs: urgent jobs first; ahead jobs leave a quarter of the threads free for urgent jobs. Threads start on
+/// demand and end when idle.
 pub struct PriorityWorkers {
     inner: Arc<WorkersInner>,
 }
@@ -53,15 +53,15 @@ impl PriorityWorkers {
         }
     }
 
-    /// Runs `job` as soon as a thread is free. Each urgent job has a waiting reader, so the requests in flight bound
-    /// their number.
+    /// Runs `job` as soon as a thread is free. Each urgent job has a waiting reader, so the requests in flight bound the number
+    /// of jobs.
     pub fn run_urgent(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.inner.state.lock();
         state.urgent.push_back(Box::new(job));
         self.inner.wake_thread(&mut state);
     }
 
-    /// Queues `job` behind urgent ones; drops it and returns false when the queue is full.
+    /// Queues `job` behind urgent jobs; when the queue is full, drops `job` and returns false.
     pub fn run_ahead(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.inner.state.lock();
         if state.ahead.len() >= self.inner.most_queued_ahead || state.closed {
@@ -96,7 +96,7 @@ impl WorkersInner {
         let spawned = std::thread::Builder::new().name(self.name.into()).spawn(move || inner.run_jobs());
         match spawned {
             Ok(_) => state.threads += 1,
-            // No new thread: a running one takes the job later, unless there is none.
+            // No new thread: a running thread takes the job later, unless there is none.
             Err(_) if state.threads > 0 => {}
             Err(_) => {
                 state.urgent.clear();
@@ -135,7 +135,7 @@ impl WorkersInner {
     }
 }
 
-/// A panicking job ends neither its thread nor the pool's counts. Dropping its values fails its block for waiting
+/// A panicking job ends neither the thread nor the pool's counts. The drop of the job's values fails the block for waiting
 /// readers.
 fn run_caught(job: WorkerJob) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));

@@ -1,4 +1,4 @@
-//! A binary buddy allocator over page numbers; it holds no memory and does no I/O.
+//! A binary buddy allocator over page numbers, without memory and I/O.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ const NO_PAGE: u32 = u32::MAX;
 /// State of a page that heads no free run.
 const NOT_FREE: u8 = u8::MAX;
 
-/// Allocates runs of 2^order pages, aligned to their own size relative to the arena. The arena may be divided into
-/// parts of interleaved stripes; no run crosses two parts.
+/// Allocates runs of 2^order pages, aligned to the size of the run, relative to the arena. The arena may be divided into parts of
+/// interleaved stripes; no run crosses two parts.
 pub(crate) struct BuddyAllocator {
     /// First free run of each order, part by part.
     heads: Vec<u32>,
@@ -44,7 +44,7 @@ impl BuddyAllocator {
         };
         let mut page = 0usize;
         while page < pages {
-            // The largest run that is aligned at `page` and fits into what is left.
+            // The largest run that is aligned at `page` and fits into the rest.
             let mut order = max_order;
             while order > 0 && (page & ((1 << order) - 1) != 0 || page + (1 << order) > pages) {
                 order -= 1;
@@ -82,8 +82,8 @@ impl BuddyAllocator {
         (page >> self.stripe) as usize % self.parts
     }
 
-    /// Allocates a run of 2^`order` pages, from the part `near` if it has one, else from the parts in turn. Returns
-    /// the first page's number, or `None` when no run is large enough.
+    /// Allocates a run of 2^`order` pages, from the part `near` if there is a run, else from the parts in turn. Returns the first
+    /// page's number, or `None` when no run is large enough.
     pub(crate) fn take_run(&mut self, order: u32, near: Option<usize>) -> Option<u32> {
         let first = near.unwrap_or_else(|| {
             self.turn = (self.turn + 1) % self.parts;
@@ -123,7 +123,7 @@ impl BuddyAllocator {
         self.push(page, order);
     }
 
-    /// The free runs that begin in `pages`: the first page of each, and its order.
+    /// The free runs that begin in `pages`: the first page and the order of each.
     pub(crate) fn free_in(&self, pages: Range<u32>) -> impl Iterator<Item = (u32, u32)> {
         let mut page = pages.start;
         let end = pages.end.min(self.order.len() as u32);
@@ -141,7 +141,7 @@ impl BuddyAllocator {
         })
     }
 
-    /// Allocates one of the runs that [`BuddyAllocator::free_in`] listed, under the same lock.
+    /// Allocates a run that [`BuddyAllocator::free_in`] listed, under the same lock.
     pub(crate) fn take_free_run(&mut self, page: u32, order: u32) {
         self.unlink(page);
         self.free_pages -= 1 << order;

@@ -1,6 +1,5 @@
-//! The one memory budget of a process: an arena of fixed size, buffers cut from it, and the blocks held in it. It
-//! knows no disks, sockets or files. Of RDMA it knows only that a buffer's address never changes, so that the whole
-//! arena can be registered once.
+//! The memory budget of a process: an arena of fixed size, buffers cut from the arena, and blocks. Knows no disks, sockets or
+//! files, and of RDMA only that a buffer's address never changes, so that the whole arena can be registered once.
 
 pub mod allocator;
 mod buddy;

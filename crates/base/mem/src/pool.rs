@@ -1,4 +1,4 @@
-//! The arena, and the buffers cut from it. The arena is mapped once and never moves or grows.
+//! The arena, and the buffers cut from there. The arena is mapped once and never moves or grows.
 
 use crate::buddy::{BuddyAllocator, PAGE_SHIFT};
 use crate::stripes::{self, NumaPlacement, NumaStripes};
@@ -9,14 +9,14 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-/// A holder of buffers that it can release.
+/// A holder of buffers that can be released.
 pub trait BufferReclaim: Send + Sync {
     /// A buffer of `len` bytes made of released and adjacent free memory, if possible.
     fn reclaim_buffer(&self, len: usize) -> Option<PoolBuf>;
 }
 
-/// An arena of fixed size: the budget of `--buffer-size`, or the part of it from which buffers are cut, with an annex
-/// for memory that others manage in pieces of their own lengths.
+/// An arena of fixed size: the budget of `--buffer-size`, or the part from which buffers are cut, with an annex for memory that
+/// others manage in pieces of other lengths.
 pub struct BufferPool {
     base: NonNull<u8>,
     len: usize,
@@ -42,8 +42,8 @@ struct AnnexState {
     returned: Vec<(usize, usize)>,
 }
 
-// SAFETY: the arena is plain memory; the `free` lock decides the ownership of its parts, and a part is reached only
-// through the one `PoolBuf` that owns it.
+// SAFETY: the arena is plain memory; the `free` lock decides the ownership of the parts, and a part is reached only through the
+// `PoolBuf` that owns the part.
 unsafe impl Send for BufferPool {}
 // SAFETY: as above.
 unsafe impl Sync for BufferPool {}
@@ -58,8 +58,8 @@ impl BufferPool {
         Self::with_annex(budget, largest, 0)
     }
 
-    /// As [`BufferPool::new`], with `annex` more bytes behind the arena (rounded down to 16 KiB) for
-    /// [`BufferPool::annex`]. They are registered with the arena, but no buffers are cut from them.
+    /// As [`BufferPool::new`], with `annex` more bytes behind the arena (rounded down to 16 KiB) for [`BufferPool::annex`]. These
+    /// bytes are registered with the arena, but no buffers are cut from there.
     ///
     /// # Errors
     /// As [`BufferPool::new`].
@@ -75,7 +75,7 @@ impl BufferPool {
             ));
         }
         let mapped = len.saturating_add(annex_len);
-        // Huge pages are aligned to their own length, and so are the stripes.
+        // Huge pages are aligned to the length, and so are the stripes.
         let whole = mapped.saturating_add(stripes::HUGE_PAGE);
         // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
         let base = unsafe {
@@ -96,8 +96,7 @@ impl BufferPool {
             ));
         }
         let over = base.align_offset(stripes::HUGE_PAGE);
-        // SAFETY: the memory before the aligned start and behind the arena is the mapping's own, and no reference to
-        // it exists.
+        // SAFETY: the memory before the aligned start and behind the arena belongs to the mapping, and no reference exists.
         let base = unsafe {
             let start = base.byte_add(over);
             if over > 0 {
@@ -106,8 +105,8 @@ impl BufferPool {
             libc::munmap(start.byte_add(mapped), stripes::HUGE_PAGE - over);
             start
         };
-        // Huge pages halve the cost of registering and walking the arena; they are optional. SAFETY: the range is the
-        // mapping just made.
+        // Huge pages halve the cost of registering and walking the arena, and are optional. SAFETY: the range is the mapping just
+        // made.
         unsafe { libc::madvise(base, mapped, libc::MADV_HUGEPAGE) };
         let max_order = largest.trailing_zeros() - PAGE_SHIFT;
         let base = NonNull::new(base.cast::<u8>())
@@ -129,15 +128,15 @@ impl BufferPool {
         let _ = self.reclaim.set(holder);
     }
 
-    /// Address and length of the whole arena, annex included, for registering it with a device.
+    /// Address and length of the whole arena, annex included, for the registration with a device.
     pub fn arena(&self) -> (*const u8, usize) {
         (self.base.as_ptr(), self.len + self.annex_len)
     }
 
-    /// Allocates pages that are touched from here on on these NUMA nodes (bit n for node n) while they have free
-    /// memory: all on one, or large aligned stripes of the arena on several in turn, so that each buffer is on one of
-    /// them. [`BufferPool::node_of`] returns the node from then on. For the nodes of the NICs that access the arena;
-    /// the first call with several nodes decides.
+    /// Allocates pages that are touched from here on on these NUMA nodes (bit n for node n) while they have free memory: all on a
+    /// single node, or large aligned stripes of the arena on several in turn, so that each buffer is on one of these nodes.
+    /// [`BufferPool::node_of`] returns the node from then on. For the nodes of the NICs that access the arena; the first call
+    /// with several nodes decides.
     ///
     /// # Errors
     /// The kernel's error: no such node, or no NUMA at all.
@@ -179,8 +178,8 @@ impl BufferPool {
         self.stripes.get().map(|stripes| stripes.measure_placement(start, len))
     }
 
-    /// A piece of the annex, `len` bytes rounded up to 4 KiB and aligned to that; `None` when no such piece is left.
-    /// Meant for pieces of one length: a returned piece is reused for the same length only.
+    /// A piece of the annex, `len` bytes rounded up to 4 KiB and aligned to that; `None` when no such piece is left. Meant for
+    /// pieces of the same length: a returned piece is reused for the same length only.
     pub fn annex(self: &Arc<Self>, len: usize) -> Option<AnnexPiece> {
         let len = len.max(1).checked_next_multiple_of(4096)?;
         let mut annex = self.annex.lock();
@@ -207,13 +206,13 @@ impl BufferPool {
         self.len as u64
     }
 
-    /// The bytes that a buffer of `len` bytes takes from a budget: its length rounded up.
+    /// The bytes that a buffer of `len` bytes takes from a budget: the length rounded up.
     pub fn footprint(len: usize) -> u64 {
         1 << (order_of(len) + PAGE_SHIFT)
     }
 
-    /// A buffer of `len` bytes without waiting; evicts blocks if necessary. Its start is aligned to its length
-    /// rounded up to a power of two (at least 16 KiB). Its contents are undefined.
+    /// A buffer of `len` bytes without waiting; evicts blocks if necessary. The start is aligned to the length rounded up to a
+    /// power of two (at least 16 KiB). The contents are undefined.
     pub fn try_alloc(self: &Arc<Self>, len: usize) -> Option<PoolBuf> {
         self.try_alloc_near(len, None)
     }
@@ -225,21 +224,20 @@ impl BufferPool {
         let page = self.free.lock().buddy.take_run(order, near);
         match page {
             Some(page) => Some(self.make_buf(page, order, len)),
-            // Evicted and allocated in one step: otherwise short allocations would take the memory freed for a long
-            // one.
+            // Evicted and allocated in a single step: otherwise short allocations would take the memory freed for a long one.
             None => self.reclaim.get()?.upgrade()?.reclaim_buffer(len),
         }
     }
 
-    /// A buffer of `len` bytes, waiting for one until `deadline`.
+    /// A buffer of `len` bytes, waiting until `deadline`.
     ///
     /// # Errors
-    /// `NoMemory` when none was free in time; `Invalid` when it is larger than the budget.
+    /// `NoMemory` when none was free in time; `Invalid` when the buffer is larger than the budget.
     pub fn alloc(self: &Arc<Self>, len: usize, deadline: Instant) -> Result<PoolBuf> {
         self.alloc_near(len, None, deadline)
     }
 
-    /// [`BufferPool::alloc`] that prefers a free buffer of this NUMA node, without waiting for one.
+    /// [`BufferPool::alloc`] that prefers a free buffer of this NUMA node, without waiting for such a buffer.
     ///
     /// # Errors
     /// As [`BufferPool::alloc`].
@@ -283,7 +281,7 @@ impl BufferPool {
         self.free.lock().buddy.largest_run() as u32
     }
 
-    /// The free pieces within `pages`, which begin and end between buffers: the first page of each, and its pages.
+    /// The free pieces within `pages`, which begin and end between buffers: the first page of each, and the number of pages.
     pub(crate) fn free_in(&self, pages: Range<u32>) -> Vec<(u32, u32)> {
         self.free.lock().buddy.free_in(pages).map(|(page, order)| (page, 1 << order)).collect()
     }
@@ -350,7 +348,7 @@ pub struct PoolBuf {
     len: usize,
 }
 
-// SAFETY: a `PoolBuf` exclusively owns its part of the arena.
+// SAFETY: a `PoolBuf` exclusively owns a part of the arena.
 unsafe impl Send for PoolBuf {}
 // SAFETY: shared access gives only `&[u8]`, and users of `as_ptr` take on the rules themselves.
 unsafe impl Sync for PoolBuf {}
@@ -366,12 +364,12 @@ impl PoolBuf {
         1 << (self.order + PAGE_SHIFT)
     }
 
-    /// The pages it takes.
+    /// The pages of the buffer.
     pub(crate) fn pages(&self) -> Range<u32> {
         self.page..self.page + (1 << self.order)
     }
 
-    /// Shortens it to `len` bytes; returns the rest to the pool as far as it is not rounding.
+    /// Shortens the buffer to `len` bytes; returns the rest to the pool, except rounding.
     pub(crate) fn cut_to(mut self, len: usize) -> PoolBuf {
         while self.order > order_of(len) {
             self.order -= 1;
@@ -381,8 +379,8 @@ impl PoolBuf {
         self
     }
 
-    /// Joins `parts` to one buffer of `len` bytes that takes exactly `pages`, if they cover these. A single longer
-    /// part that begins with them is cut.
+    /// Joins `parts` to a single buffer of `len` bytes that takes exactly `pages`, if they cover these. A single longer part that
+    /// begins with these pages is cut.
     pub(crate) fn join_parts(mut parts: Vec<PoolBuf>, pages: Range<u32>, len: usize) -> Option<PoolBuf> {
         if let [only] = &parts[..]
             && only.page == pages.start
@@ -429,8 +427,8 @@ impl Drop for PoolBuf {
     }
 }
 
-/// A piece of the annex, returned when dropped. Its bytes are initialised and reached by address only: the owner
-/// synchronises access.
+/// A piece of the annex, returned when dropped. The bytes are initialised and reached by address only: the owner synchronises
+/// access.
 pub struct AnnexPiece {
     pool: Arc<BufferPool>,
     start: NonNull<u8>,
@@ -438,7 +436,7 @@ pub struct AnnexPiece {
     len: usize,
 }
 
-// SAFETY: an `AnnexPiece` exclusively owns its part of the arena.
+// SAFETY: an `AnnexPiece` exclusively owns a part of the arena.
 unsafe impl Send for AnnexPiece {}
 
 impl AnnexPiece {
@@ -447,12 +445,12 @@ impl AnnexPiece {
         self.start
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes; it always has.
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

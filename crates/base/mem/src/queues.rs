@@ -1,6 +1,6 @@
-//! The order in which blocks in memory are evicted: S3-FIFO. New blocks enter `small`; those used again move to
-//! `main`. A block evicted from `small` leaves its id in `ghost`, and enters `main` directly when it comes back. It
-//! holds names only, and does not know which of the blocks still exist.
+//! The order in which blocks in memory are evicted: S3-FIFO. New blocks enter `small`; blocks that are used again move to `main`.
+//! A block evicted from `small` leaves an id in `ghost`, and enters `main` directly on return. Holds names only, and does not
+//! know which of the blocks still exist.
 
 use spurline_types::id_hash::BuildObjectHasher;
 use spurline_types::{BlockId, ObjectId};
@@ -12,7 +12,7 @@ pub(crate) struct QueuedBlock {
     // Not a `BlockId`, whose padding would leave no room for the rest.
     object: ObjectId,
     index: u32,
-    /// Distinguishes the block from an evicted one of the same id.
+    /// Distinguishes the block from an evicted block of the same id.
     pub(crate) stamp: u32,
     pages: u32,
 }
@@ -27,7 +27,7 @@ impl QueuedBlock {
     }
 }
 
-/// One of the queues, and the pages that its blocks take.
+/// A queue, and the pages that the blocks there take.
 #[derive(Default)]
 pub(crate) struct BlockQueue {
     names: VecDeque<QueuedBlock>,
@@ -75,13 +75,13 @@ impl EvictionQueues {
         self.small.len() + self.main.len()
     }
 
-    /// Whether to evict from `small`: while its blocks take more than a tenth of the memory. Counted by names, a few
-    /// large files of a scan would vanish beside many small ones.
+    /// Whether to evict from `small`: while the blocks there take more than a tenth of the memory. Counted by names, a few large
+    /// files of a scan would vanish beside many small files.
     pub(crate) fn small_is_due(&self) -> bool {
         self.small.pages * 10 > self.small.pages + self.main.pages
     }
 
-    /// Makes an evicted block enter `main` if it comes back soon.
+    /// Makes an evicted block enter `main` if the block comes back soon.
     pub(crate) fn remember_ghost(&mut self, id: BlockId) {
         if self.ghosts.insert(id, ()).is_none() {
             self.ghost.push_back(id);

@@ -1,6 +1,6 @@
-//! Evicts blocks from memory for a buffer: the block next in order, or, where blocks are shorter than the buffer, all
-//! blocks in one aligned stretch of its length. No more is evicted than the buffer needs, unless one block is longer.
-//! The queues own the order.
+//! Evicts blocks from memory for a buffer: the block next in order, or, where blocks are shorter than the buffer, all blocks in
+//! an aligned stretch of the same length. No more is evicted than the buffer needs, unless a block is longer. The queues own the
+//! order.
 
 use crate::pool::{BufferPool, BufferReclaim, PoolBuf};
 use crate::queues::{EvictionQueues, QueuedBlock};
@@ -15,12 +15,12 @@ const SHORT_BLOCKS_TRIED: usize = 16;
 
 /// The outcome of trying to evict the next block.
 enum EvictionAttempt {
-    /// It was removed already.
+    /// Removed already.
     Gone,
-    /// It was used since it last headed its queue.
+    /// Used since the last time at the head of the queue.
     Used,
     InUse,
-    /// It is shorter than the buffer; its first page.
+    /// Shorter than the buffer; the first page.
     Short(u32),
     Evicted(PoolBuf),
 }
@@ -28,7 +28,7 @@ enum EvictionAttempt {
 /// A stretch of the arena as long as the largest buffer.
 #[derive(Default)]
 struct ArenaStretch {
-    /// For each page: whether it is free or belongs to an unused block.
+    /// For each page: whether the page is free or belongs to an unused block.
     evictable: Vec<bool>,
     blocks: Vec<BlockId>,
 }
@@ -43,7 +43,7 @@ impl BufferReclaim for MemTier {
         let mut stretch = ArenaStretch::default();
         // Each name is tried a bounded number of times, so a pool of pinned blocks ends the search.
         let mut tries = 2 * queues.len() + 1;
-        // Blocks in use: a queue full of them must be passed over, or one full of fills would hide the other.
+        // Blocks in use: a queue full of such blocks must be passed over, or a queue full of fills would hide the other.
         let mut small_passed = 0;
         let mut main_passed = 0;
         let mut short = 0;
@@ -61,7 +61,7 @@ impl BufferReclaim for MemTier {
             match self.try_evict(&name, len) {
                 EvictionAttempt::Gone => continue,
                 EvictionAttempt::Used => {
-                    // It can be evicted in the next round, which tries those in use once more.
+                    // The block can be evicted in the next round, which tries blocks in use once more.
                     main_passed = 0;
                     queues.main.push(name);
                     continue;
@@ -95,7 +95,7 @@ impl BufferReclaim for MemTier {
         if short == 0 {
             return None;
         }
-        // Each of those has a neighbour in use. Any stretch that is evictable as a whole will do.
+        // Each of these has a neighbour in use. Any stretch that is evictable as a whole will do.
         let stretches = self.stretches.len() as u32;
         let from = self.stamps.load(Ordering::Relaxed);
         (0..stretches).map(|n| (from.wrapping_add(n)) % stretches).find_map(|number| {
@@ -108,7 +108,7 @@ impl BufferReclaim for MemTier {
 }
 
 impl MemTier {
-    /// Removes the next block if it is unused and long enough.
+    /// Removes the next block if unused and long enough.
     fn try_evict(&self, name: &QueuedBlock, len: usize) -> EvictionAttempt {
         let id = name.id();
         let mut shard = self.shard_of(&id).lock();
@@ -152,7 +152,7 @@ impl MemTier {
         }
     }
 
-    /// Evicts all blocks in `pages` and joins them with the free pages there to one buffer; `None` when a block came
+    /// Evicts all blocks in `pages` and joins the space with the free pages there to a single buffer; `None` when a block came
     /// into use meanwhile.
     fn clear_pages(
         &self,
@@ -161,8 +161,8 @@ impl MemTier {
         stretch: &ArenaStretch,
         queues: &mut EvictionQueues,
     ) -> Option<PoolBuf> {
-        // The free pages first, and nothing is returned to the pool on the way: other threads would take it before
-        // the last block is out.
+        // The free pages first, and nothing is returned to the pool on the way: other threads would take the space before the
+        // last block is out.
         let mut parts = self.pool().take_free_in(pages.clone());
         for id in &stretch.blocks {
             let mut shard = self.shard_of(id).lock();
@@ -173,7 +173,7 @@ impl MemTier {
             let block = self.remove_locked(&mut shard, id);
             drop(shard);
             parts.extend(block.and_then(Arc::into_inner).map(|block| block.buf));
-            // It was evicted out of order, however often it was used.
+            // Evicted out of order, after however many uses.
             queues.remember_ghost(*id);
         }
         PoolBuf::join_parts(parts, pages, len)
@@ -186,7 +186,7 @@ impl ArenaStretch {
     }
 }
 
-/// One reference is the table's own; others belong to readers, fillers or waiters.
+/// One reference belongs to the table; the others belong to readers, fillers or waiters.
 fn is_in_use(block: &Arc<MemBlock>) -> bool {
     Arc::strong_count(block) > 1
 }

@@ -1,25 +1,25 @@
-//! The NUMA node of each part of the arena: stripes of the nodes in turn, and their actual placement by the kernel.
-//! It knows no device; nodes are numbers.
+//! The NUMA node of each part of the arena: stripes of the nodes in turn, and the actual placement by the kernel. Knows no
+//! device; nodes are numbers.
 
 use std::io::{Error, Result};
 
-/// The length of a huge page: no stripe is shorter, and each begins at a multiple of it.
+/// The length of a huge page: no stripe is shorter, and each begins at a multiple.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
-/// Sufficient stripes per node; each is a mapping of its own in the kernel.
+/// Sufficient stripes per node; each is a separate mapping in the kernel.
 const STRIPES_PER_NODE: usize = 64;
 
-/// Stripes of one length, of each node in turn.
+/// Stripes of the same length, of each node in turn.
 pub(crate) struct NumaStripes {
     shift: u32,
     nodes: Vec<u32>,
 }
 
-/// A sample of pages, by whether they are on the intended node.
+/// A sample of pages, on the intended node or elsewhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NumaPlacement {
     /// Bytes of a stripe.
     pub stripe: usize,
-    /// On the node of their stripe.
+    /// On the node of the stripe.
     pub right: usize,
     /// On another node, which had free memory.
     pub elsewhere: usize,
@@ -41,7 +41,7 @@ impl NumaStripes {
         self.shift
     }
 
-    /// The nodes, in their order.
+    /// The nodes, in order.
     pub fn nodes(&self) -> &[u32] {
         &self.nodes
     }
@@ -51,13 +51,13 @@ impl NumaStripes {
         self.nodes[(at >> self.shift) % self.nodes.len()]
     }
 
-    /// Each stripe of `len` bytes: where it begins, its length, its node.
+    /// Each stripe of `len` bytes: start, length, node.
     pub fn pieces(&self, len: usize) -> impl Iterator<Item = (usize, usize, u32)> {
         let stripe = 1 << self.shift;
         (0..len).step_by(stripe).map(move |at| (at, stripe.min(len - at), self.node_of(at)))
     }
 
-    /// Queries the kernel for the node of one page in two MiB.
+    /// Queries the kernel for the node of a page in each two MiB.
     pub fn measure_placement(&self, start: *const u8, len: usize) -> Result<NumaPlacement> {
         let ats: Vec<usize> = (0..len).step_by(HUGE_PAGE).collect();
         let pages: Vec<*const u8> = ats.iter().map(|at| start.wrapping_add(*at)).collect();
@@ -85,9 +85,9 @@ impl NumaStripes {
 /// Makes the kernel prefer the nodes in the bit mask `nodes` for pages of the range that are not resident yet.
 ///
 /// # Safety
-/// The range is a mapping of the caller's own, or part of one.
+/// The range is a mapping of the caller, or a part.
 pub(crate) unsafe fn prefer_nodes(start: *const u8, len: usize, nodes: u64) -> Result<()> {
-    // The kernel reads one bit less than it is given.
+    // The kernel reads a bit less than the given number.
     let bits = u64::BITS as usize + 1;
     // SAFETY: the range is the caller's; the mask is read during the call. Only the placement of pages changes.
     let answer = unsafe { libc::syscall(libc::SYS_mbind, start, len, libc::MPOL_PREFERRED, &raw const nodes, bits, 0) };

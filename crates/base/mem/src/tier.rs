@@ -1,5 +1,5 @@
-//! Blocks held in memory: each filled once for all readers, readable up to its fill mark, and evicted in an order
-//! that a scan can't spoil (S3-FIFO). It does not know how blocks are filled.
+//! Blocks held in memory: each filled once for all readers, readable up to its fill mark, and evicted in an order that a scan
+//! can't spoil (S3-FIFO). Does not know how blocks are filled.
 
 use crate::pool::{BufferPool, PoolBuf};
 use crate::queues::{EvictionQueues, QueuedBlock};
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Uses within this many milliseconds of each other count as one: a sequential reader touches a block several times
-/// in a row, and that must not make the block look popular.
+/// Uses within this many milliseconds of each other count once: a sequential reader touches a block several times in a row, and
+/// that must not make the block look popular.
 const CORRELATED_MS: u32 = 500;
-/// This long after the last counted use the next one counts, however short the pauses between uses: such a long run
-/// means several readers, or one that returns. Equal to the disk policy's correlation time.
+/// This long after the last counted use the next one counts, however short the pauses between uses: such a long run means several
+/// readers, or a reader that returns. Equal to the disk policy's correlation time.
 const SUSTAINED_MS: u32 = 4000;
 const TIER_SHARDS: usize = 16;
 
-/// One block in memory, being filled or complete.
+/// A block in memory, being filled or complete.
 pub struct MemBlock {
     pub(crate) buf: PoolBuf,
-    /// Distinguishes it in the queues from other blocks of its id.
+    /// Distinguishes the block in the queues from other blocks of the same id.
     pub(crate) stamp: u32,
     filled: AtomicUsize,
     status: Mutex<FillStatus>,
@@ -43,7 +43,7 @@ enum FillStatus {
 }
 
 impl MemBlock {
-    /// Waits until `range` is filled and pins it.
+    /// Waits until `range` is filled, and pins the bytes.
     ///
     /// # Errors
     /// The fill's own error, `Timeout` when `deadline` passes first, `Invalid` past the block's end.
@@ -85,12 +85,12 @@ impl MemBlock {
         self.filled.load(Ordering::Acquire) == self.buf.len()
     }
 
-    /// Whether this many bytes from its start are filled, so that a reader of them does not wait.
+    /// Whether this many bytes from the start are filled, so that a reader of these does not wait.
     pub fn is_filled_to(&self, end: usize) -> bool {
         self.filled.load(Ordering::Acquire) >= end
     }
 
-    /// Notes a use at `now` milliseconds; returns whether it was counted.
+    /// Notes a use at `now` milliseconds; returns whether the use was counted.
     fn touch(&self, now: u32) -> bool {
         // The later of two readers may get here first: signed, or the other's time would seem ages later.
         let since = |then: u32| now.wrapping_sub(then) as i32;
@@ -99,7 +99,7 @@ impl MemBlock {
         if since(last) < CORRELATED_MS as i32 && since(counted) < SUSTAINED_MS as i32 {
             return false;
         }
-        // Of concurrent uses one counts.
+        // Only the first of concurrent uses counts.
         if self.last_counted.compare_exchange(counted, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -111,7 +111,7 @@ impl MemBlock {
     }
 }
 
-/// Filled bytes of a block; they do not change while this lives.
+/// Filled bytes of a block, which do not change as long as the slice exists.
 #[derive(Clone)]
 pub struct BlockSlice {
     block: Arc<MemBlock>,
@@ -148,13 +148,13 @@ impl BlockSlice {
 impl Deref for BlockSlice {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: a slice is made only of bytes below the block's fill mark; those are never written again
-        // (`Fill::spare` gives out only what is above it), and `block` keeps the buffer alive.
+        // SAFETY: a slice is made only of bytes below the block's fill mark; such bytes are never written again (`Fill::spare`
+        // gives out only bytes above), and `block` keeps the buffer alive.
         unsafe { std::slice::from_raw_parts(self.block.buf.as_ptr().add(self.range.start), self.range.len()) }
     }
 }
 
-/// The exclusive right and duty to fill one block. Dropping it unfinished fails the block for all waiters.
+/// The exclusive right and duty to fill a block. A drop before the end fails the block for all waiters.
 pub struct BlockFill {
     block: Arc<MemBlock>,
     id: BlockId,
@@ -173,8 +173,8 @@ impl BlockFill {
         Arc::clone(&self.block)
     }
 
-    /// Address of [`ByteSink::spare`], and its capacity including the buffer's padding, which a device that writes
-    /// whole sectors may fill too.
+    /// Address of [`ByteSink::spare`], and the capacity including the buffer's padding, which a device that writes whole sectors
+    /// may fill too.
     pub fn spare_parts(&mut self) -> (*mut u8, usize) {
         let filled = self.block.filled.load(Ordering::Relaxed);
         // SAFETY: the mark lies inside the buffer.
@@ -187,7 +187,7 @@ impl BlockFill {
         self.end_with(error);
     }
 
-    /// The whole block, pinned, once it is filled.
+    /// The whole block, pinned, once filled.
     pub fn finished(&self) -> Option<BlockSlice> {
         self.block.is_ready().then(|| BlockSlice { range: 0..self.block.len(), block: Arc::clone(&self.block) })
     }
@@ -205,8 +205,8 @@ impl ByteSink for BlockFill {
     /// From the fill mark to the block's end.
     fn spare(&mut self) -> &mut [u8] {
         let filled = self.block.filled.load(Ordering::Relaxed);
-        // SAFETY: readers see only bytes below the mark; this is the only writer above it, for as long as the borrow
-        // of `self` lasts.
+        // SAFETY: readers see only bytes below the mark; this is the only writer above, for as long as the borrow of `self`
+        // lasts.
         unsafe { std::slice::from_raw_parts_mut(self.block.buf.as_ptr().add(filled), self.block.buf.len() - filled) }
     }
 
@@ -233,15 +233,15 @@ impl Drop for BlockFill {
 
 /// The result of [`MemTier::find_or_fill`].
 pub enum TierLookup {
-    /// The block is present or being filled: wait for its bytes.
+    /// The block is present or being filled: wait for the bytes.
     Here(Arc<MemBlock>),
-    /// The block is absent: the caller fills it.
+    /// The block is absent: the caller fills the block.
     Vacant(BlockFill),
 }
 
 pub(crate) type BlockTable = HashMap<BlockId, Arc<MemBlock>, BuildObjectHasher>;
 
-/// The blocks in memory, over one pool.
+/// The blocks in memory, over a pool.
 pub struct MemTier {
     pool: Arc<BufferPool>,
     shards: [Mutex<BlockTable>; TIER_SHARDS],
@@ -258,7 +258,7 @@ pub struct MemTier {
 }
 
 impl MemTier {
-    /// An empty tier over `pool`; it becomes the pool's holder of releasable buffers.
+    /// An empty tier over `pool`, which becomes the pool's holder of releasable buffers.
     pub fn new(pool: Arc<BufferPool>) -> Arc<MemTier> {
         let stretch = pool.largest_pages();
         let tier = Arc::new(MemTier {
@@ -286,12 +286,12 @@ impl MemTier {
         self.held.load(Ordering::Relaxed) as u64
     }
 
-    /// The block if it is present or being filled, without counting a use.
+    /// The block if present or being filled, without counting a use.
     pub fn peek(&self, id: &BlockId) -> Option<Arc<MemBlock>> {
         self.shard_of(id).lock().get(id).cloned()
     }
 
-    /// The block if it is present or being filled. Allocates nothing.
+    /// The block if present or being filled. Allocates nothing.
     pub fn find(&self, id: &BlockId) -> Option<Arc<MemBlock>> {
         self.find_used(id).map(|(block, _)| block)
     }
@@ -303,7 +303,7 @@ impl MemTier {
         Some((block, counts))
     }
 
-    /// The block, or the duty to fill it with `len` bytes; waits for memory until `deadline`.
+    /// The block, or the duty to fill `len` bytes; waits for memory until `deadline`.
     ///
     /// # Errors
     /// `NoMemory` when the budget stays full.
@@ -315,7 +315,7 @@ impl MemTier {
         Ok(self.insert_block(id, buf, len))
     }
 
-    /// The duty to fill the block, if it is absent and memory is free or can be freed now.
+    /// The duty to fill the block, if the block is absent and memory is free or can be freed now.
     pub fn try_fill(self: &Arc<Self>, id: BlockId, len: usize) -> Option<BlockFill> {
         if self.shard_of(&id).lock().contains_key(&id) {
             return None;
@@ -354,7 +354,7 @@ impl MemTier {
         self.held.fetch_add(footprint, Ordering::Relaxed);
         let mut queues = self.queues.lock();
         queues.push_new(name);
-        // Blocks evicted out of order leave their names behind; sweep before such names outnumber the blocks.
+        // Blocks evicted out of order leave names behind; sweep before such names outnumber the blocks.
         if queues.len() > self.pool.pages() + 1024 {
             queues.retain_present(|name| {
                 self.shard_of(&name.id()).lock().get(&name.id()).is_some_and(|b| b.stamp == name.stamp)
@@ -364,15 +364,15 @@ impl MemTier {
         TierLookup::Vacant(BlockFill { block, id, tier: Arc::clone(self), done: false })
     }
 
-    /// Inserts a complete block of `len` bytes, the first of `buf`; `None`, without effect, when it is present or
-    /// being filled.
+    /// Inserts a complete block of `len` bytes, the first of `buf`; `None`, without effect, when the block is present or being
+    /// filled.
     pub fn insert_filled(self: &Arc<Self>, id: BlockId, buf: PoolBuf, len: usize) -> Option<BlockSlice> {
         let TierLookup::Vacant(mut fill) = self.insert_block(id, buf, len) else { return None };
         fill.commit(len);
         fill.finished()
     }
 
-    /// Drops a block if it is complete and present; returns whether it was. Readers' slices stay valid.
+    /// Drops a block if complete and present; returns whether that was so. Readers' slices stay valid.
     pub fn remove(&self, id: &BlockId) -> bool {
         let found = self.shard_of(id).lock().get(id).cloned().filter(|block| block.is_ready());
         if let Some(block) = &found {
@@ -381,7 +381,7 @@ impl MemTier {
         found.is_some()
     }
 
-    /// Drops the complete blocks that `wanted` chooses; returns their bytes.
+    /// Drops the complete blocks that `wanted` chooses; returns the bytes of these.
     pub fn remove_where(&self, wanted: impl Fn(&BlockId) -> bool) -> u64 {
         let mut bytes = 0;
         for shard in &self.shards {
@@ -412,7 +412,7 @@ impl MemTier {
         self.start.elapsed().as_millis() as u32
     }
 
-    /// Removes a block from its locked shard, and from the count.
+    /// Removes a block from the locked shard, and from the count.
     pub(crate) fn remove_locked(&self, shard: &mut BlockTable, id: &BlockId) -> Option<Arc<MemBlock>> {
         let block = shard.remove(id)?;
         self.held.fetch_sub(block.buf.footprint(), Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Pauses between attempts: each twice as long as the one before, up to a limit. Pure: the caller waits.
+//! Pauses between attempts: each twice as long as the pause before, up to a limit. Pure: the caller waits.
 
 use std::time::Duration;
 
-/// The pauses of one sequence of attempts.
+/// The pauses of a sequence of attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     first: Duration,
@@ -16,7 +16,7 @@ impl Backoff {
         Backoff { first, longest, next: first }
     }
 
-    /// The pause before the next attempt; the one after it is twice as long.
+    /// The pause before the next attempt; the pause after that is twice as long.
     pub fn next_pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = self.next.saturating_mul(2).min(self.longest);
@@ -34,7 +34,7 @@ impl Backoff {
     }
 }
 
-/// The pause after this many failures before the last one, from `first` for 0 up to `longest`.
+/// The pause after this many failures before the last failure, from `first` for 0 up to `longest`.
 pub fn backoff_pause(first: Duration, longest: Duration, failures: u32) -> Duration {
     first.saturating_mul(1 << failures.min(31)).min(longest)
 }

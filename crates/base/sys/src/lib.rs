@@ -1,5 +1,5 @@
-//! What several crates need of the operating system: the mount table, files replaced durably, pauses between attempts,
-//! paths of names, and numbers that depend on the architecture. It knows no format of its callers and no domain words.
+//! What several crates need of the operating system: the mount table, files replaced durably, pauses between attempts, paths of
+//! names, and numbers that depend on the architecture. Knows no format of the callers and no domain words.
 #![forbid(unsafe_code)]
 
 mod backoff;

@@ -1,4 +1,4 @@
-//! Reads the kernel's mount table. It accesses no mount itself, so a hung mount cannot block it.
+//! Reads the kernel's mount table. Accesses no mount, so a hung mount cannot block the reader.
 
 use crate::octal::unescape_octal;
 use std::ffi::OsString;
@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 use std::{env, fs, io};
 
-/// One line of `/proc/self/mountinfo`.
+/// A line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
-    /// The mount's id, unchanged by a move; reused after its end.
+    /// The mount's id, unchanged by a move; reused after the end.
     pub id: u32,
     /// The id of the parent mount.
     pub parent: u32,
@@ -23,12 +23,12 @@ pub struct MountEntry {
     pub source: String,
     /// Options of the mountpoint, such as `rw,nosuid`.
     pub flags: String,
-    /// Options of the file system, such as `rw,user_id=0`; an NFS mount has its server's address here.
+    /// Options of the file system, such as `rw,user_id=0`; an NFS mount has the server's address here.
     pub options: String,
 }
 
 impl MountEntry {
-    /// Whether it is a FUSE mount of any kind.
+    /// Whether this is a FUSE mount of any kind.
     pub fn is_fuse(&self) -> bool {
         self.fstype == "fuse" || self.fstype.starts_with("fuse.")
     }
@@ -57,7 +57,7 @@ impl MountTable {
         MountTable::read_file(Path::new("/proc/self/mountinfo"))
     }
 
-    /// Reads the table of a process, or of another host, from its `mountinfo`.
+    /// Reads the table of a process, or of another host, from the file `mountinfo`.
     ///
     /// # Errors
     /// When the file can't be read.
@@ -70,20 +70,20 @@ impl MountTable {
         MountTable(parse_mountinfo(mountinfo))
     }
 
-    /// All entries in the order of mounting, covered ones included.
+    /// All entries in the order of mounting, covered entries included.
     pub fn entries(&self) -> &[MountEntry] {
         &self.0
     }
 
-    /// The mount that serves `path`: the topmost one there, else the one that contains the path. `None` if that one
-    /// is not listed, as in a chroot. `path` has no symbolic links, as returned by `resolve_mountpoint`.
+    /// The mount that serves `path`: the topmost mount there, else the mount that contains the path. `None` if that mount is not
+    /// listed, as in a chroot. `path` has no symbolic links, as returned by `resolve_mountpoint`.
     pub fn seen_at(&self, path: &Path) -> Option<&MountEntry> {
         let mut now: Option<&MountEntry> = None;
         let mut at = PathBuf::new();
         for part in path.components() {
             at.push(part);
-            // A mount over the root is invisible to a process whose root is below it; a process with the upper root
-            // does not list the lower ones.
+            // A mount over the root is invisible to a process whose root lies below; a process with the upper root does not list
+            // the lower mounts.
             let most = if part == Component::RootDir { 1 } else { self.0.len() };
             for _ in 0..most {
                 let Some(next) = self.0.iter().find(|m| m.mountpoint == at && self.lies_on(m, now)) else { break };
@@ -110,8 +110,8 @@ pub fn mounted_at(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(MountTable::read()?.seen_at(path).filter(|m| m.mountpoint == path).cloned())
 }
 
-/// `path` without symbolic links, found without touching its last part, which may be a mount that hangs.
-/// (A last part that is itself a symbolic link is followed, unless something is mounted there.)
+/// `path` without symbolic links, found without touching the last part, which may be a mount that hangs. (A last part that is a
+/// symbolic link is followed, unless something is mounted there.)
 ///
 /// # Errors
 /// When a directory on the way does not exist or may not be searched.
@@ -122,7 +122,7 @@ pub fn resolve_mountpoint(path: &Path) -> io::Result<PathBuf> {
     let found = fs::canonicalize(parent)?.join(last);
     match mounted_at(&found)? {
         Some(_) => Ok(found),
-        // Only now is it safe to access the last component: nothing is mounted on it.
+        // Only now is it safe to access the last component: nothing is mounted there.
         None => match fs::read_link(&found) {
             Ok(target) => resolve_mountpoint(&found.parent().unwrap_or(Path::new("/")).join(target)),
             Err(_) => Ok(found),

@@ -1,4 +1,4 @@
-//! Replaces a file as a whole: after a crash or a loss of power the file has the old text or the new one.
+//! Replaces a file as a whole: after a crash or a loss of power the file has the old text or the new text.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, Permissions};
@@ -7,11 +7,11 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Replaces `file` by `text`, with the permission bits `mode`, in a directory that exists. The text is written to a
-/// file beside it and synced before that file takes the name; then the directory is synced.
+/// Replaces `file` by `text`, with the permission bits `mode`, in a directory that exists. The text is written to another file
+/// there and synced before that file takes the name; then the directory is synced.
 ///
 /// # Errors
-/// The system's error. The file has the old text then, or the new one when only the directory could not be synced.
+/// The system's error. The file has the old text then, or the new text when only the directory could not be synced.
 pub fn replace_file(file: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     let new = path_of_new(file)?;
     let written = write_synced(&new, text, mode).and_then(|()| std::fs::rename(&new, file));
@@ -28,8 +28,8 @@ pub fn replace_file(file: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     }
 }
 
-/// The name begins with a dot and has another extension, so that programs which read all files of the directory, as
-/// systemd, modprobe and container runtimes do, ignore it. It is unique, so that two threads can replace one file.
+/// The name begins with a dot and has another extension, so that programs which read all files of the directory, as systemd,
+/// modprobe and container runtimes do, ignore the file. The name is unique, so that two threads can replace the same file.
 fn path_of_new(file: &Path) -> io::Result<PathBuf> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?;

@@ -15,7 +15,7 @@ pub enum FileKind {
     Symlink,
 }
 
-/// The attributes of one name.
+/// The attributes of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectAttr {
     /// File, directory or symbolic link.
@@ -28,16 +28,16 @@ pub struct ObjectAttr {
     pub mode: u16,
     /// The version of the bytes; empty for directories.
     pub version: Version,
-    /// The object store's etag, unmodified, where there is one.
+    /// The object store's etag, unmodified, if any.
     pub etag: Option<String>,
 }
 
-/// One name of a directory.
+/// A name of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
     /// The last part of the path: any byte but `/` and NUL.
     pub name: Vec<u8>,
-    /// Its attributes.
+    /// The attributes.
     pub attr: ObjectAttr,
 }
 

@@ -1,4 +1,4 @@
-//! The congestion control of TCP connections between mounts and nodes. It sets no socket.
+//! The congestion control of TCP connections between mounts and nodes. Sets no socket.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,9 +11,9 @@ pub enum Congestion {
     /// little, which leaves a fast network idle for milliseconds at a time.
     #[default]
     Auto,
-    /// The host's own, whatever it is.
+    /// The host's choice.
     System,
-    /// By its name in the kernel.
+    /// The name in the kernel.
     Cubic,
     /// The same; always available and permitted.
     Reno,
@@ -25,7 +25,7 @@ impl Congestion {
     const ALL: [Congestion; 5] =
         [Congestion::Auto, Congestion::System, Congestion::Cubic, Congestion::Reno, Congestion::Dctcp];
 
-    /// Its name; for an algorithm, the kernel's.
+    /// The name; for an algorithm, the kernel's.
     pub fn name(self) -> &'static str {
         match self {
             Congestion::Auto => "auto",

@@ -1,12 +1,12 @@
-//! The one error that crosses layers and the wire: a kind to act on and a sentence to read.
+//! The error that crosses layers and the wire: a kind to act on and a sentence to read.
 
 use std::fmt;
 
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The kind of an error, as far as a caller acts on it. Numbers travel on the wire and never change meaning.
-/// Exhaustive on purpose: code that decides by kind (the errno table above all) must decide for a new one.
+/// The kind of an error, as far as a caller acts on it. Numbers travel on the wire and never change meaning. Exhaustive on
+/// purpose: code that decides by kind (the errno table above all) must decide for a new kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// No such name.
@@ -23,7 +23,7 @@ pub enum ErrorKind {
     Timeout,
     /// The origin or a peer could not be reached, or closed the connection.
     Unavailable,
-    /// The origin throttled the request, or a peer is at its connection limit.
+    /// The origin throttled the request, or a peer is at the connection limit.
     Throttled,
     /// A disk or a quota is full.
     NoSpace,
@@ -41,9 +41,9 @@ pub enum ErrorKind {
     Protocol,
     /// The origin answered, but failed to serve the request until its deadline.
     OriginFailed,
-    /// An operating-system error with its errno.
+    /// An operating-system error with an errno.
     Io(i32),
-    /// A node can't serve uncached data because its origin does not answer; another node may.
+    /// A node can't serve uncached data because the origin does not answer; another node may.
     OriginDown,
     /// A kind a newer peer sent; the number is kept.
     Unknown(u16),
@@ -92,7 +92,7 @@ impl ErrorKind {
         }
     }
 
-    /// The kind of a number from the wire; one not known here becomes [`ErrorKind::Unknown`].
+    /// The kind of a number from the wire; an unknown number becomes [`ErrorKind::Unknown`].
     pub fn from_code(code: u16) -> Self {
         if (Self::IO_BASE..Self::IO_BASE + 0x1000).contains(&code) {
             return ErrorKind::Io(i32::from(code - Self::IO_BASE));
@@ -114,7 +114,7 @@ impl ErrorKind {
     }
 }
 
-/// An error with its kind and a sentence with the fault, the evidence and the remedy.
+/// An error: a kind, and a sentence with the fault, the evidence and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
@@ -134,7 +134,7 @@ impl Error {
     pub fn message(&self) -> &str {
         &self.message
     }
-    /// The same error with `context: ` before its sentence.
+    /// The same error with `context: ` before the sentence.
     pub fn context(self, context: impl fmt::Display) -> Self {
         Error { kind: self.kind, message: format!("{context}: {}", self.message).into() }
     }

@@ -1,8 +1,8 @@
-//! An error that ends the program: the fault with its evidence, the remedy, and the exit code.
+//! An error that ends the program: the fault with the evidence, the remedy, and the exit code.
 
 use std::fmt;
 
-/// Why the program ends; its value is the exit code.
+/// Why the program ends; the value is the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitKind {
     /// Failure.
@@ -20,7 +20,7 @@ pub struct Fault {
     pub code: ExitKind,
     /// What is wrong, with the evidence.
     pub what: String,
-    /// What to do about it; may be empty when `what` says it.
+    /// What to do; may be empty when `what` says so.
     pub remedy: String,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Fault {
 impl std::error::Error for Fault {}
 
 impl From<crate::Error> for Fault {
-    /// Keeps a library error's sentence; its kind decides the exit code.
+    /// Keeps a library error's sentence; the kind decides the exit code.
     fn from(error: crate::Error) -> Self {
         use crate::ErrorKind as Kind;
         let code = match error.kind() {

@@ -1,4 +1,4 @@
-//! A host and a port as written on a command line and in a URL. It resolves no names.
+//! A host and a port as written on a command line and in a URL. Resolves no names.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,12 +1,12 @@
-//! The identity of a cached byte: an object at one version, and a block of it.
+//! The identity of a cached byte: an object at a version, and a block of the object.
 
 use crate::errno::EFBIG;
 use crate::{Error, ErrorKind, Result};
 use std::fmt;
 use std::sync::Arc;
 
-/// Identifies one state of an object's bytes: an etag from an object store, or `ino-mtime-ctime-size` of a file. Two
-/// reads under one version are reads of the same bytes.
+/// Identifies a state of an object's bytes: an etag from an object store, or `ino-mtime-ctime-size` of a file. Two reads under
+/// the same version are reads of the same bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(Arc<str>);
 
@@ -20,12 +20,12 @@ impl Version {
         &self.0
     }
 
-    /// This version of a file whose bytes may still change under it, since it is being written. Each handle passes a
-    /// `mark` of its own, so that it never gets bytes that another handle has read.
+    /// This version of a file whose bytes may still change under the same version, since the file is being written. Each handle
+    /// passes a different `mark`, and so never gets bytes that another handle has read.
     pub fn with_unsettled_mark(&self, mark: u64) -> Self {
         Version(format!("{}{MARK_SEPARATOR}{mark:016x}", self.settled_text()).into())
     }
-    /// Whether the bytes may still change under it.
+    /// Whether the bytes may still change under this version.
     pub fn is_unsettled(&self) -> bool {
         self.settled_text().len() < self.0.len()
     }
@@ -38,7 +38,7 @@ impl Version {
     }
 }
 
-/// Separates a version's text from its mark; etags do not end so.
+/// Separates a version's text from the mark; etags do not end so.
 const MARK_SEPARATOR: &str = "~w";
 
 impl fmt::Debug for Version {
@@ -53,16 +53,16 @@ impl fmt::Display for Version {
     }
 }
 
-/// A 128-bit hash of (source, path, version): the cache's name for an object at one version. 16 bits of it are the
-/// [`SourceTag`], so that all versions of all files of a source are found without their names.
+/// A 128-bit hash of (source, path, version): the cache's name for an object at a version. 16 bits are the [`SourceTag`], so that
+/// all versions of all files of a source are found without names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId(pub u128);
 
-/// A hash of a source, which is part of the id of each of its objects. Two sources may share a tag.
+/// A hash of a source, which is part of the id of each object of the source. Two sources may share a tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceTag(u16);
 
-/// Position of the source's tag. The bits around it choose folders, shards of tables and the node that holds a block.
+/// Position of the source's tag. The bits around the tag choose folders, shards of tables and the node that holds a block.
 const SOURCE_TAG_SHIFT: u32 = 64;
 const SOURCE_TAG_MASK: u128 = (u16::MAX as u128) << SOURCE_TAG_SHIFT;
 
@@ -74,9 +74,8 @@ impl SourceTag {
 }
 
 impl ObjectId {
-    /// Hashes the three parts, each preceded by its length so that no two triples run together. Without a version the id
-    /// names a path, and has no tag.
-    /// Costs about 50 ns and allocates nothing.
+    /// Hashes the three parts, each preceded by the length so that no two triples run together. Without a version the id names a
+    /// path, and has no tag. Costs about 50 ns and allocates nothing.
     pub fn new(source: &str, path: &[u8], version: &Version) -> Self {
         Self::from_text(source, path, version.as_str())
     }
@@ -97,7 +96,7 @@ impl ObjectId {
         ObjectId(id & !SOURCE_TAG_MASK | tag)
     }
 
-    /// Whether the object may be of a source: it is when the tags are equal, but for sources that share a tag.
+    /// Whether the object may be of a source: equal tags mean the same source, except for sources that share a tag.
     pub fn has_tag(&self, source: SourceTag) -> bool {
         (self.0 & SOURCE_TAG_MASK) >> SOURCE_TAG_SHIFT == u128::from(source.0)
     }
@@ -115,16 +114,16 @@ impl fmt::Display for ObjectId {
     }
 }
 
-/// One block of one object at one version.
+/// A block of an object at a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId {
-    /// The object at one version.
+    /// The object at a version.
     pub object: ObjectId,
-    /// The block's number; its first byte is at `index * block_size`.
+    /// The block's number; the first byte is at `index * block_size`.
     pub index: u32,
 }
 
-/// An object at one version with everything needed to fetch it: the content of a file handle. Cheap to clone.
+/// An object at a version with everything needed to fetch the bytes: the content of a file handle. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectRef {
     /// Hash of source, path and version.
@@ -138,7 +137,7 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
-    /// Names the object at `path` below `source` with the attributes it had when looked up.
+    /// Names the object at `path` below `source` with the attributes of the lookup.
     pub fn new(source: &str, path: &[u8], version: Version, size: u64) -> Self {
         ObjectRef { id: ObjectId::new(source, path, &version), path: path.into(), version, size }
     }

@@ -1,4 +1,4 @@
-//! A hasher for keys that are hashes already: object ids, alone or with a block number. It knows no map.
+//! A hasher for keys that are hashes already: object ids, alone or with a block number. Knows no map.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

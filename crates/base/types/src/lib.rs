@@ -1,5 +1,5 @@
-//! The vocabulary that every layer shares: sizes and durations, object versions, attributes, errors, counters. It
-//! deliberately knows no I/O, no clock, no thread and no wire format.
+//! The vocabulary that every layer shares: sizes and durations, object versions, attributes, errors, counters. Deliberately knows
+//! no I/O, no clock, no thread and no wire format.
 #![forbid(unsafe_code)]
 
 pub mod attr;

@@ -1,18 +1,17 @@
-//! A cache node as a member of a group. It knows neither how nodes are found nor which blocks they hold.
+//! A cache node as a member of a group. Knows neither how nodes are found nor which blocks a node holds.
 
-/// One cache node of a group.
+/// A cache node of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Member {
-    /// A name that never changes for this node, not by a restart nor by a new address: it determines the node's
-    /// share.
+    /// A name that never changes for this node, not by a restart nor by a new address: the name determines the node's share.
     pub name: String,
-    /// The number of its process from its `Welcome`, or 0 while unknown.
+    /// The number of the process from the `Welcome`, or 0 while unknown.
     pub instance: u64,
-    /// Its TCP addresses, `HOST:PORT`, best first.
+    /// The TCP addresses, `HOST:PORT`, best first.
     pub addresses: Vec<String>,
-    /// Its share of the group's blocks relative to the others; 0 gets none.
+    /// The share of the group's blocks relative to other members; 0 gets none.
     pub weight: u32,
-    /// The zone that it shares with readers near it: a rack, a room, a cloud zone. Empty when unknown.
+    /// The zone shared with readers that are near: a rack, a room, a cloud zone. Empty when unknown.
     pub zone: String,
 }
 

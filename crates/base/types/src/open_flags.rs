@@ -7,7 +7,7 @@ pub const O_RDONLY: u32 = 0;
 pub const O_RDWR: u32 = 0o2;
 /// The bits that say whether a file is read, written, or both.
 pub const O_ACCMODE: u32 = 0o3;
-/// The file is made if it does not exist.
+/// A missing file is made.
 pub const O_CREAT: u32 = 0o100;
 /// The file must not exist.
 pub const O_EXCL: u32 = 0o200;
@@ -15,7 +15,7 @@ pub const O_EXCL: u32 = 0o200;
 pub const O_TRUNC: u32 = 0o1000;
 /// Writes go to the end.
 pub const O_APPEND: u32 = 0o2000;
-/// Each write is durable before it returns; a part of [`O_SYNC`].
+/// Each write is durable before the call returns; a part of [`O_SYNC`].
 pub const O_DSYNC: u32 = 0o10_000;
 /// As [`O_DSYNC`], with the attributes of the file.
 pub const O_SYNC: u32 = 0o4_010_000;

@@ -1,10 +1,10 @@
-//! Lists of mount options, as after `-o`, in /etc/fstab and in volumes. It knows no effect of an option.
+//! Lists of mount options, as after `-o`, in /etc/fstab and in volumes. Knows no effect of an option.
 
 /// The options with SELinux labels, whose values may have commas.
 pub const LABEL_OPTIONS: [&str; 4] = ["context", "fscontext", "defcontext", "rootcontext"];
 
-/// The options of a list, without empty ones. A comma behind a backslash is part of a value, and so is every comma of a value in
-/// double quotes, as mount(8) writes SELinux labels. That backslash and those quotes are removed.
+/// The options of a list, without empty options. A comma behind a backslash is part of a value, and so is every comma of a value
+/// in double quotes, as mount(8) writes SELinux labels. That backslash and these quotes are removed.
 pub fn split_option_list(list: &str) -> Vec<String> {
     let mut options = Vec::new();
     let mut option = String::new();
@@ -31,13 +31,13 @@ pub fn split_option_list(list: &str) -> Vec<String> {
     options.iter().map(|option| option.trim().to_owned()).filter(|option| !option.is_empty()).collect()
 }
 
-/// A value in double quotes at the beginning of `text`, and the text behind it; the quotes have to enclose the whole value.
+/// A value in double quotes at the beginning of `text`, and the text behind; the quotes have to enclose the whole value.
 fn quoted_value(text: &str) -> Option<(&str, &str)> {
     let (value, behind) = text.strip_prefix('"')?.split_once('"')?;
     (behind.is_empty() || behind.starts_with(',')).then_some((value, behind))
 }
 
-/// An option as a list of one.
+/// An option as a list with a single element.
 pub fn escape_option(option: &str) -> String {
     option.replace(',', "\\,")
 }

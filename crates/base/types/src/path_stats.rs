@@ -1,5 +1,5 @@
-//! Counters per peer and path, declared once with their units as the others are in `stats`. Updating one is a relaxed
-//! atomic add; only the reason of a failure is behind a lock.
+//! Counters per peer and path, declared once with units, as the others are in `stats`. An update is a relaxed atomic add; only
+//! the reason of a failure is behind a lock.
 
 use crate::stats::{Metric, MetricKind};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -14,7 +14,7 @@ const KEEP_UNUSED: Duration = Duration::from_secs(600);
 
 macro_rules! path_stats {
     ($( $name:ident : $kind:ident $unit:literal $help:literal ),+ $(,)?) => {
-        /// The traffic of one path to one peer.
+        /// The traffic of a path to a peer.
         #[derive(Debug, Default, Serialize, Deserialize)]
         #[serde(default)]
         pub struct PathStats {
@@ -52,7 +52,7 @@ path_stats! {
     checked_bytes_per_s: Gauge "bytes per second" "Their throughput in the last comparison.",
 }
 
-/// The states of the connection pools over one path: one pool per source in use.
+/// The states of the connection pools over a path: a pool per source in use.
 #[derive(Debug, Default)]
 struct Pools {
     up: u64,
@@ -63,16 +63,15 @@ impl Pools {
     fn count_mut(&mut self, word: bool) -> &mut u64 {
         if word { &mut self.up } else { &mut self.down }
     }
-    /// One pool that carries data is enough.
+    /// A single pool that carries data is enough.
     fn combined(&self) -> Option<bool> {
         if self.up > 0 { Some(true) } else { (self.down > 0).then_some(false) }
     }
 }
 
 impl PathStats {
-    /// Changes one pool's state of the path from `said` to `now`: true when it carries data, false when not, `None`
-    /// before it exists and after it is gone. `changed` is called with the combined state before and after, when that
-    /// differs; calls are serialised.
+    /// Changes a pool's state of the path from `said` to `now`: true when the pool carries data, false when not, `None` when
+    /// there is no pool. `changed` is called with the combined state before and after, when that differs; calls are serialised.
     pub fn report_state(
         &self,
         said: Option<bool>,
@@ -118,8 +117,7 @@ struct PathRow {
 pub struct PathTable(Mutex<BTreeMap<PathKey, PathRow>>);
 
 impl PathTable {
-    /// The counters of a path, the same for each call: a path made anew continues to count, unless it was unused for
-    /// a while.
+    /// The counters of a path, the same for each call: a path made anew continues to count, unless unused for a while.
     pub fn path_stats(&self, peer: &str, path: &str, transport: &str) -> Arc<PathStats> {
         self.path_stats_at(peer, path, transport, Instant::now())
     }
@@ -144,7 +142,7 @@ impl PathTable {
         table.values().map(|row| Arc::clone(&row.stats)).collect()
     }
 
-    /// One JSON object a path.
+    /// A JSON object for each path.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::to_value(self).unwrap_or_default()
     }
@@ -196,7 +194,7 @@ impl<'de> Deserialize<'de> for PathTable {
     }
 }
 
-/// Drops entries unused for long. A reader of the table holds a row for a moment, which does not restart its time.
+/// Drops entries unused for long. A reader of the table holds a row for a moment, which does not restart the row's time.
 fn drop_unused(table: &mut BTreeMap<PathKey, PathRow>, now: Instant) {
     table.retain(|_, row| {
         if Arc::strong_count(&row.stats) > 1 {

@@ -1,7 +1,7 @@
 //! The destination of a transfer's bytes, in order, so that the first may be used before the last has arrived.
 
-/// A destination that is filled from its start. A committed part is never written again, so a sink may show it to
-/// readers at once.
+/// A destination that is filled from the start. A committed part is never written again, so a sink may show it to readers at
+/// once.
 pub trait ByteSink {
     /// The unfilled rest; empty when all is filled.
     fn spare(&mut self) -> &mut [u8];
@@ -16,7 +16,7 @@ pub struct SliceSink<'a> {
 }
 
 impl<'a> SliceSink<'a> {
-    /// Fills `buf` from its start.
+    /// Fills `buf` from the start.
     pub fn new(buf: &'a mut [u8]) -> Self {
         SliceSink { buf, filled: 0 }
     }

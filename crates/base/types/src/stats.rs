@@ -1,8 +1,8 @@
-//! Every counter and gauge of Spurline, declared once with its unit and meaning. `stats`, its JSON and the Prometheus
-//! page are all generated from this table. Read from JSON, [`Stats`] has the counters of another process: unknown ones are
-//! ignored, and missing ones are 0.
+//! Every counter and gauge of Spurline, declared once with unit and meaning. `stats`, the JSON form and the Prometheus page are
+//! all generated from this table. Read from JSON, [`Stats`] has the counters of another process: unknown counters are ignored,
+//! and missing counters are 0.
 //!
-//! Updating one is a relaxed atomic add: no lock, no allocation.
+//! An update is a relaxed atomic add: no lock, no allocation.
 
 use crate::path_stats::PathTable;
 use crate::{Error, ErrorKind};
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// One number: a counter that only grows, or a gauge.
+/// A counter that only grows, or a gauge.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Metric(AtomicU64);
@@ -51,15 +51,15 @@ pub enum MetricKind {
 /// The name and meaning of a metric.
 #[derive(Debug, Clone, Copy)]
 pub struct MetricInfo {
-    /// Its section in `stats`.
+    /// The section in `stats`.
     pub section: &'static str,
-    /// Its name in that section, its key in the JSON.
+    /// The name in that section, and the key in the JSON.
     pub name: &'static str,
     /// Counter or gauge.
     pub kind: MetricKind,
-    /// Its unit: `bytes`, `operations`, `microseconds`, ….
+    /// The unit: `bytes`, `operations`, `microseconds`, ….
     pub unit: &'static str,
-    /// One sentence.
+    /// A sentence.
     pub help: &'static str,
 }
 
@@ -70,7 +70,7 @@ macro_rules! sections {
         #[serde(default)]
         pub struct $Struct { $( #[doc = concat!($help, " Unit: ", $unit, ".")] pub $name: Metric ),+ } )+
 
-        /// All counters of one process (a mount or a node).
+        /// All counters of a process (a mount or a node).
         #[derive(Debug, Default, Serialize, Deserialize)]
         #[serde(default)]
         pub struct Stats {
@@ -85,7 +85,7 @@ macro_rules! sections {
         } ),+ ),+ ];
 
         impl Stats {
-            /// Calls `f` with every metric and its current value, in the order of [`METRICS`].
+            /// Calls `f` with every metric and the current value, in the order of [`METRICS`].
             pub fn for_each(&self, mut f: impl FnMut(&'static MetricInfo, u64)) {
                 let mut table = METRICS.iter();
                 $( $( if let Some(info) = table.next() { f(info, self.$section.$name.get()); } )+ )+
@@ -141,7 +141,7 @@ sections! {
         served_bytes: Counter "bytes" "Bytes that these brought.",
         served_us: Counter "microseconds" "Time spent on these, summed.",
     }
-    /// NFS clients of this mount, where the kernel's NFS server exports it.
+    /// NFS clients of this mount, where the kernel's NFS server exports the mount.
     export: Export {
         active: Gauge "exports" "1 while the NFS server exports this mount, else 0.",
         clients: Gauge "clients" "Addresses of NFS clients that the server has admitted to this mount.",
@@ -287,7 +287,7 @@ sections! {
 }
 
 impl Stats {
-    /// One JSON object of absolute values, a section a key.
+    /// A JSON object of absolute values, a section a key.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::to_value(self).unwrap_or_default()
     }
@@ -295,7 +295,7 @@ impl Stats {
     /// Reads the counters that [`Stats::to_json`] gave.
     ///
     /// # Errors
-    /// When they are no counters.
+    /// When the values are no counters.
     pub fn from_json(document: &serde_json::Value) -> crate::Result<Stats> {
         Stats::deserialize(document)
             .map_err(|error| Error::new(ErrorKind::Protocol, format!("the counters are malformed: {error}")))

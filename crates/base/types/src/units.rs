@@ -1,10 +1,10 @@
-//! Sizes and durations as people write them on a command line or in a config file.
+//! Sizes and durations as written on a command line or in a config file.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number of bytes, written with its unit: `4096B`, `64K`, `4M`, `4MiB`, `1.5G` (powers of 1024). Only 0 has none.
+/// A number of bytes, written with a unit: `4096B`, `64K`, `4M`, `4MiB`, `1.5G` (powers of 1024). Only 0 has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Size(pub u64);
 
@@ -67,7 +67,7 @@ impl FromStr for Size {
 }
 
 impl fmt::Display for Size {
-    /// The shortest form that parses back to the same number where one exists (`4M`), else bytes.
+    /// The shortest form that parses back to the same number if possible (`4M`), else bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shift, unit) in [(50, "P"), (40, "T"), (30, "G"), (20, "M"), (10, "K")] {
             if self.0 >= 1 << shift && self.0.is_multiple_of(1 << shift) {
@@ -114,7 +114,7 @@ const LONGEST_DURATION: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// Parses `250ms`, `5s`, `5m`, `2h`, `1h30m` or `1d`. Only 0 needs no unit.
 ///
 /// # Errors
-/// When the text is no number with one of those units.
+/// When the text is no number with one of these units.
 pub fn parse_duration(s: &str) -> Result<Duration, UnitError> {
     let wrong = |why: &str| UnitError(format!("'{s}' is not a duration: {why}; write 250ms, 5s, 5m, 1h30m or 1d"));
     let mut rest = s.trim();

@@ -1,6 +1,6 @@
-//! The URLs of sources and of the files below them, in one canonical form. Keys of an object store are used
-//! unmodified. Names of directories and their files may have any bytes; those that a URL can't have, or not
-//! everywhere, are escaped. It knows no other rules of any scheme.
+//! The URLs of sources and of the files below, in a canonical form. Keys of an object store are used unmodified. Names of
+//! directories and files may have any bytes; bytes that a URL can't have, or not everywhere, are escaped. Knows no other rules of
+//! any scheme.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use std::borrow::Cow;
@@ -8,12 +8,12 @@ use std::borrow::Cow;
 /// Escaped in addition to everything that is not ASCII.
 const ESCAPED_IN_URLS: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#');
 
-/// Whether a source is a directory, by its URL or a part of it.
+/// Whether a source is a directory, by the URL or a part.
 pub fn is_directory(source: &str) -> bool {
     source.starts_with("file:")
 }
 
-/// The URL of a directory by its absolute path.
+/// The URL of a directory by the absolute path.
 pub fn directory_url(path: &[u8]) -> String {
     format!("file://{}", percent_encode(path, ESCAPED_IN_URLS))
 }
@@ -28,7 +28,7 @@ pub fn path_in<'a>(source: &str, below: &'a str) -> Cow<'a, [u8]> {
     if is_directory(source) { percent_decoded(below) } else { below.as_bytes().into() }
 }
 
-/// The URL of a path below `source`; of the source itself for an empty one. ASCII if the source is a directory.
+/// The URL of a path below `source`; of the source for an empty path. ASCII if the source is a directory.
 pub fn join_url(source: &str, path: &[u8]) -> Vec<u8> {
     let mut url = source.trim_end_matches('/').as_bytes().to_vec();
     if path.is_empty() && !url.ends_with(b":") {
@@ -45,7 +45,7 @@ pub fn join_url(source: &str, path: &[u8]) -> Vec<u8> {
     url
 }
 
-/// The path from a folder's URL to another, empty for its own; `None` when the other is not below it.
+/// The path from a folder's URL to another, empty for the folder; `None` when the other does not lie below.
 pub fn path_below<'a>(url: &'a str, folder: &str) -> Option<Cow<'a, [u8]>> {
     let folder = folder.trim_end_matches('/');
     let rest = url.strip_prefix(folder)?;

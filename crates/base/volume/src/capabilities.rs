@@ -1,4 +1,4 @@
-//! What sources can do, and the one check that refuses a call which a source can't answer. It knows no source.
+//! The abilities of sources, and the check that refuses a call which a source can't answer. Knows no source.
 //!
 //! | call | needs | errno otherwise, as in the manual page of the call |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | copy_file_range | `copy` | `EOPNOTSUPP`: programs read and write then |
 //! | chmod, chown | `modes` | none: the call has no effect, since `cp -p`, tar and git need success |
 //!
-//! Whether the source has the locks is decided when a mount begins: those of `LockScope::Mount` are the kernel's.
+//! Whether the source has the locks is decided when a mount begins: locks of `LockScope::Mount` are the kernel's.
 
 use crate::writes::AttrChange;
 use spurline_types::errno::{EINVAL, EOPNOTSUPP, EPERM, EXDEV};
@@ -21,12 +21,12 @@ use spurline_types::{Error, ErrorKind, Result};
 /// From `linux/falloc.h`: space is allocated beyond the end, and the length stays.
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
 
-/// What a source can do. `spurline info` shows it.
+/// What a source can do. Shown by `spurline info`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteCapabilities {
     /// How directories are renamed.
     pub rename_directory: DirectoryRename,
-    /// Several names for one file.
+    /// Several names for the same file.
     pub hard_links: bool,
     /// Symbolic links.
     pub symlinks: bool,
@@ -49,7 +49,7 @@ pub struct WriteCapabilities {
 pub enum DirectoryRename {
     /// At once, or not at all.
     Atomic,
-    /// One object after the other, for up to this many; the source counts them.
+    /// One object after the other, for up to this many, which the source counts.
     EachUpTo(u64),
     /// Not at all.
     No,
@@ -58,7 +58,7 @@ pub enum DirectoryRename {
 /// The processes among which a lock holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockScope {
-    /// Those of one mount.
+    /// Those of a single mount.
     Mount,
     /// All that use the source.
     Source,
@@ -67,7 +67,7 @@ pub enum LockScope {
 /// A call that some sources can't answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitedCall<'a> {
-    /// One more name for a file.
+    /// Another name for a file.
     Link,
     /// A symbolic link.
     Symlink,
@@ -84,7 +84,7 @@ pub enum LimitedCall<'a> {
 }
 
 impl WriteCapabilities {
-    /// Those of a source that can do none of these things.
+    /// A source that can do none of these things.
     pub const NONE: WriteCapabilities = WriteCapabilities {
         rename_directory: DirectoryRename::No,
         hard_links: false,
@@ -127,7 +127,7 @@ impl WriteCapabilities {
         Err(Error::new(ErrorKind::Io(errno), format!("the source has no {what}")))
     }
 
-    /// The attributes of a change that the source stores; the others are left as they are.
+    /// The attributes of a change that the source stores; the others stay.
     pub fn stored_attributes(&self, set: &AttrChange) -> AttrChange {
         if self.modes {
             return *set;

@@ -1,9 +1,9 @@
-//! The document of `info`: a file of a volume with its cached blocks. Nodes send it to mounts, and mounts show it to people.
+//! The document of `info`: a file of a volume, with the cached blocks. Nodes send the document to mounts, which show it.
 
 use serde::{Deserialize, Serialize};
 use spurline_types::FileKind;
 
-/// A file with its cached blocks.
+/// A file, with the cached blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileInfo {
     /// The source.
@@ -12,9 +12,9 @@ pub struct FileInfo {
     pub path: String,
     /// The kind of the name.
     pub kind: FileKind,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// Its version.
+    /// The version.
     pub version: String,
     /// The object store's etag.
     #[serde(default)]
@@ -27,10 +27,10 @@ pub struct FileInfo {
     /// Runs of cached blocks.
     #[serde(default)]
     pub held: Vec<BlockRun>,
-    /// The folder rule that covers it.
+    /// The folder rule that covers the file.
     #[serde(default)]
     pub rule: Option<FileRule>,
-    /// The nodes that have answered; empty for the cache of one process.
+    /// The nodes that have answered; empty for the cache of a process.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
     /// The nodes that have not.
@@ -63,7 +63,7 @@ pub struct BlockRun {
     /// `memory`, `disk`, or `memory and disk`.
     #[serde(rename = "where")]
     pub place: String,
-    /// The node that holds them; `None` for the cache of this process.
+    /// The node that holds the blocks; `None` for the cache of this process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
 }
@@ -76,9 +76,9 @@ pub struct FileRule {
     pub url: String,
     /// Never evicted for room.
     pub pin: bool,
-    /// How long its blocks are kept.
+    /// How long blocks are kept.
     pub ttl_seconds: Option<u64>,
-    /// The bytes that the group may store of it.
+    /// The bytes that the group may store of the folder.
     pub quota_bytes: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! The interface a mount reads from: names, attributes, and bytes at one version. A local cache and a remote cache
-//! group both implement it; the file system and FUSE cannot distinguish them.
+//! The interface that a mount reads from: names, attributes, and bytes at a version. A local cache and a remote cache group both
+//! implement this interface; the file system and FUSE cannot distinguish between the two.
 //!
 //! Every call blocks and ends within a timeout of the implementation.
 #![forbid(unsafe_code)]
@@ -33,7 +33,7 @@ pub struct VolumeSpace {
     pub free_bytes: u64,
     /// Number of files the volume can hold.
     pub files: u64,
-    /// Number of further files it can hold.
+    /// Number of further files that the volume can hold.
     pub files_free: u64,
 }
 
@@ -41,21 +41,21 @@ pub struct VolumeSpace {
 pub trait BackingFile: Send + Sync {
     /// The file, open for reading, as long as the object.
     fn file(&self) -> &File;
-    /// Closes the file; the returned value still protects it from eviction.
+    /// Closes the file; the returned value still protects the file from eviction.
     fn close(self: Box<Self>) -> Box<dyn Send + Sync>;
 }
 
 /// Fetches blocks from other nodes before the origin.
 pub trait PeerFetch: Send + Sync {
-    /// Fills the empty `sink`, as long as the block, from a node that holds it. Commits nothing if no node has it or
-    /// answers soon. `source` is the URL above the object's path.
+    /// Fills the empty `sink`, as long as the block, from a node that holds the block. Commits nothing if no node has the block
+    /// or answers soon. `source` is the URL above the object's path.
     fn fetch_block(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn ByteSink) -> PeerFetched;
 
     /// Whether another node, not this process, fetches this block for all.
     fn has_other_owner(&self, source: &str, object: &ObjectRef, index: u32) -> bool;
 
-    /// As [`PeerFetch::fetch_block`], from the owner only. An owner without the block starts to fetch it, and this
-    /// call does not wait for it.
+    /// As [`PeerFetch::fetch_block`], from the owner only. An owner without the block starts a fetch, for which this call does
+    /// not wait.
     fn fetch_from_owner(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn ByteSink) -> PeerFetched;
 }
 
@@ -64,9 +64,9 @@ pub trait PeerFetch: Send + Sync {
 pub enum PeerFetched {
     /// No node had the block.
     Missing,
-    /// A node had it.
+    /// A node had the block.
     Found,
-    /// A node had it, and it is hot: keep a copy only while that lasts.
+    /// A node had the block, which is hot: keep a copy only while that lasts.
     FoundHot,
 }
 
@@ -108,7 +108,7 @@ pub trait Volume: Send + Sync {
     /// memory is short.
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, piece: usize);
 
-    /// A local file with the whole object and verified checksums, if there is one.
+    /// A local file with the whole object and verified checksums, if any.
     fn backing(&self, object: &ObjectRef) -> Option<Box<dyn BackingFile>> {
         let _ = object;
         None
@@ -120,7 +120,7 @@ pub trait Volume: Send + Sync {
     /// The origin's failure.
     fn capacity(&self) -> Result<VolumeSpace>;
 
-    /// Information about `path` for people: version, length, cached blocks and their places.
+    /// Information about `path` for people: version, length, and cached blocks with places.
     ///
     /// # Errors
     /// As for [`Volume::lookup`].

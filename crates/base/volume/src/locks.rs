@@ -1,5 +1,5 @@
-//! The locks of one file as far as one place knows them: byte ranges by owner, replaced, split and merged as `fcntl(2)`
-//! does. It calls no source and waits for nothing.
+//! The known locks of a file: byte ranges by owner, replaced, split and merged as `fcntl(2)` does. Calls no source and waits for
+//! nothing.
 
 use crate::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
 
@@ -9,36 +9,36 @@ pub const LAST_BYTE: u64 = u64::MAX >> 1;
 /// The owner of locks: a process for `fcntl(2)`, an open file for `flock(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LockOwner {
-    /// The family of its locks.
+    /// The family of the owner's locks.
     pub family: LockFamily,
-    /// Its number, unique among owners of one mount.
+    /// The number, unique among the owners of a mount.
     pub number: u64,
 }
 
-/// A lock, and the process that set it.
+/// A lock, and the process that set the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownLock {
     /// The lock.
     pub lock: FileLock,
-    /// The process, or 0 where it is not known.
+    /// The process, or 0 where not known.
     pub pid: u32,
 }
 
 impl KnownLock {
-    /// The lock as it is shown to the owner of another one.
+    /// The lock as shown to the owner of another lock.
     pub fn as_conflict(&self) -> LockConflict {
         LockConflict { kind: self.lock.kind, range: self.lock.range, pid: self.pid }
     }
 }
 
-/// The known locks of one file.
+/// The known locks of a file.
 #[derive(Debug, Default)]
 pub struct KnownLocks {
     locks: Vec<KnownLock>,
 }
 
 impl KnownLocks {
-    /// Applies a lock that was set, or removed: what its owner had in its range is replaced.
+    /// Applies a lock that was set, or removed: earlier locks of the owner in the range are replaced.
     pub fn set_range(&mut self, new: KnownLock) {
         let range = new.lock.whole_if_flock();
         let mut kept = Vec::with_capacity(self.locks.len() + 2);
@@ -62,7 +62,7 @@ impl KnownLocks {
         }
     }
 
-    /// Adds a lock, joined with equal ones beside it: a program that locks record after record has one range.
+    /// Adds a lock, joined with equal neighbours: a program that locks record after record has a single range.
     fn add_merged(&mut self, mut new: KnownLock) {
         self.locks.retain(|known| {
             let own = new.lock.range;

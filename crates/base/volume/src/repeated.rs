@@ -1,5 +1,5 @@
-//! Changes that another process may have made before it was lost, and what the names and access times of a source say about
-//! them. It knows neither nodes nor sessions.
+//! Changes that another process may have made before the process was lost, and the evidence of these changes in the names and
+//! access times of a source. Knows neither nodes nor sessions.
 //!
 //! | change | made, when | not made, when |
 //! |---|---|---|
@@ -21,11 +21,11 @@ use spurline_types::{ErrorKind, Result};
 /// From `linux/fs.h`.
 const RENAME_EXCHANGE: u32 = 2;
 
-/// Distinguishes a change from all others. A source stores it with the object that the change makes, if it can.
+/// Distinguishes a change from all others. If possible, a source stores the mark with the object that the change makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeMark(pub u128);
 
-/// A change that is requested again after the loss of the process that got it first.
+/// A change that is requested again after the loss of the process that got the first request.
 #[derive(Debug, Clone, Copy)]
 pub struct RepeatedChange<'a> {
     /// The call.
@@ -38,7 +38,7 @@ pub struct RepeatedChange<'a> {
     pub caller: &'a Caller,
 }
 
-/// A call that has another result when it is made twice.
+/// A call that has another result the second time.
 #[derive(Debug, Clone, Copy)]
 pub enum RepeatedCall<'a> {
     /// [`WritableVolume::create_marked`] with `O_EXCL`.
@@ -52,9 +52,9 @@ pub enum RepeatedCall<'a> {
 /// What a source says about a [`RepeatedChange`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChangeOutcome {
-    /// The change was made; the attributes of the object that it made, as the change itself returns them.
+    /// The change was made; the attributes of the new object, as the change returns.
     Made(Option<NodeAttr>),
-    /// The change was not made, or has the same result when it is made again.
+    /// The change was not made, or has the same result the second time.
     NotMade,
     /// The source does not show whether the change was made, for this reason.
     Unclear(&'static str),
@@ -63,7 +63,7 @@ pub enum ChangeOutcome {
 /// The outcome of a change by names, identities and access times.
 ///
 /// # Errors
-/// Those of the source.
+/// The errors of the source.
 pub fn outcome_by_names(volume: &dyn WritableVolume, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
     let find = |at: NamePath<'_>| find_name(volume, at, repeated.caller);
     match repeated.call {
@@ -98,7 +98,7 @@ pub fn outcome_by_names(volume: &dyn WritableVolume, repeated: &RepeatedChange<'
             let is_at_new = find(to)?.is_some_and(|found| found.identity == known);
             Ok(match (is_at_old, is_at_new) {
                 (false, true) => ChangeOutcome::Made(None),
-                // Two names of one object: a rename between them changes nothing.
+                // Two names of the same object: a rename between the two changes nothing.
                 (true, _) if flags & RENAME_EXCHANGE == 0 => ChangeOutcome::NotMade,
                 (true, false) => ChangeOutcome::NotMade,
                 _ => ChangeOutcome::Unclear("neither name leads to the object"),
@@ -123,8 +123,8 @@ fn find_name(volume: &dyn WritableVolume, at: NamePath<'_>, caller: &Caller) -> 
     }
 }
 
-/// Stores a mark as the fraction of the second of a new object's access time; the attributes after that. A source that
-/// can't store the mark leaves the object as it is.
+/// Stores a mark as the fraction of the second of a new object's access time; the attributes after that. A source that can't
+/// store the mark does not change the object.
 pub fn mark_access_time(volume: &dyn WritableVolume, at: &NamePath<'_>, attr: NodeAttr, mark: ChangeMark) -> NodeAttr {
     let path = at.path();
     let of = NodePath { path: &path, expected: Some(attr.identity) };

@@ -1,9 +1,8 @@
-//! The interface a mount changes files through: names, attributes and bytes with all of POSIX, made with the identity
-//! of the calling process. It knows no inode table, no kernel and no cache.
+//! The interface through which a mount changes files: names, attributes and bytes with all of POSIX, with the identity of the
+//! calling process. Knows no inode table, no kernel and no cache.
 //!
-//! A call names an object by its path and, where it matters, by its [`FileIdentity`]: an object that another host has
-//! replaced is `ESTALE`, and the name is looked up again. Every call can be sent over a wire: paths and numbers go in,
-//! plain values come out.
+//! A call names an object by path and, where necessary, by [`FileIdentity`]: an object that another host has replaced is
+//! `ESTALE`, and the name is looked up again. Every call can be sent over a wire: paths and numbers go in, plain values come out.
 //!
 //! Errors carry the errno of the source as [`spurline_types::ErrorKind::Io`], which callers see unchanged.
 
@@ -19,22 +18,22 @@ use std::sync::Weak;
 /// The calling process. A source on another host trusts these numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// Its user.
+    /// The user.
     pub uid: u32,
-    /// Its group.
+    /// The group.
     pub gid: u32,
-    /// Its supplementary groups.
+    /// The supplementary groups.
     pub groups: Vec<u32>,
     /// The thread, for messages; 0 for work of the kernel.
     pub pid: u32,
-    /// Its file mode creation mask. It does not count where the directory has a default ACL.
+    /// The file mode creation mask, of no effect where the directory has a default ACL.
     pub umask: u32,
-    /// The kernel has checked its rights, by rules that the source can't see: the source refuses nothing for lack of
+    /// The kernel has checked the caller's rights, by rules that the source can't see: the source refuses nothing for lack of
     /// rights. Objects still get the caller's owner and group.
     pub rights_checked: bool,
 }
 
-/// What makes an object of the source the same one under any name and on every host. Only the source knows what the bytes
+/// What makes an object of the source the same object under any name and on every host. Only the source knows what the bytes
 /// mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
@@ -51,7 +50,7 @@ impl FileIdentity {
         FileIdentity { bytes, lasting }
     }
 
-    /// The identity of an object that has this number in its source, for sources that number each object anew.
+    /// The identity of an object that has this number in the source, for sources that number each object anew.
     pub fn from_number(number: u64) -> FileIdentity {
         let mut bytes = [0; FileIdentity::LEN];
         bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -63,14 +62,14 @@ impl FileIdentity {
         &self.bytes
     }
 
-    /// Whether no later object gets this identity after the end of its object. Only then may an object be looked for by
-    /// its identity alone.
+    /// Whether no later object gets this identity after the end of the object. Only such an identity alone is enough to look for
+    /// an object.
     pub fn is_lasting(&self) -> bool {
         self.lasting
     }
 }
 
-/// A time as file systems store it.
+/// A time of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct FileTime {
     /// Seconds since 1970, negative before.
@@ -79,7 +78,7 @@ pub struct FileTime {
     pub nanos: u32,
 }
 
-/// All attributes of an object, as `statx(2)` has them.
+/// All attributes of an object, as in `statx(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeAttr {
     /// Which object.
@@ -94,7 +93,7 @@ pub struct NodeAttr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number of a device node, as `makedev(3)` has it.
+    /// Device number of a device node, as in `makedev(3)`.
     pub rdev: u64,
     /// Length in bytes.
     pub size: u64,
@@ -137,7 +136,7 @@ pub const S_IFREG: u32 = 0o100_000;
 /// The file type of a symbolic link.
 pub const S_IFLNK: u32 = 0o120_000;
 
-/// An existing object: its path and, if it has to be a certain one, its identity.
+/// An existing object: the path and, for a certain object, the identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePath<'a> {
     /// The path below the source's root.
@@ -146,12 +145,12 @@ pub struct NodePath<'a> {
     pub expected: Option<FileIdentity>,
 }
 
-/// A name in a directory. The directory has to be a certain one.
+/// A name in a directory. The directory is a certain object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamePath<'a> {
     /// The directory.
     pub directory: NodePath<'a>,
-    /// The name in it.
+    /// The name there.
     pub name: &'a [u8],
 }
 
@@ -167,11 +166,11 @@ impl NamePath<'_> {
 pub enum NewTime {
     /// The source's clock.
     Now,
-    /// This one.
+    /// This time.
     At(FileTime),
 }
 
-/// Attributes to set; `None` keeps one.
+/// Attributes to set; `None` keeps the attribute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AttrChange {
     /// Permission bits.
@@ -188,33 +187,33 @@ pub struct AttrChange {
     pub mtime: Option<NewTime>,
 }
 
-/// One change of names or attributes.
+/// A change of names or attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change<'a> {
     /// Makes a directory.
     Mkdir {
-        /// Its name.
+        /// The name.
         at: NamePath<'a>,
-        /// Its permission bits.
+        /// The permission bits.
         mode: u32,
     },
     /// Makes a file, a device, a pipe or a socket.
     Mknod {
-        /// Its name.
+        /// The name.
         at: NamePath<'a>,
-        /// Its type and permission bits.
+        /// The type and permission bits.
         mode: u32,
         /// The device number of a device node.
         rdev: u64,
     },
     /// Makes a symbolic link.
     Symlink {
-        /// Its name.
+        /// The name.
         at: NamePath<'a>,
-        /// Where it leads.
+        /// The target.
         target: &'a [u8],
     },
-    /// Gives an object one more name.
+    /// Gives an object another name.
     Link {
         /// The object.
         from: NodePath<'a>,
@@ -228,7 +227,7 @@ pub enum Change<'a> {
     },
     /// Removes an empty directory.
     Rmdir {
-        /// Its name.
+        /// The name.
         at: NamePath<'a>,
     },
     /// Renames; `flags` as for `renameat2(2)`.
@@ -244,7 +243,7 @@ pub enum Change<'a> {
     SetAttr {
         /// The object.
         of: NodePath<'a>,
-        /// Which, and their values.
+        /// The attributes and values.
         set: AttrChange,
     },
     /// Sets an extended attribute; `flags` as for `setxattr(2)`.
@@ -253,7 +252,7 @@ pub enum Change<'a> {
         of: NodePath<'a>,
         /// The attribute's name.
         name: &'a [u8],
-        /// Its value.
+        /// The value.
         value: &'a [u8],
         /// `XATTR_CREATE`, `XATTR_REPLACE`.
         flags: u32,
@@ -277,7 +276,7 @@ impl<'a> Change<'a> {
     }
 }
 
-/// Sizes of the source's file system, as `statvfs(3)` has them.
+/// Sizes of the source's file system, as in `statvfs(3)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceSpace {
     /// Unit of the block counts, in bytes.
@@ -296,18 +295,18 @@ pub struct SourceSpace {
     pub name_max: u32,
 }
 
-/// One name of a listing.
+/// A name of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedName {
     /// The name, `.` and `..` included.
     pub name: Vec<u8>,
-    /// The file type, as in a mode; 0 where it is not known.
+    /// The file type, as in a mode; 0 where not known.
     pub file_type: u32,
     /// The inode number of the name.
     pub inode: u64,
     /// The position after this name.
     pub next: u64,
-    /// The attributes, if they were requested and the name still existed.
+    /// The attributes, if requested and if the name still existed.
     pub attr: Option<NodeAttr>,
 }
 
@@ -334,11 +333,11 @@ pub enum LockKind {
 /// A lock that is in the way of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockConflict {
-    /// Its type.
+    /// The type.
     pub kind: LockKind,
-    /// Its range.
+    /// The range.
     pub range: LockRange,
-    /// Its process, or 0 where it is not known.
+    /// The process, or 0 where not known.
     pub pid: u32,
 }
 
@@ -354,23 +353,23 @@ pub enum LockFamily {
 /// A lock to set or to test, or a range to unlock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileLock {
-    /// Its family.
+    /// The family.
     pub family: LockFamily,
-    /// The number of its owner: locks of one owner are never in each other's way.
+    /// The number of the owner: locks of the same owner are never in each other's way.
     pub owner: u64,
-    /// Its range; of no meaning for `flock(2)`.
+    /// The range; of no meaning for `flock(2)`.
     pub range: LockRange,
-    /// Its type.
+    /// The type.
     pub kind: LockKind,
 }
 
 impl FileLock {
-    /// Its owner.
+    /// The owner.
     pub fn owner(&self) -> LockOwner {
         LockOwner { family: self.family, number: self.owner }
     }
 
-    /// Its range, which is the whole file for `flock(2)`.
+    /// The range, which is the whole file for `flock(2)`.
     pub fn whole_if_flock(&self) -> LockRange {
         match self.family {
             LockFamily::Posix => self.range,
@@ -392,7 +391,7 @@ pub enum OpenAttrCall<'a> {
     Set {
         /// The attribute's name.
         name: &'a [u8],
-        /// Its value.
+        /// The value.
         value: &'a [u8],
         /// `XATTR_CREATE`, `XATTR_REPLACE`.
         flags: u32,
@@ -401,7 +400,7 @@ pub enum OpenAttrCall<'a> {
     Remove(&'a [u8]),
 }
 
-/// Where the bytes of a write go. A program can change that of its open file at any time (`fcntl(2)`, `F_SETFL`).
+/// Where the bytes of a write go. A program can change the place of an open file at any time (`fcntl(2)`, `F_SETFL`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WritePlace {
     /// To the end of a file that was opened with `O_APPEND`, else to the offset.
@@ -442,7 +441,7 @@ pub trait WritableObject: Send + Sync {
     fn sync(&self, data_only: bool) -> Result<()>;
 }
 
-/// An open file of the source. Dropping it closes it, and releases its locks.
+/// An open file of the source. A drop closes the file, and releases the locks.
 pub trait WritableFile: WritableObject {
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
     ///
@@ -459,7 +458,7 @@ pub trait WritableFile: WritableObject {
         self.write_placed(WritePlace::AsOpened, offset, data, lose_privileges)
     }
 
-    /// Writes `data`; returns the number of bytes written. With `lose_privileges`, the file loses its set-user-ID and
+    /// Writes `data`; returns the number of bytes written. With `lose_privileges`, the file loses the set-user-ID and
     /// set-group-ID bits as if this caller wrote.
     ///
     /// # Errors
@@ -472,8 +471,8 @@ pub trait WritableFile: WritableObject {
         lose_privileges: Option<&Caller>,
     ) -> Result<usize>;
 
-    /// The number of bytes of an append at the end `at` that the source has, if another process may have made the append
-    /// before that process was lost. A lost host can take the end of a file with it. `None` if the file shows neither.
+    /// The number of bytes of an append at the end `at` that the source has, if another process may have made the append before
+    /// that process was lost. A lost host can take the end of a file along. `None` if the file shows neither.
     ///
     /// # Errors
     /// The source's errno.
@@ -496,7 +495,7 @@ pub trait WritableFile: WritableObject {
     /// The source's errno.
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()>;
 
-    /// Copies up to `len` bytes to `to` of the same source; returns their number.
+    /// Copies up to `len` bytes to `to` of the same source; returns the number.
     ///
     /// # Errors
     /// `EXDEV` or `EOPNOTSUPP` where the caller has to read and write instead; the source's errno.
@@ -519,19 +518,20 @@ pub trait WritableFile: WritableObject {
     /// The source's errno.
     fn flush(&self) -> Result<()>;
 
-    /// A lock of another owner that is in the way of this one, which is of `fcntl(2)`.
+    /// A lock of another owner that is in the way of this lock, which is of `fcntl(2)`.
     ///
     /// # Errors
     /// The source's errno.
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>>;
 
-    /// Sets or removes a lock, without a wait. All locks of one owner go through the same open file.
+    /// Sets or removes a lock, without a wait. All locks of an owner go through the same open file.
     ///
     /// # Errors
     /// `EAGAIN` while another lock is in the way; the source's errno.
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()>;
 
-    /// Releases all locks that were set through this open file, as its end does, while other requests still use it.
+    /// Releases all locks that were set through this open file, as the end of the file does, while other requests still use the
+    /// file.
     fn release_locks(&self) {}
 
     /// The open file of the source, for reads and writes by the kernel without this process.
@@ -539,18 +539,19 @@ pub trait WritableFile: WritableObject {
         None
     }
 
-    /// Whether a flush shows the bytes to others. Then only a close by the process that opened the file is one: every program
-    /// that this process starts closes its copies too.
+    /// Whether a flush shows the bytes to others. Then only a close by the process that opened the file counts: every program
+    /// that this process starts closes copies too.
     fn publishes_at_flush(&self) -> bool {
         false
     }
 
-    /// The identity of the file now, where a change of the bytes is another object for the source; `None` where it stays.
+    /// The identity of the file now, where a change of the bytes is another object for the source; `None` where the identity
+    /// stays.
     fn new_identity(&self) -> Option<FileIdentity> {
         None
     }
 
-    /// Opens the same file once more, although it may have no name.
+    /// Opens the same file once more, even without a name.
     ///
     /// # Errors
     /// The source's errno.
@@ -560,10 +561,10 @@ pub trait WritableFile: WritableObject {
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-/// An open directory of the source. Dropping it closes it.
+/// An open directory of the source. A drop closes the directory.
 pub trait WritableDirectory: WritableObject {
-    /// Up to `max` names from position `from` on; 0 is the start, and no name is the end. With `attrs`, each name that
-    /// `caller` may look up has its attributes.
+    /// Up to `max` names from position `from` on; 0 is the start, and no name is the end. With `attrs`, each name that `caller`
+    /// may look up has attributes.
     ///
     /// # Errors
     /// The source's errno.
@@ -572,7 +573,7 @@ pub trait WritableDirectory: WritableObject {
 
 /// The names that a file system knows.
 pub trait KnownNames: Send + Sync {
-    /// The paths that lead to an object, as far as they are known.
+    /// The paths that lead to an object, as far as known.
     fn paths_of(&self, identity: FileIdentity) -> Vec<Vec<u8>>;
 }
 
@@ -582,29 +583,30 @@ pub struct CreatedFile {
     pub attr: NodeAttr,
     /// The open file.
     pub file: Box<dyn WritableFile>,
-    /// The directory's attributes after that, if the source has them without a further request: the kernel requests them next.
+    /// The directory's attributes after that, if the source has these without a further request: the kernel requests the same
+    /// next.
     pub directory: Option<NodeAttr>,
 }
 
 /// A tree of files to change. Paths are as for [`crate::Volume`]. A call may block as long as the source does.
 pub trait WritableVolume: Send + Sync {
-    /// What the source can do. A file system makes no other calls ([`WriteCapabilities::check`]).
+    /// What the source can do. The file system makes no other calls ([`WriteCapabilities::check`]).
     fn capabilities(&self) -> WriteCapabilities;
 
-    /// From now on, open files that have lost their path are looked for under `names`. Of no meaning for a volume that never opens
-    /// a file again.
+    /// From now on, open files without a path are looked for under `names`. Of no meaning for a volume that never opens a file
+    /// again.
     fn use_names(&self, _names: Weak<dyn KnownNames>) {}
 
     /// Attributes of the object at `at`; a symbolic link is not followed.
     ///
     /// # Errors
-    /// `ESTALE` when it is not the expected object; the source's errno.
+    /// `ESTALE` when the object is not the expected object; the source's errno.
     fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr>;
 
     /// Attributes of `name`.
     ///
     /// # Errors
-    /// `ESTALE` when the directory is not the expected one; the source's errno.
+    /// `ESTALE` when the directory is not the expected directory; the source's errno.
     fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr>;
 
     /// Target of a symbolic link.
@@ -633,7 +635,7 @@ pub trait WritableVolume: Send + Sync {
         self.create_marked(at, flags, mode, caller, None)
     }
 
-    /// Opens a file that is made if it does not exist; with `O_EXCL` it must not exist, and the new file gets `mark`.
+    /// Opens a file, and makes a missing file; with `O_EXCL` the file must be missing. The new file gets `mark`.
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
@@ -658,7 +660,7 @@ pub trait WritableVolume: Send + Sync {
         caller: &Caller,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)>;
 
-    /// Gives an open file a name, although it may have none (`linkat` with `AT_EMPTY_PATH`).
+    /// Gives an open file a name, also a file without one (`linkat` with `AT_EMPTY_PATH`).
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
@@ -678,8 +680,8 @@ pub trait WritableVolume: Send + Sync {
         self.change_marked(change, caller, None)
     }
 
-    /// Makes one change; a new object gets `mark`. The attributes are those of the object that was made or changed; `None`
-    /// after a removal or a rename, and for extended attributes.
+    /// Makes a change; a new object gets `mark`. The attributes are those of the object that was made or changed; `None` after a
+    /// removal or a rename, and for extended attributes.
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].
