@@ -1,11 +1,10 @@
-//! Addresses and routes: from netlink where it is available, else from the kernel's older text files, which hold
-//! less.
+//! Addresses and routes: from netlink where available, else from the kernel's older text files, which hold less.
 
 use crate::netlink::{InterfaceAddress, IpRoute, NetlinkFacts};
 use crate::tree::HostTree;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Whether two addresses lie in one network of that size.
+/// Whether two addresses lie in the same network of that size.
 pub fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
     network_address(a, prefix).is_some_and(|n| Some(n) == network_address(b, prefix))
 }
@@ -25,7 +24,7 @@ pub fn network_address(ip: IpAddr, prefix: u8) -> Option<IpAddr> {
     }
 }
 
-/// Whether an address reaches only the link it is on.
+/// Whether an address reaches only the local link.
 pub fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => v4.is_link_local(),
@@ -44,8 +43,8 @@ pub fn read_addresses(tree: &HostTree, netlink: &NetlinkFacts) -> (Vec<Interface
     }
     let mut addresses = v6;
     for ip in local {
-        // The interface is that of the narrowest network around the address. When two interfaces share a network
-        // these files cannot distinguish them; the first is used.
+        // The interface is that of the narrowest network around the address. These files cannot distinguish between two
+        // interfaces in the same network; the first is used.
         let on = routes.iter().filter(|r| r.via.is_none() && same_network(r.to, ip, r.prefix));
         if let Some(route) = on.max_by_key(|r| (r.prefix, std::cmp::Reverse(r.metric))) {
             addresses.push(InterfaceAddress { interface: route.interface.clone(), ip, prefix: route.prefix });
@@ -54,7 +53,7 @@ pub fn read_addresses(tree: &HostTree, netlink: &NetlinkFacts) -> (Vec<Interface
     (addresses, routes)
 }
 
-/// The route of packets to `ip`: its interface, and the router between.
+/// The route of packets to `ip`: the interface, and the router between.
 pub fn route_to(routes: &[IpRoute], ip: IpAddr) -> Option<&IpRoute> {
     routes
         .iter()

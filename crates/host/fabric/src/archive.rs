@@ -1,5 +1,5 @@
-//! Collected facts in one file, `.tar.zst`, laid out like `/`. It owns the file format. The entries come from the
-//! readers, so that an examination elsewhere works on the same data.
+//! Collected facts in a file, `.tar.zst`, laid out like `/`. Owns the file format. The entries come from the readers, so that an
+//! examination elsewhere works on the same data.
 
 use crate::tree::TreeEntry;
 use std::collections::BTreeMap;
@@ -83,7 +83,7 @@ pub fn read_archive(mut from: impl Read) -> io::Result<BTreeMap<String, TreeEntr
     Ok(entries)
 }
 
-/// A path without `/`, `.` and `..`; `None` when it is not UTF-8.
+/// A path without `/`, `.` and `..`; `None` when the path is not UTF-8.
 fn plain_path(path: &Path) -> Option<String> {
     let mut parts = Vec::new();
     for part in path.components() {

@@ -1,15 +1,15 @@
-//! Changes of a running host: each with the shell command that makes it and the previous value. It applies none.
+//! Changes of a running host: each with a shell command and the previous value. Applies none.
 
 use crate::interface::IpoibMode;
 use serde::{Deserialize, Serialize};
 
-/// One change of a running host.
+/// A change of a running host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "kebab-case")]
 pub enum HostChange {
     /// Load a kernel module.
     Module {
-        /// Its name.
+        /// The name.
         name: String,
     },
     /// Set an interface's MTU.
@@ -37,7 +37,7 @@ pub enum HostChange {
     },
     /// Set a kernel parameter.
     Sysctl {
-        /// Its key, `net.ipv4.conf.all.arp_ignore`.
+        /// The key, `net.ipv4.conf.all.arp_ignore`.
         key: String,
         /// The value before the change.
         from: Option<String>,
@@ -78,7 +78,7 @@ impl HostChange {
         }
     }
 
-    /// The change that undoes this one; `None` where the previous value is unknown, or where leaving it does no harm.
+    /// The change that undoes this one; `None` where the previous value is unknown, or where the change does no harm.
     pub fn back(&self) -> Option<HostChange> {
         match self.clone() {
             HostChange::Mtu { interface, from: Some(from), to } => {

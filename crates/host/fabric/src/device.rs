@@ -1,4 +1,4 @@
-//! RDMA devices and their ports, from `/sys/class/infiniband`. It knows no addresses and judges nothing.
+//! RDMA devices and ports, from `/sys/class/infiniband`. Knows no addresses and judges nothing.
 
 use crate::model::{self, DeviceModel};
 use crate::tree::{HostTree, parse_number};
@@ -8,26 +8,26 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 const RDMA_CLASS_DIR: &str = "sys/class/infiniband";
-/// The permissive LID. A port that no subnet manager has configured may show it.
+/// The permissive LID. A port that no subnet manager has configured may show this LID.
 const PERMISSIVE_LID: u32 = 0xffff;
-/// The link of an on-board function: 2.5 GT/s, in tenths, and one lane. It has no link of its own, and no RDMA card is built
-/// with so slow a link.
+/// The link of an on-board function: 2.5 GT/s, in tenths, and a single lane. Such a function has no real link, and no RDMA card
+/// is built with so slow a link.
 const ON_BOARD_LINK_TENTHS_GTS: u32 = 25;
 const ON_BOARD_LINK_LANES: u32 = 1;
 
 /// An RDMA device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RdmaDevice {
-    /// Its name, `mlx5_0`.
+    /// The name, `mlx5_0`.
     #[serde(rename = "device")]
     pub name: String,
     /// The kernel's node type: `CA` for InfiniBand and RoCE, `RNIC` for iWARP, or another text.
     pub node_type: Option<String>,
-    /// Node GUID as the kernel writes it, `0c42:a103:00b5:7a2c`.
+    /// Node GUID as written by the kernel, `0c42:a103:00b5:7a2c`.
     pub node_guid: Option<String>,
-    /// Firmware version; `None` where the driver reports an empty one.
+    /// Firmware version; `None` where the driver reports an empty version.
     pub firmware: Option<String>,
-    /// `ib`, `roce` or `iw`, where netlink reports it.
+    /// `ib`, `roce` or `iw`, where reported by netlink.
     pub protocol: Option<String>,
     /// Adapter type of the driver, `MT4129`.
     pub hca_type: Option<String>,
@@ -35,49 +35,49 @@ pub struct RdmaDevice {
     pub board_id: Option<String>,
     /// The network interface below a software device.
     pub parent: Option<String>,
-    /// Its PCI function; `None` for a software device.
+    /// The PCI function; `None` for a software device.
     pub pci: Option<PciFunction>,
     /// Network interfaces of the same PCI function, on any port.
     #[serde(skip)]
     pub function_netdevs: Vec<String>,
-    /// Its ports, by number.
+    /// The ports, by number.
     pub ports: Vec<DevicePort>,
-    /// Type of service that rdma_cm sets on RoCE connections, where the kernel shows it.
+    /// Type of service that rdma_cm sets on RoCE connections, where shown by the kernel.
     pub roce_tos: Option<i64>,
-    /// Traffic class forced by the driver, where it shows it.
+    /// Traffic class forced by the driver, where shown.
     pub traffic_class: Option<String>,
 }
 
 impl RdmaDevice {
-    /// Whether it is an Omni-Path adapter: its link layer is shown as InfiniBand, and its fabric has a manager, tools and
-    /// limits of its own.
+    /// Whether the device is an Omni-Path adapter, whose link layer is shown as InfiniBand, and whose fabric has another manager,
+    /// other tools and other limits.
     pub fn is_omni_path(&self) -> bool {
         let driver = self.pci.as_ref().and_then(|pci| pci.driver.as_deref());
         driver == Some("hfi1") || self.name.starts_with("hfi1_")
     }
 
-    /// Whether it speaks iWARP.
+    /// Whether the device speaks iWARP.
     pub fn is_iwarp(&self) -> bool {
         self.protocol.as_deref() == Some("iw") || self.node_type.as_deref() == Some("RNIC")
     }
 
-    /// Whether it is an Elastic Fabric Adapter.
+    /// Whether the device is an Elastic Fabric Adapter.
     pub fn is_efa(&self) -> bool {
         self.pci.as_ref().and_then(|pci| pci.driver.as_deref()) == Some("efa")
     }
 
-    /// Whether it is a virtual function.
+    /// Whether the device is a virtual function.
     pub fn is_virtual(&self) -> bool {
         let pci = self.pci.as_ref();
         pci.is_some_and(|pci| pci.physical.is_some() || pci.model().is_some_and(|model| model.is_virtual))
     }
 
-    /// Whether its node GUID is shown and zero.
+    /// Whether the node GUID is shown and zero.
     pub fn has_zero_guid(&self) -> bool {
         self.node_guid.as_deref().is_some_and(|guid| guid.bytes().all(|byte| matches!(byte, b'0' | b':')))
     }
 
-    /// Whether its folder has no file that can be read.
+    /// Whether the device's folder has no readable file.
     pub fn is_bare(&self) -> bool {
         self.node_type.is_none() && self.node_guid.is_none() && self.ports.is_empty()
     }
@@ -94,9 +94,9 @@ pub struct PciFunction {
     pub device: Option<u16>,
     /// The model name for these ids.
     pub known_model: Option<&'static str>,
-    /// The driver bound to it.
+    /// The bound driver.
     pub driver: Option<String>,
-    /// NUMA node; `None` where the machine has only one or does not report it.
+    /// NUMA node; `None` where the machine has a single node or does not report nodes.
     pub numa_node: Option<u32>,
     /// Current transfer rate of the link, in tenths of GT/s.
     pub speed: Option<u32>,
@@ -108,14 +108,14 @@ pub struct PciFunction {
     pub max_width: Option<u32>,
     /// Virtual functions: configured, and the maximum.
     pub virtual_functions: Option<(u32, u32)>,
-    /// The physical function's address, when this is a virtual one.
+    /// The physical function's address, when this function is virtual.
     pub physical: Option<String>,
 }
 
 /// A port of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct DevicePort {
-    /// Its number, from 1.
+    /// The number, from 1.
     #[serde(rename = "port")]
     pub number: u32,
     /// InfiniBand or Ethernet.
@@ -134,7 +134,7 @@ pub struct DevicePort {
     pub cap_mask: Option<i64>,
     /// GID table without empty entries.
     pub gids: Vec<PortGid>,
-    /// Network interfaces on this port, its own first.
+    /// Network interfaces on this port, the port's own first.
     pub netdevs: Vec<String>,
     /// Non-zero counters of `counters` and `hw_counters`.
     pub counters: BTreeMap<String, u64>,
@@ -144,7 +144,7 @@ pub struct DevicePort {
 }
 
 impl DevicePort {
-    /// Whether a counter has reached its end: it grows no further, so the number of events is unknown.
+    /// Whether a counter has reached the maximum: there is no further growth, so the number of events is unknown.
     pub fn is_saturated(&self, counter: &str) -> bool {
         let end = last_count(counter);
         end.is_some() && self.counters.get(counter).copied() == end
@@ -181,7 +181,7 @@ pub enum LinkLayer {
     Unknown,
 }
 
-/// Logical state of a port, by its number in the InfiniBand specification.
+/// Logical state of a port, by number in the InfiniBand specification.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PortState {
     /// Not shown, or an unknown number.
@@ -189,9 +189,9 @@ pub enum PortState {
     Unknown,
     /// 1.
     Down,
-    /// 2: the link is up, and no subnet manager has configured it.
+    /// 2: the link is up, and no subnet manager has configured the port.
     Init,
-    /// 3: a subnet manager is configuring it.
+    /// 3: a subnet manager is configuring the port.
     Armed,
     /// 4.
     Active,
@@ -199,7 +199,7 @@ pub enum PortState {
     ActiveDefer,
 }
 
-/// Physical state of a port, by its number in the InfiniBand specification.
+/// Physical state of a port, by number in the InfiniBand specification.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PhysState {
     /// Not shown, or an unknown number.
@@ -238,13 +238,13 @@ pub struct PortRate {
 /// An entry of a port's GID table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PortGid {
-    /// Its index in the table.
+    /// The index in the table.
     pub index: u32,
     /// The address.
     pub address: Ipv6Addr,
-    /// Its type.
+    /// The type.
     pub kind: GidType,
-    /// The network interface behind it.
+    /// The network interface behind.
     pub netdev: Option<String>,
 }
 
@@ -391,12 +391,12 @@ fn leading_number(text: &str) -> Option<u32> {
     text.split(':').next()?.trim().parse().ok()
 }
 
-/// All RDMA devices, by name. Counters are optional: they are most of the files.
+/// All RDMA devices, by name. Counters are optional, as most of the files are counters.
 pub fn read_devices(tree: &HostTree, counters: bool) -> Vec<RdmaDevice> {
     tree.list_names(RDMA_CLASS_DIR).iter().map(|name| read_device(tree, name, counters)).collect()
 }
 
-/// The state of one port; no other file is read.
+/// The state of a port; no other file is read.
 pub fn port_state(tree: &HostTree, device: &str, port: u32) -> PortState {
     let text = tree.read_text(&format!("{RDMA_CLASS_DIR}/{device}/ports/{port}/state"));
     text.as_deref().map_or(PortState::Unknown, PortState::from_sysfs)
@@ -484,8 +484,8 @@ fn read_port(tree: &HostTree, at: &str, number: u32, is_ca: bool, with_counters:
     }
 }
 
-/// Up to this many entries, attributes are read one by one. Tables have up to 1024 entries, mostly empty, and reading
-/// an attribute of an empty one costs as much and returns EINVAL.
+/// Up to this many entries, attributes are read singly. Tables have up to 1024 entries, mostly empty, and reading an attribute of
+/// an empty entry costs as much and returns EINVAL.
 const MAX_SHORT_TABLE: usize = 32;
 
 fn read_gids(tree: &HostTree, at: &str) -> Vec<PortGid> {
@@ -538,7 +538,7 @@ impl PciFunction {
         }
         let number = |file: &str| tree.read_number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
         let gts = |file: &str| tree.read_text(&format!("{at}/{file}")).and_then(|t| transfer_rate(&t));
-        // 0 and 255 mean an unknown width; a virtual function has no link of its own.
+        // 0 and 255 mean an unknown width; a virtual function has no link.
         let lanes = |file: &str| number(file).filter(|w| (1..=32).contains(w));
         let speed = gts("current_link_speed");
         let max_speed = gts("max_link_speed");
@@ -553,7 +553,7 @@ impl PciFunction {
             device,
             known_model: vendor.zip(device).and_then(|(v, d)| model::model_of(v, d)).map(|m| m.name),
             driver: tree.link_name(&format!("{at}/driver")).or_else(|| said("DRIVER")),
-            // A virtual device has no node of its own: its PCI function has.
+            // A virtual device has no node: the PCI function has.
             numa_node: number("numa_node").or_else(|| number("../numa_node")),
             speed: speed.filter(|_| !is_on_board),
             max_speed: max_speed.filter(|_| !is_on_board),

@@ -1,5 +1,5 @@
-//! An examination: it reads the facts of a host and runs all checks on them, in one order. It reads no file and
-//! judges nothing itself.
+//! An examination: reads the facts of a host and runs all checks, always in the same order. Files and verdicts are the matter of
+//! other modules.
 
 use crate::check;
 use crate::device::{DevicePort, LinkLayer, RdmaDevice};
@@ -14,7 +14,7 @@ use std::net::IpAddr;
 /// Options of an examination.
 #[derive(Debug, Clone, Default)]
 pub struct DoctorOptions {
-    /// Interfaces that must carry RDMA: obstacles on them are errors.
+    /// Interfaces that must carry RDMA: obstacles there are errors.
     pub for_rdma: Vec<String>,
     /// The expected link layer of every port.
     pub expect: Option<LinkLayer>,
@@ -24,7 +24,7 @@ pub struct DoctorOptions {
     pub trials: Vec<RouteTrial>,
     /// Reply of the subnet manager, by device and port; empty when none was queried.
     pub subnet_manager: BTreeMap<(String, u32), SmAnswer>,
-    /// Why interfaces of `for_rdma` cannot be rails, from the code that would use them.
+    /// Why interfaces of `for_rdma` cannot be rails, from the code that would use the interfaces.
     pub obstacles: Vec<RailObstacle>,
 }
 
@@ -33,7 +33,7 @@ pub struct DoctorOptions {
 pub struct RailObstacle {
     /// The interface.
     pub interface: String,
-    /// Its port, `mlx5_0/1`, when the port is at fault.
+    /// The port, `mlx5_0/1`, when the port is at fault.
     pub port: Option<String>,
     /// Id of the finding.
     pub id: &'static str,
@@ -43,7 +43,7 @@ pub struct RailObstacle {
     pub remedy: String,
 }
 
-/// Bytes sent to an address of the peer, to find out which interfaces carry them.
+/// Bytes sent to an address of the peer, to find out which interfaces carry the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteTrial {
     /// The interface of this host whose address was the source.
@@ -52,7 +52,7 @@ pub struct RouteTrial {
     pub to: IpAddr,
     /// Number of bytes.
     pub bytes: u64,
-    /// The interfaces that carried the bytes, at this host and at the peer, where they differ from those with the
+    /// The interfaces that carried the bytes, at this host and at the peer, where different from the interfaces with the
     /// addresses; or why the trial failed.
     pub carried: Result<[Option<String>; 2], String>,
 }
@@ -60,7 +60,7 @@ pub struct RouteTrial {
 /// Result of a query to a subnet manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SmAnswer {
-    /// It replied.
+    /// A reply came.
     Alive,
     /// No reply, although the query was sent; the library's message.
     Silent(String),
@@ -191,17 +191,17 @@ fn report_unread_files(tree: &HostTree, case: &CheckInput<'_>, found: &mut Vec<H
 }
 
 impl<'a> CheckInput<'a> {
-    /// Every port with its device.
+    /// Every port, with the device.
     pub fn all_ports(&self) -> impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)> {
         self.host.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)))
     }
 
-    /// Whether RDMA is wanted here: it is present, or was requested.
+    /// Whether RDMA is wanted here: present, or requested.
     pub fn wants_rdma(&self) -> bool {
         !self.host.devices.is_empty() || !self.options.for_rdma.is_empty()
     }
 
-    /// Whether --for-rdma names an interface or one on top of it.
+    /// Whether --for-rdma names an interface or another on top.
     pub fn is_required(&self, name: &str) -> bool {
         self.options.for_rdma.iter().any(|wanted| {
             wanted == name
@@ -212,14 +212,14 @@ impl<'a> CheckInput<'a> {
         })
     }
 
-    /// Whether a port has to work: --for-rdma names it, or one of its interfaces has an address.
+    /// Whether a port has to work: --for-rdma names it, or an interface of the port has an address.
     pub fn is_used(&self, port: &DevicePort) -> bool {
         port.netdevs.iter().any(|n| {
             self.is_required(n) || self.host.interface(n).is_some_and(|i| !i.addresses.is_empty() || i.master.is_some())
         })
     }
 
-    /// An error where --for-rdma names one of the interfaces, else `otherwise`.
+    /// An error where --for-rdma names any of the interfaces, else `otherwise`.
     pub fn severity_for<'n>(&self, names: impl IntoIterator<Item = &'n String>, otherwise: Severity) -> Severity {
         if names.into_iter().any(|n| self.is_required(n)) { Severity::Error } else { otherwise }
     }

@@ -1,4 +1,4 @@
-//! Findings: stable id, severity, evidence, remedy and page. It runs no check.
+//! Findings: stable id, severity, evidence, remedy and page. Runs no check.
 
 use crate::change::HostChange;
 use serde::Serialize;
@@ -7,28 +7,28 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It does not work, or will stop working.
+    /// Does not work, or will stop working.
     Error,
-    /// It works, but worse than it could.
+    /// Works, but worse than possible.
     Warning,
     /// For information; no action needed.
     Info,
 }
 
-/// One result of an examination.
+/// A result of an examination.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HostFinding {
     /// Stable id, `IPOIB-MODE`.
     pub id: &'static str,
-    /// Its severity.
+    /// The severity.
     pub severity: Severity,
-    /// Its subject: a port, an interface, a file.
+    /// The subject: a port, an interface, a file.
     pub subject: String,
-    /// The file and its value, or the query and its reply.
+    /// The file and the value, or the query and the reply.
     pub evidence: String,
     /// The remedy, as exact commands where possible.
     pub remedy: String,
-    /// Its page, relative to the project's root.
+    /// The page, relative to the project's root.
     pub doc: String,
     /// The changes that `net fix` can make.
     #[serde(skip)]
@@ -56,7 +56,7 @@ impl HostFinding {
         }
     }
 
-    /// Adds the changes that resolve it; their commands come first in the remedy.
+    /// Adds the changes that resolve the finding; the commands come first in the remedy.
     pub fn with_changes(mut self, changes: impl IntoIterator<Item = HostChange>) -> Self {
         self.changes.extend(changes);
         let commands: Vec<String> = self.changes.iter().map(HostChange::shell_command).collect();
@@ -67,14 +67,14 @@ impl HostFinding {
     }
 }
 
-/// Defines the ids, each with its page: a missing page is a compile error.
+/// Defines the ids, each with a page: a missing page is a compile error.
 macro_rules! ids {
     ($($name:ident = $id:literal,)*) => {
         /// The ids of all findings.
         pub mod id {
             $(#[doc = concat!("The id `", $id, "`.")] pub const $name: &str = $id;)*
         }
-        /// Every id with the text of its page.
+        /// Every id with the text of the page.
         pub const PAGES: &[(&str, &str)] = &[
             $(($id, include_str!(concat!("../../../../docs/findings/", $id, ".md"))),)*
         ];

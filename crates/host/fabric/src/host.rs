@@ -1,4 +1,4 @@
-//! One host's facts, combined: which interface uses which port, with which addresses. It judges nothing.
+//! A host's facts, combined: which interface uses which port, with which addresses. Judges nothing.
 
 use crate::address;
 use crate::device::{self, LinkLayer, PortRate, RdmaDevice};
@@ -13,20 +13,20 @@ const NETLINK_FILE: &str = "netlink.json";
 /// The list of unreadable files, beside the collected files.
 const LEFT_OUT: &str = "left-out.json";
 
-/// A host's fabric, as its kernel shows it.
+/// A host's fabric, as shown by the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct HostFacts {
-    /// Its host name.
+    /// The host name.
     pub hostname: Option<String>,
-    /// Its kernel release.
+    /// The kernel release.
     pub kernel: Option<String>,
     /// RDMA devices.
     pub devices: Vec<RdmaDevice>,
     /// Network interfaces.
     pub interfaces: Vec<NetInterface>,
-    /// Whether each RDMA device belongs to one network namespace; `None` when unknown.
+    /// Whether each RDMA device belongs to a single network namespace; `None` when unknown.
     pub rdma_exclusive: Option<bool>,
-    /// Priority flow control, where a driver reports it.
+    /// Priority flow control, where reported by a driver.
     #[serde(skip)]
     pub pfc: Vec<PfcState>,
     /// The main routing table.
@@ -38,7 +38,7 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
-    /// Reads all facts. It never fails: missing files leave fields empty.
+    /// Reads all facts. Never fails: missing files leave fields empty.
     pub fn read_from(tree: &HostTree) -> Self {
         let netlink = netlink_facts(tree);
         let mut devices = device::read_devices(tree, true);
@@ -95,12 +95,12 @@ impl HostFacts {
         found
     }
 
-    /// The active-backup bond in which a device's port is a standby: its interface is a member and not the active one.
+    /// The active-backup bond in which a device's port is a standby: the port's interface is a member and not the active member.
     pub fn standby_bond(&self, port: &device::DevicePort) -> Option<&NetInterface> {
         let own = port.netdevs.iter().filter_map(|name| self.interface(name)).find(|i| i.master.is_some())?;
         let bond = self.interface(own.master.as_deref()?)?;
         let active = bond.bond_active.as_ref()?;
-        // One device may carry the traffic of both members; then neither is a standby.
+        // A single device may carry the traffic of both members; then neither is a standby.
         let has_device = self.devices.iter().any(|device| device.function_netdevs.contains(active));
         (bond.bond_mode.as_deref() == Some("active-backup") && *active != own.name && has_device).then_some(bond)
     }
@@ -152,7 +152,7 @@ fn add_link(interface: &mut NetInterface, netlink: &NetlinkFacts) {
         interface.max_mtu = link.max_mtu;
         interface.lower_is_elsewhere = link.lower_is_elsewhere;
         let lower = link.lower.filter(|_| !link.lower_is_elsewhere);
-        // A veth's lower interface is its other end, which does not count.
+        // A veth's lower interface is the other end, which does not count.
         let below = netlink.links.iter().find(|l| Some(l.index) == lower && link.kind.as_deref() != Some("veth"));
         if let Some(below) = below
             && !interface.lower.contains(&below.name)
@@ -172,7 +172,7 @@ fn add_link(interface: &mut NetInterface, netlink: &NetlinkFacts) {
 /// Rates that differ by less than this share are the same.
 const SAME_RATE_SHARE: f64 = 0.05;
 
-/// Replaces rates that a driver makes up: an Ethernet port is as fast as its interface.
+/// Replaces rates that a driver makes up: an Ethernet port is as fast as the interface.
 fn correct_rates(device: &mut RdmaDevice, interfaces: &[NetInterface]) {
     for port in device.ports.iter_mut().filter(|port| port.link_layer == LinkLayer::Ethernet) {
         let Some(rate) = &mut port.rate else { continue };
@@ -186,7 +186,7 @@ fn correct_rates(device: &mut RdmaDevice, interfaces: &[NetInterface]) {
     }
 }
 
-/// Adds interfaces to those that the port's GIDs name: those on the port's PCI function, or below a software device.
+/// Adds interfaces that the port's GIDs do not name: on the port's PCI function, or below a software device.
 fn attach_interfaces(device: &mut RdmaDevice, interfaces: &[NetInterface], netlink: &NetlinkFacts) {
     let address = device.pci.as_ref().and_then(|p| p.address.as_deref());
     for port in &mut device.ports {
@@ -196,8 +196,7 @@ fn attach_interfaces(device: &mut RdmaDevice, interfaces: &[NetInterface], netli
                 LinkLayer::InfiniBand => i.is_ipoib(),
                 _ => !i.is_ipoib(),
             };
-            // Some drivers have one function per port and count from 0; others have one function and number the
-            // ports.
+            // Some drivers have a function for each port and count from 0; others have a single function and number the ports.
             let number = i.dev_port.is_none_or(|n| n + 1 == port.number || n == 0);
             let alone = i.dev_port.is_some_and(|n| n + 1 == port.number);
             address.is_some() && same == address && layer && if port.number == 1 { number } else { alone }
@@ -207,12 +206,12 @@ fn attach_interfaces(device: &mut RdmaDevice, interfaces: &[NetInterface], netli
         if let Some(protocol) = told.and_then(|r| r.protocol.clone()) {
             device.protocol = Some(protocol);
         }
-        // An Ethernet port whose GIDs name its interfaces needs no more: its function may also carry representors.
+        // An Ethernet port whose GIDs name the interfaces needs no more: the function may also carry representors.
         if port.netdevs.is_empty() && found.is_empty() || port.link_layer == LinkLayer::InfiniBand {
             found.extend(interfaces.iter().filter(fits).map(|i| i.name.clone()));
         }
         found.extend(device.parent.clone());
-        // Children of IPoIB interfaces have no device of their own.
+        // Children of IPoIB interfaces have no device.
         for own in found.clone() {
             found.extend(interfaces.iter().filter(|i| i.parent.as_deref() == Some(&own)).map(|i| i.name.clone()));
         }

@@ -1,4 +1,4 @@
-//! Network interfaces, from `/sys/class/net`. It judges nothing.
+//! Network interfaces, from `/sys/class/net`. Judges nothing.
 
 use crate::device::PciFunction;
 use crate::tree::{HostTree, parse_number};
@@ -10,31 +10,31 @@ const NET_CLASS_DIR: &str = "sys/class/net";
 /// A network interface.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct NetInterface {
-    /// Its name.
+    /// The name.
     #[serde(rename = "interface")]
     pub name: String,
     /// Hardware type: 1 Ethernet, 32 IPoIB, 772 loopback.
     pub hardware: Option<u32>,
-    /// Its kind: `vlan`, `bond`, `bridge`, `tun`, or that of its device.
+    /// The kind: `vlan`, `bond`, `bridge`, `tun`, or that of the device.
     pub kind: Option<String>,
     /// The kernel's operational state: `up`, `down`, `lowerlayerdown`, `unknown`.
     pub operstate: Option<String>,
-    /// Whether it is administratively up.
+    /// Whether administratively up.
     pub is_up: bool,
-    /// Whether it has a carrier; `None` while it is down.
+    /// Whether there is a carrier; `None` while the interface is down.
     pub carrier: Option<bool>,
     /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// Its highest MTU where known: from netlink, or from the IPoIB mode.
+    /// The highest MTU where known: from netlink, or from the IPoIB mode.
     pub max_mtu: Option<u32>,
-    /// Its addresses, with prefix lengths.
+    /// The addresses, with prefix lengths.
     #[serde(serialize_with = "as_text")]
     pub addresses: Vec<(IpAddr, u8)>,
     /// VLAN number.
     pub vlan: Option<u16>,
-    /// Whether its lower interface is in another network namespace.
+    /// Whether the lower interface is in another network namespace.
     pub lower_is_elsewhere: bool,
-    /// The RDMA device and port behind it.
+    /// The RDMA device and port behind.
     pub rdma: Option<(String, u32)>,
     /// Megabits per second, where known.
     pub speed_mbps: Option<u32>,
@@ -42,19 +42,19 @@ pub struct NetInterface {
     pub ipoib_mode: Option<IpoibMode>,
     /// Hardware address.
     pub address: Option<String>,
-    /// Its PCI function.
+    /// The PCI function.
     pub pci: Option<PciFunction>,
-    /// Port of its device, from 0.
+    /// Port of the device, from 0.
     pub dev_port: Option<u32>,
-    /// The bond or bridge it belongs to.
+    /// The bond or bridge of which the interface is a member.
     pub master: Option<String>,
-    /// Interfaces below it: a VLAN's or child's parent, a bond's members.
+    /// Interfaces below: a VLAN's or child's parent, a bond's members.
     pub lower: Vec<String>,
     /// The parent of an IPoIB child interface.
     pub parent: Option<String>,
     /// Bonding mode, `802.3ad`.
     pub bond_mode: Option<String>,
-    /// The active member of a bond, where there is one.
+    /// The active member of a bond, if any.
     pub bond_active: Option<String>,
 }
 
@@ -88,17 +88,17 @@ impl NetInterface {
     /// The highest MTU of connected mode.
     pub const CONNECTED_MTU: u32 = 65520;
 
-    /// Whether it carries IP over InfiniBand.
+    /// Whether the interface carries IP over InfiniBand.
     pub fn is_ipoib(&self) -> bool {
         self.hardware == Some(32)
     }
 
-    /// Whether it is IPoIB on Omni-Path with acceleration: no other datagram mode has packets of that size.
+    /// Whether the interface is IPoIB on Omni-Path with acceleration: no other datagram mode has packets of that size.
     pub fn is_accelerated_ipoib(&self) -> bool {
         self.ipoib_mode == Some(IpoibMode::Datagram) && self.mtu.is_some_and(|mtu| mtu > Self::DATAGRAM_4K_MTU)
     }
 
-    /// Whether it is the loopback interface.
+    /// Whether the interface is the loopback interface.
     pub fn is_loopback(&self) -> bool {
         self.hardware == Some(772)
     }
@@ -160,7 +160,7 @@ fn read_interface(tree: &HostTree, name: &str) -> NetInterface {
     }
 }
 
-/// The operational state of one interface; no other file is read.
+/// The operational state of an interface; no other file is read.
 pub fn operstate(tree: &HostTree, name: &str) -> Option<String> {
     tree.read_text(&format!("{NET_CLASS_DIR}/{name}/operstate"))
 }

@@ -1,6 +1,5 @@
-//! A host's fabric as its kernel shows it: RDMA devices, ports, network interfaces, problems and their remedies.
-//! Everything is read below a root: `/`, a folder laid out like it, or files collected elsewhere. It sends no packet
-//! and knows no transport.
+//! A host's fabric as shown by the kernel: RDMA devices, ports, network interfaces, problems and remedies. Everything is read
+//! below a root: `/`, a folder with the same layout, or files collected elsewhere. Sends no packet and knows no transport.
 #![forbid(unsafe_code)]
 
 pub mod address;

@@ -1,5 +1,5 @@
-//! Facts of a host beyond its fabric that decide whether RDMA works, and how fast: modules, libraries, limits, NUMA,
-//! PCI functions, container. It judges nothing.
+//! Facts of a host beyond the fabric that decide whether RDMA works, and how fast: modules, libraries, limits, NUMA, PCI
+//! functions, container. Judges nothing.
 
 use crate::device::PciFunction;
 use crate::persist::{self, SavedSettings};
@@ -19,13 +19,13 @@ const LIBRARY_DIRS: &[&str] = &[
     "lib64",
     "opt/mellanox/lib",
 ];
-/// Units whose processes register memory, or start those that do.
+/// Units whose processes register memory, or start processes that do.
 const REGISTERING_UNITS: &[&str] = &["containerd", "docker", "crio", "kubelet", "slurmd", "spurline", "spurline-node"];
 /// Kernel command-line parameters that are read; all others are left out for privacy.
 const READ_PARAMETERS: &[&str] =
     &["iommu", "intel_iommu", "amd_iommu", "pci", "hugepages", "hugepagesz", "default_hugepagesz"];
 
-/// The policy of a virtual function: whether its port follows that of the physical one.
+/// The policy of a virtual function: whether the port follows that of the physical function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VfPolicy {
     /// The file, on the host of the physical function.
@@ -37,9 +37,9 @@ pub struct VfPolicy {
 /// The facts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MachineFacts {
-    /// Loaded and built-in modules; `None` where the kernel does not list them.
+    /// Loaded and built-in modules; `None` where the kernel lists no modules.
     pub modules: Option<BTreeSet<String>>,
-    /// Libraries by name, with their directory.
+    /// Libraries by name, with the directory.
     pub libraries: BTreeMap<&'static str, String>,
     /// Providers of libibverbs by file name; `None` when there is no such directory.
     pub providers: Option<Vec<String>>,
@@ -61,11 +61,11 @@ pub struct MachineFacts {
     pub container: Option<String>,
     /// Names in `/dev/infiniband`; `None` when there is no `/dev`.
     pub char_devices: Option<Vec<String>>,
-    /// Names of device nodes for verbs by RDMA device, as the kernel gives them.
+    /// Names of device nodes for verbs by RDMA device, as given by the kernel.
     pub verbs_nodes: BTreeMap<String, String>,
-    /// Those of `char_devices` that this user may not open.
+    /// The `char_devices` that this user may not open.
     pub denied: Vec<String>,
-    /// Number of reserved huge pages, and their size in bytes.
+    /// Number of reserved huge pages, and the size of each in bytes.
     pub huge_pages: Option<(u64, u64)>,
     /// `fs.pipe-max-size` in bytes.
     pub pipe_max_size: Option<u64>,
@@ -75,9 +75,9 @@ pub struct MachineFacts {
     pub governor_driver: Option<String>,
     /// Distances of NUMA nodes, by node.
     pub distances: BTreeMap<u32, Vec<u32>>,
-    /// NVMe disks and their NUMA node.
+    /// NVMe disks, each with the NUMA node.
     pub disks: Vec<(String, Option<u32>)>,
-    /// GPUs and their NUMA node.
+    /// GPUs, each with the NUMA node.
     pub gpus: Vec<(String, Option<u32>)>,
     /// PCI functions with the ids of RDMA hardware or the class of InfiniBand.
     pub functions: Vec<PciFunction>,
@@ -85,7 +85,7 @@ pub struct MachineFacts {
     pub vf_policies: BTreeMap<String, VfPolicy>,
     /// Domain type of the IOMMU by PCI address, `DMA`, `identity`.
     pub iommu: BTreeMap<String, String>,
-    /// Whether relaxed ordering is on, by PCI address, where it is readable.
+    /// Whether relaxed ordering is on, by PCI address, where readable.
     pub relaxed_ordering: BTreeMap<String, bool>,
     /// PCI addresses whose configuration space was cut off before the capability.
     pub config_cut: Vec<String>,
@@ -98,7 +98,7 @@ pub struct MachineFacts {
 }
 
 impl MachineFacts {
-    /// Reads all facts; `addresses` are PCI functions of RDMA devices, `interfaces` those with IP addresses.
+    /// Reads all facts; `addresses` are PCI functions of RDMA devices, `interfaces` the names of interfaces with IP addresses.
     pub fn read_from(tree: &HostTree, addresses: &[String], interfaces: &[String]) -> Self {
         let mut machine = MachineFacts {
             modules: kernel_modules(tree),
@@ -130,12 +130,12 @@ impl MachineFacts {
         machine
     }
 
-    /// Whether a module is loaded or built in; `None` where the kernel does not list them.
+    /// Whether a module is loaded or built in; `None` where the kernel lists no modules.
     pub fn has_module(&self, name: &str) -> Option<bool> {
         self.modules.as_ref().map(|m| m.contains(name))
     }
 
-    /// The effective value for an interface: the larger of its own and that of `all`.
+    /// The effective value for an interface: the larger of the interface's value and that of `all`.
     pub fn sysctl_value(&self, interface: &str, key: &str) -> Option<i64> {
         let of = |name: &str| self.sysctls.get(&format!("{name}/{key}")).copied();
         of(interface).max(of("all"))
@@ -205,7 +205,7 @@ impl MachineFacts {
             let Some(class) = tree.read_number(&format!("{at}/class")).map(|c| c >> 8) else { continue };
             let vendor = || tree.read_number(&format!("{at}/vendor"));
             match class {
-                // Display controllers: those of AMD and NVIDIA that compute.
+                // Display controllers: AMD and NVIDIA devices that compute.
                 0x0300 | 0x0302 | 0x1200 if matches!(vendor(), Some(0x10de | 0x1002)) => {
                     let node = tree.read_number(&format!("{at}/numa_node")).and_then(|n| u32::try_from(n).ok());
                     self.gpus.push((address.clone(), node));
@@ -369,11 +369,10 @@ fn kernel_parameters(tree: &HostTree) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Bit 4 of Device Control in the PCI Express capability. An unprivileged user sees only 64 bytes, which end before
-/// it.
+/// Bit 4 of Device Control in the PCI Express capability. An unprivileged user sees only 64 bytes, which end before that.
 fn relaxed_ordering(config: &[u8]) -> Option<bool> {
     let mut at = usize::from(*config.get(0x34)?);
-    // At most as many capabilities as fit, in case they form a loop.
+    // At most as many capabilities as fit, in case of a loop.
     for _ in 0..48 {
         if at < 0x40 {
             return None;

@@ -1,17 +1,17 @@
-//! RDMA hardware by vendor and device id: model, driver, highest port rate. It reads nothing.
+//! RDMA hardware by vendor and device id: model, driver, highest port rate. Reads nothing.
 
 /// A model of RDMA hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceModel {
-    /// Its usual name.
+    /// The usual name.
     pub name: &'static str,
-    /// The kernel module that provides its RDMA device.
+    /// The kernel module that provides the RDMA device.
     pub rdma_module: &'static str,
-    /// Highest rate of one port in Gb/s over InfiniBand or RoCE, of the fastest card with this id; 0 if unknown.
+    /// Highest rate of a port in Gb/s over InfiniBand or RoCE, of the fastest card with this id; 0 if unknown.
     pub most_gbps: u32,
-    /// Whether its IPoIB interfaces support connected mode: of Omni-Path, those without acceleration.
+    /// Whether IPoIB interfaces support connected mode: on Omni-Path, only without acceleration.
     pub connected_ipoib: bool,
-    /// Whether it is a virtual function.
+    /// Whether this is a virtual function.
     pub is_virtual: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Facts that only netlink reports: addresses, routes, MTU limits, RDMA namespaces, priority flow control. It owns
-//! the few messages of three families (route, RDMA, DCB) and their parsing.
+//! Facts that only netlink reports: addresses, routes, MTU limits, RDMA namespaces, priority flow control. Owns the few messages
+//! of three families (route, RDMA, DCB) and the parsing.
 
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
@@ -8,9 +8,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// Deadline of one request to the kernel.
+/// Deadline of a request to the kernel.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Limit of objects of one kind: a router's full table is irrelevant for a fabric.
+/// Limit of objects of each kind: a router's full table is irrelevant for a fabric.
 const MAX_OBJECTS: usize = 4096;
 
 /// Netlink's data about a host; stored as `netlink.json` beside collected files.
@@ -19,15 +19,15 @@ const MAX_OBJECTS: usize = 4096;
 pub struct NetlinkFacts {
     /// Network interfaces.
     pub links: Vec<LinkAttributes>,
-    /// Their addresses.
+    /// The addresses.
     pub addresses: Vec<InterfaceAddress>,
     /// The main routing table.
     pub routes: Vec<IpRoute>,
     /// Ports of RDMA devices.
     pub rdma: Vec<RdmaPort>,
-    /// Whether each RDMA device belongs to one network namespace.
+    /// Whether each RDMA device belongs to a single network namespace.
     pub rdma_exclusive: Option<bool>,
-    /// Priority flow control, where a driver reports it.
+    /// Priority flow control, where reported by a driver.
     pub pfc: Vec<PfcState>,
 }
 
@@ -35,15 +35,15 @@ pub struct NetlinkFacts {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LinkAttributes {
-    /// Its number.
+    /// The number.
     pub index: u32,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its kind: `vlan`, `bond`, `veth`, `ipoib`.
+    /// The kind: `vlan`, `bond`, `veth`, `ipoib`.
     pub kind: Option<String>,
-    /// Its highest MTU; `None` when there is no limit.
+    /// The highest MTU; `None` when there is no limit.
     pub max_mtu: Option<u32>,
-    /// Index of the interface below it.
+    /// Index of the interface below.
     pub lower: Option<u32>,
     /// Whether that interface is in another network namespace.
     pub lower_is_elsewhere: bool,
@@ -86,7 +86,7 @@ pub struct RdmaPort {
     pub device: String,
     /// Number of the port.
     pub port: u32,
-    /// Its interface, when that is in this namespace.
+    /// The interface, when in this namespace.
     pub netdev: Option<String>,
     /// `ib`, `roce`, `iw`, `usnic`.
     pub protocol: Option<String>,
@@ -98,7 +98,7 @@ pub struct RdmaPort {
 pub struct PfcState {
     /// The interface.
     pub interface: String,
-    /// One bit for each priority with flow control.
+    /// A bit for each priority with flow control.
     pub priorities: u8,
 }
 
@@ -110,7 +110,7 @@ const MESSAGE_ERROR: u16 = 2;
 const MESSAGE_DONE: u16 = 3;
 
 impl NetlinkFacts {
-    /// Queries the running kernel. A failed query leaves its field empty: old kernels, no RDMA, a sandbox.
+    /// Queries the running kernel. A failed query leaves a field empty: old kernels, no RDMA, a sandbox.
     pub fn query_kernel() -> Self {
         let mut found = NetlinkFacts::default();
         // struct ifinfomsg, struct ifaddrmsg, struct rtmsg, all zero: every family.
@@ -143,7 +143,7 @@ impl NetlinkFacts {
     }
 }
 
-/// Sends one message and passes the body of each reply to `take`; a timeout or an error ends it.
+/// Sends a message and passes the body of each reply to `take`, until the end, a timeout or an error.
 fn dump_table(protocol: Option<Protocol>, kind: u16, flags: u16, body: &[u8], mut take: impl FnMut(&[u8])) {
     // A kernel without the family or a sandbox refuses; then there is no data.
     let _ = exchange_messages(protocol, kind, flags, body, &mut take);
@@ -191,7 +191,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// Type and body of each message; ends at the first malformed one.
+/// Type and body of each message; ends at the first malformed message.
 fn parse_messages(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
     let mut out = Vec::new();
     while let (Some(len), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
@@ -203,7 +203,7 @@ fn parse_messages(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
     out
 }
 
-/// Type and value of each attribute from `start` on; ends at the first malformed one.
+/// Type and value of each attribute from `start` on; ends at the first malformed attribute.
 fn parse_attributes(bytes: &[u8], start: usize) -> Vec<(u16, &[u8])> {
     let mut bytes = bytes.get(start..).unwrap_or_default();
     let mut out = Vec::new();

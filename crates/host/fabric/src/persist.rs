@@ -15,7 +15,7 @@ pub struct SavedSettings {
     pub settings: Vec<SavedSetting>,
 }
 
-/// One file's settings of an interface.
+/// A file's settings of an interface.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SavedSetting {
     /// The file.

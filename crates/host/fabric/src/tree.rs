@@ -1,5 +1,5 @@
-//! The source of facts: files below a root. It owns paths, symbolic links and limits, so that no reader above can
-//! hang, leave the root or read without bound. It does not know what a file means.
+//! The source of facts: files below a root. Owns paths, symbolic links and limits, so that no reader above can hang, leave the
+//! root or read without bound. Does not know the meaning of a file.
 
 mod file_reader;
 
@@ -14,18 +14,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The kernel's limit of a path.
 const MAX_PATH: usize = 4096;
-/// Limit of files and names that are read. A host with a thousand virtual functions needs a quarter of it;
-/// directories that form a loop would have no end.
+/// Limit of files and names that are read. A host with a thousand virtual functions needs a quarter of that; directories that
+/// form a loop would have no end.
 const MAX_LOOKUPS: usize = 2_000_000;
-/// The kernel's limit of symbolic links in one path.
+/// The kernel's limit of symbolic links in a path.
 const MAX_LINKS: usize = 40;
 
 /// A file or a symbolic link of a collected tree; directories follow from the paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TreeEntry {
-    /// Its content.
+    /// The content.
     File(Vec<u8>),
-    /// Its target.
+    /// The target.
     Link(String),
 }
 
@@ -62,7 +62,7 @@ impl HostTree {
         HostTree::new(TreeSource::Disk { live: true, probe: Mutex::new(FileReader::new(PathBuf::from("/"))) })
     }
 
-    /// A folder laid out like `/`; symbolic links in it never lead out of it.
+    /// A folder laid out like `/`; symbolic links there never lead out.
     pub fn from_folder(root: &Path) -> Self {
         HostTree::new(TreeSource::Disk { live: false, probe: Mutex::new(FileReader::new(root.to_owned())) })
     }
@@ -70,7 +70,7 @@ impl HostTree {
     /// A folder laid out like `/`, or a file that `net collect` wrote.
     ///
     /// # Errors
-    /// When it is neither.
+    /// When the path is neither.
     pub fn open(path: &Path) -> io::Result<Self> {
         if std::fs::metadata(path)?.is_dir() {
             return Ok(HostTree::from_folder(path));
@@ -102,7 +102,7 @@ impl HostTree {
     /// Everything read since [`HostTree::with_recording`], by resolved path.
     pub fn recorded_entries(&self) -> BTreeMap<String, TreeEntry> {
         let mut all = self.record.as_ref().map(|r| lock(r).clone()).unwrap_or_default();
-        // A name recorded as an empty file was a directory if something below it was read.
+        // A name recorded as an empty file was a directory if something below was read.
         let dirs: Vec<String> = all.keys().filter(|p| paths_below(&all, p).next().is_some()).cloned().collect();
         dirs.iter().for_each(|dir| drop(all.remove(dir)));
         all
@@ -167,7 +167,7 @@ impl HostTree {
         Some(kept)
     }
 
-    /// A number, decimal or with `0x`; words after it are ignored.
+    /// A number, decimal or with `0x`; words behind are ignored.
     pub fn read_number(&self, path: &str) -> Option<i64> {
         parse_number(&self.read_text(path)?)
     }
@@ -195,7 +195,7 @@ impl HostTree {
         names
     }
 
-    /// The texts of all files of a directory, by name; cheaper than one by one.
+    /// The texts of all files of a directory, by name; cheaper than single reads.
     pub fn read_texts(&self, dir: &str) -> BTreeMap<String, String> {
         let Some(real) = self.charge_lookups(1).and_then(|()| self.real(dir)) else { return BTreeMap::new() };
         let files = match &self.source {
@@ -242,7 +242,7 @@ impl HostTree {
         target.trim_end_matches('/').rsplit('/').next().filter(|n| !n.is_empty()).map(str::to_owned)
     }
 
-    /// The path with all symbolic links resolved, without the leading slash; `None` when it does not exist.
+    /// The path with all symbolic links resolved, without the leading slash; `None` when there is none.
     pub fn real_path(&self, path: &str) -> Option<String> {
         let real = self.resolve_links(path, &mut 0)?;
         self.exists(path).then_some(real)
@@ -419,7 +419,7 @@ fn names_below(entries: &BTreeMap<String, TreeEntry>, dir: &str) -> Vec<String> 
         names.push(name.to_owned());
         from = format!("{start}{name}{after}");
     }
-    // Duplicates arise from a file with entries below it, which no real tree has.
+    // Duplicates arise from a file with entries below, which no real tree has.
     names.sort_unstable();
     names.dedup();
     names

@@ -1,5 +1,5 @@
-//! The client: connects to a probe server, opens measurements and fetches their reports. Every failure carries a
-//! remedy. It judges no result.
+//! The client: connects to a probe server, opens measurements and fetches the reports. Every failure carries a remedy. Judges no
+//! result.
 
 use crate::frame::{self, Frame, MAX_BODY, MAX_FACTS, REFUSED, VERSION};
 use crate::message::{
@@ -60,7 +60,7 @@ pub fn parse_peer(words: &str) -> std::result::Result<String, Fault> {
         return if clean(host) && host.contains(':') { Ok(format!("[{host}]:{number}")) } else { Err(wrong()) };
     }
     let (host, number) = match words.rsplit_once(':') {
-        // More than one colon: an IPv6 address without a port.
+        // Several colons: an IPv6 address without a port.
         Some((host, _)) if host.contains(':') => (format!("[{words}]"), DEFAULT_PORT),
         Some((host, number)) => (host.to_owned(), port(number)?),
         None => (words.to_owned(), DEFAULT_PORT),
@@ -119,12 +119,12 @@ impl ProbeSession {
         self.remote
     }
 
-    /// The server as the user named it.
+    /// The server as named by the user.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// Opens a measurement and all its streams.
+    /// Opens a measurement and all streams.
     ///
     /// # Errors
     /// When the server refuses, or a stream can't connect.
@@ -145,8 +145,8 @@ impl ProbeSession {
         })
     }
 
-    /// Runs `work` with a heartbeat each second: many streams, or one slow one, take longer to connect than the server
-    /// waits for a message.
+    /// Runs `work` with a heartbeat each second: many streams, or a slow stream, take longer to connect than the server waits for
+    /// a message.
     fn with_heartbeats<T>(&self, work: impl FnOnce() -> T) -> T {
         let (done, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
@@ -169,8 +169,8 @@ impl ProbeSession {
         stream: usize,
     ) -> std::result::Result<Box<dyn ProbeStream>, Fault> {
         let deadline = Instant::now() + self.timeout;
-        // Use the address of the control connection, so that all connections take the same route. A link-local
-        // address is bound to its interface by the remote's scope.
+        // Use the address of the control connection, so that all connections take the same route. A link-local address is bound
+        // to an interface by the remote's scope.
         let path = plan.paths.get(plan.path_of(stream));
         let local = path.map_or(self.local.ip(), |p| p.from);
         let mut to = self.remote;
@@ -202,7 +202,7 @@ impl ProbeSession {
         opened: &OpenReply,
         stream: usize,
     ) -> std::result::Result<Box<dyn ProbeStream>, Fault> {
-        // One port per path, in their order.
+        // A port for each path, in the order of the paths.
         let at = plan.path_of(stream);
         let port = opened.answer.chunks_exact(2).nth(at).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
         let Some(port) = port else { return Err(Fault::failed(format!("{} sent no port for rdma", self.peer), "")) };
@@ -223,7 +223,7 @@ impl ProbeSession {
         }
     }
 
-    /// Sends a heartbeat; call it about every second during a measurement.
+    /// Sends a heartbeat; to be called about every second during a measurement.
     ///
     /// # Errors
     /// When the server is gone.
@@ -240,7 +240,7 @@ impl ProbeSession {
         message::decode_message(&frame.body).map_err(|e| self.session_fault(&e))
     }
 
-    /// The server's refusal before it closed the connection, if any.
+    /// The server's refusal before the server closed the connection, if any.
     pub fn refusal_reason(&self) -> Option<String> {
         let until = Instant::now() + Duration::from_millis(300);
         let frame = frame::receive_frame(&self.control, MAX_BODY, until).ok()??;
@@ -260,7 +260,7 @@ impl ProbeSession {
     /// The other host's facts, as the bytes of `spurline net collect`.
     ///
     /// # Errors
-    /// When it has none, or does not answer within `limit`.
+    /// When the server has none, or does not answer within `limit`.
     pub fn fetch_facts(&mut self, limit: Duration) -> std::result::Result<Vec<u8>, Fault> {
         if !self.welcome.facts {
             let what = format!("{} (spurline {}) provides no facts", self.peer, self.welcome.program);

@@ -1,4 +1,4 @@
-//! Drives the streams of a measurement, one thread each, and counts. Knows no transport and no server.
+//! Drives the streams of a measurement, a thread each, and counts. Knows no transport and no server.
 
 use crate::message::{ProbeOp, TcpView};
 use crate::stream::{ProbeStream, StopSignal, StreamProgress};
@@ -97,7 +97,7 @@ pub struct RunResult {
     pub stream_bytes: Vec<u64>,
     /// Totals at every second.
     pub seconds: Vec<RunProgress>,
-    /// All bytes, including those while streams ended; CPU times refer to these.
+    /// All bytes, also while streams ended; CPU times refer to these.
     pub moved_bytes: u64,
     /// Latencies of each kind of operation.
     pub times: Vec<(ProbeOp, LatencyTimes)>,
@@ -109,13 +109,13 @@ pub struct RunResult {
     pub wall_seconds: f64,
     /// TCP statistics, with TCP.
     pub tcp: Option<TcpView>,
-    /// Whether it was interrupted.
+    /// Whether the run was interrupted.
     pub interrupted: bool,
-    /// Why it ended early.
+    /// Why the run ended early.
     pub error: Option<Error>,
 }
 
-/// Counters of one stream, written by its thread only; aligned against false sharing.
+/// Counters of a stream, written by that stream's thread only; aligned against false sharing.
 #[repr(align(128))]
 #[derive(Default)]
 struct StreamCounter {
@@ -131,7 +131,7 @@ struct StreamResult {
     result: Result<()>,
 }
 
-/// Runs the streams to their end. `interrupt` ends them early; `observe` gets the totals at every poll.
+/// Runs the streams to the end. `interrupt` ends all early; `observe` gets the totals at every poll.
 pub fn drive_streams(
     lanes: Vec<(ProbeOp, Box<dyn ProbeStream>)>,
     depth: u32,
@@ -193,7 +193,7 @@ pub fn drive_streams(
     })
 }
 
-/// A measurement as its threads run and end.
+/// A measurement while the threads run and end.
 struct StreamWatch<'a> {
     counters: CounterWatch<'a>,
     ended: Vec<StreamResult>,
@@ -221,7 +221,7 @@ impl StreamWatch<'_> {
             let broken = self.ended.iter().any(|stream| stream.result.is_err());
             self.interrupted = interrupt.load(Ordering::Relaxed);
             if broken || self.failed.is_some() {
-                // The measurement ends with the last byte, not with the timeout after it.
+                // The measurement ends with the last byte, not with the timeout after that.
                 let elapsed = self.counters.last_moved_at.duration_since(self.counters.start);
                 self.window = Some((RunProgress { elapsed, ..now }, self.counters.stream_bytes()));
                 stop.cut();
@@ -236,7 +236,7 @@ impl StreamWatch<'_> {
         }
     }
 
-    /// The result of all streams; `started` of them had a thread.
+    /// The result of all streams; `started` streams had a thread.
     fn into_result(mut self, started: usize) -> RunResult {
         let window = self.window.take();
         let (total, stream_bytes) =
@@ -277,7 +277,7 @@ impl StreamWatch<'_> {
     }
 }
 
-/// Reads all counters and keeps their history.
+/// Reads all counters and keeps the history.
 struct CounterWatch<'a> {
     counters: &'a [(ProbeOp, StreamCounter)],
     start: Instant,
@@ -310,7 +310,7 @@ impl CounterWatch<'_> {
     }
 }
 
-/// One stream, on its own thread.
+/// A stream, on a separate thread.
 fn run_stream(
     op: ProbeOp,
     mut lane: Box<dyn ProbeStream>,
@@ -356,7 +356,7 @@ impl<'a> StreamMeter<'a> {
         }
     }
 
-    /// Whether another operation may begin; if so, it counts as begun and the stream has to start it.
+    /// Whether another operation may begin; if so, the operation counts as begun and the stream has to start the work.
     pub fn try_begin(&mut self, stop: &StopSignal) -> bool {
         if self.begun.len() >= self.depth || stop.is_requested() || !take_budget(self.budget) {
             return false;
@@ -368,8 +368,8 @@ impl<'a> StreamMeter<'a> {
             }
         }
         self.first = false;
-        // With one operation at a time, each begins where the last one ended: reading the clock costs as much as a
-        // short message on some machines.
+        // With one operation at a time, each begins where the last ended: reading the clock costs as much as a short message on
+        // some machines.
         self.begun.push_back(self.ended.take().unwrap_or_else(Instant::now));
         true
     }
@@ -379,8 +379,8 @@ impl<'a> StreamMeter<'a> {
         self.begun.len()
     }
 
-    /// Records the last operation. Call it while waiting, with one operation at a time: the cost is then in no
-    /// operation's latency.
+    /// Records the last operation. To be called while waiting, with one operation at a time: the cost is then in no operation's
+    /// latency.
     pub fn record_pending(&mut self) {
         if let Some((moved, time)) = self.pending.take() {
             self.add_counts(moved);
@@ -388,7 +388,7 @@ impl<'a> StreamMeter<'a> {
         }
     }
 
-    /// The only operation under way ended; [`StreamMeter::record_pending`] records it once the next one is under way.
+    /// The only operation under way ended; [`StreamMeter::record_pending`] records that operation once the next is under way.
     pub fn record_single(&mut self, bytes: u64) {
         let now = Instant::now();
         self.record_pending();
@@ -402,7 +402,7 @@ impl<'a> StreamMeter<'a> {
         }
     }
 
-    /// Counts bytes, and the oldest operations that they completed.
+    /// Counts bytes, and the oldest operations that are complete now.
     pub fn record_progress(&mut self, moved: StreamProgress) {
         self.add_counts(moved);
         if moved.ops > 0 {
@@ -423,7 +423,7 @@ impl<'a> StreamMeter<'a> {
     }
 
     fn add_counts(&self, moved: StreamProgress) {
-        // One writer: no atomic addition needed.
+        // A single writer: no atomic addition needed.
         let add = |to: &AtomicU64, n: u64| to.store(to.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         if moved.bytes > 0 {
             add(&self.counter.bytes, moved.bytes);
@@ -434,8 +434,7 @@ impl<'a> StreamMeter<'a> {
     }
 }
 
-/// Runs one stream on this thread, `count` operations (0: until `stop`) with `pause` between them; `each` gets every
-/// latency.
+/// Runs a stream on this thread, `count` operations (0: until `stop`) with `pause` in between; `each` gets every latency.
 ///
 /// # Errors
 /// Why the stream ended early.

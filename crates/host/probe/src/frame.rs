@@ -1,8 +1,7 @@
-//! Frames of the control connection: a fixed head, and a body whose length is checked before it is read. The messages
-//! are opaque here.
+//! Frames of the control connection: a fixed head, and a body whose length is checked before the read. The messages are opaque
+//! here.
 //!
-//! The head and [`REFUSED`] are the same in every version of the protocol, so that incompatible versions can report
-//! it.
+//! The head and [`REFUSED`] are the same in every version of the protocol, so that incompatible versions can report that.
 
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::{Read as _, Write as _};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Version of the messages.
 pub const VERSION: u16 = 1;
-/// Kind of a refusal; its body is a text for a person.
+/// Kind of a refusal; the body is a text for a person.
 pub const REFUSED: u16 = 0;
 /// Most bytes of a message's body.
 pub const MAX_BODY: u32 = 256 << 10;
@@ -60,17 +59,17 @@ impl FrameHead {
 /// A received frame.
 #[derive(Debug)]
 pub struct Frame {
-    /// Its head.
+    /// The head.
     pub head: FrameHead,
-    /// Its body, of the length in the head.
+    /// The body, of the length in the head.
     pub body: Vec<u8>,
 }
 
 /// Sends a frame.
 ///
 /// # Errors
-/// `Invalid` for a body longer than [`MAX_FACTS`], `Timeout` when the peer accepts nothing until `deadline`,
-/// `Unavailable` when it is gone.
+/// `Invalid` for a body longer than [`MAX_FACTS`], `Timeout` when the peer accepts nothing until `deadline`, `Unavailable` when
+/// the peer is gone.
 pub fn send_frame(socket: &TcpStream, kind: u16, body: &[u8], deadline: Instant) -> Result<()> {
     let len = u32::try_from(body.len()).ok().filter(|len| *len <= MAX_FACTS);
     let Some(len) = len else {
@@ -84,11 +83,11 @@ pub fn send_frame(socket: &TcpStream, kind: u16, body: &[u8], deadline: Instant)
     socket.write_all(&bytes).map_err(failed)
 }
 
-/// Receives a frame. `None` when the peer closed the connection before its first byte.
+/// Receives a frame. `None` when the peer closed the connection before the first byte.
 ///
 /// # Errors
-/// `Protocol` when the bytes are no frame (the message quotes the first of them) or a frame is too long; `Timeout`
-/// when it is incomplete at `deadline`; `Unavailable` when the connection breaks.
+/// `Protocol` when the bytes are no frame (the message quotes the first bytes) or a frame is too long; `Timeout` when the frame
+/// is incomplete at `deadline`; `Unavailable` when the connection breaks.
 pub fn receive_frame(socket: &TcpStream, max: u32, deadline: Instant) -> Result<Option<Frame>> {
     let mut bytes = [0u8; HEAD];
     let got = read_full(socket, &mut bytes, deadline)?;

@@ -1,4 +1,4 @@
-//! Verdicts on measurements: one sentence, and the finding that explains it. Works on figures only.
+//! Verdicts on measurements: a sentence, and the finding behind. Works on figures only.
 
 use crate::link::{InterfaceLink, LinkMedium};
 use crate::measure::{PingOutcome, ProbeOutcome};
@@ -8,9 +8,9 @@ use std::time::Duration;
 /// The level of a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerdictLevel {
-    /// Close to what the port can do.
+    /// Close to the port's rate.
     Healthy,
-    /// Less than it should be.
+    /// Less than expected.
     Poor,
     /// No reference to compare with.
     Unknown,
@@ -43,9 +43,9 @@ impl VerdictLevel {
 /// A verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeVerdict {
-    /// Its level.
+    /// The level.
     pub level: VerdictLevel,
-    /// One sentence for a person.
+    /// A sentence for a person.
     pub sentence: String,
     /// Id of the explaining finding, as in `net doctor`.
     pub finding: Option<&'static str>,
@@ -56,11 +56,11 @@ pub struct ProbeVerdict {
 /// A finding that may be the cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelatedFinding {
-    /// Its id.
+    /// The id.
     pub id: &'static str,
-    /// Its subject.
+    /// The subject.
     pub subject: String,
-    /// Whether it is on this host.
+    /// Whether the subject is on this host.
     pub here: bool,
 }
 
@@ -101,7 +101,7 @@ pub fn byte_rates(outcome: &ProbeOutcome) -> ByteRates {
     ByteRates { read: total.read_bytes as f64 / seconds, write: total.write_bytes as f64 / seconds }
 }
 
-/// The slower of both ends' ports in bits per second, and its interface; of several paths the sum, and the slowest.
+/// The slower of both ends' ports in bits per second, and the interface; of several paths the sum, and the slowest.
 pub fn port_rate(outcome: &ProbeOutcome) -> Option<(u64, &InterfaceLink)> {
     if outcome.rails.is_empty() {
         return slower_end(&outcome.link, outcome.report.as_ref().map(|r| &r.link));
@@ -112,7 +112,7 @@ pub fn port_rate(outcome: &ProbeOutcome) -> Option<(u64, &InterfaceLink)> {
     each.into_iter().min_by_key(|(rate, _)| *rate).map(|(_, link)| (sum, link))
 }
 
-/// The slower end of a path. Both rates must be known: the unknown one may be the slower.
+/// The slower end of a path. Both rates must be known: the unknown rate may be the slower.
 pub fn slower_end<'a>(here: &'a InterfaceLink, there: Option<&'a InterfaceLink>) -> Option<(u64, &'a InterfaceLink)> {
     let here = (here.rate_bits?, here);
     let there = (there?.rate_bits?, there?);

@@ -1,5 +1,5 @@
-//! Point-to-point probes between two hosts: reachability, bandwidth, latency, their cost, and a verdict. Knows no
-//! command line, no cache and no cluster.
+//! Point-to-point probes between two hosts: reachability, bandwidth, latency, the cost, and a verdict. Knows no command line, no
+//! cache and no cluster.
 #![deny(unsafe_code)]
 
 pub mod client;

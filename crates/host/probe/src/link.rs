@@ -1,5 +1,5 @@
-//! The interface that traffic takes on this host: its name, its port's rate, and whether its counters agree. Reads
-//! kernel files and addresses only, and judges nothing.
+//! The interface that traffic takes on this host: name, port rate, and whether the counters agree. Reads kernel files and
+//! addresses only, and judges nothing.
 
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketType};
@@ -18,33 +18,33 @@ pub enum LinkMedium {
     Ipoib,
     /// Traffic within the host.
     Loopback,
-    /// No port of its own: veth, bridge, tunnel.
+    /// No port: veth, bridge, tunnel.
     Virtual,
     /// Not determined.
     #[default]
     Unknown,
 }
 
-/// One end's interface.
+/// The interface of an end.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InterfaceLink {
-    /// Its name; empty when unknown.
+    /// The name; empty when unknown.
     pub interface: String,
     /// The address of the traffic.
     pub address: String,
-    /// Its kind.
+    /// The kind.
     pub medium: LinkMedium,
-    /// Rate of its port in one direction, in bits per second.
+    /// Rate of the port in one direction, in bits per second.
     #[serde(rename = "bits_per_second")]
     pub rate_bits: Option<u64>,
-    /// Where the rate was read, or why it is unknown.
+    /// Where the rate was read, or why the rate is unknown.
     pub evidence: String,
     /// Largest packet in bytes.
     pub mtu: Option<u32>,
     /// Mode of IPoIB: datagram or connected.
     pub mode: Option<String>,
-    /// The interface whose counters moved, if it is not the one with the address.
+    /// The interface whose counters moved, if not the interface with the address.
     pub carried_by: Option<String>,
 }
 
@@ -75,7 +75,7 @@ impl KernelFiles {
             let found = spurline_net_tcp::local_addresses().unwrap_or_default();
             found.into_iter().find(|a| a.ip.to_canonical() == here).map(|a| a.interface)
         } else {
-            // A link-local address may be on many interfaces; the scope names one.
+            // A link-local address may be on many interfaces; the scope names a single interface.
             let any = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None);
             any.and_then(|any| index_to_name(any, scope)).ok()
         };
@@ -89,7 +89,7 @@ impl KernelFiles {
         }
     }
 
-    /// An interface by its name.
+    /// An interface by name.
     pub fn link_named(&self, interface: &str) -> InterfaceLink {
         let dir = self.sys.join("class/net").join(interface);
         let mtu = read_number(&dir.join("mtu")).and_then(|n| u32::try_from(n).ok());
@@ -127,7 +127,7 @@ impl KernelFiles {
                 }
             };
         }
-        // A bridge has several ports, and the one in use is unknown.
+        // A bridge has several ports, and the port in use is unknown.
         let lower = if dir.join("bridge").exists() { None } else { lower_interface(dir) };
         // Real chains are short; the limit ends a circle of links.
         if let Some(lower) = lower.filter(|_| above < 4) {
@@ -178,8 +178,8 @@ fn parse_counters(line: &str) -> Option<(String, u64)> {
     Some((name.trim().to_owned(), received.saturating_add(sent)))
 }
 
-/// Sets [`InterfaceLink::carried_by`] when the counters show that another interface than the one with the address
-/// carried most of `bytes`.
+/// Sets [`InterfaceLink::carried_by`] when the counters show that another interface than that with the address carried most of
+/// `bytes`.
 pub fn detect_carrier(link: &mut InterfaceLink, before: &InterfaceCounters, after: &InterfaceCounters, bytes: u64) {
     // A little traffic cannot be distinguished from other traffic.
     if bytes < 1 << 20 || link.interface.is_empty() {
@@ -204,7 +204,7 @@ fn lower_interface(dir: &Path) -> Option<String> {
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("lower_").map(str::to_owned))
         .collect();
-    // With more than one, the carrier is unknown.
+    // With several, the carrier is unknown.
     (found.len() == 1).then(|| found.remove(0))
 }
 

@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 /// A round trip of this size shows whether large packets pass.
 const LARGE_MESSAGE: u64 = 64 << 10;
 
-/// A measurement with its surroundings.
+/// A measurement and the surroundings.
 #[derive(Debug)]
 pub struct ProbeOutcome {
     /// The plan.
     pub plan: ProbePlan,
     /// The result.
     pub measured: RunResult,
-    /// The server's report; `None` when it was lost.
+    /// The server's report; `None` when lost.
     pub report: Option<ServerReport>,
     /// The local interface; of several paths that of the first.
     pub link: InterfaceLink,
@@ -30,16 +30,16 @@ pub struct ProbeOutcome {
     pub rails: Vec<RailOutcome>,
     /// Whether both addresses are on this host.
     pub same_host: bool,
-    /// Why it ended early, with the end that caused it.
+    /// Why the measurement ended early, and which end was the cause.
     pub error: Option<String>,
 }
 
-/// Result of one of several paths.
+/// Result of a path among several.
 #[derive(Debug, Clone)]
 pub struct RailOutcome {
-    /// Its local interface.
+    /// The local interface.
     pub link: InterfaceLink,
-    /// Its remote interface; `None` without a report.
+    /// The remote interface; `None` without a report.
     pub peer: Option<InterfaceLink>,
     /// Bytes from the server to the client during the measurement.
     pub read_bytes: u64,
@@ -50,7 +50,7 @@ pub struct RailOutcome {
 /// Runs `plan` until a limit, an error or `interrupt`; `observe` gets the totals meanwhile.
 ///
 /// # Errors
-/// When it can't begin. Later errors are in the outcome, beside the result so far.
+/// When the measurement can't begin. Later errors are in the outcome, beside the result so far.
 pub fn run_measurement(
     session: &mut ProbeSession,
     plan: &ProbePlan,
@@ -111,7 +111,7 @@ fn is_same_host(local: IpAddr, remote: IpAddr, link: &InterfaceLink) -> bool {
     local.to_canonical() == remote.to_canonical() || link.interface == "lo" || link.carried_by.as_deref() == Some("lo")
 }
 
-/// Why streams ended: the server's own reason, if it sent one.
+/// Why streams ended: the server's reason, if one came.
 fn explain_failure(session: &ProbeSession, e: &Error) -> String {
     let peer = session.peer();
     match session.refusal_reason() {
@@ -121,7 +121,7 @@ fn explain_failure(session: &ProbeSession, e: &Error) -> String {
     }
 }
 
-/// One answer to a ping.
+/// An answer to a ping.
 #[derive(Debug, Clone)]
 pub struct PingReply {
     /// Counted from 1.
@@ -154,23 +154,23 @@ pub struct PingConfig {
 pub struct PingOutcome {
     /// Round-trip times, in order.
     pub times: Vec<Duration>,
-    /// Round-trip time of one large message.
+    /// Round-trip time of a large message.
     pub large: Option<Duration>,
     /// Size of that message in bytes.
     pub large_size: u64,
-    /// Why it ended early.
+    /// Why the pings ended early.
     pub error: Option<String>,
-    /// Whether small messages came back and the large one did not.
+    /// Whether small messages came back and the large message did not.
     pub large_lost: bool,
 }
 
-/// Most round-trip times kept: days at one a second.
+/// Most round-trip times kept: days at a ping per second.
 const MAX_TIMES: usize = 1 << 20;
 
-/// Sends messages and waits for their answers, one at a time, then one large message.
+/// Sends messages and waits for each answer, then sends a large message.
 ///
 /// # Errors
-/// When it can't begin.
+/// When the pings can't begin.
 pub fn run_pings(
     session: &mut ProbeSession,
     pings: &PingConfig,
@@ -240,20 +240,20 @@ pub fn run_pings(
     Ok(pinged)
 }
 
-/// One step of the loop of `rping`, by its name there.
+/// A step of the loop of `rping`, by the name there.
 #[derive(Debug, Clone)]
 pub struct RpingStep {
     /// The name in rping.
     pub name: &'static str,
-    /// What it does here.
+    /// The action here.
     pub what: &'static str,
-    /// How long it took.
+    /// The duration.
     pub time: Option<Duration>,
-    /// Why it failed; later steps are then not tried.
+    /// The failure, after which later steps are not tried.
     pub error: Option<String>,
 }
 
-/// The steps, in pairs: connection and exchange of a memory region, then the operation on it.
+/// The steps, in pairs: connection and exchange of a memory region, then the operation there.
 const RPING_STEPS: [(ProbeOp, [(&str, &str); 2]); 2] = [
     (
         ProbeOp::Fetch,

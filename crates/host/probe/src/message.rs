@@ -1,6 +1,6 @@
 //! Messages of the control connection, as JSON in frames. Knows no socket.
 //!
-//! Unknown fields are ignored and missing ones have defaults, so that new fields need no new protocol version.
+//! Unknown fields are ignored and missing fields have defaults, so that new fields need no new protocol version.
 
 use crate::link::InterfaceLink;
 use crate::paths::{MAX_PATHS, PathPlan};
@@ -10,11 +10,11 @@ use spurline_proto::RailInfo;
 use spurline_types::{Congestion, Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Most streams of one measurement.
+/// Most streams of a measurement.
 pub const MAX_STREAMS: usize = 128;
-/// Most bytes of one operation.
+/// Most bytes of an operation.
 pub const MAX_SIZE: u64 = 1 << 30;
-/// Most operations under way on one stream.
+/// Most operations under way on a stream.
 pub const MAX_DEPTH: u32 = 1024;
 
 /// Kinds of frames. Numbers never change meaning.
@@ -61,7 +61,7 @@ pub mod kind {
 pub struct ClientHello {
     /// Version of the program.
     pub program: String,
-    /// Its host's name.
+    /// The host's name.
     pub host: String,
 }
 
@@ -71,7 +71,7 @@ pub struct ClientHello {
 pub struct ServerWelcome {
     /// Version of the program.
     pub program: String,
-    /// Its host's name.
+    /// The host's name.
     pub host: String,
     /// The interface of this connection.
     pub link: InterfaceLink,
@@ -79,9 +79,9 @@ pub struct ServerWelcome {
     pub running: usize,
     /// Available transports.
     pub transports: Vec<ProbeTransport>,
-    /// Why RDMA is not available; empty when it is.
+    /// Why RDMA is not available; empty when RDMA is available.
     pub without_rdma: String,
-    /// Whether it answers [`kind::FACTS`].
+    /// Whether the server answers [`kind::FACTS`].
     pub facts: bool,
 }
 
@@ -108,7 +108,7 @@ pub struct ProofNonce {
 /// A proof of the group token.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ProofTag {
-    /// Its bytes.
+    /// The bytes.
     pub proof: Vec<u8>,
 }
 
@@ -116,9 +116,9 @@ pub struct ProofTag {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InterfaceRecord {
-    /// Its name on that host.
+    /// The name on that host.
     pub interface: String,
-    /// Its address.
+    /// The address.
     pub address: IpAddr,
     /// Prefix length of the address in bits.
     pub prefix_len: u8,
@@ -196,29 +196,28 @@ pub enum ProbeOp {
     Write,
     /// Bytes from the client to the server by SEND of verbs, into posted receives.
     Send,
-    /// A message and its echo, one at a time.
+    /// A message and the echo, one at a time.
     Echo,
     /// Bytes that the client reads from the server's memory: READ of verbs.
     Fetch,
-    /// Bytes from the server to the client by SEND of verbs, one per request.
+    /// Bytes from the server to the client by SEND of verbs, one for each request.
     Receive,
-    /// Bytes written into the server's memory and back into the client's, one message at a time; each end polls its
-    /// memory.
+    /// Bytes written into the server's memory and back into the client's, one message at a time; each end polls memory.
     PingPong,
 }
 
 impl ProbeOp {
-    /// Whether its bytes flow from the server to the client.
+    /// Whether the bytes flow from the server to the client.
     pub fn reads_server(self) -> bool {
         matches!(self, ProbeOp::Read | ProbeOp::Fetch | ProbeOp::Receive)
     }
 
-    /// Whether it is a round trip; its bytes count once.
+    /// Whether the operation is a round trip, whose bytes count once.
     pub fn is_round_trip(self) -> bool {
         matches!(self, ProbeOp::Echo | ProbeOp::PingPong)
     }
 
-    /// Whether only verbs support it.
+    /// Whether only verbs support the operation.
     fn needs_verbs(self) -> bool {
         matches!(self, ProbeOp::Send | ProbeOp::Fetch | ProbeOp::Receive | ProbeOp::PingPong)
     }
@@ -229,13 +228,13 @@ impl ProbeOp {
 pub struct ProbePlan {
     /// The transport.
     pub transport: ProbeTransport,
-    /// Bytes of one operation.
+    /// Bytes of an operation.
     pub size: u64,
-    /// Operations under way on one stream.
+    /// Operations under way on a stream.
     pub depth: u32,
     /// The operation of each stream.
     pub streams: Vec<ProbeOp>,
-    /// Whether the kernel discards received bytes instead of copying them to memory.
+    /// Whether the kernel discards received bytes instead of a copy to memory.
     #[serde(default)]
     pub discard: bool,
     /// TCP congestion control, on both ends.
@@ -247,7 +246,7 @@ pub struct ProbePlan {
 }
 
 impl Default for ProbePlan {
-    /// Large reads on one stream over TCP.
+    /// Large reads on a single stream over TCP.
     fn default() -> Self {
         ProbePlan {
             transport: ProbeTransport::Tcp,
@@ -267,7 +266,7 @@ impl ProbePlan {
         stream % self.paths.len().max(1)
     }
 
-    /// Checks the bounds; both ends call it.
+    /// Checks the bounds; both ends call this.
     ///
     /// # Errors
     /// `Invalid`, with the exceeded bound.
@@ -308,7 +307,7 @@ pub struct OpenRequest {
 /// A measurement is ready.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpenReply {
-    /// Identifies the measurement on its data connections.
+    /// Identifies the measurement on data connections.
     pub token: u64,
     /// Transport-specific answer; empty for TCP.
     #[serde(default)]
@@ -324,7 +323,7 @@ pub struct AttachRequest {
     pub stream: usize,
 }
 
-/// TCP's statistics of the connections of one end.
+/// TCP's statistics of the connections of an end.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TcpView {
@@ -338,9 +337,9 @@ pub struct TcpView {
     pub rtt_us: u64,
     /// Largest segment size.
     pub mss: u64,
-    /// Share of its busy time in which the peer's window limited it.
+    /// Share of the busy time in which the peer's window was the limit.
     pub window_limited: f64,
-    /// Share of its busy time in which its own send buffer limited it.
+    /// Share of the busy time in which the send buffer was the limit.
     pub buffer_limited: f64,
 }
 
@@ -348,7 +347,7 @@ pub struct TcpView {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerReport {
-    /// CPU seconds of its streams' threads.
+    /// CPU seconds of the streams' threads.
     pub cpu_seconds: f64,
     /// CPU seconds of the busiest thread.
     pub busiest_seconds: f64,
@@ -364,7 +363,7 @@ pub struct ServerReport {
     pub links: Vec<InterfaceLink>,
     /// Most other measurements at the same time.
     pub shared_with: usize,
-    /// The server's error; empty without one.
+    /// The server's error; empty without an error.
     pub error: String,
 }
 

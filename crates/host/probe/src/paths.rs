@@ -9,7 +9,7 @@ use spurline_transport::pair_rails;
 use spurline_types::Result;
 use std::net::IpAddr;
 
-/// Most paths of one measurement.
+/// Most paths of a measurement.
 pub const MAX_PATHS: usize = 64;
 
 /// A path from a client's address to a server's.
@@ -21,7 +21,7 @@ pub struct PathPlan {
     pub to: IpAddr,
 }
 
-/// This host's interfaces that a transport can use, one address each, preferring the family of `like`.
+/// This host's interfaces that a transport can use, an address each, preferring the family of `like`.
 ///
 /// # Errors
 /// When the kernel does not list addresses.
@@ -37,7 +37,7 @@ pub fn local_interfaces(transport: ProbeTransport, like: IpAddr) -> Result<Vec<I
     Ok(rails.iter().map(InterfaceRecord::from).collect())
 }
 
-/// Interfaces as TCP needs them: name, address, network.
+/// Interfaces for TCP: name, address, network.
 fn tcp_rails(addresses: &[HostAddress]) -> Vec<RailInfo> {
     let mut rails: Vec<RailInfo> = Vec::new();
     for address in addresses.iter().filter(|a| a.is_routable()) {
@@ -59,7 +59,7 @@ fn tcp_rails(addresses: &[HostAddress]) -> Vec<RailInfo> {
 /// Paths over the local interfaces `names`, or over all, so that each is in at least one path.
 ///
 /// # Errors
-/// A message with what is missing: an unknown interface, or one without a route.
+/// A message with what is missing: an unknown interface, or an interface without a route.
 pub fn choose_paths(
     names: Option<&[String]>,
     ours: &[InterfaceRecord],

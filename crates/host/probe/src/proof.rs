@@ -11,10 +11,10 @@ use std::time::Instant;
 /// A proof is valid for connections of this kind only.
 const PROBE_CONNECTION: ProofConnection<'static> = ProofConnection { kind: "probe", binding: b"" };
 
-/// Proves the client's token, if it has one, and checks the server's proof.
+/// Proves the client's token, if any, and checks the server's proof.
 ///
 /// # Errors
-/// The server's refusal; `PermissionDenied` when it does not hold the token.
+/// The server's refusal; `PermissionDenied` when the server does not hold the token.
 pub(crate) fn prove(socket: &TcpStream, trust: &Trust, deadline: Instant) -> Result<()> {
     let Some(mut prover) = trust.prover(PROBE_CONNECTION)? else { return Ok(()) };
     let Challenge { scheme, nonce, peer } = prover.challenge();
@@ -27,10 +27,10 @@ pub(crate) fn prove(socket: &TcpStream, trust: &Trust, deadline: Instant) -> Res
     prover.check_answer(&TokenProof(fixed(&proof)?))
 }
 
-/// Checks the proof of a client whose first frame is `first`; returns the frame after it.
+/// Checks the proof of a client whose first frame is `first`; returns the next frame.
 ///
 /// # Errors
-/// `PermissionDenied` for a client without the token; to be sent to it as the refusal.
+/// `PermissionDenied` for a client without the token; to be sent there as the refusal.
 pub(crate) fn check(socket: &TcpStream, trust: &Trust, first: Frame, deadline: Instant) -> Result<Option<Frame>> {
     let Some(tokens) = trust.tokens() else {
         if first.head.kind != kind::CHALLENGE {
@@ -39,7 +39,7 @@ pub(crate) fn check(socket: &TcpStream, trust: &Trust, first: Frame, deadline: I
         let why = "this server has no group token: start it with --group-token-file, or measure without one";
         return Err(Error::new(ErrorKind::PermissionDenied, why));
     };
-    // A data connection is identified by the token of its measurement, which only proven clients get.
+    // A data connection is identified by the token of the measurement, which only proven clients get.
     if first.head.kind == kind::ATTACH {
         return Ok(Some(first));
     }

@@ -1,5 +1,5 @@
-//! The probe server: listens, serves streams and reports what they cost on this host. Measures nothing by itself and
-//! prints nothing; it reports events.
+//! The probe server: listens, serves streams and reports the cost on this host. Measures nothing and prints nothing, but reports
+//! events.
 
 use crate::drive::thread_cpu;
 use crate::frame::{self, MAX_BODY, REFUSED, VERSION};
@@ -39,7 +39,7 @@ pub type FactsProvider = Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>;
 pub struct ServeConfig {
     /// Addresses to listen on; empty: all, of both families.
     pub addresses: Vec<IpAddr>,
-    /// The port; 0: a free one.
+    /// The port; 0: a free port.
     pub port: u16,
     /// Time limit of a silent client, and of a stream without progress.
     pub patience: Duration,
@@ -56,22 +56,22 @@ pub struct ServeConfig {
 /// An event.
 #[derive(Debug, Clone)]
 pub enum ServerEvent {
-    /// A measurement begins: all its streams are connected.
+    /// A measurement begins: all streams are connected.
     Begun {
         /// The client.
         from: IpAddr,
-        /// Its plan.
+        /// The plan.
         plan: ProbePlan,
     },
     /// A measurement ended.
     Ended {
         /// The client.
         from: IpAddr,
-        /// Its plan.
+        /// The plan.
         plan: ProbePlan,
-        /// Its duration.
+        /// The duration.
         elapsed: Duration,
-        /// Its result.
+        /// The result.
         report: Box<ServerReport>,
     },
     /// Facts were sent.
@@ -83,7 +83,7 @@ pub enum ServerEvent {
     },
     /// A connection was refused.
     Refused {
-        /// Its address.
+        /// The address.
         from: IpAddr,
         /// Why.
         why: String,
@@ -114,7 +114,7 @@ struct ActiveMeasurement {
     changed: Condvar,
 }
 
-/// A stream, as far as other threads need it to end it.
+/// A stream, as far as other threads need for an abort.
 enum AttachedStream {
     Tcp(TcpStream),
     Rdma(QueuePairBreaker),
@@ -128,7 +128,7 @@ struct MeasurementStreams {
     views: Vec<TcpView>,
 }
 
-/// A running server; dropping it stops it.
+/// A running server; a drop stops the server.
 pub struct ProbeServer {
     shared: Arc<ServerShared>,
     listeners: Vec<JoinHandle<()>>,
@@ -139,7 +139,7 @@ impl ProbeServer {
     /// Starts listening.
     ///
     /// # Errors
-    /// When an address can't be used; the message names it.
+    /// When an address can't be used; the message names the address.
     pub fn start(config: ServeConfig) -> Result<ProbeServer> {
         let sockets = bind_listeners(&config)?;
         let shared = Arc::new(ServerShared {
@@ -171,7 +171,7 @@ impl ProbeServer {
         &self.addresses
     }
 
-    /// Ends all measurements, informs their clients, and stops listening.
+    /// Ends all measurements, informs the clients, and stops listening.
     pub fn stop_server(&mut self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
         for control in self.shared.controls.lock().values() {
@@ -182,7 +182,7 @@ impl ProbeServer {
             test.abort_streams();
         }
         for listener in self.listeners.drain(..) {
-            // It returns no result.
+            // There is no result.
             let _ = listener.join();
         }
         let end = Instant::now() + END_TIMEOUT;
@@ -205,7 +205,7 @@ fn bind_listeners(config: &ServeConfig) -> Result<Vec<TcpListener>> {
         Ok::<_, std::io::Error>((ip, socket))
     };
     if config.addresses.is_empty() {
-        // One socket for both families, where the host has IPv6.
+        // A single socket for both families, where the host has IPv6.
         let both = bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|e| match e.kind() {
             std::io::ErrorKind::AddrInUse | std::io::ErrorKind::PermissionDenied => Err(e),
             _ => bind(Ipv4Addr::UNSPECIFIED.into()),
@@ -262,7 +262,7 @@ fn accept_connections(shared: &Arc<ServerShared>, listener: &TcpListener) {
     }
 }
 
-/// Counts a connection while it lives.
+/// Counts a connection until the drop.
 struct ConnectionCount(Arc<ServerShared>);
 
 impl Drop for ConnectionCount {
@@ -315,7 +315,7 @@ fn serve_connection(shared: &Arc<ServerShared>, socket: TcpStream, from: IpAddr)
     }
 }
 
-/// Serves a client's control connection, from its hello to its end.
+/// Serves a client's control connection, from the hello to the end.
 fn serve_control(shared: &Arc<ServerShared>, socket: &TcpStream, from: IpAddr, _hello: &ClientHello) -> Result<()> {
     let number = shared.next.fetch_add(1, Ordering::Relaxed);
     let failed = |e: std::io::Error| Error::io("a connection", &e);
@@ -386,7 +386,7 @@ fn serve_control(shared: &Arc<ServerShared>, socket: &TcpStream, from: IpAddr, _
     if shared.stopping.load(Ordering::Relaxed) { Ok(()) } else { result }
 }
 
-/// A measurement in the table; removed at its end.
+/// A measurement in the table; removed at the end.
 struct RegisteredMeasurement {
     shared: Arc<ServerShared>,
     token: u64,
@@ -499,12 +499,12 @@ impl RegisteredMeasurement {
 }
 
 impl ActiveMeasurement {
-    /// Ends all streams, also those blocked in the kernel.
+    /// Ends all streams, also streams blocked in the kernel.
     fn abort_streams(&self) {
         self.stop.cut();
         for stream in self.streams.lock().attached.values() {
             match stream {
-                // It may have ended by itself.
+                // The stream may have ended by itself.
                 AttachedStream::Tcp(socket) => drop(socket.shutdown(Shutdown::Both)),
                 AttachedStream::Rdma(breaker) => breaker.break_now("the measurement is over"),
             }
@@ -556,7 +556,7 @@ impl ActiveMeasurement {
 /// Serves a client's data connection.
 fn serve_data(shared: &Arc<ServerShared>, socket: TcpStream, from: IpAddr, attach: &AttachRequest) -> Result<()> {
     let test = shared.tests.lock().get(&attach.token).cloned();
-    // Over several paths a client has several addresses; the token alone identifies it.
+    // Over several paths a client has several addresses; the token alone identifies the client.
     let Some(test) = test.filter(|test| test.from == from || !test.plan.paths.is_empty()) else {
         return refuse_connection(&socket, "no measurement has that token".into());
     };
@@ -587,7 +587,7 @@ fn serve_data(shared: &Arc<ServerShared>, socket: TcpStream, from: IpAddr, attac
     Ok(())
 }
 
-/// Serves a stream over verbs, on a thread of its own.
+/// Serves a stream over verbs, on a separate thread.
 fn serve_rdma(
     shared: &Arc<ServerShared>,
     test: &Arc<ActiveMeasurement>,

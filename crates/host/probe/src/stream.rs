@@ -1,5 +1,5 @@
-//! One stream of equal operations over some transport, several under way at a time. Knows no transport, and no clock
-//! except for deadlines.
+//! A stream of equal operations over some transport, several under way at a time. Knows no transport, and no clock except for
+//! deadlines.
 
 use crate::drive::StreamMeter;
 use crate::message::TcpView;
@@ -13,13 +13,13 @@ pub const WAIT_TICK: Duration = Duration::from_millis(250);
 /// Progress since the last call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamProgress {
-    /// Completed operations, in the order of their start.
+    /// Completed operations, in the order of start.
     pub ops: u32,
-    /// Bytes that arrived, also those of incomplete operations.
+    /// Bytes that arrived, also of incomplete operations.
     pub bytes: u64,
 }
 
-/// One stream of one transport, used by one thread at a time.
+/// A stream of a transport, used by one thread at a time.
 pub trait ProbeStream: Send {
     /// Begins operations while the meter admits them, and reports progress to the meter; returns when the meter
     /// admits none and all have completed.
@@ -28,7 +28,7 @@ pub trait ProbeStream: Send {
     /// When the stream failed, made no progress for [`StopSignal`]'s time limit, or was cut.
     fn run_operations(&mut self, meter: &mut StreamMeter<'_>, stop: &StopSignal) -> Result<()>;
 
-    /// TCP's statistics of the stream at its end; `None` for other transports.
+    /// TCP's statistics of the stream at the end; `None` for other transports.
     fn tcp_view(&self) -> Option<TcpView> {
         None
     }
@@ -65,7 +65,7 @@ impl StopSignal {
         self.cut.load(Ordering::Relaxed)
     }
 
-    /// Call it after a tick without progress.
+    /// To be called after a tick without progress.
     ///
     /// # Errors
     /// `Timeout` when `since` is longer ago than the time limit, or after [`StopSignal::cut`].

@@ -1,8 +1,8 @@
 //! Operations over TCP: plain sends from memory, receives of whole pieces. No allocation and no thread switch per
 //! operation. Knows no control connection.
 //!
-//! A read is requested by its number, a write is answered by the count of bytes received so far, an echo needs
-//! neither. The stream contains no other bytes.
+//! A read is requested by number, a write is answered by the count of bytes received so far, an echo needs neither. The stream
+//! contains no other bytes.
 
 use crate::drive::StreamMeter;
 use crate::message::{ProbeOp, ProbePlan, TcpView};
@@ -16,9 +16,9 @@ use std::time::Instant;
 
 /// Bytes per receive: whole pieces cost a fraction of the wake-ups of plain receives.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// Memory of each stream in bytes; longer operations reuse it.
+/// Memory of each stream in bytes; longer operations reuse the memory.
 const STREAM_BUFFER_BYTES: usize = 1 << 20;
-/// Least memory in bytes, so that several small operations fit one receive.
+/// Least memory in bytes, so that several small operations fit a receive.
 const MIN_BUFFER: usize = 64 << 10;
 /// Bytes of a request, and of a write's answer.
 const REQUEST_WORD_BYTES: usize = 8;
@@ -41,7 +41,7 @@ impl TimedSocket {
         Ok(TimedSocket { socket })
     }
 
-    /// One receive; `None` when nothing arrived within the tick.
+    /// A receive; `None` when nothing arrived within the tick.
     fn receive_some(&self, into: &mut [u8], flags: RecvFlags) -> Result<Option<usize>> {
         loop {
             match recv(&self.socket, &mut *into, flags) {
@@ -74,7 +74,7 @@ impl TimedSocket {
         Ok(true)
     }
 
-    /// Sends `len` bytes out of `from`, repeatedly from its start.
+    /// Sends `len` bytes out of `from`, repeatedly from the start.
     fn send_bytes(&self, from: &[u8], len: u64, stop: &StopSignal) -> Result<()> {
         let mut left = len;
         let mut since = Instant::now();
@@ -126,7 +126,7 @@ fn receive_size(left: u64, discard: bool) -> (usize, RecvFlags) {
     (most, flags)
 }
 
-/// The client's end of one stream.
+/// The client's end of a stream.
 pub struct TcpProbeStream {
     stream: TimedSocket,
     op: ProbeOp,
@@ -278,7 +278,7 @@ pub struct ServedBytes {
     pub sent: u64,
 }
 
-/// Serves one stream until the client closes it, `stop` is cut, or progress stalls; counts into `served`.
+/// Serves a stream until the client closes the stream, `stop` is cut, or progress stalls; counts into `served`.
 ///
 /// # Errors
 /// When the client did not end the stream.
@@ -351,7 +351,7 @@ fn serve_writes(
             Err(Errno::AGAIN) => true,
             Err(e) => return Err(connection_lost(e)),
         };
-        // An answer per operation, and on a slow link one per tick.
+        // An answer for each operation, and on a slow link for each tick.
         let ended = served.received / plan.size > told / plan.size;
         if ended || (ticked && served.received > told) {
             told = served.received;

@@ -11,8 +11,8 @@ pub fn connection_view(socket: &TcpStream) -> TcpView {
     // SAFETY: `tcp_info` is a structure of integers, for which all zeros is a value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the pointer is to `info`, which lives through the call and is `len` bytes long; the kernel writes at most
-    // `len` bytes, and an older one fewer, which leaves zeros.
+    // SAFETY: the pointer is to `info`, which lives through the call and is `len` bytes long; the kernel writes at most `len`
+    // bytes, and an older kernel fewer, which leaves zeros.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,21 +1,21 @@
-//! The addresses of this host's interfaces. It knows no device.
+//! The addresses of this host's interfaces. Knows no device.
 
 use spurline_types::{Error, Result};
 use std::net::IpAddr;
 
-/// One address of one interface.
+/// An address of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostAddress {
     /// The interface's name.
     pub interface: String,
     /// The address.
     pub ip: IpAddr,
-    /// Length of its network part in bits.
+    /// Length of the network part in bits.
     pub prefix_len: u8,
 }
 
 impl HostAddress {
-    /// Whether other machines can send to it: not loopback, and not link-local.
+    /// Whether other machines can send to this address: not loopback, and not link-local.
     pub fn is_routable(&self) -> bool {
         match self.ip {
             IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
@@ -27,7 +27,7 @@ impl HostAddress {
 /// Every address of this host.
 ///
 /// # Errors
-/// When the kernel does not list them.
+/// When the kernel does not list the addresses.
 pub fn host_addresses() -> Result<Vec<HostAddress>> {
     let found = if_addrs::get_if_addrs().map_err(|e| Error::io("can't list this host's network interfaces", &e))?;
     Ok(found

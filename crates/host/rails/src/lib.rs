@@ -1,4 +1,4 @@
-//! Network interfaces as RDMA rails: device, port and GID of each interface, with the reason, and why one cannot be
+//! Network interfaces as RDMA rails: device, port and GID of each interface, with the reason, and why an interface cannot be
 //! used. The fabric crate reads the kernel's files; this crate opens no file and no device, and knows no verbs.
 #![forbid(unsafe_code)]
 

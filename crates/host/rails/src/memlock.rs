@@ -1,4 +1,4 @@
-//! The limit of locked memory compared with the amount that RDMA registers. It registers none.
+//! The limit of locked memory compared with the amount that RDMA registers. Registers none.
 
 use crate::UnusableRail;
 use rustix::process::{Resource, getrlimit};
@@ -10,7 +10,7 @@ use spurline_types::Size;
 pub struct MemlockLimit {
     /// The limit in bytes (`ulimit -l`); `None` for unlimited.
     pub limit: Option<u64>,
-    /// Whether CAP_IPC_LOCK lifts it.
+    /// Whether CAP_IPC_LOCK lifts the limit.
     pub lifted: bool,
 }
 

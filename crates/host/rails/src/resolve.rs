@@ -12,22 +12,22 @@ use std::net::Ipv6Addr;
 /// An interface of this machine as an RDMA rail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalRail {
-    /// The rail as announced to peers, its port still 0.
+    /// The rail as announced to peers, with port 0.
     pub rail: RailInfo,
     /// The RDMA device.
     pub device: String,
-    /// Its port, counted from 1.
+    /// The port, counted from 1.
     pub port: u32,
     /// The GID of the interface's address.
     pub gid: PortGid,
     /// The NUMA node of the device.
     pub numa_node: Option<u32>,
-    /// Why this device and this GID were chosen, one sentence for the log.
+    /// Why this device and this GID were chosen, a sentence for the log.
     pub why: String,
 }
 
 impl LocalRail {
-    /// The device node through which programs use the device, and why it cannot be opened; `None` when it can. The
+    /// The device node through which programs use the device, and why the node cannot be opened; `None` when that works. The
     /// libraries report only that there is no such device.
     pub fn device_node_error(&self) -> Option<(String, std::io::Error)> {
         let is_of_it = |entry: &std::fs::DirEntry| {
@@ -66,7 +66,7 @@ impl HostSnapshot {
     }
 }
 
-/// Resolves `names` (none twice), in their order.
+/// Resolves `names` (none twice), in this order.
 ///
 /// # Errors
 /// The first interface that cannot be used, and why.
@@ -98,7 +98,7 @@ pub fn usable_rails(tree: &HostTree, addresses: &[HostAddress]) -> Vec<LocalRail
     rails
 }
 
-/// A port with the entries of its GID table that belong to the interface.
+/// A port with the GID table's entries that belong to the interface.
 struct PortMatch<'a> {
     device: &'a RdmaDevice,
     port: &'a DevicePort,
@@ -133,7 +133,7 @@ fn resolve_one(interface: &str, seen: &HostSnapshot, addresses: &[HostAddress]) 
         });
     }
     let own: Vec<&HostAddress> = addresses.iter().filter(|a| a.interface == interface).collect();
-    // IPv4 first, as most peers have it; otherwise the kernel's order.
+    // IPv4 first, which most peers have; otherwise the kernel's order.
     let mut routable: Vec<&HostAddress> = own.iter().copied().filter(|a| a.is_routable()).collect();
     routable.sort_by_key(|a| a.ip.is_ipv6());
     if routable.is_empty() {
@@ -152,7 +152,7 @@ fn resolve_one(interface: &str, seen: &HostSnapshot, addresses: &[HostAddress]) 
     let rate = port.rate.as_ref().map_or("unknown rate".to_owned(), |rate| rate.describe());
     let speed_mbit = port.rate.as_ref().map_or(0.0, |rate| rate.gbps * 1000.0) as u32;
     let fabric = if link == RailLink::InfiniBand { (gid.address.to_bits() >> 64) as u64 } else { 0 };
-    // Soft-RoCE and Soft-iWARP are on the NUMA node of the card they send with.
+    // Soft-RoCE and Soft-iWARP are on the NUMA node of the sending card.
     let card = netdev.pci.as_ref().filter(|_| device.parent.is_some());
     let numa_node = device.pci.as_ref().or(card).and_then(|pci| pci.numa_node);
     let numa = numa_node.map_or(String::new(), |node| format!(", NUMA node {node}"));
@@ -178,8 +178,8 @@ fn resolve_one(interface: &str, seen: &HostSnapshot, addresses: &[HostAddress]) 
     Ok(LocalRail { rail, device: device.name.clone(), port: port.number, gid: gid.clone(), numa_node, why })
 }
 
-/// The ports of `interface`: those whose GID table names it, which covers bonds and VLANs. Failing that (InfiniBand,
-/// older iWARP drivers), those whose own interface it is, or whose VLAN or partition it is.
+/// The ports of `interface`: ports whose GID table names the interface, which covers bonds and VLANs. Failing that (InfiniBand,
+/// older iWARP drivers), ports of this interface, or of the interface below a VLAN or partition.
 fn find_ports<'a>(interface: &NetInterface, seen: &'a HostSnapshot) -> Vec<PortMatch<'a>> {
     let by_table: Vec<PortMatch<'_>> = seen
         .all_ports()
@@ -203,8 +203,8 @@ fn find_ports<'a>(interface: &NetInterface, seen: &'a HostSnapshot) -> Vec<PortM
     if !found.is_empty() {
         return found;
     }
-    // A bond of IPoIB interfaces or a VLAN on iWARP: the lower interface carries its packets. On RoCE the GID table
-    // would name it.
+    // A bond of IPoIB interfaces or a VLAN on iWARP: the lower interface carries the packets. On RoCE the GID table would name
+    // the interface.
     let below = |(device, port): &(&RdmaDevice, &DevicePort)| is_infiniband(port) || is_iwarp(device);
     bond_members(interface, seen)
         .into_iter()
@@ -222,29 +222,29 @@ fn is_infiniband(port: &DevicePort) -> bool {
     port.link_layer == LinkLayer::InfiniBand
 }
 
-/// Whether the device speaks iWARP: its node type is an RNIC.
+/// Whether the device speaks iWARP: the node type is an RNIC.
 fn is_iwarp(device: &RdmaDevice) -> bool {
     device.node_type.as_deref() == Some("RNIC")
 }
 
-/// Whether the interface belongs to the port's driver: Soft-RoCE and Soft-iWARP name it, others share a PCI function.
+/// Whether the interface belongs to the port's driver: Soft-RoCE and Soft-iWARP name the interface, others share a PCI function.
 fn owns_interface(device: &RdmaDevice, port: &DevicePort, interface: &NetInterface) -> bool {
     if let Some(parent) = &device.parent {
         return *parent == interface.name;
     }
-    // Cards with one PCI function for both ports number interfaces from 0 and RDMA ports from 1.
+    // Cards with a single PCI function for both ports number interfaces from 0 and RDMA ports from 1.
     device.function_netdevs.contains(&interface.name)
         && (device.ports.len() <= 1 || interface.dev_port.unwrap_or(0).checked_add(1) == Some(port.number))
 }
 
-/// The interfaces below a bond or a VLAN, the active one first.
+/// The interfaces below a bond or a VLAN, the active member first.
 fn bond_members<'a>(interface: &NetInterface, seen: &'a HostSnapshot) -> Vec<&'a NetInterface> {
     let mut members: Vec<&NetInterface> = interface.lower.iter().filter_map(|name| seen.interface(name)).collect();
     members.sort_by_key(|member| interface.bond_active.as_ref() != Some(&member.name));
     members
 }
 
-/// Of several ports of the interface, the active one of the bond's active member.
+/// Of several ports of the interface, the active port of the bond's active member.
 fn preferred_port<'a>(
     found: Vec<PortMatch<'a>>,
     interface: &NetInterface,
@@ -258,7 +258,7 @@ fn preferred_port<'a>(
     })
 }
 
-/// The address, its GID, the link type, and the reason.
+/// The address, the GID, the link type, and the reason.
 fn choose_gid<'a>(
     device: &RdmaDevice,
     port: &DevicePort,
@@ -269,7 +269,7 @@ fn choose_gid<'a>(
     let first = *routable.first()?;
     let name = &interface.name;
     if is_infiniband(port) {
-        // The last 16 of the 20 bytes of an IPoIB interface's hardware address are its GID.
+        // The last 16 of the 20 bytes of an IPoIB interface's hardware address are the GID.
         let own = interface.address.as_deref().and_then(|text| gid_of_hex_pairs(text.get(12..)?));
         let of_interface = gids.iter().find(|gid| Some(gid.address) == own);
         let (gid, reason) = match of_interface {
@@ -279,7 +279,7 @@ fn choose_gid<'a>(
         return Some((first, gid, RailLink::InfiniBand, reason));
     }
     if is_iwarp(device) {
-        // iWARP connects by IP address; its GID is the hardware address and is not significant.
+        // iWARP connects by IP address; the GID is the hardware address and is not significant.
         return Some((first, *gids.first()?, RailLink::Iwarp, "iWARP connects by address".to_owned()));
     }
     for link in [RailLink::RoceV2, RailLink::RoceV1] {
@@ -309,7 +309,7 @@ fn gid_of_hex_pairs(text: &str) -> Option<Ipv6Addr> {
     Some(Ipv6Addr::from_bits(number))
 }
 
-/// GIDs with their types, for messages; long tables are cut.
+/// GIDs with types, for messages; long tables are cut.
 fn format_gids(gids: &[&PortGid]) -> String {
     const MAX_RAILS: usize = 8;
     if gids.is_empty() {

@@ -12,7 +12,7 @@ pub enum UnusableRail {
         /// Interfaces that have an RDMA device.
         others: Vec<String>,
     },
-    /// No RDMA device belongs to it.
+    /// No RDMA device belongs to the interface.
     #[error("--rdma-network {interface}: no RDMA device belongs to it ({devices})")]
     NoDevice {
         /// The interface.
@@ -22,42 +22,42 @@ pub enum UnusableRail {
         /// Interfaces that have an RDMA device.
         others: Vec<String>,
     },
-    /// Its port is not active.
+    /// The port is not active.
     #[error(
         "--rdma-network {interface}: port {port} of {device} is not active: its state is '{state}', its link '{phys}'"
     )]
     PortDown {
         /// The interface.
         interface: String,
-        /// Its device.
+        /// The device.
         device: String,
-        /// Its port.
+        /// The port.
         port: u32,
         /// The port's `state`.
         state: String,
         /// The port's `phys_state`.
         phys: String,
-        /// Whether a subnet manager has to configure it.
+        /// Whether a subnet manager has to configure the port.
         infiniband: bool,
     },
-    /// It has no address that other machines can reach.
+    /// The interface has no address that other machines can reach.
     #[error("--rdma-network {interface}: it has no address that other machines can reach{found}")]
     NoAddress {
         /// The interface.
         interface: String,
-        /// Its addresses.
+        /// The addresses.
         found: String,
     },
-    /// The device has no GID for its address.
+    /// The device has no GID for the address.
     #[error("--rdma-network {interface}: port {port} of {device} has no GID for {address}; it has {gids}")]
     NoGid {
         /// The interface.
         interface: String,
-        /// Its device.
+        /// The device.
         device: String,
-        /// Its port.
+        /// The port.
         port: u32,
-        /// Its address.
+        /// The address.
         address: String,
         /// The GIDs that exist.
         gids: String,
@@ -77,7 +77,7 @@ pub enum UnusableRail {
 }
 
 impl UnusableRail {
-    /// The interface it is about.
+    /// The interface.
     pub fn interface(&self) -> &str {
         match self {
             UnusableRail::NotThere { interface, .. }

@@ -1,17 +1,16 @@
-//! One query to an InfiniBand fabric: does the subnet manager still respond? It is sent as a management datagram
-//! through libibumad, opened at run time; without the library, the result says why. It does not interpret the
-//! response and reads no sysfs.
+//! A query to an InfiniBand fabric: does the subnet manager still respond? Sent as a management datagram through libibumad,
+//! opened at run time; without the library, the result says why. Does not interpret the response and reads no sysfs.
 
 mod library;
 
 use library::UmadLibrary;
 use std::ffi::CString;
 
-/// Timeout of one try, and number of tries: a response takes a millisecond, and longer from a busy subnet manager.
+/// Timeout of a try, and number of tries: a response takes a millisecond, and longer from a busy subnet manager.
 const TRY_MS: i32 = 300;
 const QUERY_ATTEMPTS: i32 = 3;
 
-/// Length of a management datagram, and offsets in it (InfiniBand Architecture 13.4.2, 14.2.1.2, 14.2.5.13).
+/// Length of a management datagram, and offsets there (InfiniBand Architecture 13.4.2, 14.2.1.2, 14.2.5.13).
 const MAD_BYTES: usize = 256;
 const SUBN_LID_ROUTED: u8 = 0x01;
 const METHOD_GET: u8 = 0x01;
@@ -43,9 +42,9 @@ pub enum SmQueryError {
     /// A function of the library failed.
     #[error("libibumad: {call} returned {code}")]
     Call {
-        /// Its function.
+        /// The function.
         call: &'static str,
-        /// Its return value.
+        /// The return value.
         code: i32,
     },
 }
@@ -55,9 +54,9 @@ pub enum SmQueryError {
 pub enum SmResponse {
     /// The subnet manager responded.
     Alive {
-        /// Its port's GUID.
+        /// The port's GUID.
         guid: u64,
-        /// Its priority among several.
+        /// The priority among several.
         priority: u8,
         /// 3: master; 2: standby; 1: discovering; 0: not active.
         state: u8,
@@ -66,10 +65,10 @@ pub enum SmResponse {
     Silent(String),
 }
 
-/// A port as the library sees it.
+/// A port as reported by the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UmadPort {
-    /// Its LID.
+    /// The LID.
     pub lid: u32,
     /// The subnet manager's LID; 0 when none has configured the port.
     pub sm_lid: u32,
@@ -87,7 +86,7 @@ impl Umad {
     /// Opens libibumad.
     ///
     /// # Errors
-    /// When it is not installed, or too old.
+    /// When the library is not installed, or too old.
     pub fn open() -> Result<Self, SmQueryError> {
         Ok(Umad { library: UmadLibrary::open().map_err(SmQueryError::Library)? })
     }

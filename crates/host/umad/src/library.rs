@@ -1,5 +1,5 @@
-//! Functions of libibumad, resolved at run time, behind safe calls. It owns every unsafe line of this crate, and
-//! knows no management datagram.
+//! Functions of libibumad, resolved at run time, behind safe calls. Owns every unsafe line of this crate, and knows no management
+//! datagram.
 
 use crate::{MAD_BYTES, SmQueryError};
 use libc::{c_char, c_int, c_long, c_uint, c_void};
@@ -10,7 +10,7 @@ const LIBRARY_NAME: &str = "libibumad.so.3";
 const CA_NAME: usize = 20;
 /// The library's limit of devices.
 const MAX_CAS: usize = 32;
-/// More than `struct umad_port` in any version; it ends with pointers that belong to the library.
+/// More than `struct umad_port` in any version; the structure ends with pointers that belong to the library.
 const PORT_BYTES: usize = 512;
 /// More than the header of a datagram in any version.
 const HEADER_BYTES: usize = 256;
@@ -38,7 +38,7 @@ impl UmadLibrary {
         // SAFETY: a NUL-terminated name; constructors of a system library run.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
-            // SAFETY: dlerror answers NULL or a NUL-terminated text that lives until the thread's next call of it.
+            // SAFETY: dlerror answers NULL or a NUL-terminated text that lives until the thread's next call of dlerror.
             let why = unsafe {
                 let text = libc::dlerror();
                 if text.is_null() { LIBRARY_NAME.into() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
@@ -52,7 +52,7 @@ impl UmadLibrary {
             if found.is_null() { Err(format!("{LIBRARY_NAME} has no function {name}")) } else { Ok(found) }
         };
         let init = symbol("umad_init")?;
-        // SAFETY: the types are those of infiniband/umad.h, which have not changed since libibumad 3.
+        // SAFETY: the types are as in infiniband/umad.h, which have not changed since libibumad 3.
         let (library, init) = unsafe {
             let init: unsafe extern "C" fn() -> c_int = std::mem::transmute(init);
             let library = UmadLibrary {
@@ -122,7 +122,7 @@ impl UmadLibrary {
     pub(crate) fn port_info(&self, device: &CStr, port: c_int) -> Result<crate::UmadPort, i32> {
         // Eight-byte words, for the alignment of the library's structure.
         let mut bytes = [0u64; PORT_BYTES / 8];
-        // SAFETY: more room than the structure needs, aligned for its widest member.
+        // SAFETY: more room than the structure needs, aligned for the widest member.
         let code = unsafe { (self.get_port)(device.as_ptr(), port, bytes.as_mut_ptr().cast()) };
         if code != 0 {
             return Err(code.abs());
@@ -146,7 +146,7 @@ impl UmadLibrary {
     }
 }
 
-/// An open port; dropping it closes it and ends its agents.
+/// An open port; a drop closes the port and ends the agents.
 pub(crate) struct OpenPort<'a> {
     library: &'a UmadLibrary,
     id: c_int,
@@ -173,10 +173,10 @@ impl OpenPort<'_> {
         let header = unsafe { (self.library.size)() }.min(HEADER_BYTES);
         let mut buffer = [0u64; (HEADER_BYTES + MAD_BYTES) / 8];
         let start = buffer.as_mut_ptr().cast::<u8>();
-        // SAFETY: header and datagram fit into the buffer; the library writes its header only.
+        // SAFETY: header and datagram fit into the buffer; the library writes only the header.
         let code = unsafe {
             start.add(header).copy_from_nonoverlapping(mad.as_ptr(), MAD_BYTES);
-            // Queue pair 0 is the subnet manager's; it has no key.
+            // Queue pair 0 is the subnet manager's, and has no key.
             (self.library.set_addr)(start.cast(), lid, 0, 0, 0);
             (self.library.send)(self.id, agent, start.cast(), MAD_BYTES as c_int, try_ms, tries - 1)
         };
@@ -184,7 +184,7 @@ impl OpenPort<'_> {
             return Err(SmQueryError::Call { call: "umad_send", code });
         }
         let mut length = MAD_BYTES as c_int;
-        // The kernel returns the datagram after its last try; the margin is for the kernel's own delay.
+        // The kernel returns the datagram after the last try; the margin is for the kernel's delay.
         let limit = try_ms * tries + 200;
         // SAFETY: the buffer has room for a header and `length` bytes.
         let code = unsafe { (self.library.receive)(self.id, start.cast(), &raw mut length, limit) };
@@ -201,7 +201,7 @@ impl OpenPort<'_> {
             }));
         }
         let mut answer = [0; MAD_BYTES];
-        // SAFETY: the same bytes of the same buffer as above, all of them written.
+        // SAFETY: the same bytes of the same buffer as above, all written.
         unsafe { answer.as_mut_ptr().copy_from_nonoverlapping(start.add(header), MAD_BYTES) };
         Ok(Ok(answer))
     }

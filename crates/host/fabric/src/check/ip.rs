@@ -12,7 +12,7 @@ const DATAGRAM_4K: u32 = NetInterface::DATAGRAM_4K_MTU;
 const IPOIB_CONNECTED_MTU: u32 = NetInterface::CONNECTED_MTU;
 /// The first kernel with accelerated IPoIB on Omni-Path.
 const ACCELERATED_SINCE: (u32, u32) = (5, 8);
-/// Release of an older kernel that has it as well: that of RHEL 8.
+/// Release of an older kernel with the same ability: that of RHEL 8.
 const ACCELERATED_RELEASE: &str = "4.18.0-";
 /// MTU of Ethernet jumbo frames.
 const JUMBO_MTU: u32 = 9000;
@@ -74,7 +74,7 @@ fn wanted_mtu(case: &CheckInput<'_>, interface: &NetInterface) -> Option<(u32, S
 }
 
 fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<HostFinding>) {
-    // A bond has no mode: its members have.
+    // A bond has no mode: the members have.
     if !interface.is_ipoib() || interface.parent.is_some() || interface.bond_mode.is_some() {
         return;
     }
@@ -221,7 +221,7 @@ fn check_address(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Ve
     if interface.master.is_some() || above || has_global || !(active || case.is_required(name)) {
         return;
     }
-    // Where addresses are unknown, a missing one is no finding.
+    // Where addresses are unknown, a missing address is no finding.
     if case.host.interfaces.iter().all(|i| i.addresses.is_empty()) && !case.is_required(name) {
         return;
     }

@@ -3,12 +3,12 @@
 use crate::doctor::CheckInput;
 use crate::finding::{HostFinding, Severity, id};
 
-/// Recommended minimum of open files: one connection per peer and path, one file per block being written.
+/// Recommended minimum of open files: a connection for each peer and path, a file for each block being written.
 const RECOMMENDED_OPEN_FILES: u64 = 65_536;
 
 /// Pipes that JuiceFS's splice mode needs.
 const SPLICE_PIPE: u64 = 8 << 20;
-/// The pipe of one `sendfile`, which a node's splice mode uses.
+/// The pipe of a `sendfile`, which a node's splice mode uses.
 const SENDFILE_PIPE: u64 = 64 << 10;
 
 /// Runs the checks.

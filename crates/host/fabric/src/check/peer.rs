@@ -47,7 +47,7 @@ pub fn check_peer(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     compare_layers(case, peer, &them, found);
 }
 
-/// Interfaces of both ends in one subnet.
+/// Interfaces of both ends in the same subnet.
 #[derive(Debug, Clone, Copy)]
 pub struct InterfacePair<'a> {
     /// The interface of this host.
@@ -200,7 +200,7 @@ fn compare_route(
                 name(there, theirs)
             )
         }
-        // With routes of several interfaces into one subnet the first one applies; SAME-SUBNET reports that too.
+        // With routes of several interfaces into the same subnet the first applies; SAME-SUBNET reports that too.
         (None, Some(route)) if route.interface != own.name => {
             format!("packets to {ip} ({} on {them}) leave by {}, not by {}", theirs.name, route.interface, own.name)
         }

@@ -23,7 +23,7 @@ fn format_gts(tenths: u32) -> String {
     format!("{} GT/s", f64::from(tenths) / 10.0)
 }
 
-/// Data rate of a link after its encoding, in Gb/s.
+/// Data rate of a link after encoding, in Gb/s.
 fn link_gbps(tenths: u32, lanes: u32) -> f64 {
     let efficiency = if tenths <= 50 { 0.8 } else { 128.0 / 130.0 };
     f64::from(tenths) / 10.0 * f64::from(lanes) * efficiency
@@ -35,7 +35,7 @@ fn active_gbps(device: &RdmaDevice) -> f64 {
     active.filter_map(data_gbps).sum()
 }
 
-/// The data rate of a port in Gb/s. The rates of InfiniBand's older speeds include their 8b/10b encoding.
+/// The data rate of a port in Gb/s. The rates of InfiniBand's older speeds include the 8b/10b encoding.
 fn data_gbps(port: &DevicePort) -> Option<f64> {
     let rate = port.rate.as_ref()?;
     let is_coded = port.link_layer == LinkLayer::InfiniBand && matches!(rate.speed.as_str(), "SDR" | "DDR" | "QDR");
@@ -47,9 +47,9 @@ fn split_address(device: &RdmaDevice) -> Option<(&str, &str)> {
     device.pci.as_ref()?.address.as_deref()?.split_once(':')
 }
 
-/// The pair of functions that carry one port together: a soldered card (GB10) has a part of its lanes in each of two PCI
-/// domains. One function's link carries less than the port, and both carry it. Gives the pair in `device`'s slot, its own
-/// function first.
+/// The pair of functions that carry a port together: a soldered card (GB10) has a part of the lanes in each of two PCI domains.
+/// The link of a single function carries less than the port, and both carry the whole rate. Gives the pair in `device`'s slot,
+/// the own function first.
 fn port_pair<'a>(case: &CheckInput<'a>, device: &RdmaDevice) -> Option<(&'a RdmaDevice, &'a RdmaDevice)> {
     let (domain, rest) = split_address(device)?;
     let slot = rest.split('.').next()?;
@@ -69,7 +69,7 @@ fn port_pair<'a>(case: &CheckInput<'a>, device: &RdmaDevice) -> Option<(&'a Rdma
     None
 }
 
-/// Whether two functions of one board have equal links that carry the rate of a port only together.
+/// Whether two functions of a board have equal links that carry the rate of a port only together.
 fn shares_port(one: &RdmaDevice, other: &RdmaDevice) -> bool {
     let Some((first, second)) = one.pci.as_ref().zip(other.pci.as_ref()) else { return false };
     let Some((speed, width)) = first.speed.zip(first.width) else { return false };
@@ -122,7 +122,7 @@ fn check_pcie_link(case: &CheckInput<'_>, device: &RdmaDevice, address: &str, fo
     }
 }
 
-/// Two functions of one port: no fault, and a half of the port's rate for programs that use one interface only.
+/// Two functions of a port: no fault, and a half of the port's rate for programs that use a single interface.
 fn report_port_pair(at: &str, own: &RdmaDevice, twin: &RdmaDevice, found: &mut Vec<HostFinding>) {
     let Some((speed, width)) = own.pci.as_ref().and_then(|pci| pci.speed.zip(pci.width)) else { return };
     let address = twin.pci.as_ref().and_then(|pci| pci.address.as_deref()).unwrap_or_default();

@@ -42,7 +42,7 @@ pub(super) fn describe_states(device: &RdmaDevice, port: &DevicePort) -> String 
     format!("{path}/state is {}, phys_state is {}", port.state.as_str(), port.phys_state.as_str())
 }
 
-/// An unused port may have no cable; one with an address, or a required one, must have.
+/// An unused port may have no cable; a port with an address, or a required port, must have one.
 fn down_severity(case: &CheckInput<'_>, port: &DevicePort) -> Severity {
     if case.is_used(port) { Severity::Error } else { Severity::Warning }
 }
@@ -133,7 +133,7 @@ fn port_not_configured(case: &CheckInput<'_>, device: &RdmaDevice, port: &Device
     found.push(HostFinding::new(id::NO_SUBNET_MANAGER, Severity::Error, port_name(device, port), evidence, remedy));
 }
 
-/// A virtual function's port that is not active. It has no cable, and no `ibportstate` of its own: its GUID, its policy and the
+/// A virtual function's port that is not active. Such a port has no cable, and no separate `ibportstate`: GUID, policy and the
 /// subnet manager decide. The finding about a GUID of zero says the first of these causes.
 fn virtual_port_down(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
     if device.has_zero_guid() {
@@ -219,8 +219,7 @@ fn check_rate(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fou
         None => format!("{path}/rate is {}", rate.describe()),
     };
     let model = device.pci.as_ref().and_then(|p| p.model());
-    // Ethernet has one lane or four depending on its speed, and HDR100 splits a port in two: only a single lane is a
-    // fault.
+    // Ethernet has one lane or four depending on the speed, and HDR100 splits a port in two: only a single lane is a fault.
     if port.link_layer == LinkLayer::InfiniBand && rate.lanes == 1 {
         found.push(HostFinding::new(
             id::LINK_WIDTH,
@@ -304,7 +303,7 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
             return;
         }
     }
-    // Two ports of one card with different link layers: valid, but often unintended.
+    // Two ports of a card with different link layers: valid, but often unintended.
     let slot =
         |d: &RdmaDevice| d.pci.as_ref().and_then(|p| p.address.as_ref()?.rsplit_once('.').map(|(s, _)| s.to_owned()));
     let other = case.all_ports().find(|(d, p)| {
@@ -324,12 +323,12 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
     }
 }
 
-/// Counters that mean the same in different drivers, as far as they are not zero.
+/// Counters with the same meaning in different drivers, except zeros.
 struct CounterSum {
     sum: u64,
     /// The folders that have the counters, each with names and values.
     evidence: String,
-    /// Those that have reached their end.
+    /// Counters that have reached the maximum.
     saturated: Vec<&'static str>,
 }
 
@@ -356,12 +355,12 @@ impl CounterSum {
         result
     }
 
-    /// A warning for many events, and where a counter at its end hides how many there were.
+    /// A warning for many events, and where a counter at the maximum hides the number of events.
     fn severity(&self, many: u64) -> Severity {
         if self.sum > many || !self.saturated.is_empty() { Severity::Warning } else { Severity::Info }
     }
 
-    /// The remedy, after the reset that a counter at its end needs.
+    /// The remedy, after the reset that a counter at the maximum needs.
     fn remedy(&self, device: &RdmaDevice, port: &DevicePort, remedy: &str) -> String {
         if self.saturated.is_empty() {
             return remedy.to_owned();

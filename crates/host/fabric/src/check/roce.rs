@@ -16,9 +16,9 @@ pub fn check_roce(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         let v2 = port.gids.iter().filter(|g| g.kind == GidType::RoceV2).count();
         let netdev = port.netdevs.first().cloned().unwrap_or_else(|| "IF".into());
         if case.host.left_out.iter().any(|l| l.path.starts_with(&format!("{path}/gid"))) {
-            // Unknown; CHECK-LEFT-OUT reports it.
+            // Unknown; reported by CHECK-LEFT-OUT.
         } else if case.host.standby_bond(port).is_some() {
-            // The bond's addresses are on its active member, and move here when that fails.
+            // The bond's addresses are on the active member, and move here when that fails.
         } else if v2 == 0 {
             let remedy = format!(
                 "ip link set {netdev} up and give it an address; when the interface is in another network namespace, run this check there; old firmware and ConnectX-3 support RoCE v1 only"

@@ -53,7 +53,7 @@ fn check_drivers(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         let Some(address) = &pci.address else { continue };
         let has_device =
             case.host.devices.iter().any(|d| d.pci.as_ref().and_then(|p| p.address.as_ref()) == Some(address));
-        // The second function of a bond has no device of its own, and a virtual one may be passed to a guest.
+        // The second function of a bond has no separate device, and a virtual function may be passed to a guest.
         let is_member = case
             .host
             .interfaces
@@ -307,7 +307,7 @@ fn check_device_kinds(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
                 "suitable for trials and tests; TCP is faster on the same interface",
             ));
         }
-        // Other kinds of network use no GUID: EFA and iWARP have none by design, and RoCE makes its addresses of IP addresses.
+        // Other kinds of network use no GUID: EFA and iWARP have none by design, and RoCE derives addresses from IP addresses.
         let infiniband = device.ports.iter().find(|port| port.link_layer == LinkLayer::InfiniBand);
         if let Some(port) = infiniband.filter(|_| device.has_zero_guid() && device.pci.is_some()) {
             let is_down = port.state != PortState::Active;

@@ -1,4 +1,4 @@
-//! Checks of several interfaces in one subnet: which of them answers ARP, which of them sends.
+//! Checks of several interfaces in the same subnet: which interface answers ARP, and which sends.
 
 use crate::address::network_address;
 use crate::change::HostChange;
@@ -26,7 +26,7 @@ pub fn check_subnets(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             }
         }
     }
-    // Where addresses come from the older files, two routes into one network show the same.
+    // Where addresses come from the older files, two routes into the same network show that.
     for route in case.host.routes.iter().filter(|r| r.via.is_none() && r.prefix > 0 && r.prefix < 32 && r.to.is_ipv4())
     {
         if let Some(interface) = case.host.interface(&route.interface).filter(|i| !i.is_loopback() && i.is_up) {

@@ -1,4 +1,4 @@
-//! Applies changes to the running host: one write to a kernel file each, or modprobe, with a deadline.
+//! Applies changes to the running host: a write to a kernel file each, or modprobe, with a deadline.
 
 use super::FixError;
 use crate::change::{HostChange, sysctl_path};
@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// A card restarts its queues when its MTU changes, and a module probes its hardware; both take seconds.
+/// A card restarts the queues when the MTU changes, and a module probes the hardware; both take seconds.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Applies a change. Returns the change that undoes it, or `None` when nothing had to be changed.
+/// Applies a change. Returns the reverse change, or `None` when nothing had to be changed.
 ///
 /// # Errors
-/// The kernel's error, or that it did not answer in time.
+/// The kernel's error, or a missing answer.
 pub fn apply_change(change: &HostChange) -> Result<Option<HostChange>, FixError> {
     let Some(path) = change_path(change) else {
         return match change {
@@ -22,7 +22,7 @@ pub fn apply_change(change: &HostChange) -> Result<Option<HostChange>, FixError>
         };
     };
     let now = std::fs::read_to_string(&path).map_err(|e| FixError::from_io(&path, &e))?.trim().to_owned();
-    // The current value is the one to restore, whatever it was at the time of the finding.
+    // The current value is restored later, not the value at the time of the finding.
     let (value, made) = match change.clone() {
         HostChange::Mtu { interface, to, .. } => {
             (to.to_string(), HostChange::Mtu { interface, from: now.parse().ok(), to })

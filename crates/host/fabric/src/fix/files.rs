@@ -1,5 +1,5 @@
-//! Settings in the system's configuration files: the new text of each file, from its current text. It writes nothing;
-//! lines that are not about the setting stay as they are.
+//! Settings in the system's configuration files: the new text of each file, from the current text. Writes nothing; lines that are
+//! not about the setting stay.
 
 use super::FixError;
 use crate::change::HostChange;
@@ -22,14 +22,14 @@ pub enum NetworkSystem {
     ModulesLoad,
 }
 
-/// A file with its new content.
+/// A file with new content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedFile {
     /// Below the root, without the leading slash.
     pub path: String,
-    /// Its new content.
+    /// The new content.
     pub text: String,
-    /// Whether only root may read it.
+    /// Whether only root may read the file.
     pub private: bool,
 }
 
@@ -139,7 +139,7 @@ fn with_values(old: Option<&str>, values: &BTreeMap<String, String>) -> String {
     text
 }
 
-/// Changes the stanza of the interface; without one, adds a new file.
+/// Changes the stanza of the interface; without a stanza, adds a new file.
 fn ifupdown_file(
     root: &Path,
     name: &str,
@@ -189,7 +189,7 @@ fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &Interfac
         }
         out.push_str(line);
         out.push('\n');
-        // The interface's first stanza gets the settings; they apply to IPv6 too.
+        // The interface's first stanza gets the settings; which apply to IPv6 too.
         if own(line) && !done {
             done = true;
             if let Some(mode) = want.mode {
@@ -203,7 +203,7 @@ fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &Interfac
     out
 }
 
-/// A drop-in for the file that matches the interface; without one, a new file that keeps the addresses.
+/// A drop-in for the file that matches the interface; without such a file, a new file that keeps the addresses.
 fn networkd_file(root: &Path, name: &str, want: &InterfaceSettings) -> Result<WantedFile, FixError> {
     let mut settings = String::new();
     if let Some(mtu) = want.mtu {
@@ -248,7 +248,7 @@ fn match_name(text: &str) -> Option<String> {
     None
 }
 
-/// Changes the interface's connection; without one, adds a connection with its current addresses.
+/// Changes the interface's connection; without a connection, adds one with the current addresses.
 fn network_manager_file(root: &Path, name: &str, want: &InterfaceSettings) -> Result<WantedFile, FixError> {
     let dir = "etc/NetworkManager/system-connections";
     let section = if want.is_ipoib { "infiniband" } else { "ethernet" };

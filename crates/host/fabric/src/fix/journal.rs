@@ -1,5 +1,5 @@
-//! The journal of changes, for undoing them: values of the running host, and files with their copies. The journal is
-//! a file below the same root as those files.
+//! The journal of changes, for their reversal: values of the running host, and copies of files. The journal is a file below the
+//! same root as these files.
 
 use super::FixError;
 use super::apply::apply_change;
@@ -11,16 +11,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Its path below the root.
+/// The path below the root.
 const JOURNAL_FILE: &str = "var/lib/spurline/net-fix.json";
-/// Suffix of a file's copy; none of the systems reads files with it.
+/// Suffix of a file's copy; none of the systems reads files with this suffix.
 const COPY_SUFFIX: &str = "spurline-before";
 
 /// Changes that were made and not undone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FixJournal {
-    /// Changes of the running host, in the order in which they were made.
+    /// Changes of the running host, in the order of application.
     pub changes: Vec<HostChange>,
     /// Files written.
     pub files: Vec<WrittenFile>,
@@ -44,7 +44,7 @@ impl FixJournal {
     /// Opens the journal below a root; empty when there is none.
     ///
     /// # Errors
-    /// When it exists and cannot be read.
+    /// When the journal exists and cannot be read.
     pub fn open(root: &Path) -> Result<Self, FixError> {
         match fs::read(root.join(JOURNAL_FILE)) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -59,7 +59,7 @@ impl FixJournal {
         self.changes.is_empty() && self.files.is_empty()
     }
 
-    /// Applies a change to the running host and records it at once. Returns whether anything had to be changed.
+    /// Applies a change to the running host and records the change at once. Returns whether anything had to be changed.
     ///
     /// # Errors
     /// As `apply_change` of the host, or when the journal cannot be written; then the change is
@@ -77,7 +77,7 @@ impl FixJournal {
         Ok(true)
     }
 
-    /// Writes a file, with a copy of the previous one. Returns whether anything had to be changed.
+    /// Writes a file, with a copy of the previous file. Returns whether anything had to be changed.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -90,7 +90,7 @@ impl FixJournal {
         }
         let known = self.files.iter().position(|f| f.path == wanted.path);
         match known {
-            // The copy from before the first change is the one to restore.
+            // The copy from before the first change is the copy to restore.
             Some(at) => self.files[at].text.clone_from(&wanted.text),
             None => {
                 let before = now.is_some().then(|| backup_path(&wanted.path));
@@ -103,7 +103,7 @@ impl FixJournal {
                 self.files.push(WrittenFile { path: wanted.path.clone(), before, text: wanted.text.clone() });
             }
         }
-        // Recorded before it is done: undoing a write that did not happen does no harm.
+        // Recorded before the write: undoing a write that did not happen does no harm.
         self.save(root)?;
         let mode = fs::metadata(&path).map_or(if wanted.private { 0o600 } else { 0o644 }, |m| m.permissions().mode());
         write_file(&path, wanted.text.as_bytes(), mode & 0o7777).map_err(failed)?;
@@ -153,12 +153,12 @@ impl FixJournal {
     }
 }
 
-/// Copies are in another directory, so that no system reads them as configuration.
+/// Copies are in another directory, so that no system reads a copy as configuration.
 fn backup_path(path: &str) -> String {
     format!("var/lib/spurline/{}.{COPY_SUFFIX}", path.replace('/', "_"))
 }
 
-/// The text of a file; `None` when it does not exist.
+/// The text of a file; `None` without a file.
 fn read_optional_text(path: &Path) -> std::io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -191,7 +191,7 @@ fn restore_file(file: &WrittenFile, root: &Path) -> Result<(), FixError> {
     fs::remove_file(copy).map_err(failed)
 }
 
-/// Replaces a file below a directory that is made where it is missing.
+/// Replaces a file below a directory; a missing directory is made.
 fn write_file(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     replace_file(path, bytes, mode)

@@ -1,5 +1,5 @@
-//! Applying remedies: the changes of findings in order, making them, persisting them, and undoing them. It judges
-//! nothing: the findings contain the changes.
+//! Applying remedies: the order of the findings' changes, their application, persistence and reversal. Judges nothing: the
+//! findings contain the changes.
 
 pub mod apply;
 pub mod files;
@@ -21,7 +21,7 @@ pub enum FixError {
     Refused {
         /// The command or file.
         what: String,
-        /// Its message.
+        /// The message.
         why: String,
     },
     /// No answer in time.
@@ -38,7 +38,7 @@ impl FixError {
     }
 }
 
-/// A change and the finding it comes from.
+/// A change and the finding behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FixStep {
     /// Id of the finding.
@@ -47,12 +47,12 @@ pub struct FixStep {
     pub change: HostChange,
 }
 
-/// The changes of all findings, each once, in the order in which they must be made: lower interfaces first.
+/// The changes of all findings, each once, in the order of application: lower interfaces first.
 pub fn plan_steps(found: &[HostFinding], host: &HostFacts) -> Vec<FixStep> {
     let mut steps: Vec<FixStep> = Vec::new();
     for finding in found {
         for change in &finding.changes {
-            // Two findings may want different values for one setting; the more severe comes first and wins.
+            // Two findings may want different values for the same setting; the more severe comes first and wins.
             if is_sane(change) && !steps.iter().any(|s| same_target(&s.change, change)) {
                 steps.push(FixStep { id: finding.id, change: change.clone() });
             }
@@ -100,8 +100,8 @@ fn is_sane(change: &HostChange) -> bool {
     }
 }
 
-/// Whether a change is made only when its finding is named. A larger Ethernet MTU stops all traffic through a switch
-/// port that does not support it, which cannot be detected from here. IPoIB neighbours agree on a size themselves.
+/// Whether a change is made only when the finding is named. A larger Ethernet MTU stops all traffic through a switch port that
+/// does not support it, which cannot be detected from here. IPoIB neighbours agree on a size.
 pub fn needs_naming(host: &HostFacts, change: &HostChange) -> bool {
     match change {
         HostChange::Mtu { interface, from, to } => {
@@ -124,7 +124,7 @@ pub fn session_interface(host: &HostFacts, ssh_client: Option<IpAddr>) -> Option
     route.map(|r| r.interface.clone())
 }
 
-/// Whether a change affects the interface, or one below it.
+/// Whether a change affects the interface, or another below.
 pub fn affects_session(host: &HostFacts, change: &HostChange, session: &str) -> bool {
     let Some(name) = change.interface() else { return false };
     let own = host.interface(session);

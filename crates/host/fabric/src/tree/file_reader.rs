@@ -1,5 +1,5 @@
-//! Reads files in a separate thread, so that a file that never answers costs its deadline and does not block the
-//! program. It follows no link and knows no tree.
+//! Reads files in a separate thread, so that a file that never answers costs a deadline and does not block the program. Follows
+//! no link and knows no tree.
 
 use rustix::fs::OFlags;
 use std::collections::HashMap;
@@ -12,21 +12,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// Limit of one file; the kernel's files are far shorter.
+/// Limit of a file; the kernel's files are far shorter.
 pub(super) const MAX_FILE_BYTES: u64 = 1024 * 1024;
-/// Limit of names in one directory.
+/// Limit of names in a directory.
 pub(super) const MAX_NAMES: usize = 4096;
-/// Limit per file when all files of a directory are read; the kernel's own are one page at most.
+/// Limit per file when all files of a directory are read; the kernel's files are a page at most.
 pub(super) const MAX_PAGE_BYTES: u64 = 64 * 1024;
-/// Limit of all of them together.
+/// Limit of all files together.
 const MAX_DIRECTORY_BYTES: usize = 16 * 1024 * 1024;
-/// Deadline of one file, in slices. Firmware queried through sysfs answers in milliseconds, a dead card never.
-/// Counting slices keeps the deadline when this process itself was suspended: it then loses one slice only.
+/// Deadline of a file, in slices. Firmware queried through sysfs answers in milliseconds, a dead card never. With slices, a
+/// suspension of this process costs a single slice, not the deadline.
 const READ_SLICE: Duration = Duration::from_millis(250);
 const FILE_SLICES: usize = 8;
-/// Limit of slices for a directory with its files, each of which must meet its deadline.
+/// Limit of slices for a directory with all files, each with a deadline.
 const DIR_SLICES: usize = 120;
-/// After this many timeouts on one device, its other files are skipped.
+/// After this many timeouts on a device, the other files are skipped.
 const MAX_LATE: usize = 2;
 /// After this many timeouts on the host, all other files are skipped.
 const MAX_LATE_HOST: usize = 10;
@@ -57,7 +57,7 @@ impl FileQuery {
         | FileQuery::Names(p)
         | FileQuery::Link(p)
         | FileQuery::Exists(p)) = self;
-        // Virtual devices are one level deeper, `sys/devices/virtual/net/eth0`; a PCI function is its whole path.
+        // Virtual devices are a level deeper, `sys/devices/virtual/net/eth0`; a PCI function is the whole path.
         let depth = if p.starts_with("sys/devices/pci") {
             4
         } else if p.starts_with("sys/devices/") {
@@ -69,7 +69,7 @@ impl FileQuery {
     }
 }
 
-/// Reads files in a thread, so that a file that never answers costs its deadline only.
+/// Reads files in a thread, so that a file that never answers costs only a deadline.
 #[derive(Debug)]
 pub(super) struct FileReader {
     root: PathBuf,
@@ -81,7 +81,7 @@ pub(super) struct FileReader {
 struct ReaderThread {
     questions: Sender<FileQuery>,
     replies: Receiver<io::Result<FileReply>>,
-    /// Files read so far; while it grows, the thread is not stuck.
+    /// Files read so far; as long as the number grows, the thread is not stuck.
     progress: Arc<AtomicUsize>,
 }
 
@@ -152,7 +152,7 @@ fn answer_query(root: &Path, question: FileQuery, progress: &AtomicUsize) -> io:
             let mut files = Vec::new();
             let mut all = 0;
             for name in list_directory(&dir)? {
-                // These directories contain no links; in a foreign folder one could lead out of it.
+                // These directories contain no links; in a foreign folder a link could lead out.
                 let bytes = read_file(&dir.join(&name), MAX_PAGE_BYTES, OFlags::NOFOLLOW);
                 progress.fetch_add(1, Ordering::Relaxed);
                 all += bytes.as_ref().map_or(0, Vec::len);

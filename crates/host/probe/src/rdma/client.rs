@@ -1,4 +1,4 @@
-//! The client's end of a stream over verbs. Knows no server except through its queue pair.
+//! The client's end of a stream over verbs. Knows no server except through the queue pair.
 
 use super::ping_pong::{next_number, send_region, wait_number, write_number};
 use super::{
@@ -18,11 +18,11 @@ const NO_DEADLINE: Duration = Duration::from_secs(30 * 86_400);
 const POLLED_READ_BYTES: usize = 4096;
 const READ_POLLS: u32 = 400;
 
-/// The client's end of one stream.
+/// The client's end of a stream.
 pub struct RdmaProbeStream {
     op: ProbeOp,
     size: u64,
-    // Declared before the device, whose memory it uses.
+    // Declared before the device, whose memory the pair uses.
     pair: QueuePair,
     rail: StreamDevice,
     /// Target of writes on the server.
@@ -75,12 +75,12 @@ impl RdmaProbeStream {
         Ok(RdmaProbeStream { op, size: plan.size, pair, rail, region, large })
     }
 
-    /// One-sided writes: only the local NIC reports their completion.
+    /// One-sided writes: only the local NIC reports completions.
     fn run_writes(&mut self, meter: &mut StreamMeter<'_>, stop: &StopSignal) -> Result<()> {
         let Some(region) = self.region else { return Ok(()) };
         let rail = &self.rail;
         let size = self.size;
-        // An error destroys the queue pair, and with it all operations under way.
+        // An error destroys the queue pair, and all operations under way.
         self.pair.write_borrowed(Instant::now() + NO_DEADLINE, |writing| {
             let mut since = Instant::now();
             loop {
@@ -203,7 +203,7 @@ impl RdmaProbeStream {
         }
     }
 
-    /// A write to the server and one back; each end polls its memory.
+    /// A write to the server and another back; each end polls memory.
     fn run_ping_pongs(&mut self, meter: &mut StreamMeter<'_>, stop: &StopSignal) -> Result<()> {
         let Some(region) = self.region else { return Ok(()) };
         let len = self.size as usize;
@@ -221,7 +221,7 @@ impl RdmaProbeStream {
                     meter.record_pending();
                     let mut since = None;
                     while !wait_number(pair, lent, len - 1, number, stop)? {
-                        // The wait just took one tick.
+                        // The wait just took a tick.
                         stop.check_stalled(*since.get_or_insert_with(|| Instant::now() - WAIT_TICK))?;
                     }
                     meter.record_single(len as u64);
@@ -235,7 +235,7 @@ impl RdmaProbeStream {
         })?
     }
 
-    /// Messages; the server returns their number.
+    /// Messages; the server returns the number.
     fn run_sends(&mut self, meter: &mut StreamMeter<'_>, stop: &StopSignal) -> Result<()> {
         let mut told = 0u64;
         let mut since = Instant::now();
@@ -276,7 +276,7 @@ impl RdmaProbeStream {
         Ok(self.pair.send_message(slot, len, deadline)?)
     }
 
-    /// A message and its echo.
+    /// A message and the echo.
     fn run_echoes(&mut self, meter: &mut StreamMeter<'_>, stop: &StopSignal) -> Result<()> {
         let len = self.size as usize;
         while meter.try_begin(stop) {

@@ -26,14 +26,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A dead peer is noticed after seven times 268 ms. On some devices 7 retries mean endless ones. Shorter timeouts expire
-/// on emulated devices of a busy host, and retransmissions without a loss break connections of Soft-RoCE (Linux 6.1).
+/// A dead peer is noticed after seven times 268 ms. On some devices 7 retries mean endless retries. Shorter timeouts expire on
+/// emulated devices of a busy host, and retransmissions without a loss break connections of Soft-RoCE (Linux 6.1).
 const OPTIONS: ConnectOptions = ConnectOptions { ack_timeout: Some(16), retries: 6, rnr_retries: 6 };
 /// Bytes of a request, a region or a count.
 const SMALL: usize = 64;
-/// Most memory of one stream: it is locked, and some limits on locked memory are low.
+/// Most memory of a stream: the memory is locked, and some limits are low.
 pub const MAX_MEMORY: u64 = 256 << 20;
-/// Most reads under way on one connection; devices run about 16 and queue the others.
+/// Most reads under way on a connection; devices run about 16 and queue the others.
 const MOST_READS: u32 = 128;
 /// Least room for sends and writes. Completions are polled only when there is no room, which then affects few
 /// latencies.
@@ -55,7 +55,7 @@ fn open_domain(ip: IpAddr) -> Result<(Arc<VerbsLibrary>, Arc<ProtectionDomain>)>
     Ok((verbs, domain))
 }
 
-/// The device and the memory of one end of a stream.
+/// The device and the memory of an end of a stream.
 struct StreamDevice {
     verbs: Arc<VerbsLibrary>,
     domain: Arc<ProtectionDomain>,
@@ -107,7 +107,7 @@ impl StreamDevice {
         // Like real data, not all zero.
         data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]);
         if let (ProbeOp::PingPong, Some(last)) = (op, data.get_mut(size - 1)) {
-            // Number 0 is unused, so it can't be taken for a ping-pong.
+            // Number 0 is unused, and so is no ping-pong.
             *last = 0;
         }
         let most = u32::try_from(depth).unwrap_or(u32::MAX) + 2;
@@ -115,8 +115,8 @@ impl StreamDevice {
         Ok(StreamDevice { verbs, domain, memory, small, large, data, depths })
     }
 
-    /// Posts receives: large ones where messages of the operation's size arrive, small ones elsewhere. Returns the
-    /// remaining large slots, for sending.
+    /// Posts receives: large slots where messages of the operation's size arrive, small slots elsewhere. Returns the remaining
+    /// large slots, for sending.
     fn post_receives(&mut self, pair: &mut QueuePair, large_arrive: usize) -> Result<Vec<MemorySlot>, VerbsError> {
         let mut receives = self.depths.receives as usize;
         for _ in 0..large_arrive {
@@ -133,20 +133,20 @@ impl StreamDevice {
         Ok(std::mem::take(&mut self.large))
     }
 
-    /// Enables reads on a queue pair, where `op` needs them, before it is connected.
+    /// Enables reads on a queue pair, where `op` needs reads, before the connection.
     fn allow_reads(&self, pair: &mut QueuePair, op: ProbeOp) {
         if op == ProbeOp::Fetch {
             pair.allow_reads(self.depths.receives.min(MOST_READS) as u8);
         }
     }
 
-    /// The memory region and its bytes, borrowed separately.
+    /// The memory region and the bytes, borrowed separately.
     fn memory_and_data(&mut self) -> (&MemoryRegion, &mut PoolBuf) {
         (&self.memory, &mut self.data)
     }
 }
 
-/// Sends a few bytes from a spare slot; completed slots become spare ones.
+/// Sends a few bytes from a spare slot; completed slots become spare.
 fn send_small(
     pair: &mut QueuePair,
     small: &mut Vec<MemorySlot>,
@@ -187,7 +187,7 @@ fn decode_region(bytes: &[u8]) -> Option<RemoteRegion> {
     Some(RemoteRegion { addr: word(0)?, len: word(8)?, rkey })
 }
 
-/// Identifies a stream on its connection: token and index.
+/// Identifies a stream on a connection: token and index.
 fn encode_name(token: u64, stream: usize) -> [u8; 10] {
     let mut bytes = [0; 10];
     bytes[..8].copy_from_slice(&token.to_le_bytes());

@@ -1,7 +1,7 @@
-//! One-sided writes in both directions, noticed by polling the memory they land in. Both ends use this module.
+//! One-sided writes in both directions, noticed by polling the target memory. Both ends use this module.
 //!
-//! A write ends with a number from 1 to 255 that differs from the last one, so that the last byte proves the whole
-//! write: NICs place the bytes of a message in order, and perftest relies on the same.
+//! A write ends with a number from 1 to 255 that differs from the last number, so that the last byte proves the whole write: NICs
+//! place the bytes of a message in order, and perftest relies on the same.
 
 use super::{encode_region, send_small};
 use crate::stream::{StopSignal, WAIT_TICK};
@@ -16,7 +16,7 @@ const POLLS_PER_YIELD: u32 = 4096;
 const POLLS_PER_CHECK: u32 = POLLS_PER_YIELD * 4;
 /// After this time without an arrival the thread sleeps between polls.
 const SPIN_TIME: Duration = Duration::from_millis(5);
-/// Length of those sleeps.
+/// Length of these sleeps.
 const POLL_SLEEP: Duration = Duration::from_micros(200);
 
 /// The number after `number`.
@@ -42,8 +42,8 @@ pub fn send_region(
     Ok(())
 }
 
-/// Writes `len` bytes that end with `number`. One write is under way at a time, so there is room, and `deadline` may
-/// be distant.
+/// Writes `len` bytes that end with `number`. Only a single write is under way at a time, so there is room, and `deadline` may be
+/// distant.
 pub fn write_number(
     pair: &mut QueuePair,
     len: usize,
@@ -56,7 +56,7 @@ pub fn write_number(
     pair.write_slot(slot, len, region, None, deadline)
 }
 
-/// Polls until the byte at `at` is `number`, at most for a tick; returns whether it is.
+/// Polls until the byte at `at` is `number`, at most for a tick; returns whether the number came.
 ///
 /// # Errors
 /// When the connection failed.
@@ -75,14 +75,14 @@ pub fn wait_number(
         }
         looks += 1;
         if !looks.is_multiple_of(POLLS_PER_YIELD) {
-            // No pause instruction: on some CPUs it takes longer than the wait.
+            // No pause instruction, which on some CPUs takes longer than the wait.
             continue;
         }
         std::thread::yield_now();
         if !looks.is_multiple_of(POLLS_PER_CHECK) {
             continue;
         }
-        // A lost connection shows in its queues: a write fails, or receives complete with an error.
+        // A lost connection shows in the queues: a write fails, or receives complete with an error.
         pair.poll_receive()?;
         pair.check_connection()?;
         let waited = since.get_or_insert_with(Instant::now).elapsed();

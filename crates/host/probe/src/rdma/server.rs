@@ -1,5 +1,5 @@
-//! The server's end of streams over verbs: one listener per measurement, one thread per stream. Knows the measurement
-//! only by its token.
+//! The server's end of streams over verbs: a listener for each measurement, a thread for each stream. Knows the measurement only
+//! by token.
 
 use super::ping_pong::{next_number, send_region, wait_number, write_number};
 use super::{
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// A deadline that is never reached, as in the client.
 const NO_DEADLINE: Duration = Duration::from_secs(30 * 86_400);
 
-/// Accepts the streams of one measurement.
+/// Accepts the streams of a measurement.
 pub struct RdmaListener {
     channel: Arc<CmChannel>,
     // Keeps the listener open.
@@ -36,7 +36,7 @@ pub struct ConnectedStream {
 }
 
 impl ConnectedStream {
-    /// Ends it from another thread.
+    /// Ends the connection from another thread.
     pub fn breaker(&self) -> QueuePairBreaker {
         self.pair.breaker()
     }
@@ -46,7 +46,7 @@ impl RdmaListener {
     /// Listens on the device with this address.
     ///
     /// # Errors
-    /// When there is none, or it can't be used.
+    /// Without a device, or when the device can't be used.
     pub fn new(ip: IpAddr) -> Result<RdmaListener> {
         let (verbs, _) = open_domain(ip)?;
         let channel = CmChannel::new(&verbs)?;
@@ -60,8 +60,8 @@ impl RdmaListener {
         self.port
     }
 
-    /// Accepts connections of the measurement `token` and passes each, with its stream's index, to `begin`, until
-    /// `stop` is cut; then breaks all. `begin` must not block.
+    /// Accepts connections of the measurement `token` and passes each, with the stream's index, to `begin`, until `stop` is cut;
+    /// then breaks all. `begin` must not block.
     pub fn accept_streams(
         &self,
         token: u64,
@@ -82,7 +82,7 @@ impl RdmaListener {
                         continue;
                     };
                     let key = id.key();
-                    // Dropping the connection refuses it.
+                    // A drop refuses the connection.
                     if let Ok(connected) = self.accept_stream(id, op, plan) {
                         breakers.insert(key, connected.breaker());
                         pending.insert(key, (stream, connected));
@@ -119,7 +119,7 @@ impl RdmaListener {
     }
 }
 
-/// Serves a stream until the client ends it or `stop` is cut; counts into `served`.
+/// Serves a stream until the client's end or until `stop` is cut; counts into `served`.
 ///
 /// # Errors
 /// When the client did not end the stream.
@@ -183,7 +183,7 @@ fn serve_reads(
     })
 }
 
-/// Receives messages and reports their number.
+/// Receives messages and reports the number.
 fn serve_sends(
     connected: &mut ConnectedStream,
     plan: &ProbePlan,
@@ -206,7 +206,7 @@ fn serve_sends(
     Ok(())
 }
 
-/// Answers each small message with one of the operation's size.
+/// Answers each small message with a message of the operation's size.
 fn serve_receives(
     connected: &mut ConnectedStream,
     plan: &ProbePlan,
@@ -278,7 +278,7 @@ fn serve_echoes(
         let slot = match connected.large.pop() {
             Some(slot) => Some(slot),
             None => {
-                // The client received it, or it would send no other; only the acknowledgement may be missing.
+                // The client received the message, or would send no other; only the acknowledgement may be missing.
                 connected.pair.wait_in_flight(0, Instant::now() + WAIT_TICK * 8)?;
                 connected.pair.free_slot()?
             }
