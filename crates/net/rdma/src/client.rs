@@ -1,5 +1,5 @@
-//! The reader's side: one queue pair per channel; the caller's memory is loaned to the node during a call, for its writes
-//! or for its reads. It knows neither pools of channels nor the meaning of requests.
+//! The reader's side: a queue pair for each channel; the caller's memory is loaned to the node during a call, for writes or for
+//! reads. Knows neither pools of channels nor the meaning of requests.
 
 use crate::depths::{READER, READS, SOON};
 use crate::rail::{NumaBytes, OpenRail, RdmaRail, RdmaTimeouts};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Opens RDMA channels to one peer from one rail.
+/// Opens RDMA channels to a peer from a rail.
 pub struct RdmaConnector {
     rail: Arc<RdmaRail>,
     peer: SocketAddr,
@@ -113,7 +113,7 @@ impl Connector for RdmaConnector {
     }
 }
 
-/// One RDMA connection of a reader.
+/// An RDMA connection of a reader.
 pub struct RdmaChannel {
     session: RdmaSession,
     memory: Arc<MemoryRegion>,
@@ -135,7 +135,7 @@ impl ChannelBreaker for RdmaBreaker {
     }
 }
 
-/// One call on a channel.
+/// A call on a channel.
 struct ChannelCall<'a> {
     op: FrameOp,
     id: u64,
@@ -249,7 +249,7 @@ fn wire_region(region: RemoteRegion) -> PayloadRegion {
     PayloadRegion { addr: region.addr, len: region.len, rkey: region.rkey }
 }
 
-/// After a complete answer the node neither writes nor reads any more; after anything else it may.
+/// After a complete answer the node neither writes nor reads any more; after any other outcome the node may.
 fn loan_outcome(result: Result<CallAnswer, CallError>) -> (Result<CallAnswer, CallError>, LoanSettled) {
     let settled = match &result {
         Err(CallError::Broken(_)) => LoanSettled::No,
@@ -340,7 +340,7 @@ impl ChannelCall<'_> {
             let why = format!("the payload has {payload_len} bytes, at most {} were requested", self.room);
             return Err(broken(Error::new(ErrorKind::Protocol, why)));
         }
-        // Writes without immediate data (iWARP) are announced by this message alone, which follows them.
+        // Writes without immediate data (iWARP) are announced only by this message, which follows the writes.
         let told = payload_len == landed || landed == 0;
         if bytes.len() != header.body_len as usize || !told {
             let why = format!(
@@ -397,7 +397,7 @@ impl Channel for RdmaChannel {
         match result {
             Err(CallError::Broken(error)) if !self.broken => {
                 self.broken = true;
-                // Notifies the node at once that its answer is no longer needed.
+                // Notifies the node at once that the answer is no longer needed.
                 self.session.pair.disconnect();
                 self.session.pair.breaker().break_now("an earlier call failed");
                 Err(CallError::Broken(error.context(format_args!("{request} of {}", self.endpoints))))

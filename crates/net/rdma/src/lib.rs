@@ -1,9 +1,9 @@
-//! The RDMA transport: channels over reliable connections, and a server with bounded threads. A request names a
-//! region of the reader's memory, into which the node writes the payload. It deliberately knows no block, no file and
-//! no interface names: a rail is an address.
+//! The RDMA transport: channels over reliable connections, and a server with bounded threads. A request names a region of the
+//! reader's memory, into which the node writes the payload. Deliberately knows no block, no file and no interface names: a rail
+//! is an address.
 //!
-//! A channel has its own queue pair and one call at a time, so no small message waits behind bulk data on the same
-//! queue pair. Credits account for all messages (`spurline_proto::rdma`), so no receive queue runs empty.
+//! A channel has a separate queue pair and a single call at a time, so no small message waits behind bulk data on the same queue
+//! pair. Credits account for all messages (`spurline_proto::rdma`), so no receive queue runs empty.
 #![forbid(unsafe_code)]
 
 mod client;

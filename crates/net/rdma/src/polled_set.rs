@@ -1,6 +1,6 @@
-//! The set of connections that a worker polls while all workers are busy: polling their queues needs no system call,
-//! where each request would otherwise cost an event. A connection returns to events after empty rounds, and before
-//! anything that blocks, which would delay it. It knows no request.
+//! The set of connections that a worker polls while all workers are busy: polling the queues needs no system call, where each
+//! request would otherwise cost an event. A connection returns to events after empty rounds, and before anything that blocks,
+//! which would delay requests there. Knows no request.
 
 use crate::server::{PARKED, RdmaConn, RdmaServerState};
 use crate::session::RdmaSession;
@@ -12,19 +12,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-/// Maximum size of the set: its requests are answered one after the other.
+/// Maximum size of the set: the requests are answered one after the other.
 const MAX_POLLED: usize = 8;
-/// Empty rounds in a row before the set is released. With 40 it is no faster.
+/// Empty rounds in a row before the set is released. A set with 40 is no faster.
 const EMPTY_ROUNDS: u32 = 2;
 
-/// A full set exchanges one connection after this many rounds.
+/// A full set exchanges a connection after this many rounds.
 const FULL_ROUNDS: u32 = 16;
 
-/// Longest time that the acceptor holds a connection's lock in its sweep. A connection locked for longer is found
-/// again by the next sweep.
+/// Longest time that the acceptor holds a connection's lock in a sweep. A connection locked for longer is found again by the next
+/// sweep.
 const MAX_SWEEP_HOLD: Duration = Duration::from_millis(1);
 
-/// Whether a connection is in a polled set. Only the holder of its session's lock changes it.
+/// Whether a connection is in a polled set. Only the holder of the session's lock changes the flag.
 #[derive(Default)]
 pub(crate) struct PolledFlag(AtomicU8);
 
@@ -41,7 +41,7 @@ impl PolledFlag {
         self.0.load(Ordering::Relaxed) != NOT_POLLED
     }
 
-    /// Whether the connection is in a set but was not polled since the previous call; it leaves the set then.
+    /// Whether the connection is in a set but was not polled since the previous call; such a connection leaves the set.
     pub fn check_neglected(&self) -> bool {
         let held = self.0.load(Ordering::Relaxed);
         let next = if held == POLLED_RECENTLY { NEGLECTED_ROUNDS } else { NOT_POLLED };
@@ -61,7 +61,7 @@ impl<'a> PolledSet<'a> {
         PolledSet { shared, conns: RefCell::default() }
     }
 
-    /// Adds a connection whose session is locked, unless another worker waits for events. Returns whether it was
+    /// Adds a connection whose session is locked, unless another worker waits for events. Returns whether the connection was
     /// added.
     pub fn try_add(&self, conn: &Arc<RdmaConn>) -> bool {
         let crew = self.shared.worker_pool();
@@ -101,7 +101,7 @@ impl<'a> PolledSet<'a> {
     fn release_at(&self, at: usize) {
         let Some(conn) = self.remove_at(at) else { return };
         WorkerPool::run_service(self.shared, &conn, |conn| {
-            // Another worker may own the connection by now, and may be waiting for one that is locked here.
+            // Another worker may own the connection by now, and may be waiting for a connection that is locked here.
             let Some(mut session) = conn.session.try_lock_for(MAX_SWEEP_HOLD).filter(|_| conn.polled.is_polled())
             else {
                 return ServeOutcome::Parked;
@@ -115,7 +115,7 @@ impl<'a> PolledSet<'a> {
         });
     }
 
-    /// Polls the connections of the set in turn, and takes other ready ones, until nothing arrives; `serve` answers
+    /// Polls the connections of the set in turn, and takes other ready connections, until nothing arrives; `serve` answers
     /// requests.
     pub fn poll_rounds(&self, serve: impl Fn(&Arc<RdmaConn>) -> ServeOutcome) {
         let crew = self.shared.worker_pool();
@@ -133,7 +133,7 @@ impl<'a> PolledSet<'a> {
             {
                 found = true;
                 if self.count() == MAX_POLLED {
-                    // Connections leave the set in turn, so that a new one need not wait until all are idle.
+                    // Connections leave the set in turn, so that a new connection need not wait until all are idle.
                     self.release_at(next);
                     next = (next + 1) % MAX_POLLED;
                 }
@@ -161,7 +161,7 @@ impl<'a> PolledSet<'a> {
                 crew.renew_permit();
             }
             if crew.others_idle() && self.count() > 1 {
-                // One per round, so that the other worker is busy by the next.
+                // One per round, so that the other worker is busy in the next round.
                 (0..MAX_POLLED)
                     .rev()
                     .find(|at| self.conns.borrow()[*at].is_some())
@@ -171,7 +171,7 @@ impl<'a> PolledSet<'a> {
         }
     }
 
-    /// Answers what has arrived on one connection; returns whether anything had.
+    /// Answers the requests that have arrived on a connection; returns whether there were any.
     fn poll_one(&self, at: usize, serve: &impl Fn(&Arc<RdmaConn>) -> ServeOutcome) -> bool {
         let Some(conn) = self.remove_at(at) else { return false };
         let arrived = match conn.session.try_lock() {
@@ -201,7 +201,7 @@ pub(crate) fn park_conn(shared: &RdmaServerState, conn: &RdmaConn, session: &Rdm
     }
 }
 
-/// Signals a connection to the workers. Its request may have arrived already, and then causes no further event.
+/// Signals a connection to the workers. A request may have arrived already, and then causes no further event.
 pub(crate) fn ring_bell(shared: &RdmaServerState, conn: &RdmaConn) -> ServeOutcome {
     let mut bell = conn.bell.lock();
     let rung = eventfd(1, EventfdFlags::CLOEXEC).and_then(|fd| {

@@ -1,7 +1,7 @@
-//! A rail: an RDMA device reached through one of this host's addresses, with the pool registered once, and a thread
-//! that monitors it. It knows no peer.
+//! A rail: an RDMA device reached through one of this host's addresses, with the pool registered once, and a thread that monitors
+//! the device. Knows no peer.
 //!
-//! A device that fails or is removed is released; the next user opens it again.
+//! A device that fails or is removed is released; the next user opens the device again.
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -123,8 +123,8 @@ pub struct RdmaRail {
 }
 
 impl RdmaRail {
-    /// Opens the device of `ip` and registers `pool` with it. `name` is the interface's, for messages. Readers let
-    /// peers write, nodes do not.
+    /// Opens the device of `ip` and registers `pool` there. `name` is the interface's, for messages. Readers let peers write,
+    /// nodes do not.
     ///
     /// # Errors
     /// `Unavailable` when the address belongs to no device, `NoMemory` when the pool cannot be registered.
@@ -138,7 +138,7 @@ impl RdmaRail {
         Self::open_on(verbs, name, ip, None, pool, access)
     }
 
-    /// As [`RdmaRail::open`], for a device on this NUMA node: its own buffers come from there.
+    /// As [`RdmaRail::open`], for a device on this NUMA node, where the rail's buffers come from.
     ///
     /// # Errors
     /// As [`RdmaRail::open`].
@@ -168,7 +168,7 @@ impl RdmaRail {
         &self.name
     }
 
-    /// Its IP address.
+    /// The IP address.
     pub fn ip(&self) -> IpAddr {
         self.ip
     }
@@ -177,23 +177,22 @@ impl RdmaRail {
         &self.verbs
     }
 
-    /// The NUMA node of its device, where known.
+    /// The NUMA node of the device, where known.
     pub fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }
 
-    /// Whether its device is open; does not wait for an opening in progress.
+    /// Whether the device is open; does not wait for an opening in progress.
     pub(crate) fn is_open(&self) -> bool {
         self.open.try_lock().is_some_and(|open| open.is_some())
     }
 
-    /// Whether its port can carry data now.
+    /// Whether the port can carry data now.
     pub fn is_up(&self) -> bool {
         self.usable_device().is_ok()
     }
 
-    /// The device, if its port can carry data. Connecting over a port that is down must be avoided: some drivers do
-    /// not recover from it.
+    /// The device, if the port can carry data. Connecting over a port that is down must be avoided: some drivers do not recover.
     ///
     /// # Errors
     /// `Unavailable` with the port's state.
@@ -217,7 +216,7 @@ impl RdmaRail {
     /// down; forgets `open` then. No event reports this reliably.
     ///
     /// # Errors
-    /// `Unavailable` when it has moved.
+    /// `Unavailable` when the address has moved.
     pub(crate) fn forget_if_moved(&self, open: &Arc<OpenRail>) -> Result<()> {
         let bound = CmChannel::new(&self.verbs).and_then(|channel| {
             let mut id = channel.create_id()?;
@@ -244,7 +243,7 @@ impl RdmaRail {
         }
     }
 
-    /// The device, opened again if it was released.
+    /// The device, opened again after a release.
     ///
     /// # Errors
     /// As [`RdmaRail::open`].
@@ -294,8 +293,8 @@ impl RdmaRail {
     }
 }
 
-/// Breaks the connections of a device whose port went down or that is being removed, as their completions would never
-/// come. Ends with the device; returns whether it was removed.
+/// Breaks the connections of a device whose port went down or that is being removed, as completions would never come. Ends with
+/// the device; returns whether the device was removed.
 fn monitor_device(
     rail: &Weak<RdmaRail>,
     open: &Weak<OpenRail>,
@@ -324,7 +323,7 @@ fn monitor_device(
         let mut gone = false;
         while let Some(problem) = device.next_problem() {
             match problem {
-                // Changed addresses affect only connections that use them, and those fail by themselves.
+                // Changed addresses affect only connections that use these addresses, and such connections fail by themselves.
                 DeviceProblem::PortDown(n) if n == port => broken = Some("its port went down"),
                 DeviceProblem::Fatal => (broken, gone) = (Some("the device failed"), true),
                 DeviceProblem::PortUp(n) if n == port => {
@@ -351,8 +350,8 @@ fn monitor_device(
     }
 }
 
-/// Waits until the last connections of a removed device have ended; that closes the device. Where a driver's memory
-/// mappings still keep it open, librdmacm has to release them too.
+/// Waits until the last connections of a removed device have ended; that closes the device. Where a driver's memory mappings
+/// still keep the device open, librdmacm has to release these too.
 fn close_lost_device(verbs: &VerbsLibrary, device: &Weak<DeviceContext>, name: &str) {
     let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     while device.strong_count() > 0 {

@@ -1,5 +1,4 @@
-//! Answers one request: the payload by writes into the reader's region, the rest by messages. It does not manage the
-//! connection.
+//! Answers a request: the payload by writes into the reader's region, the rest by messages. Does not manage the connection.
 
 use crate::depths::{BOUNCE, PIECE, SLOT, SOON, WHOLE};
 use crate::polled_set::PolledSet;
@@ -16,14 +15,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Sends one answer.
+/// Sends an answer.
 pub(crate) struct RdmaResponder<'a> {
     hand: &'a PolledSet<'a>,
     session: &'a mut RdmaSession,
     memory: &'a Arc<MemoryRegion>,
     request: &'a FrameHeader,
     region: PayloadRegion,
-    /// The rail's NUMA node, and the NUMA nodes of the bytes it carried.
+    /// The rail's NUMA node, and the NUMA nodes of the carried bytes.
     numa_node: Option<u32>,
     pub nearness: NumaBytes,
     /// The device's longest write.
@@ -41,9 +40,9 @@ pub(crate) struct RdmaResponder<'a> {
     promised: usize,
     sent_bytes: usize,
     silent: usize,
-    /// The final frame of the answer; empty when the last write ends it.
+    /// The final frame of the answer; empty when the last write ends the answer.
     ending: Vec<u8>,
-    /// Number of RDMA writes, and the time from their start to their completion.
+    /// Number of RDMA writes, and the time from start to completion.
     pub writes: u64,
     pub writing: Duration,
 }
@@ -105,8 +104,8 @@ impl<'a> RdmaResponder<'a> {
         self.sent_bytes
     }
 
-    /// The deadline of the answer: a reader that accepts nothing for the timeout loses its connection; long answers
-    /// get a second per MiB in addition.
+    /// The deadline of the answer: a reader that accepts nothing for the timeout loses the connection; long answers get a second
+    /// per MiB in addition.
     fn deadline(&mut self) -> Instant {
         let len = self.promised;
         *self
@@ -114,7 +113,7 @@ impl<'a> RdmaResponder<'a> {
             .get_or_insert_with(|| Instant::now() + self.timeout + Duration::from_secs((len >> 20) as u64))
     }
 
-    /// Fixes the answer's lengths and its final frame; returns whether the payload may be written.
+    /// Fixes the answer's lengths and final frame; returns whether the payload may be written.
     fn start_answer(&mut self, status: u16, body: &[u8], payload_len: usize) -> Result<bool> {
         if self.state != AnswerState::None {
             return Err(Error::new(ErrorKind::Invalid, "a request can be answered only once"));
@@ -147,7 +146,7 @@ impl<'a> RdmaResponder<'a> {
         Ok(())
     }
 
-    /// Writes registered bytes and waits for the acknowledgement of the reader's NIC, as they are borrowed.
+    /// Writes registered bytes and waits for the acknowledgement of the reader's NIC, as the bytes are borrowed.
     fn write_registered(&mut self, run: &[&[u8]]) -> Result<()> {
         let deadline = self.deadline();
         let remote = RemoteRegion { addr: self.region.addr, len: self.region.len, rkey: self.region.rkey };
@@ -192,7 +191,7 @@ impl<'a> RdmaResponder<'a> {
         self.memory.pool().alloc_near(len.clamp(1, BOUNCE), self.numa_node, deadline)
     }
 
-    /// Writes a whole payload from a slot, without waiting for its acknowledgement.
+    /// Writes a whole payload from a slot, without waiting for the acknowledgement.
     fn write_short(&mut self, slices: &[&[u8]]) -> Result<()> {
         let deadline = self.deadline();
         let remote = RemoteRegion { addr: self.region.addr, len: self.region.len, rkey: self.region.rkey };
@@ -304,7 +303,7 @@ impl Responder for RdmaResponder<'_> {
 
     fn push_payload(&mut self, bytes: &[u8]) -> Result<()> {
         if self.state == AnswerState::Whole && self.sent_bytes < self.promised {
-            // The reader already knows from the header that its region is too small.
+            // The reader already knows from the header that the region is too small.
             return Ok(());
         }
         if bytes.len() > self.promised - self.sent_bytes {
@@ -328,7 +327,8 @@ impl Responder for RdmaResponder<'_> {
         self.hand.release_before_wait();
     }
 
-    /// The reader's NIC shows it: a queue pair that was given up answers neither a read nor a write of no bytes.
+    /// The reader's NIC shows whether the reader waits: a queue pair that was given up answers neither a read nor a write of no
+    /// bytes.
     fn check_reader(&mut self) -> Result<()> {
         if self.fetched {
             return Ok(());
@@ -343,7 +343,7 @@ impl Responder for RdmaResponder<'_> {
         })
     }
 
-    /// `uverbs` and `rdma_cm` compare the credentials of the thread with those at open.
+    /// `uverbs` and `rdma_cm` compare the credentials of the thread with the credentials at open.
     fn keeps_identity(&self) -> bool {
         true
     }

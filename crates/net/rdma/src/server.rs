@@ -1,7 +1,7 @@
 //! The node's side: a listener on each rail, the connections, the limit of threads. Requests are handled in `worker`.
 //!
-//! Idle connections are parked in an epoll set by the descriptors of their completion channels, each armed for one
-//! event. The worker thread that takes the event owns the connection until it parks it again (see `polled_set`).
+//! Idle connections are parked in an epoll set by the descriptors of the completion channels, each armed for a single event. The
+//! worker thread that takes the event owns the connection until the next parking (see `polled_set`).
 
 use crate::depths::NODE;
 use crate::polled_set::{PolledFlag, ring_bell};
@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A request that takes longer loses its worker's permit: longer than small answers take, and the limit of the delay
-/// behind a blocking request.
+/// A longer request loses the worker's permit: longer than small answers take, and the limit of the delay behind a blocking
+/// request.
 const LONG_REQUEST_TIME: Duration = Duration::from_millis(2);
 /// Queue length of connect requests: all mounts reconnect at once when a node is back. The kernel's limit.
 const CONNECT_BACKLOG: i32 = 1024;
@@ -40,31 +40,31 @@ const MEMORY_WAIT: Duration = Duration::from_millis(100);
 /// Limits of a server.
 #[derive(Debug, Clone)]
 pub struct RdmaServerConfig {
-    /// Maximum of connections; further ones are refused. Each takes [`crate::connection_bytes`] of the pool. One in
-    /// eight is reserved for connections without data requests: a path has one of them for heartbeats.
+    /// Maximum of connections; further connections are refused. Each takes [`crate::connection_bytes`] of the pool. An eighth is
+    /// reserved for connections without data requests: each path has such a connection for heartbeats.
     pub max_connections: usize,
     /// How to allow more connections, for the message at the limit.
     pub more_connections: String,
-    /// Maximum of connections before their handshake; the oldest is closed for a further one, so that unauthenticated
-    /// peers cannot take the memory and slots of readers.
+    /// Maximum of connections before the handshake; a further connection closes the oldest, so that unauthenticated peers cannot
+    /// take the memory and slots of readers.
     pub max_pending_handshakes: usize,
-    /// Maximum of worker threads, and so of requests in progress. They start on demand and end when idle. One more
-    /// answers handshakes and heartbeats when all of them are busy.
+    /// Maximum of worker threads, and so of requests in progress. Threads start on demand and end when idle. Another thread
+    /// answers handshakes and heartbeats when all are busy.
     pub max_workers: usize,
     /// Deadline of a connection's handshake, and of completing a request once begun.
     pub request_timeout: Duration,
-    /// A reader that accepts no part of an answer for this long loses its connection. Long answers get a second per
-    /// MiB in addition.
+    /// A reader that accepts no part of an answer for this long loses the connection. Long answers get a second per MiB in
+    /// addition.
     pub send_timeout: Duration,
-    /// Time for which a worker waits for a connection's next request before parking it.
+    /// Time for which a worker waits for a connection's next request before parking.
     pub linger: Duration,
-    /// A connection idle for this long has its reader's NIC probed: a reader that lost power does not disconnect.
+    /// A connection idle for this long has the reader's NIC probed: a reader that lost power does not disconnect.
     pub idle_probe: Duration,
     /// Time limits of the rails' connections.
     pub patience: RdmaTimeouts,
     /// Credentials required of peers.
     pub trust: Arc<Trust>,
-    /// Whether writes carry immediate data where the device supports it, which is faster; iWARP does not.
+    /// Whether writes carry immediate data where the device supports that, which is faster; iWARP does not.
     pub announces: bool,
 }
 
@@ -86,7 +86,7 @@ impl Default for RdmaServerConfig {
     }
 }
 
-/// One connection.
+/// A connection.
 pub(crate) struct RdmaConn {
     pub state: ConnState,
     pub session: Mutex<RdmaSession>,
@@ -97,17 +97,17 @@ pub(crate) struct RdmaConn {
     /// Whether writes carry immediate data.
     pub announces: bool,
     pub breaker: spurline_verbs::QueuePairBreaker,
-    /// Value of [`RdmaServerState::events`] when a worker last waited for its next request.
+    /// Value of [`RdmaServerState::events`] when a worker last waited for a request here.
     pub events_seen: AtomicU64,
-    /// An eventfd that signals the connection to a worker, until one has taken it.
+    /// An eventfd that signals the connection to a worker, until a worker has taken the connection.
     pub bell: Mutex<Option<OwnedFd>>,
-    /// Whether a worker polls it.
+    /// Whether a worker polls the connection.
     pub polled: PolledFlag,
     opened: Instant,
 }
 
-// No connection is evicted for another: the end of an idle connection may mean the end of its path, and mounts close
-// unused ones.
+// No connection is evicted for another: the end of an idle connection may mean the end of the path, and mounts close unused
+// connections.
 impl SlotHolder for RdmaConn {
     fn conn_state(&self) -> &ConnState {
         &self.state
@@ -115,12 +115,12 @@ impl SlotHolder for RdmaConn {
 }
 
 impl RdmaConn {
-    /// Whether its handshake is overdue.
+    /// Whether the handshake is overdue.
     pub fn is_late(&self, config: &RdmaServerConfig) -> bool {
         self.state.peer_name().is_none() && self.opened.elapsed() > config.request_timeout
     }
 
-    /// Records that a worker took one of its events.
+    /// Records that a worker took an event of the connection.
     pub fn note_event(&self, shared: &RdmaServerState) {
         drop(self.bell.lock().take());
         shared.events.fetch_add(1, Ordering::Relaxed);
@@ -175,7 +175,7 @@ impl PooledServer for RdmaServerState {
     }
 }
 
-/// A running server; dropping it stops it.
+/// A running server; a drop stops the server.
 pub struct RdmaServer {
     shared: Arc<RdmaServerState>,
     local: Vec<SocketAddr>,
@@ -183,8 +183,8 @@ pub struct RdmaServer {
 }
 
 impl RdmaServer {
-    /// Listens on the address of every rail, at `port`, and serves at once. With port 0 the kernel chooses one for
-    /// the first rail; the others use it too.
+    /// Listens on the address of every rail, at `port`, and serves at once. With port 0 the kernel chooses a port for the first
+    /// rail; the others use the same.
     ///
     /// # Errors
     /// When a rail's device is gone, the port is in use, or there is no rail.
@@ -199,7 +199,7 @@ impl RdmaServer {
             return Err(Error::new(ErrorKind::Invalid, "no rail to listen on"));
         };
         let channel = CmChannel::new(first.verbs())?;
-        // At least two, so that one may wait on its connection while the other takes further events.
+        // At least two, so that one may wait on a connection while the other takes further events.
         let at_once = std::thread::available_parallelism().map_or(1, usize::from).max(2);
         let workers = WorkerPool::new("rdma", config.max_workers, at_once, LONG_REQUEST_TIME)
             .map_err(|e| Error::io("can't set up the RDMA server", &e.into()))?;
@@ -260,7 +260,7 @@ impl RdmaServer {
     fn stop(&mut self, deadline: Instant) -> bool {
         self.shared.workers.stop();
         if let Some(acceptor) = self.acceptor.take() {
-            // It wakes up several times a second by itself.
+            // The thread wakes up several times a second by itself.
             let _ = acceptor.join();
         }
         let ended = self.shared.workers.join(deadline);
@@ -283,7 +283,7 @@ impl Drop for RdmaServer {
     }
 }
 
-/// A listener on a rail; it listens again when a removed device is back.
+/// A listener on a rail, which listens again when a removed device is back.
 struct RailListener {
     rail: Arc<RdmaRail>,
     at: SocketAddr,
@@ -291,7 +291,7 @@ struct RailListener {
     /// The thread that opens the rail's device.
     opening: Option<JoinHandle<Result<()>>>,
     tried: Instant,
-    /// The last logged reason why it does not listen.
+    /// The last logged reason for not listening.
     last_error: Option<String>,
 }
 
@@ -370,7 +370,7 @@ fn peer_text(addresses: &(Option<SocketAddr>, Option<SocketAddr>)) -> String {
     addresses.1.map_or_else(|| "?".into(), |addr| addr.to_string())
 }
 
-/// Closes a connection before its handshake, to make room for another one.
+/// Closes a connection before the handshake, to make room for another.
 fn evict_stranger(shared: &RdmaServerState, conn: &RdmaConn) {
     let why = "too many connections have not completed their handshake, and this is the oldest";
     shared.refusals.record_refusal(&conn.state.endpoints().peer, RefusalReason::Limit, &why);
@@ -385,7 +385,7 @@ struct RdmaAcceptor {
     shared: Arc<RdmaServerState>,
     channel: Arc<CmChannel>,
     listeners: Vec<RailListener>,
-    /// Connection ids by the keys of their rdma_cm ids.
+    /// Connection ids by the keys of rdma_cm ids.
     by_key: HashMap<usize, u64>,
     /// Deadline of the wait for memory, when the pool had none for a connection.
     no_memory_until: Option<Instant>,
@@ -437,7 +437,7 @@ impl RdmaAcceptor {
         }
     }
 
-    /// Wakes the thread that uses the connection, or a worker, which then finds it ended.
+    /// Wakes the thread that uses the connection, or a worker, which then finds the end.
     fn end_connection(&mut self, key: usize) {
         if let Some(conn) = self.by_key.remove(&key).and_then(|id| self.shared.places.get(id)) {
             conn.breaker.break_now("the reader ended it, or its process died");
@@ -481,9 +481,9 @@ impl RdmaAcceptor {
         let number = self.next_id;
         self.next_id += 1;
         let key = id.key();
-        // Dropping the id, or the pair with it, notifies the peer.
+        // Dropping the id, or the pair that holds the id, notifies the peer.
         let mut pair = QueuePair::new(id, &open.domain, NODE, number as u32)?;
-        // Concurrent connections share one wait for memory.
+        // Concurrent connections share a wait for memory.
         let until = self.no_memory_until.filter(|until| *until > Instant::now() - MEMORY_WAIT);
         let until = *self.no_memory_until.insert(until.unwrap_or_else(|| Instant::now() + MEMORY_WAIT));
         post_buffers(&mut pair, &open.memory, NODE, until)?;
@@ -521,26 +521,26 @@ impl RdmaAcceptor {
         Ok(accepted?)
     }
 
-    /// Closes connections with overdue requests, probes idle ones, listens again where a device is back, and forgets
-    /// ended connections.
+    /// Closes connections with overdue requests, probes idle connections, listens again where a device is back, and forgets ended
+    /// connections.
     fn sweep_connections(&mut self) {
         let config = &self.shared.config;
         let conns = self.shared.places.all_connections();
         for conn in &conns {
-            // Its device is gone, so no event reports its end.
+            // The device is gone, so no event reports the end.
             if conn.breaker.is_lost() {
                 self.shared.remove_connection(conn);
                 continue;
             }
             let late = conn.is_late(config);
             let Some(mut session) = conn.session.try_lock() else {
-                // A connection in use is alive, but one before its handshake may block its worker.
+                // A connection in use is alive, but a connection before the handshake may block a worker.
                 if late {
                     conn.breaker.break_now("its handshake was not completed in time");
                 }
                 continue;
             };
-            // The worker that polls it waits for another connection and has not released it.
+            // The polling worker waits for another connection and has not released this one.
             if conn.polled.check_neglected()
                 && let ServeOutcome::Failed(error) = ring_bell(&self.shared, conn)
             {

@@ -1,4 +1,4 @@
-//! Messages and credits over one queue pair, the same on both sides. It does not know the meaning of requests.
+//! Messages and credits over a queue pair, the same on both sides. Does not know the meaning of requests.
 
 use crate::depths::{SEND_SLOTS, SLOT};
 use spurline_mem::BufferPool;
@@ -11,13 +11,13 @@ use spurline_verbs::{MemoryRegion, QueueDepths, QueuePair};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Buffers of longer frames are freed after their call.
+/// Buffers of longer frames are freed after the call.
 const KEPT_FRAME_BYTES: usize = 16 << 10;
 
 /// What arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArrivedMessage {
-    /// A write with its announcement.
+    /// A write and the announcement.
     Written(WriteNotice),
     /// A complete frame; for a request, the payload's region.
     Frame(MessageKind, PayloadRegion),
@@ -46,12 +46,12 @@ impl FrameLimits {
 #[derive(Default)]
 pub(crate) struct FrameAssembly {
     bytes: Vec<u8>,
-    /// Its total length, while incomplete.
+    /// The total length, while incomplete.
     want: Option<(usize, MessageKind, PayloadRegion, Instant)>,
 }
 
 impl FrameAssembly {
-    /// The complete frame: its header, and its body.
+    /// The complete frame: header and body.
     pub fn whole_frame(&self) -> Result<(FrameHeader, &[u8])> {
         let (head, rest) = self
             .bytes
@@ -61,7 +61,7 @@ impl FrameAssembly {
         Ok((header, rest.get(..header.body_len as usize).unwrap_or(rest)))
     }
 
-    /// The bytes of a request that are part of its frame.
+    /// The bytes of a request that are part of the frame.
     pub fn inline_payload(&self, header: &FrameHeader) -> &[u8] {
         let body_len = header.body_len as usize;
         self.bytes.get(HEADER_LEN + body_len + frame_padding(body_len).len()..).unwrap_or_default()
@@ -106,7 +106,7 @@ impl FrameAssembly {
     }
 }
 
-/// A queue pair with its message state. The fields are separate, so that receiving continues during writes.
+/// A queue pair with message state. The fields are separate, so that receiving continues during writes.
 pub(crate) struct RdmaSession {
     pub pair: QueuePair,
     pub line: MessageStream,
@@ -158,8 +158,8 @@ impl RdmaSession {
         RdmaSession { pair, line }
     }
 
-    /// The next arrival, if any; its receive is posted again. Waits until `deadline` at most for room to send a
-    /// grant, which is rare.
+    /// The next arrival, if any; the receive is posted again. Waits until `deadline` at most for room to send a grant, which is
+    /// rare.
     pub fn take_arrived(&mut self, deadline: impl FnOnce() -> Instant) -> Result<Option<ArrivedMessage>> {
         self.line.take_arrived(&mut self.pair, deadline)
     }
@@ -169,7 +169,7 @@ impl RdmaSession {
         self.line.credits.may_send() && self.pair.has_free_slot().unwrap_or(true)
     }
 
-    /// Sends a frame, in as many messages as it needs.
+    /// Sends a frame, in as many messages as needed.
     pub fn send_frame(
         &mut self,
         kind: MessageKind,
@@ -190,7 +190,7 @@ impl MessageStream {
         self.silent_since.elapsed()
     }
 
-    /// The longest frame that one message carries.
+    /// The longest frame that a message carries.
     pub fn message_room(&self) -> usize {
         self.peer_slot - PRELUDE_LEN
     }
@@ -205,7 +205,7 @@ impl MessageStream {
         self.takes.max_body = most;
     }
 
-    /// Sends a frame, in as many messages as it needs.
+    /// Sends a frame, in as many messages as needed.
     pub fn send_frame(
         &mut self,
         pair: &mut QueuePair,
@@ -289,7 +289,7 @@ impl MessageStream {
         Ok(())
     }
 
-    /// Accounts for an announced write; returns the credits it carries.
+    /// Accounts for an announced write; returns the credits that came along.
     pub fn announce_write(&mut self) -> u8 {
         self.credits.account_sent(WriteNotice::MAX_GRANTED)
     }

@@ -1,5 +1,5 @@
-//! Serves a connection with an event: answers its requests, then parks it. It knows neither listeners nor the meaning
-//! of requests.
+//! Serves a connection with an event: answers the requests, then parks the connection. Knows neither listeners nor the meaning of
+//! requests.
 
 use crate::depths::{PIECE, SLOT, SOON};
 use crate::polled_set::{PolledSet, park_conn, ring_bell};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Answers requests of one connection, and of others that arrive meanwhile, until none arrive for a while. With
+/// Answers requests of a connection, and of others that arrive meanwhile, until no request arrives for a while. With
 /// `control_only`, only this connection's, and no data requests.
 pub(crate) fn serve_conn(shared: &RdmaServerState, conn: &Arc<RdmaConn>, control_only: bool) -> ServeOutcome {
     let hand = PolledSet::new(shared);
@@ -40,7 +40,7 @@ fn serve_until_idle(
     let mut served = false;
     let mut quick = false;
     loop {
-        // A peer before its handshake must not occupy a worker by sending continuously.
+        // A peer before the handshake must not occupy a worker by sending continuously.
         if conn.is_late(&shared.config) {
             session.pair.disconnect();
             let why = format!("no handshake within {:?}", shared.config.request_timeout);
@@ -60,7 +60,7 @@ fn serve_until_idle(
                     session.pair.disconnect();
                     return ServeOutcome::Failed(error);
                 }
-                // A reader has one outstanding request, so the next has not arrived yet.
+                // A reader has a single outstanding request, so the next has not arrived yet.
             }
             Ok(Some(ArrivedMessage::Part | ArrivedMessage::Grant)) => continue,
             Ok(Some(other)) => {
@@ -83,15 +83,15 @@ fn serve_until_idle(
         if quick && !control_only && hand.try_add(conn) {
             return ServeOutcome::Parked;
         }
-        // While another worker waits for events, this one can wait for the next request here. Not when many
-        // connections are busy: the next event then has a request without sleeping.
+        // While another worker waits for events, this worker can wait for the next request here. Not when many connections are
+        // busy: the next event then has a request without sleeping.
         let events = shared.events.load(Ordering::Relaxed);
         let lonely = events.saturating_sub(conn.events_seen.swap(events, Ordering::Relaxed)) <= 1;
         let lingers = served && lonely && !control_only && hand.is_empty() && shared.worker_pool().others_idle();
         if lingers && matches!(session.pair.wait_arrival(Instant::now() + shared.config.linger), Ok(true)) {
             continue;
         }
-        // A reader has one outstanding request, so other connections are served between two of them.
+        // A reader has a single outstanding request, so other connections are served between two requests.
         if !matches!(session.pair.arm_receive(), Ok(false)) {
             continue;
         }
@@ -99,7 +99,7 @@ fn serve_until_idle(
     }
 }
 
-/// Answers one request; returns whether it was of a quick kind.
+/// Answers a request; returns whether the kind was quick.
 fn answer_request(
     shared: &RdmaServerState,
     conn: &RdmaConn,
@@ -118,7 +118,7 @@ fn answer_request(
             if !quick {
                 hand.release_all();
             }
-            // Before the handshake a request has no bytes: it is refused below.
+            // Before the handshake a request has no bytes: the request is refused below.
             let payload_len = if conn.state.accepts_payload(&header) { header.payload_len as usize } else { 0 };
             let by_read = payload_len > 0 && region.len > 0;
             let mut fetched = None;
@@ -133,7 +133,7 @@ fn answer_request(
                 let deadline = Instant::now() + shared.config.request_timeout;
                 let mut buffer = match payload_buffer(conn, payload_len, deadline, hand) {
                     Ok(buffer) => buffer,
-                    // Nothing was read: the reader sends it again.
+                    // Nothing was read: the reader sends the request again.
                     Err(error) => {
                         let none = PayloadRegion::default();
                         let mut to = RdmaResponder::new(hand, session, &conn.memory, &header, none, SLOT, timeout);
@@ -185,8 +185,8 @@ fn payload_buffer(conn: &RdmaConn, len: usize, deadline: Instant, hand: &PolledS
     pool.alloc_near(len, conn.numa_node, deadline)
 }
 
-/// Reads the bytes of a request from the reader's memory. A reader that gave the request up has destroyed its queue pair,
-/// so that this fails: what its memory holds later is never read.
+/// Reads the bytes of a request from the reader's memory. A reader that gave the request up has destroyed the queue pair, so that
+/// this fails: later contents of the memory are never read.
 fn fetch_payload(
     shared: &RdmaServerState,
     conn: &RdmaConn,

@@ -1,5 +1,5 @@
-//! A decorator whose channels work on threads of their own: a reader that gives up, or whose connection breaks, leaves the node
-//! at work on the request, as a real network does. It knows no faults and no meaning of requests.
+//! A decorator whose channels work on separate threads: a reader that gives up, or whose connection breaks, leaves the node at
+//! work on the request, as a real network does. Knows no faults and no meaning of requests.
 
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{FrameHeader, FrameOp, HEADER_LEN, NodeRequest};
@@ -10,7 +10,7 @@ use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Called on each thread of a channel before its first request.
+/// Called on each thread of a channel before the first request.
 pub type ThreadStart = dyn Fn() + Send + Sync;
 
 /// Makes channels with a thread each.
@@ -50,7 +50,7 @@ impl Connector for DetachedConnector {
     }
 }
 
-/// A request on its way to the thread.
+/// A request on the way to the thread.
 struct SentCall {
     op: FrameOp,
     body: Vec<u8>,
@@ -59,7 +59,7 @@ struct SentCall {
     deadline: Instant,
 }
 
-/// The answer on its way back.
+/// The answer on the way back.
 struct ReturnedAnswer {
     body: Vec<u8>,
     bytes: Vec<u8>,
@@ -81,7 +81,7 @@ struct DetachedCall {
 }
 
 impl DetachedCall {
-    /// Sends one request after the other, until the reader is gone.
+    /// Sends the requests in turn, until the reader is gone.
     fn serve(&self, inner: &Mutex<Box<dyn Channel>>) {
         loop {
             let mut state = self.state.lock();

@@ -1,10 +1,10 @@
-//! Selects how each call fails: scripted faults first, then a seeded draw. It knows no channels.
+//! Selects how each call fails: scripted faults first, then a seeded draw. Knows no channels.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How one call fails.
+/// How a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SimFault {
     /// The connection ends before the request is sent.
@@ -15,7 +15,7 @@ pub enum SimFault {
     Garbage,
     /// No answer until the deadline.
     Stall,
-    /// The answer arrives, and again before the next one: answers out of order.
+    /// The answer arrives, and again before the next answer: answers out of order.
     Twice,
     /// The answer arrives this much later.
     Delay(Duration),

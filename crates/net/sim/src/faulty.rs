@@ -1,4 +1,4 @@
-//! A decorator that makes the channels of any transport fail. It knows no frames: it acts before and after calls.
+//! A decorator that makes the channels of any transport fail. Knows no frames, and acts before and after calls.
 
 use crate::{FaultPlan, SimFault};
 use spurline_proto::NodeRequest;
@@ -38,7 +38,7 @@ impl Connector for FaultyConnector {
 }
 
 struct FaultyChannel {
-    /// `None` once a fault broke it.
+    /// `None` after a fault that broke the channel.
     inner: Option<Box<dyn Channel>>,
     plan: Arc<FaultPlan>,
     endpoints: ConnectionEndpoints,
@@ -64,7 +64,7 @@ impl Channel for FaultyChannel {
             return self.break_with(ErrorKind::Unavailable, "the channel broke in an earlier call");
         };
         match self.plan.draw_fault() {
-            // Other transports can't repeat an answer: it arrives normally.
+            // Other transports can't repeat an answer: the answer arrives normally.
             None | Some(SimFault::Twice) => inner.call(request, body, dst, progress, deadline),
             Some(SimFault::Delay(delay)) => {
                 let answer = inner.call(request, body, dst, progress, deadline);
@@ -74,7 +74,7 @@ impl Channel for FaultyChannel {
             }
             Some(SimFault::Drop) => self.break_with(ErrorKind::Unavailable, "the connection ended"),
             Some(SimFault::Cut) => {
-                // The bytes reported as landed are correct; those behind them are damaged.
+                // The bytes reported as landed are correct; those behind are damaged.
                 let cut = self.plan.draw_below(dst.len() + 1);
                 let mut within = |n: usize| progress(n.min(cut));
                 if inner.call(request, body, dst, &mut within, deadline).is_ok() {

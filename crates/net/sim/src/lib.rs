@@ -1,9 +1,9 @@
-//! An in-memory transport with seeded faults, for tests of code above the transport crate. It knows no socket; its
-//! only clock is that of the caller's deadline.
+//! An in-memory transport with seeded faults, for tests of code above the transport crate. Knows no socket, and no clock but that
+//! of the caller's deadline.
 //!
-//! [`SimNode`] is a peer in memory whose answers pass through the same frame code as TCP's; [`FaultyConnector`] makes
-//! the channels of any other transport fail; [`SimRail`] makes them run over a faulty network interface;
-//! [`DetachedConnector`] lets the node work on while a reader gives up.
+//! [`SimNode`] is a peer in memory whose answers pass through the same frame code as TCP's; [`FaultyConnector`] makes the
+//! channels of any other transport fail; [`SimRail`] makes channels run over a faulty network interface; [`DetachedConnector`]
+//! lets the node work on while a reader gives up.
 #![forbid(unsafe_code)]
 
 mod detached;

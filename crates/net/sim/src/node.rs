@@ -1,5 +1,5 @@
-//! A peer in memory: serves on the caller's own thread and answers with a byte stream that faults can cut. Its frames
-//! pass through the code that TCP uses.
+//! A peer in memory: serves on the caller's own thread and answers with a byte stream that faults can cut. Frames pass through
+//! the code that TCP uses.
 
 use crate::{FaultPlan, SimFault};
 use parking_lot::{Condvar, Mutex};
@@ -26,7 +26,7 @@ pub enum AfterAnswer {
     Stall,
 }
 
-/// A request as it arrives.
+/// A request on arrival.
 struct ArrivedRequest<'a> {
     header: &'a FrameHeader,
     body: &'a [u8],
@@ -42,9 +42,9 @@ type PlayFn = dyn Fn(&ArrivedRequest<'_>) -> (Vec<u8>, AfterAnswer) + Send + Syn
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct NodeLife {
     up: bool,
-    /// How often it was killed: connections of an earlier life are closed.
+    /// How often the node was killed: connections of an earlier life are closed.
     kills: u64,
-    /// It executes nothing and answers nothing.
+    /// The node executes nothing and answers nothing.
     stopped: bool,
 }
 
@@ -100,15 +100,15 @@ impl SimNode {
         SimNode { inner: Arc::new(inner) }
     }
 
-    /// Ends all connections; new ones are refused until [`SimNode::start`].
+    /// Ends all connections; new connections are refused until [`SimNode::start`].
     pub fn kill(&self) {
         let mut life = self.inner.life.lock();
         *life = NodeLife { up: false, kills: life.kills + 1, stopped: false };
         self.inner.changed.notify_all();
     }
 
-    /// Stops the process, or lets it go on: requests that arrive meanwhile are executed afterwards, also those whose reader has
-    /// gone. For readers with [`crate::DetachedConnector`]: others wait longer than their deadlines.
+    /// Stops or continues the process: requests that arrive meanwhile are executed afterwards, also without the reader. For
+    /// readers with [`crate::DetachedConnector`]: others wait longer than their deadlines.
     pub fn set_stopped(&self, stopped: bool) {
         let mut life = self.inner.life.lock();
         life.stopped = stopped;
@@ -120,7 +120,7 @@ impl SimNode {
         self.inner.life.lock().up = true;
     }
 
-    /// Connections made so far, including refused ones.
+    /// Connections made so far, including refused connections.
     pub fn connect_count(&self) -> u64 {
         self.inner.next_conn.load(Ordering::Relaxed) - 1
     }
@@ -162,9 +162,9 @@ impl Connector for SimConnector {
 struct SimChannel {
     node: Arc<SimNodeState>,
     conn: ConnState,
-    /// The life of the node that it belongs to.
+    /// The life of the node to which the channel belongs.
     kills: u64,
-    /// Bytes sent and not yet received: stray ones behind an answer.
+    /// Bytes sent and not yet received: stray bytes behind an answer.
     pending: Vec<u8>,
     next_id: u64,
     broken: bool,
@@ -187,7 +187,7 @@ impl ChannelBreaker for SimBreaker {
 }
 
 impl NodeLife {
-    /// Whether it runs, and is the one after this many kills.
+    /// Whether the node runs, in the life after this many kills.
     fn is(&self, kills: u64) -> bool {
         self.up && self.kills == kills
     }
@@ -198,7 +198,7 @@ impl SimNodeState {
         self.life.lock().is(kills)
     }
 
-    /// Waits while the process is stopped; whether it is still the same.
+    /// Waits while the process is stopped; returns whether the life is still the same.
     fn wait_continued(&self, kills: u64) -> bool {
         let mut life = self.life.lock();
         while life.is(kills) && life.stopped {

@@ -1,5 +1,5 @@
-//! A rail with faults on demand: channels of any transport as if they ran over one network interface whose link can
-//! go down, drop everything, be slow, or hang new connections. It knows no frames.
+//! A rail with faults on demand: channels of any transport as over a network interface whose link can go down, drop everything,
+//! be slow, or hang new connections. Knows no frames.
 
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::NodeRequest;
@@ -19,10 +19,10 @@ pub enum RailMode {
     Up,
     /// The link is down: calls break at once, connecting fails.
     Down,
-    /// Drops everything: calls and connection attempts wait until their deadlines. Data sent meanwhile arrives late
-    /// if the rail recovers before that.
+    /// Drops everything: calls and connection attempts wait until the deadlines. Data sent meanwhile arrives late if the rail
+    /// recovers before that.
     Silent,
-    /// Existing connections work; new ones get no answer.
+    /// Existing connections work; new connections get no answer.
     HangsConnect,
     /// Answers arrive this much later.
     Slow(Duration),
@@ -39,7 +39,7 @@ struct SimRailState {
     channels: AtomicU64,
 }
 
-/// One rail. Cheap to clone.
+/// A rail. Cheap to clone.
 #[derive(Clone)]
 pub struct SimRail {
     inner: Arc<SimRailState>,
@@ -66,7 +66,7 @@ impl SimRail {
         SimRail { inner: Arc::new(inner) }
     }
 
-    /// Changes its behaviour from now on.
+    /// Changes the behaviour from now on.
     pub fn set_mode(&self, mode: RailMode) {
         *self.inner.mode.lock() = mode;
         self.inner.changed.notify_all();
@@ -76,37 +76,37 @@ impl SimRail {
         }
     }
 
-    /// Its behaviour.
+    /// The behaviour.
     pub fn mode(&self) -> RailMode {
         *self.inner.mode.lock()
     }
 
-    /// Whether its link is up as the operating system would report: a silent rail looks up.
+    /// Whether the link is up as the operating system would report: a silent rail looks up.
     pub fn link_up(&self) -> bool {
         self.mode() != RailMode::Down
     }
 
-    /// Calls answered over it.
+    /// Calls answered over the rail.
     pub fn call_count(&self) -> u64 {
         self.inner.calls.load(Ordering::Relaxed)
     }
 
-    /// Payload bytes received over it.
+    /// Payload bytes received over the rail.
     pub fn payload_bytes(&self) -> u64 {
         self.inner.bytes.load(Ordering::Relaxed)
     }
 
-    /// Connection attempts over it.
+    /// Connection attempts over the rail.
     pub fn connect_count(&self) -> u64 {
         self.inner.connects.load(Ordering::Relaxed)
     }
 
-    /// Current channels on it.
+    /// Current channels on the rail.
     pub fn channel_count(&self) -> u64 {
         self.inner.channels.load(Ordering::Relaxed)
     }
 
-    /// Runs the channels of `inner` over this rail, as those of a transport of `kind`.
+    /// Runs the channels of `inner` over this rail, as a transport of `kind`.
     pub fn connector(&self, inner: Arc<dyn Connector>, kind: TransportKind) -> Arc<dyn Connector> {
         Arc::new(RailConnector { rail: self.clone(), kind, inner })
     }
@@ -168,7 +168,7 @@ struct RailChannel {
     rail: SimRail,
     /// Unique on the rail.
     number: u64,
-    /// `None` once it broke.
+    /// `None` after a break.
     inner: Option<Box<dyn Channel>>,
     endpoints: ConnectionEndpoints,
     broken: Arc<AtomicBool>,
@@ -231,7 +231,7 @@ impl Channel for RailChannel {
                 Ok(answer)
             }
             Err(CallError::Broken(error)) => {
-                // Reported bytes are correct; until the channel is dropped, anything may be written behind them.
+                // Reported bytes are correct; until the channel is dropped, anything may be written behind.
                 dst[landed..].fill(0xdb);
                 self.inner = None;
                 Err(CallError::Broken(error.context(format_args!("{request} of {}", self.endpoints))))

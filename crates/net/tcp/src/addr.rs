@@ -1,4 +1,4 @@
-//! Addresses: `host:port` of a peer, and which addresses of this host `--group-network` selects. It opens no socket.
+//! Addresses: `host:port` of a peer, and which addresses of this host `--group-network` selects. Opens no socket.
 
 use if_addrs::IfAddr;
 use spurline_types::{Error, ErrorKind, Result};
@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// The addresses of `host:port`. A literal IPv4 or `[IPv6]` address needs no name service; an address with a scope
-/// (`[fe80::1%eth0]:7000`) is left to it.
+/// (`[fe80::1%eth0]:7000`) is left to the name service.
 ///
 /// # Errors
 /// `Invalid` when the text is no `host:port`, `Unavailable` when the name is unknown, `Timeout` when the name service
@@ -21,7 +21,7 @@ pub fn resolve_peer(peer: &str, deadline: Instant) -> Result<Vec<SocketAddr>> {
             format!("'{peer}' is no address: use host:port, 192.0.2.1:port or [2001:db8::1]:port, port 0 to 65535");
         return Err(Error::new(ErrorKind::Invalid, why));
     };
-    // The name service has no deadline of its own, so it runs on a thread that may outlive this call.
+    // The name service has no deadline, so the query runs on a thread that may outlive this call.
     let (tx, rx) = mpsc::sync_channel(1);
     std::thread::Builder::new()
         .name("resolve".into())
@@ -47,23 +47,23 @@ fn host_and_port(peer: &str) -> Option<(String, u16)> {
     right.then_some((bare.unwrap_or(host).to_owned(), port.parse().ok()?))
 }
 
-/// One address of one interface of this host.
+/// An address of an interface of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalAddress {
     /// The interface's name.
     pub interface: String,
     /// The address.
     pub ip: IpAddr,
-    /// Length of its network prefix in bits; 0 where unknown.
+    /// Length of the network prefix in bits; 0 where unknown.
     pub prefix: u8,
-    /// Whether it is valid on its own link only (`fe80::…`), and so useless to other hosts without a scope.
+    /// Whether valid on a single link only (`fe80::…`), and so useless to other hosts without a scope.
     pub link_local: bool,
 }
 
 /// Every address of this host.
 ///
 /// # Errors
-/// When the kernel does not list them.
+/// When the kernel does not list the addresses.
 pub fn local_addresses() -> Result<Vec<LocalAddress>> {
     let found = if_addrs::get_if_addrs().map_err(|e| Error::io("can't list this host's network interfaces", &e))?;
     Ok(found

@@ -19,7 +19,7 @@ const REQUEST_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 8;
 const LONGEST_BLOCK: usize = 8 << 20;
 
-/// Serves `data` to every connection, one thread each, until the process ends. Offsets wrap around.
+/// Serves `data` to every connection, a thread each, until the process ends. Offsets wrap around.
 ///
 /// # Errors
 /// When the address can't be listened on.
@@ -27,7 +27,7 @@ pub fn serve_data(addr: SocketAddr, data: Arc<Vec<u8>>, options: SocketOptions) 
     serve_connections(addr, options, move |socket| serve_one(socket, &data))
 }
 
-/// Receives blocks of every connection and drops them, one thread each, until the process ends.
+/// Receives and drops blocks of every connection, a thread each, until the process ends.
 ///
 /// # Errors
 /// When the address can't be listened on.
@@ -106,7 +106,7 @@ fn receive(socket: &TcpStream, dst: &mut [u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// One connection of the bare block reader.
+/// A connection of the bare block reader.
 pub struct BareReader {
     socket: TcpStream,
 }
@@ -143,10 +143,10 @@ impl BareReader {
     }
 }
 
-/// One connection of the bare block writer.
+/// A connection of the bare block writer.
 pub struct BareWriter {
     socket: TcpStream,
-    /// A request and the bytes after it, sent together.
+    /// A request and the bytes behind, sent together.
     message: Vec<u8>,
 }
 
@@ -163,7 +163,7 @@ impl BareWriter {
         Ok(BareWriter { socket, message })
     }
 
-    /// Sends a block and waits for its answer.
+    /// Sends a block and waits for the answer.
     ///
     /// # Errors
     /// When the connection failed.

@@ -1,5 +1,5 @@
-//! The reader's side: one blocking socket per channel; bytes are received directly into the caller's destination. It
-//! knows neither pools nor the meaning of requests.
+//! The reader's side: a blocking socket for each channel; bytes are received directly into the caller's destination. Knows
+//! neither pools nor the meaning of requests.
 
 use crate::SocketOptions;
 use crate::addr::resolve_peer;
@@ -24,15 +24,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// The receive timeout that stays set on a socket. Only a nearer deadline sets a shorter one, so calls with deadlines
-/// further away cost no extra system call.
+/// The receive timeout that stays set on a socket. Only a nearer deadline sets a shorter timeout, so calls with later deadlines
+/// cost no extra system call.
 const RECEIVE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of a request that are encrypted and sent at once.
 const SEALED_PIECE: usize = 256 << 10;
 /// Request buffers larger than this are released after the call.
 const MAX_KEPT_BUFFER: usize = 4 << 10;
 
-/// Makes TCP channels to one peer.
+/// Makes TCP channels to a peer.
 pub struct TcpConnector {
     peer: String,
     locals: Vec<IpAddr>,
@@ -42,8 +42,8 @@ pub struct TcpConnector {
 }
 
 impl TcpConnector {
-    /// A connector to `peer` (`host:port`). The source address is the one of `locals` in the peer's network, or else
-    /// the one of the route.
+    /// A connector to `peer` (`host:port`). The source address is that of `locals` in the peer's network, or else that of the
+    /// route.
     pub fn new(peer: &str, locals: Vec<IpAddr>, options: SocketOptions, stats: Arc<Stats>) -> Self {
         TcpConnector { peer: peer.to_owned(), locals, options, trust: Trust::without_checks(), stats }
     }
@@ -54,7 +54,7 @@ impl TcpConnector {
         self
     }
 
-    /// Connects and returns the channel as its own type.
+    /// Connects and returns the channel as this type.
     ///
     /// # Errors
     /// As [`Connector::connect`].
@@ -62,7 +62,7 @@ impl TcpConnector {
         self.open_one_of(&resolve_peer(&self.peer, deadline)?, deadline)
     }
 
-    /// Tries the addresses of the name in order, each for its share of the remaining time.
+    /// Tries the addresses of the name in order, each for a share of the remaining time.
     fn open_one_of(&self, addresses: &[SocketAddr], deadline: Instant) -> Result<TcpChannel> {
         let ways = addresses.iter().map(|remote| (*remote, source_towards(*remote, &self.locals)));
         let (usable, others): (Vec<_>, Vec<_>) = ways.partition(|(_, local)| self.locals.is_empty() || local.is_some());
@@ -210,26 +210,26 @@ struct SocketBreaker {
 impl ChannelBreaker for SocketBreaker {
     fn break_channel(&self) {
         if let Some(socket) = self.socket.upgrade() {
-            // It may have ended already.
+            // The connection may have ended already.
             let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         }
     }
 }
 
-/// One TCP connection of a reader.
+/// A TCP connection of a reader.
 pub struct TcpChannel {
     stream: ReaderStream,
     request: Vec<u8>,
     next_id: u64,
     broken: bool,
-    /// The request sent last, while its answer has not been received.
+    /// The request sent last, while the answer has not been received.
     begun: Option<(FrameOp, u64)>,
     endpoints: ConnectionEndpoints,
     stats: Arc<Stats>,
 }
 
 struct ReaderStream {
-    /// Shared with breakers, which do not keep it open.
+    /// Shared with breakers, which do not keep the socket open.
     socket: Arc<OwnedFd>,
     /// The receive timeout currently set on the socket.
     timeout: Duration,
@@ -256,7 +256,7 @@ impl TcpChannel {
         }
     }
 
-    /// Sends a request and returns its number.
+    /// Sends a request and returns the number.
     fn send_request(&mut self, request: &NodeRequest<'_>, deadline: Instant) -> Result<u64, CallError> {
         let id = self.next_id;
         self.next_id += 1;
@@ -273,7 +273,7 @@ impl TcpChannel {
         Ok(id)
     }
 
-    /// An error when an earlier call broke the channel or left an answer in it.
+    /// An error when an earlier call broke the channel or left an answer there.
     fn check_usable(&self) -> Result<(), CallError> {
         let why = match (self.broken, self.begun) {
             (true, _) => "the channel broke in an earlier call",
@@ -297,9 +297,9 @@ impl TcpChannel {
             }
             Err(CallError::Broken(error)) => {
                 self.broken = true;
-                // Bytes of a write that are still here must not arrive later: it is repeated elsewhere.
+                // Bytes of a write that are still here must not arrive later: the write is repeated elsewhere.
                 let _ = sockopt::set_socket_linger(&self.stream.socket, Some(Duration::ZERO));
-                // Closing at once also stops the node from sending the rest of its answer.
+                // Closing at once also stops the node from sending the rest of the answer.
                 let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
                 Err(CallError::Broken(error.context(format_args!("{what} of {}", self.endpoints))))
             }
@@ -350,8 +350,8 @@ impl Channel for TcpChannel {
     }
 
     fn looks_alive(&mut self) -> bool {
-        // An idle connection has nothing to read: bytes would be stray, an end of stream means that the peer closed
-        // it.
+        // An idle connection has nothing to read: bytes would be stray, an end of stream means that the peer closed the
+        // connection.
         let mut byte = [0u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let left = self.stream.tls.as_ref().is_some_and(|tls| tls.has_leftover());
@@ -406,7 +406,7 @@ impl ReaderStream {
         send_all(&self.socket, parts, deadline)
     }
 
-    /// Sets the receive timeout for `deadline`; `None` when it has passed.
+    /// Sets the receive timeout for `deadline`; `None` after the deadline.
     fn arm_timeout(&mut self, deadline: Instant) -> Option<rustix::io::Result<()>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -502,7 +502,7 @@ impl ReaderStream {
     }
 }
 
-/// The error of a connection that failed in use: whatever the operating system calls it, the peer is unreachable.
+/// The error of a connection that failed in use: by whatever name of the operating system, the peer is unreachable.
 fn connection_lost(e: Errno) -> Error {
     Error::new(ErrorKind::Unavailable, format!("the connection failed: {e}"))
 }

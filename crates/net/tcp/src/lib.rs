@@ -1,5 +1,5 @@
-//! The TCP transport: blocking client channels, and a server with a bounded number of threads for thousands of
-//! connections. It knows no block, no file and no pool: frames and services come from the transport crate.
+//! The TCP transport: blocking client channels, and a server with a bounded number of threads for thousands of connections. Knows
+//! no block, no file and no pool: frames and services come from the transport crate.
 #![forbid(unsafe_code)]
 
 pub mod addr;

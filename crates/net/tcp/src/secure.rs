@@ -1,5 +1,5 @@
-//! The encrypted form of both ends of a connection: ciphertext from the socket to plaintext, and back. It knows
-//! neither frames nor the peer.
+//! The encrypted form of both ends of a connection: ciphertext from the socket to plaintext, and back. Knows neither frames nor
+//! the peer.
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
@@ -13,7 +13,7 @@ use std::time::Instant;
 const NODE_PIECE: usize = 16 << 10;
 /// Ciphertext bytes per receive call of a reader.
 const READER_PIECE: usize = 64 << 10;
-/// Plaintext bytes sealed before they are sent.
+/// Plaintext bytes sealed before sending.
 const SEALED_BYTES: usize = 256 << 10;
 
 /// A reader's end.
@@ -35,7 +35,7 @@ impl ReaderEnd {
         self.from = self.to - rest.len();
         got
     }
-    /// The buffer for the socket's next bytes, once all earlier ones are decrypted.
+    /// The buffer for the socket's next bytes, once all earlier bytes are decrypted.
     pub fn receive_room(&mut self) -> &mut [u8] {
         &mut self.cipher
     }
@@ -66,7 +66,7 @@ pub(crate) enum ReceiveStop {
     Os(Errno),
     /// The TLS handshake or session failed.
     Tls(Error),
-    /// The peer does not use TLS: its first bytes.
+    /// The peer does not use TLS: the first bytes.
     Plain(Vec<u8>),
 }
 
@@ -154,7 +154,7 @@ impl NodeEnd {
     }
 }
 
-/// Writes to a socket without encryption; its own send timeout bounds each write.
+/// Writes to a socket without encryption; the socket's send timeout bounds each write.
 struct PlainSocket<'a> {
     socket: &'a TcpStream,
     deadline: Option<Instant>,

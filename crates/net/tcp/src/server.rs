@@ -1,8 +1,7 @@
 //! The node's side: listeners, the table of connections, the limit of threads. `worker` handles the requests.
 //!
-//! Idle connections are parked in an epoll set, each armed for one event; the worker that receives the event owns the
-//! connection until it parks it again. Memory and threads therefore follow the requests in progress, not the
-//! connections.
+//! Idle connections are parked in an epoll set, each armed for a single event; the worker that receives the event owns the
+//! connection until the next parking. Memory and threads therefore follow the requests in progress, not the connections.
 
 use crate::SocketOptions;
 use crate::secure::NodeEnd;
@@ -34,33 +33,32 @@ const LONG_REQUEST: Duration = Duration::from_millis(250);
 /// Limits of a server.
 #[derive(Clone)]
 pub struct ServerConfig {
-    /// Limit of connections. One in eight is reserved for control connections, so that heartbeats are answered when
-    /// all others are in use. A further connection takes the slot of the longest idle one; if none is idle, a
-    /// handshake for data is refused with an error.
+    /// Limit of connections. An eighth is reserved for control connections, so that heartbeats are answered when all others are
+    /// in use. A further connection takes the slot of the longest idle connection; without an idle connection, a handshake for
+    /// data is refused with an error.
     pub max_connections: usize,
     /// How to raise the limit, for messages.
     pub more_connections: String,
-    /// Limit of requests answered at once, each by one thread. Threads start as needed and end when idle. One more
-    /// thread answers handshakes and heartbeats when all of them are busy.
+    /// Limit of requests answered at once, each by a thread. Threads start as needed and end when idle. Another thread answers
+    /// handshakes and heartbeats when all are busy.
     pub max_workers: usize,
-    /// Limit of further requests that wait for a disk or another machine, so that cached data is not delayed by them.
+    /// Limit of further requests that wait for a disk or another machine, so that these do not delay cached data.
     pub max_waiting: usize,
-    /// Timeout of the handshake after connecting, and of every request after its first byte.
+    /// Timeout of the handshake after connecting, and of every request after the first byte.
     pub request_timeout: Duration,
-    /// A reader that accepts no byte of an answer for this long loses its connection. Long answers get one more
-    /// second per MiB.
+    /// A reader that accepts no byte of an answer for this long loses the connection. Long answers get another second per MiB.
     pub send_timeout: Duration,
-    /// How long a worker waits on a connection for its next request before parking it: longer than a busy reader's
-    /// pause between two requests, so that those cost no epoll call.
+    /// How long a worker waits on a connection for the next request before parking: longer than a busy reader's pause between two
+    /// requests, which then cost no epoll call.
     pub linger: Duration,
     /// Options of accepted sockets.
     pub socket: SocketOptions,
     /// The proofs that peers must give.
     pub trust: Arc<Trust>,
-    /// Limit of connections before their handshake. A further one replaces the oldest of them, so that strangers
-    /// can't lock peers out.
+    /// Limit of connections before the handshake. A further connection replaces the oldest, so that strangers can't lock peers
+    /// out.
     pub max_pending_handshakes: usize,
-    /// Memory for the bytes of writes; without it, writes longer than a request end their connection.
+    /// Memory for the bytes of writes; without it, writes longer than a request end the connection.
     pub payload_pool: Option<Arc<BufferPool>>,
 }
 
@@ -82,7 +80,7 @@ impl Default for ServerConfig {
     }
 }
 
-/// One connection.
+/// A connection.
 pub(crate) struct TcpConnection {
     pub state: ConnState,
     pub socket: TcpStream,
@@ -137,7 +135,7 @@ impl PooledServer for TcpServerState {
         &self.refusals
     }
     fn remove_connection(&self, conn: &TcpConnection) {
-        // The socket leaves the epoll set when its last owner closes it.
+        // The socket leaves the epoll set when the last owner closes the socket.
         let _ = conn.socket.shutdown(std::net::Shutdown::Both);
         if self.places.remove_connection(&conn.state) && conn.state.peer_name().is_some() {
             self.service.connection_closed(&conn.state);
@@ -145,7 +143,7 @@ impl PooledServer for TcpServerState {
     }
 }
 
-/// A running server; dropping it stops it.
+/// A running server; a drop stops the server.
 pub struct TcpServer {
     shared: Arc<TcpServerState>,
     local: Vec<SocketAddr>,
@@ -219,7 +217,7 @@ impl TcpServer {
         Ok(server)
     }
 
-    /// The addresses it listens on, in the given order, with their actual ports.
+    /// The listening addresses, in the given order, with the actual ports.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.local
     }
@@ -234,7 +232,7 @@ impl TcpServer {
         self.shared.workers.workers()
     }
 
-    /// Stops accepting; workers end after their current requests.
+    /// Stops accepting; workers end after the current requests.
     pub fn shutdown(&self) {
         self.shared.workers.stop();
     }
@@ -248,7 +246,7 @@ impl TcpServer {
     fn stop_by(&mut self, deadline: Instant) -> bool {
         self.shutdown();
         if let Some(acceptor) = self.acceptor.take() {
-            // It only waits for the wake-up.
+            // The thread only waits for the wake-up.
             let _ = acceptor.join();
         }
         // Idle readers see the end at once; answers in progress are completed.
@@ -314,7 +312,7 @@ fn accept_all(shared: &Arc<TcpServerState>, listeners: &[TcpListener]) {
     }
 }
 
-/// Closes a connection for another one. The eviction of an idle one is logged already.
+/// Closes a connection for another. The eviction of an idle connection is logged already.
 fn evict_connection(shared: &TcpServerState, conn: &TcpConnection) {
     if conn.state.peer_name().is_none() {
         let why = "too many connections before their handshake, and it is the oldest of them";
@@ -323,13 +321,13 @@ fn evict_connection(shared: &TcpServerState, conn: &TcpConnection) {
     shared.remove_connection(conn);
 }
 
-/// The next pending connection. `warned` is the time of the last warning that one could not be accepted.
+/// The next pending connection. `warned` is the time of the last warning of a failure.
 fn accept_next(listener: &TcpListener, warned: &mut Option<Instant>) -> Option<(TcpStream, SocketAddr)> {
     match listener.accept() {
         Ok(accepted) => Some(accepted),
         Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
         Err(e) => {
-            // The error repeats many times a second while it lasts.
+            // The error repeats many times a second.
             if warned.is_none_or(|at| at.elapsed() > ACCEPT_LOG_INTERVAL) {
                 *warned = Some(Instant::now());
                 tracing::warn!("connections can't be accepted: {e}; raise 'ulimit -n' if it lacks descriptors");

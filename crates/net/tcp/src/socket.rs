@@ -1,4 +1,4 @@
-//! The options of every socket, equal on both sides and in the bare reader. It knows no frames.
+//! The options of every socket, equal on both sides and in the bare reader. Knows no frames.
 
 use rustix::net::sockopt;
 use spurline_types::Congestion;
@@ -10,11 +10,11 @@ use std::time::Duration;
 /// Options of a data socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Bytes the kernel may buffer for sending; `None` leaves the size to the kernel, which grows it as needed.
+    /// Bytes the kernel may buffer for sending; `None` leaves the size to the kernel, which grows the buffer as needed.
     pub send_buffer: Option<usize>,
     /// The same for receiving.
     pub recv_buffer: Option<usize>,
-    /// An idle connection sends a keepalive probe after this time, and ends after three unanswered ones.
+    /// An idle connection sends a keepalive probe after this time, and ends after three unanswered probes.
     pub keepalive: Duration,
     /// Sent bytes that stay unacknowledged for this long end the connection.
     pub user_timeout: Duration,
@@ -35,11 +35,11 @@ impl Default for SocketOptions {
 }
 
 impl SocketOptions {
-    /// Sets the options that must precede the connection: on a socket before it connects, and on a listener; its
-    /// accepted sockets inherit them. A connection that began with BBR keeps pacing even after a change.
+    /// Sets the options that must precede the connection: on a socket before connecting, and on a listener, whose accepted
+    /// sockets inherit the options. A connection that began with BBR keeps pacing even after a change.
     ///
     /// # Errors
-    /// When the kernel refuses one.
+    /// When the kernel refuses an option.
     pub fn apply_before_connect(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         control_congestion(fd, self.congestion)?;
         if let Some(bytes) = self.send_buffer {
@@ -51,10 +51,10 @@ impl SocketOptions {
         Ok(())
     }
 
-    /// Sets the other options on a socket, before it connects or after it was accepted.
+    /// Sets the other options on a socket, before connecting or after accepting.
     ///
     /// # Errors
-    /// When the kernel refuses one.
+    /// When the kernel refuses an option.
     pub fn apply_options(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         sockopt::set_tcp_nodelay(fd, true)?;
         sockopt::set_socket_keepalive(fd, true)?;
@@ -67,7 +67,7 @@ impl SocketOptions {
     }
 }
 
-/// Sets the congestion control. Logged once per process when it is not the host's own.
+/// Sets the congestion control. Logged once per process when different from the host's.
 fn control_congestion(fd: BorrowedFd<'_>, choice: Congestion) -> io::Result<()> {
     static SAID: Once = Once::new();
     match choice {

@@ -1,10 +1,10 @@
-//! Chooses the source address of a connection among several addresses of this host. It reads interfaces and routes
-//! and connects nothing.
+//! Chooses the source address of a connection among several addresses of this host. Reads interfaces and routes and connects
+//! nothing.
 
 use crate::addr::{LocalAddress, in_net, local_addresses};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// The address of `locals` to reach `remote` from; `None` when none of them can.
+/// The address of `locals` to reach `remote` from; `None` when no address can.
 pub(crate) fn source_towards(remote: SocketAddr, locals: &[IpAddr]) -> Option<IpAddr> {
     if locals.is_empty() {
         return None;
@@ -13,7 +13,7 @@ pub(crate) fn source_towards(remote: SocketAddr, locals: &[IpAddr]) -> Option<Ip
     choose_source(remote.ip(), locals, &local_addresses().unwrap_or_default(), || routed_source(remote))
 }
 
-/// An address in the network of `remote` first, or else the one of its route.
+/// An address in the network of `remote` first, or else that of the route.
 fn choose_source(
     remote: IpAddr,
     locals: &[IpAddr],

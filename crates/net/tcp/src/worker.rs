@@ -1,4 +1,4 @@
-//! Serves one readable connection: answers its requests, then parks it. It knows neither listeners nor the meaning of
+//! Serves a readable connection: answers the requests, then parks the connection. Knows neither listeners nor the meaning of
 //! requests.
 
 use crate::secure::{NodeEnd, ReceiveStop, tls_only};
@@ -20,22 +20,21 @@ use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// Requests answered on one connection before other connections get their turn, when no worker is idle.
+/// Requests answered on a connection before other connections get a turn, when no worker is idle.
 const REQUESTS_PER_TURN: u32 = 32;
-/// Requests answered on one connection before the worker first checks the reader's CPU; the interval doubles each
-/// time.
+/// Requests answered on a connection before the worker first checks the reader's CPU; the interval doubles each time.
 const FIRST_CPU_CHECK: u32 = 64;
 /// The first byte of a TLS connection.
 const TLS_HANDSHAKE: u8 = 0x16;
 /// Bytes of a file encrypted at once.
 const FILE_PIECE: usize = 256 << 10;
-/// Bytes received at once from a connection that writes: its next request and little of the bytes behind it, which then
-/// go directly into a buffer of their own.
+/// Bytes received at once from a connection that writes: the next request and little of the bytes behind, which then go directly
+/// into another buffer.
 const WRITER_PIECE: usize = 2 << 10;
-/// Slices passed to one `sendmsg`.
+/// Slices passed to a `sendmsg`.
 const MAX_SEND_SLICES: usize = 34;
 
-/// Answers requests of one connection until it is idle; with `control_only` handshakes and heartbeats only.
+/// Answers requests of a connection until idle; with `control_only` handshakes and heartbeats only.
 pub(crate) fn serve_connection(
     shared: &TcpServerState,
     conn: &TcpConnection,
@@ -52,7 +51,7 @@ pub(crate) fn serve_connection(
         let until = if writes && filled < WRITER_PIECE { WRITER_PIECE } else { inbox.len() };
         let received = match here {
             0 => receive_bytes(conn, &mut inbox[filled..until], flags),
-            // Another thread has received them.
+            // Another thread has received the bytes.
             _ => Ok(std::mem::take(&mut here)),
         };
         match received {
@@ -132,7 +131,7 @@ pub(crate) fn serve_connection(
         if turn_is_over && filled == 0 && nothing_left {
             return park_connection(shared, conn);
         }
-        // While another worker waits for events, this one can wait for the next request here.
+        // While another worker waits for events, this worker can wait for the next request here.
         wait = others_idle && !control_only;
     }
 }
@@ -141,9 +140,9 @@ pub(crate) fn serve_connection(
 struct ReceivedPart {
     /// Bytes that a receive follows.
     filled: usize,
-    /// Bytes that no receive follows, as they hold a whole request.
+    /// Bytes that no receive follows, as these hold a whole request.
     here: usize,
-    /// When the first of them arrived.
+    /// When the first byte arrived.
     begun: Option<Instant>,
 }
 
@@ -170,7 +169,7 @@ fn receive_bytes(conn: &TcpConnection, room: &mut [u8], flags: RecvFlags) -> std
     }
 }
 
-/// A request without its payload.
+/// A request without payload.
 struct RequestFrame<'a> {
     header: FrameHeader,
     body: &'a [u8],
@@ -178,7 +177,7 @@ struct RequestFrame<'a> {
     len: usize,
 }
 
-/// The first request of received bytes; `None` until it is whole.
+/// The first request of received bytes; `None` until the request is whole.
 fn first_frame<'a>(
     conn: &TcpConnection,
     received: &'a [u8],
@@ -197,7 +196,7 @@ fn first_frame<'a>(
     Ok(Some(RequestFrame { header, body, len }))
 }
 
-/// Lets other workers and the reader's processor have their turn after a number of requests.
+/// Lets other workers and the reader's processor have a turn after a number of requests.
 fn end_turn(shared: &TcpServerState, conn: &TcpConnection, requests: u32) {
     if requests.is_multiple_of(REQUESTS_PER_TURN) {
         shared.worker_pool().renew_permit();
@@ -207,7 +206,7 @@ fn end_turn(shared: &TcpServerState, conn: &TcpConnection, requests: u32) {
     }
 }
 
-/// Receives the bytes behind a request into a buffer of the budget; `here` is their start.
+/// Receives the bytes behind a request into a buffer of the budget; `here` is the start of the bytes.
 fn receive_payload(
     shared: &TcpServerState,
     conn: &TcpConnection,
@@ -263,8 +262,8 @@ fn receive_payload(
     Ok(buffer)
 }
 
-/// Whether the reader closed the connection. Its request then was sent to another node, and must not be executed here
-/// any more: this process may have been stopped since it arrived.
+/// Whether the reader closed the connection. The request then was sent to another node, and must not be executed here any more:
+/// this process may have been stopped since the arrival.
 fn has_hung_up(socket: &TcpStream) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
@@ -272,8 +271,8 @@ fn has_hung_up(socket: &TcpStream) -> bool {
     matches!(poll(&mut fds, Some(&at_once)), Ok(1..)) && fds[0].revents().intersects(gone)
 }
 
-/// Moves this thread once to the CPU where the connection's packets arrive. Two busy pairs of threads placed crosswise
-/// look balanced to the kernel and stay that way, and each of their requests wakes the other CPU twice.
+/// Moves this thread once to the CPU where the connection's packets arrive. Two busy pairs of threads placed crosswise look
+/// balanced to the kernel and stay that way, and each request wakes the other CPU twice.
 fn move_to_reader_cpu(socket: &TcpStream) {
     if let Ok(cpu) = rustix::net::sockopt::socket_incoming_cpu(socket) {
         spurline_exec::move_to_cpu(cpu as usize);
@@ -307,7 +306,7 @@ fn answer_request(
     next
 }
 
-/// Sends one answer's bytes.
+/// Sends an answer's bytes.
 struct SocketSink<'a> {
     socket: &'a TcpStream,
     tls: Option<&'a Mutex<NodeEnd>>,

@@ -1,4 +1,4 @@
-//! The reader's side: a channel is one connection on one path, and a connector opens channels. It knows no pool.
+//! The reader's side: a channel is a connection on a path, and a connector opens channels. Knows no pool.
 
 use spurline_proto::{AnswerBody, FrameError, FrameOp, HelloRequest, NodeRequest, WelcomeAnswer};
 use spurline_types::{Error, ErrorKind, Result};
@@ -44,7 +44,7 @@ impl fmt::Display for ConnectionEndpoints {
     }
 }
 
-/// A successful answer: its body is in the caller's `body`, its payload in the caller's `dst`.
+/// A successful answer: the body is in the caller's `body`, the payload in the caller's `dst`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallAnswer {
     /// How many bytes of `dst` were filled.
@@ -56,12 +56,12 @@ pub struct CallAnswer {
 pub enum CallError {
     /// The peer answered with an error. The channel stays usable.
     Answered(Error),
-    /// The answer is incomplete. The channel must be dropped: later bytes on it belong to this call.
+    /// The answer is incomplete. The channel must be dropped: later bytes there belong to this call.
     Broken(Error),
 }
 
 impl CallError {
-    /// The error of a request that has no encoding. It was never sent, so the channel stays usable.
+    /// The error of a request that has no encoding. Such a request was never sent, so the channel stays usable.
     pub fn not_sent(error: &FrameError) -> CallError {
         CallError::Answered(Error::new(ErrorKind::Invalid, error.to_string()))
     }
@@ -101,21 +101,20 @@ impl From<CallError> for Error {
     }
 }
 
-/// Ends the current call on a channel, and every later one, with [`CallError::Broken`]. Used when a path has failed
-/// while its requests still wait for answers.
+/// Ends the current call on a channel, and every later one, with [`CallError::Broken`]. Used when a path has failed while
+/// requests there still wait for answers.
 pub trait ChannelBreaker: Send + Sync {
     /// Returns at once; the call ends shortly after. Has no effect on a channel that is already closed.
     fn break_channel(&self);
 }
 
-/// One connection on one path. It carries one call at a time, bounded by a deadline.
+/// A connection on a path. Carries a single call at a time, bounded by a deadline.
 pub trait Channel: Send {
-    /// Sends `request` and waits for its answer.
+    /// Sends `request` and waits for the answer.
     ///
-    /// The payload is written to `dst`; its length is the largest payload accepted. `progress(n)` reports that the
-    /// first `n` bytes of `dst` have arrived, in order; it may be called any number of times. The answer's body
-    /// replaces `body`. After an error the content of `dst` is undefined; after [`CallError::Broken`] every later
-    /// call fails as well.
+    /// The payload is written to `dst`, whose length is the largest payload accepted. `progress(n)` reports that the first `n`
+    /// bytes of `dst` have arrived, in order; `progress` may be called any number of times. The answer's body replaces `body`.
+    /// After an error the content of `dst` is undefined; after [`CallError::Broken`] every later call fails as well.
     ///
     /// # Errors
     /// [`CallError::Answered`] with the peer's own error; [`CallError::Broken`] of kind `Timeout` when `deadline`
@@ -130,13 +129,12 @@ pub trait Channel: Send {
         deadline: Instant,
     ) -> Result<CallAnswer, CallError>;
 
-    /// [`Channel::call`] that runs `meanwhile` once, between sending the request and waiting for its answer, where
-    /// the transport writes the answer into `dst` by itself in that time. One thread can then receive answers on
-    /// several channels at once: it makes the next channel's call within `meanwhile`. A transport without this
-    /// ability runs `meanwhile` first.
+    /// [`Channel::call`] that runs `meanwhile` once, between sending the request and waiting for the answer, where the transport
+    /// writes the answer into `dst` by itself in that time. A thread can then receive answers on several channels at once, with
+    /// the next channel's call within `meanwhile`. A transport without this ability runs `meanwhile` first.
     ///
     /// # Errors
-    /// Those of [`Channel::call`].
+    /// As [`Channel::call`].
     fn call_while(
         &mut self,
         request: &NodeRequest<'_>,
@@ -154,7 +152,7 @@ pub trait Channel: Send {
     /// connection's own buffers and needs neither a thread nor memory of the caller.
     ///
     /// # Errors
-    /// Those of [`Channel::call`]; `Unsupported` where the destination must be known when the request is sent.
+    /// As [`Channel::call`]; `Unsupported` where the destination must be known when the request is sent.
     fn begin_call(&mut self, request: &NodeRequest<'_>, deadline: Instant) -> Result<(), CallError> {
         let _ = deadline;
         let why = format!("{request} of {}: this transport can't leave an answer in the connection", self.endpoints());
@@ -164,14 +162,14 @@ pub trait Channel: Send {
     /// Receives the answer to the request sent by [`Channel::begin_call`], as [`Channel::call`] would.
     ///
     /// # Errors
-    /// Those of [`Channel::call`].
+    /// As [`Channel::call`].
     fn finish_call(&mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Result<CallAnswer, CallError> {
         let _ = (body, dst, deadline);
         let why = format!("{}: no request was begun", self.endpoints());
         Err(CallError::Answered(Error::new(ErrorKind::Invalid, why)))
     }
 
-    /// A handle that ends this channel's call from another thread; `None` where only the deadline ends it.
+    /// A handle that ends this channel's call from another thread; `None` where only the deadline ends the call.
     fn breaker(&self) -> Option<Arc<dyn ChannelBreaker>> {
         None
     }
@@ -183,10 +181,10 @@ pub trait Channel: Send {
     fn looks_alive(&mut self) -> bool;
 }
 
-/// Opens channels to one peer on one path.
+/// Opens channels to a peer on a path.
 pub trait Connector: Send + Sync {
-    /// Prepares slow local resources that do not depend on the peer, such as memory registration with a device that
-    /// has come back. Otherwise [`Connector::connect`] does this within its deadline.
+    /// Prepares slow local resources that do not depend on the peer, such as memory registration with a device that has come
+    /// back. Otherwise [`Connector::connect`] does this within the deadline.
     ///
     /// # Errors
     /// `Unavailable` when there is no device.
@@ -197,30 +195,29 @@ pub trait Connector: Send + Sync {
     /// Opens a connection without a handshake.
     ///
     /// # Errors
-    /// `Timeout` when `deadline` passed, `Unavailable` when the peer refused or can't be reached, `Throttled` when
-    /// the peer runs but is at its connection limit.
+    /// `Timeout` when `deadline` passed, `Unavailable` when the peer refused or can't be reached, `Throttled` when the peer runs
+    /// but is at the connection limit.
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>>;
 
     /// Opens a connection and performs the handshake. Where the peer may have several addresses, uses the first that
     /// answers as this peer. `process` is the peer's last known process number, 0 when unknown.
     ///
     /// # Errors
-    /// Those of [`Connector::connect`] and of [`perform_handshake`]; also `Throttled` when the peer ends the
-    /// connection instead.
+    /// As [`Connector::connect`] and [`perform_handshake`]; also `Throttled` when the peer ends the connection instead.
     fn connect_and_handshake(
         &self,
         hello: &HelloRequest<'_>,
         process: u64,
         deadline: Instant,
     ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
-        // There is only one address.
+        // There is only a single address.
         let _ = process;
         let mut channel = self.connect(deadline)?;
         let welcome = first_handshake(&mut *channel, hello, deadline)?;
         Ok((channel, welcome))
     }
 
-    /// The transport of its channels.
+    /// The transport of the channels.
     fn kind(&self) -> TransportKind;
 
     /// The peer's address as configured, for logs and errors.
@@ -247,7 +244,7 @@ pub fn first_handshake(
 /// Performs the handshake that opens a connection.
 ///
 /// # Errors
-/// Those of [`Channel::call`]; `Protocol` when the two sides share no protocol version.
+/// As [`Channel::call`]; `Protocol` when the two sides share no protocol version.
 pub fn perform_handshake(
     channel: &mut dyn Channel,
     hello: &HelloRequest<'_>,
@@ -268,11 +265,11 @@ pub fn perform_handshake(
     Ok(welcome)
 }
 
-/// A call whose answer is one value in the body (`Attr`, `ListPage`, `CapacityAnswer`, `WelcomeAnswer`). `body` is
-/// scratch space.
+/// A call whose answer is a single value in the body (`Attr`, `ListPage`, `CapacityAnswer`, `WelcomeAnswer`). `body` is scratch
+/// space.
 ///
 /// # Errors
-/// Those of [`Channel::call`]; `Protocol` when the body does not decode.
+/// As [`Channel::call`]; `Protocol` when the body does not decode.
 pub fn call_decoded<T: AnswerBody>(
     channel: &mut dyn Channel,
     request: &NodeRequest<'_>,

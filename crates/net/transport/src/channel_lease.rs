@@ -1,5 +1,5 @@
-//! A channel taken from a pool: its calls are counted, and it goes back or is dropped by the result. It knows neither
-//! the choice of a path nor how channels are made.
+//! A channel taken from a pool: calls are counted, and the channel goes back or is dropped, by the result. Knows neither the
+//! choice of a path nor how channels are made.
 
 use crate::channel_set::PooledChannel;
 use crate::{CallAnswer, CallError, Channel, ChannelBreaker};
@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 /// A wait shorter than this proves nothing about the peer: an answer takes as long under load.
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 
-/// A channel with a request in flight whose answer is not awaited yet. It must go back to its pool by
-/// [`DemandPool::resume_call`](crate::DemandPool::resume_call) or
-/// [`DemandPool::abandon_call`](crate::DemandPool::abandon_call).
+/// A channel with a request in flight whose answer is not awaited yet. The channel must go back to the pool by
+/// [`DemandPool::resume_call`](crate::DemandPool::resume_call) or [`DemandPool::abandon_call`](crate::DemandPool::abandon_call).
 pub struct BegunCall(pub(crate) PooledChannel);
 
 /// How a channel was lost.
@@ -41,18 +40,18 @@ pub(crate) trait ChannelOwner: Sync {
     fn request_ended(&self, path: usize);
     /// An answer of `len` bytes arrived over the path.
     fn record_read(&self, path: usize, len: usize, took: Duration);
-    /// Takes a channel back after its call.
+    /// Takes a channel back after the call.
     fn return_channel(&self, path: usize, channel: PooledChannel);
-    /// Closes a channel after its call.
+    /// Closes a channel after the call.
     fn drop_channel(&self, path: usize, channel: PooledChannel, loss: ChannelLoss, error: Option<&Error>);
 }
 
-/// A channel taken from a pool; dropping it returns the channel, unless a call broke it.
+/// A channel taken from a pool; a drop returns the channel, unless a call broke it.
 pub struct ChannelLease<'a> {
     owner: &'a dyn ChannelOwner,
     path: usize,
     welcome: Arc<WelcomeAnswer>,
-    /// Empty only after a call broke it.
+    /// Empty only after a call that broke the channel.
     channel: Option<PooledChannel>,
     /// The channel was idle before.
     was_idle: bool,
@@ -64,7 +63,7 @@ impl<'a> ChannelLease<'a> {
         ChannelLease { owner, path, welcome: Arc::clone(&channel.welcome), channel: Some(channel), was_idle }
     }
 
-    /// Whether the channel was idle before it was taken: the peer may just have closed it.
+    /// Whether the channel was idle before the lease: the peer may just have closed it.
     pub fn was_idle(&self) -> bool {
         self.was_idle
     }
@@ -80,15 +79,15 @@ impl<'a> ChannelLease<'a> {
         self.owner.path_counters(self.path).retries.add(1);
     }
 
-    /// The node's answer to this connection's handshake, including its number for the volume.
+    /// The node's answer to this connection's handshake, including the number for the volume.
     pub fn welcome(&self) -> &WelcomeAnswer {
         &self.welcome
     }
 
-    /// [`Channel::call`], counted. A channel that it breaks is closed before this returns.
+    /// [`Channel::call`], counted. A broken channel is closed before this returns.
     ///
     /// # Errors
-    /// Those of [`Channel::call`]; `Unavailable` after a call that broke the channel.
+    /// As [`Channel::call`]; `Unavailable` after a call that broke the channel.
     pub fn call(
         &mut self,
         request: &NodeRequest<'_>,
@@ -106,11 +105,11 @@ impl<'a> ChannelLease<'a> {
         result
     }
 
-    /// [`ChannelLease::call`] that another thread may interrupt through [`ChannelLease::breaker`] after setting
-    /// `unless`. The channel is closed as usual, but neither the peer nor its path counts as failed.
+    /// [`ChannelLease::call`] that another thread may interrupt through [`ChannelLease::breaker`] after setting `unless`. The
+    /// channel is closed as usual, but neither the peer nor the path counts as failed.
     ///
     /// # Errors
-    /// Those of [`ChannelLease::call`].
+    /// As [`ChannelLease::call`].
     pub fn call_unless(
         &mut self,
         request: &NodeRequest<'_>,
@@ -125,7 +124,7 @@ impl<'a> ChannelLease<'a> {
     /// Receives the answer to a request begun on this channel, as [`ChannelLease::call_unless`] would.
     ///
     /// # Errors
-    /// Those of [`ChannelLease::call`].
+    /// As [`ChannelLease::call`].
     pub fn finish_call(
         &mut self,
         body: &mut Vec<u8>,
@@ -136,10 +135,9 @@ impl<'a> ChannelLease<'a> {
         self.counted_call(deadline, unless, |channel, deadline| channel.finish_call(body, dst, deadline))
     }
 
-    /// Sends a request and returns with its channel, for
-    /// [`DemandPool::begin_call`](crate::DemandPool::begin_call).
+    /// Sends a request and returns with the channel, for [`DemandPool::begin_call`](crate::DemandPool::begin_call).
     pub(crate) fn begin_call(mut self, request: &NodeRequest<'_>, deadline: Instant) -> Option<BegunCall> {
-        // Its answer counts as the operation.
+        // The answer counts as the operation.
         let time = deadline.saturating_duration_since(Instant::now());
         self.attempt_call(None, time, |channel| channel.begin_call(request, deadline)).ok()?;
         let channel = self.channel.take()?;
@@ -147,7 +145,7 @@ impl<'a> ChannelLease<'a> {
         Some(BegunCall(channel))
     }
 
-    /// Closes the channel, which another thread may have interrupted after its last call.
+    /// Closes the channel, which another thread may have interrupted after the last call.
     pub fn discard_channel(&mut self) {
         if let Some(channel) = self.channel.take() {
             self.owner.drop_channel(self.path, channel, ChannelLoss::NotNeeded, None);
@@ -162,7 +160,7 @@ impl<'a> ChannelLease<'a> {
     /// [`Channel::call_while`], counted.
     ///
     /// # Errors
-    /// Those of [`ChannelLease::call`].
+    /// As [`ChannelLease::call`].
     pub fn call_while(
         &mut self,
         request: &NodeRequest<'_>,
@@ -238,10 +236,10 @@ impl<'a> ChannelLease<'a> {
         result
     }
 
-    /// A call whose answer is one value in the body. `body` is scratch space.
+    /// A call whose answer is a single value in the body. `body` is scratch space.
     ///
     /// # Errors
-    /// Those of [`ChannelLease::call`]; `Protocol` when the body does not decode.
+    /// As [`ChannelLease::call`]; `Protocol` when the body does not decode.
     pub fn call_for<T: AnswerBody>(
         &mut self,
         request: &NodeRequest<'_>,

@@ -1,5 +1,5 @@
-//! The channels of one path: idle ones, the number of open ones, and the handles that interrupt their calls. It knows
-//! neither the state of the path nor how channels are made.
+//! The channels of a path: the idle channels, the number of open channels, and the handles that interrupt calls. Knows neither
+//! the state of the path nor how channels are made.
 
 use crate::{Channel, ChannelBreaker, ConnectionEndpoints};
 use spurline_proto::WelcomeAnswer;
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 /// Numbers of channels; 0 is not used.
 static NEXT_CHANNEL_NUMBER: AtomicU64 = AtomicU64::new(1);
 
-/// A channel, and what its pool knows of it.
+/// A channel, and the pool's knowledge of the channel.
 pub(crate) struct PooledChannel {
     pub channel: Box<dyn Channel>,
     pub welcome: Arc<WelcomeAnswer>,
     pub breaker: Option<Arc<dyn ChannelBreaker>>,
     pub idle_since: Instant,
-    /// Its last user.
+    /// The last user.
     pub user: ChannelUser,
     /// The set's generation when the channel was made.
     generation: u64,
@@ -27,9 +27,9 @@ pub(crate) struct PooledChannel {
     number: u64,
 }
 
-/// A thread and the CPU it ran on. A channel is warm where it was used last: the node's worker that waits on it, and
-/// the buffers of both ends. The scheduler keeps a stable pair of threads together, and a NIC that steers packets to
-/// their reader's CPU finds it there.
+/// A thread and the CPU where the thread ran. A channel is warm at the place of the last use: the node's worker that waits there,
+/// and the buffers of both ends. The scheduler keeps a stable pair of threads together, and a NIC that steers packets to the
+/// reader's CPU finds the reader there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChannelUser {
     thread: u64,
@@ -49,18 +49,18 @@ impl ChannelUser {
 /// The addresses of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathEnds {
-    /// This host's; `None` where it is unknown.
+    /// The address of this host; `None` where unknown.
     pub local: Option<IpAddr>,
     /// The peer's.
     pub peer: Option<IpAddr>,
 }
 
-/// The channels of one path.
+/// The channels of a path.
 pub(crate) struct ChannelSet {
     idle: Vec<PooledChannel>,
     /// Idle and leased.
     open: usize,
-    /// A failure of the path starts a new generation; channels of an older one no longer count.
+    /// A failure of the path starts a new generation; channels of an older generation no longer count.
     generation: u64,
     /// Channels that broke.
     breaks: u64,
@@ -82,7 +82,7 @@ pub(crate) struct ChannelRemains {
 
 impl Drop for ChannelRemains {
     fn drop(&mut self) {
-        // Waiting calls first: their answers will not come.
+        // Waiting calls first: the answers will not come.
         for (_, breaker) in self.breakers.drain(..) {
             breaker.break_channel();
         }
@@ -126,7 +126,7 @@ impl ChannelSet {
         self.generation
     }
 
-    /// Counts a new channel, which the caller leases or puts among the idle ones.
+    /// Counts a new channel, which the caller leases or puts among the idle channels.
     pub fn admit_channel(&mut self, channel: Box<dyn Channel>, welcome: Arc<WelcomeAnswer>) -> PooledChannel {
         let number = NEXT_CHANNEL_NUMBER.fetch_add(1, Ordering::Relaxed);
         let breaker = channel.breaker();
@@ -145,7 +145,7 @@ impl ChannelSet {
         channel.generation == self.generation
     }
 
-    /// Adds an idle channel; gives one of an older generation back, to be dropped without the lock.
+    /// Adds an idle channel; gives a channel of an older generation back, to be dropped without the lock.
     pub fn put_idle(&mut self, channel: PooledChannel) -> Option<PooledChannel> {
         if !self.is_current(&channel) {
             return Some(channel);
@@ -160,8 +160,8 @@ impl ChannelSet {
         (count > 0).then(|| self.idle.swap_remove((random % count) as usize))
     }
 
-    /// Takes the idle channel last used by this thread, or on this CPU, or one by a random number, so that a bond's
-    /// links are shared.
+    /// Takes the idle channel last used by this thread, or on this CPU, or a channel by a random number, so that a bond's links
+    /// are shared.
     pub fn take_warm(&mut self, random: impl FnOnce() -> u64) -> Option<PooledChannel> {
         if self.idle.is_empty() {
             return None;
@@ -174,8 +174,7 @@ impl ChannelSet {
         }
     }
 
-    /// Whether a taken channel may be used: at once if it worked lately and no other broke since, else after a look
-    /// at it.
+    /// Whether a taken channel may be used: at once after recent work, if no other channel broke since, else after a check.
     pub fn check_usable(&self, channel: &mut PooledChannel, probe_after: Duration) -> bool {
         let fresh = channel.breaks == self.breaks && channel.idle_since.elapsed() < probe_after;
         let usable = fresh || channel.channel.looks_alive();
@@ -185,7 +184,7 @@ impl ChannelSet {
         usable
     }
 
-    /// Discounts a taken channel that is to be dropped. Returns whether it still counted.
+    /// Discounts a taken channel that is to be dropped. Returns whether the channel still counted.
     pub fn discount(&mut self, channel: &PooledChannel) -> bool {
         let counted = self.is_current(channel);
         if counted {
@@ -196,13 +195,13 @@ impl ChannelSet {
         counted
     }
 
-    /// Counts a break: idle channels are probed before their next use.
+    /// Counts a break: idle channels are probed before the next use.
     pub fn count_break(&mut self) {
         self.breaks += 1;
     }
 
-    /// Takes the idle channels that the peer closed. One live channel proves the peer alive, as its end closes all of
-    /// them.
+    /// Takes the idle channels that the peer closed. A single live channel proves the peer alive, as the peer's end closes all
+    /// channels.
     pub fn take_ended(&mut self) -> Vec<PooledChannel> {
         if self.idle.first_mut().is_none_or(|first| first.channel.looks_alive()) {
             return Vec::new();
@@ -210,8 +209,8 @@ impl ChannelSet {
         self.take_where(|channel| !channel.channel.looks_alive())
     }
 
-    /// Takes channels that are idle for `idle`, except the most recently used one: the peer has connection slots and
-    /// memory for a limited number.
+    /// Takes channels that are idle for `idle`, except the most recently used channel: the peer has connection slots and memory
+    /// for a limited number.
     pub fn take_unused(&mut self, now: Instant, idle: Duration) -> Vec<PooledChannel> {
         let last = self.idle.iter().max_by_key(|channel| channel.idle_since).map(|channel| channel.number);
         self.take_where(|channel| {
@@ -232,7 +231,7 @@ impl ChannelSet {
         taken
     }
 
-    /// Ends the generation: all channels are to be dropped, those in use too.
+    /// Ends the generation: all channels are to be dropped, also channels in use.
     pub fn clear(&mut self) -> ChannelRemains {
         self.generation += 1;
         self.open = 0;

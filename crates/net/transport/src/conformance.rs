@@ -1,4 +1,4 @@
-//! The test suite that every transport must pass, run by each transport's own tests. It knows a transport only as a
+//! The test suite that every transport must pass, run by each transport's own tests. Knows a transport only as a
 //! [`TransportRig`].
 
 use crate::{CallError, Channel, ConnState, Connector, Responder, Service, call_decoded, perform_handshake};
@@ -31,11 +31,11 @@ pub enum ScriptEnd {
 /// A peer that breaks the protocol: maps a request to the bytes to send and what follows.
 pub type PeerScript = Arc<dyn Fn(&FrameHeader) -> (Vec<u8>, ScriptEnd) + Send + Sync>;
 
-/// A running peer; it ends when dropped.
+/// A running peer, which ends when dropped.
 pub trait TestPeer {
-    /// Connects to it.
+    /// Connects to the peer.
     fn connector(&self) -> Arc<dyn Connector>;
-    /// Ends it and its connections, as the death of its process would.
+    /// Ends the peer and all connections, as the death of the process would.
     fn kill(&mut self);
 }
 
@@ -47,7 +47,7 @@ pub trait TransportRig {
     fn play_script(&self, script: PeerScript) -> Box<dyn TestPeer>;
 }
 
-/// A case of the suite: its name and its code.
+/// A case of the suite: name and code.
 pub type ConformanceCase = (&'static str, fn(&dyn TransportRig));
 
 /// The whole suite.
@@ -104,7 +104,7 @@ pub struct TestService {
 }
 
 impl TestService {
-    /// A service with a file of its own to send from.
+    /// A service with a file to send from.
     ///
     /// # Panics
     /// When the file can't be written.
@@ -320,7 +320,7 @@ fn every_operation(rig: &dyn TransportRig) {
         let unknown = NodeRequest::Unknown { op: 999, body: b"xyz" };
         let refused = channel.call(&unknown, &mut body, &mut [], &mut |_| {}, far_deadline()).unwrap_err();
         assert!(!refused.is_broken() && refused.error().kind() == ErrorKind::Unsupported, "{refused}");
-        // A path that leads out of the source is refused before the service sees it.
+        // A path that leads out of the source is refused before the service gets the request.
         let out = NodeRequest::Lookup { volume, path: b"../etc/passwd", max_age_ms: 0 };
         let refused = channel.call(&out, &mut body, &mut [], &mut |_| {}, far_deadline()).unwrap_err();
         assert!(!refused.is_broken() && refused.error().kind() == ErrorKind::Invalid, "{refused}");
@@ -337,7 +337,7 @@ fn all_payloads(rig: &dyn TransportRig) {
             for with_body in [false, true] {
                 let path = if with_body { format!("with-body/{way}") } else { way.to_owned() };
                 let offset = (len as u64 * 31) % 1_000_003;
-                // An exact destination, and one with room to spare.
+                // An exact destination, and a longer destination.
                 for room in [0, 1000] {
                     let dst = &mut dst[..len + room];
                     dst.fill(0xa5);
@@ -357,7 +357,7 @@ fn all_payloads(rig: &dyn TransportRig) {
     }
 }
 
-/// A number that depends on all bytes and their order.
+/// A number that depends on all bytes and on the order.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(bytes.len() as u64, |sum, byte| sum.rotate_left(5) ^ u64::from(*byte))
 }
@@ -429,8 +429,8 @@ fn broken_promises(rig: &dyn TransportRig) {
             channel.call(&read_request(path, 0, 1 << 20), &mut Vec::new(), &mut dst, &mut |_| {}, far_deadline());
         assert_broken(&mut *channel, result, ErrorKind::Unavailable);
     }
-    // An answer given twice reaches the reader once, or its connection ends; the second never looks like the answer
-    // to the next request.
+    // An answer given twice reaches the reader once, or the connection ends; the second never looks like the answer to the next
+    // request.
     let mut channel = connect_channel(&*peer);
     let mut dst = vec![0u8; 1 << 20];
     let first =
@@ -484,7 +484,7 @@ fn after_greeting(then: impl Fn(&FrameHeader) -> (Vec<u8>, ScriptEnd) + Send + S
 }
 
 fn stalled_peer(rig: &dyn TransportRig) {
-    // Before the first byte, within the header, behind it, within the payload.
+    // Before the first byte, within the header, behind the header, within the payload.
     for sent in [0, 10, HEADER_LEN, HEADER_LEN + 1000, HEADER_LEN + 700_000] {
         let peer = rig.play_script(after_greeting(move |header| {
             let mut bytes = answer_frame(header, &test_data()[..1 << 20]);
@@ -511,7 +511,7 @@ fn stalled_peer(rig: &dyn TransportRig) {
     }
 }
 
-/// A call made within another's `meanwhile`, as a read split over rails makes it.
+/// A call made within another's `meanwhile`, as in a read split over rails.
 fn overlapped_calls(rig: &dyn TransportRig) {
     let peer = rig.serve_with(TestService::new());
     let mut first = connect_channel(&*peer);
@@ -541,7 +541,7 @@ fn broken_off(rig: &dyn TransportRig) {
     let Some(breaker) = channel.breaker() else { return };
     let result = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The call usually waits by then; if it has not begun, it must fail all the same.
+            // The call usually waits by then; a call that has not begun must fail all the same.
             std::thread::sleep(Duration::from_millis(50));
             breaker.break_channel();
         });

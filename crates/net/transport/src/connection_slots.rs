@@ -1,5 +1,5 @@
-//! The connection slots of a server: how many there are, and which connection gives its slot to a new one. It knows
-//! neither the bytes of a connection, nor how they are accepted, nor the meaning of requests.
+//! The connection slots of a server: how many there are, and which connection gives a slot to a new connection. Knows neither the
+//! bytes of a connection, nor how connections are accepted, nor the meaning of requests.
 
 use crate::{ConnState, PooledServer, Responder, Service};
 use parking_lot::Mutex;
@@ -11,10 +11,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One slot in this many is reserved for control connections, so that handshakes and heartbeats succeed when all
-/// others are in use.
+/// A slot in this many is reserved for control connections, so that handshakes and heartbeats succeed when all others are in use.
 const CONTROL_SHARE: usize = 8;
-/// Parked connections examined to free one slot. Where requests wait for workers, they wait on those parked longest.
+/// Parked connections examined to free a slot. Where requests wait for workers, the requests are on the connections parked
+/// longest.
 const MAX_EXAMINED: usize = 64;
 /// Interval of the warning that slots are short.
 const SLOTS_LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -24,8 +24,8 @@ pub trait SlotHolder {
     /// The state shared with the transport.
     fn conn_state(&self) -> &ConnState;
 
-    /// Whether a parked connection may be closed for another one, because no unread bytes have arrived on it. False
-    /// where closing would cost the peer more than a new connection.
+    /// Whether a parked connection may be closed for another, because no unread bytes have arrived. False where closing would
+    /// cost the peer more than a new connection.
     fn is_evictable(&self) -> bool {
         false
     }
@@ -65,8 +65,8 @@ pub struct ConnectionSlots<C> {
 }
 
 impl<C: SlotHolder> ConnectionSlots<C> {
-    /// `most` slots, of which at most `most_ungreeted` are for connections before their handshake. `gauges` show the
-    /// current number and the limit; `remedy` explains how to raise the limit.
+    /// `most` slots, of which at most `most_ungreeted` are for connections before the handshake. `gauges` show the current number
+    /// and the limit; `remedy` explains how to raise the limit.
     pub fn new(
         most: usize,
         most_ungreeted: usize,
@@ -103,7 +103,7 @@ impl<C: SlotHolder> ConnectionSlots<C> {
         self.len() == 0
     }
 
-    /// The connection with this number, unless it is closed.
+    /// The connection with this number, unless closed.
     pub fn get(&self, id: u64) -> Option<Arc<C>> {
         self.inner.lock().conns.get(&id).cloned()
     }
@@ -113,8 +113,8 @@ impl<C: SlotHolder> ConnectionSlots<C> {
         self.inner.lock().conns.values().cloned().collect()
     }
 
-    /// A slot for a new connection: a free one, or that of the longest idle data connection, or that of the oldest
-    /// one before its handshake.
+    /// A slot for a new connection: a free slot, or that of the longest idle data connection, or that of the oldest connection
+    /// before the handshake.
     pub fn find_slot(&self) -> SlotOffer<C> {
         let mut inner = self.inner.lock();
         if inner.conns.len() < self.max_connections {
@@ -124,8 +124,7 @@ impl<C: SlotHolder> ConnectionSlots<C> {
         idle.or_else(|| inner.oldest_pending(0)).map_or(SlotOffer::None, SlotOffer::Evict)
     }
 
-    /// Adds a connection before its handshake. Returns the oldest such connection when there are too many; the caller
-    /// closes it.
+    /// Adds a connection before the handshake. Returns the oldest such connection when there are too many; the caller closes it.
     pub fn add_connection(&self, conn: Arc<C>) -> Option<Arc<C>> {
         let mut inner = self.inner.lock();
         let id = conn.conn_state().id();
@@ -157,7 +156,7 @@ impl<C: SlotHolder> ConnectionSlots<C> {
         Ok(goes)
     }
 
-    /// Removes a connection that is over. Returns whether it had a slot.
+    /// Removes a connection that is over. Returns whether the connection had a slot.
     pub fn remove_connection(&self, state: &ConnState) -> bool {
         let mut inner = self.inner.lock();
         inner.release_data_slot(state);
@@ -182,7 +181,7 @@ impl<C: SlotHolder> ConnectionSlots<C> {
         )
     }
 
-    /// Counts an eviction, and logs it from time to time.
+    /// Counts an eviction, and logs evictions from time to time.
     fn record_eviction(&self, inner: &mut SlotTable<C>) {
         self.stats.trust.idle_closed.add(1);
         if inner.last_logged.is_none_or(|at| at.elapsed() > SLOTS_LOG_INTERVAL) {
@@ -199,7 +198,7 @@ impl<C: SlotHolder> ConnectionSlots<C> {
 }
 
 impl<C: SlotHolder> SlotTable<C> {
-    /// The longest parked data connection that may be closed; its slot is already released.
+    /// The longest parked data connection that may be closed; the slot is already released.
     fn evict_longest_idle(&mut self) -> Option<Arc<C>> {
         let mut looked_at = 0;
         // Connections parked later come after all that were parked when the list was made.
@@ -231,7 +230,7 @@ impl<C: SlotHolder> SlotTable<C> {
         None
     }
 
-    /// The oldest connection before its handshake, if there are more than `most`.
+    /// The oldest connection before the handshake, if there are more than `most`.
     fn oldest_pending(&mut self, most: usize) -> Option<Arc<C>> {
         if self.pending.len() <= most {
             return None;
@@ -244,7 +243,7 @@ impl<C: SlotHolder> SlotTable<C> {
         self.pending.pop_front().and_then(|id| self.conns.get(&id).cloned())
     }
 
-    /// Releases its slot for data.
+    /// Releases the connection's slot for data.
     fn release_data_slot(&mut self, state: &ConnState) {
         if state.is_admitted() {
             state.set_admitted(false);

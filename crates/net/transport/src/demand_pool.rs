@@ -1,6 +1,6 @@
-//! The path to a peer that requests connect themselves (TCP): idle channels are used first, new ones made as needed, and
-//! attempts to reach a failed peer are spaced out. Time comes from the caller's deadline and the clock of the waits. It
-//! knows no rails and is never chosen here: the caller decides when requests use it.
+//! The path to a peer that requests connect themselves (TCP): idle channels are used first, new channels made as needed, and
+//! attempts to reach a failed peer are spaced out. Time comes from the caller's deadline and the clock of the waits. Knows no
+//! rails, and makes no choice of paths: the caller decides when requests come here.
 
 use crate::channel_lease::{BegunCall, ChannelLease, ChannelLoss, ChannelOwner};
 use crate::channel_set::{ChannelSet, ChannelUser, PathEnds, PooledChannel, next_random};
@@ -23,9 +23,9 @@ const MAX_CLOSED_HEARTBEATS: usize = 3;
 pub struct DemandConfig {
     /// Limit of connections (`--nconnect`).
     pub nconnect: usize,
-    /// Timeout of a connection attempt including its handshake.
+    /// Timeout of a connection attempt including the handshake.
     pub connect_timeout: Duration,
-    /// Pause after the first failed attempt; it doubles up to `retry_max`.
+    /// Pause after the first failed attempt; doubles up to `retry_max`.
     pub retry_min: Duration,
     /// The longest pause between attempts to reach a failed peer.
     pub retry_max: Duration,
@@ -48,11 +48,11 @@ impl Default for DemandConfig {
     }
 }
 
-/// A peer with requests in flight and no bytes received for a while; pass it back to [`DemandPool::heartbeat_ended`].
+/// A peer with requests in flight and no bytes received for a while; to be passed back to [`DemandPool::heartbeat_ended`].
 #[derive(Debug, Clone, Copy)]
 pub struct OverduePeer(LastHeard);
 
-/// The path that requests to one peer connect when they need it. It has one path, with index 0 in its leases.
+/// The path to a peer that requests connect when necessary. There is a single path, with index 0 in leases.
 pub struct DemandPool {
     connector: Arc<dyn Connector>,
     peer: String,
@@ -82,9 +82,9 @@ struct DemandPoolState {
     random: u64,
     /// Connection attempts in progress.
     connecting: usize,
-    /// Total time of connection attempts that were cut short by their callers' deadlines.
+    /// Total time of connection attempts that were cut short by the callers' deadlines.
     waited: Duration,
-    /// The peer is at its connection limit: until then the existing channels must suffice.
+    /// The peer is at the connection limit: until then the existing channels must suffice.
     full_until: Option<Instant>,
     /// The state shown by the gauges of this peer: `Some(true)` up, `Some(false)` down.
     shown: Option<bool>,
@@ -134,7 +134,7 @@ impl DemandPool {
         self.started.elapsed()
     }
 
-    /// Opens a connection for `source`. The error is `Throttled` when the peer runs but is at its connection limit.
+    /// Opens a connection for `source`. The error is `Throttled` when the peer runs but is at the connection limit.
     fn connect_and_handshake(&self, source: &str, deadline: Instant) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
         let process = self.process.load(Ordering::Relaxed);
         self.connector.connect_and_handshake(&HelloRequest::new(&self.own_name, source), process, deadline)
@@ -144,7 +144,7 @@ impl DemandPool {
         self.monitored_silence.load(Ordering::Acquire) > 0
     }
 
-    /// How long a request waits for a connection of its own. A suspended peer accepts one and completes no handshake.
+    /// How long a request waits for a new connection. A suspended peer accepts connections and completes no handshake.
     fn connect_patience(&self) -> Duration {
         match self.monitored_silence.load(Ordering::Acquire) {
             0 => self.config.connect_timeout,
@@ -182,13 +182,13 @@ impl DemandPool {
         self.inner.lock().channels.distinct_ends()
     }
 
-    /// Sets the process that the peer is expected to be, the number in its [`WelcomeAnswer`]; 0 accepts any.
+    /// Sets the expected process of the peer, the number in its [`WelcomeAnswer`]; 0 accepts any.
     pub fn expect_process(&self, process: u64) {
         self.process.store(process, Ordering::Relaxed);
     }
 
-    /// Takes an idle channel, or a new one while there are fewer than `nconnect` and the peer has a slot for
-    /// it, or waits for one.
+    /// Takes an idle channel, or a new channel while there are fewer than `nconnect` and the peer has a slot, or waits for a
+    /// channel.
     ///
     /// # Errors
     /// At once with the last error when the peer is down and no attempt is due; with the attempt's own error when this
@@ -242,8 +242,8 @@ impl DemandPool {
         }
     }
 
-    /// Sends a request on a channel of its own and returns. `None` when that would have to wait for a channel, when
-    /// answers can't stay in the connection, or when it failed: a pipelined request can be repeated.
+    /// Sends a request on a separate channel and returns. `None` when that would have to wait for a channel, when answers can't
+    /// stay in the connection, or after a failure: a pipelined request can be repeated.
     pub fn begin_call<'r>(
         &self,
         request: impl FnOnce(&WelcomeAnswer) -> NodeRequest<'r>,
@@ -263,20 +263,20 @@ impl DemandPool {
         lease.begin_call(&request, deadline)
     }
 
-    /// The channel of a request sent by [`DemandPool::begin_call`]; [`ChannelLease::finish_call`] receives its answer.
+    /// The channel of a request sent by [`DemandPool::begin_call`]; [`ChannelLease::finish_call`] receives the answer.
     pub fn resume_call(&self, begun: BegunCall) -> ChannelLease<'_> {
         self.request_began();
         ChannelLease::new(self, 0, begun.0, true)
     }
 
-    /// Abandons a request sent by [`DemandPool::begin_call`] and closes its channel, which may contain the answer.
+    /// Abandons a request sent by [`DemandPool::begin_call`] and closes the channel, which may contain the answer.
     pub fn abandon_call(&self, begun: BegunCall) {
         self.inner.lock().channels.discount(&begun.0);
         drop(begun);
         self.changed.notify_all();
     }
 
-    /// Makes a channel; `None` when the peer is at its connection limit and the existing channels must suffice.
+    /// Makes a channel; `None` when the peer is at the connection limit and the existing channels must suffice.
     fn connect_channel<'a>(
         &'a self,
         mut inner: MutexGuard<'a, DemandPoolState>,
@@ -304,13 +304,13 @@ impl DemandPool {
             }
             Err(error) => {
                 let in_vain = error.kind() == ErrorKind::Timeout;
-                // A peer at its connection limit still serves its existing channels.
+                // A peer at the connection limit still serves existing channels.
                 let full = error.kind() == ErrorKind::Throttled && inner.channels.open_count() > 0;
                 inner.full_until = full.then(|| Instant::now() + self.config.retry_max);
                 if in_vain && until == deadline {
                     inner.waited += started.elapsed();
                 }
-                // One caller without time for an attempt proves nothing about the peer, many such callers do.
+                // A single caller without time for an attempt proves nothing about the peer, many such callers do.
                 if !full && (!in_vain || until < deadline || inner.waited >= patience) {
                     inner.waited = Duration::ZERO;
                     // After a timeout the next attempt is left to the monitor.
@@ -333,7 +333,7 @@ impl DemandPool {
         self.update_gauges(shown, up);
     }
 
-    /// Nodes use one pool per source for a peer; the gauges count a peer once.
+    /// Nodes use a pool for each source of a peer; the gauges count a peer once.
     fn update_gauges(&self, shown: Option<bool>, now: Option<bool>) {
         self.counters.report_state(shown, now, |before, combined| {
             let gauges = &self.stats.remotecache;
@@ -365,7 +365,7 @@ impl DemandPool {
         }
     }
 
-    /// The peer, if it has requests in flight, sent nothing for `silence`, and no heartbeat is in progress.
+    /// The peer, if requests are in flight, it has sent nothing for `silence`, and no heartbeat is in progress.
     pub fn overdue_peer(&self, silence: Duration) -> Option<OverduePeer> {
         self.liveness.claim_overdue(self.now(), silence).map(OverduePeer)
     }
@@ -376,8 +376,8 @@ impl DemandPool {
         due && self.liveness.claim_heartbeat()
     }
 
-    /// Sends the peer a heartbeat over a connection of its own. A peer at its connection limit counts as alive, but
-    /// only a limited number of times in a row.
+    /// Sends the peer a heartbeat over a separate connection. A peer at the connection limit counts as alive, but only a limited
+    /// number of times in a row.
     ///
     /// # Errors
     /// Why there was no answer.
@@ -399,8 +399,8 @@ impl DemandPool {
         }
     }
 
-    /// Reports the result of the heartbeat for an overdue peer. Without an answer the peer is marked as failed, unless
-    /// bytes arrived meanwhile. Returns whether it was.
+    /// Reports the result of the heartbeat for an overdue peer. Without an answer the peer is marked as failed, unless bytes
+    /// arrived meanwhile. Returns whether that was so.
     pub fn heartbeat_ended(&self, overdue: OverduePeer, answer: &Result<()>) -> bool {
         let failed = match answer {
             Ok(()) => {
@@ -456,8 +456,8 @@ impl DemandPool {
         drop(ended);
     }
 
-    /// Closes channels unused for `idle`, except the most recently used one: the peer has connection slots and memory
-    /// for a limited number.
+    /// Closes channels unused for `idle`, except the most recently used channel: the peer has connection slots and memory for a
+    /// limited number.
     pub fn close_idle(&self, idle: Duration) {
         let unused = self.inner.lock().channels.take_unused(Instant::now(), idle);
         // Not under the lock, which requests wait for.
@@ -471,7 +471,7 @@ impl DemandPoolState {
         channels.take_warm(|| next_random(random))
     }
 
-    /// Until when the existing channels must suffice because the peer is at its connection limit.
+    /// Until when the existing channels must suffice because the peer is at the connection limit.
     fn saturated_until(&self, now: Instant) -> Option<Instant> {
         let has_channels = self.channels.open_count() > 0;
         self.full_until.filter(|until| has_channels && now < *until)
@@ -537,8 +537,7 @@ impl ChannelOwner for DemandPool {
             inner.channels.count_break();
             inner.reach.mark_unknown();
         }
-        // A silent peer is silent on all its connections, which idle ones do not show. A new connection's handshake
-        // does.
+        // A silent peer is silent on all connections, which idle connections do not show. A new connection's handshake does.
         let idle = if loss == ChannelLoss::Silent { inner.channels.take_idle() } else { Vec::new() };
         drop(inner);
         self.changed.notify_all();

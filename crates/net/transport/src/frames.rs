@@ -1,5 +1,5 @@
-//! Frames over a byte stream: how an answer is received into the reader's memory, and how one is sent. It knows no
-//! socket: TCP and the simulated transport supply the stream; RDMA does not use this module.
+//! Frames over a byte stream: how an answer is received into the reader's memory, and how an answer is sent. Knows no socket: TCP
+//! and the simulated transport supply the stream; RDMA does not use this module.
 
 use crate::service::{AnswerState, Responder};
 use crate::{CallAnswer, CallError};
@@ -10,8 +10,8 @@ use std::time::Instant;
 
 /// The receiving half of a connection.
 pub trait ByteStream {
-    /// Receives at least one byte, into `first` and then `second`, and returns the count. With `all`, waits until
-    /// both are full where the transport can do that cheaply; the caller loops in any case.
+    /// Receives at least one byte, into `first` and then `second`, and returns the count. With `all`, waits until both are full
+    /// where cheap for the transport; the caller loops in any case.
     ///
     /// # Errors
     /// `Timeout` when `deadline` passed, `Unavailable` when the stream ended.
@@ -21,7 +21,7 @@ pub trait ByteStream {
 /// Payload bytes per receive call. Small enough that a caller that forwards bytes gets them early and the sender's
 /// next packets find buffer space; large enough that four system calls per MiB do not show.
 const PAYLOAD_PIECE_BYTES: usize = 256 << 10;
-/// Room for header and body of an answer without payload, received with one call.
+/// Room for header and body of an answer without payload, received with a single call.
 const SMALL_BODY: usize = 4 << 10;
 
 /// Receives the answer to request `id`: payload into `dst`, body into `body`.
@@ -63,8 +63,8 @@ pub fn receive_answer(
         return Err(protocol(format!("the payload has {payload_len} bytes, at most {} were requested", dst.len())));
     }
 
-    // The tail (body and padding) follows the payload. The part of it already received lies behind the payload in
-    // `dst`, or in `body`.
+    // The tail (body and padding) follows the payload. The part that was received already lies behind the payload in `dst`, or in
+    // `body`.
     let tail_len = body_len + frame_padding(payload_len + body_len).len();
     let mut landed = (got - HEADER_LEN).min(payload_len);
     let mut tail_got = got - HEADER_LEN - landed;
@@ -108,13 +108,13 @@ pub trait FrameSink {
     /// Sends `head`, `slices` and both parts of `tail` in order; `more` means that the frame continues.
     ///
     /// # Errors
-    /// `Timeout` when the reader does not read, `Unavailable` when it is gone.
+    /// `Timeout` when the reader does not read, `Unavailable` when the reader is gone.
     fn send_parts(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()>;
 
     /// Sends `len` bytes of a file.
     ///
     /// # Errors
-    /// The same, and those of reading the file.
+    /// The same, and the errors of reading the file.
     fn send_file(&mut self, file: BorrowedFd<'_>, offset: u64, len: usize, more: bool) -> Result<()>;
 
     /// As [`Responder::before_wait`].
@@ -129,12 +129,12 @@ pub trait FrameSink {
     }
 }
 
-/// A [`Responder`] that writes one answer's frame to a [`FrameSink`].
+/// A [`Responder`] that writes an answer's frame to a [`FrameSink`].
 pub struct FrameResponder<'a, S> {
     sink: &'a mut S,
     request: &'a FrameHeader,
     state: AnswerState,
-    /// Payload bytes still owed after `begin_payload`, and the body and padding that follow them.
+    /// Payload bytes still owed after `begin_payload`, and the body and padding that follow.
     owed: usize,
     late_body: Vec<u8>,
     sent: usize,

@@ -1,8 +1,8 @@
-//! The interface of a data transport: channels and connectors for readers, services and responders for nodes, and the
-//! pools of channels to one peer. It knows no socket and no verbs.
+//! The interface of a data transport: channels and connectors for readers, services and responders for nodes, and the pools of
+//! channels to a peer. Knows no socket and no verbs.
 //!
-//! A request names an operation and a region of the reader's memory, where the answer's payload lands. A request can
-//! therefore be repeated on another channel, of another transport, when the first one fails.
+//! A request names an operation and a region of the reader's memory, where the answer's payload lands. A request can therefore be
+//! repeated on another channel, of another transport, when the first fails.
 #![forbid(unsafe_code)]
 
 mod channel;

@@ -1,5 +1,5 @@
-//! Whether a path with requests in flight still delivers bytes, and which heartbeat is in progress. Pure: the caller
-//! passes in the time, counted from a start of its choice. It knows no channel and no thread.
+//! Whether a path with requests in flight still delivers bytes, and which heartbeat is in progress. Pure: the caller passes in
+//! the time, counted from any start. Knows no channel and no thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastHeard(u64);
 
-/// The liveness of one path. Requests update it without a lock.
+/// The liveness of a path. Requests update the values without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct PathLiveness {
     in_flight: AtomicUsize,
@@ -53,13 +53,13 @@ impl PathLiveness {
 
     /// Claims the heartbeat if requests are in flight, no bytes arrived for `silence`, and none is in progress.
     pub fn claim_overdue(&self, now: Duration, silence: Duration) -> Option<LastHeard> {
-        // Before the number of requests: the first one sets it after it is counted.
+        // Before the number of requests: the first request sets the time after the count.
         let heard = self.last_heard();
         let overdue = self.in_flight() > 0 && now.saturating_sub(Duration::from_micros(heard.0)) >= silence;
         (overdue && self.claim_heartbeat()).then_some(heard)
     }
 
-    /// Claims the heartbeat; false while one is in progress.
+    /// Claims the heartbeat; false while a heartbeat is in progress.
     pub fn claim_heartbeat(&self) -> bool {
         !self.heartbeat_running.swap(true, Ordering::AcqRel)
     }

@@ -1,25 +1,25 @@
-//! Whether a path that recovered carries reads as fast as before its failure. Pure: the caller reports each long read
-//! with its duration, and no read is made for the comparison. It knows no path, no clock and no cause.
+//! Whether a path that recovered carries reads as fast as before the failure. Pure: the caller reports each long read with its
+//! duration, and no read is made for the comparison. Knows no path, no clock and no cause.
 //!
-//! Reads are compared with reads of similar length. The measure is the bytes a path moved during a read, all
-//! concurrent reads included, so that many readers look no slower than one.
+//! Reads are compared with reads of similar length. The measure is the bytes a path moved during a read, all concurrent reads
+//! included, so that many readers look no slower than a single reader.
 
 use std::time::Duration;
 
 /// Shorter reads measure latency rather than speed.
 pub(crate) const SHORTEST_READ: usize = 128 << 10;
-/// Reads of one length class judged together, by their median.
+/// Reads of a length class judged together, by the median.
 const WINDOW_READS: usize = 32;
 /// Lengths from 128 KiB to 2 MiB and above, by powers of two.
 const LENGTH_CLASSES: usize = 5;
 /// Consecutive slow windows before a path counts as slower: a short disturbance is not the path's fault.
 const SLOW_WINDOWS: u8 = 3;
-/// The share of the former speed that still counts as unchanged; measurements on one machine vary by less.
+/// The share of the former speed that still counts as unchanged; measurements on the same machine vary by less.
 const SAME_SPEED_SHARE: (u64, u64) = (4, 5);
-/// The lowest load share of a path, in thousandths: without reads it could not prove itself faster.
+/// The lowest load share of a path, in thousandths: a path without reads could not prove faster.
 const LEAST_SHARE: u32 = 100;
-/// Each slower window lowers the reference speed by one part in this many, so that a changed workload is not held
-/// against the path for ever.
+/// Each slower window lowers the reference speed by a part in this many, so that a changed workload does not count against the
+/// path for ever.
 const FORGET_DIVISOR: u64 = 64;
 
 /// The result of a comparison.
@@ -40,7 +40,7 @@ struct LengthClass {
     slow: u8,
 }
 
-/// The speed of one path.
+/// The speed of a path.
 #[derive(Debug, Default)]
 pub(crate) struct PathSpeed {
     classes: [LengthClass; LENGTH_CLASSES],
@@ -50,8 +50,8 @@ pub(crate) struct PathSpeed {
 }
 
 impl PathSpeed {
-    /// Records a read of `len` bytes that took `took`, with `under_way` requests on the path at its end, itself
-    /// included. Returns a new comparison result.
+    /// Records a read of `len` bytes that took `took`, with `under_way` requests on the path at the end, this read included.
+    /// Returns a new comparison result.
     pub fn record_read(&mut self, len: usize, took: Duration, under_way: usize) -> Option<SpeedCheck> {
         let index = (len / SHORTEST_READ).checked_ilog2()?.min(LENGTH_CLASSES as u32 - 1) as usize;
         let class = &mut self.classes[index];
@@ -70,7 +70,7 @@ impl PathSpeed {
             let (shorter, longer) = self.classes.split_at(index);
             let nearest = shorter.iter().rev().find_map(|class| class.usual);
             let nearest = longer.iter().find_map(|class| class.usual).or(nearest);
-            // A slower path gets shorter parts than before, so only these can show that it recovered.
+            // A slower path gets shorter parts than before, so only these can show a recovery.
             let slower = self.last_check.is_some_and(|last| last.slower);
             self.classes[index].usual = if slower { nearest } else { None }.or(Some(after));
             if !slower {
@@ -80,7 +80,7 @@ impl PathSpeed {
         let class = &mut self.classes[index];
         let usual = class.usual.as_mut()?;
         if !self.comparing {
-            // Slowly, so that a path about to fail does not lower its own reference.
+            // Slowly, so that a path about to fail does not lower the reference.
             *usual = if after > *usual { after } else { *usual - (*usual - after) / 8 };
             return None;
         }
@@ -112,19 +112,19 @@ impl PathSpeed {
         }
     }
 
-    /// The last comparison; `None` since the path recovered, or if it never failed.
+    /// The last comparison; `None` after a recovery, or without a failure.
     pub fn last(&self) -> Option<SpeedCheck> {
         self.last_check
     }
 
-    /// Its usual bytes per second, for the longest reads it carried.
+    /// The usual bytes per second, for the longest reads so far.
     pub fn usual_speed(&self) -> Option<u64> {
         self.classes.iter().rev().find_map(|class| class.usual)
     }
 }
 
 impl SpeedCheck {
-    /// The share of its speed used for load balancing, in thousandths.
+    /// The share of the speed used for load balancing, in thousandths.
     pub(crate) fn load_share(&self) -> u32 {
         let share = u128::from(self.after) * 1000 / u128::from(self.before.max(1));
         if self.slower { u32::try_from(share).unwrap_or(1000).clamp(LEAST_SHARE, 1000) } else { 1000 }

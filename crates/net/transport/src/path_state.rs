@@ -1,12 +1,12 @@
-//! The state machine of one rail path: when to connect, when it carries data, when to leave it alone. Pure:
-//! the caller passes in the time, counted from a start of its choice, and every event.
+//! The state machine of a rail path: when to connect, when to carry data, when to leave the path alone. Pure: the caller passes
+//! in the time, counted from any start, and every event.
 
 use spurline_sys::backoff_pause;
 use spurline_types::{Error, ErrorKind};
 use std::time::Duration;
 
-/// Pause after the first failed attempt to connect; it doubles with each further one. A node
-/// that was busy for a moment therefore costs only a moment.
+/// Pause after the first failed attempt to connect; the pause doubles with each further attempt. A node that was busy for a
+/// moment therefore costs only a moment.
 const FIRST_CONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause after a failure, and the longest settling time of a link, where no other transport may carry the
 /// data.
@@ -16,10 +16,10 @@ const FORCED_SETTLE: Duration = Duration::from_secs(1);
 /// Retry and settling times of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathTiming {
-    /// Pause before a path that failed while it carried data is tried again (`--rdma-retry`); also the longest pause
-    /// between attempts to connect.
+    /// Pause before a path that failed while carrying data is tried again (`--rdma-retry`); also the longest pause between
+    /// attempts to connect.
     pub retry: Duration,
-    /// How long a link that came back must stay up before its path carries data (`--rdma-settle`).
+    /// How long a link that came back must stay up before the path carries data (`--rdma-settle`).
     pub settle: Duration,
 }
 
@@ -30,8 +30,8 @@ impl Default for PathTiming {
 }
 
 impl PathTiming {
-    /// The same with short pauses, for a mount without an alternative transport: a pause longer than readers wait
-    /// would become their error.
+    /// The same with short pauses, for a mount without an alternative transport: a pause longer than readers wait would become an
+    /// error for readers.
     pub fn without_alternative(self) -> Self {
         PathTiming { retry: self.retry.min(FORCED_RETRY), settle: self.settle.min(FORCED_SETTLE) }
     }
@@ -68,7 +68,7 @@ impl PathPhase {
     }
 }
 
-/// The state of one path. All times count from the caller's start.
+/// The state of a path. All times count from the caller's start.
 #[derive(Debug, Clone)]
 pub struct PathState {
     timing: PathTiming,
@@ -120,7 +120,7 @@ impl PathState {
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_ref().map(Error::message)
     }
-    /// Failures while it carried data.
+    /// Failures while carrying data.
     pub fn failovers(&self) -> u64 {
         self.failovers
     }
@@ -143,8 +143,7 @@ impl PathState {
         due
     }
 
-    /// The attempt succeeded. Returns whether the path carries data now, which it does not when its link went down
-    /// meanwhile.
+    /// The attempt succeeded. Returns whether the path carries data now, false when the link went down meanwhile.
     pub fn connect_succeeded(&mut self, now: Duration) -> bool {
         if self.phase != PathPhase::Connecting {
             return false;
@@ -172,7 +171,7 @@ impl PathState {
         self.enter_phase(PathPhase::Failed, now);
     }
 
-    /// A channel failed, or the path stopped answering. Returns whether it carried data until now.
+    /// A channel failed, or the path stopped answering. Returns whether the path carried data until now.
     pub fn path_failed(&mut self, now: Duration, why: &str) -> bool {
         if self.phase != PathPhase::Up {
             return false;
@@ -208,7 +207,7 @@ impl PathState {
         false
     }
 
-    /// The peer is a new process: failures of the old one do not count.
+    /// The peer is a new process: failures of the old process do not count.
     pub fn peer_restarted(&mut self, now: Duration) {
         if self.phase == PathPhase::Failed {
             self.failures = 0;

@@ -1,5 +1,5 @@
-//! Whether a peer can be reached by connections on demand, and when to try again. Pure: the caller passes in the time,
-//! counted from a start of its choice, and every event. It knows no channel and no thread.
+//! Whether a peer can be reached by connections on demand, and when to try again. Pure: the caller passes in the time, counted
+//! from any start, and every event. Knows no channel and no thread.
 
 use spurline_sys::backoff_pause;
 use spurline_types::Error;
@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Whether a peer can be reached on demand, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerReach {
-    /// Not tried yet, or a channel broke and no new one was made since.
+    /// Not tried yet, or a channel broke and no new channel was made since.
     Unknown,
     /// The last attempt to connect succeeded.
     Up,
@@ -21,7 +21,7 @@ pub enum PeerReach {
     },
 }
 
-/// [`PeerReach`] with its retry times.
+/// [`PeerReach`] with retry times.
 ///
 /// | event | Unknown | Up | Down |
 /// |---|---|---|---|

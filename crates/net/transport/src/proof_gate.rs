@@ -1,5 +1,5 @@
-//! The proof that a peer must give before its handshake, and how a reader gives it on a channel. It knows neither the
-//! secret nor the bytes of a connection.
+//! The proof that a peer must give before the handshake, and how a reader gives the proof on a channel. Knows neither the secret
+//! nor the bytes of a connection.
 
 use crate::Channel;
 use crate::channel::call_decoded;
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Limit of challenges per connection. A holder of the token needs one.
+/// Limit of challenges per connection. A holder of the token needs a single challenge.
 const MAX_CHALLENGES: u32 = 2;
 
-/// The node's side of the proof, for one connection.
+/// The node's side of the proof, for a connection.
 pub(crate) struct ProofGate {
     trust: Arc<Trust>,
     kind: String,
@@ -60,8 +60,8 @@ impl ProofGate {
         self.trust.unproved_error()
     }
 
-    /// Answers a challenge. Each nonce is valid for one proof, so a peer may start again, but not without limit: each
-    /// answer costs time and send buffer. The first wrong proof ends the connection.
+    /// Answers a challenge. Each nonce is valid for a single proof, so a peer may start again, but not without limit: each answer
+    /// costs time and send buffer. The first wrong proof ends the connection.
     pub fn answer_challenge(&self, challenge: &Challenge<'_>) -> Result<ChallengeAnswer> {
         let Some(tokens) = self.trust.tokens() else {
             return Err(no_token());
@@ -87,7 +87,7 @@ impl ProofGate {
     }
 }
 
-/// The error a node without a token sends to a peer that has one; the peer then ends the connection.
+/// The error a node without a token sends to a peer with a token; the peer then ends the connection.
 pub(crate) fn no_token() -> Error {
     let why = "this node requires no group token: start it with --group-token-file too, or this peer without";
     Error::new(ErrorKind::PermissionDenied, why)
@@ -97,7 +97,7 @@ pub(crate) fn no_token() -> Error {
 /// `trust` has no token. `binding` is the connection's channel binding, empty where the connection is not encrypted.
 ///
 /// # Errors
-/// Those of [`Channel::call`]; `PermissionDenied` when one side does not hold the other's token.
+/// As [`Channel::call`]; `PermissionDenied` when either side does not hold the other's token.
 pub fn prove_token(channel: &mut dyn Channel, trust: &Trust, binding: &[u8], deadline: Instant) -> Result<()> {
     let kind = channel.endpoints().kind.to_string();
     let Some(mut prover) = trust.prover(ProofConnection { kind: &kind, binding })? else { return Ok(()) };

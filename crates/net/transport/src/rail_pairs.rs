@@ -1,4 +1,4 @@
-//! Which local rail can reach which rail of a peer. Pure: it knows neither link states nor connections.
+//! Which local rail can reach which rail of a peer. Pure: knows neither link states nor connections.
 
 use spurline_proto::{RailInfo, RailLink};
 use std::net::IpAddr;
@@ -16,9 +16,9 @@ pub struct RailPair {
 
 /// Pairs the rails that can reach each other.
 ///
-/// Rails of one link type (and, on InfiniBand, one subnet prefix) in one IP subnet reach each other, all with all.
-/// Rails without a partner in their subnet are paired in list order where packets are routed: hosts whose rails each
-/// have a subnet of their own list them in the same order on both sides.
+/// Rails of the same link type (and, on InfiniBand, the same subnet prefix) in the same IP subnet reach each other, all with all.
+/// Rails without a partner in the subnet are paired in list order where packets are routed: hosts with a separate subnet for each
+/// rail list the rails in the same order on both sides.
 ///
 /// # Errors
 /// When there is no pair: the reason, as text.
@@ -26,7 +26,7 @@ pub fn pair_rails(local: &[RailInfo], remote: &[RailInfo]) -> Result<Vec<RailPai
     let make = |l: usize, r: usize| {
         let speed = |rail: &RailInfo| if rail.speed_mbit == 0 { u32::MAX } else { rail.speed_mbit };
         let slower = speed(&local[l]).min(speed(&remote[r]));
-        // If neither side knows its speed, all pairs count the same.
+        // If neither side knows a speed, all pairs count the same.
         RailPair { local: l, remote: r, speed_mbit: if slower == u32::MAX { 1 } else { slower } }
     };
     let mut pairs = Vec::new();

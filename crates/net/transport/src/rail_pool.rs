@@ -1,6 +1,6 @@
-//! The rail paths to one peer and the channels on them: which channel a request takes, and which channels fail
-//! together. The path monitor connects, watches and retries rail paths, so that no request waits for a connection
-//! attempt. It does not know the peer's TCP connections (`demand_pool`), nor how channels are made.
+//! The rail paths to a peer and the channels there: which channel a request takes, and which channels fail together. The path
+//! monitor connects, watches and retries rail paths, so that no request waits for a connection attempt. Does not know the peer's
+//! TCP connections (`demand_pool`), nor how channels are made.
 
 mod monitored;
 
@@ -34,35 +34,34 @@ pub struct PathSpec {
     pub kind: TransportKind,
     /// Index of the local rail; a large read is split over several.
     pub local: usize,
-    /// Its speed relative to the other paths, at least 1.
+    /// The speed relative to the other paths, at least 1.
     pub speed_mbit: u32,
 }
 
 /// The state of a rail path, for `status`.
 #[derive(Debug, Clone)]
 pub struct PathView {
-    /// Its fixed properties.
+    /// The fixed properties.
     pub spec: PathSpec,
-    /// Its phase.
+    /// The phase.
     pub phase: PathPhase,
     /// Time since the phase began.
     pub for_time: Duration,
-    /// Channels on it.
+    /// Channels on the path.
     pub channels: usize,
-    /// Requests in flight on it.
+    /// Requests in flight on the path.
     pub in_flight: usize,
-    /// Time since the last bytes arrived, while it carries data. A peer that lost its power does not close its
-    /// connections.
+    /// Time since the last bytes arrived, while it carries data. A peer that lost its power does not close its connections.
     pub silent: Option<Duration>,
     /// The reason of the last failure.
     pub reason: Option<String>,
-    /// Failures while it carried data.
+    /// Failures while carrying data.
     pub failovers: u64,
     /// Recoveries after such a failure.
     pub failbacks: u64,
-    /// Whether its reads are slower than before its last failure; `None` while unknown.
+    /// Whether reads are slower than before the last failure; `None` while unknown.
     pub speed: Option<SpeedCheck>,
-    /// The ends of its channels, without ports, each pair once.
+    /// The ends of the channels, without ports, each pair once.
     pub ends: Vec<PathEnds>,
 }
 
@@ -74,12 +73,12 @@ pub struct PathWake {
 }
 
 impl PathWake {
-    /// Ends the current wait, or else the next one.
+    /// Ends the current wait, or else the next wait.
     pub fn wake_monitor(&self) {
         *self.woken.lock() = true;
         self.changed.notify_all();
     }
-    /// Waits for [`PathWake::wake_monitor`] or for `deadline`; whether it was woken.
+    /// Waits for [`PathWake::wake_monitor`] or for `deadline`; returns whether a wake-up came.
     pub fn wait_until(&self, deadline: Instant) -> bool {
         let mut woken = self.woken.lock();
         while !*woken && !self.changed.wait_until(&mut woken, deadline).timed_out() {}
@@ -109,8 +108,7 @@ struct PathEntry {
     counters: Arc<PathStats>,
     liveness: PathLiveness,
     speed: Mutex<PathSpeed>,
-    /// The share of its speed used for load balancing, in thousandths; below 1000 while it is slower than before a
-    /// failure.
+    /// The share of the speed used for load balancing, in thousandths; below 1000 while the path is slower than before a failure.
     share: AtomicU32,
 }
 
@@ -131,7 +129,7 @@ impl PathEntry {
 struct PathSlot {
     state: PathState,
     channels: ChannelSet,
-    /// When its idle channels were last probed.
+    /// When the idle channels were last probed.
     last_checked: Instant,
     /// A request found no idle channel.
     wanted: bool,
@@ -154,7 +152,7 @@ struct RailPoolState {
     random: u64,
 }
 
-/// The rail paths to one peer.
+/// The rail paths to a peer.
 pub struct RailPool {
     peer: String,
     paths: Vec<PathEntry>,
@@ -163,13 +161,13 @@ pub struct RailPool {
     started: Instant,
     wake: Arc<PathWake>,
     rails: Arc<RailLoads>,
-    /// Number of paths that carry data; every request reads it without the lock.
+    /// Number of paths that carry data; every request reads this without the lock.
     up: AtomicUsize,
     inner: Mutex<RailPoolState>,
     changed: Condvar,
 }
 
-/// Ended channels and paths, dropped without the lock: destroying them in a NIC's firmware may take a while.
+/// Ended channels and paths, dropped without the lock: their destruction in a NIC's firmware may take a while.
 #[derive(Default)]
 struct EndedChannels {
     channels: Vec<PooledChannel>,
@@ -258,9 +256,9 @@ impl RailPool {
         self.rails.path_load(&self.paths[path].spec).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes an idle channel of the path with the lowest load relative to its speed, and waits
-    /// while all are in use. Ties go to the rails `near` the destination memory (bits by [`PathSpec::local`], 0 when
-    /// all are equally near), unless another rail would stay idle; then at random. `None` when no path carries data.
+    /// Takes an idle channel of the path with the lowest load relative to the speed, and waits while all are in use. Ties go to
+    /// the rails `near` the destination memory (bits by [`PathSpec::local`], 0 when all are equally near), unless another rail
+    /// would stay idle; then at random. `None` when no path carries data.
     ///
     /// # Errors
     /// `Timeout` when every channel was in use until `deadline`.
@@ -303,9 +301,8 @@ impl RailPool {
         }
     }
 
-    /// Takes an idle channel of a local rail that is not in `taken` (bits by [`PathSpec::local`]), without waiting;
-    /// for reads split over rails. Returns its speed and its rail's bit as well. `near` is as for
-    /// [`RailPool::checkout`].
+    /// Takes an idle channel of a local rail that is not in `taken` (bits by [`PathSpec::local`]), without waiting; for reads
+    /// split over rails. Also returns the speed and the rail's bit. `near` is as for [`RailPool::checkout`].
     pub fn checkout_beside(&self, taken: u64, near: u64) -> Option<(ChannelLease<'_>, u32, u64)> {
         if self.up() == 0 {
             return None;
@@ -345,8 +342,7 @@ impl RailPool {
                 }
             }
             let index = best?;
-            // A better path with all its channels in use gets one more; otherwise slow rails would always carry as
-            // much as fast ones.
+            // A better path with all channels in use gets another; otherwise slow rails would always carry as much as fast rails.
             for other in 0..self.paths.len() {
                 let better = self.may_take(inner, other, taken) && self.compare_load(other, index).is_lt();
                 let slot = &mut inner.slots[other];
@@ -362,7 +358,7 @@ impl RailPool {
                 self.request_began(index);
                 return Some((index, channel));
             }
-            // The channel ended while idle. The path may be usable, unless this was its last channel.
+            // The channel ended while idle. The path may be usable, unless this was the last channel.
             slot.channels.discount(&channel);
             slot.wanted = true;
             if slot.channels.open_count() == 0 {
@@ -382,7 +378,7 @@ impl RailPool {
         slot.channels.open_count() < self.max_channels && !slot.growing && slot.state.phase() == PathPhase::Up
     }
 
-    /// Compares the load of two paths relative to their speed, (in flight + 1) / speed, without a division.
+    /// Compares the load of two paths relative to the speed, (in flight + 1) / speed, without a division.
     fn compare_load(&self, a: usize, b: usize) -> Order {
         let load = |of: usize, other: usize| {
             (self.paths[of].liveness.in_flight() as u64 + 1) * u64::from(self.paths[other].load_speed())
@@ -400,7 +396,7 @@ impl RailPool {
         if near == 0 { Order::Equal } else { far(a).cmp(&far(b)) }
     }
 
-    /// Fails a path that carried data; the caller drops its channels.
+    /// Fails a path that carried data; the caller drops the channels.
     fn fail_path(&self, inner: &mut RailPoolState, path: usize, why: &str) -> ChannelRemains {
         let now = self.now();
         if !inner.slots[path].state.path_failed(now, why) {
@@ -452,8 +448,8 @@ impl ChannelOwner for RailPool {
         self.rails.path_load(&self.paths[path].spec).fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// After a recovery, long reads are compared with those before the failure; a slower path carries proportionally
-    /// less where there are others.
+    /// After a recovery, long reads are compared with reads before the failure; a slower path carries proportionally less where
+    /// there are others.
     fn record_read(&self, path: usize, len: usize, took: Duration) {
         if len < path_speed::SHORTEST_READ {
             return;

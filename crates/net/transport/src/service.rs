@@ -1,5 +1,5 @@
-//! The node's side: the service that answers requests, and the rules that every transport applies around it
-//! (handshake first, each request answered once). It knows no bytes of a connection.
+//! The node's side: the service that answers requests, and the rules that every transport applies around the service (handshake
+//! first, each request answered once). Knows no bytes of a connection.
 
 use crate::proof_gate::{ProofGate, no_token};
 use crate::{ConnectionEndpoints, TransportKind};
@@ -15,9 +15,9 @@ use std::sync::{Arc, OnceLock};
 
 /// Number of the next parking: a lower number means parked for longer.
 static NEXT_PARKING: AtomicU64 = AtomicU64::new(WITH_WORKER + 1);
-/// A worker owns the connection, or it was never parked.
+/// A worker owns the connection, or the connection was never parked.
 const WITH_WORKER: u64 = 0;
-/// The connection is being closed to free its slot.
+/// The connection is being closed to free a slot.
 const EVICTED_CONNECTION: u64 = u64::MAX;
 
 /// The state of the connection a request came on.
@@ -26,22 +26,22 @@ pub struct ConnState {
     id: u64,
     endpoints: ConnectionEndpoints,
     peer_name: OnceLock<String>,
-    /// The protocol version of its handshake; 0 before that.
+    /// The protocol version of the handshake; 0 before that.
     version: AtomicU16,
-    /// Its handshake named a source.
+    /// The handshake named a source.
     for_data: AtomicBool,
-    /// It holds a slot for data.
+    /// The connection holds a slot for data.
     admitted: AtomicBool,
-    /// It is parked in the set of data connections.
+    /// The connection is parked in the set of data connections.
     moved: AtomicBool,
-    /// The number of its parking while it is parked.
+    /// The number of the parking, while parked.
     parked: AtomicU64,
     /// The proof required before the handshake; `None` if no proof is required.
     gate: Option<ProofGate>,
 }
 
 impl ConnState {
-    /// A new connection before its handshake; `id` is unique in this process.
+    /// A new connection before the handshake; `id` is unique in this process.
     pub fn new(id: u64, endpoints: ConnectionEndpoints) -> Self {
         ConnState {
             id,
@@ -60,7 +60,7 @@ impl ConnState {
         let gate = ProofGate::new(trust, &endpoints.kind.to_string(), stats);
         ConnState { gate: Some(gate), ..ConnState::new(id, endpoints) }
     }
-    /// Sets the channel binding of an encrypted connection; later proofs are bound to it.
+    /// Sets the channel binding of an encrypted connection; later proofs are bound to the channel.
     pub fn set_binding(&self, binding: &[u8]) {
         self.gate.iter().for_each(|gate| gate.set_binding(binding));
     }
@@ -76,7 +76,7 @@ impl ConnState {
     pub fn endpoints(&self) -> &ConnectionEndpoints {
         &self.endpoints
     }
-    /// Whether a request on it may have a payload: a peer before its handshake sends none.
+    /// Whether a request here may have a payload: a peer before the handshake sends none.
     pub fn accepts_payload(&self, header: &FrameHeader) -> bool {
         self.peer_name.get().is_some() && header.check_request().is_ok()
     }
@@ -84,7 +84,7 @@ impl ConnState {
     pub fn kind(&self) -> TransportKind {
         self.endpoints.kind
     }
-    /// Whether its handshake named a source.
+    /// Whether the handshake named a source.
     pub fn for_data(&self) -> bool {
         self.for_data.load(Ordering::Acquire)
     }
@@ -97,11 +97,11 @@ impl ConnState {
     pub(crate) fn moved(&self) -> &AtomicBool {
         &self.moved
     }
-    /// Marks it as parked.
+    /// Marks the connection as parked.
     pub(crate) fn mark_parked(&self) {
         self.parked.store(NEXT_PARKING.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
-    /// Marks it as owned by a worker; false when it is being closed.
+    /// Marks the connection as owned by a worker; false when the connection is being closed.
     pub(crate) fn mark_taken(&self) -> bool {
         self.parked
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |parked| {
@@ -109,11 +109,11 @@ impl ConnState {
             })
             .is_ok()
     }
-    /// The number of its parking; `None` while a worker owns it.
+    /// The number of the parking; `None` while a worker owns the connection.
     pub(crate) fn parked(&self) -> Option<u64> {
         Some(self.parked.load(Ordering::Acquire)).filter(|parked| !matches!(*parked, WITH_WORKER | EVICTED_CONNECTION))
     }
-    /// Marks it as being closed; false when a worker took it since that parking.
+    /// Marks the connection as being closed; false when a worker took the connection since that parking.
     pub(crate) fn mark_evicted(&self, parking: u64) -> bool {
         self.parked.compare_exchange(parking, EVICTED_CONNECTION, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
@@ -127,7 +127,7 @@ impl ConnState {
     }
 }
 
-/// Receives the answer to one request. Exactly one of the answering methods succeeds per request.
+/// Receives the answer to a request. Exactly one of the answering methods succeeds per request.
 ///
 /// Payload slices are the node's own memory and only have to live until the method returns.
 ///
@@ -141,8 +141,8 @@ pub trait Responder {
     /// ends the connection, because the length was announced.
     fn send_file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()>;
 
-    /// Announces a payload of `len` bytes that [`Responder::push_payload`] then supplies in order while it arrives at
-    /// this node. Fewer bytes than announced, or an error of the service, end the connection.
+    /// Announces a payload of `len` bytes that [`Responder::push_payload`] then supplies in order, while arriving at this node.
+    /// Fewer bytes than announced, or an error of the service, end the connection.
     fn begin_payload(&mut self, body: &[u8], len: usize) -> Result<()>;
 
     /// Supplies the next bytes of a payload announced by [`Responder::begin_payload`].
@@ -151,12 +151,12 @@ pub trait Responder {
     /// Answers with an error.
     fn send_error(&mut self, error: &Error) -> Result<()>;
 
-    /// Call before the service blocks on a disk or another machine, so that other requests are answered meanwhile. A
-    /// service that does not call it is detected after a while.
+    /// To be called before the service blocks on a disk or another machine, so that other requests are answered meanwhile. A
+    /// service without this call is detected after a while.
     fn before_wait(&mut self) {}
 
-    /// Call before a change is executed: whether its reader still waits for the answer. Otherwise it has sent the request
-    /// elsewhere, and this process may have been stopped since the request arrived.
+    /// To be called before a change is executed: whether the reader still waits for the answer. Otherwise the reader has sent the
+    /// request elsewhere, and this process may have been stopped since the request arrived.
     ///
     /// # Errors
     /// `Unavailable` when the reader is gone; the change must not be executed then.
@@ -164,7 +164,7 @@ pub trait Responder {
         Ok(())
     }
 
-    /// Whether the calling thread must not act as another user, even for a moment: the kernel then refuses its RDMA
+    /// Whether the calling thread must not act as another user, even for a moment: the kernel then refuses the thread's RDMA
     /// requests.
     fn keeps_identity(&self) -> bool {
         false
@@ -185,14 +185,13 @@ pub trait Responder {
 pub enum AnswerState {
     /// Nothing was sent.
     None,
-    /// A part was sent; only its rest may follow.
+    /// A part was sent; only the rest may follow.
     Partial,
     /// All was sent.
     Whole,
 }
 
-/// Answers a node's requests. Called by many threads at once. May block as long as needed; the reader's own deadline
-/// bounds its wait.
+/// Answers a node's requests. Called by many threads at once. May block as long as needed; the reader's deadline bounds the wait.
 pub trait Service: Send + Sync {
     /// Answers a handshake; the transport fills in `version`.
     ///
@@ -206,7 +205,7 @@ pub trait Service: Send + Sync {
     /// Become the answer when none was given yet, and end the connection otherwise.
     fn serve_request(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()>;
 
-    /// Reports the end of a connection after its handshake was completed.
+    /// Reports the end of a connection after a completed handshake.
     fn connection_closed(&self, _conn: &ConnState) {}
 }
 
@@ -219,8 +218,8 @@ pub enum NextStep {
     Close(Error),
 }
 
-/// Answers one request of a connection: checks the header, enforces the handshake first, answers requests that need
-/// no service, and ensures that every request gets an answer or ends its connection.
+/// Answers a request of a connection: checks the header, enforces the handshake first, answers requests that need no service, and
+/// ensures that every request gets an answer or ends the connection.
 ///
 /// `payload` holds the bytes that followed the frame, as many as the header announces.
 pub fn dispatch_request(
@@ -256,7 +255,7 @@ pub fn dispatch_request(
             }
         }
     }
-    // Its form differs, so it is not decoded.
+    // The form differs, so the request is not decoded.
     if header.op == FrameOp::Write && conn.version() < MIN_WRITE_VERSION {
         return match responder.send_error(&old_writer(conn)) {
             Ok(()) => NextStep::Continue,
@@ -312,7 +311,7 @@ pub fn dispatch_request(
     }
 }
 
-/// The refusal of a write by a peer whose release is too old for it.
+/// The refusal of a write by a peer whose release is too old for writes.
 fn old_writer(conn: &ConnState) -> Error {
     let why = format!(
         "mount '{}' speaks protocol version {}, and writes through this node need {MIN_WRITE_VERSION}: the mount's release is \

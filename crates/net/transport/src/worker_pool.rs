@@ -1,11 +1,10 @@
-//! The worker threads of a node's transport. Idle connections are parked in an epoll set, each armed for one event;
-//! the worker that receives the event owns the connection until it parks it again. Memory and threads therefore
-//! follow the requests in progress, not the connections.
+//! The worker threads of a node's transport. Idle connections are parked in an epoll set, each armed for a single event; the
+//! worker that receives the event owns the connection until the next parking. Memory and threads therefore follow the requests in
+//! progress, not the connections.
 //!
-//! Connections that have not requested data yet (control connections) are in a second epoll set, which a dedicated
-//! thread serves: heartbeats are answered even while all workers wait for a slow origin. Any request on them that may
-//! block is deferred to a few further threads. This module knows neither the bytes of a connection nor the meaning of
-//! requests.
+//! Connections that have not requested data yet (control connections) are in a second epoll set, which a dedicated thread serves:
+//! heartbeats are answered even while all workers wait for a slow origin. Any request there that may block is deferred to a few
+//! further threads. This module knows neither the bytes of a connection nor the meaning of requests.
 
 use crate::{ConnState, ConnectionSlots, SlotHolder};
 use parking_lot::{Condvar, Mutex};
@@ -23,24 +22,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A worker without work ends after this time, unless it is the last idle one.
+/// A worker without work ends after this time, unless that worker is the last idle worker.
 const IDLE_WORKER_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// A poll that does not wait.
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Limit of threads for deferred requests of control connections.
 const MAX_DEFERRED_THREADS: usize = 4;
-/// Event number of a server stop; no connection has it.
+/// Event number of a server stop; no connection has this number.
 const STOP_EVENT: u64 = 0;
-/// Event number of the control set: one of its connections is readable.
+/// Event number of the control set: a connection there is readable.
 const CONTROL_EVENT: u64 = u64::MAX;
 
-/// The state of a connection after a worker has served it.
+/// The state of a connection after the service by a worker.
 pub enum ServeOutcome {
     /// No request is pending; the next event is awaited without a thread.
     Parked,
-    /// The reader closed it between two requests, or can't receive an error.
+    /// The reader closed the connection between two requests, or can't receive an error.
     Closed,
-    /// It failed.
+    /// The connection failed.
     Failed(Error),
     /// A control connection with a next request or answer that may block, which the control thread must not do.
     Deferred,
@@ -48,7 +47,7 @@ pub enum ServeOutcome {
 
 /// A server with connections that a worker pool serves.
 pub trait PooledServer: Send + Sync + 'static {
-    /// One connection.
+    /// A connection.
     type Conn: SlotHolder;
 
     /// The pool, which is part of the server.
@@ -59,16 +58,16 @@ pub trait PooledServer: Send + Sync + 'static {
     fn inbox_len(&self) -> usize {
         0
     }
-    /// Answers requests of one connection until it has been idle for a short while. With `control_only` it answers
-    /// handshakes and heartbeats only, and returns as soon as a request for data arrives.
+    /// Answers requests of a connection until idle for a short while. With `control_only`, answers handshakes and heartbeats
+    /// only, and returns as soon as a request for data arrives.
     fn serve_connection(&self, conn: &Arc<Self::Conn>, inbox: &mut [u8], control_only: bool) -> ServeOutcome;
     /// The log and counters of refused connections.
     fn refusals(&self) -> &RefusalLog;
-    /// Removes a connection that is over, and closes it.
+    /// Removes and closes a connection that is over.
     fn remove_connection(&self, conn: &Self::Conn);
 }
 
-/// The workers of one server and the events they wait for.
+/// The workers of a server and the awaited events.
 pub struct WorkerPool {
     /// The transport's name, for logs and thread names.
     kind: &'static str,
@@ -81,13 +80,13 @@ pub struct WorkerPool {
     /// Workers waiting for an event.
     idle_workers: AtomicUsize,
     permits: WorkerPermits,
-    /// Number of worker threads; the condition is signalled when it decreases.
+    /// Number of worker threads; the condition is signalled when the number decreases.
     workers: Mutex<usize>,
-    /// Whether the one more thread runs.
+    /// Whether the additional thread runs.
     control_running: Mutex<bool>,
     control_ended: Condvar,
     ended: Condvar,
-    /// Connections deferred by [`ServeOutcome::Deferred`], and the number of threads that serve them.
+    /// Connections deferred by [`ServeOutcome::Deferred`], and the number of threads that serve such connections.
     deferred: Mutex<(VecDeque<u64>, usize)>,
 }
 
@@ -95,9 +94,9 @@ impl WorkerPool {
     /// The number of the first connection.
     pub const FIRST_ID: u64 = STOP_EVENT + 1;
 
-    /// A pool of at most `most` workers, initially empty. `at_once` of them wait for events, which is the number that
-    /// can answer without blocking; blocked workers come on top. A worker counts as blocked when it says so
-    /// ([`WorkerPool::release_permit`]) or when its request has taken `long`.
+    /// A pool of at most `most` workers, initially empty. `at_once` workers wait for events, which is the number that can answer
+    /// without blocking; blocked workers come on top. A worker counts as blocked after [`WorkerPool::release_permit`] or when a
+    /// request has taken `long`.
     ///
     /// # Errors
     /// When the descriptors can't be created.
@@ -141,7 +140,7 @@ impl WorkerPool {
         epoll::add(&self.control_epoll, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
     }
 
-    /// Waits for a connection's next event in the set it belongs to.
+    /// Waits for a connection's next event in the connection's set.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -155,7 +154,7 @@ impl WorkerPool {
             (true, _) => again(&self.epoll),
             (false, false) => again(&self.control_epoll),
             (false, true) => {
-                // Must precede arming, so that the worker of the next event sees it.
+                // Must precede arming, so that the change is visible to the worker of the next event.
                 moved.store(true, Ordering::Release);
                 epoll::delete(&self.control_epoll, fd.as_fd())?;
                 self.watch_connection(fd.as_fd(), id, flags)
@@ -163,7 +162,7 @@ impl WorkerPool {
         }
     }
 
-    /// Whether another worker waits for events, so that this one may wait on its own connection.
+    /// Whether another worker waits for events, so that this worker may wait on a connection.
     pub fn others_idle(&self) -> bool {
         self.idle_workers.load(Ordering::Acquire) > 0
     }
@@ -173,7 +172,7 @@ impl WorkerPool {
         self.permits.release_current();
     }
 
-    /// Call between two requests of one connection. Returns whether the worker still holds its permit.
+    /// To be called between two requests of a connection. Returns whether the worker still holds the permit.
     pub fn renew_permit(&self) -> bool {
         self.permits.renew_current()
     }
@@ -189,14 +188,14 @@ impl WorkerPool {
         shared.connection_slots().get(id).filter(|conn| conn.conn_state().mark_taken())
     }
 
-    /// Runs `serve` on one connection and closes the connection when it is over. Returns whether the connection is
+    /// Runs `serve` on a connection and closes a connection that is over. Returns whether the connection is
     /// [`ServeOutcome::Deferred`].
     pub fn run_service<S: PooledServer>(
         shared: &S,
         conn: &Arc<S::Conn>,
         serve: impl FnOnce(&Arc<S::Conn>) -> ServeOutcome,
     ) -> bool {
-        // A panic of the service may cost its own connection only, not a worker.
+        // A panic of the service may cost a connection, not a worker.
         let served = catch_unwind(AssertUnwindSafe(|| serve(conn)));
         match served.unwrap_or_else(|_| ServeOutcome::Failed(Error::new(ErrorKind::Io(5), "the service panicked"))) {
             ServeOutcome::Parked => {}
@@ -246,11 +245,11 @@ impl WorkerPool {
         *self.workers.lock()
     }
 
-    /// Stops the workers after their current requests.
+    /// Stops the workers after the current requests.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
         self.permits.shut_down();
-        // The counter only has to be non-zero; a full one already is.
+        // The counter only has to be non-zero; a full counter already is.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -317,7 +316,7 @@ fn serve_deferred<S: PooledServer>(shared: &Arc<S>, id: u64) {
     }
     aside.1 += 1;
     drop(aside);
-    // Counted as a worker, so that [`WorkerPool::join`] waits for it.
+    // Counted as a worker, so that [`WorkerPool::join`] waits for this thread.
     *pool.workers.lock() += 1;
     let work = Arc::clone(shared);
     let serve = move || {
@@ -382,7 +381,7 @@ fn run_worker<S: PooledServer>(shared: &Arc<S>, control_only: bool) {
             continue;
         };
         permit.iter().for_each(WorkerPermit::begin_request);
-        // One worker must remain to receive events in case this request takes long.
+        // A worker must remain to receive events in case this request takes long.
         if others_idle == 0
             && !control_only
             && pool.permits.waiting() == 0

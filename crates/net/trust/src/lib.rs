@@ -1,6 +1,6 @@
-//! Membership of a group: the group token and its file, its proof by both sides of a connection, TLS, and
-//! rate-limited logging of refusals. It knows no socket and no request: bytes in, bytes out. `docs/trust.md`
-//! describes the scheme and what it does not protect.
+//! Membership of a group: the group token, the token's file and proof by both sides of a connection, TLS, and rate-limited
+//! logging of refusals. Knows no socket and no request: bytes in, bytes out. `docs/trust.md` describes the scheme and the limits
+//! of the protection.
 #![forbid(unsafe_code)]
 
 mod proof;
@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::Arc;
 use watched_files::WatchedFiles;
 
-/// The proofs that a process requires of its peers and gives to them.
+/// The proofs that a process requires of peers and gives to peers.
 pub struct Trust {
     name: String,
     tokens: Option<WatchedFiles<GroupTokens>>,
@@ -45,12 +45,12 @@ impl Trust {
         Arc::new(Trust { name: String::new(), tokens: None, tls: None })
     }
 
-    /// Trust for a process called `name` that proves the tokens of `token_file` and requires the same proof of its
-    /// peers. The file is read again when it changes.
+    /// Trust for a process called `name` that proves the tokens of `token_file` and requires the same proof of peers. A changed
+    /// file is read again.
     ///
     /// # Errors
-    /// `NotFound` or `PermissionDenied` when the file can't be read, `Invalid` when it contains no valid token; the
-    /// message names the remedy.
+    /// `NotFound` or `PermissionDenied` when the file can't be read, `Invalid` when the file contains no valid token; the message
+    /// names the remedy.
     pub fn new(name: &str, token_file: Option<&Path>) -> Result<Arc<Trust>> {
         let tokens = token_file
             .map(|file| -> Result<_> {
@@ -66,12 +66,12 @@ impl Trust {
         Arc::new(Trust { name: name.to_owned(), tokens: Some(WatchedFiles::without_files(tokens)), tls: None })
     }
 
-    /// The same with TLS on TCP and control connections: with the certificates of `files`, which are read again when
-    /// they change, or else with a key made now, authenticated by the proof of the token.
+    /// The same with TLS on TCP and control connections: with the certificates of `files`, which are read again after a change,
+    /// or else with a key made now, authenticated by the proof of the token.
     ///
     /// # Errors
-    /// `Invalid` without files and without a token, and when a file's content or certificate is not valid; `NotFound`
-    /// or `PermissionDenied` when one can't be read.
+    /// `Invalid` without files and without a token, and when a file's content or certificate is not valid; `NotFound` or
+    /// `PermissionDenied` when a file can't be read.
     pub fn with_tls(&self, files: Option<TlsFiles>) -> Result<Arc<Trust>> {
         let tls = match files {
             Some(files) => {
@@ -130,7 +130,7 @@ impl Trust {
 /// The connection that a proof is bound to: the proof is invalid on any other.
 #[derive(Debug, Clone, Copy)]
 pub struct ProofConnection<'a> {
-    /// What carries it: `tcp`, `rdma`, `control`.
+    /// The transport: `tcp`, `rdma`, `control`.
     pub kind: &'a str,
     /// A value known only to both ends of an encrypted connection, which excludes a man in the middle (RFC 9266);
     /// empty without TLS.

@@ -1,12 +1,11 @@
-//! The proof of the group token: each side shows that it holds the token, for this one connection, without sending
-//! it. It knows no message format.
+//! The proof of the group token: each side proves possession of the token, for this single connection, without sending the token.
+//! Knows no message format.
 //!
-//! Both sides draw a nonce. The connecting peer proves first, with its first token; the node tries all of its tokens
-//! and answers with the matching one, so that files with old and new tokens are compatible. A proof is HMAC-SHA-256
-//! under the token over the following fields, each preceded by its length: the name of this scheme, the role of the
-//! prover, the kind of connection, its channel binding, both nonces, both names, and in the node's proof the peer's
-//! proof. Roles prevent reflection of a proof; nonces prevent replay; the kind and the binding prevent use on another
-//! connection where that one is encrypted.
+//! Both sides draw a nonce. The connecting peer proves first, with the first token; the node tries all tokens and answers with
+//! the matching one, so that files with old and new tokens are compatible. A proof is HMAC-SHA-256 under the token over the
+//! following fields, each preceded by its length: the name of this scheme, the role of the prover, the kind of connection, its
+//! channel binding, both nonces, both names, and in the node's proof the peer's proof. Roles prevent reflection of a proof;
+//! nonces prevent replay; the kind and the binding prevent use on another connection where that one is encrypted.
 
 use crate::{GroupTokens, ProofConnection};
 use aws_lc_rs::{hmac, rand};
@@ -20,7 +19,7 @@ const NODE_ROLE: &[u8] = b"node";
 /// The kind of connections to a coordinator, beside `tcp` and `rdma` to a node.
 pub(crate) const CONTROL: &str = "control";
 
-/// The fields that both proofs of one connection cover.
+/// The fields that both proofs of a connection cover.
 #[derive(Clone)]
 struct ProofTranscript {
     kind: String,
@@ -135,7 +134,7 @@ impl TokenProver {
     }
 }
 
-/// The node's side after a challenge; valid for one answer.
+/// The node's side after a challenge; valid for a single answer.
 pub struct TokenVerifier {
     tokens: Arc<GroupTokens>,
     transcript: ProofTranscript,

@@ -1,5 +1,5 @@
-//! The log of refused connections: one line per address and interval, with a count of suppressed lines, however many
-//! connections arrive. It knows no connection.
+//! The log of refused connections: a line for each address and interval, with a count of suppressed lines, however many
+//! connections arrive. Knows no connection.
 
 use parking_lot::Mutex;
 use spurline_types::Stats;
@@ -9,15 +9,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval of log lines about one address.
+/// Interval of log lines about the same address.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// Limit of remembered addresses; all others share one entry.
+/// Limit of remembered addresses; all others share an entry.
 const MAX_ADDRESSES: usize = 1024;
 
 /// Why a connection was refused, by counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalReason {
-    /// No proof of the group token, or a wrong one.
+    /// No proof of the group token, or a wrong proof.
     Proof,
     /// The TLS handshake failed.
     Tls,
@@ -35,7 +35,7 @@ struct LoggedAddress {
     held_back: u64,
 }
 
-/// Counts refusals and logs them at a limited rate.
+/// Counts refusals and logs refusals at a limited rate.
 pub struct RefusalLog {
     stats: Arc<Stats>,
     logged: Mutex<HashMap<Option<IpAddr>, LoggedAddress>>,

@@ -1,5 +1,5 @@
-//! The proof of the token, and TLS, on an asynchronous stream before any other traffic, such as gRPC. It does not
-//! know what follows.
+//! The proof of the token, and TLS, on an asynchronous stream before any other traffic, such as gRPC. Does not know the traffic
+//! that follows.
 
 use crate::proof::CONTROL;
 use crate::tls::explain_failure;
@@ -20,7 +20,7 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
 /// The channel binding of a TLS 1.3 connection (RFC 9266).
 const CHANNEL_BINDING_LABEL: &[u8] = b"EXPORTER-Channel-Binding";
 
-/// A stream after its peer has given the required proof.
+/// A stream after the required proof of the peer.
 pub enum GuardedStream<S> {
     /// Without encryption.
     Plain(S),
@@ -51,11 +51,11 @@ impl<S> GuardedStream<S> {
     }
 }
 
-/// The side that connected to `host` (with or without a port). Dropping the future cancels it.
+/// The side that connected to `host` (with or without a port). A drop of the future cancels the work.
 ///
 /// # Errors
-/// `PermissionDenied` when one side does not hold the other's token or certificate, `Timeout` after ten seconds,
-/// `Unavailable` when the other side closed the stream.
+/// `PermissionDenied` when either side does not hold the other's token or certificate, `Timeout` after ten seconds, `Unavailable`
+/// when the other side closed the stream.
 pub async fn connect_stream<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     trust: &Trust,
@@ -86,7 +86,7 @@ pub async fn connect_stream<S: AsyncRead + AsyncWrite + Unpin>(
 /// The side that accepted a connection of `peer`.
 ///
 /// # Errors
-/// Those of [`connect_stream`], with their counter.
+/// As [`connect_stream`], with a counter for each.
 pub async fn accept_stream<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     trust: &Trust,
@@ -111,7 +111,7 @@ pub async fn accept_stream<S: AsyncRead + AsyncWrite + Unpin>(
     in_time(peer, require_proof(stream, trust)).await.map_err(|error| counted(error, RefusalReason::Proof))
 }
 
-/// Requires the peer's proof of the token, where there is one.
+/// Requires the peer's proof of the token, if there is a token.
 async fn require_proof<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: GuardedStream<S>,
     trust: &Trust,
@@ -174,7 +174,7 @@ fn connection_ended(error: &std::io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, format!("the connection ended: {error}"))
 }
 
-/// Sends a request and receives its answer.
+/// Sends a request and receives the answer.
 async fn send_request<S: AsyncRead + AsyncWrite + Unpin, T: AnswerBody>(
     stream: &mut GuardedStream<S>,
     id: u64,

@@ -1,5 +1,5 @@
-//! TLS 1.3 for TCP and control connections: with certificates of a common authority, or with a key made at start,
-//! whose owner only the proof of the token identifies, bound to the connection (RFC 9266). It knows no socket.
+//! TLS 1.3 for TCP and control connections: with certificates of a common authority, or with a key made at start, whose owner
+//! only the proof of the token identifies, bound to the connection (RFC 9266). Knows no socket.
 
 use crate::TlsSession;
 use aws_lc_rs::{rand, signature};
@@ -26,7 +26,7 @@ use std::sync::Arc;
 pub struct TlsFiles {
     /// This process's certificate, and the chain to the authority.
     pub cert: PathBuf,
-    /// Its key.
+    /// The key.
     pub key: PathBuf,
     /// The authorities of the peers' certificates.
     pub ca: PathBuf,
@@ -41,7 +41,7 @@ pub struct TlsContext {
 }
 
 impl TlsContext {
-    /// With a key made now. The connection is encrypted but its peer is unknown: a proof of the token bound to
+    /// With a key made now. The connection is encrypted but the peer is unknown: a proof of the token bound to
     /// [`TlsSession::channel_binding`] must follow.
     pub(crate) fn with_token() -> Result<TlsContext> {
         let wrong = |what: &str| Error::new(ErrorKind::Io(5), format!("TLS: {what}"));
@@ -105,7 +105,7 @@ impl TlsContext {
     }
 
     fn from_configs(mut client: ClientConfig, mut server: ServerConfig, cert: Option<PathBuf>) -> TlsContext {
-        // Connections are long-lived, and each one is proved anew.
+        // Connections are long-lived, and each connection is proved anew.
         client.resumption = Resumption::disabled();
         // Otherwise unexpected bytes would arrive on idle connections.
         server.send_tls13_tickets = 0;
@@ -148,7 +148,7 @@ impl TlsContext {
     /// The side that accepts a connection of `peer`.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// When memory is missing.
     pub fn accept_session(&self, peer: &str) -> Result<TlsSession> {
         let connection = ServerConnection::new(Arc::clone(&self.server))
             .map_err(|e| Error::new(ErrorKind::Io(5), format!("{peer}: TLS: {e}")))?;
@@ -199,7 +199,7 @@ fn unreadable_file(flag: &str, file: &Path, what: &str, error: &pem::Error) -> E
     }
 }
 
-/// Accepts every key: the proof of the token identifies its owner.
+/// Accepts every key: the proof of the token identifies the owner.
 #[derive(Debug)]
 struct AnyKey(Arc<CryptoProvider>);
 
@@ -239,7 +239,7 @@ impl ServerCertVerifier for AnyKey {
     }
 }
 
-/// A TLS failure as text: which side showed which certificate, what is wrong with it, and the remedy.
+/// A TLS failure as text: which side showed which certificate, the fault, and the remedy.
 pub(crate) fn explain_failure(error: &rustls::Error, peer: &str, own: Option<&Path>) -> Error {
     let refused = |why: String| Error::new(ErrorKind::PermissionDenied, format!("{peer}: TLS: {why}"));
     match error {
@@ -280,7 +280,7 @@ pub(crate) fn explain_failure(error: &rustls::Error, peer: &str, own: Option<&Pa
     }
 }
 
-/// Describes what is wrong with a certificate `shown` by a peer and to be signed by `authority`.
+/// Describes the fault of a certificate that a peer has `shown` and that `authority` should have signed.
 fn explain_certificate(why: &CertificateError, shown: &str, authority: &str) -> String {
     let apart = |from: &UnixTime, to: &UnixTime| show_span(to.as_secs().saturating_sub(from.as_secs()));
     match why {

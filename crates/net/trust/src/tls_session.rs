@@ -1,4 +1,4 @@
-//! One TLS connection as bytes in and bytes out, for blocking and asynchronous sockets alike. It knows no socket.
+//! A TLS connection as bytes in and bytes out, for blocking and asynchronous sockets alike. Knows no socket.
 
 use crate::tls::explain_failure;
 use rustls::Connection;
@@ -40,16 +40,16 @@ impl TlsSession {
             .map_err(|e| Error::new(ErrorKind::Protocol, format!("{}: TLS: {e}", self.peer)))
     }
 
-    /// Takes ciphertext from the front of `from` and writes plaintext to `to`, until one of them is exhausted.
+    /// Takes ciphertext from the front of `from` and writes plaintext to `to`, until either is exhausted.
     ///
     /// # Errors
-    /// When the bytes are no TLS, or the peer's identity is wrong; [`TlsSession::flush_to`] sends it the reason.
+    /// When the bytes are no TLS, or the peer's identity is wrong; [`TlsSession::flush_to`] sends the reason to the peer.
     pub fn decrypt_into(&mut self, from: &mut &[u8], to: &mut [u8]) -> Result<usize> {
         let mut got = 0;
         loop {
             while got < to.len() {
                 match self.tls.reader().read(&mut to[got..]) {
-                    // The peer announced the end of its data.
+                    // The peer announced the end of the data.
                     Ok(0) => break,
                     Ok(n) => got += n,
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
@@ -59,7 +59,7 @@ impl TlsSession {
             if from.is_empty() || (got == to.len() && !to.is_empty()) {
                 return Ok(got);
             }
-            // Into memory: takes as much as it has room for.
+            // Into memory: takes as much as there is room for.
             let took = self.tls.read_tls(from).map_err(|e| Error::io(format_args!("{}: TLS", self.peer), &e))?;
             // After the peer's close notification no bytes are accepted.
             if took == 0 {
@@ -70,10 +70,10 @@ impl TlsSession {
         }
     }
 
-    /// Seals `plain` and sends it to `to`, a socket or memory.
+    /// Seals `plain` and sends the result to `to`, a socket or memory.
     ///
     /// # Errors
-    /// Those of `to`; the connection is unusable after one.
+    /// The errors of `to`; the connection is unusable afterwards.
     pub fn seal_to(&mut self, plain: &[u8], to: &mut dyn io::Write) -> io::Result<()> {
         for chunk in plain.chunks(SEALED_CHUNK_BYTES) {
             self.queue_plain(chunk)?;
@@ -82,7 +82,7 @@ impl TlsSession {
         Ok(())
     }
 
-    /// Seals `plain` and keeps it for the next [`TlsSession::flush_to`].
+    /// Seals `plain` and keeps the result for the next [`TlsSession::flush_to`].
     ///
     /// # Errors
     /// In practice none: the only limit is memory.
@@ -93,7 +93,7 @@ impl TlsSession {
     /// Sends pending TLS records.
     ///
     /// # Errors
-    /// Those of `to`.
+    /// The errors of `to`.
     pub fn flush_to(&mut self, mut to: &mut dyn io::Write) -> io::Result<()> {
         while self.tls.wants_write() {
             self.tls.write_tls(&mut to)?;

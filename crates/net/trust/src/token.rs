@@ -1,4 +1,4 @@
-//! The group token: read from its file and checked for minimal strength. It knows no proof.
+//! The group token: read from a file and checked for minimal strength. Knows no proof.
 
 use aws_lc_rs::hmac;
 use spurline_types::{Error, ErrorKind, Result};
@@ -9,11 +9,11 @@ use std::path::Path;
 
 /// The shortest token: 128 bits in base64, more in hexadecimal.
 const MIN_LENGTH: usize = 22;
-/// The minimum number of different bytes; a random token of this length misses it once in millions.
+/// The minimum number of different bytes; a random token of this length misses that once in millions.
 const MIN_DIFFERENT: usize = 8;
 /// The longest line accepted as a token.
 const MAX_LENGTH: usize = 1024;
-/// Limit of simultaneous tokens: an old and a new one, and some spare.
+/// Limit of simultaneous tokens: an old token, a new token, and some spare.
 const MAX_TOKENS: usize = 8;
 /// The longest accepted file.
 const MAX_FILE: u64 = 64 << 10;
@@ -21,7 +21,7 @@ const MAX_FILE: u64 = 64 << 10;
 /// How to make a good token, for messages.
 const HOW_TO_MAKE: &str = "make one with: (umask 077; openssl rand -base64 32 > FILE)";
 
-/// The secrets of a group: all are accepted, the first one is used for proofs. None is ever printed.
+/// The secrets of a group: all are accepted, the first is used for proofs. No secret is ever printed.
 pub struct GroupTokens {
     pub(crate) keys: Vec<hmac::Key>,
     /// A problem of the file that is no reason to stop.
@@ -35,11 +35,11 @@ impl fmt::Debug for GroupTokens {
 }
 
 impl GroupTokens {
-    /// Reads a file with one token per line; the first is used for proofs, all are accepted.
+    /// Reads a file with a token in each line; the first is used for proofs, all are accepted.
     ///
     /// # Errors
-    /// `NotFound` or `PermissionDenied` when it can't be read, `Invalid` when every user may change it, or a line is
-    /// no valid secret.
+    /// `NotFound` or `PermissionDenied` when the file can't be read, `Invalid` when every user may change it, or a line is no
+    /// valid secret.
     pub fn read_file(file: &Path) -> Result<GroupTokens> {
         let shown = format!("--group-token-file {}", file.display());
         let wrong = |why: String| Error::new(ErrorKind::Invalid, format!("{shown}: {why}"));
@@ -86,10 +86,10 @@ impl GroupTokens {
         Ok(tokens)
     }
 
-    /// The tokens in `bytes`, one per line, without surrounding spaces and empty lines.
+    /// The tokens in `bytes`, a token in each line, without surrounding spaces and empty lines.
     ///
     /// # Errors
-    /// What is wrong with them, without showing them.
+    /// The fault, without the token.
     pub fn parse(bytes: &[u8]) -> Result<GroupTokens, String> {
         let mut lines: Vec<&[u8]> = Vec::new();
         for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {

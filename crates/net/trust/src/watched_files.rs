@@ -1,4 +1,4 @@
-//! A value read from files, and read again when they change. It does not know the meaning of their content.
+//! A value read from files, and read again after a change. Does not know the meaning of the content.
 
 use parking_lot::Mutex;
 use spurline_types::{Error, Result};
@@ -14,7 +14,7 @@ const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// owner and mode. Mounted secrets of a container change by a link to another directory.
 type FileStamp = Option<(u64, u64, u64, i64, i64)>;
 
-/// A value from files; clones share it.
+/// A value from files; clones share the value.
 pub(crate) struct WatchedFiles<T>(Arc<WatchedState<T>>);
 
 impl<T> Clone for WatchedFiles<T> {
@@ -31,7 +31,7 @@ struct WatchedState<T> {
 
 struct WatchedValue<T> {
     value: Arc<T>,
-    /// The state of the files when they were read.
+    /// The state of the files at the time of the read.
     stamps: Vec<FileStamp>,
     /// The state of the files when reading failed.
     refused: Option<Vec<FileStamp>>,
@@ -58,8 +58,8 @@ impl<T> WatchedFiles<T> {
         }))
     }
 
-    /// The current value. When it can't be read any more the old value stays in use; this is logged once per change,
-    /// and reading is retried until it succeeds.
+    /// The current value. When the files can't be read any more the old value stays in use; this is logged once per change, and
+    /// the read is retried until success.
     pub fn get(&self) -> Arc<T> {
         let WatchedState { files, read, now } = &*self.0;
         let mut now = now.lock();

@@ -1,5 +1,5 @@
-//! Connections through rdma_cm: ids, events, addresses. Every wait takes a deadline from the caller, since the
-//! kernel's own timers exceed a minute. It knows no queue pair internals.
+//! Connections through rdma_cm: ids, events, addresses. Every wait takes a deadline from the caller, since the kernel's own
+//! timers exceed a minute. Knows no queue pair internals.
 
 use crate::error::VerbsError;
 use crate::load::VerbsLibrary;
@@ -57,7 +57,7 @@ pub enum CmEventKind {
     AddressResolved,
     /// The route to the peer is resolved.
     RouteResolved,
-    /// A peer requests a connection; its private data may be padded with zeros.
+    /// A peer requests a connection; the private data may be padded with zeros.
     ConnectRequest {
         /// The new id, to be accepted with a queue pair, or dropped.
         id: CmId,
@@ -73,7 +73,7 @@ pub enum CmEventKind {
     Rejected(CmRejection),
     /// No reply, or no address or route: the errno, 0 if there is none.
     Failed(&'static str, i32),
-    /// The peer ended the connection, or its process died.
+    /// The peer ended the connection, or the peer's process died.
     Disconnected,
     /// The device is being removed.
     DeviceRemoved,
@@ -83,7 +83,7 @@ pub enum CmEventKind {
     Other(u32),
 }
 
-/// An event of one id.
+/// An event of an id.
 #[derive(Debug)]
 pub struct CmEvent {
     /// [`CmId::key`] of the id; of the listener for a connect request.
@@ -129,7 +129,7 @@ impl CmChannel {
 
     /// Becomes readable when an event is available.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is the channel's and stays open as long as it.
+        // SAFETY: the descriptor is the channel's and stays open as long as the channel.
         unsafe { BorrowedFd::borrow_raw(self.raw_fd()) }
     }
 
@@ -157,7 +157,7 @@ impl CmChannel {
             // SAFETY: the channel is open and non-blocking; `raw` receives the result.
             if unsafe { (self.verbs.cm.rdma_get_cm_event)(self.raw, &mut raw) } == 0 && !raw.is_null() {
                 let event = self.convert_event(raw);
-                // SAFETY: acknowledges the event just taken, once; all of it was copied.
+                // SAFETY: acknowledges the event just taken, once; everything was copied.
                 unsafe { (self.verbs.cm.rdma_ack_cm_event)(raw) };
                 return Ok(Some(event));
             }
@@ -170,7 +170,7 @@ impl CmChannel {
                 return Ok(None);
             }
             let mut poll = libc::pollfd { fd: self.raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one valid entry.
+            // SAFETY: a valid entry.
             unsafe { libc::ppoll(&mut poll, 1, &to_timespec(left), std::ptr::null()) };
         }
     }
@@ -195,7 +195,7 @@ impl CmChannel {
                 id: CmId { channel: Arc::clone(self), raw: event.id },
                 private: private(),
             },
-            // The library's status for a queue pair that it could not set up; no errno.
+            // The library's status for a queue pair whose setup failed; no errno.
             6 if event.status == -1 => {
                 CmEventKind::Failed("the queue pair could not be set up with the peer's parameters", 0)
             }
@@ -220,8 +220,8 @@ impl Drop for CmChannel {
     }
 }
 
-/// Time of one attempt to resolve an address. The kernel looks again when its neighbour table changes, or when this time
-/// is over. An answer that comes after its first look and before it waits for changes is seen only then.
+/// Time of an attempt to resolve an address. The kernel looks again when the neighbour table changes, or when this time is over.
+/// An answer that comes after the first look and before the wait for changes is seen only then.
 const ADDRESS_TRY: Duration = Duration::from_secs(1);
 
 /// A connection in any state, or a listener.
@@ -248,18 +248,18 @@ impl CmId {
         self.raw
     }
 
-    /// The channel its events arrive on.
+    /// The channel of the events.
     pub fn channel(&self) -> &Arc<CmChannel> {
         &self.channel
     }
 
-    /// The key of its events; unique during its life.
+    /// The key of the events; unique during the life of the id.
     pub fn key(&self) -> usize {
         self.raw.addr()
     }
 
-    /// Whether it is bound to this very context. librdmacm opens a new context for a device that it takes for another
-    /// one: after a removal and return, or when its sysfs entry was recreated.
+    /// Whether the id is bound to this very context. librdmacm opens a new context for a device that looks like another: after a
+    /// removal and return, or when the sysfs entry was recreated.
     pub fn is_on(&self, context: &crate::device::DeviceContext) -> bool {
         self.context_raw() == context.raw()
     }
@@ -295,7 +295,7 @@ impl CmId {
         if context.is_null() {
             return format!("{} to {}", shown(local), shown(peer));
         }
-        // SAFETY: rdma_cm keeps context and device while the id is bound to them.
+        // SAFETY: rdma_cm keeps context and device while the id is bound there.
         let name: String = unsafe {
             (*(*context).device)
                 .name
@@ -314,7 +314,7 @@ impl CmId {
     /// [`VerbsError::Call`] when no device has the address, or the port is in use.
     pub fn bind(&mut self, addr: SocketAddr) -> Result<(), VerbsError> {
         let mut raw = RawSockaddr::from(addr);
-        // SAFETY: the id is open, the address is of its family's size.
+        // SAFETY: the id is open, the address has the size of the address family.
         match unsafe { (self.verbs().cm.rdma_bind_addr)(self.raw, raw.as_mut()) } {
             0 => Ok(()),
             _ => Err(VerbsError::last_os("rdma_bind_addr", addr.to_string())),
@@ -326,7 +326,7 @@ impl CmId {
     /// # Errors
     /// As [`CmId::bind`]; [`VerbsError::Call`] when listening fails.
     pub fn listen(&mut self, addr: SocketAddr, backlog: i32) -> Result<SocketAddr, VerbsError> {
-        // A restarted node can use its address again at once. Old libraries lack the option.
+        // A restarted node can use the address again at once. Old libraries lack the option.
         self.set_option(sys::OPTION_ID_REUSEADDR, &mut 1i32.to_ne_bytes());
         if addr.is_ipv6() {
             self.set_option(sys::OPTION_ID_AFONLY, &mut 1i32.to_ne_bytes());
@@ -347,7 +347,7 @@ impl CmId {
     /// [`VerbsError::Unreachable`] when there is none, [`VerbsError::Timeout`] when `deadline` passed.
     pub fn resolve(&mut self, local: IpAddr, remote: SocketAddr, deadline: Instant) -> Result<(), VerbsError> {
         let mut from = RawSockaddr::from(match (local, remote) {
-            // A link-local address needs its scope.
+            // A link-local address needs a scope.
             (IpAddr::V6(ip), SocketAddr::V6(to)) => SocketAddr::V6(SocketAddrV6::new(ip, 0, 0, to.scope_id())),
             _ => SocketAddr::new(local, 0),
         });
@@ -359,7 +359,7 @@ impl CmId {
         let subject = || format!("{remote} from {local}");
         loop {
             let until = deadline.min(Instant::now() + ADDRESS_TRY);
-            // SAFETY: the id is open, both addresses are of their families' sizes.
+            // SAFETY: the id is open, both addresses have the sizes of the address families.
             let failed =
                 unsafe { (self.verbs().cm.rdma_resolve_addr)(self.raw, from.as_mut(), to.as_mut(), timeout(until)) };
             if failed != 0 {
@@ -371,7 +371,7 @@ impl CmId {
                 other => return Err(unexpected_event(subject(), &other)),
             }
         }
-        // SAFETY: the id is open and its address resolved.
+        // SAFETY: the id is open and the address resolved.
         if unsafe { (self.verbs().cm.rdma_resolve_route)(self.raw, timeout(deadline)) } != 0 {
             return Err(VerbsError::last_os("rdma_resolve_route", subject()));
         }
@@ -420,7 +420,7 @@ impl CmId {
 pub(crate) fn unexpected_event(subject: String, kind: &CmEventKind) -> VerbsError {
     match kind {
         CmEventKind::Rejected(rejection) => {
-            // A refusal by a program carries its reason as text.
+            // A refusal by a program carries the reason as text.
             let said: Vec<u8> = rejection.private.iter().copied().take_while(|b| *b != 0).collect();
             let why = match String::from_utf8(said) {
                 Ok(said) if rejection.reason == 28 && !said.is_empty() => format!("{}: {said}", rejection.describe()),
@@ -443,7 +443,7 @@ pub(crate) fn unexpected_event(subject: String, kind: &CmEventKind) -> VerbsErro
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: the id is open, its queue pair (if any) is destroyed, all its events are acknowledged.
+        // SAFETY: the id is open, the queue pair (if any) is destroyed, all events are acknowledged.
         unsafe { (self.verbs().cm.rdma_destroy_id)(self.raw) };
     }
 }

@@ -1,7 +1,7 @@
-//! Devices, their ports and limits, all queried from the device. It knows no connection.
+//! Devices, ports and limits, all queried from the device. Knows no connection.
 //!
-//! Missing values are expected: a port may have no LID (RoCE, iWARP), its first GID may be of any type, its firmware
-//! version may be empty.
+//! Missing values are expected: a port may have no LID (RoCE, iWARP), the first GID may be of any type, the firmware version may
+//! be empty.
 
 use crate::cm::CmId;
 use crate::error::{RdmaUnavailable, VerbsError};
@@ -22,7 +22,7 @@ pub enum LinkLayer {
     InfiniBand,
     /// Ethernet: RoCE, or iWARP.
     Ethernet,
-    /// Another one, by its number.
+    /// Another, by number.
     Other(u8),
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for LinkLayer {
 pub struct PortState(pub u32);
 
 impl PortState {
-    /// Whether it carries data.
+    /// Whether the port carries data.
     pub fn is_active(self) -> bool {
         self.0 == sys::PORT_ACTIVE
     }
@@ -69,20 +69,20 @@ pub enum GidType {
     RoceV1,
     /// RoCE v2: UDP, routable.
     RoceV2,
-    /// The library is too old to report it.
+    /// The library is too old to report the type.
     Unknown,
 }
 
-/// One entry of a port's GID table.
+/// An entry of a port's GID table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GidInfo {
-    /// Its index in the table.
+    /// The index in the table.
     pub index: u32,
-    /// The address; IPv4 ones are mapped into IPv6.
+    /// The address; IPv4 addresses are mapped into IPv6.
     pub gid: Ipv6Addr,
     /// The type of the address.
     pub kind: GidType,
-    /// Index of the network interface it belongs to, 0 for none.
+    /// Index of the network interface, 0 for none.
     pub interface: u32,
 }
 
@@ -91,21 +91,21 @@ pub struct GidInfo {
 pub struct PortInfo {
     /// Counted from 1.
     pub number: u8,
-    /// Its state.
+    /// The state.
     pub state: PortState,
-    /// Its link layer.
+    /// The link layer.
     pub link_layer: LinkLayer,
     /// Current path MTU in bytes.
     pub mtu: u32,
     /// The longest message in bytes.
     pub max_message: u32,
-    /// Its LID; 0 where there are none.
+    /// The LID; 0 where there are no LIDs.
     pub lid: u16,
     /// The subnet manager's LID; 0 where there is none.
     pub sm_lid: u16,
     /// Lanes and speed in the device's encoding.
     pub width_and_speed: (u8, u8),
-    /// Its GID table without empty entries.
+    /// The GID table without empty entries.
     pub gids: Vec<GidInfo>,
 }
 
@@ -114,11 +114,11 @@ pub struct PortInfo {
 pub struct DeviceLimits {
     /// Queue pairs.
     pub queue_pairs: u32,
-    /// Work requests in one queue.
+    /// Work requests in a queue.
     pub work_requests: u32,
-    /// Scatter-gather elements of one work request.
+    /// Scatter-gather elements of a work request.
     pub sge: u32,
-    /// Entries of one completion queue.
+    /// Entries of a completion queue.
     pub completions: u32,
     /// Outstanding reads per connection; 0 on devices without RDMA READ.
     pub reads: u32,
@@ -130,7 +130,7 @@ pub struct DeviceLimits {
     pub vendor: (u32, u32),
 }
 
-/// A device and its ports.
+/// A device and the ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The kernel's name: `mlx5_0`, `rxe0`.
@@ -139,17 +139,17 @@ pub struct DeviceInfo {
     pub guid: u64,
     /// Firmware version, empty for software devices.
     pub firmware: String,
-    /// Its limits.
+    /// The limits.
     pub limits: DeviceLimits,
-    /// Its ports.
+    /// The ports.
     pub ports: Vec<PortInfo>,
 }
 
 /// Every RDMA device of this host.
 ///
 /// # Errors
-/// [`RdmaUnavailable::Device`] when there is none, [`RdmaUnavailable::Kernel`] when the kernel cannot list them,
-/// [`RdmaUnavailable::Port`] when no port of any device is active; that error lists every port and its state.
+/// [`RdmaUnavailable::Device`] without a device, [`RdmaUnavailable::Kernel`] when the kernel cannot list devices,
+/// [`RdmaUnavailable::Port`] when no port of any device is active; that error lists every port and state.
 pub fn list_devices(verbs: &Arc<VerbsLibrary>) -> Result<Vec<DeviceInfo>, RdmaUnavailable> {
     let mut found = Vec::new();
     let mut failed = Vec::new();
@@ -175,7 +175,7 @@ pub fn list_devices(verbs: &Arc<VerbsLibrary>) -> Result<Vec<DeviceInfo>, RdmaUn
 
 fn for_each_raw(verbs: &VerbsLibrary, mut f: impl FnMut(*mut sys::IbvDevice)) -> Result<(), RdmaUnavailable> {
     let mut count = 0;
-    // SAFETY: the result is NULL or a list of `count` pointers that stays valid until it is freed below.
+    // SAFETY: the result is NULL or a list of `count` pointers that stays valid until freed below.
     let list = unsafe { (verbs.ib.ibv_get_device_list)(&mut count) };
     if list.is_null() {
         return Err(RdmaUnavailable::Kernel {
@@ -186,7 +186,7 @@ fn for_each_raw(verbs: &VerbsLibrary, mut f: impl FnMut(*mut sys::IbvDevice)) ->
         // SAFETY: `i` is below the count.
         f(unsafe { *list.add(i) });
     }
-    // SAFETY: frees the list above, once; devices opened from it stay open.
+    // SAFETY: frees the list above, once; opened devices stay open.
     unsafe { (verbs.ib.ibv_free_device_list)(list) };
     Ok(())
 }
@@ -199,7 +199,7 @@ fn c_text(raw: &[c_char]) -> String {
 enum ContextOwner {
     /// Opened here, closed on drop.
     Opened,
-    /// rdma_cm's own, which exists while an id is bound to it.
+    /// rdma_cm's own, which exists while an id is bound there.
     Bound(#[expect(dead_code, reason = "held for its drop")] CmId),
 }
 
@@ -210,24 +210,24 @@ pub enum DeviceProblem {
     PortDown(u8),
     /// A port came up.
     PortUp(u8),
-    /// The device failed or is being removed: everything created from it must be destroyed.
+    /// The device failed or is being removed: everything created there must be destroyed.
     Fatal,
     /// Addresses changed: a bond failed over, or an address was removed.
     Addresses(u8),
-    /// Another event, by its number in the C headers.
+    /// Another event, by number in the C headers.
     Other(u32),
 }
 
-/// The use of one of rdma_cm's contexts by this process.
+/// The use of a context of rdma_cm by this process.
 #[derive(Default)]
 struct ContextUse {
-    /// Number of [`DeviceContext`]s with it.
+    /// Number of [`DeviceContext`]s with this context.
     users: usize,
     /// Whether the kernel is removing the device.
     is_removed: bool,
 }
 
-/// Contexts of rdma_cm in use, by address. All rails of a device share one.
+/// Contexts of rdma_cm in use, by address. All rails of a device share a context.
 static BOUND_CONTEXTS: Mutex<BTreeMap<usize, ContextUse>> = Mutex::new(BTreeMap::new());
 
 /// An open device.
@@ -236,11 +236,11 @@ pub struct DeviceContext {
     raw: *mut sys::IbvContext,
     owner: ContextOwner,
     name: String,
-    /// Ids of connections that ended while their port was down.
+    /// Ids of connections that ended while the port was down.
     leaving: Mutex<Vec<CmId>>,
 }
 
-// SAFETY: libibverbs locks its contexts itself; calls are allowed from any thread.
+// SAFETY: libibverbs locks the contexts; calls are allowed from any thread.
 unsafe impl Send for DeviceContext {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceContext {}
@@ -249,7 +249,7 @@ impl DeviceContext {
     /// Opens the device with this name.
     ///
     /// # Errors
-    /// [`VerbsError::Misuse`] when there is no such device, [`VerbsError::Call`] when it cannot be opened.
+    /// [`VerbsError::Misuse`] without such a device, [`VerbsError::Call`] when the device cannot be opened.
     pub fn open(verbs: &Arc<VerbsLibrary>, name: &str) -> Result<Arc<DeviceContext>, VerbsError> {
         let mut opened = None;
         let listed = for_each_raw(verbs, |raw| {
@@ -266,7 +266,7 @@ impl DeviceContext {
     }
 
     fn open_raw(verbs: &Arc<VerbsLibrary>, device: *mut sys::IbvDevice) -> Result<DeviceContext, VerbsError> {
-        // SAFETY: the caller's device is valid while its list is.
+        // SAFETY: the caller's device is valid as long as the list.
         let name = c_text(unsafe { &(*device).name });
         // SAFETY: as above.
         let raw = unsafe { (verbs.ib.ibv_open_device)(device) };
@@ -283,17 +283,17 @@ impl DeviceContext {
         })
     }
 
-    /// The device that `id` is bound to, in the context opened by rdma_cm. Connections of rdma_cm need their memory
-    /// and queues in this context.
+    /// The device that `id` is bound to, in the context opened by rdma_cm. Connections of rdma_cm need memory and queues in this
+    /// context.
     ///
     /// # Errors
-    /// [`VerbsError::Misuse`] when the id is bound to no device: its address belongs to none.
+    /// [`VerbsError::Misuse`] when the id is bound to no device: the address belongs to none.
     pub fn of_id(id: CmId) -> Result<Arc<DeviceContext>, VerbsError> {
         let raw = id.context_raw();
         if raw.is_null() {
             return Err(VerbsError::Misuse(format!("{} belongs to no RDMA device; see 'rdma link'", id.subject())));
         }
-        // SAFETY: rdma_cm keeps context and device while an id is bound to them.
+        // SAFETY: rdma_cm keeps context and device while an id is bound there.
         let name = c_text(unsafe { &(*(*raw).device).name });
         let verbs = Arc::clone(id.verbs());
         set_nonblocking(raw);
@@ -315,16 +315,16 @@ impl DeviceContext {
         &self.name
     }
 
-    /// Completion vectors, at least 1: completion queues can be spread over them.
+    /// Completion vectors, at least 1: completion queues can be spread over these.
     pub fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open.
         unsafe { (*self.raw).num_comp_vectors }.max(1).cast_unsigned()
     }
 
-    /// Whether its writes can carry immediate data. Standard iWARP has none; most of its drivers refuse it, and only
-    /// when the first such request is posted.
+    /// Whether writes can carry immediate data. Standard iWARP has none; most iWARP drivers refuse the first such request at its
+    /// posting.
     pub fn supports_immediate(&self) -> bool {
-        // SAFETY: the context is open, and with it its device.
+        // SAFETY: the context is open, and so is the device.
         unsafe { (*(*self.raw).device).transport_type != sys::TRANSPORT_IWARP }
     }
 
@@ -375,8 +375,8 @@ impl DeviceContext {
         Ok(PortState(self.query_port(number)?.state))
     }
 
-    /// Keeps the id of a connection that ended while its port was down. Destroying it sends a disconnect, and some
-    /// drivers (rxe of Linux 6.1) never connect again after sending one over a port that is down.
+    /// Keeps the id of a connection that ended while the port was down. The destruction sends a disconnect, and some drivers (rxe
+    /// of Linux 6.1) never connect again after a disconnect over a port that is down.
     pub(crate) fn defer_destroy(&self, id: CmId) {
         self.leaving.lock().push(id);
     }
@@ -393,9 +393,9 @@ impl DeviceContext {
         drop(ready);
     }
 
-    /// Records that the kernel is removing the device ([`CmEventKind::DeviceRemoved`](crate::CmEventKind)). The last
-    /// user of the context then closes its descriptors: librdmacm keeps them open until it finds another device, and a
-    /// driver without disassociation (Soft-RoCE) cannot remove an open device.
+    /// Records that the kernel is removing the device ([`CmEventKind::DeviceRemoved`](crate::CmEventKind)). The last user of the
+    /// context then closes the descriptors: librdmacm keeps these open until another device is found, and a driver without
+    /// disassociation (Soft-RoCE) cannot remove an open device.
     pub fn mark_removed(&self) {
         if let Some(used) = BOUND_CONTEXTS.lock().get_mut(&self.raw.addr()) {
             used.is_removed = true;
@@ -413,7 +413,7 @@ impl DeviceContext {
             number,
             state: PortState(attr.state),
             link_layer: match attr.link_layer {
-                // Old InfiniBand drivers leave it unspecified.
+                // Old InfiniBand drivers leave the link layer unspecified.
                 0 | 1 => LinkLayer::InfiniBand,
                 2 => LinkLayer::Ethernet,
                 other => LinkLayer::Other(other),
@@ -460,7 +460,7 @@ impl DeviceContext {
 
     /// Becomes readable when [`DeviceContext::next_problem`] has an event.
     pub fn problems_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor belongs to the context and stays open as long as it.
+        // SAFETY: the descriptor belongs to the context and stays open as long as the context.
         unsafe { BorrowedFd::borrow_raw((*self.raw).async_fd) }
     }
 
@@ -468,12 +468,12 @@ impl DeviceContext {
     pub fn next_problem(&self) -> Option<DeviceProblem> {
         let fd = self.problems_fd().as_raw_fd();
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid pollfd.
+        // SAFETY: a valid pollfd.
         if unsafe { libc::poll(&mut poll, 1, 0) } <= 0 || poll.revents & libc::POLLIN == 0 {
             return None;
         }
         let mut event = sys::IbvAsyncEvent { element: 0, event_type: 0 };
-        // SAFETY: the context is open and its descriptor readable, so this does not block.
+        // SAFETY: the context is open and the descriptor readable, so this does not block.
         if unsafe { (self.verbs.ib.ibv_get_async_event)(self.raw, &mut event) } != 0 {
             return None;
         }
@@ -504,8 +504,8 @@ fn set_nonblocking(raw: *mut sys::IbvContext) {
     }
 }
 
-/// Closes the descriptors of a removed device's context and puts an eventfd in their place, since librdmacm closes the
-/// same numbers later.
+/// Closes the descriptors of a removed device's context and puts an eventfd in place of each, since librdmacm closes the same
+/// numbers later.
 fn close_descriptors(raw: *mut sys::IbvContext) {
     // SAFETY: no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -514,7 +514,7 @@ fn close_descriptors(raw: *mut sys::IbvContext) {
     }
     // SAFETY: a new descriptor without another owner.
     let placeholder = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: the caller's context is open; its descriptors are replaced atomically and remain its own.
+    // SAFETY: the caller's context is open; the descriptors are replaced atomically and still belong to the context.
     unsafe {
         for own in [(*raw).cmd_fd, (*raw).async_fd] {
             if own >= 0 {
@@ -526,11 +526,11 @@ fn close_descriptors(raw: *mut sys::IbvContext) {
 
 impl Drop for DeviceContext {
     fn drop(&mut self) {
-        // Ids go before the device they are bound to.
+        // Ids go before the device.
         self.leaving.get_mut().clear();
         match self.owner {
             ContextOwner::Opened => {
-                // SAFETY: opened here, and everything created from it holds the `Arc` of this context.
+                // SAFETY: opened here, and everything created there holds the `Arc` of this context.
                 unsafe { (self.verbs.ib.ibv_close_device)(self.raw) };
             }
             ContextOwner::Bound(_) => {

@@ -1,4 +1,4 @@
-//! Errors of this crate, with their explanations: what is missing, and what failed. It makes no call.
+//! Errors of this crate, with explanations: the missing part, or the failed call. Makes no call.
 
 use spurline_types::{Error, ErrorKind};
 use std::fmt;
@@ -12,7 +12,7 @@ pub enum RdmaUnavailable {
         "{library} can't be opened ({why}): install it (Debian and Ubuntu: libibverbs1 librdmacm1 ibverbs-providers; RHEL: libibverbs librdmacm)"
     )]
     Library {
-        /// Its file name.
+        /// The file name.
         library: &'static str,
         /// The loader's message.
         why: String,
@@ -31,10 +31,10 @@ pub enum RdmaUnavailable {
         /// Where devices were searched.
         why: String,
     },
-    /// A device, but no port of it can carry data.
+    /// A device, but no port can carry data.
     #[error("no RDMA port can be used ({why})")]
     Port {
-        /// The ports and their states.
+        /// The ports and states.
         why: String,
     },
 }
@@ -52,12 +52,12 @@ pub struct WcStatus(pub u32);
 impl WcStatus {
     /// The request succeeded.
     pub const SUCCESS: WcStatus = WcStatus(0);
-    /// The queue pair entered its error state before this request was processed.
+    /// The queue pair entered the error state before this request was processed.
     pub const FLUSHED: WcStatus = WcStatus(5);
     /// No acknowledgement after all retransmissions.
     pub const RETRY_EXCEEDED: WcStatus = WcStatus(12);
 
-    /// The name in the C headers, and its meaning.
+    /// The name in the C headers, and the meaning.
     pub fn name_and_meaning(self) -> (&'static str, &'static str) {
         match self.0 {
             0 => ("SUCCESS", "done"),
@@ -129,7 +129,7 @@ pub enum VerbsError {
         subject: String,
         /// Number of the queue pair.
         qpn: u32,
-        /// Its status.
+        /// The status.
         status: WcStatus,
         /// The vendor's error code.
         vendor_err: u32,
@@ -147,7 +147,7 @@ pub enum VerbsError {
     Unreachable {
         /// The peer.
         subject: String,
-        /// The event that reported it.
+        /// The event.
         why: String,
     },
     /// The connection is over.

@@ -1,11 +1,11 @@
-//! RDMA verbs as safe types: devices, protection domains, registered memory, completion queues, and reliable
-//! connections through rdma_cm. It deliberately knows no message and no request: bytes and completions only.
+//! RDMA verbs as safe types: devices, protection domains, registered memory, completion queues, and reliable connections through
+//! rdma_cm. Deliberately knows no message and no request: bytes and completions only.
 //!
-//! libibverbs and librdmacm are opened at run time, so a binary with this crate starts without them;
-//! [`VerbsLibrary::load`] reports what is missing, in four levels ([`RdmaUnavailable`]).
+//! libibverbs and librdmacm are opened at run time, so a binary with this crate starts without both; [`VerbsLibrary::load`]
+//! reports the missing part, in four levels ([`RdmaUnavailable`]).
 //!
-//! **Ownership of memory that a NIC may write.** Receives take a [`MemorySlot`] by value and return it with its
-//! completion, or drop it after the queue pair is destroyed:
+//! **Ownership of memory that a NIC may write.** Receives take a [`MemorySlot`] by value and return the slot with the completion,
+//! or drop the slot after the queue pair is destroyed:
 //!
 //! ```compile_fail
 //! fn posted_slots_cannot_be_read(pair: &mut spurline_verbs::QueuePair, slot: spurline_verbs::MemorySlot) {
@@ -14,8 +14,8 @@
 //! }
 //! ```
 //!
-//! Memory for the peer's writes is loaned for one exchange. Meanwhile no other code can access it, and an exchange
-//! that does not complete destroys the queue pair before the memory is returned:
+//! Memory for the peer's writes is loaned for one exchange. Meanwhile no other code can access the memory, and an exchange that
+//! does not complete destroys the queue pair before the memory is returned:
 //!
 //! ```compile_fail
 //! use spurline_verbs::{LoanSettled, MemoryRegion, QueuePair};
@@ -27,7 +27,7 @@
 //! }
 //! ```
 //!
-//! One thread at a time uses a queue pair; other threads can only break it ([`QueuePairBreaker`]):
+//! Only a single thread at a time uses a queue pair; other threads can only break the pair ([`QueuePairBreaker`]):
 //!
 //! ```compile_fail
 //! fn shared_between_threads<T: Sync>() {}
@@ -73,7 +73,7 @@ pub use memory::{MemoryAccess, MemoryRegion, MemorySlot, ProtectionDomain};
 pub use qp::{QueueDepths, QueuePair, QueuePairBreaker, ReceiveCompletion};
 pub use queue::{CompletionQueue, WakeReason};
 
-/// Sizes of structures in this crate, for the test that compares them with the C headers.
+/// Sizes of structures in this crate, for the test that compares the sizes with the C headers.
 #[doc(hidden)]
 pub fn layout_sizes() -> &'static [(&'static str, usize)] {
     sys::SIZES

@@ -1,12 +1,12 @@
-//! Opens the two libraries at run time. It knows their names, not what their functions do.
+//! Opens the two libraries at run time. Knows names, not the purpose of functions.
 
 use crate::error::RdmaUnavailable;
 use crate::sys::{Ibverbs, Rdmacm};
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 
-/// Both libraries, opened. They stay open for the life of the process: their drivers own threads and memory, and do
-/// not support unloading.
+/// Both libraries, opened. The libraries stay open for the life of the process: drivers own threads and memory, and do not
+/// support unloading.
 pub struct VerbsLibrary {
     pub(crate) ib: Ibverbs,
     pub(crate) cm: Rdmacm,
@@ -16,15 +16,15 @@ impl VerbsLibrary {
     /// Opens libibverbs.so.1 and librdmacm.so.1.
     ///
     /// # Errors
-    /// [`RdmaUnavailable::Library`] when one is not installed or lacks a function; [`RdmaUnavailable::Kernel`] when
-    /// the kernel modules are not loaded.
+    /// [`RdmaUnavailable::Library`] when a library is not installed or lacks a function; [`RdmaUnavailable::Kernel`] when the
+    /// kernel modules are not loaded.
     pub fn load() -> Result<Arc<VerbsLibrary>, RdmaUnavailable> {
         Self::load_named("libibverbs.so.1", "librdmacm.so.1")
     }
 
-    /// Makes librdmacm close removed devices that are no longer used here, with the memory their drivers have mapped.
-    /// Otherwise it keeps them until it finds a new device. It has no effect when the last device was removed. As a
-    /// side effect, librdmacm opens all present devices.
+    /// Makes librdmacm close removed devices that are no longer used here, with the memory that the drivers have mapped.
+    /// Otherwise librdmacm keeps such devices until a new device is found. No effect when the last device was removed. As a side
+    /// effect, librdmacm opens all present devices.
     pub fn forget_lost_devices(&self) {
         let (Some(get), Some(free)) = (self.cm.rdma_get_devices, self.cm.rdma_free_devices) else { return };
         let mut count = 0;
@@ -43,7 +43,7 @@ impl VerbsLibrary {
         let missing =
             |library, symbol: &str| RdmaUnavailable::Library { library, why: format!("it has no function {symbol}") };
         let ib = open_library(ibverbs)?;
-        // SAFETY: the names and types are those of the libraries' headers, which a test compares.
+        // SAFETY: the names and types are as in the libraries' headers, which a test compares.
         let ib = unsafe { Ibverbs::resolve(|name| find_symbol(ib, name)) }.map_err(|name| missing(ibverbs, name))?;
         let cm = open_library(rdmacm)?;
         // SAFETY: as above.
@@ -58,7 +58,7 @@ fn open_library(library: &'static str) -> Result<*mut c_void, RdmaUnavailable> {
     // SAFETY: a NUL-terminated name; constructors of a system library run.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if handle.is_null() {
-        // SAFETY: dlerror returns NULL or a NUL-terminated text that lives until the thread's next call of it.
+        // SAFETY: dlerror returns NULL or a NUL-terminated text that lives until the thread's next call of dlerror.
         let why = unsafe {
             let text = libc::dlerror();
             if text.is_null() { "unknown".into() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }

@@ -1,4 +1,4 @@
-//! Registered memory: the pool's arena registered with a device, and slots cut from its buffers. It knows no queue.
+//! Registered memory: the pool's arena registered with a device, and slots cut from buffers. Knows no queue.
 
 use crate::device::DeviceContext;
 use crate::error::VerbsError;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 /// What a peer may do with registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryAccess {
-    /// Nothing: only this host's own requests use it. Nodes register their memory this way.
+    /// Nothing: only this host's requests use the memory. Nodes register memory this way.
     Local,
-    /// A peer with the key may write. Readers register their memory this way.
+    /// A peer with the key may write. Readers register memory this way.
     PeerWrites,
-    /// A peer with the key may read and write. Mounts that write register their memory this way, and measurements.
+    /// A peer with the key may read and write. Mounts that write register memory this way, and measurements.
     PeerReadsAndWrites,
 }
 
@@ -36,7 +36,7 @@ impl ProtectionDomain {
     /// # Errors
     /// [`VerbsError::Call`] when the device has no more.
     pub fn new(context: &Arc<DeviceContext>) -> Result<Arc<Self>, VerbsError> {
-        // SAFETY: the context is open, and this value keeps it so.
+        // SAFETY: the context is open, and this value keeps the context open.
         let raw = unsafe { (context.verbs().ib.ibv_alloc_pd)(context.raw()) };
         if raw.is_null() {
             return Err(VerbsError::last_os("ibv_alloc_pd", context.name()));
@@ -53,8 +53,8 @@ impl ProtectionDomain {
         self.raw
     }
 
-    /// Registers the whole arena of `pool`, which pins it in memory. Once per pool and device; takes about 0.1 s per
-    /// GiB without huge pages.
+    /// Registers the whole arena of `pool`, which pins the arena in memory. Once per pool and device; takes about 0.1 s per GiB
+    /// without huge pages.
     ///
     /// # Errors
     /// [`VerbsError::Call`] with the number of bytes, when the limit of locked memory is lower or the device refuses.
@@ -65,7 +65,7 @@ impl ProtectionDomain {
     ) -> Result<Arc<MemoryRegion>, VerbsError> {
         let (start, len) = pool.arena();
         let flags = match access {
-            // Over iWARP the answer to a read is a write by the peer's NIC, with a key that its program never gets.
+            // Over iWARP the answer to a read is a write by the peer's NIC, with a key that the peer's program never gets.
             MemoryAccess::Local if !self.context.supports_immediate() => {
                 sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE
             }
@@ -82,7 +82,7 @@ impl ProtectionDomain {
             let subject = format!("{} of {} bytes ({})", self.context.name(), len, Size(len as u64));
             return Err(VerbsError::last_os("ibv_reg_mr", subject));
         };
-        // SAFETY: just made, and valid until it is deregistered.
+        // SAFETY: just made, and valid until deregistered.
         let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
         Ok(Arc::new(MemoryRegion { pd: Arc::clone(self), pool: Arc::clone(pool), raw, lkey, rkey, access }))
     }
@@ -90,7 +90,7 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: everything created in it holds the `Arc` of this value, so it is empty now.
+        // SAFETY: everything created there holds the `Arc` of this value, so the domain is empty now.
         unsafe { (self.context.verbs().ib.ibv_dealloc_pd)(self.raw) };
     }
 }
@@ -105,7 +105,7 @@ pub struct MemoryRegion {
     access: MemoryAccess,
 }
 
-// SAFETY: libibverbs allows calls with a region from any thread; its fields do not change.
+// SAFETY: libibverbs allows calls with a region from any thread; the fields do not change.
 unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
@@ -116,7 +116,7 @@ impl MemoryRegion {
         &self.pool
     }
 
-    /// The protection domain it belongs to.
+    /// The protection domain.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.pd
     }
@@ -129,12 +129,12 @@ impl MemoryRegion {
         at >= start && at + bytes.len() <= start + len
     }
 
-    /// Whether keys of it may be given to a peer.
+    /// Whether keys may be given to a peer.
     pub fn allows_remote_write(&self) -> bool {
         self.access != MemoryAccess::Local
     }
 
-    /// Whether a peer with a key of it may read.
+    /// Whether a peer with a key may read.
     pub fn allows_remote_read(&self) -> bool {
         self.access == MemoryAccess::PeerReadsAndWrites
     }
@@ -147,7 +147,7 @@ impl MemoryRegion {
         self.rkey
     }
 
-    /// Cuts `buf` into slots of `len` bytes; the remainder at its end stays unused.
+    /// Cuts `buf` into slots of `len` bytes; the remainder at the end stays unused.
     ///
     /// # Errors
     /// [`VerbsError::Misuse`] when the buffer is not of this pool or `len` is 0 or above 2 GiB.
@@ -170,7 +170,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: slots hold the `Arc` of this value; loaned memory was returned, or its queue pair destroyed.
+        // SAFETY: slots hold the `Arc` of this value; loaned memory was returned, or the queue pair destroyed.
         unsafe { (self.pd.context().verbs().ib.ibv_dereg_mr)(self.raw.as_ptr()) };
     }
 }
@@ -180,37 +180,37 @@ struct SlotOwner {
     region: Arc<MemoryRegion>,
 }
 
-/// A piece of registered memory with one owner: posted by value, returned with its completion.
+/// A piece of registered memory with a single owner: posted by value, returned with the completion.
 pub struct MemorySlot {
     at: NonNull<u8>,
     len: u32,
     owner: Arc<SlotOwner>,
 }
 
-// SAFETY: a slot owns its bytes exclusively; the shared owner only keeps the buffer alive.
+// SAFETY: a slot owns the bytes exclusively; the shared owner only keeps the buffer alive.
 unsafe impl Send for MemorySlot {}
 // SAFETY: shared access gives `&[u8]` only.
 unsafe impl Sync for MemorySlot {}
 
 impl MemorySlot {
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it is empty; it never is.
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its bytes.
+    /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the buffer is initialised and kept by `owner`, this part of it belongs to this slot, and no device
-        // writes it while the slot is here: posting moves it away.
+        // SAFETY: the buffer is initialised and kept by `owner`, this part belongs to this slot, and no device writes while the
+        // slot is here: posting moves the slot away.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len()) }
     }
 
-    /// Its bytes, mutable.
+    /// The bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` excludes every other user.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len()) }

@@ -1,4 +1,4 @@
-//! Decides whether a thread may poll instead of sleeping, and for how long. It knows no queue.
+//! Decides whether a thread may poll instead of sleeping, and for how long. Knows no queue.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,9 +20,9 @@ impl PollPermit {
         Some(PollPermit(()))
     }
 
-    /// Pauses between two polls; `look` counts the unsuccessful ones. Returns whether to read the clock, which costs
-    /// as much as several polls. So does yielding: software devices work in a kernel thread that may wait for this
-    /// processor, up to a tick of 4 ms.
+    /// Pauses between two polls; `look` counts the unsuccessful polls. Returns whether to read the clock, which costs as much as
+    /// several polls. So does yielding: software devices work in a kernel thread that may wait for this processor, up to a tick
+    /// of 4 ms.
     pub fn spin_pause(look: u32) -> bool {
         if look.is_multiple_of(4) {
             std::thread::yield_now();
@@ -42,13 +42,13 @@ impl Drop for PollPermit {
 /// The longest polling time: longer than a small read over a slow path, shorter than bulk data, for which sleeping is
 /// cheaper.
 pub(crate) const LONGEST: Duration = Duration::from_micros(400);
-/// The shortest polling time, so that one immediate answer does not end polling.
+/// The shortest polling time, so that an immediate answer does not end polling.
 const SHORTEST_POLLING: Duration = Duration::from_micros(20);
-/// One of this many waits tries whether polling pays.
+/// A wait in this many tries whether polling pays.
 const TRIAL_WAITS: u32 = 64;
 
-/// Adapts polling time on one connection: a small multiple of the recent waits, and only occasional tries where
-/// polling finds nothing. The duration of sleeps is no measure, as the wake-up may be most of it.
+/// Adapts polling time on a connection: a small multiple of the recent waits, and only occasional tries where polling finds
+/// nothing. The duration of sleeps is no measure, as the wake-up may be most of the time.
 pub(crate) struct PollPacer {
     pays: u8,
     waits: u32,

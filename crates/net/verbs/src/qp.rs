@@ -1,4 +1,4 @@
-//! A queue pair with its completion queues and its posted memory. It knows no message.
+//! A queue pair with completion queues and posted memory. Knows no message.
 //!
 //! Receives and sends take slots by value. A NIC's access to loaned memory ends with the exchange, or with the queue
 //! pair.
@@ -35,7 +35,7 @@ pub struct QueueDepths {
 
 /// A received message, or a peer's write with immediate data.
 pub struct ReceiveCompletion {
-    /// The receive it consumed; a write does not use its bytes.
+    /// The consumed receive, whose bytes a write does not use.
     pub slot: MemorySlot,
     /// Length of the message, or of the write, in bytes.
     pub len: usize,
@@ -46,11 +46,11 @@ pub struct ReceiveCompletion {
 /// The part of a queue pair that other threads may access.
 pub(crate) struct QpHandle {
     verbs: Arc<VerbsLibrary>,
-    /// NULL once destroyed. Only the owner reads it without the lock.
+    /// NULL once destroyed. Only the owner reads the pointer without the lock.
     raw: AtomicPtr<sys::IbvQp>,
     id: AtomicPtr<sys::RdmaCmId>,
     broken: AtomicBool,
-    /// Breaking it failed, so posted requests never complete: its device was removed.
+    /// The break failed, so posted requests never complete: the device was removed.
     lost: AtomicBool,
     /// Held while another thread changes the queue pair; contains the reason of the break.
     lock: Mutex<Option<&'static str>>,
@@ -73,14 +73,14 @@ impl QpHandle {
         }
     }
 
-    /// Destroys the queue pair: afterwards the NIC neither writes nor reads memory for it.
+    /// Destroys the queue pair: afterwards the NIC neither writes nor reads the memory.
     pub(crate) fn destroy(&self) {
         let _guard = self.lock.lock();
         self.broken.store(true, Ordering::Release);
         let raw = self.raw.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !raw.is_null() {
-            // SAFETY: the id outlives its queue pair (the owner destroys it first, under this lock), and nothing is
-            // posted after the pointer became NULL. After this call the NIC writes nothing for it.
+            // SAFETY: the id outlives the queue pair (the owner destroys it first, under this lock), and nothing is posted after
+            // the pointer became NULL. After this call the NIC writes nothing.
             unsafe { (self.verbs.cm.rdma_destroy_qp)(self.id.load(Ordering::Acquire)) };
         }
     }
@@ -91,25 +91,25 @@ impl QpHandle {
 pub struct QueuePairBreaker(Arc<QpHandle>);
 
 impl QueuePairBreaker {
-    /// Breaks the queue pair, with `why` for its user. No effect when it is broken or gone.
+    /// Breaks the queue pair, with `why` for the user. No effect on a broken or destroyed pair.
     pub fn break_now(&self, why: &'static str) {
         self.0.break_now(Some(why));
     }
 
-    /// Whether it is broken.
+    /// Whether the pair is broken.
     pub fn is_broken(&self) -> bool {
         self.0.broken.load(Ordering::Acquire)
     }
 
-    /// Whether breaking it failed and so wakes no waiting thread: its device was removed.
+    /// Whether the break failed and so wakes no waiting thread: the device was removed.
     pub fn is_lost(&self) -> bool {
         self.0.lost.load(Ordering::Acquire)
     }
 }
 
-/// A reliable connection's queue pair, with its id, its queues and its posted memory.
+/// A reliable connection's queue pair, with id, queues and posted memory.
 ///
-/// Dropping it ends the connection and destroys the queue pair; only then is posted memory returned.
+/// A drop ends the connection and destroys the queue pair; only then is posted memory returned.
 pub struct QueuePair {
     pub(crate) handle: Arc<QpHandle>,
     queue: CompletionQueue,
@@ -122,17 +122,17 @@ pub struct QueuePair {
     completed: u64,
     /// Completed send slots, for reuse.
     spare: Vec<MemorySlot>,
-    /// Completions of the last poll for arrivals; those in `unread` are not yet processed.
+    /// Completions of the last poll for arrivals; completions in `unread` are not yet processed.
     arrived: [sys::IbvWc; BATCH],
     unread: Range<usize>,
-    /// Buffer for send completions: initialising one for each poll would cost as much as the poll.
+    /// Buffer for send completions: a new buffer for each poll would cost as much as the poll.
     batch: [sys::IbvWc; BATCH],
     depths: QueueDepths,
     max_inline: u32,
     /// Outstanding RDMA reads allowed in each direction.
     reads: u8,
     connected: bool,
-    /// Its id is the only one of its channel, so that waiting here includes connection events.
+    /// The id is the only id of the channel, so that waiting here includes connection events.
     own_events: bool,
     subject: String,
     qpn: u32,
@@ -142,13 +142,13 @@ pub struct QueuePair {
     processors: usize,
     /// `None` only during drop.
     id: Option<CmId>,
-    /// Used by one thread at a time.
+    /// Used by a single thread at a time.
     _not_sync: PhantomData<Cell<()>>,
 }
 
 impl QueuePair {
-    /// A queue pair for `id`, whose device is known: its route is resolved, or it came with a connect request. Depths
-    /// above the device's limits are an error.
+    /// A queue pair for `id`, whose device is known: the route is resolved, or the id came with a connect request. Depths above
+    /// the device's limits are an error.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the device refuses, [`VerbsError::Misuse`] when the id is bound to another device.
@@ -179,7 +179,7 @@ impl QueuePair {
                 qp_type: sys::QPT_RC,
                 sq_sig_all: 0,
             };
-            // SAFETY: id, domain and queues are open and of one context; `init` is read and its `cap` written.
+            // SAFETY: id, domain and queues are open and of the same context; `init` is read and `cap` there written.
             match unsafe { (verbs.cm.rdma_create_qp)(id.raw(), domain.raw(), &mut init) } {
                 0 => {
                     failed = None;
@@ -231,8 +231,8 @@ impl QueuePair {
         })
     }
 
-    /// Connects; returns the private data of the peer's program (padded with zeros by some devices). The id has a
-    /// channel of its own.
+    /// Connects; returns the private data of the peer's program (padded with zeros by some devices). The id has a separate
+    /// channel.
     ///
     /// # Errors
     /// [`VerbsError::Rejected`], [`VerbsError::Unreachable`], or [`VerbsError::Timeout`] when `deadline` passed, long
@@ -244,7 +244,7 @@ impl QueuePair {
         deadline: Instant,
     ) -> Result<Vec<u8>, VerbsError> {
         let mut param = self.conn_param(options, private)?;
-        // SAFETY: the id has its route and its queue pair; `param` and what it points to outlive the call.
+        // SAFETY: the id has a route and a queue pair; `param` and the pointed-to data outlive the call.
         if unsafe { (self.handle.verbs.cm.rdma_connect)(self.id().raw(), &mut param) } != 0 {
             return Err(VerbsError::last_os("rdma_connect", &*self.subject));
         }
@@ -259,17 +259,17 @@ impl QueuePair {
         }
     }
 
-    /// Accepts the connect request of this id. The channel reports the established connection as an event. Outstanding
-    /// RDMA reads are limited, in each direction, to what the peer announced and to this device's limit.
+    /// Accepts the connect request of this id. The channel reports the established connection as an event. Outstanding RDMA reads
+    /// are limited, in each direction, to the peer's announced number and to this device's limit.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the peer is gone meanwhile.
     pub fn accept(&mut self, options: ConnectOptions, private: &[u8]) -> Result<(), VerbsError> {
         let mut param = self.conn_param(options, private)?;
-        // librdmacm takes the smaller of both sides' limits for these values. More than the peer allows would be refused
-        // by its NIC.
+        // librdmacm takes the smaller of both sides' limits for these values. More than the peer allows would be refused by the
+        // peer's NIC.
         (param.responder_resources, param.initiator_depth) = (sys::MOST_READS, sys::MOST_READS);
-        // SAFETY: the id came with a connect request and has its queue pair; `param` outlives the call.
+        // SAFETY: the id came with a connect request and has a queue pair; `param` outlives the call.
         if unsafe { (self.handle.verbs.cm.rdma_accept)(self.id().raw(), &mut param) } != 0 {
             return Err(VerbsError::last_os("rdma_accept", &*self.subject));
         }
@@ -277,8 +277,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Allows `count` outstanding RDMA reads each way, within the device's limit; before connecting. The
-    /// default is one, as iWARP may need it for connection setup.
+    /// Allows `count` outstanding RDMA reads each way, within the device's limit; before connecting. The default is a single
+    /// read, as iWARP may need that for connection setup.
     pub fn allow_reads(&mut self, count: u8) {
         self.reads = count.max(1);
     }
@@ -315,7 +315,7 @@ impl QueuePair {
 
     /// The connection's id.
     pub fn id(&self) -> &CmId {
-        // It is taken out only by `drop`.
+        // Only `drop` takes the id.
         self.id.as_ref().expect("a queue pair has an id")
     }
 
@@ -323,7 +323,7 @@ impl QueuePair {
         self.id.as_mut().expect("a queue pair has an id")
     }
 
-    /// To break it from another thread.
+    /// To break the pair from another thread.
     pub fn breaker(&self) -> QueuePairBreaker {
         QueuePairBreaker(Arc::clone(&self.handle))
     }
@@ -372,10 +372,10 @@ impl QueuePair {
         // From here on the slot belongs to the queue pair.
         self.receives[index as usize] = Some(slot);
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair lives; its operations do not change after the device was opened.
+        // SAFETY: the queue pair lives; the operations do not change after the device was opened.
         let post = unsafe { (*(*raw).context).ops.post_recv };
         let Some(post) = post else { return Err(VerbsError::Misuse("the driver has no post_recv".into())) };
-        // SAFETY: request and element are read during the call; the slot's memory stays until its completion.
+        // SAFETY: request and element are read during the call; the slot's memory stays until the completion.
         match unsafe { post(raw, &mut wr, &mut bad) } {
             0 => Ok(()),
             failed => {
@@ -438,7 +438,7 @@ impl QueuePair {
     /// Checks, without waiting, whether the connection has failed or ended.
     ///
     /// # Errors
-    /// When it has.
+    /// When the connection has ended.
     pub fn check_connection(&mut self) -> Result<(), VerbsError> {
         self.take_sent()?;
         if self.own_events { self.take_events() } else { Ok(()) }
@@ -449,8 +449,8 @@ impl QueuePair {
         self.spare.push(slot);
     }
 
-    /// Waits for room for one more send or write. Earlier completions are polled only when there is none: polling
-    /// before each message would add to its latency.
+    /// Waits for room for another send or write. Earlier completions are polled only without room: polling before each message
+    /// would add latency.
     pub(crate) fn wait_room(&mut self, deadline: Instant) -> Result<(), VerbsError> {
         if self.in_flight() < self.depths.sends.into() {
             return self.raw().map(drop);
@@ -470,13 +470,13 @@ impl QueuePair {
         self.post_slot(slot, len, sys::WR_SEND, None, None, deadline)
     }
 
-    /// Writes the first `len` bytes of `slot` into `region`. The peer gets a completion with `immediate`; without it,
-    /// it must look at its memory. For payloads so short that copying into a slot is cheaper than waiting for the
-    /// acknowledgement of borrowed bytes.
+    /// Writes the first `len` bytes of `slot` into `region`. The peer gets a completion with `immediate`; without it, the peer
+    /// must look at the memory. For payloads so short that copying into a slot is cheaper than waiting for the acknowledgement of
+    /// borrowed bytes.
     ///
     /// # Errors
-    /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there
-    /// was no room in time.
+    /// [`VerbsError::Misuse`] when the bytes do not fit in the region or in the slot; when the connection failed, or there was no
+    /// room in time.
     pub fn write_slot(
         &mut self,
         slot: MemorySlot,
@@ -494,13 +494,13 @@ impl QueuePair {
         self.post_slot(slot, len, opcode, Some(region), immediate, deadline)
     }
 
-    /// Reads the first `len` bytes of `region` into `slot`, which returns with its completion
-    /// ([`QueuePair::wait_in_flight`] waits for it, [`QueuePair::free_slot`] returns it). The peer's program is not
-    /// involved. [`QueuePair::allow_reads`] on both sides limits the outstanding reads; the device queues the others.
+    /// Reads the first `len` bytes of `region` into `slot`, which returns with the completion ([`QueuePair::wait_in_flight`]
+    /// waits for that, [`QueuePair::free_slot`] returns the slot). The peer's program is not involved. [`QueuePair::allow_reads`]
+    /// on both sides limits the outstanding reads; the device queues the others.
     ///
     /// # Errors
-    /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there
-    /// was no room in time.
+    /// [`VerbsError::Misuse`] when the bytes do not fit in the region or in the slot; when the connection failed, or there was no
+    /// room in time.
     pub fn read_slot(
         &mut self,
         slot: MemorySlot,
@@ -516,8 +516,8 @@ impl QueuePair {
         self.post_slot(slot, len, sys::WR_RDMA_READ, Some(region), None, deadline)
     }
 
-    /// Posts a request for the first `len` bytes of `slot`. With inline data the slot is free at once: the call has
-    /// copied it.
+    /// Posts a request for the first `len` bytes of `slot`. With inline data the slot is free at once: the call has copied the
+    /// bytes.
     fn post_slot(
         &mut self,
         slot: MemorySlot,
@@ -553,7 +553,7 @@ impl QueuePair {
         self.expects_soon = soon;
     }
 
-    /// Writes zero bytes to the peer: only its NIC's acknowledgement shows whether the path works.
+    /// Writes zero bytes to the peer: only the acknowledgement by the peer's NIC shows whether the path works.
     ///
     /// # Errors
     /// When the connection failed, or there was no room in time.
@@ -569,8 +569,8 @@ impl QueuePair {
         // SAFETY: as in `post_receive`.
         let post = unsafe { (*(*raw).context).ops.post_send };
         let Some(post) = post else { return Err(VerbsError::Misuse("the driver has no post_send".into())) };
-        // SAFETY: the request is read during the call; its memory is a slot kept until its completion, or borrowed
-        // while `write_borrowed` runs, which waits for completions or destroys the queue pair.
+        // SAFETY: the request is read during the call; the memory is a slot kept until the completion, or borrowed while
+        // `write_borrowed` runs, which waits for completions or destroys the queue pair.
         match unsafe { post(raw, wr, &mut bad) } {
             0 => {
                 self.posted += 1;
@@ -724,7 +724,7 @@ impl QueuePair {
     /// When the connection failed.
     pub fn arm_receive(&mut self) -> Result<bool, VerbsError> {
         self.raw()?;
-        // The descriptor reports an event that does not exist: a thread waiting for it would wake up again and again.
+        // The descriptor reports an event that does not exist: a waiting thread would wake up again and again.
         if !self.queue.drain_event() && self.queue.is_lost() {
             return Err(self.lost_error());
         }
@@ -793,7 +793,7 @@ impl QueuePair {
         let mut took = Duration::ZERO;
         let found = loop {
             if there(self)? {
-                // The time of the last clock reading: reading it again would add latency.
+                // The time of the last clock reading: another reading would add latency.
                 break Some(took);
             }
             looks = looks.wrapping_add(1);
@@ -813,7 +813,7 @@ impl QueuePair {
         if self.connected && self.is_port_active() && !self.handle.raw.load(Ordering::Relaxed).is_null() {
             self.connected = false;
             if let Some(id) = &self.id {
-                // SAFETY: the id is open and was connected. The call notifies the peer and does not wait for it.
+                // SAFETY: the id is open and was connected. The call notifies the peer and does not wait.
                 unsafe { (self.handle.verbs.cm.rdma_disconnect)(id.raw()) };
             }
         }

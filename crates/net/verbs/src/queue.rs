@@ -1,5 +1,5 @@
-//! The completion queues of one queue pair and their channel: one queue for receives, one for sends, so that
-//! acknowledgements do not wake a thread that waits for the peer. It knows no memory.
+//! The completion queues of a queue pair and the channel of both: one queue for receives, one for sends, so that acknowledgements
+//! do not wake a thread that waits for the peer. Knows no memory.
 
 use crate::device::DeviceContext;
 use crate::error::VerbsError;
@@ -29,20 +29,20 @@ pub(crate) enum QueueSide {
     Send = 1,
 }
 
-/// Maximum of completions taken by one call.
+/// Maximum of completions taken by a call.
 pub(crate) const BATCH: usize = 8;
 
-/// A completion channel with its two completion queues.
+/// A completion channel with two completion queues.
 pub struct CompletionQueue {
     context: Arc<DeviceContext>,
     channel: *mut sys::IbvCompChannel,
     queues: [*mut sys::IbvCq; 2],
-    /// Which of them are armed and have not delivered their event. The event is then either still to come or waits in
-    /// the descriptor, so neither arming again nor polling the descriptor is needed: each is a system call.
+    /// Which queues are armed and have not delivered an event. The event is then either still to come or waits in the descriptor,
+    /// so neither arming again nor polling the descriptor is needed: each is a system call.
     armed: [Cell<bool>; 2],
 }
 
-// SAFETY: libibverbs locks its queues itself.
+// SAFETY: libibverbs locks the queues.
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
@@ -97,14 +97,14 @@ impl CompletionQueue {
 
     /// Becomes readable when an armed queue has a completion.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is the channel's and stays open as long as it.
+        // SAFETY: the descriptor is the channel's and stays open as long as the channel.
         unsafe { BorrowedFd::borrow_raw(self.raw_fd()) }
     }
 
     /// Takes up to [`BATCH`] completions.
     pub(crate) fn poll_side(&self, side: QueueSide, out: &mut [sys::IbvWc; BATCH]) -> Result<usize, VerbsError> {
         let queue = self.raw(side);
-        // SAFETY: the queue is open; its operations do not change after the device was opened.
+        // SAFETY: the queue is open; the operations do not change after the device was opened.
         let poll = unsafe { (*(*queue).context).ops.poll_cq };
         let Some(poll) = poll else { return Err(VerbsError::Misuse("the driver has no poll_cq".into())) };
         // SAFETY: `out` has room for as many as requested.
@@ -132,8 +132,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the event of one armed queue, if it has come; an event of the other keeps the descriptor readable.
-    /// Returns false when a queue is armed and no event is available.
+    /// Takes the event of an armed queue, if any; an event of the other keeps the descriptor readable. Returns false when a queue
+    /// is armed and no event is available.
     pub(crate) fn drain_event(&self) -> bool {
         if !self.armed.iter().any(Cell::get) {
             return true;
@@ -155,10 +155,10 @@ impl CompletionQueue {
         true
     }
 
-    /// Whether the device was removed: its descriptors then stay readable without any event.
+    /// Whether the device was removed: the descriptors then stay readable without any event.
     pub(crate) fn is_lost(&self) -> bool {
         let mut fd = libc::pollfd { fd: self.raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry.
+        // SAFETY: a valid entry.
         unsafe { libc::poll(&mut fd, 1, 0) > 0 && is_ended(fd.revents) }
     }
 
@@ -189,7 +189,7 @@ impl CompletionQueue {
     }
 }
 
-/// Whether a descriptor reports its end, with nothing left to read.
+/// Whether a descriptor reports the end, with nothing left to read.
 fn is_ended(revents: libc::c_short) -> bool {
     revents & libc::POLLIN == 0 && revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0
 }
@@ -205,11 +205,11 @@ impl Drop for CompletionQueue {
         let ib = &self.context.verbs().ib;
         for queue in self.queues {
             if !queue.is_null() {
-                // SAFETY: no queue pair uses it any more, and every event taken was acknowledged.
+                // SAFETY: no queue pair uses the queue any more, and every event taken was acknowledged.
                 unsafe { (ib.ibv_destroy_cq)(queue) };
             }
         }
-        // SAFETY: its queues are gone.
+        // SAFETY: the queues are gone.
         unsafe { (ib.ibv_destroy_comp_channel)(self.channel) };
     }
 }

@@ -1,14 +1,14 @@
-//! Bindings: structures and functions of libibverbs (1.1) and librdmacm (1.0), unchanged in their headers since
-//! rdma-core 17. It makes no call; a test compares the sizes asserted below with the headers.
+//! Bindings: structures and functions of libibverbs (1.1) and librdmacm (1.0), unchanged in the headers since rdma-core 17. Makes
+//! no call; a test compares the sizes asserted below with the headers.
 //!
-//! Only used fields are named one by one; the rest is kept as bytes of the right size.
+//! Only used fields are named; the rest is kept as bytes of the right size.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// A C enum.
 pub(crate) type CEnum = c_uint;
 
-/// `struct ibv_device`: its front part.
+/// The front part of `struct ibv_device`.
 #[repr(C)]
 pub(crate) struct IbvDevice {
     ops: [*mut c_void; 2],
@@ -144,7 +144,7 @@ pub(crate) struct IbvCompChannel {
     refcnt: c_int,
 }
 
-/// `struct ibv_cq`: its front part.
+/// The front part of `struct ibv_cq`.
 #[repr(C)]
 pub(crate) struct IbvCq {
     pub context: *mut IbvContext,
@@ -154,7 +154,7 @@ pub(crate) struct IbvCq {
     pub cqe: c_int,
 }
 
-/// `struct ibv_qp`: its front part.
+/// The front part of `struct ibv_qp`.
 #[repr(C)]
 pub(crate) struct IbvQp {
     pub context: *mut IbvContext,
@@ -198,7 +198,7 @@ pub(crate) struct IbvSge {
     pub lkey: u32,
 }
 
-/// `struct ibv_send_wr`, its unions as RDMA writes use them.
+/// `struct ibv_send_wr`, with the unions in the form for RDMA writes.
 #[repr(C)]
 pub(crate) struct IbvSendWr {
     pub wr_id: u64,
@@ -263,7 +263,7 @@ pub(crate) struct IbvQpInitAttr {
     pub sq_sig_all: c_int,
 }
 
-/// `struct ibv_qp_attr`: only the state, at its front, is ever set.
+/// `struct ibv_qp_attr`: only the state, at the front, is ever set.
 #[repr(C)]
 pub(crate) struct IbvQpAttr {
     pub qp_state: CEnum,
@@ -280,7 +280,7 @@ impl IbvQpAttr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct IbvAsyncEvent {
-    /// A pointer, or a port's number in its first four bytes.
+    /// A pointer, or a port's number in the first four bytes.
     pub element: u64,
     pub event_type: CEnum,
 }
@@ -364,7 +364,7 @@ pub(crate) const OPTION_ID_ACK_TIMEOUT: c_int = 3;
 pub(crate) const OPTION_ID_REUSEADDR: c_int = 1;
 pub(crate) const OPTION_ID_AFONLY: c_int = 2;
 
-/// Size of each structure that C code reads or writes, by its name in the headers.
+/// Size of each structure that C code reads or writes, by name in the headers.
 pub(crate) const SIZES: &[(&str, usize)] = &[
     ("ibv_device", size_of::<IbvDevice>()),
     ("ibv_context_ops", size_of::<IbvContextOps>()),
@@ -452,7 +452,7 @@ offsets! {
     }
 }
 
-// Sizes of the C structures on 64-bit Linux; a test compares them with the headers where installed.
+// Sizes of the C structures on 64-bit Linux; a test compares these with the headers where installed.
 const _: () = {
     assert!(size_of::<IbvContextOps>() == 256 && size_of::<IbvDevice>() == 664);
     assert!(size_of::<IbvDeviceAttr>() == 232 && size_of::<IbvPortAttr>() == 52 && size_of::<IbvGidEntry>() == 32);
@@ -477,7 +477,7 @@ macro_rules! functions {
                 Ok($Lib {
                     $( $name: {
                         let found = find(stringify!($name)).ok_or(stringify!($name))?;
-                        // SAFETY: the caller guarantees that it is this function; a function pointer has a data
+                        // SAFETY: the caller guarantees that the pointer is this function; a function pointer has a data
                         // pointer's size.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
                     }, )+

@@ -1,5 +1,5 @@
-//! What the path monitor does: it connects rail paths, adds channels, and detects links that are down, connections
-//! that ended, and silence.
+//! The work of the path monitor: connects rail paths, adds channels, and detects links that are down, connections that ended, and
+//! silence.
 
 use super::{IDLE_ENDED, PathEntry, PathSlot, PathView, RailPool};
 use crate::channel_set::{ChannelRemains, next_random};
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 pub struct QuietPath {
     /// Index of the path.
     pub path: usize,
-    /// The channel for a heartbeat; `None` when it broke earlier.
+    /// The channel for a heartbeat; `None` after a break.
     pub probe: Option<Box<dyn Channel>>,
     last_heard: LastHeard,
     generation: u64,
 }
 
 impl QuietPath {
-    /// Its path and generation, for [`RailPool::probe_skipped`].
+    /// The path and generation, for [`RailPool::probe_skipped`].
     pub fn path_generation(&self) -> (usize, u64) {
         (self.path, self.generation)
     }
@@ -82,7 +82,7 @@ impl RailPool {
         self.paths.iter().map(|path| path.liveness.in_flight()).sum()
     }
 
-    /// Reports that a path has its first channel, and one for heartbeats.
+    /// Reports that a path has its first channel, and a channel for heartbeats.
     pub fn path_connected(
         &self,
         path: usize,
@@ -94,7 +94,7 @@ impl RailPool {
         let slot = &mut inner.slots[path];
         let failbacks = slot.state.failbacks();
         if !slot.state.connect_succeeded(self.now()) {
-            // Its link went down meanwhile.
+            // The link went down meanwhile.
             drop(inner);
             return;
         }
@@ -147,13 +147,13 @@ impl RailPool {
         inner.slots.iter_mut().enumerate().filter_map(grows).collect()
     }
 
-    /// Reports the result of making a further channel. A failure does not affect working channels; without any, the
-    /// path fails, as its requests would otherwise wait until their deadlines.
+    /// Reports the result of making a further channel. A failure does not affect working channels; without any, the path fails,
+    /// as requests would otherwise wait until the deadlines.
     pub fn add_channel(&self, path: usize, generation: u64, made: Result<(Box<dyn Channel>, Arc<WelcomeAnswer>)>) {
         let mut inner = self.inner.lock();
         let slot = &mut inner.slots[path];
         if slot.channels.generation() != generation {
-            // The path has failed since, so its channel is not used.
+            // The path has failed since, so the channel is not used.
             drop(inner);
             return;
         }
@@ -172,8 +172,8 @@ impl RailPool {
         drop(remains);
     }
 
-    /// Probes idle paths, each at most once per `every`, without sending anything. A path fails when the peer closed
-    /// all its channels.
+    /// Probes idle paths, each at most once per `every`, without sending anything. A path fails when the peer closed all
+    /// channels.
     pub fn check_idle(&self, every: Duration) {
         for (index, path) in self.paths.iter().enumerate() {
             let mut inner = self.inner.lock();
@@ -202,8 +202,8 @@ impl RailPool {
         }
     }
 
-    /// Closes channels unused for `idle`, except the most recently used one of each path: the peer has connection
-    /// slots and memory for a limited number.
+    /// Closes channels unused for `idle`, except the most recently used channel of each path: the peer has connection slots and
+    /// memory for a limited number.
     pub fn close_idle(&self, idle: Duration) {
         let now = Instant::now();
         let mut inner = self.inner.lock();
@@ -226,7 +226,7 @@ impl RailPool {
         inner.slots.iter_mut().enumerate().filter_map(quiet).collect()
     }
 
-    /// Reports that a heartbeat could not be sent; the path is offered again while it is quiet.
+    /// Reports that a heartbeat could not be sent; the path is offered again while quiet.
     pub fn probe_skipped(&self, path: usize, generation: u64) {
         let inner = self.inner.lock();
         if inner.slots[path].channels.generation() == generation {
@@ -249,7 +249,7 @@ impl RailPool {
         drop(outdated);
     }
 
-    /// Reports that a quiet path did not answer. It has failed, unless bytes arrived meanwhile.
+    /// Reports that a quiet path did not answer. The path has failed, unless bytes arrived meanwhile.
     pub fn probe_failed(&self, quiet: &QuietPath, why: &str) {
         let mut inner = self.inner.lock();
         let mut remains = ChannelRemains::default();
@@ -305,7 +305,7 @@ impl RailPool {
 impl PathSlot {
     fn put_new(&mut self, channel: Box<dyn Channel>, welcome: Arc<WelcomeAnswer>) {
         let channel = self.channels.admit_channel(channel, welcome);
-        // It is of the current generation.
+        // The channel is of the current generation.
         let _ = self.channels.put_idle(channel);
     }
 }
