@@ -435,6 +435,12 @@ pub struct FuseArgs {
     /// With --rw. Each of them is copied within the store and then removed.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub rename_limit: u64,
+    /// Keep owner, mode, times, symbolic links and extended attributes in the metadata of a bucket's objects
+    ///
+    /// With --rw. The metadata are those that FSx for Lustre and DataSync write; those of s3fs are read and kept. A listing with attributes then
+    /// costs a request for each name. Without this flag chmod, chown and changes of times have no effect, and succeed.
+    #[arg(long)]
+    pub object_attrs: bool,
     // The list is that of the parser, so it is whole.
     #[arg(help = options_help(), long_help = options_long_help())]
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]")]
@@ -576,7 +582,7 @@ raw! {
         peer_timeout, peer_silence,
     }
     FuseArgs => RawFuse {
-        read_only, rw, squash, local_locks, last_writer_wins, allow_unguarded_writes, rename_limit,
+        read_only, rw, squash, local_locks, last_writer_wins, allow_unguarded_writes, rename_limit, object_attrs,
         options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads,
         no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }

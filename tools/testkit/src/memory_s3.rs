@@ -22,6 +22,8 @@ const LEAST_PART: usize = 5 << 20;
 #[derive(Clone, Default)]
 struct StoredAttributes {
     content_type: Option<ContentType>,
+    content_encoding: Option<ContentEncoding>,
+    cache_control: Option<CacheControl>,
     metadata: Option<Metadata>,
 }
 
@@ -197,6 +199,8 @@ impl S3 for MemoryS3 {
             e_tag: Some(ETag::Strong(stored.etag)),
             last_modified: Some(Timestamp::from(stored.modified)),
             content_type: stored.attributes.content_type,
+            content_encoding: stored.attributes.content_encoding,
+            cache_control: stored.attributes.cache_control,
             metadata: stored.attributes.metadata,
             ..Default::default()
         }))
@@ -209,6 +213,8 @@ impl S3 for MemoryS3 {
             e_tag: Some(ETag::Strong(stored.etag)),
             last_modified: Some(Timestamp::from(stored.modified)),
             content_type: stored.attributes.content_type,
+            content_encoding: stored.attributes.content_encoding,
+            cache_control: stored.attributes.cache_control,
             metadata: stored.attributes.metadata,
             ..Default::default()
         }))
@@ -227,7 +233,12 @@ impl S3 for MemoryS3 {
         let bytes = received(input.body, input.checksum_crc64nvme.as_deref()).await?;
         let mut state = self.state.write();
         state.check_conditions(&input.bucket, &input.key, input.if_match.as_ref(), input.if_none_match.as_ref())?;
-        let attributes = StoredAttributes { content_type: input.content_type, metadata: input.metadata };
+        let attributes = StoredAttributes {
+                content_type: input.content_type,
+                content_encoding: input.content_encoding,
+                cache_control: input.cache_control,
+                metadata: input.metadata,
+            };
         let stored = state.new_object(bytes, attributes);
         let etag = stored.etag.clone();
         state.bucket(&input.bucket)?.insert(input.key, stored);
@@ -249,7 +260,12 @@ impl S3 for MemoryS3 {
         // s3s reads no other condition of a copy.
         let replaces = input.metadata_directive.as_ref().is_some_and(|how| how.as_str() == MetadataDirective::REPLACE);
         let attributes = if replaces {
-            StoredAttributes { content_type: input.content_type, metadata: input.metadata }
+            StoredAttributes {
+                content_type: input.content_type,
+                content_encoding: input.content_encoding,
+                cache_control: input.cache_control,
+                metadata: input.metadata,
+            }
         } else {
             from.attributes
         };
@@ -276,7 +292,12 @@ impl S3 for MemoryS3 {
             bucket: input.bucket.clone(),
             key: input.key.clone(),
             initiated: SystemTime::now(),
-            attributes: StoredAttributes { content_type: input.content_type, metadata: input.metadata },
+            attributes: StoredAttributes {
+                content_type: input.content_type,
+                content_encoding: input.content_encoding,
+                cache_control: input.cache_control,
+                metadata: input.metadata,
+            },
             parts: BTreeMap::new(),
         };
         state.uploads.insert(id.clone(), upload);

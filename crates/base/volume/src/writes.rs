@@ -680,8 +680,8 @@ pub trait WritableVolume: Send + Sync {
         self.change_marked(change, caller, None)
     }
 
-    /// Makes a change; a new object gets `mark`. The attributes are those of the object that was made or changed; `None` after a
-    /// removal or a rename, and for extended attributes.
+    /// Makes a change; a new object gets `mark`. The attributes are those of the object that was made or changed. There are none
+    /// after a removal, and only those of a source that makes another object of it after a rename and for extended attributes.
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].

@@ -7,6 +7,7 @@ use crate::listing::ListCursor;
 use crate::retry::RetryState;
 use crate::s3_wire::bare_etag;
 use crate::shared_buckets::SharedBucket;
+use crate::write_backend::StoredObject;
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SourceLocation};
 use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
@@ -40,6 +41,13 @@ struct ReadDestination<'a> {
     sink: &'a mut dyn ByteSink,
     len: usize,
     landed: usize,
+}
+
+/// What a path leads to, with the attributes that are stored with it.
+pub(crate) enum StoredNode {
+    /// A folder, and its marker if there is one.
+    Folder(Option<StoredObject>),
+    Object(StoredObject),
 }
 
 /// A bucket seen as folders and files.
@@ -287,18 +295,62 @@ impl ObjectOrigin {
     }
 
     async fn lookup_key(&self, key: &str, deadline: Instant) -> Result<ObjectAttr> {
+        let object = self.find_object(key, deadline, self.head_raw(key, deadline)).await?;
+        Ok(object.map_or_else(folder_attr, |object| file_attr(&object)))
+    }
+
+    /// What `path` leads to, with the attributes that are stored with it.
+    ///
+    /// # Errors
+    /// As [`OriginStore::lookup`]; `ReadOnly` for a store whose attributes can't be read.
+    pub(crate) fn lookup_stored(&self, path: &[u8], deadline: Instant) -> Result<StoredNode> {
+        validate_path(path)?;
+        let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
+        self.counted_query(deadline, async {
+            if !path.is_empty()
+                && let Some(object) = self.find_object(&key, deadline, self.head_stored(&key, deadline)).await?
+            {
+                return Ok(StoredNode::Object(object));
+            }
+            // The root is the prefix itself, and without a prefix there is no name for its marker.
+            let marker = if path.is_empty() { key } else { format!("{key}/") };
+            if marker.is_empty() {
+                return Ok(StoredNode::Folder(None));
+            }
+            match self.head_stored(&marker, deadline).await {
+                Ok(object) => Ok(StoredNode::Folder(Some(object))),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(StoredNode::Folder(None)),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    async fn head_stored(&self, key: &str, deadline: Instant) -> Result<StoredObject> {
+        let Some(backend) = self.backend.writes() else {
+            return Err(Error::new(ErrorKind::ReadOnly, "the attributes of this store's objects can't be read"));
+        };
+        self.retry_until_answered(self.new_retry(deadline), || backend.head_all(key)).await
+    }
+
+    /// The object `key`, which `head` requests; `None` for a folder of this name.
+    async fn find_object<T>(
+        &self,
+        key: &str,
+        deadline: Instant,
+        head: impl Future<Output = Result<T>>,
+    ) -> Result<Option<T>> {
         let folder = format!("{key}/");
         let list = std::pin::pin!(self.any_below(&folder, deadline));
-        let head = std::pin::pin!(self.head_raw(key, deadline));
+        let head = std::pin::pin!(head);
         let (is_folder, head) = match select(list, head).await {
             // Folders have the name whatever the head returns.
-            Either::Left((Ok(true), _)) => return Ok(folder_attr()),
+            Either::Left((Ok(true), _)) => return Ok(None),
             Either::Left((is_folder, head)) => (is_folder, head.await),
             Either::Right((head, list)) => (list.await, head),
         };
         match (is_folder?, head) {
-            (true, _) => Ok(folder_attr()),
-            (false, Ok(object)) => Ok(file_attr(&object)),
+            (true, _) => Ok(None),
+            (false, Ok(object)) => Ok(Some(object)),
             (false, Err(error)) if error.kind() == ErrorKind::NotFound => {
                 Err(Error::new(ErrorKind::NotFound, format!("no object '{key}' and none below '{folder}'")))
             }
@@ -555,7 +607,8 @@ pub(crate) fn object_attr(size: u64, mtime: SystemTime, etag: String) -> ObjectA
     file_attr(&RawObject { key: String::new(), size, mtime, etag: Some(etag) })
 }
 
-fn file_attr(object: &RawObject) -> ObjectAttr {
+/// The attributes of an object as a file.
+pub(crate) fn file_attr(object: &RawObject) -> ObjectAttr {
     let version = match &object.etag {
         Some(etag) => Version::new(bare_etag(etag)),
         None => weak_version(object.mtime, object.size),

@@ -5,7 +5,7 @@ use crate::backend::{RawObject, RequestFailure};
 use crate::s3::{S3Backend, etag_of, header_text};
 use crate::s3_wire::{self, bare_etag, encode_path, encode_query};
 use crate::write_backend::{
-    CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    CONTENT_HEADERS, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
 };
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
@@ -59,8 +59,8 @@ impl<'a> ChangeRequest<'a> {
     }
 
     fn attributes(mut self, attributes: &ObjectAttributes) -> Result<Self, RequestFailure> {
-        if let Some(content_type) = &attributes.content_type {
-            self = self.header(CONTENT_TYPE, content_type)?;
+        for (name, value) in &attributes.content {
+            self = self.header(HeaderName::from_static(name), value)?;
         }
         for (name, value) in &attributes.user {
             let name = HeaderName::try_from(format!("{USER_ATTRIBUTE}{name}"))
@@ -146,6 +146,15 @@ impl S3Backend {
     }
 }
 
+/// The headers about the content that an answer has.
+fn content_headers(headers: &HeaderMap) -> Vec<(&'static str, String)> {
+    let present = CONTENT_HEADERS.iter().filter_map(|name| {
+        let value = headers.get(*name)?;
+        Some((*name, String::from_utf8_lossy(value.as_bytes()).into_owned()))
+    });
+    present.collect()
+}
+
 /// The attributes that an object's own headers hold.
 fn user_attributes(headers: &HeaderMap) -> Vec<(String, String)> {
     let of_user = headers.iter().filter_map(|(name, value)| {
@@ -170,8 +179,8 @@ impl ObjectWriteBackend for S3Backend {
                 mtime: mtime.unwrap_or(SystemTime::UNIX_EPOCH),
                 etag: etag_of(headers),
             };
-            let content_type = header_text(headers, CONTENT_TYPE);
-            Ok(StoredObject { raw, attributes: ObjectAttributes { content_type, user: user_attributes(headers) } })
+            let attributes = ObjectAttributes { content: content_headers(headers), user: user_attributes(headers) };
+            Ok(StoredObject { raw, attributes })
         }
         .boxed()
     }

@@ -17,10 +17,15 @@ pub(crate) enum WriteCondition {
     Version(String),
 }
 
+/// The headers about the content that are stored with an object.
+pub(crate) const CONTENT_HEADERS: [&str; 6] =
+    ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires"];
+
 /// The attributes that are stored with an object and that a copy keeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ObjectAttributes {
-    pub content_type: Option<String>,
+    /// Those of [`CONTENT_HEADERS`] that the object has.
+    pub content: Vec<(&'static str, String)>,
     /// Names, without the store's prefix, and values.
     pub user: Vec<(String, String)>,
 }
@@ -28,7 +33,7 @@ pub(crate) struct ObjectAttributes {
 impl ObjectAttributes {
     /// No attributes but the type of the content.
     pub fn with_content_type(content_type: &str) -> ObjectAttributes {
-        ObjectAttributes { content_type: Some(content_type.to_owned()), user: Vec::new() }
+        ObjectAttributes { content: vec![("content-type", content_type.to_owned())], user: Vec::new() }
     }
 
     /// The value of an attribute of the user.

@@ -51,6 +51,8 @@ pub struct WritesConfig {
     pub allow_unguarded_writes: bool,
     /// Most objects of a folder of a bucket that is renamed.
     pub rename_limit: u64,
+    /// Owner, mode, times, symbolic links and extended attributes are in the metadata of a bucket's objects.
+    pub object_attrs: bool,
 }
 
 impl Default for WritesConfig {
@@ -60,6 +62,7 @@ impl Default for WritesConfig {
             last_writer_wins: false,
             allow_unguarded_writes: false,
             rename_limit: RawFuse::default().rename_limit,
+            object_attrs: false,
         }
     }
 }
@@ -164,6 +167,7 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
             ("--local-locks", args.local_locks),
             ("--last-writer-wins", args.last_writer_wins),
             ("--allow-unguarded-writes", args.allow_unguarded_writes),
+            ("--object-attrs", args.object_attrs),
         ];
         return match given.iter().find(|(_, given)| *given) {
             None => Ok(None),
@@ -190,6 +194,7 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
         last_writer_wins: args.last_writer_wins,
         allow_unguarded_writes: args.allow_unguarded_writes,
         rename_limit: args.rename_limit,
+        object_attrs: args.object_attrs,
     }))
 }
 

@@ -326,6 +326,8 @@ pub struct RawFuse {
     pub allow_unguarded_writes: bool,
     /// Most objects of a folder of a bucket that is renamed.
     pub rename_limit: u64,
+    /// Owner, mode, times, symbolic links and extended attributes are in the metadata of a bucket's objects.
+    pub object_attrs: bool,
     /// Mount options.
     pub options: Vec<String>,
     /// Largest FUSE request.
@@ -368,6 +370,7 @@ impl Default for RawFuse {
             last_writer_wins: false,
             allow_unguarded_writes: false,
             rename_limit: 10_000,
+            object_attrs: false,
             options: Vec::new(),
             max_write: Size(1 << 20),
             attr_cache: Duration::from_secs(1),

@@ -83,6 +83,8 @@ fn open_bucket_writes(
     options.last_writer_wins = writes.last_writer_wins;
     options.allow_unguarded_writes = writes.allow_unguarded_writes;
     options.rename_limit = writes.rename_limit;
+    options.object_attrs = writes.object_attrs;
+    options.squashes = writes.squash.is_some();
     options.staging_dir = config.cache.dirs.first().cloned();
     let origin = setup::origin_options(&config.under, &volume.buckets);
     let reads = Arc::clone(volume.volume());

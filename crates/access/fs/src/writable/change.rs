@@ -242,8 +242,9 @@ impl WritableFileSystem {
             self.nodes.note_bare(ino, Duration::ZERO);
         }
         let answer = self.on_node(ino, caller, acl_name(name), |of, caller| {
-            self.source.change(&Change::SetXattr { of, name, value, flags }, caller).map(drop)
+            self.source.change(&Change::SetXattr { of, name, value, flags }, caller)
         });
+        let answer = answer.map(|changed| self.follow_change(ino, changed));
         self.or_attr_of_open(ino, answer, OpenAttrCall::Set { name, value, flags }, caller, drop)?;
         self.stats.fuse.change_ops.add(1);
         Ok(())
@@ -257,11 +258,19 @@ impl WritableFileSystem {
         self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
         let answer = self.on_node(ino, caller, false, |of, caller| {
-            self.source.change(&Change::RemoveXattr { of, name }, caller).map(drop)
+            self.source.change(&Change::RemoveXattr { of, name }, caller)
         });
+        let answer = answer.map(|changed| self.follow_change(ino, changed));
         self.or_attr_of_open(ino, answer, OpenAttrCall::Remove(name), caller, drop)?;
         self.stats.fuse.change_ops.add(1);
         Ok(())
+    }
+
+    /// A node keeps its number when the source has made another object of a change of its attributes.
+    fn follow_change(&self, ino: u64, changed: Option<NodeAttr>) {
+        if let Some(attr) = changed {
+            self.nodes.set_identity(ino, attr.identity);
+        }
     }
 
     /// Sizes of the source's file system.

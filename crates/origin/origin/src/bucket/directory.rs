@@ -1,9 +1,9 @@
 //! An open folder of a bucket: its names in a fixed order, with those of new files that are not published yet. It makes no
 //! change.
 
-use super::names::node_attr;
-use super::volume::BucketFiles;
-use crate::object_origin::folder_attr;
+use super::file_attrs::FileAttrs;
+use super::names::{inode_of, node_attr};
+use super::volume::{BucketFiles, ListedPath};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, Result};
 use spurline_volume::writes::{
@@ -37,15 +37,12 @@ impl BucketFolder {
         BucketFolder { files, path, listing: Mutex::default() }
     }
 
-    fn attr(&self) -> NodeAttr {
-        node_attr(&self.files.options, &self.path, &folder_attr())
-    }
-
-    fn add_name(&self, listing: &mut FolderListing, name: Vec<u8>, attr: NodeAttr) {
+    /// Adds a name with its attributes, or those of a listing without them.
+    fn add_name(&self, listing: &mut FolderListing, name: Vec<u8>, file_type: u32, attr: Option<NodeAttr>) {
         if listing.seen.insert(name.clone()) {
             let next = listing.names.len() as u64 + 1;
-            let listed = ListedName { name, file_type: attr.mode & S_IFMT, inode: attr.inode, next, attr: Some(attr) };
-            listing.names.push(listed);
+            let inode = inode_of(&self.files.join(&self.path, &name));
+            listing.names.push(ListedName { name, file_type, inode, next, attr });
         }
     }
 
@@ -56,13 +53,13 @@ impl BucketFolder {
             listing.names.push(ListedName {
                 name: name.to_vec(),
                 file_type: S_IFDIR,
-                inode: self.attr().inode,
+                inode: inode_of(&self.path),
                 next,
                 attr: None,
             });
         }
         for (name, attr) in self.files.unpublished_in(&self.path) {
-            self.add_name(listing, name, attr);
+            self.add_name(listing, name, attr.mode & S_IFMT, Some(attr));
         }
     }
 
@@ -77,33 +74,67 @@ impl BucketFolder {
             page => page?,
         };
         for entry in page.entries {
+            if self.files.options.object_attrs {
+                // Whether an object is a symbolic link is in its metadata, which no listing has.
+                let file_type = if entry.attr.kind == FileKind::Directory { S_IFDIR } else { 0 };
+                self.add_name(listing, entry.name, file_type, None);
+                continue;
+            }
             let path = self.files.join(&self.path, &entry.name);
-            let attr = match entry.attr.kind {
-                FileKind::File => self.files.file_attr(&path, &entry.attr),
-                _ => node_attr(&self.files.options, &path, &entry.attr),
+            let attr = match self.files.changed_at(&path) {
+                Some(object) => self.files.open_attr(&object),
+                None => node_attr(&self.files.options, &path, &entry.attr, &FileAttrs::default()),
             };
-            self.add_name(listing, entry.name, attr);
+            self.add_name(listing, entry.name, attr.mode & S_IFMT, Some(attr));
         }
         listing.ended = page.next.is_none();
         listing.cursor = page.next;
+        Ok(())
+    }
+
+    /// Adds the attributes that no listing has to names of one; a name that has vanished keeps none.
+    fn add_attrs(&self, names: &mut [ListedName]) -> Result<()> {
+        let lacks_attr = |listed: &&mut ListedName| listed.attr.is_none() && !matches!(&listed.name[..], b"." | b"..");
+        let paths: Vec<ListedPath> = names
+            .iter_mut()
+            .filter(lacks_attr)
+            .map(|listed| ListedPath {
+                path: self.files.join(&self.path, &listed.name),
+                is_folder: listed.file_type == S_IFDIR,
+            })
+            .collect();
+        let found = self.files.attrs_of_listed(&paths)?;
+        for (listed, attr) in names.iter_mut().filter(lacks_attr).zip(found) {
+            listed.file_type = attr.map_or(listed.file_type, |attr| attr.mode & S_IFMT);
+            listed.attr = attr;
+        }
         Ok(())
     }
 }
 
 impl WritableObject for BucketFolder {
     fn stat(&self) -> Result<NodeAttr> {
-        Ok(self.attr())
+        if self.files.options.object_attrs {
+            return self.files.attr_at(&self.path);
+        }
+        Ok(self.files.folder_attr(&self.path, None))
     }
 
     fn set_attr(&self, set: &AttrChange, _caller: &Caller) -> Result<NodeAttr> {
-        match set.size {
-            Some(_) => Err(Error::new(ErrorKind::IsADirectory, "a folder has no length")),
-            None => Ok(self.attr()),
-        }
+        self.files.set_attr(&self.path, set)
     }
 
     fn call_attr(&self, call: &OpenAttrCall<'_>, _caller: &Caller) -> Result<Vec<u8>> {
-        super::file::answer_attr_call(call)
+        match call {
+            // Every caller has all rights that the mode shows.
+            OpenAttrCall::Access(_) => Ok(Vec::new()),
+            OpenAttrCall::List => Ok(self.files.file_attrs_at(&self.path)?.xattr_names()),
+            OpenAttrCall::Get(name) => self.files.file_attrs_at(&self.path)?.xattr(name),
+            // Those of a folder that has a name are changed by its path.
+            OpenAttrCall::Set { .. } | OpenAttrCall::Remove(_) => {
+                Err(Error::new(ErrorKind::Unsupported, "the folder has no name any more"))
+            }
+        }
     }
 
     fn sync(&self, _data_only: bool) -> Result<()> {
@@ -122,7 +153,11 @@ impl WritableDirectory for BucketFolder {
         while listing.names.len() <= from && !listing.ended {
             self.add_page(&mut listing)?;
         }
-        let names = listing.names.iter().skip(from).take(max.max(1)).cloned();
-        Ok(names.map(|listed| ListedName { attr: listed.attr.filter(|_| attrs), ..listed }).collect())
+        let mut names: Vec<ListedName> = listing.names.iter().skip(from).take(max.max(1)).cloned().collect();
+        drop(listing);
+        if attrs && self.files.options.object_attrs {
+            self.add_attrs(&mut names)?;
+        }
+        Ok(names.into_iter().map(|listed| ListedName { attr: listed.attr.filter(|_| attrs), ..listed }).collect())
     }
 }

@@ -22,18 +22,6 @@ pub(super) struct BucketFile {
     flags: u32,
 }
 
-/// Answers a call about rights or extended attributes: every caller has all rights that the mode shows, and a bucket keeps
-/// no extended attributes.
-pub(super) fn answer_attr_call(call: &OpenAttrCall<'_>) -> Result<Vec<u8>> {
-    match call {
-        OpenAttrCall::Access(_) | OpenAttrCall::List => Ok(Vec::new()),
-        OpenAttrCall::Get(_) => Err(Error::new(ErrorKind::Io(libc::ENODATA), "no such extended attribute")),
-        OpenAttrCall::Set { .. } | OpenAttrCall::Remove(_) => {
-            Err(Error::new(ErrorKind::Unsupported, "a bucket keeps no extended attributes"))
-        }
-    }
-}
-
 impl BucketFile {
     /// Opens the object; `O_TRUNC` empties it.
     ///
@@ -60,11 +48,25 @@ impl WritableObject for BucketFile {
         if let Some(len) = set.size {
             self.object.set_len(len)?;
         }
+        self.files.change_file_attrs(&self.object, set)?;
         Ok(self.attr())
     }
 
     fn call_attr(&self, call: &OpenAttrCall<'_>, _caller: &Caller) -> Result<Vec<u8>> {
-        answer_attr_call(call)
+        match call {
+            // Every caller has all rights that the mode shows.
+            OpenAttrCall::Access(_) => Ok(Vec::new()),
+            OpenAttrCall::List => Ok(self.object.file_attrs().xattr_names()),
+            OpenAttrCall::Get(name) => self.object.file_attrs().xattr(name),
+            OpenAttrCall::Set { name, value, flags } => {
+                self.files.check_xattr(name)?;
+                self.object.change_attrs(&|attrs| attrs.set_xattr(name, value, *flags)).map(|()| Vec::new())
+            }
+            OpenAttrCall::Remove(name) => {
+                self.files.check_xattr(name)?;
+                self.object.change_attrs(&|attrs| attrs.remove_xattr(name)).map(|()| Vec::new())
+            }
+        }
     }
 
     fn sync(&self, _data_only: bool) -> Result<()> {
@@ -82,8 +84,11 @@ impl WritableFile for BucketFile {
         place: WritePlace,
         offset: u64,
         data: &[u8],
-        _lose_privileges: Option<&Caller>,
+        lose_privileges: Option<&Caller>,
     ) -> Result<usize> {
+        if lose_privileges.is_some() {
+            self.object.lose_privileges();
+        }
         let appends = match place {
             WritePlace::AsOpened => self.flags & libc::O_APPEND as u32 != 0,
             WritePlace::End => true,

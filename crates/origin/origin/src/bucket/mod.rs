@@ -2,11 +2,13 @@
 //!
 //! A close or a sync makes an object of a file's bytes, whole and under the condition that no other writer has changed it.
 //! Others see the object before or the one after, never a mix. A folder is a marker `a/`, or whatever has keys below it.
-//! Owners and modes are those of the options; a change of them has no effect, as programs that copy files need.
+//! Owners, modes and times are in the metadata of the objects, or else those of the options: a change of them then has no
+//! effect, as programs that copy files need.
 
 mod byte_ranges;
 mod directory;
 mod file;
+mod file_attrs;
 mod names;
 mod object;
 mod probe;
@@ -30,6 +32,10 @@ pub struct BucketWriteOptions {
     pub uid: u32,
     /// Their group.
     pub gid: u32,
+    /// New files belong to `uid` and `gid`, in place of the caller.
+    pub squashes: bool,
+    /// Owner, mode, times, symbolic links and extended attributes are in the metadata of the objects.
+    pub object_attrs: bool,
     /// The permission bits of files.
     pub file_mode: u32,
     /// The permission bits of folders.
@@ -52,6 +58,8 @@ impl BucketWriteOptions {
         BucketWriteOptions {
             uid,
             gid,
+            squashes: false,
+            object_attrs: false,
             file_mode: 0o644,
             folder_mode: 0o755,
             last_writer_wins: false,

@@ -1,11 +1,11 @@
 //! Names and attributes of a bucket's files: keys, identities, owners and modes. It knows no request.
 
 use super::BucketWriteOptions;
+use super::file_attrs::{FileAttrs, file_time};
 use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectId, Result};
-use spurline_volume::writes::{FileIdentity, FileTime, NamePath, NodeAttr, S_IFDIR, S_IFREG};
+use spurline_volume::writes::{FileIdentity, NamePath, NodeAttr, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::time::SystemTime;
 
 /// Longest key of S3, in bytes.
 const KEY_MAX: usize = 1024;
@@ -32,10 +32,14 @@ pub(super) fn key_of(root: &str, path: &[u8]) -> Result<String> {
     Ok(key)
 }
 
-/// The identity of what a path leads to: a folder's path, a file's path and version.
+/// The identity of what a path leads to: a folder's path, a file's path and version. A link is never the same as a file with
+/// its bytes.
 pub(super) fn identity_of(path: &[u8], attr: &ObjectAttr) -> FileIdentity {
-    let version = if attr.kind == FileKind::Directory { "/" } else { attr.version.as_str() };
-    let hash = ObjectId::from_text("", path, version).0;
+    let hash = match attr.kind {
+        FileKind::Directory => ObjectId::from_text("", path, "/").0,
+        FileKind::Symlink => ObjectId::from_text("@", path, attr.version.as_str()).0,
+        FileKind::File => ObjectId::from_text("", path, attr.version.as_str()).0,
+    };
     identity_from(hash)
 }
 
@@ -57,30 +61,35 @@ pub(super) fn inode_of(path: &[u8]) -> u64 {
     ObjectId::from_text("", path, "").0 as u64
 }
 
-/// The attributes of a file or folder at `path`.
-pub(super) fn node_attr(options: &BucketWriteOptions, path: &[u8], attr: &ObjectAttr) -> NodeAttr {
-    let mtime = file_time(attr.mtime);
-    let is_folder = attr.kind == FileKind::Directory;
+/// The file type and the permission bits of an object without a mode of its own.
+pub(super) fn default_mode(options: &BucketWriteOptions, kind: FileKind) -> u32 {
+    match kind {
+        FileKind::Directory => S_IFDIR | options.folder_mode,
+        FileKind::File => S_IFREG | options.file_mode,
+        FileKind::Symlink => S_IFLNK | 0o777,
+    }
+}
+
+/// The attributes of a file or folder at `path`, whose metadata have `own`.
+pub(super) fn node_attr(options: &BucketWriteOptions, path: &[u8], attr: &ObjectAttr, own: &FileAttrs) -> NodeAttr {
+    let changed_at = file_time(attr.mtime);
+    let mtime = own.mtime.unwrap_or(changed_at);
+    let default_mode = default_mode(options, attr.kind);
     NodeAttr {
         identity: identity_of(path, attr),
         inode: inode_of(path),
-        mode: if is_folder { S_IFDIR | options.folder_mode } else { S_IFREG | options.file_mode },
-        nlink: if is_folder { 2 } else { 1 },
-        uid: options.uid,
-        gid: options.gid,
+        mode: default_mode & S_IFMT | own.mode.unwrap_or(default_mode) & !S_IFMT,
+        nlink: if attr.kind == FileKind::Directory { 2 } else { 1 },
+        uid: own.uid.unwrap_or(options.uid),
+        gid: own.gid.unwrap_or(options.gid),
         rdev: 0,
         size: attr.size,
         blocks: attr.size.div_ceil(512),
         blksize: 1 << 20,
-        atime: mtime,
+        atime: own.atime.unwrap_or(mtime),
         mtime,
-        ctime: mtime,
+        ctime: changed_at,
     }
-}
-
-fn file_time(time: SystemTime) -> FileTime {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    FileTime { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
 }
 
 /// The content type that a name suggests; stores and browsers show an object by it.
@@ -127,7 +136,11 @@ mod tests {
 
     #[test]
     fn versions_and_kinds_are_told_apart() {
-        let file = |etag: &str| crate::object_origin::object_attr(1, SystemTime::UNIX_EPOCH, etag.to_owned());
+        let file = |etag: &str| {
+            crate::object_origin::object_attr(1, std::time::SystemTime::UNIX_EPOCH, etag.to_owned())
+        };
+        let link = ObjectAttr { kind: FileKind::Symlink, ..file("1") };
+        assert_ne!(identity_of(b"a", &link), identity_of(b"a", &file("1")));
         let first = identity_of(b"a", &file("1"));
         assert_eq!(first, identity_of(b"a", &file("1")));
         assert_ne!(first, identity_of(b"a", &file("2")));

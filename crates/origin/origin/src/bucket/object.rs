@@ -9,6 +9,7 @@
 //! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
 
 use super::BucketWriteOptions;
+use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::published::PublishedBytes;
 use super::requests::{BucketRequests, NewObject, marked};
@@ -18,7 +19,7 @@ use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use spurline_types::{Error, ErrorKind, ObjectAttr, ObjectRef, Result};
+use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::writes::FileIdentity;
 use spurline_volume::{ReadData, Volume};
 use std::collections::BTreeMap;
@@ -93,6 +94,8 @@ struct PartUpload {
     id: String,
     /// With the mark of the change.
     attributes: ObjectAttributes,
+    /// The attributes of the file when the upload began.
+    file_attrs: FileAttrs,
     key: String,
     parts: BTreeMap<u32, PartState>,
 }
@@ -143,6 +146,27 @@ impl PartUpload {
     }
 }
 
+/// An object without changes of this process, or the marker of a folder.
+pub(super) struct FoundObject {
+    pub attr: ObjectAttr,
+    /// With `object_attrs` those of the object.
+    pub attributes: Option<ObjectAttributes>,
+}
+
+impl FoundObject {
+    /// Owner, mode, times and extended attributes.
+    pub fn file_attrs(&self) -> FileAttrs {
+        self.attributes.as_ref().map(FileAttrs::parse).unwrap_or_default()
+    }
+}
+
+/// The file that is opened.
+pub(super) enum OpenedNode {
+    Found(FoundObject),
+    /// A new file with these attributes.
+    New(FileAttrs),
+}
+
 /// The facts of a file that calls on names need. They are never locked during a request.
 struct ObjectFacts {
     path: Vec<u8>,
@@ -153,6 +177,12 @@ struct ObjectFacts {
     /// There is something to publish.
     changed: bool,
     changed_at: SystemTime,
+    /// Owner, mode, times and extended attributes with the changes; nothing without `object_attrs`.
+    file_attrs: FileAttrs,
+    /// The attributes differ from those in the object's metadata, whose bytes may be published.
+    attrs_changed: bool,
+    /// The time of the last change was set since the last write.
+    mtime_is_set: bool,
     /// Removed or replaced by this process: nothing is published any more.
     removed: bool,
     /// Another writer has changed the object; every later call that publishes fails with this.
@@ -160,8 +190,32 @@ struct ObjectFacts {
 }
 
 impl ObjectFacts {
+    fn new(path: Vec<u8>, published: Option<ObjectAttr>, file_attrs: FileAttrs) -> ObjectFacts {
+        ObjectFacts {
+            path,
+            len: published.as_ref().map_or(0, |attr| attr.size),
+            changed: published.is_none(),
+            published,
+            changed_at: SystemTime::now(),
+            file_attrs,
+            attrs_changed: false,
+            mtime_is_set: false,
+            removed: false,
+            conflict: None,
+        }
+    }
+
     fn is_current(&self) -> bool {
         !self.removed && self.conflict.is_none()
+    }
+
+    /// The object of an upload has the attributes of the file when it began. A time of the last write that only this process
+    /// knows is worth no copy.
+    fn note_uploaded_attrs(&mut self, stored: &FileAttrs) {
+        if !self.mtime_is_set {
+            self.file_attrs.mtime = stored.mtime;
+        }
+        self.attrs_changed = self.file_attrs != *stored;
     }
 
     fn published_etag(&self) -> Option<&str> {
@@ -199,17 +253,17 @@ impl OpenObject {
         options: &Arc<BucketWriteOptions>,
         published: &Arc<PublishedBytes>,
         path: Vec<u8>,
-        attr: Option<ObjectAttr>,
+        node: OpenedNode,
     ) -> OpenObject {
         let unpublished = random_identity();
-        let facts = ObjectFacts {
-            path,
-            len: attr.as_ref().map_or(0, |attr| attr.size),
-            changed: attr.is_none(),
-            published: attr,
-            changed_at: SystemTime::now(),
-            removed: false,
-            conflict: None,
+        let mut changes = ObjectChanges::default();
+        let facts = match node {
+            OpenedNode::Found(found) => {
+                let file_attrs = found.file_attrs();
+                changes.attributes = found.attributes;
+                ObjectFacts::new(path, Some(found.attr), file_attrs)
+            }
+            OpenedNode::New(file_attrs) => ObjectFacts::new(path, None, file_attrs),
         };
         OpenObject {
             requests: Arc::clone(requests),
@@ -218,13 +272,18 @@ impl OpenObject {
             published: Arc::clone(published),
             unpublished,
             facts: Mutex::new(facts),
-            changes: Mutex::default(),
+            changes: Mutex::new(changes),
         }
     }
 
     /// The path that leads to the file, or has led to it.
     pub fn path(&self) -> Vec<u8> {
         self.facts.lock().path.clone()
+    }
+
+    /// Owner, mode, times and extended attributes with the changes.
+    pub fn file_attrs(&self) -> FileAttrs {
+        self.facts.lock().file_attrs.clone()
     }
 
     /// The attributes with the changes.
@@ -267,14 +326,20 @@ impl OpenObject {
     }
 
     /// An open has found the object in this version; a file with changes keeps the one that it was opened with.
-    pub fn note_found(&self, attr: ObjectAttr) {
+    pub fn note_found(&self, found: FoundObject) {
         let mut changes = self.changes.lock();
         let mut facts = self.facts.lock();
-        let is_known = facts.published.as_ref().is_some_and(|known| known.version == attr.version);
-        if !facts.changed && !is_known {
-            *changes = ObjectChanges::default();
-            facts.len = attr.size;
-            facts.published = Some(attr);
+        if facts.changed || facts.attrs_changed {
+            return;
+        }
+        facts.file_attrs = found.file_attrs();
+        let is_known = facts.published.as_ref().is_some_and(|known| known.version == found.attr.version);
+        if is_known {
+            changes.attributes = found.attributes;
+        } else {
+            *changes = ObjectChanges { attributes: found.attributes, ..ObjectChanges::default() };
+            facts.len = found.attr.size;
+            facts.published = Some(found.attr);
         }
     }
 
@@ -286,14 +351,17 @@ impl OpenObject {
     }
 
     /// The object has another name now, in this version.
-    pub fn note_renamed(&self, path: Vec<u8>, attr: ObjectAttr) {
+    pub fn note_renamed(&self, path: Vec<u8>, found: FoundObject) {
         let mut changes = self.changes.lock();
         // It is of the old name.
         let upload = changes.upload.take();
-        changes.attributes = None;
         let mut facts = self.facts.lock();
         facts.path = path;
-        facts.published = Some(attr);
+        if !facts.attrs_changed {
+            facts.file_attrs = found.file_attrs();
+        }
+        changes.attributes = found.attributes;
+        facts.published = Some(found.attr);
         drop((facts, changes));
         self.abort(upload);
     }
@@ -409,6 +477,12 @@ impl OpenObject {
         Ok(())
     }
 
+    /// A write by a caller without the right to keep them takes the file's set-user-ID and set-group-ID bits away.
+    pub fn lose_privileges(&self) {
+        let mut facts = self.facts.lock();
+        facts.attrs_changed |= facts.file_attrs.lose_privileges();
+    }
+
     fn check_conflict(&self) -> Result<()> {
         self.facts.lock().conflict.clone().map_or(Ok(()), Err)
     }
@@ -417,6 +491,10 @@ impl OpenObject {
         let mut facts = self.facts.lock();
         facts.changed = true;
         facts.changed_at = SystemTime::now();
+        if self.options.object_attrs {
+            facts.file_attrs.mtime = Some(file_time(facts.changed_at));
+            facts.mtime_is_set = false;
+        }
         if let Some(staged) = &changes.staged {
             facts.len = staged.len();
         }
@@ -443,29 +521,41 @@ impl OpenObject {
         Ok(())
     }
 
-    /// The attributes of the next version: those of the last one, and a content type by the name.
-    async fn next_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
+    /// The attributes of the object as it is, and of a new one a content type by the name.
+    async fn last_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
         if self.object().is_none() {
-            return Ok(marked(ObjectAttributes::with_content_type(content_type_of(key.as_bytes()))));
+            return Ok(ObjectAttributes::with_content_type(content_type_of(key.as_bytes())));
         }
-        let attributes = match changes.attributes.take() {
-            Some(attributes) => attributes,
-            None => match self.requests.head(key).await {
-                Ok(found) => found.attributes,
-                // The condition of the change finds that out.
-                Err(error) if error.kind() == ErrorKind::NotFound => ObjectAttributes::default(),
-                Err(error) => return Err(error),
-            },
-        };
-        Ok(marked(changes.attributes.insert(attributes).clone()))
+        if let Some(attributes) = &changes.attributes {
+            return Ok(attributes.clone());
+        }
+        match self.requests.head(key).await {
+            Ok(found) => Ok(changes.attributes.insert(found.attributes).clone()),
+            // The condition of the change finds that out.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(ObjectAttributes::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The attributes of an object with the bytes as they are now: those of the last one, those of the file, and the mark of a
+    /// change.
+    async fn next_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
+        let mut attributes = self.last_attributes(changes, key).await?;
+        let facts = self.facts.lock();
+        forget_old_bytes(&mut attributes, file_time(facts.changed_at));
+        if self.options.object_attrs {
+            facts.file_attrs.store(&mut attributes);
+        }
+        Ok(marked(attributes))
     }
 
     async fn begin_upload(&self, changes: &mut ObjectChanges) -> Result<()> {
         if changes.upload.is_none() {
             let key = self.key()?;
+            let file_attrs = self.file_attrs();
             let attributes = self.next_attributes(changes, &key).await?;
             let id = self.requests.begin_upload(&key, &attributes).await?;
-            changes.upload = Some(PartUpload { id, attributes, key, parts: BTreeMap::new() });
+            changes.upload = Some(PartUpload { id, attributes, file_attrs, key, parts: BTreeMap::new() });
         }
         Ok(())
     }
@@ -522,11 +612,15 @@ impl OpenObject {
     pub fn publish(&self) -> Result<()> {
         let mut changes = self.changes.lock();
         let facts = self.facts.lock();
-        if !facts.changed || facts.removed {
+        let bytes_changed = facts.changed;
+        if facts.removed || !bytes_changed && !facts.attrs_changed {
             return Ok(());
         }
         drop(facts);
         self.check_conflict()?;
+        if !bytes_changed {
+            return self.requests.run(self.copy_attrs(&mut changes));
+        }
         let Err(error) = self.requests.run(self.send_all(&mut changes)) else { return Ok(()) };
         let Some(conflict) = self.find_conflict() else { return Err(error) };
         tracing::error!("{conflict}");
@@ -572,11 +666,83 @@ impl OpenObject {
         facts.published = Some(object_attr(len, SystemTime::now(), etag));
         facts.len = len;
         facts.changed = false;
+        let attrs_changed = facts.attrs_changed;
         drop(facts);
+        let attrs_copied = if attrs_changed { self.copy_attrs(changes).await } else { Ok(()) };
+        self.keep_hot(staged);
+        attrs_copied
+    }
+
+    /// The bytes that were just published are read from the local file.
+    fn keep_hot(&self, staged: Option<StagedBytes>) {
         if let (Some(staged), Some(object)) = (staged, self.object()) {
             self.published.insert(&object, staged);
-            let blocks = len.div_ceil(self.reads.block_size());
+            let blocks = object.size.div_ceil(self.reads.block_size());
             self.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);
+        }
+    }
+
+    /// Changes owner, mode, times or extended attributes: those of bytes that are not published go with them, others are changed
+    /// at once by a copy within the store.
+    ///
+    /// # Errors
+    /// That of `change`; `ENOSPC` when the object's metadata have no space; `Stale` when another writer has replaced the object;
+    /// the store's. Nothing is changed then.
+    pub fn change_attrs(&self, change: &dyn Fn(&mut FileAttrs) -> Result<()>) -> Result<()> {
+        let mut changes = self.changes.lock();
+        let before = self.file_attrs();
+        let mut attrs = before.clone();
+        change(&mut attrs)?;
+        if attrs == before {
+            return Ok(());
+        }
+        let mut stored = changes.attributes.clone().unwrap_or_default();
+        attrs.store(&mut stored);
+        check_space(&marked(stored))?;
+        let mut facts = self.facts.lock();
+        facts.mtime_is_set |= attrs.mtime != before.mtime;
+        facts.file_attrs = attrs;
+        facts.attrs_changed = true;
+        if facts.changed || facts.removed {
+            return Ok(());
+        }
+        drop(facts);
+        let copied = self.requests.run(self.copy_attrs(&mut changes));
+        if copied.is_err() {
+            // The next call reads what the object has.
+            changes.attributes = None;
+            let mut facts = self.facts.lock();
+            facts.file_attrs = before;
+            facts.attrs_changed = false;
+        }
+        copied
+    }
+
+    /// Writes the file's attributes into the metadata of the object, whose bytes stay.
+    async fn copy_attrs(&self, changes: &mut ObjectChanges) -> Result<()> {
+        let key = self.key()?;
+        let Some(before) = self.object() else { return Ok(()) };
+        let mut attributes = self.last_attributes(changes, &key).await?;
+        let etag = self.published_etag();
+        let mut attrs = self.file_attrs();
+        if let Some(published) = &self.facts.lock().published {
+            // The store takes the time of the copy for that of the bytes.
+            attrs.mtime.get_or_insert(file_time(published.mtime));
+        }
+        attrs.store(&mut attributes);
+        let attributes = marked(attributes);
+        let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
+        let from = CopySource { key: &key, etag: etag.as_deref() };
+        let new_etag = self.requests.copy(from, before.size, &object).await?;
+        changes.attributes = Some(attributes);
+        let mut facts = self.facts.lock();
+        let kind = facts.published.as_ref().map_or(FileKind::File, |attr| attr.kind);
+        facts.published = Some(ObjectAttr { kind, ..object_attr(before.size, SystemTime::now(), new_etag) });
+        facts.file_attrs = attrs;
+        facts.attrs_changed = false;
+        drop(facts);
+        if let Some(after) = self.object() {
+            self.published.move_to(before.id, after.id);
         }
         Ok(())
     }
@@ -593,6 +759,7 @@ impl OpenObject {
         let body = self.staged_bytes(changes, 0..len)?;
         let object = NewObject { key: &key, attributes: &attributes, condition };
         let etag = self.requests.put(&object, body).await?;
+        self.facts.lock().attrs_changed = false;
         Ok((etag, attributes))
     }
 
@@ -636,6 +803,9 @@ impl OpenObject {
         let object = NewObject { key: &upload.key, attributes: &upload.attributes, condition };
         let etag = self.requests.complete(&object, &upload.id, &parts).await?;
         let attributes = upload.attributes.clone();
+        if self.options.object_attrs {
+            self.facts.lock().note_uploaded_attrs(&upload.file_attrs);
+        }
         changes.upload = None;
         Ok((etag, attributes))
     }

@@ -39,6 +39,15 @@ impl PublishedBytes {
         }
     }
 
+    /// The bytes of an object are those of another one now: the store has copied them.
+    pub(super) fn move_to(&self, old: ObjectId, new: ObjectId) {
+        for (known, _) in &mut self.list.lock().objects {
+            if *known == old {
+                *known = new;
+            }
+        }
+    }
+
     fn find(&self, id: ObjectId) -> Option<Arc<StagedBytes>> {
         let list = self.list.lock();
         list.objects.iter().find(|(known, _)| *known == id).map(|(_, staged)| Arc::clone(staged))

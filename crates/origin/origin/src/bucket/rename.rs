@@ -1,15 +1,17 @@
 //! Renames in a bucket: copies within the store, then removals. An object is removed only after its copy is there, so a
 //! rename that is aborted leaves some names twice and loses none.
 
+use super::file_attrs::{FileAttrs, file_time};
 use super::names::{key_of, node_attr, path_of};
+use super::object::FoundObject;
 use super::requests::{BucketRequests, NewObject, marked};
-use super::volume::{BucketFiles, FoundNode, exists};
-use crate::object_origin::{folder_attr, object_attr};
+use super::volume::{BucketFiles, FoundNode, exists, found_object};
+use crate::backend::RawObject;
 use crate::s3_wire::bare_etag;
-use crate::write_backend::{CopySource, ObjectAttributes, WriteCondition};
+use crate::write_backend::{CopySource, ObjectAttributes, StoredObject, WriteCondition};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
-use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Result};
+use spurline_types::{Error, ErrorKind, FileKind, Result};
 use spurline_volume::writes::{NamePath, NodeAttr};
 use std::sync::{Arc, Weak};
 
@@ -49,23 +51,23 @@ impl BucketFiles {
         if old_path == new_path {
             return self.attr_at(&old_path);
         }
-        if matches!(old, FoundNode::Folder) {
+        if matches!(old, FoundNode::Folder(_)) {
             match new {
                 None => {}
-                Some(FoundNode::Folder) if self.has_names(&new_path)? => {
+                Some(FoundNode::Folder(_)) if self.has_names(&new_path)? => {
                     let why = "the new name is a folder that is not empty";
                     return Err(Error::new(ErrorKind::Io(libc::ENOTEMPTY), why));
                 }
-                Some(FoundNode::Folder) => {}
+                Some(FoundNode::Folder(_)) => {}
                 Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "the new name is a file")),
             }
             return self.rename_folder(&old_path, &new_path);
         }
         let condition = match new {
             None => WriteCondition::Absent,
-            Some(FoundNode::Folder) => return Err(Error::new(ErrorKind::IsADirectory, "the new name is a folder")),
+            Some(FoundNode::Folder(_)) => return Err(Error::new(ErrorKind::IsADirectory, "the new name is a folder")),
             Some(FoundNode::Changed(object)) => self.version_condition(object.published_etag()),
-            Some(FoundNode::Object(attr)) => self.version_condition(attr.etag),
+            Some(FoundNode::Object(found)) => self.version_condition(found.attr.etag),
         };
         if let FoundNode::Changed(object) = old {
             object.publish()?;
@@ -76,21 +78,30 @@ impl BucketFiles {
     fn rename_file(&self, old_path: &[u8], new_path: &[u8], condition: &WriteCondition) -> Result<NodeAttr> {
         let old_key = key_of(&self.options.root, old_path)?;
         let new_key = key_of(&self.options.root, new_path)?;
-        let (attr, etag) = self.requests.run(copy_object(&self.requests, &old_key, &new_key, condition))?;
-        self.requests.run(self.requests.delete(&old_key, &self.version_condition(etag)))?;
+        let keeps_mtime = self.options.object_attrs;
+        let copy = copy_object(&self.requests, &old_key, &new_key, condition, keeps_mtime);
+        let CopiedObject { found, source_etag } = self.requests.run(copy)?;
+        self.requests.run(self.requests.delete(&old_key, &self.version_condition(source_etag)))?;
         self.forget_open(new_path);
-        self.move_open(old_path, new_path, attr.clone());
-        Ok(node_attr(&self.options, new_path, &attr))
+        let attr = node_attr(&self.options, new_path, &found.attr, &self.shown_attrs(&found));
+        self.move_open(old_path, new_path, found);
+        Ok(attr)
+    }
+
+    /// Owner, mode, times and extended attributes of an object that the mount shows.
+    fn shown_attrs(&self, found: &FoundObject) -> FileAttrs {
+        if self.options.object_attrs { found.file_attrs() } else { FileAttrs::default() }
     }
 
     /// An open file has another name.
-    fn move_open(&self, old_path: &[u8], new_path: &[u8], attr: ObjectAttr) {
+    fn move_open(&self, old_path: &[u8], new_path: &[u8], found: FoundObject) {
         let mut open = self.open.lock();
         let moved = open.files.remove(old_path).and_then(|open| open.upgrade());
         if let Some(object) = moved {
             open.insert(new_path.to_vec(), &object);
             drop(open);
-            object.note_renamed(new_path.to_vec(), attr);
+            let attributes = found.attributes.filter(|_| self.options.object_attrs);
+            object.note_renamed(new_path.to_vec(), FoundObject { attributes, ..found });
         }
     }
 
@@ -116,9 +127,9 @@ impl BucketFiles {
             self.requests.run(self.make_marker(&self.join(new_path, folder)))?;
         }
         self.requests.run(async {
-            let removals = tree.files.iter().zip(&copied).map(|(name, (_, etag))| async move {
+            let removals = tree.files.iter().zip(&copied).map(|(name, copy)| async move {
                 let key = key_of(&self.options.root, &self.join(old_path, name))?;
-                self.requests.delete(&key, &self.version_condition(etag.clone())).await
+                self.requests.delete(&key, &self.version_condition(copy.source_etag.clone())).await
             });
             futures::stream::iter(removals).buffered(REQUESTS_AT_ONCE).try_collect::<Vec<()>>().await
         })?;
@@ -127,17 +138,17 @@ impl BucketFiles {
             let key = format!("{}/", key_of(&self.options.root, &self.join(old_path, folder))?);
             self.requests.run(self.requests.delete(&key, &WriteCondition::None))?;
         }
-        for (name, (attr, _)) in tree.files.iter().zip(copied) {
-            self.move_open(&self.join(old_path, name), &self.join(new_path, name), attr);
+        for (name, copy) in tree.files.iter().zip(copied) {
+            self.move_open(&self.join(old_path, name), &self.join(new_path, name), copy.found);
         }
-        Ok(node_attr(&self.options, new_path, &folder_attr()))
+        self.attr_at(new_path)
     }
 
     /// Copies a file below a folder to the same name below another one.
-    async fn copy_below(&self, old: &[u8], new: &[u8], name: &[u8]) -> Result<(ObjectAttr, Option<String>)> {
+    async fn copy_below(&self, old: &[u8], new: &[u8], name: &[u8]) -> Result<CopiedObject> {
         let old_key = key_of(&self.options.root, &self.join(old, name))?;
         let new_key = key_of(&self.options.root, &self.join(new, name))?;
-        copy_object(&self.requests, &old_key, &new_key, &WriteCondition::None).await
+        copy_object(&self.requests, &old_key, &new_key, &WriteCondition::None, self.options.object_attrs).await
     }
 
     /// Makes the marker of a folder.
@@ -184,18 +195,32 @@ impl BucketFiles {
     }
 }
 
-/// Copies an object with its attributes; returns those of the copy, and the etag of the source.
+/// A copy, and the etag of its source.
+struct CopiedObject {
+    found: FoundObject,
+    source_etag: Option<String>,
+}
+
+/// Copies an object with its attributes; with `keeps_mtime` also its time, as the store takes the time of the copy for it.
 async fn copy_object(
     requests: &BucketRequests,
     old_key: &str,
     new_key: &str,
     condition: &WriteCondition,
-) -> Result<(ObjectAttr, Option<String>)> {
+    keeps_mtime: bool,
+) -> Result<CopiedObject> {
     let source = requests.head(old_key).await?;
-    let etag = source.raw.etag.as_deref().map(bare_etag).map(str::to_owned);
-    let attributes = marked(source.attributes);
+    let source_etag = source.raw.etag.as_deref().map(bare_etag).map(str::to_owned);
+    let mut attributes = source.attributes.clone();
+    if keeps_mtime {
+        let mut attrs = FileAttrs::parse(&attributes);
+        attrs.mtime.get_or_insert(file_time(source.raw.mtime));
+        attrs.store(&mut attributes);
+    }
+    let attributes = marked(attributes);
     let object = NewObject { key: new_key, attributes: &attributes, condition };
-    let from = CopySource { key: old_key, etag: etag.as_deref() };
-    let new_etag = requests.copy(from, &object).await?;
-    Ok((object_attr(source.raw.size, source.raw.mtime, new_etag), etag))
+    let from = CopySource { key: old_key, etag: source_etag.as_deref() };
+    let new_etag = requests.copy(from, source.raw.size, &object).await?;
+    let raw = RawObject { key: new_key.to_owned(), etag: Some(new_etag), ..source.raw };
+    Ok(CopiedObject { found: found_object(StoredObject { raw, attributes }), source_etag })
 }

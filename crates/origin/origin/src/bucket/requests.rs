@@ -17,6 +17,7 @@ use crate::write_backend::{
 };
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_types::{Error, ErrorKind, Result};
 use std::future::Future;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -29,9 +30,18 @@ const MARK: &str = "spurline-op";
 /// The time of a request grows with its bytes by this rate, in bytes per second.
 const LEAST_RATE: u64 = 1 << 20;
 
+/// Largest object that one request copies, as S3 has it.
+const COPY_MAX: u64 = 5 << 30;
+/// Length of the parts in which a larger object is copied.
+const COPY_PART: u64 = 1 << 30;
+/// Parts of one object that are copied at once.
+const COPIES_AT_ONCE: usize = 8;
+
 /// The changing side of a bucket.
 pub(super) struct BucketRequests {
     bucket: Arc<SharedBucket>,
+    /// Largest object that one request copies.
+    copy_max: u64,
 }
 
 /// An object to make.
@@ -56,7 +66,7 @@ impl BucketRequests {
         if bucket.backend.writes().is_none() {
             return Err(unchangeable());
         }
-        Ok(BucketRequests { bucket })
+        Ok(BucketRequests { bucket, copy_max: COPY_MAX })
     }
 
     /// Runs requests on this thread.
@@ -265,19 +275,45 @@ impl BucketRequests {
         }
     }
 
-    /// Copies an object within the bucket; returns the new etag.
+    /// Copies an object of `len` bytes within the bucket; returns the new etag.
     ///
     /// # Errors
     /// `Stale` when the source is of another version, or for a conflict; the store's.
-    pub async fn copy(&self, from: CopySource<'_>, object: &NewObject<'_>) -> Result<String> {
+    pub async fn copy(&self, from: CopySource<'_>, len: u64, object: &NewObject<'_>) -> Result<String> {
+        if len > self.copy_max {
+            return self.copy_in_parts(from, len, object).await;
+        }
         let NewObject { key, attributes, condition } = *object;
         let copied = self
-            .repeat(self.deadline(0), "a copy", |backend| backend.copy(from, key, Some(attributes), condition))
+            .repeat(self.deadline(len), "a copy", |backend| backend.copy(from, key, Some(attributes), condition))
             .await;
         match copied {
             Ok(etag) => Ok(etag),
             Err(failure) => self.settle(object, failure).await,
         }
+    }
+
+    /// Copies an object that is too large for one request.
+    async fn copy_in_parts(&self, from: CopySource<'_>, len: u64, object: &NewObject<'_>) -> Result<String> {
+        let upload = self.begin_upload(object.key, object.attributes).await?;
+        let part_len = self.copy_max.min(COPY_PART);
+        let count = len.div_ceil(part_len) as u32;
+        let upload_id = upload.as_str();
+        let parts = (1..=count).map(|number| async move {
+            let start = u64::from(number - 1) * part_len;
+            let range = start..len.min(start + part_len);
+            let etag = self.copy_part(object.key, upload_id, number, from, range).await?;
+            Ok(UploadedPart { number, etag })
+        });
+        let copied = async {
+            let parts: Vec<UploadedPart> = futures::stream::iter(parts).buffered(COPIES_AT_ONCE).try_collect().await?;
+            self.complete(object, &upload, &parts).await
+        };
+        let copied = copied.await;
+        if copied.is_err() {
+            self.abort(object.key, &upload).await;
+        }
+        copied
     }
 
     /// Removes the object of this version; an absent one counts as removed.

@@ -3,15 +3,18 @@
 use super::BucketWriteOptions;
 use super::directory::BucketFolder;
 use super::file::BucketFile;
-use super::names::{key_of, node_attr, path_of};
-use super::object::OpenObject;
+use super::file_attrs::{FileAttrs, check_space, file_time};
+use super::names::{default_mode, key_of, node_attr, path_of};
+use super::object::{FoundObject, OpenObject, OpenedNode};
 use super::probe::{find_ignored_condition, unguarded};
 use super::published::PublishedBytes;
-use super::requests::BucketRequests;
-use crate::object_origin::{ObjectOrigin, folder_attr};
+use super::requests::{BucketRequests, NewObject, marked};
+use crate::object_origin::{ObjectOrigin, StoredNode, file_attr, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
-use crate::write_backend::WriteCondition;
+use crate::write_backend::{CopySource, ObjectAttributes, StoredObject, WriteCondition};
 use crate::{OriginOptions, OriginStore as _, SourceLocation};
+use bytes::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, Result, Stats};
@@ -19,15 +22,19 @@ use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFMT, S_IFREG, SourceSpace,
+    AttrChange, Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
     WritableDirectory, WritableFile, WritableVolume,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// Entries of the table of open files, before those that are closed are dropped.
 const LEAST_OPEN: usize = 64;
+/// Objects whose metadata are read at once for a listing.
+const HEADS_AT_ONCE: usize = 16;
+/// Longest target of a symbolic link, as Linux has it.
+const LINK_MAX: usize = 4096;
 
 /// The files of a bucket, and those of them that are open.
 pub(super) struct BucketFiles {
@@ -93,72 +100,105 @@ impl BucketFiles {
 
     /// The attributes of an open file.
     pub fn open_attr(&self, object: &OpenObject) -> NodeAttr {
-        let attr = node_attr(&self.options, &object.path(), &object.attr());
+        let attr = node_attr(&self.options, &object.path(), &object.attr(), &object.file_attrs());
         NodeAttr { identity: object.identity(), ..attr }
     }
 
-    /// The attributes of a file that the bucket has, with the changes that are not published.
-    pub fn file_attr(&self, path: &[u8], attr: &ObjectAttr) -> NodeAttr {
-        match self.open.lock().find(path) {
-            Some(object) if object.is_changed() => self.open_attr(&object),
-            _ => node_attr(&self.options, path, attr),
-        }
+    /// The file with changes that are not published at this path.
+    pub fn changed_at(&self, path: &[u8]) -> Option<Arc<OpenObject>> {
+        self.open.lock().find(path).filter(|object| object.is_changed())
     }
 
     /// What a path leads to.
     pub fn find(&self, path: &[u8]) -> Result<FoundNode> {
-        let open = self.open.lock().find(path);
-        if let Some(object) = open.filter(|object| object.is_changed()) {
+        if let Some(object) = self.changed_at(path) {
             return Ok(FoundNode::Changed(object));
         }
-        if path.is_empty() {
-            return Ok(FoundNode::Folder);
+        if path.is_empty() && !self.options.object_attrs {
+            return Ok(FoundNode::Folder(None));
         }
         // A name that no key can have does not exist.
         key_of(&self.options.root, path)?;
+        if self.options.object_attrs {
+            return Ok(match self.origin.lookup_stored(path, self.deadline())? {
+                StoredNode::Folder(marker) => FoundNode::Folder(marker.map(found_object)),
+                StoredNode::Object(object) => FoundNode::Object(found_object(object)),
+            });
+        }
         let attr = self.origin.lookup(path, self.deadline())?;
-        Ok(if attr.kind == FileKind::Directory { FoundNode::Folder } else { FoundNode::Object(attr) })
+        if attr.kind == FileKind::Directory {
+            return Ok(FoundNode::Folder(None));
+        }
+        Ok(FoundNode::Object(FoundObject { attr, attributes: None }))
     }
 
     pub fn attr_at(&self, path: &[u8]) -> Result<NodeAttr> {
-        Ok(match self.find(path)? {
-            FoundNode::Folder => node_attr(&self.options, path, &folder_attr()),
-            FoundNode::Object(attr) => node_attr(&self.options, path, &attr),
-            FoundNode::Changed(object) => self.open_attr(&object),
-        })
+        Ok(self.attr_of(path, &self.find(path)?))
     }
 
-    fn new_object(&self, path: Vec<u8>, attr: Option<ObjectAttr>) -> Arc<OpenObject> {
-        Arc::new(OpenObject::new(&self.requests, &self.reads, &self.options, &self.published, path, attr))
+    /// The attributes of what was found at a path.
+    pub fn attr_of(&self, path: &[u8], found: &FoundNode) -> NodeAttr {
+        match found {
+            FoundNode::Folder(marker) => self.folder_attr(path, marker.as_ref()),
+            FoundNode::Object(object) => node_attr(&self.options, path, &object.attr, &object.file_attrs()),
+            FoundNode::Changed(object) => self.open_attr(object),
+        }
+    }
+
+    /// The attributes of a folder, which its marker has if there is one.
+    pub fn folder_attr(&self, path: &[u8], marker: Option<&FoundObject>) -> NodeAttr {
+        let own = marker.map(FoundObject::file_attrs).unwrap_or_default();
+        let mtime = marker.map_or(std::time::UNIX_EPOCH, |marker| marker.attr.mtime);
+        node_attr(&self.options, path, &ObjectAttr { mtime, ..folder_attr() }, &own)
+    }
+
+    fn new_object(&self, path: Vec<u8>, node: OpenedNode) -> Arc<OpenObject> {
+        Arc::new(OpenObject::new(&self.requests, &self.reads, &self.options, &self.published, path, node))
     }
 
     /// The file at `path`, which exists.
     fn open_object(&self, path: &[u8]) -> Result<Arc<OpenObject>> {
-        let attr = match self.find(path)? {
-            FoundNode::Folder => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
+        self.open_found(path, self.find(path)?)
+    }
+
+    fn open_found(&self, path: &[u8], found: FoundNode) -> Result<Arc<OpenObject>> {
+        let found = match found {
+            FoundNode::Folder(_) => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
             FoundNode::Changed(object) => return Ok(object),
-            FoundNode::Object(attr) => attr,
+            FoundNode::Object(found) => found,
         };
         let mut open = self.open.lock();
         // Another thread may have opened it meanwhile.
         if let Some(object) = open.find(path) {
             drop(open);
-            object.note_found(attr);
+            object.note_found(found);
             return Ok(object);
         }
-        let object = self.new_object(path.to_vec(), Some(attr));
+        let object = self.new_object(path.to_vec(), OpenedNode::Found(found));
         open.insert(path.to_vec(), &object);
         Ok(object)
     }
 
-    fn make_file(&self, at: &NamePath<'_>, exclusive: bool) -> Result<Arc<OpenObject>> {
+    /// The attributes of a new object of a caller.
+    fn new_attrs(&self, file_type: u32, mode: u32, caller: &Caller) -> FileAttrs {
+        if !self.options.object_attrs {
+            return FileAttrs::default();
+        }
+        let own = !self.options.squashes;
+        FileAttrs {
+            mode: Some(file_type | mode & !S_IFMT & !caller.umask),
+            uid: Some(if own { caller.uid } else { self.options.uid }),
+            gid: Some(if own { caller.gid } else { self.options.gid }),
+            mtime: Some(file_time(SystemTime::now())),
+            ..FileAttrs::default()
+        }
+    }
+
+    fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
         let path = path_of(at);
         match self.find(&path) {
-            Ok(FoundNode::Folder) if !exclusive => {
-                return Err(Error::new(ErrorKind::IsADirectory, "it is a folder"));
-            }
             Ok(_) if exclusive => return Err(exists(&path)),
-            Ok(_) => return self.open_object(&path),
+            Ok(found) => return self.open_found(&path, found),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -166,26 +206,66 @@ impl BucketFiles {
         if let Some(object) = open.find(&path).filter(|object| object.is_changed()) {
             return if exclusive { Err(exists(&path)) } else { Ok(object) };
         }
-        let object = self.new_object(path.clone(), None);
+        let object = self.new_object(path.clone(), OpenedNode::New(new));
         open.insert(path, &object);
         Ok(object)
     }
 
-    fn make_folder(&self, at: &NamePath<'_>) -> Result<NodeAttr> {
+    fn make_folder(&self, at: &NamePath<'_>, new: &FileAttrs) -> Result<NodeAttr> {
         let path = path_of(at);
-        match self.find(&path) {
-            Ok(_) => return Err(exists(&path)),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        self.check_absent(&path)?;
+        let mut attributes = ObjectAttributes::with_content_type("application/x-directory");
+        new.store(&mut attributes);
+        let key = format!("{}/", key_of(&self.options.root, &path)?);
+        let attributes = marked(attributes);
+        let marker = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
+        self.requests.run(self.requests.put(&marker, Bytes::new()))?;
+        let attr = ObjectAttr { mtime: SystemTime::now(), ..folder_attr() };
+        Ok(self.folder_attr(&path, Some(&FoundObject { attr, attributes: Some(attributes) })))
+    }
+
+    fn make_link(&self, at: &NamePath<'_>, target: &[u8], new: &FileAttrs) -> Result<NodeAttr> {
+        let path = path_of(at);
+        self.check_absent(&path)?;
+        let mut attributes = ObjectAttributes::with_content_type("application/octet-stream");
+        new.store(&mut attributes);
+        let key = key_of(&self.options.root, &path)?;
+        let attributes = marked(attributes);
+        let link = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::Absent };
+        let put = self.requests.run(self.requests.put(&link, Bytes::copy_from_slice(target)));
+        let etag = put.map_err(|error| if error.kind() == ErrorKind::Stale { exists(&path) } else { error })?;
+        let attr = object_attr(target.len() as u64, SystemTime::now(), etag);
+        let attr = ObjectAttr { kind: FileKind::Symlink, ..attr };
+        Ok(node_attr(&self.options, &path, &attr, new))
+    }
+
+    fn read_link(&self, path: &[u8]) -> Result<Vec<u8>> {
+        let not_link = || Error::new(ErrorKind::Invalid, "it is not a symbolic link");
+        match self.find(path)? {
+            FoundNode::Object(found) if found.attr.kind == FileKind::Symlink => {
+                let mut target = vec![0; usize::try_from(found.attr.size).map_err(|_| not_link())?.min(LINK_MAX)];
+                let read = self.open_found(path, FoundNode::Object(found))?.read(0, &mut target)?;
+                target.truncate(read);
+                Ok(target)
+            }
+            _ => Err(not_link()),
         }
-        self.requests.run(self.make_marker(&path))?;
-        Ok(node_attr(&self.options, &path, &folder_attr()))
+    }
+
+    /// # Errors
+    /// `EEXIST` when the path leads to something; the store's.
+    fn check_absent(&self, path: &[u8]) -> Result<()> {
+        match self.find(path) {
+            Ok(_) => Err(exists(path)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     fn remove_folder(&self, at: &NamePath<'_>) -> Result<()> {
         let path = path_of(at);
         match self.find(&path) {
-            Ok(FoundNode::Folder) => {}
+            Ok(FoundNode::Folder(_)) => {}
             Ok(_) => return Err(Error::new(ErrorKind::NotADirectory, "it is a file")),
             // It has vanished with its last file.
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -217,8 +297,8 @@ impl BucketFiles {
         let path = path_of(at);
         let key = key_of(&self.options.root, &path)?;
         let etag = match self.find(&path)? {
-            FoundNode::Folder => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
-            FoundNode::Object(attr) => attr.etag,
+            FoundNode::Folder(_) => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
+            FoundNode::Object(found) => found.attr.etag,
             FoundNode::Changed(object) => {
                 // A publication that is under way ends first.
                 object.note_removed();
@@ -251,20 +331,171 @@ impl BucketFiles {
         }
     }
 
-    fn set_attr(&self, of: &NodePath<'_>, set: &AttrChange) -> Result<NodeAttr> {
-        let Some(len) = set.size else { return self.attr_at(of.path) };
-        let object = self.open_object(of.path)?;
-        object.set_len(len)?;
-        object.publish()?;
+    /// Changes the attributes of what a path leads to, and the length of a file.
+    pub fn set_attr(&self, path: &[u8], set: &AttrChange) -> Result<NodeAttr> {
+        let found = self.find(path)?;
+        if let FoundNode::Folder(marker) = found {
+            if set.size.is_some() {
+                return Err(Error::new(ErrorKind::IsADirectory, "a folder has no length"));
+            }
+            if !self.options.object_attrs {
+                return Ok(self.folder_attr(path, marker.as_ref()));
+            }
+            return self.change_folder_attrs(path, marker, &|attrs| {
+                let mode = default_mode(&self.options, FileKind::Directory);
+                attrs.apply(set, S_IFDIR, mode);
+                Ok(())
+            });
+        }
+        if set.size.is_none() && !self.options.object_attrs {
+            return Ok(self.attr_of(path, &found));
+        }
+        let object = self.open_found(path, found)?;
+        if let Some(len) = set.size {
+            object.set_len(len)?;
+        }
+        self.change_file_attrs(&object, set)?;
+        if set.size.is_some() {
+            object.publish()?;
+        }
         Ok(self.open_attr(&object))
     }
+
+    /// Changes owner, mode and times of a file.
+    pub fn change_file_attrs(&self, object: &OpenObject, set: &AttrChange) -> Result<()> {
+        if !self.options.object_attrs {
+            return Ok(());
+        }
+        let default_mode = default_mode(&self.options, object.attr().kind);
+        object.change_attrs(&|attrs| {
+            attrs.apply(set, default_mode & S_IFMT, default_mode);
+            Ok(())
+        })
+    }
+
+    /// Changes extended attributes of what a path leads to.
+    fn change_xattrs(&self, path: &[u8], name: &[u8], change: &ChangeAttrs<'_>) -> Result<NodeAttr> {
+        self.check_xattr(name)?;
+        match self.find(path)? {
+            FoundNode::Folder(marker) => self.change_folder_attrs(path, marker, change),
+            found => {
+                let object = self.open_found(path, found)?;
+                object.change_attrs(change)?;
+                Ok(self.open_attr(&object))
+            }
+        }
+    }
+
+    /// Whether a bucket keeps an extended attribute with this name.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if not.
+    pub fn check_xattr(&self, name: &[u8]) -> Result<()> {
+        if self.options.object_attrs && name.starts_with(b"user.") {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Unsupported, "a bucket keeps no extended attributes of this kind"))
+    }
+
+    /// Owner, mode, times and extended attributes of what a path leads to.
+    pub fn file_attrs_at(&self, path: &[u8]) -> Result<FileAttrs> {
+        if !self.options.object_attrs {
+            return Ok(FileAttrs::default());
+        }
+        Ok(match self.find(path)? {
+            FoundNode::Folder(marker) => marker.as_ref().map(FoundObject::file_attrs).unwrap_or_default(),
+            FoundNode::Object(found) => found.file_attrs(),
+            FoundNode::Changed(object) => object.file_attrs(),
+        })
+    }
+
+    /// Changes the attributes of a folder, which are those of its marker: a folder without a marker gets one. The root of a
+    /// bucket can have none, and keeps its attributes.
+    fn change_folder_attrs(
+        &self,
+        path: &[u8],
+        marker: Option<FoundObject>,
+        change: &ChangeAttrs<'_>,
+    ) -> Result<NodeAttr> {
+        let key = key_of(&self.options.root, path)?;
+        let key = if path.is_empty() { key } else { format!("{key}/") };
+        let mut attrs = marker.as_ref().map(FoundObject::file_attrs).unwrap_or_default();
+        let before = attrs.clone();
+        change(&mut attrs)?;
+        if key.is_empty() || attrs == before {
+            return Ok(self.folder_attr(path, marker.as_ref()));
+        }
+        let directory = || ObjectAttributes::with_content_type("application/x-directory");
+        let mut attributes = marker.as_ref().and_then(|marker| marker.attributes.clone()).unwrap_or_else(directory);
+        attrs.store(&mut attributes);
+        let attributes = marked(attributes);
+        check_space(&attributes)?;
+        self.requests.run(async {
+            let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
+            match &marker {
+                Some(marker) => {
+                    let etag = marker.attr.etag.as_deref().map(bare_etag);
+                    self.requests.copy(CopySource { key: &key, etag }, marker.attr.size, &object).await
+                }
+                None => self.requests.put(&object, Bytes::new()).await,
+            }
+        })?;
+        let attr = ObjectAttr { mtime: SystemTime::now(), ..folder_attr() };
+        Ok(self.folder_attr(path, Some(&FoundObject { attr, attributes: Some(attributes) })))
+    }
+
+    /// The attributes of names that a listing has found, for those that still exist: those in the metadata of the objects cost
+    /// a request each.
+    pub fn attrs_of_listed(&self, names: &[ListedPath]) -> Result<Vec<Option<NodeAttr>>> {
+        self.requests.run(async {
+            let heads = names.iter().map(|listed| self.attr_of_listed(listed));
+            futures::stream::iter(heads).buffered(HEADS_AT_ONCE).try_collect().await
+        })
+    }
+
+    async fn attr_of_listed(&self, listed: &ListedPath) -> Result<Option<NodeAttr>> {
+        if let Some(object) = self.changed_at(&listed.path) {
+            return Ok(Some(self.open_attr(&object)));
+        }
+        let Ok(key) = key_of(&self.options.root, &listed.path) else { return Ok(None) };
+        let key = if listed.is_folder { format!("{key}/") } else { key };
+        let found = match self.requests.head(&key).await {
+            Ok(object) => Some(found_object(object)),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        if listed.is_folder {
+            return Ok(Some(self.folder_attr(&listed.path, found.as_ref())));
+        }
+        Ok(found.map(|found| self.attr_of(&listed.path, &FoundNode::Object(found))))
+    }
+}
+
+/// A name that a listing has found.
+pub(super) struct ListedPath {
+    pub path: Vec<u8>,
+    pub is_folder: bool,
+}
+
+/// A change of the attributes in an object's metadata.
+type ChangeAttrs<'a> = dyn Fn(&mut FileAttrs) -> Result<()> + 'a;
+
+/// An object as its head describes it.
+pub(super) fn found_object(stored: StoredObject) -> FoundObject {
+    let attr = file_attr(&stored.raw);
+    let found = FoundObject { attr, attributes: Some(stored.attributes) };
+    if found.file_attrs().is_link() {
+        return FoundObject { attr: ObjectAttr { kind: FileKind::Symlink, ..found.attr }, ..found };
+    }
+    found
 }
 
 /// What a path leads to.
 pub(super) enum FoundNode {
-    Folder,
+    /// A folder; with `object_attrs` its marker, if it has one.
+    Folder(Option<FoundObject>),
     /// An object without changes of this process.
-    Object(ObjectAttr),
+    Object(FoundObject),
     /// A file with changes that are not published.
     Changed(Arc<OpenObject>),
 }
@@ -332,9 +563,9 @@ impl WritableVolume for WritableBucket {
         WriteCapabilities {
             rename_directory: DirectoryRename::EachUpTo(self.files.options.rename_limit),
             hard_links: false,
-            symlinks: false,
-            modes: false,
-            xattrs: false,
+            symlinks: self.files.options.object_attrs,
+            modes: self.files.options.object_attrs,
+            xattrs: self.files.options.object_attrs,
             acls: false,
             locks: LockScope::Mount,
             holes: true,
@@ -350,8 +581,8 @@ impl WritableVolume for WritableBucket {
         self.files.attr_at(&path_of(&at))
     }
 
-    fn readlink(&self, _at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
-        Err(Error::new(ErrorKind::Invalid, "a bucket has no symbolic links"))
+    fn readlink(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
+        self.files.read_link(at.path)
     }
 
     fn access(&self, at: NodePath<'_>, _mask: u32, _caller: &Caller) -> Result<()> {
@@ -366,11 +597,12 @@ impl WritableVolume for WritableBucket {
         &self,
         at: NamePath<'_>,
         flags: u32,
-        _mode: u32,
-        _caller: &Caller,
+        mode: u32,
+        caller: &Caller,
         _mark: Option<ChangeMark>,
     ) -> Result<CreatedFile> {
-        let object = self.files.make_file(&at, flags & libc::O_EXCL as u32 != 0)?;
+        let new = self.files.new_attrs(S_IFREG, mode, caller);
+        let object = self.files.make_file(&at, flags & libc::O_EXCL as u32 != 0, new)?;
         let file = self.open_file(object, flags)?;
         Ok(CreatedFile { attr: file.attr(), file: Box::new(file), directory: None })
     }
@@ -391,7 +623,7 @@ impl WritableVolume for WritableBucket {
 
     fn open_directory(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Box<dyn WritableDirectory>> {
         match self.files.find(at.path) {
-            Ok(FoundNode::Folder) => {}
+            Ok(FoundNode::Folder(_)) => {}
             Ok(_) => return Err(Error::new(ErrorKind::NotADirectory, "it is a file")),
             Err(error) => return Err(error),
         }
@@ -405,35 +637,44 @@ impl WritableVolume for WritableBucket {
     fn change_marked(
         &self,
         change: &Change<'_>,
-        _caller: &Caller,
+        caller: &Caller,
         _mark: Option<ChangeMark>,
     ) -> Result<Option<NodeAttr>> {
+        let files = &self.files;
         match change {
-            Change::Mkdir { at, .. } => self.files.make_folder(at).map(Some),
+            Change::Mkdir { at, mode } => files.make_folder(at, &files.new_attrs(S_IFDIR, *mode, caller)).map(Some),
             Change::Mknod { at, mode, .. } if mode & S_IFMT == S_IFREG => {
-                let object = self.files.make_file(at, true)?;
+                let object = files.make_file(at, true, files.new_attrs(S_IFREG, *mode, caller))?;
                 object.publish()?;
-                Ok(Some(self.files.open_attr(&object)))
+                Ok(Some(files.open_attr(&object)))
             }
             Change::Mknod { .. } => Err(not_offered("devices, pipes and sockets")),
-            Change::Symlink { .. } => Err(not_offered("symbolic links")),
+            Change::Symlink { .. } if !files.options.object_attrs => Err(not_offered("symbolic links")),
+            Change::Symlink { at, target } => {
+                let umasked = Caller { umask: 0, ..caller.clone() };
+                files.make_link(at, target, &files.new_attrs(S_IFLNK, 0o777, &umasked)).map(Some)
+            }
             Change::Link { .. } => Err(not_offered("hard links")),
             Change::Unlink { at } => self.files.remove_file(at).map(|()| None),
             Change::Rmdir { at } => self.files.remove_folder(at).map(|()| None),
             Change::Rename { from, to, flags } => self.files.rename(from, to, *flags).map(Some),
-            Change::SetAttr { of, set } => self.files.set_attr(of, set).map(Some),
-            Change::SetXattr { .. } | Change::RemoveXattr { .. } => {
-                Err(Error::new(ErrorKind::Unsupported, "a bucket keeps no extended attributes"))
+            Change::SetAttr { of, set } => self.files.set_attr(of.path, set).map(Some),
+            Change::SetXattr { of, name, value, flags } => {
+                let change = |attrs: &mut FileAttrs| attrs.set_xattr(name, value, *flags);
+                self.files.change_xattrs(of.path, name, &change).map(Some)
+            }
+            Change::RemoveXattr { of, name } => {
+                self.files.change_xattrs(of.path, name, &|attrs| attrs.remove_xattr(name)).map(Some)
             }
         }
     }
 
-    fn get_xattr(&self, _at: NodePath<'_>, _name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {
-        Err(Error::new(ErrorKind::Io(libc::ENODATA), "no such extended attribute"))
+    fn get_xattr(&self, at: NodePath<'_>, name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {
+        self.files.file_attrs_at(at.path)?.xattr(name)
     }
 
-    fn list_xattr(&self, _at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
-        Ok(Vec::new())
+    fn list_xattr(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
+        Ok(self.files.file_attrs_at(at.path)?.xattr_names())
     }
 
     fn space(&self) -> Result<SourceSpace> {
