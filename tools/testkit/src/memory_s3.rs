@@ -126,6 +126,18 @@ impl MemoryS3 {
         state.buckets.entry(bucket.into()).or_default().insert(key.into(), stored);
         etag
     }
+    pub(crate) fn put_with_metadata(&self, bucket: &str, key: &str, bytes: Bytes, metadata: &[(&str, &str)]) {
+        let metadata: Metadata =
+            metadata.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let mut state = self.state.write();
+        let attributes = StoredAttributes { metadata: Some(metadata), ..StoredAttributes::default() };
+        let stored = state.new_object(bytes, attributes);
+        state.buckets.entry(bucket.into()).or_default().insert(key.into(), stored);
+    }
+    /// The value of an attribute of the user that an object has.
+    pub(crate) fn metadata(&self, bucket: &str, key: &str, name: &str) -> Option<String> {
+        self.get(bucket, key).ok()?.attributes.metadata?.get(name).cloned()
+    }
     pub(crate) fn remove(&self, bucket: &str, key: &str) {
         if let Some(bucket) = self.state.write().buckets.get_mut(bucket) {
             bucket.remove(key);
@@ -138,6 +150,10 @@ impl MemoryS3 {
     /// The names of all objects of a bucket.
     pub(crate) fn keys(&self, bucket: &str) -> Vec<String> {
         self.state.read().buckets.get(bucket).into_iter().flat_map(BTreeMap::keys).cloned().collect()
+    }
+    /// The number of objects, parts and uploads that were ever made.
+    pub(crate) fn writes(&self) -> u64 {
+        self.state.read().writes
     }
     /// The number of uploads that are neither completed nor aborted.
     pub(crate) fn open_uploads(&self) -> usize {
@@ -234,11 +250,11 @@ impl S3 for MemoryS3 {
         let mut state = self.state.write();
         state.check_conditions(&input.bucket, &input.key, input.if_match.as_ref(), input.if_none_match.as_ref())?;
         let attributes = StoredAttributes {
-                content_type: input.content_type,
-                content_encoding: input.content_encoding,
-                cache_control: input.cache_control,
-                metadata: input.metadata,
-            };
+            content_type: input.content_type,
+            content_encoding: input.content_encoding,
+            cache_control: input.cache_control,
+            metadata: input.metadata,
+        };
         let stored = state.new_object(bytes, attributes);
         let etag = stored.etag.clone();
         state.bucket(&input.bucket)?.insert(input.key, stored);

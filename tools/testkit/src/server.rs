@@ -156,6 +156,23 @@ impl S3Server {
         self.memory.as_ref().expect("a server in memory").put(bucket, key, bytes.to_vec().into())
     }
 
+    /// Puts an object with attributes of the user into a server in memory.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn put_with_metadata(&self, bucket: &str, key: &str, bytes: &[u8], metadata: &[(&str, &str)]) {
+        let memory = self.memory.as_ref().expect("a server in memory");
+        memory.put_with_metadata(bucket, key, bytes.to_vec().into(), metadata);
+    }
+
+    /// The value of an attribute of the user that an object of a server in memory has.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn metadata(&self, bucket: &str, key: &str, name: &str) -> Option<String> {
+        self.memory.as_ref().expect("a server in memory").metadata(bucket, key, name)
+    }
+
     /// The bytes of an object of a server in memory.
     ///
     /// # Panics
@@ -178,6 +195,14 @@ impl S3Server {
     /// When the server serves a directory.
     pub fn open_uploads(&self) -> usize {
         self.memory.as_ref().expect("a server in memory").open_uploads()
+    }
+
+    /// The number of objects, parts and uploads that were ever made in a server in memory.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn writes(&self) -> u64 {
+        self.memory.as_ref().expect("a server in memory").writes()
     }
 
     /// Removes an object from a server in memory.

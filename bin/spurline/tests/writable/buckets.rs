@@ -9,16 +9,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
 
-const BUCKET: &str = "bucket";
+pub const BUCKET: &str = "bucket";
 
 /// A bucket in memory and a mount of it, or of what lies below a prefix.
-struct BucketRig {
-    server: S3Server,
-    world: World,
+pub struct BucketRig {
+    pub server: S3Server,
+    pub world: World,
 }
 
 impl BucketRig {
-    fn start() -> Option<BucketRig> {
+    pub fn start() -> Option<BucketRig> {
         if !can_mount() {
             return None;
         }
@@ -27,11 +27,11 @@ impl BucketRig {
         Some(BucketRig { server, world: World::new() })
     }
 
-    fn mount(&self, name: &str, more: &[&str]) -> Mount {
+    pub fn mount(&self, name: &str, more: &[&str]) -> Mount {
         self.mount_from(name, &self.server.endpoint(), more)
     }
 
-    fn mount_from(&self, name: &str, endpoint: &str, more: &[&str]) -> Mount {
+    pub fn mount_from(&self, name: &str, endpoint: &str, more: &[&str]) -> Mount {
         let at = self.world.dir(name);
         let source = format!("s3://{BUCKET}/p");
         let mut command = self.world.command(&["mount", &source, at.to_str().unwrap(), "--rw"]);
@@ -40,7 +40,7 @@ impl BucketRig {
         self.world.mount_at(with_credentials(command.args(more)), &at)
     }
 
-    fn object(&self, key: &str) -> Option<Vec<u8>> {
+    pub fn object(&self, key: &str) -> Option<Vec<u8>> {
         self.server.bytes(BUCKET, key)
     }
 }

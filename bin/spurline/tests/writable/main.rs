@@ -1,6 +1,7 @@
 //! Writable mounts end to end with the real binary: lone ones and those through nodes, what programs do on them, locks,
 //! promises, and faults from outside.
 
+mod bucket_attrs;
 mod buckets;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/disk_image.rs"]

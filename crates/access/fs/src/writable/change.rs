@@ -257,9 +257,8 @@ impl WritableFileSystem {
     pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
         self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
-        let answer = self.on_node(ino, caller, false, |of, caller| {
-            self.source.change(&Change::RemoveXattr { of, name }, caller)
-        });
+        let answer = self
+            .on_node(ino, caller, false, |of, caller| self.source.change(&Change::RemoveXattr { of, name }, caller));
         let answer = answer.map(|changed| self.follow_change(ino, changed));
         self.or_attr_of_open(ino, answer, OpenAttrCall::Remove(name), caller, drop)?;
         self.stats.fuse.change_ops.add(1);

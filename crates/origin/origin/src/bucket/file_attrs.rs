@@ -236,7 +236,8 @@ fn parse_fsx_time(text: &str) -> Option<FileTime> {
 fn parse_s3fs_time(text: &str) -> Option<FileTime> {
     let text = text.trim();
     let whole = text.split('.').next().unwrap_or_default();
-    let fraction: String = text.split('.').nth(1).unwrap_or_default().chars().chain("000000000".chars()).take(9).collect();
+    let fraction: String =
+        text.split('.').nth(1).unwrap_or_default().chars().chain("000000000".chars()).take(9).collect();
     Some(FileTime { seconds: whole.parse().ok()?, nanos: fraction.parse().ok()? })
 }
 

@@ -136,9 +136,8 @@ mod tests {
 
     #[test]
     fn versions_and_kinds_are_told_apart() {
-        let file = |etag: &str| {
-            crate::object_origin::object_attr(1, std::time::SystemTime::UNIX_EPOCH, etag.to_owned())
-        };
+        let file =
+            |etag: &str| crate::object_origin::object_attr(1, std::time::SystemTime::UNIX_EPOCH, etag.to_owned());
         let link = ObjectAttr { kind: FileKind::Symlink, ..file("1") };
         assert_ne!(identity_of(b"a", &link), identity_of(b"a", &file("1")));
         let first = identity_of(b"a", &file("1"));

@@ -123,9 +123,10 @@ impl BucketFiles {
             let copies = tree.files.iter().map(|name| self.copy_below(old_path, new_path, name));
             futures::stream::iter(copies).buffered(REQUESTS_AT_ONCE).try_collect::<Vec<_>>().await
         })?;
-        for folder in &tree.folders {
-            self.requests.run(self.make_marker(&self.join(new_path, folder)))?;
-        }
+        self.requests.run(async {
+            let copies = tree.folders.iter().map(|folder| self.copy_marker(old_path, new_path, folder));
+            futures::stream::iter(copies).buffered(REQUESTS_AT_ONCE).try_collect::<Vec<()>>().await
+        })?;
         self.requests.run(async {
             let removals = tree.files.iter().zip(&copied).map(|(name, copy)| async move {
                 let key = key_of(&self.options.root, &self.join(old_path, name))?;
@@ -151,8 +152,20 @@ impl BucketFiles {
         copy_object(&self.requests, &old_key, &new_key, &WriteCondition::None, self.options.object_attrs).await
     }
 
+    /// Makes the marker of a folder below another one, with the attributes of the old one if there is one.
+    async fn copy_marker(&self, old: &[u8], new: &[u8], name: &[u8]) -> Result<()> {
+        let new_path = self.join(new, name);
+        let old_key = format!("{}/", key_of(&self.options.root, &self.join(old, name))?);
+        let new_key = format!("{}/", key_of(&self.options.root, &new_path)?);
+        let keeps_mtime = self.options.object_attrs;
+        match copy_object(&self.requests, &old_key, &new_key, &WriteCondition::None, keeps_mtime).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => self.make_marker(&new_path).await,
+            copied => copied.map(drop),
+        }
+    }
+
     /// Makes the marker of a folder.
-    pub async fn make_marker(&self, path: &[u8]) -> Result<()> {
+    async fn make_marker(&self, path: &[u8]) -> Result<()> {
         let key = format!("{}/", key_of(&self.options.root, path)?);
         let attributes = marked(ObjectAttributes::with_content_type("application/x-directory"));
         let marker = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };

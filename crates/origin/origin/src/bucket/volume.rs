@@ -22,8 +22,8 @@ use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
-    WritableDirectory, WritableFile, WritableVolume,
+    AttrChange, Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG,
+    SourceSpace, WritableDirectory, WritableFile, WritableVolume,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
