@@ -662,15 +662,19 @@ impl OpenObject {
         };
         changes.attributes = Some(attributes);
         let staged = changes.staged.take();
+        let attrs_changed = self.note_published(len, etag);
+        let attrs_copied = if attrs_changed { self.copy_attrs(changes).await } else { Ok(()) };
+        self.keep_hot(staged);
+        attrs_copied
+    }
+
+    /// The object has the bytes of the file; whether attributes are left to be changed.
+    fn note_published(&self, len: u64, etag: String) -> bool {
         let mut facts = self.facts.lock();
         facts.published = Some(object_attr(len, SystemTime::now(), etag));
         facts.len = len;
         facts.changed = false;
-        let attrs_changed = facts.attrs_changed;
-        drop(facts);
-        let attrs_copied = if attrs_changed { self.copy_attrs(changes).await } else { Ok(()) };
-        self.keep_hot(staged);
-        attrs_copied
+        facts.attrs_changed
     }
 
     /// The bytes that were just published are read from the local file.
