@@ -2,6 +2,7 @@
 //! promises, and faults from outside.
 
 mod bucket_attrs;
+mod bucket_renames;
 mod buckets;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/disk_image.rs"]

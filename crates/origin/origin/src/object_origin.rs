@@ -2,6 +2,7 @@
 //! knows no HTTP and no particular store; a backend makes single attempts.
 
 use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
+use crate::bucket::rename_record::HIDDEN_NAME;
 use crate::directory::{show_path, validate_path};
 use crate::listing::ListCursor;
 use crate::retry::RetryState;
@@ -405,6 +406,9 @@ impl ObjectOrigin {
         for object in &objects {
             // The folder's own marker is not an entry of it.
             let Some(name) = object.key.strip_prefix(prefix.as_str()).filter(|n| !n.is_empty()) else { continue };
+            if path.is_empty() && name.starts_with(HIDDEN_NAME) {
+                continue;
+            }
             if !is_name(name) || folders.contains(name) {
                 skipped += 1;
                 continue;

@@ -265,6 +265,68 @@ impl S3Backend {
         self.classify_refusal(&request, StatusCode::OK, wire, true, None, None)
     }
 
+    /// A page of the keys that start with `prefix`; those with a further `/` are `folded` into prefixes, or not.
+    pub(crate) async fn list_page(
+        &self,
+        prefix: &str,
+        token: Option<&str>,
+        max: usize,
+        folded: bool,
+    ) -> Result<RawPage, RequestFailure> {
+        // With a trailing slash a bucket's URL is the same to S3, but not to every compatible server.
+        let region = self.region();
+        let mut url = self.object_url(&region, "");
+        url.push('?');
+        if let Some(token) = token {
+            let _ = write!(url, "continuation-token={}&", encode_query(token));
+        }
+        if folded {
+            url.push_str("delimiter=%2F&");
+        }
+        let _ = write!(url, "encoding-type=url&list-type=2&max-keys={max}&prefix={}", encode_query(prefix));
+        let what = format!("the listing of '{prefix}'");
+        let (response, signed_by) = self.send_signed(Method::GET, &region, url, HeaderMap::new()).await?;
+        if response.status() != StatusCode::OK {
+            return Err(self.read_refusal(&what, &Method::GET, &region, signed_by.as_ref(), response).await);
+        }
+        let body = read_document(response).await.map_err(|error| match error {
+            DocumentError::Cut => {
+                let message = format!("{} ended the connection in the middle of {what}", self.server_name());
+                RequestFailure::transient(ErrorKind::Unavailable, message)
+            }
+            DocumentError::TooLong => {
+                let message = format!(
+                    "{} answered {what} with more than {} MiB for {max} names: it does not divide listings into pages",
+                    self.server_name(),
+                    MAX_DOCUMENT >> 20
+                );
+                RequestFailure::fatal(ErrorKind::Unsupported, message)
+            }
+        })?;
+        let (page, skipped) = s3_wire::parse_list(&body).map_err(|why| {
+            let server = self.server_name();
+            let message = match why {
+                PageError::NotListing => format!(
+                    "{server} answered {what} with another document than a listing: it is not an S3 server; check the \
+                     endpoint (AWS_ENDPOINT_URL)"
+                ),
+                PageError::NoContinuation => format!(
+                    "{server} truncated {what} without a continuation token (IsTruncated without \
+                     NextContinuationToken): it does not support ListObjectsV2, and names would be missing; use a \
+                     newer release of that server"
+                ),
+            };
+            RequestFailure::fatal(ErrorKind::Unavailable, message)
+        })?;
+        self.stats.metadata.skipped_names.add(skipped);
+        Ok(page)
+    }
+
+    /// The bytes of an answer; `None` when the connection broke.
+    pub(crate) async fn read_bytes_of(&self, response: HttpResponse) -> Option<Vec<u8>> {
+        read_body(response, usize::MAX).await.ok()
+    }
+
     /// The document of an answer; `None` when the connection broke or the document is too long.
     pub(crate) async fn read_document_of(&self, response: HttpResponse) -> Option<Vec<u8>> {
         read_document(response).await.ok()
@@ -534,11 +596,16 @@ enum DocumentError {
 
 /// Reads an answer's document.
 async fn read_document(response: HttpResponse) -> Result<Vec<u8>, DocumentError> {
+    read_body(response, MAX_DOCUMENT).await
+}
+
+/// Reads an answer of at most `limit` bytes.
+async fn read_body(response: HttpResponse, limit: usize) -> Result<Vec<u8>, DocumentError> {
     let mut stream = response.into_body().bytes_stream();
     let mut all = Vec::new();
     while let Some(chunk) = stream.next().await {
         let chunk: Bytes = chunk.map_err(|_| DocumentError::Cut)?;
-        if all.len() + chunk.len() > MAX_DOCUMENT {
+        if all.len() + chunk.len() > limit {
             return Err(DocumentError::TooLong);
         }
         all.extend_from_slice(&chunk);
@@ -582,53 +649,7 @@ impl ObjectBackend for S3Backend {
         token: Option<&'a str>,
         max: usize,
     ) -> BoxFuture<'a, Result<RawPage, RequestFailure>> {
-        async move {
-            // With a trailing slash a bucket's URL is the same to S3, but not to every compatible server.
-            let region = self.region();
-            let mut url = self.object_url(&region, "");
-            url.push('?');
-            if let Some(token) = token {
-                let _ = write!(url, "continuation-token={}&", encode_query(token));
-            }
-            let _ = write!(url, "delimiter=%2F&encoding-type=url&list-type=2&max-keys={max}&prefix={}", encode_query(prefix));
-            let what = format!("the listing of '{prefix}'");
-            let (response, signed_by) = self.send_signed(Method::GET, &region, url, HeaderMap::new()).await?;
-            if response.status() != StatusCode::OK {
-                return Err(self.read_refusal(&what, &Method::GET, &region, signed_by.as_ref(), response).await);
-            }
-            let body = read_document(response).await.map_err(|error| match error {
-                DocumentError::Cut => {
-                    let message = format!("{} ended the connection in the middle of {what}", self.server_name());
-                    RequestFailure::transient(ErrorKind::Unavailable, message)
-                }
-                DocumentError::TooLong => {
-                    let message = format!(
-                        "{} answered {what} with more than {} MiB for {max} names: it does not divide listings into pages",
-                        self.server_name(),
-                        MAX_DOCUMENT >> 20
-                    );
-                    RequestFailure::fatal(ErrorKind::Unsupported, message)
-                }
-            })?;
-            let (page, skipped) = s3_wire::parse_list(&body).map_err(|why| {
-                let server = self.server_name();
-                let message = match why {
-                    PageError::NotListing => format!(
-                        "{server} answered {what} with another document than a listing: it is not an S3 server; check the \
-                         endpoint (AWS_ENDPOINT_URL)"
-                    ),
-                    PageError::NoContinuation => format!(
-                        "{server} truncated {what} without a continuation token (IsTruncated without \
-                         NextContinuationToken): it does not support ListObjectsV2, and names would be missing; use a \
-                         newer release of that server"
-                    ),
-                };
-                RequestFailure::fatal(ErrorKind::Unavailable, message)
-            })?;
-            self.stats.metadata.skipped_names.add(skipped);
-            Ok(page)
-        }
-        .boxed()
+        self.list_page(prefix, token, max, true).boxed()
     }
 
     fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, RequestFailure>> {

@@ -1,7 +1,7 @@
 //! Requests that change a bucket, one attempt at a time: objects and their parts, copies and removals, each with its
 //! condition. It deliberately retries nothing, and knows neither files nor folders.
 
-use crate::backend::{RawObject, RequestFailure};
+use crate::backend::{RawObject, RawPage, RequestFailure};
 use crate::s3::{S3Backend, etag_of, header_text};
 use crate::s3_wire::{self, bare_etag, encode_path, encode_query};
 use crate::write_backend::{
@@ -24,6 +24,8 @@ const COPY_SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-sou
 const COPY_SOURCE_RANGE: HeaderName = HeaderName::from_static("x-amz-copy-source-range");
 const METADATA_DIRECTIVE: HeaderName = HeaderName::from_static("x-amz-metadata-directive");
 const CHECKSUM_CRC64NVME: HeaderName = HeaderName::from_static("x-amz-checksum-crc64nvme");
+/// Most keys of one listing.
+const KEYS_PER_PAGE: usize = 1000;
 /// The start of the names of an object's own attributes.
 const USER_ATTRIBUTE: &str = "x-amz-meta-";
 
@@ -181,6 +183,31 @@ impl ObjectWriteBackend for S3Backend {
             };
             let attributes = ObjectAttributes { content: content_headers(headers), user: user_attributes(headers) };
             Ok(StoredObject { raw, attributes })
+        }
+        .boxed()
+    }
+
+    fn list_below<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<RawPage, RequestFailure>> {
+        self.list_page(prefix, token, KEYS_PER_PAGE, false).boxed()
+    }
+
+    fn read_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<(Vec<u8>, String), RequestFailure>> {
+        async move {
+            let what = format!("the read of '{key}'");
+            let request = ChangeRequest::new(what.clone(), Method::GET, key).header(ACCEPT_ENCODING, "gzip")?;
+            let response = self.change(request).await?;
+            let etag = self.etag_in_headers(&what, &response)?;
+            match self.read_bytes_of(response).await {
+                Some(bytes) => Ok((bytes, etag)),
+                None => {
+                    let message = format!("{} ended {what} early", self.server_name());
+                    Err(RequestFailure::transient(ErrorKind::Unavailable, message))
+                }
+            }
         }
         .boxed()
     }

@@ -1,7 +1,7 @@
 //! The interface to the changing side of one bucket: single attempts, before retries and the meaning of names. It
 //! deliberately knows no folder and no file.
 
-use crate::backend::{RawObject, RequestFailure};
+use crate::backend::{RawObject, RawPage, RequestFailure};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use std::ops::Range;
@@ -76,6 +76,16 @@ pub(crate) struct CopySource<'a> {
 pub(crate) trait ObjectWriteBackend: Send + Sync {
     /// One object with its attributes.
     fn head_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<StoredObject, RequestFailure>>;
+
+    /// A page of all objects whose keys start with `prefix`, without folders.
+    fn list_below<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<RawPage, RequestFailure>>;
+
+    /// The bytes of an object, and its etag.
+    fn read_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<(Vec<u8>, String), RequestFailure>>;
 
     /// Writes an object; returns its etag.
     fn put<'a>(

@@ -14,6 +14,8 @@ mod object;
 mod probe;
 mod published;
 mod rename;
+mod rename_folder;
+pub(crate) mod rename_record;
 mod requests;
 mod staged;
 mod volume;
@@ -68,6 +70,11 @@ impl BucketWriteOptions {
             staging_dir: None,
             root: String::new(),
         }
+    }
+
+    /// How folders are renamed.
+    fn rename_rules(&self) -> rename_folder::RenameRules {
+        rename_folder::RenameRules { keeps_mtime: self.object_attrs, guarded: !self.last_writer_wins }
     }
 
     /// A local file without a name.

@@ -8,7 +8,7 @@ use spurline_volume::writes::{FileIdentity, NamePath, NodeAttr, S_IFDIR, S_IFLNK
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 /// Longest key of S3, in bytes.
-const KEY_MAX: usize = 1024;
+pub(super) const KEY_MAX: usize = 1024;
 
 /// The path of a name.
 pub(super) fn path_of(at: &NamePath<'_>) -> Vec<u8> {

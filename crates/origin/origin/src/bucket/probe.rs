@@ -1,6 +1,7 @@
 //! Finds out whether a store keeps the conditions of writes, by writes of an object that is removed again. Stores misreport
 //! what they can do, and one that ignores a condition would replace the changes of others. It changes no other object.
 
+use super::rename_record::HIDDEN_NAME;
 use super::requests::{BucketRequests, NewObject, marked};
 use crate::write_backend::{ObjectAttributes, UploadedPart, WriteCondition};
 use bytes::Bytes;
@@ -15,7 +16,7 @@ const NO_ETAG: &str = "00000000000000000000000000000000-spurline";
 /// # Errors
 /// Those of the store: a bucket that this identity may not change.
 pub(super) async fn find_ignored_condition(requests: &BucketRequests, root: &str) -> Result<Option<&'static str>> {
-    let key = format!("{root}.spurline-probe-{:016x}", RandomState::new().build_hasher().finish());
+    let key = format!("{root}{HIDDEN_NAME}probe-{:016x}", RandomState::new().build_hasher().finish());
     let found = probe_conditions(requests, &key).await;
     let removed = requests.delete(&key, &WriteCondition::None).await;
     let found = found?;

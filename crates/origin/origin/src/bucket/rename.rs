@@ -1,34 +1,22 @@
 //! Renames in a bucket: copies within the store, then removals. An object is removed only after its copy is there, so a
-//! rename that is aborted leaves some names twice and loses none.
+//! rename that is aborted leaves some names twice and loses none. That of a folder is in `rename_folder`.
 
 use super::file_attrs::{FileAttrs, file_time};
-use super::names::{key_of, node_attr, path_of};
+use super::names::{KEY_MAX, key_of, node_attr, path_of};
 use super::object::FoundObject;
-use super::requests::{BucketRequests, NewObject, marked};
+use super::rename_folder::{FolderRename, RenameEnd, RenamedCopy};
+use super::rename_record::{RenameRecord, RenamedObject};
+use super::requests::{BucketRequests, NewObject, marked_as, new_mark};
 use super::volume::{BucketFiles, FoundNode, exists, found_object};
 use crate::backend::RawObject;
 use crate::s3_wire::bare_etag;
-use crate::write_backend::{CopySource, ObjectAttributes, StoredObject, WriteCondition};
-use bytes::Bytes;
-use futures::{StreamExt as _, TryStreamExt as _};
-use spurline_types::{Error, ErrorKind, FileKind, Result};
+use crate::write_backend::{CopySource, StoredObject, WriteCondition};
+use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{NamePath, NodeAttr};
 use std::sync::{Arc, Weak};
 
 /// From `linux/fs.h`.
 const RENAME_NOREPLACE: u32 = 1;
-/// Objects that are copied or removed at the same time.
-const REQUESTS_AT_ONCE: usize = 16;
-/// Names of one request.
-const PAGE: usize = 1000;
-
-/// The names below a folder, relative to it.
-#[derive(Default)]
-struct FolderTree {
-    files: Vec<Vec<u8>>,
-    /// The folder itself, as an empty name, and those below it.
-    folders: Vec<Vec<u8>>,
-}
 
 impl BucketFiles {
     /// Renames a file or a folder; `flags` as for `renameat2(2)`. The attributes are those under the new name.
@@ -78,9 +66,15 @@ impl BucketFiles {
     fn rename_file(&self, old_path: &[u8], new_path: &[u8], condition: &WriteCondition) -> Result<NodeAttr> {
         let old_key = key_of(&self.options.root, old_path)?;
         let new_key = key_of(&self.options.root, new_path)?;
-        let keeps_mtime = self.options.object_attrs;
-        let copy = copy_object(&self.requests, &old_key, &new_key, condition, keeps_mtime);
-        let CopiedObject { found, source_etag } = self.requests.run(copy)?;
+        let plan = CopyPlan {
+            old_key: &old_key,
+            new_key: &new_key,
+            etag: None,
+            mark: &new_mark(),
+            condition,
+            keeps_mtime: self.options.object_attrs,
+        };
+        let CopiedObject { found, source_etag } = self.requests.run(copy_object(&self.requests, &plan))?;
         self.requests.run(self.requests.delete(&old_key, &self.version_condition(source_etag)))?;
         self.forget_open(new_path);
         let attr = node_attr(&self.options, new_path, &found.attr, &self.shown_attrs(&found));
@@ -110,66 +104,50 @@ impl BucketFiles {
             return Err(Error::new(ErrorKind::Invalid, "a folder can't be moved into itself"));
         }
         self.publish_below(old_path)?;
-        let tree = self.tree_below(old_path)?;
-        let count = (tree.files.len() + tree.folders.len()) as u64;
-        if count > self.options.rename_limit {
-            let why = format!(
-                "the folder has {count} files and folders, and a rename copies each of them; --rename-limit is {}",
-                self.options.rename_limit
-            );
-            return Err(Error::new(ErrorKind::Io(libc::EXDEV), why));
-        }
-        let copied = self.requests.run(async {
-            let copies = tree.files.iter().map(|name| self.copy_below(old_path, new_path, name));
-            futures::stream::iter(copies).buffered(REQUESTS_AT_ONCE).try_collect::<Vec<_>>().await
-        })?;
-        self.requests.run(async {
-            let copies = tree.folders.iter().map(|folder| self.copy_marker(old_path, new_path, folder));
-            futures::stream::iter(copies).buffered(REQUESTS_AT_ONCE).try_collect::<Vec<()>>().await
-        })?;
-        self.requests.run(async {
-            let removals = tree.files.iter().zip(&copied).map(|(name, copy)| async move {
-                let key = key_of(&self.options.root, &self.join(old_path, name))?;
-                self.requests.delete(&key, &self.version_condition(copy.source_etag.clone())).await
-            });
-            futures::stream::iter(removals).buffered(REQUESTS_AT_ONCE).try_collect::<Vec<()>>().await
-        })?;
-        // The deepest first.
-        for folder in tree.folders.iter().rev() {
-            let key = format!("{}/", key_of(&self.options.root, &self.join(old_path, folder))?);
-            self.requests.run(self.requests.delete(&key, &WriteCondition::None))?;
-        }
-        for (name, copy) in tree.files.iter().zip(copied) {
-            self.move_open(&self.join(old_path, name), &self.join(new_path, name), copy.found);
+        let old_key = format!("{}/", key_of(&self.options.root, old_path)?);
+        let new_key = format!("{}/", key_of(&self.options.root, new_path)?);
+        let ended = self.requests.run(async {
+            let objects = self.objects_below(&old_key, &new_key).await?;
+            let record = RenameRecord::begin(&self.requests, &self.options.root, old_key, new_key, objects).await?;
+            FolderRename::of_new_record(&self.requests, record, self.options.rename_rules()).run().await
+        });
+        let copies = match ended? {
+            RenameEnd::Made(copies) => copies,
+            RenameEnd::Undone(failure) => {
+                let undone = || Error::new(ErrorKind::OriginFailed, "another mount has undone the rename");
+                return Err(failure.unwrap_or_else(undone));
+            }
+        };
+        for RenamedCopy { object, copy } in copies {
+            if !object.is_marker() {
+                let name = object.name.as_bytes();
+                self.move_open(&self.join(old_path, name), &self.join(new_path, name), copy);
+            }
         }
         self.attr_at(new_path)
     }
 
-    /// Copies a file below a folder to the same name below another one.
-    async fn copy_below(&self, old: &[u8], new: &[u8], name: &[u8]) -> Result<CopiedObject> {
-        let old_key = key_of(&self.options.root, &self.join(old, name))?;
-        let new_key = key_of(&self.options.root, &self.join(new, name))?;
-        copy_object(&self.requests, &old_key, &new_key, &WriteCondition::None, self.options.object_attrs).await
-    }
-
-    /// Makes the marker of a folder below another one, with the attributes of the old one if there is one.
-    async fn copy_marker(&self, old: &[u8], new: &[u8], name: &[u8]) -> Result<()> {
-        let new_path = self.join(new, name);
-        let old_key = format!("{}/", key_of(&self.options.root, &self.join(old, name))?);
-        let new_key = format!("{}/", key_of(&self.options.root, &new_path)?);
-        let keeps_mtime = self.options.object_attrs;
-        match copy_object(&self.requests, &old_key, &new_key, &WriteCondition::None, keeps_mtime).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => self.make_marker(&new_path).await,
-            copied => copied.map(drop),
+    /// The objects below a folder, for a rename.
+    async fn objects_below(&self, old_key: &str, new_key: &str) -> Result<Vec<RenamedObject>> {
+        let limit = usize::try_from(self.options.rename_limit).unwrap_or(usize::MAX);
+        let found = self.requests.list_below(old_key, limit).await?;
+        if found.len() > limit {
+            let why = format!(
+                "the folder has more than {limit} files and folders, and a rename copies each of them; --rename-limit allows no more"
+            );
+            return Err(Error::new(ErrorKind::Io(libc::EXDEV), why));
         }
-    }
-
-    /// Makes the marker of a folder.
-    async fn make_marker(&self, path: &[u8]) -> Result<()> {
-        let key = format!("{}/", key_of(&self.options.root, path)?);
-        let attributes = marked(ObjectAttributes::with_content_type("application/x-directory"));
-        let marker = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
-        self.requests.put(&marker, Bytes::new()).await.map(drop)
+        let objects = found.into_iter().filter_map(|object| {
+            let name = object.key.strip_prefix(old_key)?.to_owned();
+            let etag = object.etag.as_deref().map(bare_etag).map(str::to_owned);
+            Some(RenamedObject { name, etag, size: object.size })
+        });
+        let objects: Vec<RenamedObject> = objects.collect();
+        if let Some(object) = objects.iter().find(|object| new_key.len() + object.name.len() > KEY_MAX) {
+            let why = format!("the key '{new_key}{}' is longer than S3 allows", object.name);
+            return Err(Error::new(ErrorKind::Io(libc::ENAMETOOLONG), why));
+        }
+        Ok(objects)
     }
 
     /// Publishes the open files below a folder.
@@ -181,59 +159,46 @@ impl BucketFiles {
         }
         Ok(())
     }
-
-    /// All names below a folder, up to a little more than a rename may have.
-    fn tree_below(&self, path: &[u8]) -> Result<FolderTree> {
-        let mut tree = FolderTree { files: Vec::new(), folders: vec![Vec::new()] };
-        let mut next_folder = 0;
-        while let Some(folder) = tree.folders.get(next_folder).cloned() {
-            next_folder += 1;
-            let mut cursor = None;
-            loop {
-                let page = self.list(&self.join(path, &folder), cursor.as_deref(), PAGE)?;
-                for entry in page.entries {
-                    let name = self.join(&folder, &entry.name);
-                    if entry.attr.kind == FileKind::Directory { tree.folders.push(name) } else { tree.files.push(name) }
-                }
-                if (tree.files.len() + tree.folders.len()) as u64 > self.options.rename_limit {
-                    return Ok(tree);
-                }
-                cursor = page.next;
-                if cursor.is_none() {
-                    break;
-                }
-            }
-        }
-        Ok(tree)
-    }
 }
 
 /// A copy, and the etag of its source.
-struct CopiedObject {
-    found: FoundObject,
-    source_etag: Option<String>,
+pub(super) struct CopiedObject {
+    pub found: FoundObject,
+    pub source_etag: Option<String>,
 }
 
-/// Copies an object with its attributes; with `keeps_mtime` also its time, as the store takes the time of the copy for it.
-async fn copy_object(
-    requests: &BucketRequests,
-    old_key: &str,
-    new_key: &str,
-    condition: &WriteCondition,
-    keeps_mtime: bool,
-) -> Result<CopiedObject> {
-    let source = requests.head(old_key).await?;
+/// A copy to make.
+pub(super) struct CopyPlan<'a> {
+    pub old_key: &'a str,
+    pub new_key: &'a str,
+    /// The version to copy, if it has to be a certain one.
+    pub etag: Option<&'a str>,
+    pub mark: &'a str,
+    pub condition: &'a WriteCondition,
+    /// The copy keeps the time of its source: the store takes the time of the copy for it.
+    pub keeps_mtime: bool,
+}
+
+/// Copies an object with its attributes.
+///
+/// # Errors
+/// `NotFound`; `Stale` when the source is of another version, or the condition does not hold; the store's.
+pub(super) async fn copy_object(requests: &BucketRequests, plan: &CopyPlan<'_>) -> Result<CopiedObject> {
+    let source = requests.head(plan.old_key).await?;
     let source_etag = source.raw.etag.as_deref().map(bare_etag).map(str::to_owned);
-    let mut attributes = source.attributes.clone();
-    if keeps_mtime {
+    if plan.etag.is_some() && plan.etag != source_etag.as_deref() {
+        return Err(Error::new(ErrorKind::Stale, format!("'{}' has been replaced", plan.old_key)));
+    }
+    let mut attributes = source.attributes;
+    if plan.keeps_mtime {
         let mut attrs = FileAttrs::parse(&attributes);
         attrs.mtime.get_or_insert(file_time(source.raw.mtime));
         attrs.store(&mut attributes);
     }
-    let attributes = marked(attributes);
-    let object = NewObject { key: new_key, attributes: &attributes, condition };
-    let from = CopySource { key: old_key, etag: source_etag.as_deref() };
+    let attributes = marked_as(attributes, plan.mark);
+    let object = NewObject { key: plan.new_key, attributes: &attributes, condition: plan.condition };
+    let from = CopySource { key: plan.old_key, etag: source_etag.as_deref() };
     let new_etag = requests.copy(from, source.raw.size, &object).await?;
-    let raw = RawObject { key: new_key.to_owned(), etag: Some(new_etag), ..source.raw };
+    let raw = RawObject { key: plan.new_key.to_owned(), etag: Some(new_etag), ..source.raw };
     Ok(CopiedObject { found: found_object(StoredObject { raw, attributes }), source_etag })
 }

@@ -9,7 +9,7 @@
 //! | the upload does not exist | yes | done, if the object has the mark of this change; else the failure |
 //! | none until the deadline | any | done, if the object has the mark of this change; else the failure |
 
-use crate::backend::{RequestFailure, RetryHint};
+use crate::backend::{RawObject, RequestFailure, RetryHint};
 use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
@@ -53,10 +53,26 @@ pub(super) struct NewObject<'a> {
 }
 
 /// The attributes with the mark of a change of its own.
-pub(super) fn marked(mut attributes: ObjectAttributes) -> ObjectAttributes {
-    let random = || RandomState::new().build_hasher().finish();
-    attributes.set(MARK, format!("{:016x}{:016x}", random(), random()));
+pub(super) fn marked(attributes: ObjectAttributes) -> ObjectAttributes {
+    marked_as(attributes, &new_mark())
+}
+
+/// The attributes with this mark.
+pub(super) fn marked_as(mut attributes: ObjectAttributes, mark: &str) -> ObjectAttributes {
+    attributes.set(MARK, mark.to_owned());
     attributes
+}
+
+/// Whether an object was made by the change with this mark.
+pub(super) fn is_marked_as(attributes: &ObjectAttributes, mark: &str) -> bool {
+    attributes.get(MARK) == Some(mark)
+}
+
+/// A mark that no other change has.
+pub(super) fn new_mark() -> String {
+    let first = RandomState::new().build_hasher().finish();
+    let second = RandomState::new().build_hasher().finish();
+    format!("{first:016x}{second:016x}")
 }
 
 impl BucketRequests {
@@ -188,6 +204,37 @@ impl BucketRequests {
     pub async fn head(&self, key: &str) -> Result<StoredObject> {
         let answer = self.repeat(self.deadline(0), "a head", |backend| backend.head_all(key)).await;
         answer.map_err(|failure| failure.error)
+    }
+
+    /// All objects whose keys start with `prefix`, in the order of their keys; at most about `limit` of them.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn list_below(&self, prefix: &str, limit: usize) -> Result<Vec<RawObject>> {
+        let mut all = Vec::new();
+        let mut token: Option<String> = None;
+        loop {
+            let from = token.as_deref();
+            let page = self.repeat(self.deadline(0), "a listing", |backend| backend.list_below(prefix, from)).await;
+            let page = page.map_err(|failure| failure.error)?;
+            all.extend(page.objects);
+            if page.next.is_none() || page.next == token || all.len() > limit {
+                return Ok(all);
+            }
+            token = page.next;
+        }
+    }
+
+    /// The bytes of an object and its etag; `None` where no object has the name.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn read_all(&self, key: &str) -> Result<Option<(Vec<u8>, String)>> {
+        match self.repeat(self.deadline(0), "a read", |backend| backend.read_all(key)).await {
+            Ok(found) => Ok(Some(found)),
+            Err(failure) if failure.error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(failure) => Err(failure.error),
+        }
     }
 
     /// Writes an object of few bytes; returns its etag.

@@ -8,6 +8,7 @@ use super::names::{default_mode, key_of, node_attr, path_of};
 use super::object::{FoundObject, OpenObject, OpenedNode};
 use super::probe::{find_ignored_condition, unguarded};
 use super::published::PublishedBytes;
+use super::rename_folder::complete_renames;
 use super::requests::{BucketRequests, NewObject, marked};
 use crate::object_origin::{ObjectOrigin, StoredNode, file_attr, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
@@ -541,6 +542,11 @@ impl WritableBucket {
             tracing::warn!("--allow-unguarded-writes: {error}");
             options.last_writer_wins = true;
         }
+        let rules = options.rename_rules();
+        requests.run(async {
+            complete_renames(&requests, &options.root, rules).await;
+            Ok(())
+        })?;
         let files = BucketFiles {
             origin,
             requests,
