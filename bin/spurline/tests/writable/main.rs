@@ -4,6 +4,7 @@
 mod bucket_attrs;
 mod bucket_renames;
 mod buckets;
+mod cached_reads;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/disk_image.rs"]
 mod disk_image;

@@ -2,6 +2,7 @@
 //! `errno`.
 
 use crate::attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
+use crate::block_reads::{BlockReads, FileReadAhead, ReadAheadLimits};
 use crate::errno::{FsError, FsResult};
 use crate::growth::OpenFiles;
 use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
@@ -10,14 +11,12 @@ use crate::inode_limit::LimitAlarm;
 use crate::name_records::NameRecords;
 use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking};
-use crate::readahead::ReadAhead;
 use crate::service::FsCaller;
 use crate::{NAME_MAX, dir};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Stats};
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -53,9 +52,8 @@ pub struct FileSystem {
     pub(crate) stats: Arc<Stats>,
     pub(crate) starts: PageStarts,
     clock: FsClock,
-    block_size: u64,
+    reads: BlockReads,
     capacity: Mutex<Option<(Duration, VolumeSpace)>>,
-    readers: ActiveReaders,
     pub(crate) limit_alarm: LimitAlarm,
     name_records: OnceLock<Arc<dyn NameRecords>>,
 }
@@ -70,12 +68,14 @@ impl FileSystem {
     /// As [`FileSystem::new`], with a given clock.
     pub fn with_clock(volume: Arc<dyn Volume>, config: FsConfig, stats: Arc<Stats>, clock: FsClock) -> Self {
         let inodes = InodeTable::new(volume.source());
-        let block_size = volume.block_size().max(1);
+        let limits = ReadAheadLimits { of_reader: config.max_readahead, of_all: config.readahead_budget };
+        let reads = BlockReads::new(Arc::clone(&volume), limits);
         stats.fuse.inodes.add(1);
         if config.inode_bytes < u64::MAX {
             stats.fuse.inode_limit_bytes.set(config.inode_bytes);
         }
-        let (handles, capacity, readers) = (HandleTable::new(), Mutex::default(), ActiveReaders::default());
+        let handles = HandleTable::new();
+        let capacity = Mutex::default();
         let starts = PageStarts::default();
         let open_files = OpenFiles::new();
         let limit_alarm = LimitAlarm::default();
@@ -88,9 +88,8 @@ impl FileSystem {
             open_files,
             handles,
             clock,
-            block_size,
+            reads,
             capacity,
-            readers,
             limit_alarm,
             name_records: OnceLock::new(),
         }
@@ -329,13 +328,12 @@ impl FileSystem {
             self.stats.fuse.inode_bytes.add(self.inodes.prepare_growth(&inode));
             self.open_files.add_open(self.inodes.path_id(inode.path()), &inode);
         }
-        let ahead = backing.is_none() && self.config.max_readahead > 0 && object.size > self.block_size;
-        let readahead = ahead.then(|| Mutex::new(Box::new(ReadAhead::new(object.size, self.block_size))));
+        let readahead = if backing.is_none() { self.reads.open_file(object.size) } else { FileReadAhead::none() };
         drop(object);
         if backing.is_some() {
             self.stats.fuse.passthrough_opens.add(1);
         }
-        let open = OpenFileState { readahead, counted: AtomicU64::new(u64::MAX), backing: backing.clone() };
+        let open = OpenFileState { readahead, backing: backing.clone() };
         let fh = self.insert_handle(OpenHandle { inode, open: OpenKind::File(open) })?;
         // An inode's bytes never change.
         Ok(OpenedFile { fh, keep_cache: true, backing, ..OpenedFile::default() })
@@ -389,41 +387,16 @@ impl FileSystem {
             return (generation, Ok(ReadData::Copied(0)));
         }
         if let Some(growth) = growth {
-            let block = |at: u64| u32::try_from(at / self.block_size).unwrap_or(u32::MAX - 1);
+            let block = |at: u64| u32::try_from(at / self.reads.block_size()).unwrap_or(u32::MAX - 1);
             growth.record_served(block(offset)..block(offset + len as u64 - 1) + 1);
         }
-        if let Some(readahead) = &file.readahead {
-            let blocks = readahead.lock().observe_read(offset, len, || self.readahead_limit(file));
-            if let Some(blocks) = blocks {
-                self.volume.prefetch(object, blocks, len);
-            }
-        }
-        let data = match self.volume.read(object, offset, &mut dst[..len]) {
-            Ok(data) => data,
+        let data = self.reads.read(object, &file.readahead, offset, &mut dst[..len], || self.now().as_secs());
+        let data = data.map_err(|error| match error.kind() {
             // A deleted object is a version that no longer exists.
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => {
-                return (generation, Err(FsError::Stale(inode.ino)));
-            }
-            Err(error) => return (generation, Err(error.into())),
-        };
-        let got = match &data {
-            ReadData::Copied(n) => *n,
-            ReadData::Shared(slice) => slice.len(),
-        };
-        // The kernel treats a short reply as the end of the file and fills the rest with zeros.
-        if got != len {
-            let what =
-                format!("a read of {len} bytes at {offset} returned {got}; the object has {} bytes", object.size);
-            return (generation, Err(Error::new(ErrorKind::Corrupt, what).into()));
-        }
-        (generation, Ok(data))
-    }
-
-    /// The read-ahead limit of one reader in blocks: its own limit, or its share of the limit of all.
-    fn readahead_limit(&self, file: &OpenFileState) -> u32 {
-        let readers = self.readers.count_reader(&file.counted, self.now().as_secs());
-        let bytes = self.config.max_readahead.min(self.config.readahead_budget / readers.max(1));
-        u32::try_from(bytes / self.block_size).unwrap_or(u32::MAX).max(1)
+            ErrorKind::NotFound | ErrorKind::Stale => FsError::Stale(inode.ino),
+            _ => error.into(),
+        });
+        (generation, data)
     }
 
     /// Closes a file or a directory.
@@ -566,28 +539,4 @@ pub(crate) fn with_child<T>(dir: &[u8], name: &[u8], f: impl FnOnce(&[u8]) -> T)
     let answer = f(&path);
     PATH.set(path);
     answer
-}
-
-/// How many handles were read ahead recently. Counted per second, so that an idle open handle takes no share.
-#[derive(Default)]
-struct ActiveReaders {
-    second: AtomicU64,
-    now: AtomicU64,
-    before: AtomicU64,
-}
-
-impl ActiveReaders {
-    /// Counts the handle with mark `counted`, and returns the number of active readers. Two threads at a change of
-    /// second may miscount by one for that second, which is harmless.
-    fn count_reader(&self, counted: &AtomicU64, second: u64) -> u64 {
-        let last = self.second.load(Ordering::Relaxed);
-        if last != second && self.second.compare_exchange(last, second, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            let now = self.now.swap(0, Ordering::Relaxed);
-            self.before.store(if second == last + 1 { now } else { 0 }, Ordering::Relaxed);
-        }
-        if counted.swap(second, Ordering::Relaxed) != second {
-            self.now.fetch_add(1, Ordering::Relaxed);
-        }
-        self.now.load(Ordering::Relaxed).max(self.before.load(Ordering::Relaxed))
-    }
 }

@@ -1,12 +1,12 @@
 //! The table of open files and directories. It knows no rule about what may be opened.
 
+use crate::block_reads::FileReadAhead;
 use crate::dir::DirState;
 use crate::inode::Inode;
 use crate::passthrough::LiveBacking;
-use crate::readahead::ReadAhead;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An open file or directory. It keeps its inode alive until it is closed.
 pub struct OpenHandle {
@@ -26,10 +26,8 @@ pub enum OpenKind {
 
 /// An open file.
 pub struct OpenFileState {
-    /// Read-ahead state; `None` for a file of one block, or with passthrough.
-    pub readahead: Option<Mutex<Box<ReadAhead>>>,
-    /// The second in which this handle was last counted as an active reader.
-    pub counted: AtomicU64,
+    /// Read-ahead state.
+    pub readahead: FileReadAhead,
     /// The cached file that the kernel reads directly.
     pub backing: Option<Arc<LiveBacking>>,
 }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod attr;
+mod block_reads;
 mod dir;
 mod errno;
 mod fs;

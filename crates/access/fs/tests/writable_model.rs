@@ -8,6 +8,7 @@ use objects::{MemorySource, NoReads, ObjectTree, RENAME_EXCHANGE, ROOT_OBJECT, i
 use spurline_fs::writable::*;
 use spurline_fs::{CallerGroups, FsCaller, ROOT};
 use spurline_types::Stats;
+use spurline_volume::ReadData;
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, NodeAttr, WritePlace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -232,7 +233,9 @@ impl Model {
             self.tree.write(object, offset, &data).unwrap();
         } else {
             let mut read = vec![0; len];
-            let n = self.fs.read(ino, fh, offset, &mut read).unwrap();
+            let ReadData::Copied(n) = self.fs.read(ino, fh, offset, &mut read).unwrap() else {
+                panic!("the source has no cached bytes");
+            };
             assert_eq!(&read[..n], self.tree.read(object, offset, len).unwrap());
         }
     }

@@ -11,7 +11,7 @@ use crate::locks::{LAST_BYTE, LockOwner};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_sys::join_path;
 use spurline_types::open_flags::O_RDONLY;
-use spurline_types::{FileKind, Result};
+use spurline_types::{FileKind, Result, Version};
 use std::fs::File;
 use std::sync::Weak;
 
@@ -125,6 +125,21 @@ impl NodeAttr {
         let version = |attr: &NodeAttr| (attr.identity, attr.size, attr.mtime, attr.ctime);
         version(self) == version(other)
     }
+}
+
+/// The version whose cached bytes an open file may be read from, or why there is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CacheVersion {
+    /// The bytes are final under this version, as [`crate::Volume::read`] has it.
+    Settled(Version),
+    /// A process has the file open for changes.
+    OpenForChanges,
+    /// The file was changed so recently that a further change could keep its times.
+    JustChanged,
+    /// The source's own file is as near as a cache.
+    SourceIsNear,
+    /// The source reads through its cache by itself.
+    OwnCache,
 }
 
 /// The bits of a mode that hold the file type.
@@ -533,6 +548,19 @@ pub trait WritableFile: WritableObject {
     /// Releases all locks that were set through this open file, as the end of the file does, while other requests still use the
     /// file.
     fn release_locks(&self) {}
+
+    /// The attributes at the open, or later ones.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn attr_at_open(&self) -> Result<NodeAttr> {
+        self.stat()
+    }
+
+    /// The version whose cached bytes may be read in place of this file's, as long as the file has the attributes `attr`.
+    fn cache_version(&self, _attr: &NodeAttr) -> CacheVersion {
+        CacheVersion::OwnCache
+    }
 
     /// The open file of the source, for reads and writes by the kernel without this process.
     fn backing(&self) -> Option<&File> {

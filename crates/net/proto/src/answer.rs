@@ -186,16 +186,21 @@ fn take_attr(take: &mut ByteCursor<'_>) -> Result<ObjectAttr, FrameError> {
         .filter(|_| nanos < 1_000_000_000)
         .and_then(|t| t.checked_add(Duration::from_nanos(nanos.into())))
         .ok_or(FrameError::Value { what: "a time", value: secs as u64 })?;
+    let version = take_version(take)?;
+    let etag = match take.take_option("an etag")? {
+        None => None,
+        Some(etag) => Some(std::str::from_utf8(etag).map_err(|_| FrameError::NotText("an etag"))?.to_owned()),
+    };
+    Ok(ObjectAttr { kind, size, mtime, mode, version, etag })
+}
+
+pub(crate) fn take_version(take: &mut ByteCursor<'_>) -> Result<Version, FrameError> {
     let version = take.take_text("a version text")?;
     if version.len() > MAX_VERSION_TEXT {
         let (len, max) = (version.len() as u64, MAX_VERSION_TEXT as u64);
         return Err(FrameError::TooLong { what: "a version text", len, max });
     }
-    let etag = match take.take_option("an etag")? {
-        None => None,
-        Some(etag) => Some(std::str::from_utf8(etag).map_err(|_| FrameError::NotText("an etag"))?.to_owned()),
-    };
-    Ok(ObjectAttr { kind, size, mtime, mode, version: Version::new(version), etag })
+    Ok(Version::new(version))
 }
 
 /// The body of an error answer: its message, cut to a length that always fits. The header's status carries the kind.

@@ -1,13 +1,14 @@
 //! The answers to requests for a writable volume. An error of the source is an answer like any other: it is kept for a
 //! repeated request, and no other node is called because of it.
 
+use crate::answer::take_version;
 use crate::codec::{ByteCursor, PutValue};
 use crate::request::{check_name, take_switch};
 use crate::writes::{lock_code, put_identity, put_time, take_identity, take_lock_kind, take_time};
 use crate::{AnswerBody, FrameError};
 use spurline_types::{Error, ErrorKind};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
-use spurline_volume::writes::{FileIdentity, ListedName, LockConflict, LockRange, NodeAttr, SourceSpace};
+use spurline_volume::writes::{CacheVersion, FileIdentity, ListedName, LockConflict, LockRange, NodeAttr, SourceSpace};
 
 /// The longest error message of an answer.
 const MAX_MESSAGE: usize = 1024;
@@ -21,6 +22,8 @@ pub enum WriteAnswer {
     Attr(NodeAttr),
     /// A file was made or opened; its attributes, and those of its directory after that.
     Created(NodeAttr, Option<NodeAttr>),
+    /// A file was opened; its attributes, and the version whose cached bytes it may be read from.
+    Opened(NodeAttr, CacheVersion),
     /// A number of bytes, or an offset.
     Number(u64),
     /// Bytes: a link's target, an extended attribute, or names.
@@ -56,6 +59,7 @@ impl WriteAnswer {
             WriteAnswer::UnknownFile => 9,
             WriteAnswer::Unclear(_) => 10,
             WriteAnswer::Created(..) => 11,
+            WriteAnswer::Opened(..) => 12,
         }
     }
 }
@@ -70,6 +74,10 @@ impl AnswerBody for WriteAnswer {
                 put_node_attr(attr, out);
                 out.put_u8(u8::from(directory.is_some()));
                 directory.iter().for_each(|attr| put_node_attr(attr, out));
+            }
+            WriteAnswer::Opened(attr, version) => {
+                put_node_attr(attr, out);
+                put_cache_version(version, out);
             }
             WriteAnswer::Number(n) => out.put_u64(*n),
             WriteAnswer::Bytes(bytes) => out.put_bytes(bytes),
@@ -148,6 +156,10 @@ impl AnswerBody for WriteAnswer {
                 let directory = take_switch(&mut take, "whether a directory follows")?;
                 WriteAnswer::Created(attr, directory.then(|| take_node_attr(&mut take)).transpose()?)
             }
+            12 => {
+                let attr = take_node_attr(&mut take)?;
+                WriteAnswer::Opened(attr, take_cache_version(&mut take)?)
+            }
             value => return Err(FrameError::Value { what: "the kind of an answer", value: value.into() }),
         };
         take.expect_end()?;
@@ -162,6 +174,37 @@ fn take_message<'a>(take: &mut ByteCursor<'a>) -> Result<&'a str, FrameError> {
         return Err(FrameError::TooLong { what: "an error's message", len, max });
     }
     Ok(message)
+}
+
+/// Before a version: its bytes are final. Other numbers have no version behind them.
+const SETTLED: u8 = 0;
+const OPEN_FOR_CHANGES: u8 = 1;
+const JUST_CHANGED: u8 = 2;
+const SOURCE_IS_NEAR: u8 = 3;
+const OWN_CACHE: u8 = 4;
+
+fn put_cache_version(version: &CacheVersion, out: &mut Vec<u8>) {
+    match version {
+        CacheVersion::Settled(version) => {
+            out.put_u8(SETTLED);
+            out.put_bytes(version.as_str().as_bytes());
+        }
+        CacheVersion::OpenForChanges => out.put_u8(OPEN_FOR_CHANGES),
+        CacheVersion::JustChanged => out.put_u8(JUST_CHANGED),
+        CacheVersion::SourceIsNear => out.put_u8(SOURCE_IS_NEAR),
+        CacheVersion::OwnCache => out.put_u8(OWN_CACHE),
+    }
+}
+
+fn take_cache_version(take: &mut ByteCursor<'_>) -> Result<CacheVersion, FrameError> {
+    Ok(match take.take_u8("the state of a version")? {
+        SETTLED => CacheVersion::Settled(take_version(take)?),
+        OPEN_FOR_CHANGES => CacheVersion::OpenForChanges,
+        JUST_CHANGED => CacheVersion::JustChanged,
+        SOURCE_IS_NEAR => CacheVersion::SourceIsNear,
+        OWN_CACHE => CacheVersion::OwnCache,
+        value => return Err(FrameError::Value { what: "the state of a version", value: value.into() }),
+    })
 }
 
 fn put_node_attr(attr: &NodeAttr, out: &mut Vec<u8>) {

@@ -236,6 +236,9 @@ proptest! {
         for answer in [
             WriteAnswer::Done, WriteAnswer::UnknownFile, WriteAnswer::Attr(attr), WriteAnswer::Created(attr, None),
             WriteAnswer::Created(attr, Some(attr)),
+            WriteAnswer::Opened(attr, CacheVersion::Settled(Version::new(&text))),
+            WriteAnswer::Opened(attr, CacheVersion::OpenForChanges), WriteAnswer::Opened(attr, CacheVersion::JustChanged),
+            WriteAnswer::Opened(attr, CacheVersion::SourceIsNear), WriteAnswer::Opened(attr, CacheVersion::OwnCache),
             WriteAnswer::Number(long[0]), WriteAnswer::Bytes(name.clone()), WriteAnswer::Unclear(text.clone()),
             WriteAnswer::Names(vec![listed(Some(attr)), listed(None)]), WriteAnswer::Conflict(None),
             WriteAnswer::Conflict(Some(conflict)), WriteAnswer::Failed(Error::new(ErrorKind::from_code(code), text.as_str())),

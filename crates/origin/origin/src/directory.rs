@@ -2,7 +2,7 @@
 //! attributes; every call is a system call on a thread of the pool.
 
 use crate::cached::split_path;
-use crate::file_stat::{ClockLag, FileStat, own_clock, stat_on_server};
+use crate::file_stat::{ClockLag, FileStat, stat_on_server};
 use crate::open_writers::WriterCheck;
 use crate::snapshots::{ListingSnapshots, SortedNames};
 use crate::thread_pool::{NoAnswer, ThreadPool};
@@ -427,7 +427,7 @@ impl DirectoryReader {
     fn read_link(&self, path: &[u8], waited: bool) -> Result<SettledAnswer<Vec<u8>>> {
         let failed = |errno| os_error(&format!("readlink of '{}'", show_path(path)), errno);
         let fd = self.open_path(path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        let young_for = self.young_for(fd.as_fd(), &FileStat::from(&rustix::fs::fstat(&fd).map_err(failed)?));
+        let young_for = self.lag.young_for(fd.as_fd(), &FileStat::from(&rustix::fs::fstat(&fd).map_err(failed)?));
         match rustix::fs::readlinkat(&fd, "", Vec::new()) {
             Ok(_) if !waited && !young_for.is_zero() => Ok(SettledAnswer::Young(young_for)),
             Ok(target) => Ok(SettledAnswer::Final(target.into_bytes())),
@@ -436,13 +436,6 @@ impl DirectoryReader {
             }
             Err(errno) => Err(failed(errno)),
         }
-    }
-
-    /// How long the file can still change without changing its times.
-    fn young_for(&self, fd: BorrowedFd<'_>, seen: &FileStat) -> Duration {
-        let now = SystemTime::now();
-        let (own, server) = (seen.young_for(now, 0), seen.young_for(now, self.lag.observe_file(seen, now)));
-        if server > own && !own_clock(fd) { server } else { own }
     }
 
     /// Opens the file at exactly the version of `object`.
@@ -455,7 +448,7 @@ impl DirectoryReader {
             }
             _ => e,
         })?;
-        let young_for = self.young_for(fd.as_fd(), &same_version(fd.as_fd(), object)?);
+        let young_for = self.lag.young_for(fd.as_fd(), &same_version(fd.as_fd(), object)?);
         Ok(if waited || young_for.is_zero() { SettledAnswer::Final(fd) } else { SettledAnswer::Young(young_for) })
     }
 

@@ -6,6 +6,7 @@ use rustix::fd::BorrowedFd;
 use rustix::fs::{AtFlags, FileType, Stat, Statx, StatxFlags, makedev};
 use rustix::io::Errno;
 use spurline_types::{FileKind, ObjectAttr, Version, unix_time};
+use spurline_volume::writes::{FileTime, NodeAttr};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A change within this time of the one before may carry the same timestamp: kernels before 6.13 stamp files by the
@@ -57,6 +58,14 @@ struct SmallestAge {
 impl ClockLag {
     pub fn new() -> ClockLag {
         ClockLag(Mutex::new(Vec::with_capacity(FILE_SYSTEMS)))
+    }
+
+    /// How long a file can still change without changing its times.
+    pub fn young_for(&self, fd: BorrowedFd<'_>, seen: &FileStat) -> Duration {
+        let now = SystemTime::now();
+        let own = seen.young_for(now, 0);
+        let server = seen.young_for(now, self.observe_file(seen, now));
+        if server > own && !own_clock(fd) { server } else { own }
     }
 
     /// Records a file's time, and returns the bound of its clock's lag.
@@ -174,6 +183,17 @@ impl FileStat {
     /// The same stat, marked as having bytes that may still change; the mark is unique.
     pub fn mark_unsettled(self, mark: u64) -> FileStat {
         FileStat { mark: Some(mark), ..self }
+    }
+
+    /// Whether its bytes may still change.
+    pub fn is_unsettled(&self) -> bool {
+        self.mark.is_some()
+    }
+
+    /// Whether the length and the times are those of `attr`.
+    pub fn has_times_of(&self, attr: &NodeAttr) -> bool {
+        let is_same = |own: (i64, u64), time: FileTime| own == (time.seconds, u64::from(time.nanos));
+        self.size == attr.size && is_same(self.mtime, attr.mtime) && is_same(self.ctime, attr.ctime)
     }
 
     /// The attributes of a file, a directory or a link; `None` for other types.

@@ -44,6 +44,7 @@ mod listing;
 mod object_identity;
 mod object_origin;
 mod object_store_backend;
+mod open_versions;
 mod open_writers;
 mod retry;
 mod s3;

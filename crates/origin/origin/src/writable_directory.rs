@@ -8,7 +8,8 @@
 use crate::caller_identity::{AssumedIdentity, CallerIdentities, Squash};
 use crate::directory::{open_by_parts, show_path};
 use crate::object_identity::RootDevice;
-use crate::writable_file::{ProcPath, SourceDirectory, SourceFile, proc_path};
+use crate::open_versions::{OpenVersions, is_on_network};
+use crate::writable_file::{FileContext, ProcPath, SourceDirectory, SourceFile, proc_path};
 use parking_lot::RwLock;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -45,15 +46,32 @@ pub struct WritableSource {
     root: RwLock<Arc<SourceRoot>>,
     identities: Arc<CallerIdentities>,
     capabilities: WriteCapabilities,
+    versions: Arc<OpenVersions>,
     no_openat2: AtomicBool,
 }
 
 impl WritableSource {
-    /// Opens the directory at `path` for changes.
+    /// Opens the directory at `path` for changes. Its files are read through caches if it is on a network file system.
     ///
     /// # Errors
     /// `PermissionDenied` when this process can't act for its callers; `ReadOnly`; the system's error.
     pub fn open(path: &Path, squash: Option<Squash>) -> Result<Arc<WritableSource>> {
+        WritableSource::open_with(path, squash, is_on_network)
+    }
+
+    /// As [`WritableSource::open`], for a node, whose readers are on other hosts: they read through caches in any case.
+    ///
+    /// # Errors
+    /// As [`WritableSource::open`].
+    pub fn open_for_node(path: &Path, squash: Option<Squash>) -> Result<Arc<WritableSource>> {
+        WritableSource::open_with(path, squash, |_| true)
+    }
+
+    fn open_with(
+        path: &Path,
+        squash: Option<Squash>,
+        reads_through_cache: impl FnOnce(BorrowedFd<'_>) -> bool,
+    ) -> Result<Arc<WritableSource>> {
         let what = || format!("the source directory '{}'", path.display());
         let root = open_root(path).map_err(|errno| failed(what(), errno))?;
         let space = rustix::fs::fstatvfs(&root.fd).map_err(|errno| failed(what(), errno))?;
@@ -65,12 +83,14 @@ impl WritableSource {
         }
         let identities = Arc::new(CallerIdentities::new(squash)?);
         let capabilities = find_capabilities(root.fd.as_fd());
+        let versions = OpenVersions::new(reads_through_cache(root.fd.as_fd()));
         let root = RwLock::new(Arc::new(root));
         Ok(Arc::new(WritableSource {
             path: path.to_path_buf(),
             root,
             identities,
             capabilities,
+            versions,
             no_openat2: AtomicBool::new(false),
         }))
     }
@@ -152,8 +172,16 @@ impl WritableSource {
         self.root_device().verify(fd, expected)
     }
 
+    fn file_context(&self) -> FileContext {
+        FileContext {
+            root_device: self.root_device(),
+            identities: Arc::clone(&self.identities),
+            versions: Arc::clone(&self.versions),
+        }
+    }
+
     fn new_file(&self, fd: OwnedFd, flags: u32) -> SourceFile {
-        SourceFile::new(fd, flags, self.root_device(), &self.identities)
+        SourceFile::new(fd, flags, self.file_context())
     }
 
     /// The object at `at`, without access to its bytes.
@@ -268,7 +296,7 @@ impl WritableSource {
     }
 
     fn open_file(&self, fd: BorrowedFd<'_>, flags: u32) -> rustix::io::Result<SourceFile> {
-        SourceFile::reopen_fd(fd, flags, self.root_device(), &self.identities)
+        SourceFile::reopen_fd(fd, flags, self.file_context())
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::caller_identity::{CallerIdentities, close_copy};
 use crate::file_stat::own_clock;
 use crate::object_identity::RootDevice;
+use crate::open_versions::{OpenChanger, OpenVersions};
 use crate::source_locks::SourceLocks;
 use crate::writable_directory::{change_attr, check_access, failed, read_growing};
 use parking_lot::Mutex;
@@ -11,8 +12,8 @@ use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, XattrFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use spurline_types::Result;
 use spurline_volume::writes::{
-    AttrChange, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpenAttrCall, WritableDirectory, WritableFile,
-    WritableObject, WritePlace,
+    AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpenAttrCall, WritableDirectory,
+    WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::collections::VecDeque;
@@ -45,6 +46,14 @@ impl Deref for ProcPath {
     }
 }
 
+/// What the open files of a source share.
+#[derive(Clone)]
+pub(crate) struct FileContext {
+    pub root_device: RootDevice,
+    pub identities: Arc<CallerIdentities>,
+    pub versions: Arc<OpenVersions>,
+}
+
 /// An open file.
 pub(crate) struct SourceFile {
     file: File,
@@ -53,8 +62,9 @@ pub(crate) struct SourceFile {
     /// The same file, opened for appending if `file` was not, and the other way round: made for the first write that needs it,
     /// where the kernel has no flag for such a write.
     other_place: OnceLock<File>,
-    root_device: RootDevice,
-    identities: Arc<CallerIdentities>,
+    context: FileContext,
+    /// While it is open, if it can be changed.
+    _changer: Option<OpenChanger>,
     /// The file system reports failures of writes when a file is closed.
     reports_at_close: bool,
     locks: SourceLocks,
@@ -71,19 +81,21 @@ impl SourceFile {
     pub(crate) const NOT_PASSED: u32 =
         (libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK) as u32;
 
-    pub(crate) fn new(
-        fd: OwnedFd,
-        flags: u32,
-        root_device: RootDevice,
-        identities: &Arc<CallerIdentities>,
-    ) -> SourceFile {
+    pub(crate) fn new(fd: OwnedFd, flags: u32, context: FileContext) -> SourceFile {
         let reports_at_close = !own_clock(fd.as_fd());
+        let flags = OFlags::from_bits_retain(flags);
+        let changer = if flags & OFlags::RWMODE == OFlags::RDONLY {
+            None
+        } else {
+            let find_identity = || context.root_device.stat_fd(fd.as_fd()).ok().map(|attr| attr.identity);
+            context.versions.count_changer(find_identity)
+        };
         SourceFile {
             file: File::from(fd),
-            appends: OFlags::from_bits_retain(flags).contains(OFlags::APPEND),
+            appends: flags.contains(OFlags::APPEND),
             other_place: OnceLock::new(),
-            root_device,
-            identities: Arc::clone(identities),
+            context,
+            _changer: changer,
             reports_at_close,
             locks: SourceLocks::default(),
         }
@@ -91,12 +103,7 @@ impl SourceFile {
 
     /// Opens the file of `fd` for reads or writes. Anything but a file is refused: an open of a pipe could wait for
     /// ever.
-    pub(crate) fn reopen_fd(
-        fd: BorrowedFd<'_>,
-        flags: u32,
-        root_device: RootDevice,
-        identities: &Arc<CallerIdentities>,
-    ) -> rustix::io::Result<SourceFile> {
+    pub(crate) fn reopen_fd(fd: BorrowedFd<'_>, flags: u32, context: FileContext) -> rustix::io::Result<SourceFile> {
         match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
             FileType::RegularFile => {}
             FileType::Directory => return Err(Errno::ISDIR),
@@ -105,7 +112,7 @@ impl SourceFile {
         }
         let opened_as = OFlags::from_bits_retain(flags & !Self::NOT_PASSED) | OFlags::NOCTTY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&*proc_path(fd), opened_as, Mode::empty())?;
-        Ok(SourceFile::new(opened, flags, root_device, identities))
+        Ok(SourceFile::new(opened, flags, context))
     }
 
     /// Writes to the place that the file was not opened for, by a flag of the call: its access mode and its rights stay.
@@ -152,7 +159,7 @@ impl SourceFile {
     }
 
     fn as_caller<T>(&self, what: &str, caller: &Caller, call: impl FnOnce() -> rustix::io::Result<T>) -> Result<T> {
-        run_as(&self.identities, caller, what, call)
+        run_as(&self.context.identities, caller, what, call)
     }
 }
 
@@ -208,7 +215,7 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
 
 impl WritableObject for SourceFile {
     fn stat(&self) -> Result<NodeAttr> {
-        self.root_device.stat_fd(self.file.as_fd()).map_err(|errno| failed("fstat", errno))
+        self.context.root_device.stat_fd(self.file.as_fd()).map_err(|errno| failed("fstat", errno))
     }
 
     fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
@@ -224,12 +231,12 @@ impl WritableObject for SourceFile {
                     answer => answer,
                 }
             })?;
-            self.root_device.stat_fd(self.file.as_fd())
+            self.context.root_device.stat_fd(self.file.as_fd())
         })
     }
 
     fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
-        call_attr_of(self.file.as_fd(), call, &self.identities, caller)
+        call_attr_of(self.file.as_fd(), call, &self.context.identities, caller)
     }
 
     fn sync(&self, data_only: bool) -> Result<()> {
@@ -269,7 +276,7 @@ impl WritableFile for SourceFile {
         };
         // A short write is the caller's to continue: it may be the last byte that fits.
         let write = |call: &dyn Fn() -> rustix::io::Result<usize>| {
-            let _as_caller = lose_privileges.map(|caller| self.identities.assume(caller)).transpose()?;
+            let _as_caller = lose_privileges.map(|caller| self.context.identities.assume(caller)).transpose()?;
             retry(call)
         };
         let written = match appends == self.appends {
@@ -333,7 +340,7 @@ impl WritableFile for SourceFile {
 
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()> {
         let open_as_caller = |flags| {
-            let _as_caller = self.identities.assume(caller)?;
+            let _as_caller = self.context.identities.assume(caller)?;
             rustix::fs::open(&*proc_path(self.file.as_fd()), flags, Mode::empty())
         };
         let set = self.locks.set_lock(self.file.as_fd(), lock, open_as_caller);
@@ -348,10 +355,13 @@ impl WritableFile for SourceFile {
         Some(&self.file)
     }
 
+    fn cache_version(&self, attr: &NodeAttr) -> CacheVersion {
+        self.context.versions.version_of(self.file.as_fd(), attr)
+    }
+
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
-        let reopened = self.as_caller("open", caller, || {
-            SourceFile::reopen_fd(self.file.as_fd(), flags, self.root_device, &self.identities)
-        });
+        let reopened =
+            self.as_caller("open", caller, || SourceFile::reopen_fd(self.file.as_fd(), flags, self.context.clone()));
         reopened.map(|file| Box::new(file) as _)
     }
 

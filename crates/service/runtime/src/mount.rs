@@ -9,7 +9,7 @@ use crate::writes::{
 };
 use crate::{group, peer_status, setup};
 use spurline_client::{GroupVolume, GroupWrites};
-use spurline_config::{Fault, FuseIo, MountConfig};
+use spurline_config::{Fault, FuseIo, MemoryBudget, MountConfig};
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
 use spurline_fs::{FileService, FileSystem};
 use spurline_fuse::{FuseSession, MountOptions, SessionConfig, SessionUnmounter, SessionWrites, UnmountOutcome};
@@ -417,6 +417,8 @@ fn writable_config(config: &MountConfig, options: &MountOptions) -> WritableConf
         negative_ttl: fuse.attr_ttl.min(fuse.entry_ttl).min(fuse.dir_entry_ttl),
         kernel_checks: options.checks_modes(),
         inode_bytes: config.volume.budget.inode_bytes,
+        max_readahead: config.volume.budget.readahead,
+        readahead_budget: readahead_budget(&config.volume.budget),
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         squash: config.volume.writes.and_then(|writes| writes.squash),
     }
@@ -444,6 +446,11 @@ fn check_outside_source(config: &MountConfig, mountpoint: &Path) -> Result<(), F
     }
 }
 
+/// The read-ahead limit of all readers together, in bytes.
+pub(crate) fn readahead_budget(budget: &MemoryBudget) -> u64 {
+    budget.readahead.max(budget.total / 3)
+}
+
 fn fs_config(config: &MountConfig, options: &MountOptions) -> spurline_fs::FsConfig {
     let fuse = &config.fuse;
     let times = config.fuse.cache_times();
@@ -459,7 +466,7 @@ fn fs_config(config: &MountConfig, options: &MountOptions) -> spurline_fs::FsCon
         check_modes: options.checks_modes(),
         max_readahead: config.volume.budget.readahead,
         inode_bytes: config.volume.budget.inode_bytes,
-        readahead_budget: config.volume.budget.readahead.max(config.volume.budget.total / 3),
+        readahead_budget: readahead_budget(&config.volume.budget),
         ..spurline_fs::FsConfig::default()
     }
 }

@@ -1,6 +1,7 @@
 //! Opens a directory for a program that changes it without a mount, in this process or through the nodes of a group. It
 //! knows neither FUSE nor mountpoints; what can be done with files is said by [`FileService`].
 
+use crate::mount::readahead_budget;
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{describe_doubt, describe_losses, loss_fault, open_writes, writes_behind};
 use spurline_client::GroupWrites;
@@ -76,6 +77,8 @@ pub fn open_writable_files(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<
         kernel_checks: false,
         // The program's own lookup counts limit the memory.
         inode_bytes: u64::MAX,
+        max_readahead: config.budget.readahead,
+        readahead_budget: readahead_budget(&config.budget),
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         squash: config.writes.and_then(|writes| writes.squash),
     };

@@ -115,7 +115,7 @@ pub(crate) fn unwritable(error: Error, or_else: &str) -> Fault {
 /// When it is read-only, or this process can't act for its callers.
 pub(crate) fn open_node_writes(source: &str, writes: &WritesConfig) -> Result<Arc<WritableSource>> {
     let location = SourceLocation::parse(source)?;
-    let opened = WritableSource::open(location.path(), writes.squash.map(|(uid, gid)| Squash { uid, gid }))?;
+    let opened = WritableSource::open_for_node(location.path(), writes.squash.map(|(uid, gid)| Squash { uid, gid }))?;
     if writes.squash.is_none() && !opened.serves_all_users() {
         let uid = rustix::process::getuid().as_raw();
         let gid = rustix::process::getgid().as_raw();

@@ -167,7 +167,7 @@ impl WritableFileSystem {
             }
         };
         self.nodes.set_identity(ino, attr.identity);
-        self.nodes.note_sent(ino, &attr);
+        self.note_sent(ino, &attr);
         self.stats.fuse.change_ops.add(1);
         Ok((attr, self.config.attr_ttl))
     }

@@ -357,7 +357,13 @@ impl WritableFileSystem {
                 attempt = self.try_lock((ino, fh), &file, request, caller, true);
             }
             match attempt {
-                LockAttempt::Done => return Ok(request.lock.kind != LockKind::Unlock && self.has_pages(ino)),
+                LockAttempt::Done => {
+                    let is_set = request.lock.kind != LockKind::Unlock;
+                    if is_set {
+                        self.leave_cache(ino);
+                    }
+                    return Ok(is_set && self.has_pages(ino));
+                }
                 LockAttempt::Failed(error) => return Err(error),
                 _ if !wait && started.elapsed() >= attempt.patience() => return Err(attempt.refusal()),
                 _ => {}

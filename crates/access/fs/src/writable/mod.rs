@@ -16,6 +16,7 @@ mod opener;
 mod recall;
 mod removed;
 mod service;
+mod version_reads;
 
 pub use change::NewNode;
 pub use kernel_view::KernelView;
@@ -23,6 +24,7 @@ pub use locks::{BeginWait, LockRequest};
 pub use open::OpenedNode;
 
 use crate::attr::LookupOutcome;
+use crate::block_reads::{BlockReads, ReadAheadLimits};
 use crate::errno::{FsError, FsResult};
 use crate::handle::HandleTable;
 use crate::inode_limit::LimitAlarm;
@@ -44,7 +46,8 @@ use spurline_volume::writes::{
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use version_reads::CacheEvents;
 
 /// Attempts of a call whose path moved meanwhile.
 const MOVES: u32 = 200;
@@ -64,6 +67,10 @@ pub struct WritableConfig {
     pub kernel_checks: bool,
     /// Limit of the memory for inodes, in bytes; `u64::MAX` for none.
     pub inode_bytes: u64,
+    /// The read-ahead limit of one reader, in bytes; 0 disables read-ahead.
+    pub max_readahead: u64,
+    /// The read-ahead limit of all readers together, in bytes.
+    pub readahead_budget: u64,
     /// User and group of this process.
     pub owner: (u32, u32),
     /// User and group that the source makes all changes as, if they are not the caller's.
@@ -96,9 +103,12 @@ pub struct WritableFileSystem {
     directory_attrs: DirectoryAttrs,
     locks: Arc<LockTable>,
     refreshes: KernelRefreshes,
+    cache_events: CacheEvents,
     limit_alarm: LimitAlarm,
     source: Arc<dyn WritableVolume>,
     volume: Arc<dyn Volume>,
+    reads: BlockReads,
+    started: Instant,
     config: WritableConfig,
     stats: Arc<Stats>,
     root: FileIdentity,
@@ -132,6 +142,7 @@ impl WritableFileSystem {
         }
         let can = source.capabilities();
         let nodes = Arc::new(NodeTable::new(root, Arc::clone(&stats)));
+        let limits = ReadAheadLimits { of_reader: config.max_readahead, of_all: config.readahead_budget };
         let names: Weak<NodeTable> = Arc::downgrade(&nodes);
         source.use_names(names);
         Ok(WritableFileSystem {
@@ -142,8 +153,11 @@ impl WritableFileSystem {
             directory_attrs: DirectoryAttrs::default(),
             locks: Arc::default(),
             refreshes: KernelRefreshes::default(),
+            cache_events: CacheEvents::default(),
             limit_alarm: LimitAlarm::default(),
             source,
+            reads: BlockReads::new(Arc::clone(&volume), limits),
+            started: Instant::now(),
             volume,
             config,
             stats,
@@ -299,6 +313,7 @@ impl WritableFileSystem {
     fn intern(&self, parent: u64, name: &[u8], attr: NodeAttr) -> NodeEntry {
         // The root can be seen below itself through a bind mount; it keeps its number.
         let ino = self.nodes.intern(Some((parent, name)), &attr);
+        self.compare_cached(ino, &attr);
         if self.nodes.bytes() > self.config.inode_bytes {
             self.limit_alarm.raise();
         }
@@ -336,7 +351,7 @@ impl WritableFileSystem {
         let ttl = self.config.attr_ttl;
         if let Some(file) = fh.and_then(|fh| self.files.get(fh)).filter(|file| file.ino == ino) {
             let attr = file.file.stat()?;
-            self.nodes.note_sent(ino, &attr);
+            self.note_sent(ino, &attr);
             return Ok((attr, ttl));
         }
         if let Some(known) = self.directory_attrs.find(ino, ttl) {
@@ -344,8 +359,14 @@ impl WritableFileSystem {
         }
         let answer = self.on_node(ino, caller, false, |at, caller| self.source.stat(at, caller));
         let attr = self.or_open_object(ino, answer, |open| open.stat())?;
-        self.nodes.note_sent(ino, &attr);
+        self.note_sent(ino, &attr);
         Ok((attr, ttl))
+    }
+
+    /// These attributes go to the kernel.
+    fn note_sent(&self, ino: u64, attr: &NodeAttr) {
+        self.nodes.note_sent(ino, attr);
+        self.compare_cached(ino, attr);
     }
 
     /// `answer`, or that of an open file or directory of the node if it has lost its name. A directory that this mount has

@@ -1,18 +1,22 @@
-//! Open files and directories of a writable mount. Reads and writes go to the source's file, so that a write is read
-//! at once; where the kernel supports it, it reads and writes that file itself.
+//! Open files and directories of a writable mount. Writes go to the source's file, and so do reads, unless the file is read from
+//! cached bytes (`version_reads`); where the kernel supports it, it reads and writes the source's file itself.
 
 use super::kernel_view::KernelSize;
 use super::locks::HandleLocks;
 use super::opener::FileOpener;
 use super::removed::RemovedDirectory;
+use super::version_reads::VersionReads;
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error, has_lost_name};
 use crate::errno::{FsError, FsResult};
 use crate::inode_limit::LimitedInodes as _;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use parking_lot::Mutex;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, ObjectRef, Result};
+use spurline_volume::ReadData;
 use spurline_volume::capabilities::{LimitedCall, LockScope};
-use spurline_volume::writes::{Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile, WritePlace};
+use spurline_volume::writes::{
+    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile, WritePlace,
+};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -36,6 +40,8 @@ struct OpenNodeState {
     /// Opens that only write, past the kernel's pages. All later ones bypass them too: pages that are read during such a write
     /// could be older than it.
     direct_writers: u32,
+    /// The attributes of the version that files are read in from cached bytes.
+    cached_as: Option<NodeAttr>,
 }
 
 /// An open file.
@@ -48,8 +54,26 @@ pub(super) struct OpenNodeFile {
     /// Of a file whose bytes a close shows to others.
     opener: Option<FileOpener>,
     pub kernel_size: Arc<KernelSize>,
+    /// It was opened to be read from cached bytes.
+    version_reads: Option<VersionReads>,
     /// Behind `file`: the locks are known as held until the source has closed the file, whichever request drops it last.
     locks: HandleLocks,
+}
+
+/// A file that the source has opened.
+struct NewOpen {
+    file: Box<dyn WritableFile>,
+    flags: i32,
+    /// It was made by the open.
+    made: bool,
+    version: Option<OpenedVersion>,
+}
+
+/// The version in which a file may be read from cached bytes.
+struct OpenedVersion {
+    object: ObjectRef,
+    /// The count of events before the source was asked.
+    events: u64,
 }
 
 /// An open directory.
@@ -113,6 +137,7 @@ impl WritableFileSystem {
         caller: &FsCaller,
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<OpenedNode> {
+        let events = self.cache_events.count(ino);
         let opened = self.on_node(ino, caller, false, |at, caller| self.source.open(at, flags as u32, caller));
         let file = match opened {
             Err(error) if has_lost_name(&error) => {
@@ -121,8 +146,9 @@ impl WritableFileSystem {
             }
             opened => opened?,
         };
-        let attr = file.stat()?;
-        self.add_open(ino, file, (flags, false), &attr, (caller, register))
+        let attr = file.attr_at_open()?;
+        let version = self.find_version(ino, &*file, flags, &attr).map(|object| OpenedVersion { object, events });
+        self.add_open(ino, NewOpen { file, flags, made: false, version }, &attr, (caller, register))
     }
 
     /// Makes and opens a file in `parent`; raises its lookup count.
@@ -182,7 +208,8 @@ impl WritableFileSystem {
         kernel: (&FsCaller, Option<&dyn RegisterBacking>),
     ) -> FsResult<(NodeEntry, OpenedNode)> {
         self.stats.fuse.change_ops.add(1);
-        match self.add_open(entry.ino, file, (flags, entry.attr.size == 0), &entry.attr, kernel) {
+        let new = NewOpen { file, flags, made: entry.attr.size == 0, version: None };
+        match self.add_open(entry.ino, new, &entry.attr, kernel) {
             Ok(opened) => Ok((entry, opened)),
             Err(error) => {
                 self.forget(entry.ino, 1);
@@ -194,19 +221,24 @@ impl WritableFileSystem {
     fn add_open(
         &self,
         ino: u64,
-        file: Box<dyn WritableFile>,
-        (flags, made): (i32, bool),
+        new: NewOpen,
         attr: &NodeAttr,
         (caller, register): (&FsCaller, Option<&dyn RegisterBacking>),
     ) -> FsResult<OpenedNode> {
+        let NewOpen { file, flags, made, version } = new;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         // Any close releases the locks of its process.
         let flush = self.can.locks == LockScope::Source || writes && file.needs_flush();
         let seen = self.nodes.note_open(ino, attr);
         let open = Arc::clone(self.opens.lock().entry(ino).or_default());
         let mut state = open.state.lock();
+        if writes || seen.moved {
+            self.end_cached_reads(ino, &mut state);
+        }
+        let version = version.filter(|version| !seen.moved && self.may_read_cached(ino, &state, version));
         // The kernel writes a registered file with this process's rights, which would keep the bits.
-        let register = register.filter(|_| attr.mode & PRIVILEGE_BITS == 0 && state.cached == 0);
+        let may_register = attr.mode & PRIVILEGE_BITS == 0 && state.cached == 0 && version.is_none();
+        let register = register.filter(|_| may_register);
         let backing = match (&state.live, register) {
             (Some(live), _) if state.passthrough > 0 => Some(Arc::clone(live)),
             (_, Some(register)) => {
@@ -224,7 +256,19 @@ impl WritableFileSystem {
         let kernel_size = seen.kernel_size;
         let locks = HandleLocks::new(&self.locks, ino);
         let opener = (writes && file.publishes_at_flush()).then(|| FileOpener::of_thread(caller.pid));
-        let file = Arc::new(OpenNodeFile { ino, file, writes, passthrough, direct_writer, opener, kernel_size, locks });
+        let version_reads = version.map(|version| self.version_reads(version.object));
+        let is_cached = version_reads.is_some();
+        let file = Arc::new(OpenNodeFile {
+            ino,
+            file,
+            writes,
+            passthrough,
+            direct_writer,
+            opener,
+            kernel_size,
+            version_reads,
+            locks,
+        });
         let Some(fh) = self.files.insert(Arc::clone(&file)) else {
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
@@ -237,6 +281,10 @@ impl WritableFileSystem {
             }
             None => state.cached += 1,
         }
+        if is_cached {
+            self.cache_events.add_file();
+            state.cached_as = Some(*attr);
+        }
         state.files.push((fh, Arc::downgrade(&file)));
         state.direct_writers += u32::from(direct_writer);
         // An appended record may land elsewhere than the kernel believes, if another host appends too.
@@ -248,6 +296,51 @@ impl WritableFileSystem {
         let parallel = flags & libc::O_DIRECT != 0;
         let (keep_cache, moved, attr) = (seen.same, seen.moved, *attr);
         Ok(OpenedNode { fh, keep_cache, moved, attr, direct_io, parallel, flush, backing })
+    }
+
+    /// The object whose cached bytes a file that is opened may be read from.
+    fn find_version(&self, ino: u64, file: &dyn WritableFile, flags: i32, attr: &NodeAttr) -> Option<ObjectRef> {
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return None;
+        }
+        let CacheVersion::Settled(version) = file.cache_version(attr) else { return None };
+        let path = self.nodes.resolve(ino)?.path;
+        Some(ObjectRef::new(self.volume.source(), &path, version, attr.size))
+    }
+
+    /// Whether a file that is being opened may be read from cached bytes.
+    fn may_read_cached(&self, ino: u64, state: &OpenNodeState, version: &OpenedVersion) -> bool {
+        let is_written = state.files.iter().any(|(_, file)| file.upgrade().is_some_and(|file| file.writes));
+        !is_written && state.passthrough == 0 && self.cache_events.is_quiet_since(ino, version.events)
+    }
+
+    /// All open files of the node are read from the source from now on, also those that are being opened.
+    fn end_cached_reads(&self, ino: u64, state: &mut OpenNodeState) {
+        self.cache_events.note(ino);
+        if state.cached_as.take().is_some() {
+            let files = state.files.iter().filter_map(|(_, file)| file.upgrade());
+            files.for_each(|file| file.version_reads.iter().for_each(VersionReads::leave));
+        }
+    }
+
+    /// All open files of the node are read from the source from now on.
+    pub(super) fn leave_cache(&self, ino: u64) {
+        self.cache_events.note(ino);
+        if let Some(open) = self.opens.lock().get(&ino).cloned() {
+            self.end_cached_reads(ino, &mut open.state.lock());
+        }
+    }
+
+    /// The source has the file with these attributes: if it is open in another version, it is read from the source.
+    pub(super) fn compare_cached(&self, ino: u64, attr: &NodeAttr) {
+        if !self.cache_events.has_files() {
+            return;
+        }
+        let Some(open) = self.opens.lock().get(&ino).cloned() else { return };
+        let mut state = open.state.lock();
+        if state.cached_as.is_some_and(|cached| !cached.same_bytes(attr)) {
+            self.end_cached_reads(ino, &mut state);
+        }
     }
 
     /// Closes a file.
@@ -267,6 +360,9 @@ impl WritableFileSystem {
                 false => state.cached = state.cached.saturating_sub(1),
             }
             state.direct_writers = state.direct_writers.saturating_sub(u32::from(file.direct_writer));
+            if file.version_reads.is_some() {
+                self.cache_events.remove_file();
+            }
             if state.passthrough == 0 {
                 unused = state.live.take();
             }
@@ -284,8 +380,13 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> FsResult<usize> {
-        Ok(self.file(ino, fh)?.file.read_at(offset, dst)?)
+    pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
+        let file = self.file(ino, fh)?;
+        let cached = file.version_reads.as_ref().and_then(|reads| self.read_version(reads, offset, dst));
+        match cached {
+            Some(data) => Ok(data),
+            None => Ok(ReadData::Copied(file.file.read_at(offset, dst)?)),
+        }
     }
 
     /// Writes `data`; returns the number of bytes written. `lose_privileges`: the caller has no right to keep the file's

@@ -95,7 +95,7 @@ impl FileService for WritableFileSystem {
     }
 
     fn read(&self, file: HandleRef, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
-        self.read(file.ino, file.fh, offset, dst).map(ReadData::Copied)
+        self.read(file.ino, file.fh, offset, dst)
     }
 
     fn release(&self, fh: u64) -> FsResult<()> {

@@ -55,6 +55,8 @@ pub fn writable_config(inode_bytes: u64) -> WritableConfig {
         negative_ttl: second,
         kernel_checks: true,
         inode_bytes,
+        max_readahead: 0,
+        readahead_budget: 0,
         owner: (0, 0),
         squash: None,
     }

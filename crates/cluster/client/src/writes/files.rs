@@ -11,8 +11,8 @@ use spurline_types::errno::{ENODATA, EXDEV};
 use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpenAttrCall, WritableDirectory,
-    WritableFile, WritableObject, WritePlace,
+    AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpenAttrCall,
+    WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -25,11 +25,23 @@ const FALLOC_FL_KEEP_SIZE: u32 = 1;
 pub(crate) struct RemoteFile {
     files: Arc<OpenFiles>,
     opened: Arc<OpenFile>,
+    /// As its process opened it.
+    attr_at_open: NodeAttr,
+    version_at_open: CacheVersion,
+}
+
+/// The version in the answer to an open.
+pub(crate) fn cache_version_of(answer: &WriteAnswer) -> CacheVersion {
+    match answer {
+        WriteAnswer::Opened(_, version) => version.clone(),
+        // The process had the file open already.
+        _ => CacheVersion::JustChanged,
+    }
 }
 
 impl RemoteFile {
-    pub fn new(files: Arc<OpenFiles>, opened: Arc<OpenFile>) -> Self {
-        RemoteFile { files, opened }
+    pub fn new(files: Arc<OpenFiles>, opened: Arc<OpenFile>, attr: NodeAttr, version: CacheVersion) -> Self {
+        RemoteFile { files, opened, attr_at_open: attr, version_at_open: version }
     }
 
     pub fn number(&self) -> u64 {
@@ -287,15 +299,26 @@ impl WritableFile for RemoteFile {
         }
     }
 
+    fn attr_at_open(&self) -> Result<NodeAttr> {
+        // The end of a file that is written has to be known.
+        if self.opened.writes() { self.stat() } else { Ok(self.attr_at_open) }
+    }
+
+    fn cache_version(&self, attr: &NodeAttr) -> CacheVersion {
+        if *attr == self.attr_at_open { self.version_at_open.clone() } else { CacheVersion::JustChanged }
+    }
+
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
         let number = self.files.calls.new_file_number();
         let call = WriteCall::Reopen { of: self.opened.number(), flags: OpenFlags::new(flags), file: number };
         self.files.send_all(&self.opened.bytes)?;
-        let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
+        let answer = self.change(&call, RequestContext::of(caller))?;
+        let version = cache_version_of(&answer);
+        let attr = attr_of(answer)?;
         let home = self.opened.home();
         let opening = FileOpening { number, attr, flags, caller, home };
         let file = self.files.add_file(self.opened.current_path(), opening);
-        Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file)))
+        Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, version)))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -23,7 +23,7 @@ mod open_file;
 
 use crate::remote::GroupClient;
 use calls::{CallEnd, CallTarget, NodeAnswer, RequestContext, WriteCalls, attr_of, settle_answer, unexpected};
-use files::{RemoteDirectory, RemoteFile};
+use files::{RemoteDirectory, RemoteFile, cache_version_of};
 use known::KnownObjects;
 pub use losses::WriteLosses;
 use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles};
@@ -34,7 +34,7 @@ use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
-    Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, SourceSpace,
+    CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, SourceSpace,
     WritableDirectory, WritableFile, WritableVolume,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,9 +104,11 @@ impl GroupWrites {
         self.calls.change_at(path, &call, context, self.calls.begin())
     }
 
+    /// A file that was made.
     fn new_file(&self, path: Vec<u8>, opened: FileOpening<'_>) -> Box<dyn WritableFile> {
+        let attr = opened.attr;
         let file = self.files.add_file(path, opened);
-        Box::new(RemoteFile::new(Arc::clone(&self.files), file))
+        Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, CacheVersion::JustChanged))
     }
 
     /// Makes all changes durable that were made until now: also those of closed files, and names.
@@ -262,8 +264,10 @@ impl WritableVolume for GroupWrites {
         let number = self.calls.new_file_number();
         let call = WriteCall::Open { at, flags: OpenFlags::new(flags), file: number };
         let NodeAnswer { answer, home, .. } = self.change_at(at.path, call, RequestContext::of(caller))?;
+        let version = cache_version_of(&answer);
         let attr = attr_of(answer)?;
-        Ok(self.new_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home }))
+        let file = self.files.add_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home });
+        Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, version)))
     }
 
     fn create_marked(

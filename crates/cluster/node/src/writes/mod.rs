@@ -13,11 +13,12 @@ use sessions::{ChangeState, OpenObject, WriteSession, WriteSessions};
 use spurline_proto::{AnswerBody as _, LOCK_TIMES, MAX_PAYLOAD, OpenFlags, WriteAnswer, WriteCall, WriteRequest};
 use spurline_transport::Responder;
 use spurline_types::errno::{EBADF, EIO};
+use spurline_types::open_flags::{O_ACCMODE, O_RDONLY};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
-    Caller, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall, WritableFile,
-    WritableObject, WritableVolume, WritePlace,
+    CacheVersion, Caller, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall,
+    WritableFile, WritableObject, WritableVolume, WritePlace,
 };
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -300,11 +301,16 @@ impl ServedWrite<'_> {
         self.session.add_object(file, OpenObject::File(opened.into()))
     }
 
-    /// Keeps a file open under the mount's number; answers with its attributes.
-    fn keep_open(&self, file: u64, opened: Box<dyn WritableFile>) -> Result<WriteAnswer> {
+    /// Keeps a file open under the mount's number; answers with its attributes, and the version whose cached bytes it may be
+    /// read from.
+    fn keep_open(&self, file: u64, flags: OpenFlags, opened: Box<dyn WritableFile>) -> Result<WriteAnswer> {
         let attr = opened.stat()?;
+        let version = match flags.bits() & O_ACCMODE {
+            O_RDONLY => opened.cache_version(&attr),
+            _ => CacheVersion::OpenForChanges,
+        };
         self.session.add_object(file, OpenObject::File(opened.into()))?;
-        Ok(WriteAnswer::Attr(attr))
+        Ok(WriteAnswer::Opened(attr, version))
     }
 
     fn try_execute(&self) -> Result<WriteAnswer> {
@@ -339,7 +345,7 @@ impl ServedWrite<'_> {
                 if let Some(open) = self.file(file)? {
                     return Ok(WriteAnswer::Attr(open.stat()?));
                 }
-                self.keep_open(file, volume.open(at, flags.bits(), &caller)?)?
+                self.keep_open(file, flags, volume.open(at, flags.bits(), &caller)?)?
             }
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
@@ -356,7 +362,7 @@ impl ServedWrite<'_> {
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::Reopen { of, flags, file } => match self.file(of)? {
-                Some(open) => self.keep_open(file, open.reopen(flags.bits(), &caller)?)?,
+                Some(open) => self.keep_open(file, flags, open.reopen(flags.bits(), &caller)?)?,
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::OpenDirectory { at, file } => {

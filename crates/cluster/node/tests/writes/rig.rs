@@ -54,7 +54,7 @@ impl Node {
         let node = CacheNode::new("n", shared, sources, Box::new(open));
         if writable {
             let dir = real.to_owned();
-            node.accept_writes(Box::new(move |_| Ok(WritableSource::open(&dir, None)?)));
+            node.accept_writes(Box::new(move |_| Ok(WritableSource::open_for_node(&dir, None)?)));
         }
         let config = ServerConfig { payload_pool: Some(Arc::clone(&pool)), ..ServerConfig::default() };
         let service = Arc::clone(&node);

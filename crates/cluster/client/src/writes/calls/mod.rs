@@ -717,7 +717,7 @@ pub(crate) fn is_transient(error: &Error) -> bool {
 /// `Protocol` for an answer of another kind.
 pub(crate) fn attr_of(answer: WriteAnswer) -> Result<NodeAttr> {
     match answer {
-        WriteAnswer::Attr(attr) => Ok(attr),
+        WriteAnswer::Attr(attr) | WriteAnswer::Opened(attr, _) => Ok(attr),
         other => Err(unexpected(&other)),
     }
 }

@@ -1,0 +1,252 @@
+//! Reads of a writable mount through nodes from cached bytes: which reads are, and each event that ends them. The node's count
+//! of bytes from the source shows where bytes came from.
+
+use crate::world::*;
+use crate::writable_group::{Group, draw, has, shell};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+/// The ways to the kernel.
+const TRANSPORTS: [&str; 2] = ["dev", "uring"];
+/// Bytes of a file of several blocks.
+const FILE_LEN: usize = 4 * MIB + 100;
+
+/// Waits until the clock of file times has ticked: a file that was changed before has its final version.
+fn wait_for_tick() {
+    std::thread::sleep(Duration::from_millis(60));
+}
+
+/// Takes the file's pages out of the kernel, so that the next read is one of the mount.
+fn drop_pages(file: &File) {
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+fn read_all(file: &File) -> Vec<u8> {
+    drop_pages(file);
+    let mut text = vec![0; FILE_LEN * 2];
+    let mut done = 0;
+    loop {
+        match file.read_at(&mut text[done..], done as u64).unwrap() {
+            0 => break,
+            count => done += count,
+        }
+    }
+    text.truncate(done);
+    text
+}
+
+fn read_part(file: &File, offset: u64, len: usize) -> Vec<u8> {
+    drop_pages(file);
+    let mut text = vec![0; len];
+    file.read_exact_at(&mut text, offset).unwrap();
+    text
+}
+
+fn open_to_write(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+/// One node, a file in the source, and a mount without read-ahead, so that only blocks that were read are cached.
+fn start(transport: &str) -> Option<(Group, Mount, Vec<u8>)> {
+    let group = Group::start(1)?;
+    let text = bytes(3, FILE_LEN);
+    fs::write(group.source.join("file"), &text).unwrap();
+    wait_for_tick();
+    let mount = group.mount("mnt", 0, &["--fuse-io", transport, "--max-readahead", "0"]);
+    Some((group, mount, text))
+}
+
+fn bytes_from_source(group: &Group) -> u64 {
+    group.nodes.iter().map(|node| node.count("object", "get_bytes")).sum()
+}
+
+#[test]
+fn a_file_that_is_not_changed_is_read_from_the_source_once() {
+    for transport in TRANSPORTS {
+        let Some((group, mount, text)) = start(transport) else { return };
+        assert!(read_all(&File::open(mount.path("file")).unwrap()) == text);
+        assert_eq!(bytes_from_source(&group), text.len() as u64, "through the cache");
+        for _ in 0..3 {
+            assert!(read_all(&File::open(mount.path("file")).unwrap()) == text);
+        }
+        // A second mount, and one for reading only, use the same blocks.
+        let second = group.mount("second", 0, &["--fuse-io", transport]);
+        assert!(fs::read(second.path("file")).unwrap() == text);
+        let source = group.source.to_str().unwrap();
+        let reader = group.world.mount_at(
+            group
+                .world
+                .command(&["mount", source, group.world.dir("reader").to_str().unwrap(), "--registry"])
+                .arg(format!("static:{}", group.nodes[0].address)),
+            &group.world.path("reader"),
+        );
+        assert!(fs::read(reader.path("file")).unwrap() == text);
+        assert_eq!(bytes_from_source(&group), text.len() as u64, "{transport}");
+        [mount, second, reader].into_iter().for_each(Mount::unmount);
+    }
+}
+
+#[test]
+fn what_the_mount_writes_is_read_at_once_by_those_that_read_cached_bytes() {
+    for transport in TRANSPORTS {
+        let Some((group, mount, mut text)) = start(transport) else { return };
+        let reader = File::open(mount.path("file")).unwrap();
+        assert!(read_all(&reader) == text);
+        let writer = open_to_write(&mount.path("file"));
+        for (round, offset) in [10, MIB + 7, FILE_LEN - 50].into_iter().enumerate() {
+            let new = bytes(100 + round as u64, 200);
+            writer.write_all_at(&new, offset as u64).unwrap();
+            text.resize(text.len().max(offset + new.len()), 0);
+            text[offset..offset + new.len()].copy_from_slice(&new);
+            assert!(read_all(&reader) == text, "{transport}, round {round}");
+        }
+        drop(writer);
+        assert!(read_all(&reader) == text);
+        // Cut by its name, while it is open for reading only.
+        let reopened = loop {
+            wait_for_tick();
+            let before = bytes_from_source(&group);
+            let reopened = File::open(mount.path("file")).unwrap();
+            assert!(read_all(&reopened) == text);
+            assert!(read_all(&reopened) == text);
+            if bytes_from_source(&group) > before {
+                break reopened;
+            }
+        };
+        if !has("perl") {
+            return;
+        }
+        // Without an open.
+        shell(&mount.at, "perl -e 'truncate(\"file\", 1000) or die $!'");
+        text.truncate(1000);
+        assert!(read_all(&reopened) == text);
+        drop((reader, reopened));
+        mount.unmount();
+    }
+}
+
+#[test]
+fn what_was_written_under_a_lock_is_read_after_the_lock() {
+    for transport in TRANSPORTS {
+        let Some((group, mount, mut text)) = start(transport) else { return };
+        let other = group.mount("other", 0, &["--fuse-io", transport]);
+        let reader = File::open(mount.path("file")).unwrap();
+        assert!(read_all(&reader) == text);
+        let writer = open_to_write(&other.path("file"));
+        for round in 0..3u64 {
+            writer.lock().unwrap();
+            let new = bytes(200 + round, 300);
+            let offset = MIB * round as usize + 11;
+            writer.write_all_at(&new, offset as u64).unwrap();
+            text[offset..offset + new.len()].copy_from_slice(&new);
+            writer.unlock().unwrap();
+            reader.lock_shared().unwrap();
+            assert!(read_all(&reader) == text, "{transport}, round {round}");
+            reader.unlock().unwrap();
+        }
+        drop((reader, writer));
+        mount.unmount();
+        other.unmount();
+    }
+}
+
+/// What an open has found, all files of the mount read: the kernel keeps one set of pages for them.
+#[test]
+fn another_version_that_an_open_finds_is_read_by_all_open_files() {
+    for transport in TRANSPORTS {
+        let Some((group, mount, mut text)) = start(transport) else { return };
+        let other = group.mount("other", 0, &["--fuse-io", transport]);
+        let reader = File::open(mount.path("file")).unwrap();
+        assert!(read_all(&reader) == text);
+        for round in 0..3u64 {
+            let new = bytes(300 + round, 3000);
+            let offset = MIB * round as usize + 5;
+            open_to_write(&other.path("file")).write_all_at(&new, offset as u64).unwrap();
+            text[offset..offset + new.len()].copy_from_slice(&new);
+            let next = File::open(mount.path("file")).unwrap();
+            assert!(read_all(&next) == text && read_all(&reader) == text, "{transport}, round {round}");
+            wait_for_tick();
+        }
+        drop(reader);
+        mount.unmount();
+        other.unmount();
+    }
+}
+
+#[test]
+fn a_version_that_is_gone_is_read_from_the_source_without_an_error() {
+    for transport in TRANSPORTS {
+        let Some((group, mount, mut text)) = start(transport) else { return };
+        let changed = File::open(mount.path("file")).unwrap();
+        assert!(read_part(&changed, 0, 1000) == text[..1000]);
+        // By another program, which no node knows.
+        let new = bytes(9, MIB);
+        open_to_write(&group.source.join("file")).write_all_at(&new, 2 * MIB as u64).unwrap();
+        text[2 * MIB..3 * MIB].copy_from_slice(&new);
+        assert!(read_part(&changed, 2 * MIB as u64 + 3, 5000) == text[2 * MIB + 3..][..5000]);
+        assert!(read_all(&changed) == text);
+        fs::write(group.source.join("removed"), &text).unwrap();
+        wait_for_tick();
+        let removed = File::open(mount.path("removed")).unwrap();
+        assert!(read_part(&removed, 0, 1000) == text[..1000]);
+        fs::remove_file(group.source.join("removed")).unwrap();
+        assert!(read_all(&removed) == text, "{transport}");
+        drop((changed, removed));
+        mount.unmount();
+    }
+}
+
+/// Two mounts and a program on the source change files; each open reads the bytes of the last close, whether they come
+/// from a cache or not.
+#[test]
+fn an_open_for_reading_finds_no_older_byte_than_the_last_close() {
+    const FILES: u64 = 3;
+    let Some(group) = Group::start_in_memory(2, "64m") else { return };
+    let mounts = [group.mount("one", 0, &[]), group.mount("two", 1, &["--attr-cache", "0", "--entry-cache", "0"])];
+    let mut state = std::env::var("SPURLINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(18);
+    println!("SPURLINE_SEED={state}");
+    let mut models: Vec<Vec<u8>> = (0..FILES).map(|number| bytes(number, 3 * MIB)).collect();
+    for (number, model) in models.iter().enumerate() {
+        fs::write(group.source.join(format!("f{number}")), model).unwrap();
+    }
+    let mut open: Vec<(usize, File)> = Vec::new();
+    for turn in 0..crate::fsx::more_operations().map_or(150, |ops| ops / 20) {
+        let number = draw(&mut state, FILES) as usize;
+        let model = &mut models[number];
+        let name = format!("f{number}");
+        if draw(&mut state, 3) == 0 {
+            let new = bytes(state, 1 + draw(&mut state, 50_000) as usize);
+            let offset = draw(&mut state, (model.len() - new.len()) as u64) as usize;
+            let path = match draw(&mut state, 5) {
+                0 => group.source.join(&name),
+                which => mounts[which as usize % 2].path(&name),
+            };
+            open_to_write(&path).write_all_at(&new, offset as u64).unwrap();
+            model[offset..offset + new.len()].copy_from_slice(&new);
+        }
+        if draw(&mut state, 2) == 0 {
+            wait_for_tick();
+        }
+        let mount = draw(&mut state, 2) as usize;
+        let file = File::open(mounts[mount].path(&name)).unwrap();
+        let offset = draw(&mut state, model.len() as u64 - 100_000);
+        if draw(&mut state, 2) == 0 {
+            drop_pages(&file);
+        }
+        let mut seen = vec![0; 100_000];
+        file.read_exact_at(&mut seen, offset).unwrap();
+        assert!(seen == model[offset as usize..][..seen.len()], "turn {turn}, mount {mount}, {name} at {offset}");
+        // Some stay open, in the version of their time or a later one.
+        open.push((number, file));
+        if open.len() > 12 {
+            let (_, file) = open.swap_remove(draw(&mut state, 12) as usize);
+            assert_eq!(read_all(&file).len(), 3 * MIB);
+        }
+    }
+    let from_cache: u64 = mounts.iter().map(|mount| mount.count("blockcache", "hit_bytes")).sum();
+    println!("{from_cache} bytes from the mounts' memory");
+    drop(open);
+    mounts.into_iter().for_each(Mount::unmount);
+}
