@@ -4,7 +4,7 @@ use crate::cli::InfoArgs;
 use crate::report::{self, printable, printable_json};
 use serde_json::{Value, json};
 use spurline_config::Fault;
-use spurline_observe::documents::{BlockCounts, BlockRun, InfoDocument, SourceAbilities};
+use spurline_observe::documents::{BlockCounts, BlockRun, FileReads, InfoDocument, SourceAbilities};
 use spurline_runtime::locator::{ANSWER, locate_path};
 use spurline_types::FileKind;
 use spurline_types::units::human_bytes;
@@ -66,6 +66,9 @@ fn info_text(path: &str, info: &InfoDocument) -> String {
     if !file.nodes.is_empty() {
         add_fact("nodes", json!(file.nodes).to_string());
     }
+    if let Some(reads) = &info.reads {
+        add_fact("reads", read_words(reads));
+    }
     if let Some(rule) = &file.rule {
         add_fact("rule", format!("{}, by {}", spurline_runtime::rules::describe_rule(rule), rule.url));
     }
@@ -94,6 +97,15 @@ fn kind_word(kind: FileKind) -> &'static str {
         FileKind::File => "file",
         FileKind::Directory => "directory",
         FileKind::Symlink => "symlink",
+    }
+}
+
+/// Where the next open of a file reads from.
+fn read_words(reads: &FileReads) -> String {
+    match &reads.why_not {
+        _ if reads.cached => "from the cache".to_owned(),
+        Some(why_not) => format!("from the source's file: {why_not}"),
+        None => "from the source's file".to_owned(),
     }
 }
 
@@ -127,6 +139,7 @@ mod tests {
             "path": "a", "version": "\"etag\"", "length": 20, "etag": null,
             "source": "s3://b", "kind": "file", "block_size": 5,
             "writes": {"hard_links": true, "acls": false, "rename_directory": "atomic", "locks": "mount"},
+            "reads": {"cached": false, "why_not": "it was just changed"},
             "rule": {"url": "s3://b/x", "pin": true, "ttl_seconds": null, "quota_bytes": null, "number": 1},
             "blocks": {"total": 4, "cached": 3, "memory": 1, "disk": 2},
             "held": [{"first": 0, "last": 0, "where": "memory", "holder": "n1"},
@@ -139,6 +152,7 @@ mod tests {
         );
         let can = "  writes      hard links, rename of directories: atomic, locks hold within the mount\n";
         assert!(text.contains(can), "{text}");
+        assert!(text.contains("  reads       from the source's file: it was just changed\n"), "{text}");
         assert!(text.contains("  rule        pinned, by s3://b/x\n"), "{text}");
         assert!(text.contains("4, of them 3 cached: 1 in memory, 2 on disk") && !text.contains("etag  "), "{text}");
         assert!(

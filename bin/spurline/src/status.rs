@@ -248,7 +248,7 @@ fn cache_words(status: &ProcessStatus, stats: &Stats) -> String {
     let used = stats.blockcache.used_bytes.get();
     let capacity = stats.blockcache.capacity_bytes.get();
     let mount = status.mount();
-    if mount.is_some_and(|mount| mount.writes.writable) {
+    if mount.is_some_and(|mount| mount.writes.writable && !mount.writes.through_nodes) && capacity == 0 {
         "no block cache (--rw)".to_owned()
     } else if capacity > 0 {
         format!("cache {} of {}", human_bytes(used), human_bytes(capacity))
@@ -379,13 +379,17 @@ mod tests {
         let stats = Stats::default();
         let of_group = MountStatus { peers: vec![PeerStatus::default()], ..MountStatus::default() };
         let writes = MountWrites { writable: true, ..MountWrites::default() };
-        let writable = mount_status(MountStatus { writes, ..of_group.clone() });
+        let writable = mount_status(MountStatus { writes, ..MountStatus::default() });
+        let through_nodes = MountWrites { writable: true, through_nodes: true, ..MountWrites::default() };
+        let of_writable_group = mount_status(MountStatus { writes: through_nodes, ..of_group.clone() });
+        assert_eq!(cache_words(&of_writable_group, &stats), "cache on its nodes");
+        assert_eq!(cache_words(&writable, &stats), "no block cache (--rw)");
         assert_eq!(cache_words(&mount_status(MountStatus::default()), &stats), "no cache disk");
         assert_eq!(cache_words(&mount_status(of_group), &stats), "cache on its nodes");
         stats.blockcache.used_bytes.set(1 << 20);
         stats.blockcache.capacity_bytes.set(1 << 30);
         assert_eq!(cache_words(&mount_status(MountStatus::default()), &stats), "cache 1.00 MiB of 1.00 GiB");
-        assert_eq!(cache_words(&writable, &stats), "no block cache (--rw)");
+        assert_eq!(cache_words(&writable, &stats), "cache 1.00 MiB of 1.00 GiB");
     }
 
     fn without_style(line: String) -> String {

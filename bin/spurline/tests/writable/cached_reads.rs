@@ -250,3 +250,54 @@ fn an_open_for_reading_finds_no_older_byte_than_the_last_close() {
     drop(open);
     mounts.into_iter().for_each(Mount::unmount);
 }
+
+/// What `info` says of reads of a file.
+fn reads_by_info(group: &Group, mount: &Mount, name: &str) -> (bool, String) {
+    let out = group.world.run(&["info", "--json", mount.path(name).to_str().unwrap()]);
+    assert!(out.status.success(), "{out:?}");
+    let info: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let why_not = info["reads"]["why_not"].as_str().unwrap_or_default();
+    (info["reads"]["cached"].as_bool().unwrap(), why_not.to_owned())
+}
+
+#[test]
+fn info_load_free_and_status_agree_with_the_reads() {
+    let Some((group, mount, text)) = start("uring") else { return };
+    let run = |words: &[&str]| {
+        let out = group.world.run(words);
+        assert!(out.status.success(), "{words:?}: {out:?}");
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let at = mount.path("file").to_str().unwrap().to_owned();
+    let len = text.len() as u64;
+    run(&["load", &at]);
+    assert_eq!(bytes_from_source(&group), len);
+    assert!(read_all(&File::open(&at).unwrap()) == text);
+    assert_eq!(bytes_from_source(&group), len, "loaded blocks are read");
+    assert_eq!(reads_by_info(&group, &mount, "file"), (true, String::new()));
+    run(&["free", &at]);
+    // The mount itself may have blocks in memory.
+    let second = group.mount("second", 0, &[]);
+    assert!(fs::read(second.path("file")).unwrap() == text);
+    assert_eq!(bytes_from_source(&group), 2 * len, "freed blocks are fetched");
+    assert!(run(&["status", mount.at.to_str().unwrap()]).contains("cache on its nodes"));
+    // A new file is loaded under the version that it was closed in, at once.
+    let writer = File::create(mount.path("new")).unwrap();
+    writer.write_all_at(&text, 0).unwrap();
+    let (cached, why_not) = reads_by_info(&group, &mount, "new");
+    assert!(!cached && why_not == "a process has it open for changes", "{why_not}");
+    drop(writer);
+    run(&["load", mount.path("new").to_str().unwrap()]);
+    assert_eq!(bytes_from_source(&group), 3 * len);
+    eventually("the new file is read from the cache", || reads_by_info(&group, &mount, "new").0);
+    assert!(fs::read(second.path("new")).unwrap() == text);
+    assert_eq!(bytes_from_source(&group), 3 * len, "what was loaded is read");
+    mount.unmount();
+    second.unmount();
+    let Some(alone) = Group::start(0) else { return };
+    let mount = alone.mount("mnt", 0, &[]);
+    fs::write(mount.path("file"), "text").unwrap();
+    let (cached, why_not) = reads_by_info(&alone, &mount, "file");
+    assert!(!cached && why_not.contains("a directory of this host"), "{why_not}");
+    mount.unmount();
+}

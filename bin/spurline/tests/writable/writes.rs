@@ -418,7 +418,7 @@ fn writes_are_seen_in_the_access_log_in_stats_and_in_status() {
         assert!(said.contains("no block cache (--rw)"), "{said}");
         for command in ["load", "free"] {
             let out = group.world.run(&[command, mount.at.to_str().unwrap()]);
-            refused(&out, 3, &["writable (--rw)", "past the block cache", "a mount of the source without --rw"]);
+            refused(&out, 3, &["writable (--rw)", "a directory of this host", "a mount of the source without --rw"]);
         }
         for node in &group.nodes {
             let said = status(&node.address);

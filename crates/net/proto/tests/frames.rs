@@ -11,8 +11,8 @@ use spurline_proto::{
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, FileIdentity, FileTime, ListedName, LockConflict, LockFamily, LockKind, LockRange,
-    NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, SourceSpace,
+    AttrChange, CacheVersion, Caller, Change, FileIdentity, FileTime, ListedName, LockConflict, LockFamily, LockKind,
+    LockRange, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, SourceSpace,
 };
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -5,7 +5,8 @@ use crate::admin::{AdminServices, ProcessTarget};
 use crate::exported::{ExportedNames, KeepNames, resume_clients};
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{
-    OpenWrites, describe_losses, describe_unsent, lock_word, loss_fault, open_writes, source_abilities, writes_behind,
+    OpenWrites, describe_losses, describe_unsent, find_reads, lock_word, loss_fault, open_writes, source_abilities,
+    writes_behind,
 };
 use crate::{group, peer_status, setup};
 use spurline_client::{GroupVolume, GroupWrites};
@@ -21,7 +22,7 @@ use spurline_observe::documents::{FUSE_STARTING, InfoDocument, MountStatus, Moun
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::SourceScheme;
 use spurline_store::Store;
-use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
 use spurline_volume::Volume;
 use spurline_volume::capabilities::LockScope;
 use std::path::Path;
@@ -43,8 +44,8 @@ const HUNG_STEP: Duration = Duration::from_secs(1);
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why `load` and `free` are refused where reads are not served from blocks.
-const WRITABLE_MOUNT_HAS_NO_JOBS: &str = "the mount is writable (--rw): its reads go past the block cache, so there is nothing to load or to free; name a path \
-     in a mount of the source without --rw, or the coordinator of the nodes (--registry coordinator://HOST:PORT --source URL)";
+const WRITABLE_MOUNT_HAS_NO_JOBS: &str = "the mount is writable (--rw), and its source is a directory of this host, which the kernel reads itself: there is nothing \
+     to load or to free; name a path in a mount of the source without --rw";
 
 /// A mount whose volume is open and whose admin services answer, but which is not mounted yet.
 pub struct PreparedMount {
@@ -153,8 +154,8 @@ impl PreparedMount {
         let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
         // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
         let chosen = Arc::new(OnceLock::new());
-        // A bucket is read through blocks also while it is changed.
-        let has_blocks = writes.is_none() || config.volume.source.scheme() != "file";
+        // Nodes and buckets are read through blocks also while they are changed.
+        let has_blocks = writes.is_none() || volume.remote.is_some() || config.volume.source.scheme() != "file";
         let jobs = if has_blocks { Some(start_jobs(&volume)?) } else { None };
         let stop = Arc::new(MountStop::default());
         let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
@@ -570,7 +571,10 @@ impl MountView {
     /// The cached blocks of a file, and the abilities of a writable source.
     fn file_info(&self, path: &[u8]) -> Result<InfoDocument> {
         let writes = self.writes.as_ref().map(|writes| source_abilities(&writes.capabilities()));
-        Ok(InfoDocument { file: self.volume.info(path)?, writes })
+        let file = self.volume.info(path)?;
+        let reads = self.writes.as_ref().filter(|_| file.kind == FileKind::File);
+        let reads = reads.map(|writes| find_reads(&*writes.source, path));
+        Ok(InfoDocument { file, writes, reads })
     }
 
     fn check_health(&self) -> Result<()> {

@@ -146,6 +146,12 @@ fn metadata_limits(config: &VolumeConfig) -> MetadataLimits {
     MetadataLimits { ttl: config.metadata_ttl, name_bytes: config.budget.metadata_bytes }
 }
 
+/// The greatest age of names and attributes. Programs of a writable mount get theirs from the source; jobs and `info` must not
+/// find what was before their changes.
+fn metadata_age(config: &VolumeConfig) -> Duration {
+    if config.writes.is_some() { Duration::ZERO } else { config.metadata_ttl }
+}
+
 /// The budget without the slots of the FUSE session and the tables of names.
 fn pool_bytes(config: &VolumeConfig) -> u64 {
     config.budget.total - config.budget.fuse_bytes() - config.budget.name_table_bytes()
@@ -171,7 +177,7 @@ fn open_from_group(
     let remote_config = GroupVolumeConfig {
         patience: RequestPatience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
-        metadata_age: config.metadata_ttl,
+        metadata_age: metadata_age(config),
         copies: CopyCounts::new(config.replicas.all, config.replicas.below.clone()),
         // A random seed, as processes in containers may have the same PID: readers share copies evenly.
         standpoint: ReaderLocation { zone: group.zone.clone(), seed: RandomState::new().build_hasher().finish() },

@@ -4,12 +4,15 @@ use crate::setup;
 use crate::volume::OpenVolume;
 use spurline_client::GroupWrites;
 use spurline_config::{Fault, VolumeConfig, WritesConfig};
-use spurline_observe::documents::{FileByteCount, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind};
+use spurline_observe::documents::{
+    FileByteCount, FileReads, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind,
+};
 use spurline_origin::{BucketWriteOptions, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource};
+use spurline_types::open_flags::O_RDONLY;
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
-use spurline_volume::writes::WritableVolume;
+use spurline_volume::writes::{CacheVersion, Caller, NodePath, WritableVolume};
 use std::sync::Arc;
 
 /// The most files that a message names.
@@ -216,6 +219,29 @@ pub(crate) fn source_abilities(can: &WriteCapabilities) -> SourceAbilities {
         holes: can.holes,
         copy: can.copy,
     }
+}
+
+/// Where the next open of a file reads from. The file is opened for a moment, as this process's user.
+pub(crate) fn find_reads(source: &dyn WritableVolume, path: &[u8]) -> FileReads {
+    let caller = Caller {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        ..Caller::default()
+    };
+    let opened = source.open(NodePath { path, expected: None }, O_RDONLY, &caller);
+    let version = opened.and_then(|file| Ok(file.cache_version(&file.attr_at_open()?)));
+    let why_not = match version {
+        Ok(CacheVersion::Settled(_) | CacheVersion::OwnCache) => None,
+        Ok(CacheVersion::OpenForChanges) => Some("a process has it open for changes".to_owned()),
+        Ok(CacheVersion::JustChanged) => {
+            Some("it was changed so recently that a further change could keep its times".to_owned())
+        }
+        Ok(CacheVersion::SourceIsNear) => {
+            Some("the source is a directory of this host, which the kernel reads itself".to_owned())
+        }
+        Err(error) => Some(error.to_string()),
+    };
+    FileReads { cached: why_not.is_none(), why_not }
 }
 
 /// A scope as a word of JSON.

@@ -15,6 +15,19 @@ pub struct InfoDocument {
     /// The abilities of the source; `None` where the mount is read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writes: Option<SourceAbilities>,
+    /// Where the next open of the file reads from; `None` where the mount is read-only, and for anything but a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<FileReads>,
+}
+
+/// Where a file of a writable mount is read from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FileReads {
+    /// From cached bytes; otherwise from the source's file.
+    pub cached: bool,
+    /// Why not from cached bytes.
+    pub why_not: Option<String>,
 }
 
 impl InfoDocument {

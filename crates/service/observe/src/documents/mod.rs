@@ -14,7 +14,7 @@ pub use export::ExportStatus;
 pub use group::{
     CoordinatedGroup, FollowedGroup, FollowedNode, GroupNode, GroupRegistration, REGISTRY_LOST, RegistryStatus,
 };
-pub use info::InfoDocument;
+pub use info::{FileReads, InfoDocument};
 pub use peers::{LocalEnd, PEER_DOWN, PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, PeerUse};
 pub use spurline_volume::info::{BlockCounts, BlockRun, FileInfo, FileRule};
 pub use status::{
