@@ -277,6 +277,7 @@ impl NodeView {
                 .ok_or_else(|| Error::new(ErrorKind::NotFound, "no mount has asked this node for anything yet"))?
                 .info(path)?,
             writes: None,
+            reads: None,
         })
     }
 

@@ -19,7 +19,7 @@ use spurline_types::{ErrorKind, FileKind, Stats};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// An open volume with everything that serves it; reading ends when it is dropped.
 pub struct OpenVolume {
