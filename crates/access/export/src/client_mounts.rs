@@ -13,16 +13,16 @@ const CLIENT_REQUEST_BYTES: u32 = 1 << 20;
 /// Where clients mount the export.
 const CLIENT_MOUNTPOINT: &str = "/mnt/spurline";
 
-/// What the server offers to clients of an export.
+/// The services of an export for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportService {
-    /// It serves NFSv4.2.
+    /// NFSv4.2 is served.
     pub v4: bool,
-    /// It serves NFSv3.
+    /// NFSv3 is served.
     pub v3: bool,
     /// The kernel grants locks of NFSv3 clients.
     pub v3_locks: bool,
-    /// The port of RDMA, if it is served.
+    /// The port of RDMA, if RDMA is served.
     pub rdma_port: Option<u16>,
 }
 
@@ -33,11 +33,11 @@ pub struct ClientMount {
     pub title: String,
     /// The command.
     pub command: String,
-    /// What to know about it; may be empty.
+    /// A note; may be empty.
     pub note: String,
 }
 
-/// Addresses of this host that clients can reach: all, and one of each RDMA interface.
+/// Addresses of this host that clients can reach: all, and an address of each RDMA interface.
 pub fn reach_of(host: &HostFacts) -> (Vec<IpAddr>, Vec<IpAddr>) {
     let usable = |ip: &IpAddr| {
         !ip.is_loopback()

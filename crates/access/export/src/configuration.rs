@@ -1,4 +1,4 @@
-//! What an export is, and the table that describes it to the NFS server. It starts nothing.
+//! An export, and the table that describes the export to the NFS server. Starts nothing.
 
 use crate::export_records::ExportRecord;
 use crate::server_settings::NfsSettings;
@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-/// Records of exports, and the names of their inodes.
+/// Records of exports, and the names of inodes.
 pub const STATE_DIR: &str = "var/lib/spurline/exports";
 /// The port of NFS over RDMA that IANA has registered.
 pub const RDMA_PORT: u16 = 20049;
@@ -18,11 +18,11 @@ pub const RDMA_PORT: u16 = 20049;
 pub struct ExportPlan {
     /// The mountpoint.
     pub mountpoint: PathBuf,
-    /// The mountpoint as clients name it: below the root of exports.
+    /// The mountpoint under the clients' name: below the root of exports.
     pub shown_path: PathBuf,
     /// The mount's source.
     pub source: String,
-    /// The mount can be written, whatever its clients may do.
+    /// The mount can be written, whatever clients may do.
     pub writable_mount: bool,
     /// Addresses, networks or names of clients, in the words of exports(5).
     pub clients: Vec<String>,
@@ -32,11 +32,11 @@ pub struct ExportPlan {
     pub trust_root: bool,
     /// Serve over RDMA too.
     pub rdma: bool,
-    /// Threads that the server should have; `None` leaves them to its settings.
+    /// Threads that the server should have; `None` leaves the number to the server's settings.
     pub threads: Option<u32>,
 }
 
-/// A file with its text.
+/// A file with text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigurationFile {
     /// The path below the root of files.
@@ -46,7 +46,7 @@ pub struct ConfigurationFile {
 }
 
 impl ExportPlan {
-    /// A short name of the export, the same for one source at one mountpoint.
+    /// A short name of the export, the same for a source at a mountpoint.
     pub fn id(&self) -> String {
         export_id(&self.source, &self.mountpoint)
     }
@@ -56,7 +56,7 @@ impl ExportPlan {
         fsid_of(&self.source, self.writable_mount)
     }
 
-    /// What `--apply` records of it.
+    /// The record that `--apply` makes.
     pub fn record(&self) -> ExportRecord {
         ExportRecord {
             mountpoint: self.mountpoint.clone(),
@@ -70,7 +70,7 @@ impl ExportPlan {
 
     /// The table of exports(5) for this mount.
     pub fn exports_file(&self) -> ConfigurationFile {
-        // mp: while nothing is mounted there, clients wait. Else they would get the folder below, with the same fsid.
+        // mp: while nothing is mounted there, clients wait. Else clients would get the folder below, with the same fsid.
         let mut options =
             format!("{},sync,mp,no_subtree_check,fsid={}", if self.writable { "rw" } else { "ro" }, self.fsid());
         if self.trust_root {
@@ -94,7 +94,7 @@ impl ExportPlan {
     }
 }
 
-/// The file system id of a source. A writable mount has other file handles than a read-only one, and needs another id.
+/// The file system id of a source. A writable mount has other file handles than a read-only mount, and needs another id.
 fn fsid_of(source: &str, writable_mount: bool) -> String {
     let mut bytes = source.as_bytes().to_vec();
     if writable_mount {
@@ -122,7 +122,7 @@ pub fn export_id(source: &str, mountpoint: &Path) -> String {
     format!("{:016x}", xxh3_64(&bytes))
 }
 
-/// A mountpoint as clients name it: below `rootdir` of `[exports]` in nfs.conf, if that is set.
+/// A mountpoint under the clients' name: below `rootdir` of `[exports]` in nfs.conf, if that is set.
 ///
 /// # Errors
 /// When the mountpoint is outside of that folder.

@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
-/// One export that was made.
+/// An export that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportRecord {
     /// The mountpoint.
     pub mountpoint: PathBuf,
-    /// The mountpoint as clients name it since then.
+    /// The mountpoint under the clients' name since then.
     pub shown_path: PathBuf,
     /// The mount's source.
     pub source: String,
@@ -26,7 +26,7 @@ impl ExportRecord {
     /// The name of the record's file.
     const NAME: &str = "export.json";
 
-    /// All records below `root`, by their names.
+    /// All records below `root`, by name.
     pub fn read_all(root: &Path) -> Vec<(String, ExportRecord)> {
         let Ok(folders) = std::fs::read_dir(root.join(STATE_DIR)) else { return Vec::new() };
         let mut ids: Vec<String> =
@@ -35,7 +35,7 @@ impl ExportRecord {
         ids.into_iter().filter_map(|id| ExportRecord::read(root, &id).map(|record| (id, record))).collect()
     }
 
-    /// The record of an export; `None` if there is none, or it is not readable.
+    /// The record of an export; `None` if there is no record, or no readable record.
     pub fn read(root: &Path, id: &str) -> Option<ExportRecord> {
         let value = read_json(&root.join(STATE_DIR).join(id).join(Self::NAME))?;
         let mountpoint = value["mountpoint"].as_str()?;
@@ -72,14 +72,14 @@ pub fn started_server(root: &Path) -> bool {
     ServerRecord::read(root).started
 }
 
-/// What was done to the server for all exports together; it is gone with the last of them.
+/// The changes of the server for all exports together; the record goes with the last export.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ServerRecord {
-    /// The server was started for them.
+    /// The server was started for exports.
     pub started: bool,
-    /// Programs that were started beside it.
+    /// Programs that were started beside the server.
     pub programs: Vec<String>,
-    /// The largest request before it was raised.
+    /// The largest request before the raise.
     pub request_bytes: Option<u32>,
     /// A running server listens for RDMA since then.
     pub rdma_added: bool,

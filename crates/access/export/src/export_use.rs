@@ -1,19 +1,19 @@
-//! The use of one export, as the kernel's NFS server shows it: admitted clients and the bytes they moved. It knows no
-//! mount, and starts nothing.
+//! The use of an export, as shown by the kernel's NFS server: admitted clients and moved bytes. Knows no mount, and starts
+//! nothing.
 
 use crate::kernel_server::{decode_path, trim_mapped};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What the server has counted for one export. All is zero while it exports nothing there.
+/// The server's counters of an export. All is zero while nothing is exported there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExportUse {
     /// The server has the export.
     pub active: bool,
     /// The export is writable for some client.
     pub writable: bool,
-    /// Addresses of clients that were admitted to it. Two exports for the same network share their clients: the kernel
-    /// knows an address only by the words of exports(5) that admitted it.
+    /// Addresses of admitted clients. Two exports for the same network share clients: the kernel knows an address only by the
+    /// words of exports(5) that admitted it.
     pub clients: BTreeSet<String>,
     /// Bytes read by clients, since the server took up the export.
     pub read_bytes: u64,
@@ -24,7 +24,7 @@ pub struct ExportUse {
 }
 
 impl ExportUse {
-    /// Reads it from `proc` below `root`.
+    /// Reads the use from `proc` below `root`.
     pub fn read(root: &Path, mountpoint: &Path) -> ExportUse {
         let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
         let mut found = ExportUse::default();
@@ -49,7 +49,7 @@ impl ExportUse {
                 found.clients.insert(trim_mapped(address).to_owned());
             }
         }
-        // One block for each path and domain; Linux 5.13.
+        // A block for each path and domain; Linux 5.13.
         let mut own = false;
         for line in text("proc/fs/nfsd/export_stats").lines().filter(|line| !line.starts_with('#')) {
             if !line.starts_with(char::is_whitespace) {

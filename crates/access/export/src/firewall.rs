@@ -1,5 +1,5 @@
-//! Whether this host filters packets of NFS clients: ufw, firewalld, and rules of nftables and iptables. It judges no rule:
-//! what filters at all may filter them.
+//! Whether this host filters packets of NFS clients: ufw, firewalld, and rules of nftables and iptables. Judges no rule: any
+//! filter may filter these.
 
 use crate::requirements::{RequirementOutcome, RequirementState, outcome};
 use std::path::Path;
@@ -41,7 +41,7 @@ pub(crate) fn check_firewall(rdma: bool) -> RequirementOutcome {
     outcome("firewall", RequirementState::Met, "no ufw, no firewalld, and no rule that drops packets for this host", "")
 }
 
-/// What a program prints; nothing if it is not installed or fails.
+/// The output of a program; nothing if the program is not installed or fails.
 fn output_of(program: &str, words: &[&str]) -> String {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&folders).chain(["/usr/sbin".into(), "/sbin".into()]);
@@ -52,7 +52,7 @@ fn output_of(program: &str, words: &[&str]) -> String {
     out.map(|out| String::from_utf8_lossy(&out.stdout).into_owned()).unwrap_or_default()
 }
 
-/// The first chain at the hook of incoming packets that drops some of them, or sends them to a chain that may.
+/// The first chain at the hook of incoming packets that drops packets, or sends packets to a chain that may.
 fn filtering_chain(rules: &str) -> Option<String> {
     let mut table = "";
     let mut chain = "";
@@ -77,7 +77,7 @@ fn filtering_chain(rules: &str) -> Option<String> {
     None
 }
 
-/// Whether the chain of incoming packets of iptables drops some of them, or sends them to a chain that may.
+/// Whether the chain of incoming packets of iptables drops packets, or sends packets to a chain that may.
 fn drops_input(rules: &str) -> bool {
     let ends = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();

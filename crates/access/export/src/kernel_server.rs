@@ -1,4 +1,4 @@
-//! The kernel's NFS server: its state, and which changes make or take back an export. It does not know how a change is made.
+//! The kernel's NFS server: the state, and the changes that make or take back an export. Does not know how a change is made.
 
 use crate::configuration::{ExportPlan, STATE_DIR, escape_path, export_id, exports_path, shown_path};
 use crate::export_records::{ExportRecord, ServerRecord};
@@ -16,29 +16,29 @@ const EXPORT_REQUEST_BYTES: u32 = 1 << 20;
 
 /// Where the largest request is set.
 const REQUEST_FILE: &str = "/proc/fs/nfsd/max_block_size";
-/// How long the kernel keeps an answer: as those of rpc.mountd.
+/// How long the kernel keeps an answer: as answers of rpc.mountd.
 const ANSWER_SECONDS: u64 = 1800;
-/// What the running server shows.
+/// The state of the running server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerState {
-    /// Its threads; 0 when it does not run.
+    /// The threads; 0 without a running server.
     pub threads: u32,
     /// Transports and ports: `tcp 2049`, `rdma 20049`.
     pub ports: Vec<String>,
-    /// Addresses of clients that it knows.
+    /// Addresses of known clients.
     pub clients: BTreeSet<String>,
-    /// Exported paths, as the kernel knows them.
+    /// Exported paths, as known to the kernel.
     pub exported: Vec<String>,
-    /// Versions that are switched on and off: `+3 +4 -4.0 +4.1 +4.2`; empty before its first start.
+    /// Versions that are switched on and off: `+3 +4 -4.0 +4.1 +4.2`; empty before the first start.
     pub versions: String,
-    /// The largest request; 0 before its first start.
+    /// The largest request; 0 before the first start.
     pub request_bytes: u32,
     /// The memory of this host, from which the kernel derives the largest request.
     pub memory_bytes: u64,
 }
 
 impl ServerState {
-    /// Reads it from /proc; all is empty where the module is not loaded.
+    /// Reads the state from /proc; all is empty where the module is not loaded.
     pub fn read() -> ServerState {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let nfsd = Path::new("/proc/fs/nfsd");
@@ -74,26 +74,26 @@ impl ServerState {
         }
     }
 
-    /// Its threads alone; 0 when it does not run.
+    /// The threads alone; 0 without a running server.
     pub fn read_threads() -> u32 {
         std::fs::read_to_string("/proc/fs/nfsd/threads").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Whether it accepts RDMA connections.
+    /// Whether the server accepts RDMA connections.
     pub fn serves_rdma(&self) -> bool {
         self.ports.iter().any(|port| port.starts_with("rdma "))
     }
 
-    /// The port at which it accepts RDMA connections.
+    /// The port for RDMA connections.
     pub fn rdma_port(&self) -> Option<u16> {
         self.ports.iter().find_map(|port| port.strip_prefix("rdma ")?.trim().parse().ok())
     }
 
-    /// What keeps clients of a version (`3`, `4.2`) out; `None` if they are served.
+    /// The obstacle for clients of a version (`3`, `4.2`); `None` for a served version.
     pub fn refusal_of(&self, version: &str, settings: &NfsSettings) -> Option<String> {
         let above = version.split('.').next().unwrap_or(version);
         let off = |version: &str| self.versions.split(' ').any(|word| word.strip_prefix('-') == Some(version));
-        // A server that is started follows nfs.conf; what is not set there stays as it was.
+        // A server that is started follows nfs.conf; other settings stay.
         if self.threads == 0
             && let Some(setting) = settings.refusal_of(version)
         {
@@ -103,7 +103,7 @@ impl ServerState {
         (stays && (off(above) || off(version))).then(|| format!("{} in /proc/fs/nfsd/versions", self.versions))
     }
 
-    /// The largest request that the server has, or will have once it is started.
+    /// The largest request that the server has, or will have after the start.
     fn request_limit(&self) -> u32 {
         if self.request_bytes > 0 {
             return self.request_bytes;
@@ -135,7 +135,7 @@ fn trim_port(address: &str) -> &str {
     }
 }
 
-/// An IPv4 address as clients have it.
+/// An IPv4 address in the clients' form.
 pub(crate) fn trim_mapped(address: &str) -> &str {
     address.trim_start_matches("::ffff:")
 }
@@ -152,7 +152,7 @@ pub(crate) fn is_exported(path: &Path) -> bool {
 /// The tools' table.
 const EXPORT_TABLE_FILE: &str = "/var/lib/nfs/etab";
 
-/// The paths in the tools' table, as clients name them.
+/// The paths in the tools' table, under the clients' names.
 fn exported_paths() -> impl Iterator<Item = String> {
     let table = std::fs::read_to_string(EXPORT_TABLE_FILE).unwrap_or_default();
     let paths: Vec<String> = table.lines().filter_map(|line| line.split_whitespace().next()).map(decode_path).collect();
@@ -175,9 +175,9 @@ impl ExportPlan {
     pub fn changes(&self, server: &ServerState, root: &Path) -> Vec<ServerChange> {
         let settings = NfsSettings::read(root);
         let mut changes = Vec::new();
-        // Another root holds another host's files: its server is not this one.
+        // Another root holds another host's files: the server there is another.
         let here = root == Path::new("/");
-        // First, for it is the likeliest to fail.
+        // First, as the likeliest to fail.
         if here && self.rdma && !Path::new("/sys/module/rpcrdma").is_dir() {
             changes.push(ServerChange::run(&["modprobe", "rpcrdma"]));
         }
@@ -224,7 +224,7 @@ impl ExportPlan {
                 "mountpoint -q /proc/fs/nfsd || mount -t nfsd nfsd /proc/fs/nfsd",
             ]));
         }
-        // It can be set only while no thread runs.
+        // The size can be set only while no thread runs.
         if server.request_limit() < EXPORT_REQUEST_BYTES {
             changes.push(ServerChange::kernel(REQUEST_FILE, EXPORT_REQUEST_BYTES));
         }
@@ -237,7 +237,7 @@ impl ExportPlan {
             changes.push(ServerChange::run(&["rpcbind"]));
         }
         changes.push(reload);
-        // It adds the port of RDMA that nfs.conf names, after the threads: the kernel refuses it before.
+        // Adds the port of RDMA from nfs.conf, after the threads: the kernel refuses the port before.
         let threads = threads_at_start(&settings, records.iter().map(|(_, record)| record)).map(|n| n.to_string());
         changes.push(ServerChange::run(&[&["rpc.nfsd"], threads.as_deref().as_slice()].concat()));
         if !is_running("rpc.mountd") {
@@ -246,7 +246,7 @@ impl ExportPlan {
         changes
     }
 
-    /// Whether the tools have read the export's table since it was written.
+    /// Whether the tools have read the export's table since the write.
     fn is_in_table(&self, root: &Path) -> bool {
         let time = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
         let written = time(&root.join(exports_path(&self.id())));
@@ -254,11 +254,11 @@ impl ExportPlan {
     }
 }
 
-/// Makes the changes of a plan one by one, and records them. `prepare` is called when the export has its folder and no
-/// client has a file handle yet; `each` gets each change before it is made. Returns what `exportfs` reports of other exports.
+/// Makes the changes of a plan in order, and records each. `prepare` is called when the export has its folder and no client has a
+/// file handle yet; `each` gets each change before the application. Returns what `exportfs` reports of other exports.
 ///
 /// # Errors
-/// At the first change that fails. Those before it stay, and [`remove_export`] takes them back.
+/// At the first change that fails. Changes before that stay, and [`remove_export`] takes them back.
 pub fn apply_plan(
     plan: &ExportPlan,
     root: &Path,
@@ -307,7 +307,7 @@ pub fn apply_plan(
     Ok(others)
 }
 
-/// The exports that were made at a mountpoint: those that are recorded, and that of its present source.
+/// The exports that were made at a mountpoint: the recorded exports, and that of the present source.
 pub fn exports_at(root: &Path, mountpoint: &Path, source: Option<&str>) -> Vec<String> {
     let records = ExportRecord::read_all(root).into_iter().filter(|(_, record)| record.mountpoint == mountpoint);
     let mut ids: Vec<String> = records.map(|(id, _)| id).collect();
@@ -316,8 +316,8 @@ pub fn exports_at(root: &Path, mountpoint: &Path, source: Option<&str>) -> Vec<S
     ids
 }
 
-/// Takes exports of one mountpoint back: their files, their records and the names of their inodes; the server too, if it was
-/// started for exports and exports nothing else. Returns what stays behind nevertheless.
+/// Takes exports of a mountpoint back: files, records and the names of inodes; the server too, if started for exports and without
+/// other exports. Returns the remains.
 ///
 /// # Errors
 /// When a file can't be removed, or a command fails.
@@ -346,7 +346,7 @@ pub fn remove_export(
     let shown = removed_path(&own, &settings, mountpoint);
     if serves {
         changes.push(ServerChange::Reload { path: shown.clone(), clients: Vec::new() });
-        // What the kernel has cached holds the mount.
+        // The kernel's cached exports hold the mount.
         changes.push(ServerChange::run(&["exportfs", "-f"]));
     }
     let mut make = |changes: &[ServerChange]| {
@@ -356,7 +356,7 @@ pub fn remove_export(
         })
     };
     make(&changes)?;
-    // Only now the table shows what is exported by others.
+    // Only now the table shows the exports of others.
     let exported: Vec<String> = if serves { exported_paths().collect() } else { Vec::new() };
     if serves && others.is_empty() && record.started && exported.is_empty() {
         let mut changes = vec![if has_systemd() {
@@ -411,8 +411,8 @@ pub fn remove_export(
     Ok(left)
 }
 
-/// The path, as clients name it, of exports that are taken back. The root of exports may be another one by now: the records
-/// know the former.
+/// The path, under the clients' name, of exports that are taken back. The root of exports may be another by now: the records have
+/// the former.
 fn removed_path(own: &[(String, ExportRecord)], settings: &NfsSettings, mountpoint: &Path) -> PathBuf {
     match own.first() {
         Some((_, record)) => record.shown_path.clone(),
@@ -427,10 +427,11 @@ fn remove_folder(folder: &Path) -> Result<()> {
     }
 }
 
-/// Makes the kernel ask for all exports again at their next use, as `exportfs -f` does: it still knows a mount that is gone.
+/// Makes the kernel ask for all exports again at the next use, as `exportfs -f` does: the kernel still knows a mount that is
+/// gone.
 ///
 /// # Errors
-/// When the kernel refuses it.
+/// When the kernel refuses that.
 pub fn forget_cached_exports() -> Result<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     for cache in ["auth.unix.ip", "auth.unix.gid", "nfsd.fh", "nfsd.export"] {
@@ -444,9 +445,9 @@ pub fn forget_cached_exports() -> Result<()> {
     Ok(())
 }
 
-/// Answers the kernel's questions about an export that rpc.mountd left open while nothing was mounted there: else clients
-/// would wait until they expire, two minutes. A question and its answer are lines of the kernel's rpc-cache interface. Returns
-/// the number of answers.
+/// Answers the kernel's questions about an export that rpc.mountd left open while nothing was mounted there: else clients would
+/// wait until the questions expire, two minutes. Question and answer are lines of the kernel's rpc-cache interface. Returns the
+/// number of answers.
 ///
 /// # Errors
 /// When the kernel refuses an answer.
@@ -471,7 +472,7 @@ fn answer_to(line: &str, fsid: &str, expires: u64, mountpoint: &Path) -> Option<
     let words: Vec<&str> = line.split_whitespace().collect();
     let ["#", domain, kind, number] = words[..] else { return None };
     let hex = number.strip_prefix("0x")?;
-    // The kernel shows the UUID as numbers of four bytes in this machine's order, and takes it as bytes.
+    // The kernel shows the UUID as numbers of four bytes in this machine's order, and takes bytes.
     let bytes: String = fsid.chars().filter(|c| *c != '-').collect();
     let reversed = |word: &str| (0..4).rev().map(|n| word.get(2 * n..2 * n + 2)).collect::<Option<String>>();
     let shown = (0..4).map(|n| reversed(bytes.get(8 * n..8 * n + 8)?)).collect::<Option<String>>()?;

@@ -1,5 +1,5 @@
-//! The kernel's NFS server over a mount: its configuration files, the requirements, the lines that clients type, and the
-//! database of names by which file handles outlive a mount. It knows no command line and no FUSE session.
+//! The kernel's NFS server over a mount: configuration files, requirements, the lines that clients type, and the database of
+//! names by which file handles outlive a mount. Knows no command line and no FUSE session.
 #![forbid(unsafe_code)]
 
 mod client_mounts;

@@ -1,4 +1,4 @@
-//! What the NFS client of the kernel did: mounts, their servers' addresses, transports and connections. It asks no server.
+//! The statistics of the kernel's NFS client: mounts, the servers' addresses, transports and connections. Asks no server.
 
 use crate::kernel_server::decode_path;
 use spurline_sys::MountTable;
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-/// One NFS mount of this host.
+/// An NFS mount of this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NfsMount {
     /// The server's name or address, as mounted.
@@ -19,7 +19,7 @@ pub struct NfsMount {
     pub version: String,
     /// The transport asked for: tcp, rdma.
     pub transport: String,
-    /// The server's addresses: the one of the mount, and those whose connections it shares.
+    /// The server's addresses: that of the mount, and those with the same connections.
     pub addresses: BTreeSet<IpAddr>,
     /// Connections that the kernel made.
     pub connections: Vec<NfsConnection>,
@@ -32,7 +32,7 @@ pub struct NfsMount {
 /// A connection of an NFS mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NfsConnection {
-    /// Its transport.
+    /// The transport.
     pub transport: String,
     /// Requests sent.
     pub requests: u64,
@@ -51,21 +51,21 @@ impl NfsMount {
         Ok(mounts)
     }
 
-    /// Whether it is a mount of the server `host`, which has these addresses.
+    /// Whether this is a mount of the server `host`, which has these addresses.
     pub fn is_of(&self, host: &str, addresses: &[IpAddr]) -> bool {
         let literal = self.server.parse::<IpAddr>().ok();
         self.server.eq_ignore_ascii_case(host)
             || addresses.iter().any(|address| self.addresses.contains(address) || literal == Some(*address))
     }
 
-    /// Whether the kernel opens one connection for each address, whatever nconnect says.
+    /// Whether the kernel opens a single connection for each address, whatever the value of nconnect.
     pub fn ignores_nconnect(&self) -> bool {
         self.version.starts_with('4') && self.transport.starts_with("rdma")
     }
 }
 
-/// Addresses that are reached through the same connections, as Linux 5.15 and later shows them: the mounts of several rails of a server
-/// all have the first one's address.
+/// Addresses that are reached through the same connections, as shown by Linux 5.15 and later: the mounts of several rails of a server
+/// all have the address of the first.
 fn trunked_addresses(root: &Path) -> Vec<BTreeSet<IpAddr>> {
     let folders = |path: &Path| {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();

@@ -1,5 +1,5 @@
-//! The names of a mount's inodes on disk, by which an NFS server's file handles are resolved after the kernel has
-//! forgotten an inode and after the mount was started again. Names are written in batches by a thread of its own.
+//! The names of a mount's inodes on disk, by which an NFS server's file handles are resolved after the kernel has forgotten an
+//! inode and after the mount was started again. Names are written in batches by a separate thread.
 
 use parking_lot::{Condvar, Mutex};
 use redb::{Database, MultimapTableDefinition, ReadableDatabase as _};
@@ -17,7 +17,7 @@ const NAMES_TABLE: MultimapTableDefinition<'_, u64, (u64, &[u8])> = MultimapTabl
 const PAGE_CACHE: usize = 4 << 20;
 /// Inodes whose names wait for the disk; more wait for the writing thread.
 const WAITING_MAX: usize = 20_000;
-/// How long a name waits for others of its batch.
+/// How long a name waits for others of the batch.
 const NAME_BATCH_WAIT: Duration = Duration::from_millis(200);
 
 /// A name that was added or removed.
@@ -30,7 +30,7 @@ struct NameChange {
 /// By inode; at most one change of each name.
 type WaitingNames = HashMap<u64, Vec<NameChange>>;
 
-/// The database of one mount.
+/// The database of a mount.
 pub struct NameDatabase {
     shared: Arc<SharedNames>,
     writer: Option<JoinHandle<()>>,
@@ -56,7 +56,7 @@ impl NameDatabase {
     /// Opens or makes the database in a folder.
     ///
     /// # Errors
-    /// When the folder is missing, its disk fails, or another process has it open.
+    /// When the folder is missing, the disk fails, or another process has the database open.
     pub fn open(folder: &Path) -> Result<NameDatabase> {
         let path = folder.join("names.redb");
         let failed = |e: &dyn std::fmt::Display| Error::new(ErrorKind::Invalid, format!("{}: {e}", path.display()));
@@ -148,7 +148,7 @@ impl SharedNames {
 
     fn change_name(&self, ino: u64, parent: u64, name: &[u8], added: bool) {
         let mut waiting = self.waiting.lock();
-        // A walk that is faster than the disk waits for it.
+        // A walk that is faster than the disk waits.
         while waiting.new.len() >= WAITING_MAX && !waiting.stop {
             self.changed.notify_all();
             self.changed.wait_for(&mut waiting, NAME_BATCH_WAIT);
@@ -189,7 +189,7 @@ impl NameRecords for NameDatabase {
         for (parent, name, added) in changes {
             names.retain(|known| known.0 != parent || known.1 != name);
             if added {
-                // The last one is the most likely to be right.
+                // The last name is the most likely to be right.
                 names.insert(0, (parent, name));
             }
         }

@@ -18,7 +18,7 @@ pub const V3_LOCKS: &str = "nfsv3-locks";
 pub enum RequirementState {
     /// Fulfilled.
     Met,
-    /// It works, with a limit.
+    /// Works, with a limit.
     Limited,
     /// The export can't work.
     Missing,
@@ -35,20 +35,20 @@ impl RequirementState {
     }
 }
 
-/// A requirement and its result.
+/// A requirement and the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequirementOutcome {
-    /// What is required.
+    /// The requirement.
     pub name: &'static str,
     /// The result.
     pub state: RequirementState,
     /// What was seen.
     pub evidence: String,
-    /// What to do; empty if it is met.
+    /// The remedy; empty if the requirement is met.
     pub remedy: String,
 }
 
-/// What the mount table says of the mount.
+/// The facts of the mount table about the mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MountFacts {
     /// Mounted with allow_other.
@@ -68,7 +68,7 @@ pub(crate) fn outcome(
     RequirementOutcome { name, state, evidence: evidence.into(), remedy: remedy.into() }
 }
 
-/// Checks everything that the plan needs on this host, beside its other exports.
+/// Checks everything that the plan needs on this host, beside the other exports.
 pub fn check_requirements(
     plan: &ExportPlan,
     mount: &MountFacts,
@@ -105,7 +105,7 @@ pub fn check_requirements(
     });
     all.push(check_fsid(plan, exports));
     if plan.writable && mount.source_locks {
-        // fuse_setlk() answers ENOLCK to lockd: it has no requests that are answered later.
+        // fuse_setlk() answers ENOLCK to lockd: there are no requests that are answered later.
         all.push(outcome(
             V3_LOCKS,
             Limited,
@@ -199,7 +199,7 @@ fn check_privilege() -> RequirementOutcome {
     }
 }
 
-/// What root lacks, by its map of users and its status.
+/// The right that root lacks, by the map of users and the status.
 fn missing_right(uid_map: &str, status: &str) -> Option<String> {
     const CAP_SYS_ADMIN: u32 = 21;
     let words: Vec<&str> = uid_map.split_whitespace().collect();
@@ -213,7 +213,7 @@ fn missing_right(uid_map: &str, status: &str) -> Option<String> {
         .then(|| "this is root without CAP_SYS_ADMIN, as in an unprivileged container".to_owned())
 }
 
-/// Two mounts with one file system id are one mount for the server and for clients: those of the second reach the first.
+/// Two mounts with the same file system id are a single mount for the server: clients of the second reach the first.
 fn check_fsid(plan: &ExportPlan, exports: &[(String, ExportRecord)]) -> RequirementOutcome {
     let id = plan.id();
     let fsid = plan.fsid();
@@ -263,7 +263,7 @@ fn check_versions(server: &ServerState, settings: &NfsSettings) -> RequirementOu
     }
 }
 
-/// Whether the RDMA drivers that run are a vendor's, while the module of NFS over RDMA is the kernel's: their symbols differ.
+/// Whether the RDMA drivers that run are a vendor's, while the module of NFS over RDMA is the kernel's: the symbols differ.
 fn foreign_drivers() -> Option<String> {
     let taint = std::fs::read_to_string("/sys/module/ib_core/taint").unwrap_or_default();
     let said = Command::new("modinfo").args(["-F", "intree", "rpcrdma"]).stdin(Stdio::null()).output().ok()?;
@@ -286,7 +286,7 @@ fn check_module(name: &'static str, loaded: bool, remedy: &str) -> RequirementOu
     outcome(name, RequirementState::Missing, format!("modprobe finds no module {name} for this kernel"), remedy)
 }
 
-/// NFSv4 clients walk from the server's root to the mount, and not every file system can be shown to them.
+/// NFSv4 clients walk from the server's root to the mount, and not every file system can be shown there.
 fn pseudo_root_limit(plan: &ExportPlan) -> Option<RequirementOutcome> {
     // The administrator has chosen a root of exports.
     if plan.shown_path != plan.mountpoint {

@@ -34,7 +34,7 @@ fn numbers(text: &str, name: &str) -> Vec<u64> {
 }
 
 impl NfsClientCounters {
-    /// Reads them below `root`; zero where no client has run.
+    /// Reads the counters below `root`; zero where no client has run.
     pub fn read(root: &Path) -> NfsClientCounters {
         let text = std::fs::read_to_string(root.join("proc/net/rpc/nfs")).unwrap_or_default();
         match numbers(&text, "rpc")[..] {
@@ -50,7 +50,7 @@ impl NfsClientCounters {
 }
 
 impl NfsServerCounters {
-    /// Reads them below `root`; zero where no server has run.
+    /// Reads the counters below `root`; zero where no server has run.
     pub fn read(root: &Path) -> NfsServerCounters {
         let text = std::fs::read_to_string(root.join("proc/net/rpc/nfsd")).unwrap_or_default();
         let at = |name: &str, n: usize| numbers(&text, name).get(n).copied().unwrap_or(0);

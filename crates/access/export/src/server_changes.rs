@@ -13,14 +13,14 @@ const RELOAD_COMMAND: [&str; 2] = ["exportfs", "-ra"];
 /// The longest time of a command: systemd may start the server for a minute.
 const COMMAND_LIMIT: Duration = Duration::from_secs(90);
 
-/// One change, done or to be done.
+/// A change, done or to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerChange {
     /// Writes a file.
     Write {
         /// The file.
         path: PathBuf,
-        /// Its whole text.
+        /// The whole text.
         text: String,
     },
     /// Removes a file.
@@ -29,9 +29,9 @@ pub enum ServerChange {
     Run(Vec<String>),
     /// Makes the server read the tables of exports again.
     Reload {
-        /// The export that this is about, as clients name it.
+        /// The path of the export under the clients' name.
         path: PathBuf,
-        /// The clients that it has to be exported to afterwards; none if it is taken back.
+        /// The clients afterwards; none if the export is taken back.
         clients: Vec<String>,
     },
     /// Writes a word to a file of the kernel.
@@ -48,7 +48,7 @@ impl ServerChange {
         ServerChange::Run(words.iter().map(|w| (*w).to_owned()).collect())
     }
 
-    /// Whether it starts the threads of the server.
+    /// Whether the change starts the threads of the server.
     pub(crate) fn starts_server(&self) -> bool {
         let ServerChange::Run(words) = self else { return false };
         words[0] == "rpc.nfsd" || words.iter().eq(["systemctl", "start", "nfs-server"])
@@ -97,8 +97,8 @@ impl ServerChange {
                     ));
                 }
             }
-            // It fails when any export of this host can't be made, and the others are made nevertheless. It succeeds when
-            // a client's name can't be resolved, and that client is left out.
+            // `exportfs` fails when any export of this host can't be made, and the others are made nevertheless. Success is also
+            // reported when a client's name can't be resolved, and that client is left out.
             ServerChange::Reload { path, clients } => {
                 let said = run_command(&RELOAD_COMMAND)?;
                 let refused = unresolved_clients(&said.lines, clients);
@@ -123,12 +123,12 @@ impl ServerChange {
     }
 }
 
-/// Whether a reload has missed its aim. A path that is taken back stays exported where the administrator exports it too.
+/// Whether a reload has missed the aim. A path that is taken back stays exported where the administrator exports the same path.
 fn is_failed_reload(taken_back: bool, success: bool, exported: bool) -> bool {
     if taken_back { exported && !success } else { !exported }
 }
 
-/// A word as a shell takes it.
+/// A word in a form for a shell.
 fn quote_word(word: &str) -> String {
     if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "/.,:=_-+@%".contains(c)) {
         word.to_owned()
@@ -137,7 +137,7 @@ fn quote_word(word: &str) -> String {
     }
 }
 
-/// Clients that `exportfs` has left out, by its own words.
+/// Clients that `exportfs` has left out, by the output.
 fn unresolved_clients(lines: &[String], clients: &[String]) -> Vec<String> {
     let said = |client: &String| lines.iter().any(|line| line.ends_with(&format!("Failed to resolve {client}")));
     clients.iter().filter(|client| said(client)).cloned().collect()
@@ -146,7 +146,7 @@ fn unresolved_clients(lines: &[String], clients: &[String]) -> Vec<String> {
 /// The outcome of a command.
 struct CommandOutcome {
     success: bool,
-    /// What it wrote to standard error.
+    /// The lines of standard error.
     lines: Vec<String>,
 }
 
@@ -160,7 +160,7 @@ fn run_command(words: &[&str]) -> Result<CommandOutcome> {
     let mut child = command.spawn().map_err(failed)?;
     let mut errors = child.stderr.take().expect("it is a pipe");
     let (sender, receiver) = std::sync::mpsc::channel();
-    // A thread of its own: a command that hangs in the kernel does not end when it is killed.
+    // A separate thread: a command that hangs in the kernel does not end when killed.
     std::thread::Builder::new()
         .name("command".into())
         .spawn(move || {
@@ -184,7 +184,7 @@ fn run_command(words: &[&str]) -> Result<CommandOutcome> {
         }
         std::thread::sleep(Duration::from_millis(10));
     };
-    // A daemon that it started may keep the pipe.
+    // A daemon that the command started may keep the pipe.
     let text = receiver.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();

@@ -1,5 +1,5 @@
-//! The settings of the NFS server: what the administrator has set in nfs.conf, and the file that exports add to it. It
-//! changes nothing that the administrator has set: threads are only raised, versions are left alone.
+//! The settings of the NFS server: the administrator's nfs.conf, and the file that exports add. Changes nothing that the
+//! administrator has set: threads are only raised, versions are left alone.
 
 use crate::configuration::{ConfigurationFile, RDMA_PORT};
 use crate::export_records::ExportRecord;
@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The settings that exports add, shared by all of them.
+/// The settings that exports add, shared by all exports.
 const SETTINGS_FILE: &str = "etc/nfs.conf.d/spurline.conf";
 
-/// What the administrator has set.
+/// The administrator's settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NfsSettings {
     /// By section and key, both in small letters.
@@ -18,7 +18,7 @@ pub struct NfsSettings {
 }
 
 impl NfsSettings {
-    /// Reads nfs.conf and the files that add to it below `root`, without the file of exports.
+    /// Reads nfs.conf and the additional files below `root`, without the file of exports.
     pub fn read(root: &Path) -> NfsSettings {
         let more = std::fs::read_dir(root.join("etc/nfs.conf.d")).into_iter().flatten().flatten();
         let mut files: Vec<PathBuf> = more.map(|file| file.path()).collect();
@@ -48,7 +48,7 @@ impl NfsSettings {
         self.values.get(&(section.to_owned(), key.to_owned())).map(String::as_str)
     }
 
-    /// A setting of `[nfsd]` that is switched on or off; `None` if it is not set.
+    /// A setting of `[nfsd]` that is switched on or off; `None` if not set.
     fn switch(&self, key: &str) -> Option<bool> {
         match self.value("nfsd", key)?.to_ascii_lowercase().as_str() {
             "1" | "t" | "true" | "y" | "yes" | "on" => Some(true),
@@ -62,12 +62,12 @@ impl NfsSettings {
         self.value("exports", "rootdir").filter(|top| !top.is_empty())
     }
 
-    /// The threads of the server, if they are set to a number.
+    /// The threads of the server, if set to a number.
     pub fn threads(&self) -> Option<u32> {
         self.value("nfsd", "threads")?.parse().ok()
     }
 
-    /// Whether the threads of the server are set, be it to something that is no number.
+    /// Whether the threads of the server are set, also to a text that is no number.
     pub fn sets_threads(&self) -> bool {
         self.value("nfsd", "threads").is_some()
     }
@@ -95,8 +95,8 @@ impl NfsSettings {
     }
 }
 
-/// A value as nfs-utils reads it: in quotes of either kind, else up to a comment. `None` without the second quote: the line
-/// counts for nothing.
+/// A value as read by nfs-utils: in quotes of either kind, else up to a comment. `None` without the second quote: the line counts
+/// for nothing.
 fn strip_value(text: &str) -> Option<&str> {
     let text = text.trim();
     match text.chars().next().filter(|c| ['"', '\''].contains(c)) {
@@ -105,8 +105,8 @@ fn strip_value(text: &str) -> Option<&str> {
     }
 }
 
-/// The threads of a server that is started for exports: no fewer than any of them asks for, and than the administrator has
-/// set. `None` leaves them to the settings of the administrator.
+/// The threads of a server that is started for exports: no fewer than any export asks for, and than the administrator has set.
+/// `None` leaves the number to the settings of the administrator.
 pub(crate) fn threads_at_start<'a>(
     settings: &NfsSettings,
     exports: impl Iterator<Item = &'a ExportRecord>,

@@ -5,10 +5,10 @@ use crate::walk::WalkPosition;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Maximum stretches; above it, pairs are merged.
+/// Maximum stretches; above that, pairs are merged.
 const MAX_STRETCHES: usize = 1024;
 
-/// Counts of files found and of their results.
+/// Counts of files found and of results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct FileCounts {
@@ -47,16 +47,16 @@ impl FileCounts {
 pub(crate) struct SettledWalk {
     /// Where the walk resumes.
     pub place: WalkPosition,
-    /// Counts of the files before it.
+    /// Counts of the files before.
     pub sums: FileCounts,
 }
 
 /// Consecutive files of the walk.
 #[derive(Debug)]
 struct FileStretch {
-    /// Position of the walk after them.
+    /// Position of the walk afterwards.
     end: WalkPosition,
-    /// Number of the first file after them.
+    /// Number of the first file afterwards.
     until: u64,
     /// Files that ended, with or without success.
     ended: u64,
@@ -95,8 +95,7 @@ impl WalkCheckpoint {
         self.stretches.back().map_or(self.settled.sums.files, |last| last.until)
     }
 
-    /// Records that the walk reached `place`. Since the last position it found `sums`; `ended` of these files have
-    /// ended.
+    /// Records that the walk reached `place`. Since the last position the walk found `sums`; `ended` of these files have ended.
     pub(crate) fn note_found(&mut self, place: WalkPosition, sums: FileCounts, ended: u64) {
         let until = self.files() + sums.files;
         match self.stretches.back_mut() {
@@ -122,7 +121,7 @@ impl WalkCheckpoint {
         self.settle();
     }
 
-    /// Records the end of a file with its result in `sums`; its file and byte counts were added when it was found.
+    /// Records the end of a file with the result in `sums`; the counts of files and bytes were added when the file was found.
     pub(crate) fn note_ended(&mut self, number: u64, sums: FileCounts) {
         let at = self.stretches.partition_point(|stretch| stretch.until <= number);
         let Some(stretch) = self.stretches.get_mut(at) else { return };

@@ -1,5 +1,4 @@
-//! Which files of a job's list have ended, stored as ranges: millions behind one slow file are one range. Knows
-//! numbers only.
+//! Which files of a job's list have ended, stored as ranges: millions behind a slow file are a single range. Knows numbers only.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -71,7 +70,7 @@ impl NumberRanges {
     }
 }
 
-/// The finished files of a list: all before a number, and some beyond it.
+/// The finished files of a list: all before a number, and some beyond.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CompletedRanges {
     before: u64,

@@ -1,5 +1,5 @@
-//! Work on many files of a cache group: loading, checking and freeing them. It walks, counts, retries, and resumes
-//! after a restart. Knows neither nodes nor networks: a [`JobTarget`] does the work.
+//! Work on many files of a cache group: loading, checking and freeing. Walks, counts, retries, and resumes after a restart. Knows
+//! neither nodes nor networks: a [`JobTarget`] does the work.
 #![forbid(unsafe_code)]
 
 mod checkpoint;
@@ -27,7 +27,7 @@ use std::ops::Range;
 /// Result of work on a part of a file, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WorkDone {
-    /// Bytes of blocks that were cached before; of a free job, those kept because they are pinned.
+    /// Bytes of blocks that were cached before; of a free job, pinned blocks that stay.
     pub held: u64,
     /// Bytes fetched or dropped.
     pub moved: u64,
@@ -43,13 +43,13 @@ impl std::ops::AddAssign for WorkDone {
 /// A range of blocks of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePart {
-    /// The file at one version.
+    /// The file at a version.
     pub object: ObjectRef,
-    /// Its blocks; never empty.
+    /// The blocks; never empty.
     pub blocks: Range<u32>,
 }
 
-/// A cache as seen by jobs. Every call ends within its own timeout and returns one result per part, in order.
+/// A cache as seen by jobs. Every call ends within a timeout and returns a result for each part, in order.
 pub trait JobTarget: Send + Sync {
     /// The source's URL, without credentials.
     fn source(&self) -> &str;
@@ -65,12 +65,12 @@ pub trait JobTarget: Send + Sync {
     /// # Errors
     /// As for [`JobTarget::lookup`].
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage>;
-    /// Best number of parallel [`JobTarget::warm_parts`] requests for short files, in a job limited to `requests`; 1
-    /// if parts are handled one by one.
+    /// Best number of parallel [`JobTarget::warm_parts`] requests for short files, in a job limited to `requests`; 1 if parts are
+    /// handled singly.
     fn parallel_short(&self, _requests: usize) -> usize {
         1
     }
-    /// Why a block cannot have `copies` copies now; `None` when it can.
+    /// Why a block cannot have `copies` copies now; `None` when that is possible.
     fn missing_copies(&self, _copies: u32) -> Option<String> {
         None
     }
@@ -91,7 +91,7 @@ pub trait JobTarget: Send + Sync {
     }
     /// Drops these parts from all caches; pinned blocks only if `with_pinned`.
     fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>>;
-    /// Drops all blocks of the source from all caches, of any file and version, or of `every_source`; pinned blocks only
-    /// if `with_pinned`. Returns also why a cache did not drop all of them.
+    /// Drops all blocks of the source from all caches, of any file and version, or of `every_source`; pinned blocks only if
+    /// `with_pinned`. Returns also why a cache did not drop all blocks.
     fn free_all(&self, every_source: bool, with_pinned: bool) -> (WorkDone, Option<Error>);
 }

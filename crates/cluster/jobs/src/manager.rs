@@ -1,4 +1,4 @@
-//! Owns the jobs of a group: submits, runs them in parallel, stops them, and resumes them after a restart.
+//! Owns the jobs of a group: submission, parallel runs, stops, and resumption after a restart.
 
 use crate::progress::{JobProgress, JobState};
 use crate::records::{JobRecord, JobRecords};
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 /// Interval of saving a running job's state.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
-/// Attempts to save the end of a job, and the pause between them.
+/// Attempts to save the end of a job, and the pause between attempts.
 const SAVE_ATTEMPTS: u32 = 5;
 const SAVE_RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// How long a resumed job waits for its group: after a full restart nodes come back one by one.
+/// How long a resumed job waits for the group: after a full restart nodes come back in turn.
 const GROUP_BACK: Duration = Duration::from_secs(300);
 /// Maximum ended jobs kept.
 const MAX_ENDED_JOBS: usize = 1000;
@@ -38,7 +38,7 @@ struct ManagedJob {
 }
 
 impl ManagedJob {
-    /// Whether this process works on it.
+    /// Whether this process works on the job.
     fn under_way(&self) -> bool {
         !self.run.progress().state.is_ended() && !self.run.is_suspended()
     }
@@ -77,10 +77,10 @@ impl JobTotals {
     }
 }
 
-/// A job with its name and progress.
+/// A job with name and progress.
 type NamedJob = (String, JobSpec, JobProgress);
 
-/// Runs the jobs of one process.
+/// Runs the jobs of a process.
 pub struct JobManager {
     keep: Arc<dyn JobRecords>,
     /// Directory for file lists that survive a restart.
@@ -90,8 +90,8 @@ pub struct JobManager {
 }
 
 impl JobManager {
-    /// Resumes the jobs in `keep`. File lists go to the directory `spools`, created on demand; without one, to
-    /// unnamed temporary files that end with their jobs.
+    /// Resumes the jobs in `keep`. File lists go to the directory `spools`, created on demand; without a directory, to unnamed
+    /// temporary files that end with the jobs.
     ///
     /// # Errors
     /// When the jobs cannot be read.
@@ -118,7 +118,7 @@ impl JobManager {
         Ok(())
     }
 
-    /// Whether this process works on a job, or is about to save its end.
+    /// Whether this process works on a job, or is about to save the end.
     pub fn works_on(&self, id: &str) -> bool {
         let jobs = self.jobs.lock();
         let thread = jobs.get(id).and_then(|job| job.thread.as_ref());
@@ -141,7 +141,7 @@ impl JobManager {
             tracing::info!("job {id}: {} {}", checkpoint.progress.state, checkpoint.progress.why);
             return Ok(ManagedJob { spec, run: JobRun::from_ended(checkpoint), thread: None, number });
         }
-        // The list may be on another host, or have lost its end in a power failure.
+        // The list may be on another host, or have lost the end in a power failure.
         let there =
             self.spool_path(id, checkpoint.list).and_then(|list| std::fs::metadata(list).ok()).map(|list| list.len());
         checkpoint.progress.listed &= there.is_some() && there == checkpoint.list_bytes;
@@ -156,7 +156,7 @@ impl JobManager {
         self.spools.as_ref().map(|dir| dir.join(format!("{id}.{list:016x}.files")))
     }
 
-    /// Path of a list, and its open file if it is unnamed.
+    /// Path of a list, and the open file if unnamed.
     fn list_place(&self, id: &str, list: u64) -> Result<(PathBuf, Option<File>)> {
         if let (Some(dir), Some(spool)) = (&self.spools, self.spool_path(id, list)) {
             std::fs::create_dir_all(dir).map_err(|e| Error::io(format_args!("{}", dir.display()), &e))?;
@@ -263,7 +263,7 @@ impl JobManager {
         std::thread::Builder::new().name("job".into()).spawn(work).map_err(|e| Error::io("can't start a thread", &e))
     }
 
-    /// Starts a job and returns its name. Submitting a running job again has no effect; one that ended starts anew.
+    /// Starts a job and returns the name. Another submission of a running job has no effect; an ended job starts anew.
     ///
     /// # Errors
     /// When the job is invalid, cannot be saved, or is running at another speed.
@@ -329,7 +329,7 @@ impl JobManager {
         }
     }
 
-    /// A job and its progress, of this or another process.
+    /// A job and the progress, of this or another process.
     ///
     /// # Errors
     /// When the records cannot be read.
@@ -365,12 +365,12 @@ impl JobManager {
         }
     }
 
-    /// A job of this process and its progress.
+    /// A job of this process and the progress.
     pub fn local_progress(&self, id: &str) -> Option<(JobSpec, JobProgress)> {
         self.jobs.lock().get(id).map(|job| (job.spec.clone(), job.run.progress()))
     }
 
-    /// All jobs of this process, newest first, then those of other processes.
+    /// All jobs of this process, newest first, then jobs of other processes.
     ///
     /// # Errors
     /// When the others cannot be read.
@@ -400,8 +400,8 @@ impl JobManager {
         })
     }
 
-    /// The job of this name. If the name is a subject, all jobs of its paths: running ones first (of them the one
-    /// without options, which has no other name), then by latest submission.
+    /// The job of this name. If the name is a subject, all jobs of these paths: running jobs first (first that without options,
+    /// which has no other name), then by latest submission.
     ///
     /// # Errors
     /// `NotFound` when there is none.
@@ -431,11 +431,10 @@ impl JobManager {
         Err(Error::new(ErrorKind::NotFound, why))
     }
 
-    /// Stops a job in whichever process runs it; returns whether there was one to stop. It is not resumed after a
-    /// restart.
+    /// Stops a job in any process; returns whether there was a job to stop. A stopped job is not resumed after a restart.
     ///
     /// # Errors
-    /// When the process that runs it cannot be notified, or the stop cannot be saved.
+    /// When the process of the job cannot be notified, or the stop cannot be saved.
     pub fn stop_job(&self, id: &str) -> Result<bool> {
         let under_way = {
             let jobs = self.jobs.lock();
@@ -444,7 +443,7 @@ impl JobManager {
         let Some((spec, run)) = under_way else { return self.keep.request_stop(id) };
         run.stop();
         let kept = run.save_checkpoint(|checkpoint| {
-            // The job's own thread saves how it ended.
+            // The job's thread saves the end.
             let ended = checkpoint.progress.state.is_ended() && !run.is_suspended();
             if ended { Ok(()) } else { self.keep.save_job(id, &JobRecord { spec, checkpoint }) }
         });
@@ -480,7 +479,7 @@ impl JobManager {
                 } else if job.run.is_suspended() {
                     return None;
                 }
-                // The thread of a job that just ended still has to save it.
+                // The thread of a job that just ended still has to save the end.
                 let thread = job.thread.take()?;
                 Some((goes_on.then(|| (id.clone(), job.spec.clone(), Arc::clone(&job.run))), thread))
             });
@@ -521,7 +520,7 @@ pub fn job_json(id: &str, spec: &JobSpec, progress: &JobProgress) -> Value {
     shown
 }
 
-/// The first of these; `others` lists the names of the other running ones.
+/// The first of these; `others` lists the names of the other running jobs.
 fn first_with_others(named: &[NamedJob]) -> Value {
     let Some((id, spec, progress)) = named.first() else { return Value::Null };
     let mut first = job_json(id, spec, progress);
@@ -531,10 +530,10 @@ fn first_with_others(named: &[NamedJob]) -> Value {
 }
 
 impl JobManager {
-    /// Answers `{"do": "submit", "spec": …}`, `{"do": "progress", "id": …}`, `{"do": "stop", "id": …}` and `{"do":
-    /// "list"}`: the interface for other processes. An id may be a subject ([`JobSpec::subject`]): it then means the
-    /// running job of these paths, or the one submitted last; a stop applies to all of them. `"after": …` in a
-    /// submission is the highest known `submission` number of this name that this manager cannot see.
+    /// Answers `{"do": "submit", "spec": …}`, `{"do": "progress", "id": …}`, `{"do": "stop", "id": …}` and `{"do": "list"}`: the
+    /// interface for other processes. An id may be a subject ([`JobSpec::subject`]): the id then means the running job of these
+    /// paths, or the latest submission; a stop applies to all. `"after": …` in a submission is the highest known `submission`
+    /// number of this name that this manager cannot see.
     ///
     /// # Errors
     /// When the request is invalid or names no job.
@@ -554,7 +553,7 @@ impl JobManager {
             Some("stop") => {
                 let id = id()?;
                 let named = self.jobs_named(id).or_else(|error| {
-                    // A record of another release, which this one cannot read.
+                    // A record of another release, which this release cannot read.
                     if error.kind() == ErrorKind::NotFound || !self.stop_job(id)? {
                         return Err(error);
                     }

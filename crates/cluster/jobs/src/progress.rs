@@ -4,7 +4,7 @@ use crate::CountOptions;
 use crate::checkpoint::FileCounts;
 use serde::{Deserialize, Serialize};
 
-/// Maximum failed files kept by name; further ones are only counted.
+/// Maximum failed files kept by name; further files are only counted.
 pub(crate) const FAILED_NAMED: usize = 1000;
 
 /// State of a job.
@@ -54,7 +54,7 @@ impl std::fmt::Display for JobState {
 /// A failed file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedFile {
-    /// Its path below the source; invalid UTF-8 is replaced.
+    /// The path below the source; invalid UTF-8 is replaced.
     pub path: String,
     /// The error.
     pub reason: String,
@@ -63,9 +63,9 @@ pub struct FailedFile {
 /// Progress of a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobProgress {
-    /// Its state.
+    /// The state.
     pub state: JobState,
-    /// Why it makes no progress, or why it ended as it did.
+    /// Why there is no progress, or the reason of the end.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
     /// Deviation from the request without a failure.
@@ -78,7 +78,7 @@ pub struct JobProgress {
     pub listed: bool,
     /// Files found so far.
     pub files_total: u64,
-    /// Files done, including skipped ones.
+    /// Files done, including skipped files.
     pub files_done: u64,
     /// Files that were fully cached before, counted on request.
     pub files_skipped: u64,
@@ -90,7 +90,7 @@ pub struct JobProgress {
     pub bytes_done: u64,
     /// Bytes of these that were fetched or dropped.
     pub bytes_moved: u64,
-    /// Bytes that a free job kept because they are pinned.
+    /// Bytes of pinned blocks that a free job kept.
     #[serde(default)]
     pub bytes_pinned: u64,
     /// Files read back and found correct.
@@ -125,7 +125,7 @@ impl JobProgress {
         }
     }
 
-    /// Its counts.
+    /// The counts.
     pub(crate) fn file_counts(&self) -> FileCounts {
         FileCounts {
             files: self.files_total,
@@ -157,14 +157,14 @@ impl JobProgress {
         let bytes_total = if metadata_only { 0 } else { self.bytes_total };
         let passes = if verify { 2.0 } else { 1.0 };
         let part = |done: u64, all: u64| if all == 0 { 1.0 } else { (done as f64 / all as f64).min(1.0) };
-        // The cost of small files is their number, of large ones their bytes.
+        // The cost of small files is their number, of large files the bytes.
         let both = |files: u64, bytes: u64| (part(files, self.files_total) + part(bytes, bytes_total)) / 2.0;
         let loaded = both(self.files_done + self.files_failed, self.bytes_done);
         let verified = if verify { both(self.files_verified, self.bytes_verified) } else { 0.0 };
         Some(((loaded + verified) / passes).min(1.0))
     }
 
-    /// Estimated seconds left while it runs; `None` without an estimate.
+    /// Estimated seconds left, while the job runs; `None` without an estimate.
     pub fn remaining(&self, counts: CountOptions) -> Option<f64> {
         let share = self.share(counts).filter(|_| !self.state.is_ended())?;
         (share > 0.005 && self.seconds > 1.0).then(|| self.seconds * (1.0 - share) / share)

@@ -12,7 +12,7 @@ pub(crate) struct JobRateLimit {
 struct RateQueue {
     /// When the bytes reserved so far are covered by the rate.
     paid: Instant,
-    /// Total time that waiting reservations moved up because earlier ones returned bytes.
+    /// Total time that waiting reservations moved up because earlier reservations returned bytes.
     moved_up: Duration,
 }
 
@@ -44,7 +44,7 @@ impl JobRateLimit {
         RateReservation { at: queue.paid, moved_up: queue.moved_up }
     }
 
-    /// Time left until a reservation is due, unless earlier ones return bytes.
+    /// Time left until a reservation is due, unless earlier reservations return bytes.
     pub(crate) fn time_left(&self, place: &RateReservation) -> Duration {
         let sooner = self.queue.lock().moved_up.saturating_sub(place.moved_up);
         place.at.saturating_duration_since(Instant::now()).saturating_sub(sooner)

@@ -1,5 +1,4 @@
-//! Stores jobs beyond the life of a process, and decides which of several processes runs one. Knows nothing of
-//! running them.
+//! Stores jobs beyond the life of a process, and decides which of several processes runs a job. Knows nothing of running jobs.
 
 use crate::progress::JobProgress;
 use crate::run::JobCheckpoint;
@@ -12,9 +11,9 @@ use std::path::{Path, PathBuf};
 /// A stored job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobRecord {
-    /// Its specification.
+    /// The specification.
     pub spec: JobSpec,
-    /// Its state when saved.
+    /// The state when saved.
     #[serde(flatten)]
     pub(crate) checkpoint: JobCheckpoint,
 }
@@ -25,16 +24,16 @@ impl JobRecord {
         JobRecord { spec, checkpoint: JobCheckpoint::default() }
     }
 
-    /// Its progress.
+    /// The progress.
     pub fn progress(&self) -> &JobProgress {
         &self.checkpoint.progress
     }
 
-    /// The specification and the state, each as JSON. The state is at most `most` bytes long; if necessary, names of
-    /// failed files are left out, while their counts stay.
+    /// The specification and the state, each as JSON. The state is at most `most` bytes long; if necessary, names of failed files
+    /// are left out, while the counts stay.
     ///
     /// # Errors
-    /// When it cannot be made short enough.
+    /// When the state cannot be made short enough.
     pub fn to_parts(&self, most: usize) -> Result<(Vec<u8>, Vec<u8>)> {
         let wrong = |e: serde_json::Error| Error::new(ErrorKind::Corrupt, format!("the job can't be written: {e}"));
         let spec = serde_json::to_vec(&self.spec).map_err(wrong)?;
@@ -52,7 +51,7 @@ impl JobRecord {
     /// Parses the result of [`JobRecord::to_parts`].
     ///
     /// # Errors
-    /// When this version cannot read them.
+    /// When this version cannot read the parts.
     pub fn from_parts(spec: &[u8], state: &[u8]) -> Result<Self> {
         let wrong = |e| Error::new(ErrorKind::Corrupt, format!("this version cannot read the job: {e}"));
         Ok(JobRecord {
@@ -62,57 +61,57 @@ impl JobRecord {
     }
 }
 
-/// Stores jobs by name. The default methods suit a store that only one process uses.
+/// Stores jobs by name. The default methods suit a store that only a single process uses.
 pub trait JobRecords: Send + Sync {
-    /// Stores a job that begins here, replacing an older record. Returns the conflicting job if another process is
-    /// running it.
+    /// Stores a job that begins here, replacing an older record. Returns the conflicting job if another process is running the
+    /// job.
     ///
     /// # Errors
-    /// When it cannot be stored.
+    /// When the job cannot be stored.
     fn begin_job(&self, id: &str, job: &JobRecord) -> Result<Option<JobRecord>> {
         self.save_job(id, job).map(|()| None)
     }
     /// Saves the state of a job of this process.
     ///
     /// # Errors
-    /// When it cannot be saved; `PermissionDenied` when another process owns it now.
+    /// When the job cannot be saved; `PermissionDenied` when another process owns the job now.
     fn save_job(&self, id: &str, job: &JobRecord) -> Result<()>;
     /// The jobs to resume at start. An unreadable record is set aside and logged.
     ///
     /// # Errors
     /// When the records cannot be read.
     fn load_jobs(&self) -> Result<Vec<(String, JobRecord)>>;
-    /// Whether this process may go on with its jobs; false when others must assume that it is gone.
+    /// Whether this process may go on with jobs; false when others must assume that this process is gone.
     fn may_work(&self) -> bool {
         true
     }
     /// A job that may belong to another process.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the record cannot be read.
     fn read_job(&self, _id: &str) -> Result<Option<JobRecord>> {
         Ok(None)
     }
     /// All jobs of other processes with names that begin with `prefix`.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// When the records cannot be read.
     fn other_jobs(&self, _prefix: &str) -> Result<Vec<(String, JobRecord)>> {
         Ok(Vec::new())
     }
-    /// Requests the stop of a job in the process that runs it; returns whether it is running.
+    /// Requests the stop of a job in the process that runs the job; returns whether the job is running.
     ///
     /// # Errors
     /// When that process cannot be notified.
     fn request_stop(&self, _id: &str) -> Result<bool> {
         Ok(false)
     }
-    /// Releases a job to other processes, which resume from its last saved state.
+    /// Releases a job to other processes, which resume from the last saved state.
     fn leave_job(&self, _id: &str) {}
     /// Removes a job.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// When the job cannot be removed.
     fn remove_job(&self, id: &str) -> Result<()>;
 }
 
@@ -131,16 +130,16 @@ impl JobRecords for NoJobRecords {
     }
 }
 
-/// Stores each job as one file in a directory, replaced atomically.
+/// Stores each job as a file in a directory, replaced atomically.
 pub struct DirJobRecords {
     dir: PathBuf,
 }
 
 impl DirJobRecords {
-    /// Uses `dir`, creating it if it is missing.
+    /// Uses `dir`, created if missing.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// When the directory cannot be created.
     pub fn open(dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir).map_err(|e| Error::io(format_args!("{}", dir.display()), &e))?;
         Ok(DirJobRecords { dir: dir.to_owned() })
@@ -177,7 +176,7 @@ impl JobRecords for DirJobRecords {
             match serde_json::from_slice(&text) {
                 Ok(job) => jobs.push((id.to_owned(), job)),
                 Err(why) => {
-                    // The same job may start again under its name; an older file set aside is replaced.
+                    // The same job may start again under the same name; an older file set aside is replaced.
                     let aside = path.with_extension("json.spoilt");
                     std::fs::rename(&path, &aside).map_err(cant)?;
                     tracing::error!(

@@ -1,5 +1,5 @@
-//! Runs one job: a walker finds files, threads process them, a second pass checks. Its state can be saved at any
-//! moment and resumed later.
+//! Runs a job: a walker finds files, threads process the files, a second pass checks. The state can be saved at any moment and
+//! resumed later.
 
 mod ending;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The specification of a job. Does not know its progress.
+//! The specification of a job. Does not know the progress.
 
 use crate::walk::FileFilter;
 use serde::{Deserialize, Serialize};
@@ -31,21 +31,21 @@ pub struct JobSpec {
     pub action: JobAction,
     /// The source's URL, without credentials.
     pub source: String,
-    /// Files and folders below the source; the empty path means all of it.
+    /// Files and folders below the source; the empty path means the whole source.
     pub paths: Vec<String>,
-    /// The paths come from a file list: folders among them are not walked.
+    /// The paths come from a file list: folders there are not walked.
     #[serde(default)]
     pub listed: bool,
-    /// If not empty, only files that match one of these patterns.
+    /// If not empty, only files that match any of these patterns.
     #[serde(default)]
     pub include: Vec<String>,
-    /// No file or folder that matches one of these patterns.
+    /// No file or folder that matches any of these patterns.
     #[serde(default)]
     pub exclude: Vec<String>,
     /// Names and attributes only, no bytes.
     #[serde(default)]
     pub metadata_only: bool,
-    /// Read back and check every block where it is held, after the load.
+    /// Read back and check every block at the holder, after the load.
     #[serde(default)]
     pub verify: bool,
     /// Count fully cached files as skipped.
@@ -60,7 +60,7 @@ pub struct JobSpec {
     /// Free pinned blocks as well.
     #[serde(default)]
     pub with_pinned: bool,
-    /// Free all blocks of the caches, whatever file, version and source they belong to; `paths` have no effect.
+    /// Free all blocks of the caches, of any file, version and source; `paths` have no effect.
     #[serde(default)]
     pub everything: bool,
     /// Requests in flight.
@@ -79,19 +79,19 @@ fn digest_words<'a>(first: &str, words: impl Iterator<Item = &'a String>) -> u64
     hash.finish()
 }
 
-/// What a job counts beside its files.
+/// The counts of a job beside files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct CountOptions {
-    /// Its files are read back.
+    /// Files are read back.
     #[serde(default)]
     pub verify: bool,
-    /// Its files transfer no bytes.
+    /// Files transfer no bytes.
     #[serde(default)]
     pub metadata_only: bool,
 }
 
 impl JobSpec {
-    /// The name of the job: equal for the same action, paths and options. Speed options do not change it.
+    /// The name of the job: equal for the same action, paths and options. Speed options do not change the name.
     pub fn id(&self) -> String {
         let JobSpec { include, exclude, metadata_only, verify, skip_if_exists, replicas, .. } = self;
         let JobSpec { with_pinned, everything, .. } = self;
@@ -122,12 +122,12 @@ impl JobSpec {
         !self.include.is_empty() || !self.exclude.is_empty()
     }
 
-    /// Whether the job is about all files of its source.
+    /// Whether the job is about all files of the source.
     pub fn covers_source(&self) -> bool {
         !self.listed && !self.has_patterns() && self.paths.iter().any(|path| path.trim_matches('/').is_empty())
     }
 
-    /// What the job counts.
+    /// The counts of the job.
     pub fn count_options(&self) -> CountOptions {
         let loads = self.action == JobAction::Load && !self.metadata_only;
         CountOptions { verify: self.verify && loads, metadata_only: self.metadata_only }
@@ -143,7 +143,7 @@ impl JobSpec {
         all.len() < self.paths.len() || all.iter().any(is_below)
     }
 
-    /// Its include and exclude patterns.
+    /// The include and exclude patterns.
     ///
     /// # Errors
     /// Which pattern is invalid, and why.

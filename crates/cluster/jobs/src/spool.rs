@@ -8,14 +8,14 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 /// Maximum length of a path or version; longer means a corrupt record.
 const MAX_FIELD_BYTES: u32 = 1 << 20;
 
-/// One file of the list.
+/// A file of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileRecord {
     /// Path below the source.
     pub path: Vec<u8>,
-    /// Its version.
+    /// The version.
     pub version: Version,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Finds the files of a job: folders depth first, page by page, filtered by patterns. Its position is as small as the
-//! folders are deep, so that another process can resume the walk.
+//! Finds the files of a job: folders depth first, page by page, filtered by patterns. The position is as small as the folders are
+//! deep, so that another process can resume the walk.
 
 use crate::spec::JobSpec;
 use crate::spool::FileRecord;
@@ -56,7 +56,7 @@ impl FileFilter {
     }
 }
 
-/// A position in a walk: all files before it were reported.
+/// A position in a walk: all earlier files were reported.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WalkPosition {
     /// Number of the job's paths that are finished.
@@ -69,18 +69,18 @@ pub(crate) struct WalkPosition {
 /// Position in a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct FolderPosition {
-    /// Cursor of its page.
+    /// Cursor of the page.
     page: Option<Vec<u8>>,
     /// Absent before the page was read.
     inside: Option<SubfolderPosition>,
 }
 
-/// The subfolder of a page that the walk is in, or that it left last if there is no deeper level.
+/// The subfolder of a page of the walk, or the last subfolder if there is no deeper level.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct SubfolderPosition {
-    /// A hash of all names of the page: if it changed, the reported files are unknown.
+    /// A hash of all names of the page: after a change, the reported files are unknown.
     names: u64,
-    /// Its name.
+    /// The name.
     name: Vec<u8>,
 }
 
@@ -160,15 +160,15 @@ struct OpenFolder {
     path: Vec<u8>,
     level: FolderPosition,
     page: Option<FolderPage>,
-    /// Its page cursor is from an earlier run.
+    /// The page cursor is from an earlier run.
     saved: bool,
 }
 
 /// A page that was read.
 struct FolderPage {
-    /// Its folders not yet entered.
+    /// The folders not yet entered.
     folders: std::vec::IntoIter<Vec<u8>>,
-    /// The hash of its names.
+    /// The hash of the names.
     names: u64,
     /// Cursor of the next page.
     next: Option<Vec<u8>>,
@@ -178,12 +178,12 @@ struct FolderPage {
 const REPEATED_CURSOR: &str = "can't list all of it: the next page has the cursor of this page, so that the names behind it \
                                are unknown; find out why the source or its node lists no further, and run the job again";
 
-/// Everything below one folder.
+/// Everything below a folder.
 struct FolderWalk<'a> {
     target: &'a dyn JobTarget,
     filter: &'a FileFilter,
     run: &'a JobRun,
-    /// Number of the job's paths before this one.
+    /// Number of the job's earlier paths.
     paths: u64,
     stack: Vec<OpenFolder>,
 }
@@ -276,7 +276,7 @@ impl FolderWalk<'_> {
                     tell(WalkEvent::File(FileRecord::new(path, &entry.attr)))?;
                 }
                 FileKind::Directory if self.filter.enters_folder(&path) => folders.push(entry.name.clone()),
-                // A symbolic link has no bytes to cache; a target below the source is found under its own name.
+                // A symbolic link has no bytes to cache; a target below the source is found under the target's name.
                 FileKind::File | FileKind::Directory | FileKind::Symlink => {}
             }
         }
@@ -291,7 +291,7 @@ impl FolderWalk<'_> {
     }
 }
 
-/// Repeats a request, with growing pauses, while the group or its origin does not answer.
+/// Repeats a request, with growing pauses, while the group or the origin does not answer.
 pub(crate) fn retry_request<T>(run: &JobRun, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 0;
     loop {

@@ -1,5 +1,5 @@
-//! Keeps a node registered: enters its name at the start, renews it on its own thread, removes it at the end. A lost
-//! registry is retried for the node's whole life.
+//! Keeps a node registered: enters the name at the start, renews the entry on a separate thread, removes the entry at the end. A
+//! lost registry is retried for the node's whole life.
 
 use crate::{LEASE_TIME, NodeLease, Registry};
 use parking_lot::{Condvar, Mutex};
@@ -7,16 +7,16 @@ use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a node tries to register at the start before it is an error.
+/// How long a node tries to register at the start before the error.
 const ENTRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// The lease of a dead process may still hold the name; wait a lease plus this time for it.
+/// The lease of a dead process may still hold the name; the wait for the name is a lease plus this time.
 const NAME_WAIT_MARGIN: Duration = Duration::from_secs(5);
 /// Between two tries.
 const ANNOUNCE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Upper limit for removing a name.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A registered node; dropping it removes the name.
+/// A registered node; a drop removes the name.
 pub struct NodeAnnouncer {
     shared: Arc<AnnouncerShared>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
@@ -42,10 +42,10 @@ struct AnnouncerState {
 }
 
 impl NodeAnnouncer {
-    /// Registers `member` and keeps it registered; `None` where the registry takes no registrations.
+    /// Registers `member` and renews the registration; `None` where the registry takes no registrations.
     ///
     /// # Errors
-    /// `Invalid` when another process holds the name and keeps it, `Unavailable` when the registry can't be reached.
+    /// `Invalid` when another process holds and keeps the name, `Unavailable` when the registry can't be reached.
     pub fn start(registry: &Arc<dyn Registry>, member: Member, stats: Arc<Stats>) -> Result<Option<Self>> {
         Self::enter_name(registry, member, stats, false)
     }
@@ -54,8 +54,7 @@ impl NodeAnnouncer {
     /// background, because mounts keep the node's place meanwhile.
     ///
     /// # Errors
-    /// `Invalid` when another process holds the name and keeps it, `PermissionDenied` when the registry refuses this
-    /// node.
+    /// `Invalid` when another process holds and keeps the name, `PermissionDenied` when the registry refuses this node.
     pub fn rejoin(registry: &Arc<dyn Registry>, member: Member, stats: Arc<Stats>) -> Result<Option<Self>> {
         Self::enter_name(registry, member, stats, true)
     }
@@ -123,13 +122,13 @@ impl NodeAnnouncer {
         Ok(Some(NodeAnnouncer { shared, thread: Mutex::new(Some(thread)) }))
     }
 
-    /// Changes the registered member (its weight, for example) and sends it soon.
+    /// Changes the registered member (its weight, for example) and sends the change soon.
     pub fn update_member(&self, change: impl FnOnce(&mut Member)) {
         self.shared.apply_change(change);
     }
 
-    /// As [`NodeAnnouncer::update_member`], and waits until the registry has the change. Takes the change back when
-    /// it has not by `deadline`.
+    /// As [`NodeAnnouncer::update_member`], and waits until the registry has the change. Takes a change back that the registry
+    /// does not have by `deadline`.
     ///
     /// # Errors
     /// Why the registry did not take the change in time.
@@ -157,7 +156,7 @@ impl NodeAnnouncer {
         self.shared.inner.lock().member.clone()
     }
 
-    /// Since when the registry lacks the name, and why; `None` while it has it.
+    /// Since when the registry lacks the name, and why; `None` while the registry has the name.
     pub fn registration_failure(&self) -> Option<(Instant, Error)> {
         self.shared.inner.lock().failure.clone()
     }
@@ -167,7 +166,7 @@ impl NodeAnnouncer {
         self.shared.inner.lock().stop = true;
         self.shared.wake.notify_all();
         if let Some(thread) = self.thread.lock().take() {
-            // It ends within [`RELEASE_TIMEOUT`] plus the request under way.
+            // The thread ends within [`RELEASE_TIMEOUT`] plus the request under way.
             let _ = thread.join();
         }
     }
@@ -205,7 +204,7 @@ impl AnnouncerShared {
                 inner.pending = false;
                 (inner.member.clone(), inner.changes)
             };
-            // When one server does not answer, another must be tried before the lease ends.
+            // When a server does not answer, another must be tried before the lease ends.
             let result = lease.renew(&member, Instant::now() + lasts - lasts / 3);
             let now = Instant::now();
             let mut inner = self.inner.lock();

@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status, Streaming};
 
-/// A coordinator silent for this long is lost: it sends a heartbeat every [`HEARTBEAT`].
+/// A coordinator silent for this long is lost: heartbeats come every [`HEARTBEAT`].
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 /// How often a coordinator sends a watcher an empty change.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -25,19 +25,19 @@ const GATHER_WINDOW: Duration = Duration::from_millis(100);
 /// Largest message of a coordinator: a thousand nodes with long names and many addresses.
 const MAX_COORDINATOR_MESSAGE: usize = 16 << 20;
 
-/// A coordinator as the registry of one group.
+/// A coordinator as the registry of a group.
 pub(crate) struct CoordinatorClient {
     url: String,
     coordinator: Arc<CoordinatorHandle>,
 }
 
-/// The connection to a coordinator, for one group.
+/// The connection to a coordinator, for a group.
 pub(crate) struct CoordinatorHandle {
     address: String,
     pub(crate) group: String,
     pub(crate) channel: Channel,
     runtime: Runtime,
-    /// The version of the group's record, and when the coordinator reported it.
+    /// The version of the group's record, and the time of the coordinator's report.
     record: Mutex<Option<(u64, Instant)>>,
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn lazy_channel(address: &HostPort, trust: &Arc<Trust>) -> Result<Cha
     })))
 }
 
-/// A gRPC error as one sentence with all its causes.
+/// A gRPC error as a sentence with all causes.
 pub(crate) fn status_error(what: &str, status: &Status) -> Error {
     let mut kind = match status.code() {
         Code::AlreadyExists => ErrorKind::Invalid,
@@ -151,7 +151,7 @@ pub(crate) fn status_error(what: &str, status: &Status) -> Error {
     }
 }
 
-/// The gate's reason in a GOAWAY, as the HTTP/2 library prints it.
+/// The gate's reason in a GOAWAY, as printed by the HTTP/2 library.
 fn goaway_reason(words: &str) -> Option<String> {
     let (_, rest) = words.split_once("(b\"")?;
     let (why, _) = rest.rsplit_once("\")")?;
@@ -191,7 +191,7 @@ impl CoordinatorWatch {
         }
     }
 
-    /// Applies one message; returns whether the members changed.
+    /// Applies a message; returns whether the members changed.
     fn apply_change(&mut self, change: pb::Change) -> bool {
         let mut changed = false;
         if change.reset {
@@ -218,7 +218,7 @@ impl CoordinatorWatch {
         let mut limit = until;
         loop {
             let Some(stream) = &mut self.stream else { return Ok(None) };
-            // A list in several messages is read to its end: half a list is none.
+            // A list in several messages is read to the end: half a list is none.
             let wait = if whole { limit.saturating_duration_since(Instant::now()) } else { SILENCE_LIMIT };
             let lost = match tokio::time::timeout(wait.min(SILENCE_LIMIT), stream.message()).await {
                 Ok(Ok(Some(change))) => {

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-/// Most nodes in one message to a watcher.
+/// Most nodes in a message to a watcher.
 const MAX_NODES_PER_MESSAGE: usize = 1000;
 /// Changes within this time are sent together.
 const SEND_WINDOW: Duration = Duration::from_millis(100);
@@ -31,15 +31,15 @@ const SEND_WINDOW: Duration = Duration::from_millis(100);
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the same refusal is logged.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
-/// Most watchers at one time: the mounts of a large cluster. Each costs a task and a connection.
+/// Most watchers at a time: the mounts of a large cluster. Each costs a task and a connection.
 const MAX_WATCHERS: usize = 50_000;
 
 /// Configuration of a coordinator.
 #[derive(Debug, Clone)]
 pub struct CoordinatorServerConfig {
-    /// Addresses to listen on; port 0 takes a free one.
+    /// Addresses to listen on; port 0 takes a free port.
     pub listen: Vec<SocketAddr>,
-    /// File that keeps the table across restarts; `None` keeps it in memory only.
+    /// File that keeps the table across restarts; `None` keeps the table in memory only.
     pub file: Option<PathBuf>,
     /// How long a registration lasts.
     pub lease: Duration,
@@ -58,7 +58,7 @@ impl Default for CoordinatorServerConfig {
     }
 }
 
-/// A running coordinator; dropping it stops it.
+/// A running coordinator; a drop stops the coordinator.
 pub struct CoordinatorServer {
     addresses: Vec<SocketAddr>,
     shared: Arc<CoordinatorShared>,
@@ -84,7 +84,7 @@ impl CoordinatorServer {
     /// Reads the file, listens and serves.
     ///
     /// # Errors
-    /// When an address can't be used, the file can't be read, or its directory can't be written to.
+    /// When an address can't be used, the file can't be read, or the file's directory can't be written to.
     pub fn start(config: CoordinatorServerConfig, stats: Arc<Stats>) -> Result<Self> {
         let mut roll = LeaseTable::new(config.lease, TableLimits::default());
         let lock = config.file.as_deref().map(lock_file).transpose()?;
@@ -158,7 +158,7 @@ impl CoordinatorServer {
         &self.addresses
     }
 
-    /// The table of one group as a registry for this process, without a proof.
+    /// The table of a group as a registry for this process, without a proof.
     pub fn local_registry(&self, group: &str) -> Arc<dyn Registry> {
         let describe =
             format!("coordinator://{}", self.addresses.first().map_or_else(String::new, ToString::to_string));
@@ -187,7 +187,7 @@ impl CoordinatorShared {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    /// Logs a refusal; the same one again only after a while, because refused clients retry.
+    /// Logs a refusal; the same refusal again only after a while, because refused clients retry.
     fn log_refusal(&self, text: &str) {
         let mut last = self.refused.lock();
         if last.as_ref().is_none_or(|(said, when)| said != text || when.elapsed() > REPEAT_AFTER) {
@@ -233,7 +233,7 @@ async fn run_upkeep(shared: Arc<CoordinatorShared>) {
     }
 }
 
-/// Locks the file for this process; dropping the result unlocks it.
+/// Locks the file for this process; a drop of the result unlocks the file.
 fn lock_file(file: &Path) -> Result<std::fs::File> {
     let remedy = "name another by --state-file, or keep the list in memory only by --state-file none";
     let cant = |e: std::io::Error| {
@@ -274,7 +274,7 @@ fn write_groups(file: &Path, groups: &BTreeMap<String, Vec<Member>>) -> Result<(
 
 struct GroupService(Arc<CoordinatorShared>);
 
-/// Counts one watcher while it lives.
+/// Counts a watcher until the drop.
 struct WatcherCount(Arc<CoordinatorShared>);
 
 impl Drop for WatcherCount {
@@ -343,7 +343,7 @@ impl Group for GroupService {
     }
 }
 
-/// Sends changes to one watcher until it is gone.
+/// Sends changes to a watcher until the end of the connection.
 async fn feed_watcher(watching: WatcherCount, group: String, out: mpsc::Sender<Result<pb::Change, Status>>) {
     let shared = &watching.0;
     let mut changed = shared.changed.subscribe();
@@ -377,7 +377,7 @@ async fn feed_watcher(watching: WatcherCount, group: String, out: mpsc::Sender<R
     }
 }
 
-/// Divides changes into messages; without changes, one empty message.
+/// Divides changes into messages; without changes, a single empty message.
 fn split_changes(changes: crate::lease_table::MemberChanges) -> Vec<pb::Change> {
     let mut parts: Vec<pb::Change> = changes
         .put

@@ -1,5 +1,5 @@
-//! `dns:`: a name that resolves to all nodes (A and AAAA, a Kubernetes headless service), or SRV records with ports
-//! and names of their own. Looked up again by the records' time to live; takes no registrations.
+//! `dns:`: a name that resolves to all nodes (A and AAAA, a Kubernetes headless service), or SRV records with ports and names.
+//! Looked up again by the records' time to live; takes no registrations.
 
 use crate::url::DnsName;
 use crate::{ANSWER_TIMEOUT, MemberWatch, NodeLease, Registry, small_runtime};
@@ -37,7 +37,7 @@ impl DnsRegistry {
         let built = builder.and_then(|mut builder| {
             let options = builder.options_mut();
             options.timeout = ANSWER_TIMEOUT / 2;
-            // The watch keeps the time to live itself: it must know when to look up again.
+            // The watch keeps the time to live itself: the watch must know when to look up again.
             options.cache_size = 0;
             builder.build()
         });
@@ -52,7 +52,7 @@ impl DnsRegistry {
     }
 }
 
-/// A configuration with one server at a given port.
+/// A configuration with a single server at a given port.
 fn single_server(server: SocketAddr) -> ResolverConfig {
     let mut name_server = NameServerConfig::udp_and_tcp(server.ip());
     name_server.trust_negative_responses = true;

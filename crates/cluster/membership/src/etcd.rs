@@ -1,5 +1,5 @@
-//! `etcd://`: a node is a key with a lease, and watchers follow the keys of their group. Owns the calls and their
-//! order; [`EtcdSession`] chooses the server and holds the credentials.
+//! `etcd://`: a node is a key with a lease, and watchers follow the keys of the group. Owns the calls and the order of these;
+//! [`EtcdSession`] chooses the server and holds the credentials.
 
 use crate::etcd_record::EtcdRecord;
 use crate::etcd_session::{EtcdSession, KeyWatch};
@@ -97,7 +97,7 @@ struct EtcdWatch {
     known: KnownNodes,
 }
 
-/// The nodes of a group, and whether they differ from those delivered last, also across an interrupted watch.
+/// The nodes of a group, and whether these differ from the last delivery, also across an interrupted watch.
 #[derive(Default)]
 struct KnownNodes {
     nodes: BTreeMap<Vec<u8>, Arc<Member>>,
@@ -196,7 +196,7 @@ struct EtcdLease {
     session: Arc<EtcdSession>,
     runtime: Arc<Runtime>,
     lease: Option<i64>,
-    /// The member in the key when it was last read or written.
+    /// The member in the key at the last read or write.
     written: Option<Member>,
     renewals: u32,
 }
@@ -228,7 +228,7 @@ impl EtcdLease {
         Ok(LEASE_TIME)
     }
 
-    /// Writes the key if it does not exist, or belongs to this node.
+    /// Writes the key if missing, or if the key belongs to this node.
     async fn write_key(&self, member: &Member, lease: i64) -> Result<()> {
         let key = [nodes_prefix(&self.group), member.name.as_bytes().to_vec()].concat();
         let put = |target: CompareTarget, union: TargetUnion| {
@@ -251,7 +251,7 @@ impl EtcdLease {
                 failure: vec![RequestOp { request: Some(Op::RequestRange(get)) }],
             }
         };
-        // Create the key if it does not exist.
+        // Create a missing key.
         let done = self.session.txn(put(CompareTarget::Version, TargetUnion::Version(0))).await?;
         if done.succeeded {
             return Ok(());

@@ -1,10 +1,9 @@
-//! Jobs in etcd, shared by several coordinators: their specifications, their progress, and the coordinator that runs
-//! each. Ownership is a lease, so that another coordinator takes over after a crash. The contents of a job are opaque
-//! here.
+//! Jobs in etcd, shared by several coordinators: the specifications, the progress, and the coordinator that runs each. Ownership
+//! is a lease, so that another coordinator takes over after a crash. The contents of a job are opaque here.
 //!
-//! `/spurline-jobs/now/` holds the few small keys of active jobs, which every coordinator reads once a second:
-//! GROUP/ID/open, GROUP/ID/owner (bound to its coordinator's lease) and GROUP/ID/stop (a stop was requested).
-//! `/spurline-jobs/data/` holds GROUP/ID/spec and GROUP/ID/state; those of ended jobs expire after a week.
+//! `/spurline-jobs/now/` holds the few small keys of active jobs, which every coordinator reads once a second: GROUP/ID/open,
+//! GROUP/ID/owner (bound to the coordinator's lease) and GROUP/ID/stop (a stop was requested). `/spurline-jobs/data/` holds
+//! GROUP/ID/spec and GROUP/ID/state; the keys of ended jobs expire after a week.
 
 use crate::etcd_session::EtcdSession;
 use crate::etcdpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -27,7 +26,7 @@ const ACTIVE_PREFIX: &str = "/spurline-jobs/now/";
 const DATA_PREFIX: &str = "/spurline-jobs/data/";
 /// How long ended jobs stay readable.
 const ENDED_JOB_RETENTION: Duration = Duration::from_secs(7 * 86_400);
-/// Stop using a lease this much before it ends in etcd: clocks drift.
+/// A lease is unused this much before the end in etcd: clocks drift.
 const LEASE_DRIFT_MARGIN: Duration = Duration::from_secs(2);
 /// Between two tries to get a lost lease back.
 const LEASE_RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -35,20 +34,20 @@ const LEASE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// A stored job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredJob {
-    /// Its specification.
+    /// The specification.
     pub spec: Vec<u8>,
-    /// Its progress.
+    /// The progress.
     pub state: Vec<u8>,
 }
 
-/// An active job, as all coordinators see it.
+/// An active job, the same for all coordinators.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ActiveJob {
-    /// Whether it has not ended.
+    /// Whether the job has not ended.
     pub open: bool,
-    /// Whether a coordinator runs it.
+    /// Whether a coordinator runs the job.
     pub owned: bool,
-    /// Whether this process runs it.
+    /// Whether this process runs the job.
     pub mine: bool,
     /// Whether a stop was requested.
     pub stop: bool,
@@ -57,9 +56,9 @@ pub struct ActiveJob {
 /// Result of beginning a job.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BeginResult {
-    /// This coordinator runs it.
+    /// This coordinator runs the job.
     Mine,
-    /// Another coordinator runs it, or will soon.
+    /// Another coordinator runs the job, or will soon.
     Elsewhere(StoredJob),
 }
 
@@ -137,7 +136,7 @@ fn stored_job(kvs: Vec<Option<KeyValue>>) -> Option<StoredJob> {
 }
 
 impl JobStore {
-    /// Most bytes of a new job, and of its progress later: etcd accepts requests up to 1.5 MiB.
+    /// Most bytes of a new job, and of the progress later: etcd accepts requests up to 1.5 MiB.
     pub const MAX_JOB_BYTES: usize = 1 << 20;
 
     /// Connects to etcd and takes a lease; `owner` must be unique to this process.
@@ -172,7 +171,7 @@ impl JobStore {
         Ok(store)
     }
 
-    /// Whether this process still owns the jobs that it claimed.
+    /// Whether this process still owns the claimed jobs.
     pub fn holds_lease(&self) -> bool {
         self.lease.lock().is_some_and(|lease| Instant::now() + LEASE_DRIFT_MARGIN < lease.expires)
     }
@@ -262,7 +261,7 @@ impl JobStore {
         Ok(jobs)
     }
 
-    /// Claims a job that no coordinator runs; `None` when one does, or the job has ended.
+    /// Claims a job that no coordinator runs; `None` when a coordinator does, or the job has ended.
     ///
     /// # Errors
     /// When etcd does not answer.
@@ -280,7 +279,7 @@ impl JobStore {
         Ok(if done.succeeded { stored_job(range_results(done)) } else { None })
     }
 
-    /// Begins a job anew, unless another coordinator runs it.
+    /// Begins a job anew, unless another coordinator runs the job.
     ///
     /// # Errors
     /// When etcd does not answer, or the job exceeds [`JobStore::MAX_JOB_BYTES`].
@@ -316,8 +315,8 @@ impl JobStore {
             .ok_or_else(|| Error::new(ErrorKind::Unavailable, "the job ended while it was begun again; try again"))
     }
 
-    /// Stores the progress of a job of this process, at most [`JobStore::MAX_JOB_BYTES`]; `false` when another
-    /// process owns it by now.
+    /// Stores the progress of a job of this process, at most [`JobStore::MAX_JOB_BYTES`]; `false` when another process owns the
+    /// job by now.
     ///
     /// # Errors
     /// When etcd does not answer, or refuses the size.
@@ -330,7 +329,7 @@ impl JobStore {
             CompareTarget::Value,
             TargetUnion::Value(self.owner.clone().into_bytes()),
         );
-        // A key from an earlier, lost lease is no claim under the present one.
+        // A key from an earlier, lost lease is no claim under the present lease.
         let held = key_compare(owner.clone(), CompareResult::Equal, CompareTarget::Lease, TargetUnion::Lease(lease));
         let spec = job_key(DATA_PREFIX, group, id, "spec");
         let key_of_state = job_key(DATA_PREFIX, group, id, "state");
@@ -350,7 +349,7 @@ impl JobStore {
         Ok(self.run_txn(vec![own, held], success, Vec::new())?.succeeded)
     }
 
-    /// Releases a job so that another coordinator can continue it.
+    /// Releases a job so that another coordinator can continue.
     ///
     /// # Errors
     /// When etcd does not answer.
@@ -361,7 +360,7 @@ impl JobStore {
         self.run_txn(vec![own], vec![delete_op(owner)], Vec::new()).map(drop)
     }
 
-    /// Requests that the coordinator of a job stops it; `false` when the job has ended.
+    /// Requests the stop of a job at the coordinator; `false` when the job has ended.
     ///
     /// # Errors
     /// When etcd does not answer.
@@ -372,7 +371,7 @@ impl JobStore {
         Ok(self.run_txn(vec![there], vec![wish], Vec::new())?.succeeded)
     }
 
-    /// Reads a job, whichever coordinator runs it.
+    /// Reads a job, of any coordinator.
     ///
     /// # Errors
     /// When etcd does not answer.
@@ -403,7 +402,7 @@ impl JobStore {
             .collect())
     }
 
-    /// Releases everything, so that others can take it at once.
+    /// Releases everything, so that others can take over at once.
     pub fn close_store(&self) {
         *self.request_stop.lock() = true;
         self.wake.notify_all();

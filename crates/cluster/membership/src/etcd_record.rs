@@ -1,4 +1,4 @@
-//! The record of a group in one key of etcd, `/spurline/GROUP/rules`, replaced in a transaction at its revision.
+//! The record of a group in a key of etcd, `/spurline/GROUP/rules`, replaced in a transaction at the key's revision.
 
 use crate::ANSWER_TIMEOUT;
 use crate::etcd_session::{EtcdSession, KeyWatch};
@@ -22,7 +22,7 @@ pub(crate) struct EtcdRecord {
 
 /// The key as read last.
 struct SeenKey {
-    /// The key's revision in etcd; 0 when it does not exist.
+    /// The key's revision in etcd; 0 without a key.
     version: u64,
     /// Opened after a second unchanged read.
     watch: Option<KeyWatch>,

@@ -26,7 +26,7 @@ use tonic_prost::ProstCodec;
 const ETCD_CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// etcd accepts pings at most every 5 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// All servers are tried within this time, so that a node whose first server hangs keeps its lease.
+/// All servers are tried within this time, so that a node whose first server hangs keeps the lease.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest answer: all nodes of a very large group.
 const MAX_ETCD_MESSAGE: usize = 256 << 20;
@@ -34,7 +34,7 @@ const MAX_ETCD_MESSAGE: usize = 256 << 20;
 /// A client of several etcd servers.
 pub(crate) struct EtcdSession {
     servers: Vec<(String, Channel)>,
-    /// The server to try first: the one that answered last, or the next one after a failure.
+    /// The server to try first: the server that answered last, or the next after a failure.
     preferred: AtomicUsize,
     user: Option<(String, String)>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -64,7 +64,7 @@ fn tls_config(url: &EtcdUrl) -> Result<Option<ClientTlsConfig>> {
 }
 
 impl EtcdSession {
-    /// Prepares connections without opening one; must be called inside a runtime.
+    /// Prepares connections, and opens none; must be called inside a runtime.
     pub(crate) fn new(url: &EtcdUrl) -> Result<Self> {
         let tls = tls_config(url)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
@@ -139,7 +139,7 @@ impl EtcdSession {
         request
     }
 
-    /// Runs `what` with each server in turn until one answers; logs in again when the token is stale.
+    /// Runs `what` with each server in turn until an answer; logs in again when the token is stale.
     async fn on_any_server<T>(&self, what: impl AsyncFn(&Channel) -> Result<T, Status>) -> Result<(T, String)> {
         let mut failed = Vec::new();
         let first = self.preferred.load(Ordering::Relaxed);
@@ -173,9 +173,8 @@ impl EtcdSession {
                 }
                 Ok(Err(status)) => status,
                 Err(_) => {
-                    // An emptied server waits for as many revisions as the token refers to before it refuses the
-                    // token. A server that only stalled answers before the second timeout, so its clients need not
-                    // log in again.
+                    // An emptied server waits for as many revisions as the token refers to before it refuses the token. A server
+                    // that only stalled answers before the second timeout, so clients need not log in again.
                     if self.timeouts.fetch_add(1, Ordering::Relaxed) > 0 {
                         *self.token.lock() = None;
                     }
@@ -186,7 +185,7 @@ impl EtcdSession {
             if !matches!(error.kind(), ErrorKind::Unavailable) {
                 return Err(error);
             }
-            // A caller with too little time for all servers begins with the next one on its next call.
+            // A caller with too little time for all servers begins with the next server in the next call.
             let next = (index + 1) % self.servers.len();
             let _ = self.preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
             failed.push(error.message().to_owned());
@@ -219,7 +218,7 @@ impl EtcdSession {
         self.unary_call("/etcdserverpb.Lease/LeaseRevoke", request).await
     }
 
-    /// Renews a lease; returns its remaining seconds, 0 or less when it has ended.
+    /// Renews a lease; returns the remaining seconds, 0 or less after the end.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<i64> {
         let asked = async |channel: &Channel| {
             let one = tokio_stream::once(LeaseKeepAliveRequest { id });

@@ -1,5 +1,5 @@
-//! Follows a registry on a thread of its own, and continues with the last known members while the registry is lost.
-//! Knows nothing of the use of the members.
+//! Follows a registry on a separate thread, and continues with the last known members while the registry is lost. Knows nothing
+//! of the use of the members.
 
 use crate::members::MemberStatus;
 use crate::{HoldTimes, MemberView, MemberWatch, Registry};
@@ -15,11 +15,11 @@ pub trait MemberListener: Send + Sync {
     /// Sets the members; never empty. Called on the follower's thread.
     fn set_members(&self, members: &[Arc<Member>]);
 
-    /// Whether this node answers its readers now; called for nodes that left the registry.
+    /// Whether this node answers readers now; called for nodes that left the registry.
     fn answers_readers(&self, name: &str) -> bool;
 }
 
-/// A plain function contacts no node, so it can't know which ones answer.
+/// A plain function contacts no node, so there is no knowledge of answers.
 impl<F: Fn(&[Arc<Member>]) + Send + Sync> MemberListener for F {
     fn set_members(&self, members: &[Arc<Member>]) {
         self(members);
@@ -33,9 +33,9 @@ impl<F: Fn(&[Arc<Member>]) + Send + Sync> MemberListener for F {
 /// State of a registry, as seen by this process.
 #[derive(Debug, Clone)]
 pub enum RegistryState {
-    /// It answers.
+    /// The registry answers.
     Up,
-    /// It does not answer.
+    /// The registry does not answer.
     Lost {
         /// Why.
         error: Error,
@@ -55,7 +55,7 @@ pub struct GroupStatus {
     pub members: Vec<MemberStatus>,
 }
 
-/// Upper limit of one wait for changes, and so the delay with which a place expires.
+/// Upper limit of a wait for changes, and so the delay with which a place expires.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Range of pauses before a lost registry is retried; each is randomised, so that not all clients retry at once.
 const REGISTRY_RETRY_PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
@@ -116,7 +116,7 @@ impl RegistryFollower {
     /// Waits for the first members.
     ///
     /// # Errors
-    /// When there are none by `deadline`: `Unavailable` when the registry can't be reached, `NotFound` when it has no
+    /// When there are none by `deadline`: `Unavailable` when the registry can't be reached, `NotFound` when the registry has no
     /// node; `PermissionDenied` as soon as the registry refuses this process.
     pub fn first_members(&self, deadline: Instant) -> Result<Vec<Arc<Member>>> {
         self.await_first(deadline, true)
@@ -173,7 +173,7 @@ impl RegistryFollower {
         inner.members.members()
     }
 
-    /// Sends the present members to `listener`, and all later ones.
+    /// Sends the present members to `listener`, and all later lists.
     pub fn set_listener(&self, audience: Arc<dyn MemberListener>) {
         let mut inner = self.shared.inner.lock();
         let members = inner.members.members();
@@ -244,7 +244,7 @@ impl FollowerShared {
                     if let Some(members) = members {
                         let empty = members.is_empty();
                         changed = inner.members.apply_members(now, &members);
-                        // Log once: a polled registry repeats its answer.
+                        // Log once: a polled registry repeats the answer.
                         let before = std::mem::replace(&mut forgot, empty);
                         if empty && !before && inner.members.count_members().0 > 0 {
                             let known = node_count(inner.members.count_members().0);
@@ -293,7 +293,7 @@ impl FollowerShared {
             }
             self.wake.notify_all();
             if lost.is_some() {
-                // From half to one and a half of the pause.
+                // From half the pause to three halves.
                 let share = RandomState::new().hash_one(now) % 1000;
                 let pause = pauses.next_pause();
                 let drawn = pause / 2 + pause.mul_f64(share as f64 / 1000.0);

@@ -1,5 +1,4 @@
-//! A small JSON record of each group, kept by its registry and replaced by compare-and-swap. Its contents are opaque
-//! here.
+//! A small JSON record of each group, kept by the registry and replaced by compare-and-swap. The contents are opaque here.
 
 use crate::coordinator_client::CoordinatorHandle;
 use crate::pb::records_client::RecordsClient;
@@ -16,15 +15,15 @@ use tonic::{Request, Response, Status};
 /// Most bytes of a record.
 pub(crate) const RECORD_MAX: usize = 256 << 10;
 
-/// The record of one group.
+/// The record of a group.
 pub trait GroupRecord: Send + Sync {
-    /// Reads the record; `None` when it still has the version `known`. An unchanged record costs little or no traffic.
+    /// Reads the record; `None` when the version is still `known`. An unchanged record costs little or no traffic.
     ///
     /// # Errors
     /// When the registry can't be reached or refuses, with what was tried.
     fn read(&self, known: Option<u64>) -> Result<Option<StoredRecord>>;
 
-    /// Replaces the record if it has this version; returns whether it did.
+    /// Replaces a record of this version; returns whether that was so.
     ///
     /// # Errors
     /// As [`GroupRecord::read`]; after an error the record may have been replaced.
@@ -40,7 +39,7 @@ pub struct StoredRecord {
     pub value: Value,
 }
 
-/// The version of a record on a coordinator: XXH3-64 of its text, so that it outlives restarts.
+/// The version of a record on a coordinator: XXH3-64 of the text, so that the version outlives restarts.
 pub(crate) fn text_version(value: &Value) -> u64 {
     if value.is_null() { 0 } else { xxhash_rust::xxh3::xxh3_64(value.to_string().as_bytes()).max(1) }
 }
@@ -130,7 +129,7 @@ impl records_server::Records for RecordsService {
         }
         let value = serde_json::from_str(&json).map_err(|e| Status::invalid_argument(format!("invalid JSON: {e}")))?;
         let table = Arc::clone(&self.0);
-        // It may wait for a disk.
+        // The change may wait for a disk.
         let result = tokio::task::spawn_blocking(move || table.replace_record(&group, version, value)).await;
         match result.map_err(|e| Status::internal(e.to_string()))? {
             Ok(replaced) => Ok(Response::new(pb::ReplaceRecordReply { replaced })),

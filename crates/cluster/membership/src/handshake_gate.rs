@@ -21,9 +21,9 @@ use tokio::task::AbortHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
-/// Connections still in the handshake. One more closes the oldest, so that silent strangers keep no peer out.
+/// Connections still in the handshake. Another closes the oldest, so that silent strangers keep no peer out.
 const MAX_HANDSHAKES: usize = 256;
-/// Connections in all; each watcher and each node has one.
+/// Connections in all; each watcher and each node has a connection.
 const MAX_COORDINATOR_CONNECTIONS: usize = 60_000;
 /// Time for proof and the first bytes of gRPC.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ pub(crate) struct AdmittedStream {
     _place: ConnectionPermit,
 }
 
-/// Counts one connection while it lives.
+/// Counts a connection until the drop.
 struct ConnectionPermit(Arc<AtomicUsize>);
 
 impl ConnectionPermit {
@@ -128,12 +128,12 @@ async fn check_handshake(
     peer: SocketAddr,
 ) -> std::result::Result<GuardedStream<TcpStream>, (RefusalReason, Error)> {
     let gone = |e: io::Error| Error::new(ErrorKind::Unavailable, format!("the connection ended: {e}"));
-    // Without it answers wait for other answers; a connection that refuses the option works too.
+    // Without this option answers wait for other answers; a connection that refuses the option works too.
     let _ = stream.set_nodelay(true);
     let mut first = [0];
     let began = within_deadline(async { stream.peek(&mut first).await.map_err(gone) }).await?;
     if trust.checks_peers() && began > 0 && first[0] == HTTP2_PREFACE[0] {
-        // The client speaks plain gRPC, so it understands a plain answer.
+        // The client speaks plain gRPC, and understands a plain answer.
         let error = proof_required(trust);
         let _ = within_deadline(async { send_goaway(&mut stream, error.message()).await.map_err(gone) }).await;
         return Err((RefusalReason::Proof, error));
@@ -171,7 +171,7 @@ async fn within_deadline<T>(work: impl Future<Output = Result<T>>) -> std::resul
         .map_err(|error| (RefusalReason::Silent, error))
 }
 
-/// Ends an HTTP/2 connection before its first request; the reason is the debug data of the GOAWAY.
+/// Ends an HTTP/2 connection before the first request; the reason is the debug data of the GOAWAY.
 async fn send_goaway(stream: &mut TcpStream, why: &str) -> io::Result<()> {
     const SETTINGS_FRAME: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     // INADEQUATE_SECURITY, and no request was processed.
@@ -190,7 +190,7 @@ async fn send_goaway(stream: &mut TcpStream, why: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects to a coordinator and proves what it requires.
+/// Connects to a coordinator and gives the required proof.
 pub(crate) async fn connect_coordinator(address: HostPort, trust: Arc<Trust>) -> Result<GuardedStream<TcpStream>> {
     let shown = address.to_string();
     let cant = |e: io::Error| Error::new(ErrorKind::Unavailable, format!("can't connect: {e}"));

@@ -1,4 +1,4 @@
-//! The gRPC service for jobs on a coordinator, and its client. Requests and answers are opaque JSON here.
+//! The gRPC service for jobs on a coordinator, and the client. Requests and answers are opaque JSON here.
 
 use crate::coordinator_client::{lazy_channel, status_error};
 use crate::pb::jobs_client::JobsClient;
@@ -26,7 +26,7 @@ pub trait JobHandler: Send + Sync + 'static {
     fn handle_request(&self, group: &str, request: &Value) -> Result<Value>;
 }
 
-/// The job handler, once it is set.
+/// The job handler, once set.
 pub(crate) type JobHandlerCell = Arc<OnceLock<Arc<dyn JobHandler>>>;
 
 pub(crate) struct JobsService(pub JobHandlerCell);
@@ -63,7 +63,7 @@ impl jobs_server::Jobs for JobsService {
 /// Sends a request about the jobs of `group` to a coordinator.
 ///
 /// # Errors
-/// The coordinator's error; `Unavailable` when it does not answer.
+/// The coordinator's error; `Unavailable` without an answer.
 pub fn request_jobs(at: &HostPort, group: &str, trust: &Arc<Trust>, request: &Value, limit: Duration) -> Result<Value> {
     let runtime = small_runtime("jobs")?;
     let json = request.to_string();

@@ -1,17 +1,17 @@
-//! The coordinator's lease table: the registered nodes, their leases, and the changes since a revision. No clock, no
-//! thread and no socket: the time is passed in.
+//! The coordinator's lease table: the registered nodes, the leases, and the changes since a revision. No clock, no thread and no
+//! socket: the time is passed in.
 
 use crate::{may_take_over, name_conflict};
 use spurline_types::{Error, ErrorKind, Member, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-/// Upper limits of a table, so that no caller can make it grow without end.
+/// Upper limits of a table, so that no caller can make the table grow without end.
 #[derive(Debug, Clone, Copy)]
 pub struct TableLimits {
     /// Groups.
     pub groups: usize,
-    /// Nodes of one group.
+    /// Nodes of a group.
     pub nodes: usize,
     /// Bytes of a name, a zone or an address.
     pub word: usize,
@@ -126,7 +126,7 @@ impl LeaseTable {
         }
     }
 
-    /// Enters a node or renews its lease; returns whether anything but the lease changed.
+    /// Enters a node or renews the lease; returns whether anything but the lease changed.
     ///
     /// # Errors
     /// `Invalid` when another process holds the name, `Unsupported` beyond the limits.
@@ -161,7 +161,7 @@ impl LeaseTable {
         here
     }
 
-    /// Removes nodes whose lease ran out; returns them with their group.
+    /// Removes nodes whose lease ran out; returns these with the group.
     pub fn remove_expired(&mut self, now: Instant) -> Vec<(String, Member)> {
         let mut swept = Vec::new();
         for (name, group) in &mut self.groups {

@@ -1,5 +1,5 @@
-//! Membership of a cache group: registries that list nodes, a node's registration, and a member list that outlives
-//! its registry. Knows neither the nodes' contents nor how they are reached for data.
+//! Membership of a cache group: registries that list nodes, a node's registration, and a member list that outlives the registry.
+//! Knows neither the nodes' contents nor the paths for data.
 #![forbid(unsafe_code)]
 
 mod announcer;
@@ -49,7 +49,7 @@ mod etcdpb {
     tonic::include_proto!("etcdserverpb");
 }
 
-/// A source of a group's node list. Opening one has no effect yet; every call has a deadline.
+/// A source of a group's node list. Opening has no effect yet; every call has a deadline.
 pub trait Registry: Send + Sync + 'static {
     /// The registry's URL, without secrets.
     fn description(&self) -> &str;
@@ -79,7 +79,7 @@ pub trait MemberWatch: Send {
 
 /// A node's registration.
 pub trait NodeLease: Send {
-    /// Registers `member` or renews its registration; returns how long that holds.
+    /// Registers `member` or renews the registration; returns how long that holds.
     ///
     /// # Errors
     /// `Invalid` when another process holds the name, with both addresses; otherwise when the registry can't be
@@ -93,14 +93,14 @@ pub trait NodeLease: Send {
 /// How long a registration lasts without a renewal; nodes renew three times as often.
 pub const LEASE_TIME: Duration = Duration::from_secs(15);
 
-/// Upper limit for connecting to a registry, and for one answer.
+/// Upper limit for connecting to a registry, and for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Opens the registry behind a URL for one group. With a coordinator, each side proves what `trust` holds; etcd has
-/// users and certificates of its own.
+/// Opens the registry behind a URL for a group. With a coordinator, each side proves what `trust` holds; etcd has other users and
+/// certificates.
 ///
 /// # Errors
-/// When the URL is invalid, or a file that it names can't be read.
+/// When the URL is invalid, or a file named there can't be read.
 pub fn open_registry(url: &Url, group: &str, trust: &Arc<Trust>) -> Result<Arc<dyn Registry>> {
     Ok(match url {
         Url::Static(nodes) => Arc::new(static_list::StaticRegistry::new(nodes)),
@@ -110,8 +110,8 @@ pub fn open_registry(url: &Url, group: &str, trust: &Arc<Trust>) -> Result<Arc<d
     })
 }
 
-/// Whether one process may take over another's name: it has the same first address, where only one can listen, or it
-/// is the same process.
+/// Whether a process may take over another's name: with the same first address, where only a single process can listen, or as the
+/// same process.
 fn may_take_over(old: &Member, new: &Member) -> bool {
     old.instance == new.instance || (!new.addresses.is_empty() && old.addresses.first() == new.addresses.first())
 }
@@ -127,7 +127,7 @@ fn name_conflict(group: &str, held: &Member, refused: &Member) -> String {
     )
 }
 
-/// A runtime with one thread for registries over gRPC or DNS; callers block on it from their own threads.
+/// A runtime with a single thread for registries over gRPC or DNS; callers block on other threads.
 fn small_runtime(name: &str) -> Result<tokio::runtime::Runtime> {
     runtime_with(name, 1)
 }

@@ -1,4 +1,4 @@
-//! A coordinator's lease table as a registry for its own process, without a connection.
+//! A coordinator's lease table as a registry for the same process, without a connection.
 
 use crate::{LeaseTable, MemberWatch, NodeLease, Registry};
 use parking_lot::Mutex;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// How often the table is read.
 const TABLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The nodes of one group.
+/// The nodes of a group.
 pub(crate) struct LocalRegistry {
     describe: String,
     group: String,

@@ -1,18 +1,18 @@
-//! A process's member list, derived from its registry. An absent node keeps its place for a while, and an empty
-//! registry is not believed at once. No clock and no thread: the time is passed in.
+//! A process's member list, derived from the registry. An absent node keeps the place for a while, and an empty registry is not
+//! believed at once. No clock and no thread: the time is passed in.
 
 use spurline_types::Member;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long absent nodes keep their places.
+/// How long absent nodes keep places.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldTimes {
     /// For a node that left the registry alone: longer than a restart, so that no block moves.
     pub single: Duration,
-    /// For nodes that left together (at least half of all), and for one that still answers its readers: a registry
-    /// that lost its list is more likely than the loss of the nodes.
+    /// For nodes that left together (at least half of all), and for a node that still answers readers: a registry that lost its
+    /// list is more likely than the loss of the nodes.
     pub joint: Duration,
 }
 
@@ -30,18 +30,18 @@ const MAX_HOLD_DOUBLINGS: u32 = 4;
 #[derive(Debug)]
 struct MemberEntry {
     member: Arc<Member>,
-    /// Since when it is present or absent.
+    /// Since when the node is present or absent.
     changed_at: Instant,
-    /// When its place expires; `None` while it is present.
+    /// When the place expires; `None` while the node is present.
     away_until: Option<Instant>,
 }
 
-/// A member with its status.
+/// A member with the status.
 #[derive(Debug, Clone)]
 pub struct MemberStatus {
     /// The member.
     pub member: Arc<Member>,
-    /// Whether the registry lists it; otherwise only its place is kept.
+    /// Whether the registry lists the member; otherwise only the place is kept.
     pub present: bool,
     /// Since when that is so.
     pub since: Instant,
@@ -52,7 +52,7 @@ pub struct MemberStatus {
 pub struct MemberView {
     holds: HoldTimes,
     places: BTreeMap<String, MemberEntry>,
-    /// How often a node returned or expired, and when it last did.
+    /// How often a node returned or expired, and the last time.
     returns: HashMap<String, (u32, Instant)>,
 }
 
@@ -62,8 +62,7 @@ impl MemberView {
         MemberView { holds, ..MemberView::default() }
     }
 
-    /// Applies the registry's list; returns whether the members changed. Of two entries with one name the first
-    /// counts.
+    /// Applies the registry's list; returns whether the members changed. Of two entries with the same name the first counts.
     pub fn apply_members(&mut self, now: Instant, members: &[Arc<Member>]) -> bool {
         // Registries deliver lists sorted by name: a sort and a merge cost less than a look-up per name.
         let mut said: Vec<&Arc<Member>> = members.iter().collect();
@@ -126,8 +125,8 @@ impl MemberView {
         changed
     }
 
-    /// Expires places whose time is over, unless `answers` reports that the node answers its readers; never expires
-    /// the last members. Returns whether the members changed.
+    /// Expires places whose time is over, unless `answers` reports that the node answers readers; never expires the last members.
+    /// Returns whether the members changed.
     pub fn expire_absent(&mut self, now: Instant, answers: &dyn Fn(&str) -> bool) -> bool {
         self.returns.retain(|_, (_, last)| now.duration_since(*last) <= RETURN_MEMORY);
         let many = self.holds.joint;
@@ -142,7 +141,7 @@ impl MemberView {
         }
         for name in &gone {
             self.places.remove(name);
-            // Should it come back, its next absence gets more time.
+            // After a return, the next absence gets more time.
             count_return(&mut self.returns, name, now);
         }
         true
@@ -153,7 +152,7 @@ impl MemberView {
         self.places.values().map(|place| Arc::clone(&place.member)).collect()
     }
 
-    /// The members with their status.
+    /// The members, each with the status.
     pub fn member_statuses(&self) -> Vec<MemberStatus> {
         self.places
             .values()
@@ -161,7 +160,7 @@ impl MemberView {
             .collect()
     }
 
-    /// The number of members, and how many of them are absent.
+    /// The number of members, and the number of absent members.
     pub fn count_members(&self) -> (usize, usize) {
         (self.places.len(), self.places.values().filter(|place| place.away_until.is_some()).count())
     }

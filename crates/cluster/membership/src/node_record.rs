@@ -52,12 +52,12 @@ pub(crate) fn parse_groups(text: &[u8]) -> Result<BTreeMap<String, Vec<Member>>,
     Ok(file.groups.into_iter().map(|(name, records)| (name, members(records))).collect())
 }
 
-/// One node as text.
+/// A node as text.
 pub(crate) fn format_member(member: &Member) -> String {
     serde_json::to_string(&NodeRecord::from(member)).unwrap_or_default()
 }
 
-/// Parses one node.
+/// Parses a node.
 ///
 /// # Errors
 /// Why the text is invalid.

@@ -1,14 +1,14 @@
-//! State files, read at the start. Their contents are opaque here.
+//! State files, read at the start. The contents are opaque here.
 
 use spurline_types::{Error, Result};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// Reads and parses a state file; `None` when it does not exist. A damaged file is renamed, because a person may need
-/// it, and both names are logged.
+/// Reads and parses a state file; `None` without a file. A damaged file is renamed, because a person may need it, and both names
+/// are logged.
 ///
 /// # Errors
-/// When the file can't be read or renamed: it must not be overwritten then.
+/// When the file can't be read or renamed: such a file must not be overwritten.
 pub(crate) fn read_file<T>(file: &Path, understand: impl Fn(&[u8]) -> Result<T, String>) -> Result<Option<T>> {
     let cant = |what: &str, e: &io::Error| {
         let remedy = "let this user read and write it, or name another by --state-file; a start without it would lose \

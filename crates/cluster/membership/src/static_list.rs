@@ -1,4 +1,4 @@
-//! `static:`: a fixed list of nodes. It takes no registrations and never changes.
+//! `static:`: a fixed list of nodes. Takes no registrations and never changes.
 
 use crate::{MemberWatch, NodeLease, Registry};
 use spurline_types::HostPort;

@@ -24,22 +24,22 @@ pub enum RegistryUrl {
 pub struct DnsName {
     /// The name; a name of SRV records begins with an underscore.
     pub name: String,
-    /// The port of every node; `None` where SRV records contain it.
+    /// The port of every node; `None` where SRV records contain the port.
     pub port: Option<u16>,
-    /// The DNS server; `None` for those of this machine.
+    /// The DNS server; `None` for the servers of this machine.
     pub server: Option<SocketAddr>,
 }
 
 /// etcd servers and credentials. Contains no password: that is in a file or in the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdUrl {
-    /// The servers, at least one.
+    /// The servers, never empty.
     pub nodes: Vec<HostPort>,
     /// Certificate of the authority that signed the servers' certificates; enables TLS.
     pub ca: Option<PathBuf>,
     /// Client certificate.
     pub cert: Option<PathBuf>,
-    /// Its key.
+    /// The key.
     pub key: Option<PathBuf>,
     /// The user.
     pub user: Option<String>,
@@ -60,7 +60,7 @@ fn parse_hosts(text: &str) -> Result<Vec<HostPort>, String> {
     text.split(',').map(str::parse).collect()
 }
 
-/// `KEY=VALUE&…`, each key one of `known`.
+/// `KEY=VALUE&…`, each key from `known`.
 fn parse_options<'a>(text: &'a str, known: &[&str]) -> Result<Vec<(&'a str, &'a str)>, String> {
     let pairs = text.split('&').filter(|pair| !pair.is_empty());
     pairs
@@ -90,7 +90,7 @@ fn parse_dns(text: &str) -> Result<DnsName, String> {
     Ok(DnsName { name: host, port: Some(port), server })
 }
 
-/// One host: several coordinators would have no common list.
+/// A single host: several coordinators would have no common list.
 fn parse_coordinator(text: &str) -> Result<HostPort, String> {
     match text.split_once(',') {
         Some((first, _)) => Err(format!(

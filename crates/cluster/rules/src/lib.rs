@@ -1,5 +1,5 @@
-//! Folder rules of a group: the rule set with its revision and text form, and its record in the registry. Knows neither
-//! blocks nor nodes.
+//! Folder rules of a group: the rule set with revision and text form, and the record in the registry. Knows neither blocks nor
+//! nodes.
 #![forbid(unsafe_code)]
 
 mod set;

@@ -1,24 +1,24 @@
-//! A rule set: its rules, its revision, its limits and its JSON form. Knows nothing of where it is stored.
+//! A rule set: rules, revision, limits and JSON form. Does not know where the set is stored.
 
 use serde_json::{Value, json};
 use spurline_cache::FolderRule;
 use spurline_types::{Error, ErrorKind, Result};
 
-/// Maximum number of rules of a group: each fetched block is compared with all of them.
+/// Maximum number of rules of a group: each fetched block is compared with all rules.
 pub const RULES_MAX: usize = 255;
-/// Maximum length of a set as text: it fits into one request to a node.
+/// Maximum length of a set as text: the text fits into a request to a node.
 const TEXT_MAX: usize = 48 << 10;
-/// Larger revisions are refused, so that each one has a successor.
+/// Larger revisions are refused, so that each revision has a successor.
 const REVISION_MAX: u64 = 1 << 53;
 /// Maximum length of a rule's URL.
 const URL_MAX: usize = 1024;
 
-/// All folder rules of a group at one revision.
+/// All folder rules of a group at a revision.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuleSet {
     /// Grows with every change; 0 before the first rule.
     pub revision: u64,
-    /// By URL, at most one per folder.
+    /// By URL, at most a single rule for each folder.
     pub rules: Vec<FolderRule>,
 }
 
@@ -64,13 +64,13 @@ impl RuleSet {
         self.rules.iter().find(|rule| rule.url == url)
     }
 
-    /// The set with the larger revision; this one if they are equal.
+    /// The set with the larger revision; this set if the revisions are equal.
     pub fn or_newer(self, other: RuleSet) -> RuleSet {
         if other.revision > self.revision { other } else { self }
     }
 
-    /// The next revision: the rules for `urls` changed, created where missing, and removed where they become empty.
-    /// Without a difference, the same set.
+    /// The next revision: the rules for `urls` changed, created where missing, and removed where empty. Without a difference, the
+    /// same set.
     ///
     /// # Errors
     /// `Invalid` when the rules would exceed a limit.
@@ -104,7 +104,7 @@ impl RuleSet {
         Ok(set)
     }
 
-    /// Two rules with one class: of one folder, or with equal hashes.
+    /// Two rules with the same class: of the same folder, or with equal hashes.
     fn shared_class(&self) -> Option<(&str, &str)> {
         let mut classes: Vec<(u64, &str)> = self.rules.iter().map(|rule| (rule.class(), rule.url.as_str())).collect();
         classes.sort_unstable();

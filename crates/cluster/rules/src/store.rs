@@ -1,5 +1,5 @@
-//! The rule set in the group's registry: one record, replaced by compare-and-swap, so that there is one history of
-//! revisions. Knows nothing of the kind of registry.
+//! The rule set in the group's registry: a record, replaced by compare-and-swap, so that there is a single history of revisions.
+//! Knows nothing of the kind of registry.
 
 use crate::RuleSet;
 use parking_lot::Mutex;
@@ -9,7 +9,7 @@ use spurline_types::{Error, ErrorKind, Result};
 /// Retries after concurrent changes.
 const CONFLICT_RETRIES: usize = 8;
 
-/// A group's rule set in its registry.
+/// A group's rule set in the registry.
 pub struct RuleStore {
     record: Box<dyn GroupRecord>,
     last: Mutex<Option<LastRead>>,
@@ -31,7 +31,7 @@ impl RuleStore {
     /// The stored set. An unchanged record costs little or no traffic.
     ///
     /// # Errors
-    /// When the registry does not answer; `Invalid` when its record is no rule set.
+    /// When the registry does not answer; `Invalid` when the record there is no rule set.
     pub fn read(&self) -> Result<RuleSet> {
         self.read_record().map(|last| last.set)
     }
@@ -55,8 +55,8 @@ impl RuleStore {
         Ok(replaced)
     }
 
-    /// Changes the set and returns the result. `change` gets the stored set, or `known` where that is newer: then the
-    /// registry lost its record. It is called again after a concurrent change.
+    /// Changes the set and returns the result. `change` gets the stored set, or `known` where that is newer: then the registry
+    /// lost the record. `change` is called again after a concurrent change.
     ///
     /// # Errors
     /// The error of `change`; when the registry does not answer, or others keep changing the set, as `failed` maps it.
@@ -76,7 +76,7 @@ impl RuleStore {
         Err(failed(Error::new(ErrorKind::Unavailable, "others keep changing the group's rules")))
     }
 
-    /// The stored set, for a process that has `own`. A registry with an older set lost its record, and gets `own`.
+    /// The stored set, for a process that has `own`. A registry with an older set lost the record, and gets `own`.
     ///
     /// # Errors
     /// As [`RuleStore::read`].

@@ -1,4 +1,4 @@
-//! The end of a job: its state, the reason, and the note for people. It knows what was counted, and works on no file.
+//! The end of a job: the state, the reason, and the note for people. Knows the counts, and works on no file.
 
 use super::{JobRun, STOPPED};
 use crate::JobTarget;
@@ -9,7 +9,7 @@ use spurline_types::Result;
 use spurline_types::units::human_bytes;
 use std::path::Path;
 
-/// Records how a job ended; `result` is that of its passes.
+/// Records how a job ended; `result` is that of the passes.
 pub(super) fn note_end(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Path, result: Result<()>) {
     let remark = result.as_ref().ok().and_then(|()| match spec.action {
         JobAction::Load => load_remark(target, spec, run, spool),
@@ -27,7 +27,7 @@ pub(super) fn note_end(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spo
     });
 }
 
-/// The last state and its reason.
+/// The last state and the reason.
 fn end_state(progress: &JobProgress, spec: &JobSpec, stopped: bool, result: Result<()>) -> (JobState, String) {
     if let Err(error) = result {
         return (JobState::Failed, error.to_string());
@@ -45,10 +45,10 @@ fn end_state(progress: &JobProgress, spec: &JobSpec, stopped: bool, result: Resu
     (JobState::Succeeded, String::new())
 }
 
-/// The target's note on the loaded files, read from their list. Nothing for files done before the list was started,
-/// or when the list cannot be read.
+/// The target's note on the loaded files, read from the list of files. Nothing for files done before the list was started, or
+/// when the list cannot be read.
 fn load_remark(target: &dyn JobTarget, spec: &JobSpec, run: &JobRun, spool: &Path) -> Option<String> {
-    // Overlapping paths put a file in the list twice, while it is cached once.
+    // Overlapping paths put a file in the list twice, while the cache has the file once.
     if spec.metadata_only || run.is_stopping() || spec.has_overlaps() {
         return None;
     }
