@@ -1,5 +1,5 @@
-//! Requests to the cluster's API server, with the service account of this pod. It knows paths and JSON, not what the
-//! objects mean. A handful of requests does not need the `kube` crate, whose types of all objects double the build.
+//! Requests to the cluster's API server, with the service account of this pod. Knows paths and JSON, not the meaning of objects.
+//! A handful of requests does not need the `kube` crate, whose types of all objects double the build.
 
 use reqwest::{Certificate, Client, Method};
 use serde_json::Value;
@@ -7,9 +7,9 @@ use spurline_config::Fault;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Deadline of one request.
+/// Deadline of a request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
-/// Deadline of a connection and its handshake.
+/// Deadline of a connection, handshake included.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Where Kubernetes puts the token, the authorities and the namespace of a pod.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -39,7 +39,7 @@ impl ApiServer {
     /// The server of the cluster in which this process runs.
     ///
     /// # Errors
-    /// When this is no pod, or its service account is not mounted.
+    /// When this is no pod, or the service account is not mounted.
     pub(crate) fn in_cluster(account: &Path) -> Result<Self, Fault> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let (Some(host), Some(port)) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT"))
@@ -69,12 +69,12 @@ impl ApiServer {
         Ok(ApiServer { client, base: format!("https://{host}:{port}"), token_file: account.join("token"), namespace })
     }
 
-    /// Sends a request and returns the answer, whatever its status.
+    /// Sends a request and returns the answer, whatever the status.
     ///
     /// # Errors
     /// When there is no answer.
     pub(crate) async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<ApiAnswer, NoAnswer> {
-        // Read for each request: Kubernetes replaces it every hour.
+        // Read for each request: Kubernetes replaces the token every hour.
         let token = std::fs::read_to_string(&self.token_file)
             .map_err(|e| NoAnswer { fault: account_fault(&self.token_file, &e), was_sent: false })?;
         let none = |e: reqwest::Error| {
@@ -97,10 +97,10 @@ impl ApiServer {
         Ok(ApiAnswer { status, object })
     }
 
-    /// The same for a request whose answer has to be a success or one of `also`.
+    /// The same for a request whose answer has to be a success or an element of `also`.
     ///
     /// # Errors
-    /// When there is no answer or it is a refusal, with the server's message.
+    /// Without an answer, and after a refusal, with the server's message.
     pub(crate) async fn expect(
         &self,
         method: Method,
@@ -115,10 +115,10 @@ impl ApiServer {
 }
 
 impl ApiAnswer {
-    /// Accepts a success, or one of `also`.
+    /// Accepts a success, or an element of `also`.
     ///
     /// # Errors
-    /// When it is a refusal, with the server's message.
+    /// After a refusal, with the server's message.
     pub(crate) fn check(&self, method: &Method, path: &str, also: &[u16]) -> Result<(), Fault> {
         if (200..300).contains(&self.status) || also.contains(&self.status) {
             return Ok(());

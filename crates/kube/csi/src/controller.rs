@@ -1,5 +1,5 @@
-//! The CSI controller service: makes volumes from the parameters of a StorageClass. A volume is only a name and its
-//! attributes, so nothing is stored. It does not know nodes.
+//! The CSI controller service: makes volumes from the parameters of a StorageClass. A volume is only a name and attributes, so
+//! nothing is stored. Does not know nodes.
 
 use crate::node::{check_access, mount_flags, required};
 use crate::pb;
@@ -8,7 +8,7 @@ use crate::volumes::{VolumeTable, status};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
-/// What the ids of provisioned volumes begin with.
+/// The prefix of the ids of provisioned volumes.
 const PROVISIONED_PREFIX: &str = "spurline-";
 
 /// The controller service.

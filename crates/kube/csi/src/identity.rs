@@ -1,4 +1,4 @@
-//! The CSI identity service. It knows nothing of volumes.
+//! The CSI identity service. Knows nothing of volumes.
 
 use crate::{DRIVER_NAME, pb};
 use std::collections::HashMap;

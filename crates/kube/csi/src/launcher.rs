@@ -1,4 +1,4 @@
-//! How a mount process is started, found again and ended, apart from where it runs. It does not know volumes.
+//! How a mount process is started, found again and ended, independent of the place. Does not know volumes.
 
 use serde::{Deserialize, Serialize};
 use spurline_config::Fault;
@@ -11,17 +11,17 @@ pub struct LaunchPlan {
     pub key: String,
     /// The volume's id, for labels and messages.
     pub volume_id: String,
-    /// The volume's directory on the node. The process mounts below it and finds its secrets there.
+    /// The volume's directory on the node. The process mounts below, and finds secrets there.
     pub dir: PathBuf,
     /// The arguments of `spurline`.
     pub words: Vec<String>,
-    /// Environment variables; they name files of secrets, never their content.
+    /// Environment variables; the variables name files of secrets, never the content.
     pub environment: Vec<(String, String)>,
     /// Memory limit of the process in bytes.
     pub memory: u64,
-    /// Counts the processes of this volume, so that a new one differs from the last in name.
+    /// Counts the processes of this volume, so that a new process differs from the last in name.
     pub launch: u32,
-    /// The directory of the node that is the source, if it is one.
+    /// The directory of the node that is the source, if any.
     pub source_dir: Option<PathBuf>,
     /// Whether the source is changed.
     pub writable: bool,
@@ -32,7 +32,7 @@ pub struct LaunchPlan {
 pub struct LaunchFailure {
     /// Why.
     pub fault: Fault,
-    /// The name of the process if it may run in spite of it, because an answer was lost.
+    /// The name of the process, if a process may run in spite of the failure, because an answer was lost.
     pub may_run: Option<String>,
 }
 
@@ -45,33 +45,33 @@ impl From<Fault> for LaunchFailure {
 /// The state of a mount process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessState {
-    /// It does not run yet; with the reason, if there is one.
+    /// Not running yet; with the reason, if any.
     Pending(String),
-    /// It runs.
+    /// Running.
     Running,
-    /// It ended or does not exist; with the cause.
+    /// Ended or missing; with the cause.
     Ended(String),
 }
 
 /// A pod that uses a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodReference {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its uid.
+    /// The uid.
     pub uid: String,
 }
 
-/// What happened to a volume, for the pods that use it.
+/// An event of a volume, for the pods that use the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeEvent {
     /// The pods that use the volume.
     pub pods: Vec<PodReference>,
-    /// Whether it is a problem.
+    /// Whether the event is a problem.
     pub warning: bool,
-    /// One word in upper camel case.
+    /// A word in upper camel case.
     pub reason: &'static str,
     /// The sentence for a person.
     pub message: String,
@@ -80,11 +80,11 @@ pub struct VolumeEvent {
 /// Starts and ends mount processes.
 #[tonic::async_trait]
 pub trait MountLauncher: Send + Sync + 'static {
-    /// Starts a process and returns its name, under which it is found again after a restart of the driver. Returns
+    /// Starts a process and returns the name, under which the process is found again after a restart of the driver. Returns
     /// before the mount is ready.
     ///
     /// # Errors
-    /// When it can't be started, or it is not known whether it was.
+    /// When the process can't be started, or when the start is uncertain.
     async fn launch(&self, plan: &LaunchPlan) -> Result<String, LaunchFailure>;
 
     /// The state of a process.
@@ -93,18 +93,17 @@ pub trait MountLauncher: Send + Sync + 'static {
     /// When the state can't be determined now.
     async fn process_state(&self, process: &str) -> Result<ProcessState, Fault>;
 
-    /// Ends a process within bounded time, by force if it does not end by itself. A process that does not exist has
-    /// ended.
+    /// Ends a process within bounded time, by force if necessary. A process that does not exist has ended.
     ///
     /// # Errors
-    /// When it may still run.
+    /// When the process may still run.
     async fn stop(&self, process: &str) -> Result<(), Fault>;
 
-    /// Ends processes of this node that are none of `known` and that this driver did not start: they belong to volumes
+    /// Ends processes of this node that are none of `known` and that this driver did not start: such processes belong to volumes
     /// that are gone.
     ///
     /// # Errors
-    /// When they can't be determined or ended.
+    /// When these can't be determined or ended.
     async fn end_others(&self, known: &[String]) -> Result<(), Fault>;
 
     /// Shows an event where an administrator looks. Failures are logged only.

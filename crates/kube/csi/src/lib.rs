@@ -1,6 +1,6 @@
-//! The CSI driver: volumes for the pods of one node. It starts mount processes through a launcher, binds their mounts to
-//! the directories of pods, replaces processes that ended, and reports the condition of volumes. It does not know the
-//! command line: the arguments of a mount process come from a function that it is given.
+//! The CSI driver: volumes for the pods of a node. Starts mount processes through a launcher, binds mounts to the directories of
+//! pods, replaces processes that ended, and reports the condition of volumes. Does not know the command line: the arguments of a
+//! mount process come from a given function.
 #![forbid(unsafe_code)]
 
 mod api_server;

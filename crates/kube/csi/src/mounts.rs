@@ -1,5 +1,5 @@
-//! Mountpoints of the driver: checked, bound and detached by the mount table alone. Nothing here accesses the content of
-//! a mount, which may hang. It does not know volumes.
+//! Mountpoints of the driver: checked, bound and detached by the mount table alone. Nothing here accesses the content of a mount,
+//! which may hang. Does not know volumes.
 
 use rustix::io::Errno;
 use rustix::mount::{
@@ -12,7 +12,7 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path};
 
-/// Most mounts on one mountpoint that are detached.
+/// Most mounts on a mountpoint that are detached.
 pub(crate) const MOST_LAYERS: usize = 64;
 
 fn read_table() -> Result<MountTable, Fault> {
@@ -25,7 +25,7 @@ fn read_table() -> Result<MountTable, Fault> {
 /// When the mount table can't be read.
 pub(crate) fn mount_at(path: &Path) -> Result<Option<MountEntry>, Fault> {
     let table = read_table()?;
-    // The last entry of a path covers those before it.
+    // The last entry of a path covers earlier entries.
     Ok(table.entries().iter().rev().find(|entry| entry.mountpoint == path).cloned())
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn count_layers(path: &Path) -> Result<usize, Fault> {
     Ok(table.entries().iter().filter(|entry| entry.mountpoint == path).count())
 }
 
-/// Whether anything is mounted at `dir` or below it.
+/// Whether anything is mounted at `dir` or below.
 ///
 /// # Errors
 /// As [`mount_at`].
@@ -56,8 +56,8 @@ pub(crate) fn is_mounted_below(dir: &Path) -> Result<bool, Fault> {
 }
 
 /// Binds the mount at `from` to the directory `to`, which is created, or to the mount there; also read-only. `step` is a directory
-/// of the driver's own, through which the bind is made: its mount is private, so that no two directories share what is
-/// mounted over them later, and it is read-only already when it is bound, so that no copy is ever writable.
+/// of the driver, through which the bind is made: the mount there is private, so that no two directories share later mounts, and
+/// is read-only already before the bind, so that no copy is ever writable.
 ///
 /// # Errors
 /// When a directory can't be made, or the kernel refuses the bind.
@@ -68,7 +68,7 @@ pub(crate) fn bind(from: &Path, to: &Path, read_only: bool, step: &Path) -> Resu
     };
     remove_mountpoint(step)?;
     make(step)?;
-    // A dead mount does not even answer whether it is a directory.
+    // A dead mount does not even answer whether this is a directory.
     if mount_at(to)?.is_none() {
         make(to)?;
     }
@@ -85,7 +85,7 @@ pub(crate) fn bind(from: &Path, to: &Path, read_only: bool, step: &Path) -> Resu
     })
 }
 
-/// Detaches all mounts at `path`, also dead ones and busy ones: they leave the tree at once.
+/// Detaches all mounts at `path`, also dead and busy mounts, which leave the tree at once.
 ///
 /// # Errors
 /// When the kernel refuses.

@@ -1,4 +1,4 @@
-//! The CSI node service: requests of the kubelet, checked and turned into calls of the volume table. It holds no state.
+//! The CSI node service: requests of the kubelet, checked and turned into calls of the volume table. Holds no state.
 
 use crate::launcher::PodReference;
 use crate::mounts::is_plain;
@@ -20,7 +20,7 @@ pub(crate) struct NodeService {
     pub volumes: Arc<VolumeTable>,
 }
 
-/// Runs a call to its end, also when the caller abandons it: a mount must not be left half made.
+/// Runs a call to the end, also when the caller abandons the call: a mount must not be left half made.
 async fn finish<T: Send + 'static>(
     call: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) -> Result<T, Status> {
@@ -45,7 +45,7 @@ fn directory(name: &str, value: &str) -> Result<PathBuf, Status> {
 /// The mount options of a capability.
 ///
 /// # Errors
-/// When there is no capability, or it is not a file system.
+/// When there is no capability, or another than a file system.
 pub(crate) fn mount_flags(capability: Option<&pb::VolumeCapability>) -> Result<Vec<String>, Status> {
     use pb::volume_capability::AccessType;
     let capability = capability.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?;
@@ -133,7 +133,7 @@ impl pb::node_server::Node for NodeService {
         let demand = demand(request.volume_id, &request.volume_context, capability, request.secrets)?;
         let ephemeral = request.volume_context.get("csi.storage.k8s.io/ephemeral").is_some_and(|word| word == "true");
         if ephemeral && !self.trust_inline {
-            // First: a wrong option is named with the nearest one.
+            // First: a wrong option is named with the nearest known option.
             self.volumes
                 .check(&demand.settings)
                 .and_then(|()| demand.settings.check_inline(&demand.secrets))

@@ -1,5 +1,5 @@
-//! Mount processes as pods of this node, made from a template. They belong to no controller: the driver starts, finds
-//! and deletes them. It does not know volumes, nor when a pod has to be replaced.
+//! Mount processes as pods of this node, made from a template. These pods belong to no controller: the driver starts, finds and
+//! deletes each. Does not know volumes, nor when a pod has to be replaced.
 
 use crate::DRIVER_NAME;
 use crate::api_server::ApiServer;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The label of mount pods, with the node as its value, hashed because names of nodes may be too long.
+/// The label of mount pods, with the node as value, hashed because names of nodes may be too long.
 const NODE_LABEL: &str = "spurline.io/node";
 /// Time for a pod to end by itself.
 const GRACE_SECONDS: u64 = 10;
@@ -33,7 +33,7 @@ const HOPELESS_REASONS: [&str; 6] = [
     "CreateContainerConfigError",
     "CreateContainerError",
 ];
-/// What the kubelet's event says when a directory of the node is missing; the directory follows.
+/// The text of the kubelet's event about a missing directory of the node; the directory follows.
 const NO_DIRECTORY: &str = "hostPath type check failed: ";
 
 /// Starts mount pods.
@@ -87,7 +87,7 @@ impl PodLauncher {
         format!("spurline-mount-{:016x}-{}", xxhash_rust::xxh3::xxh3_64(word.as_bytes()), plan.launch)
     }
 
-    /// The kubelet's last complaint about a pod: why it is not started is in no field of the pod.
+    /// The kubelet's last complaint about a pod: the reason of a missing start is in no field of the pod.
     async fn last_warning(&self, pod: &Value) -> Result<Option<String>, Fault> {
         let Some(uid) = pod["metadata"]["uid"].as_str() else { return Ok(None) };
         let selector = format!("fieldSelector=involvedObject.uid%3D{uid}%2Ctype%3DWarning");
@@ -101,7 +101,7 @@ impl PodLauncher {
         Ok(last.and_then(|event| Some(event["message"].as_str()?.to_owned())))
     }
 
-    /// Makes a pod in the place of one of the same name.
+    /// Makes a pod in the place of another of the same name.
     async fn create(&self, name: &str, pod: &Value) -> Result<(), LaunchFailure> {
         let path = self.pods_path();
         for also in [&[409][..], &[]] {
@@ -118,7 +118,7 @@ impl PodLauncher {
         Ok(())
     }
 
-    /// Deletes a pod and waits until it is gone.
+    /// Deletes a pod and waits for the end.
     async fn delete(&self, name: &str) -> Result<(), Fault> {
         let path = format!("{}/{name}", self.pods_path());
         let body = json!({ "gracePeriodSeconds": GRACE_SECONDS });
@@ -154,7 +154,7 @@ fn pod_of(template: &Value, plan: &LaunchPlan, name: &str, node: &str, node_word
     pod["metadata"]["annotations"]["spurline.io/volume"] = json!(plan.volume_id);
     let spec = &mut pod["spec"];
     spec["nodeName"] = json!(node);
-    // A process that ended leaves a dead mount, which has to go before the next one starts.
+    // A process that ended leaves a dead mount, which has to go before the next start.
     spec["restartPolicy"] = json!("Never");
     append(&mut spec["volumes"], json!({ "name": "volume", "hostPath": { "path": dir, "type": "Directory" } }));
     let container = &mut spec["containers"][0];
@@ -188,7 +188,7 @@ fn literal(text: &str) -> String {
     text.replace('$', "$$")
 }
 
-/// Why a pod is being deleted, to follow the word; `None` when it is not.
+/// Why a pod is being deleted, to follow the word; `None` for another pod.
 fn deletion_of(pod: &Value) -> Option<String> {
     pod["metadata"]["deletionTimestamp"].as_str()?;
     let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
@@ -207,7 +207,7 @@ fn state_after(warning: String, node: &str) -> ProcessState {
     }
 }
 
-/// Appends to an array, which is made when it is missing.
+/// Appends to an array, which is made when missing.
 fn append(array: &mut Value, item: Value) {
     match array {
         Value::Array(items) => items.push(item),

@@ -1,5 +1,5 @@
-//! Mount processes as children in process groups of their own: for hosts without Kubernetes, and for tests. A process
-//! outlives the driver; its name is its process id and its start time, so that a reused id is not mistaken for it.
+//! Mount processes as children in separate process groups: for hosts without Kubernetes, and for tests. A process outlives the
+//! driver; the name is process id and start time, which tells a reused id apart.
 
 use crate::launcher::{LaunchFailure, LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,16 +12,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Time for a process to end after SIGTERM. Its mount is detached before, so nothing keeps it but open files.
+/// Time for a process to end after SIGTERM. The mount is detached before, so nothing but open files keeps the process.
 const TERMINATION_GRACE: Duration = Duration::from_secs(5);
-/// The log of a process in its volume's directory.
+/// The log of a process in the volume's directory.
 const LOG_FILE: &str = "log";
 
 /// Starts mount processes on this host.
 #[derive(Debug)]
 pub struct ProcessLauncher {
     program: PathBuf,
-    /// Processes started by this driver, with their logs; those of an earlier driver belong to init.
+    /// Processes started by this driver, with logs; processes of an earlier driver belong to init.
     children: Mutex<HashMap<String, (Child, PathBuf)>>,
 }
 
@@ -31,7 +31,7 @@ impl ProcessLauncher {
         ProcessLauncher { program: program.into(), children: Mutex::default() }
     }
 
-    /// Why a child of this driver ended; `None` while it runs or when it is no child.
+    /// Why a child of this driver ended; `None` for a running child or another process.
     fn reap(&self, process: &str) -> Option<String> {
         let mut children = self.children.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (child, log) = children.get_mut(process)?;
@@ -50,13 +50,13 @@ impl MountLauncher for ProcessLauncher {
             .map_err(|e| Fault::failed(format!("the log {}: {e}", path.display()), "make --state-dir writable"))?;
         let mut command = Command::new(&self.program);
         command.args(&plan.words).envs(plan.environment.iter().map(|(name, value)| (name, value)));
-        // Not those of the driver.
+        // Not the driver's variables.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SPURLINE_")) {
             if !plan.environment.iter().any(|(own, _)| name == own.as_str()) {
                 command.env_remove(name);
             }
         }
-        // A group of its own: what is sent to the driver's terminal does not reach it.
+        // A separate group: signals of the driver's terminal do not reach the process.
         command.process_group(0).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command
             .spawn()
@@ -88,7 +88,7 @@ impl MountLauncher for ProcessLauncher {
     }
 
     async fn end_others(&self, _: &[String]) -> Result<(), Fault> {
-        // Its own records name all of them.
+        // The driver's records name all processes.
         Ok(())
     }
 
@@ -108,7 +108,7 @@ fn end_process(pid: Pid, name: &str) -> Result<(), Fault> {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
         opened => opened.map_err(failed)?,
     };
-    // The id may have been reused before it was opened.
+    // The id may have been reused before the open.
     if running(name).is_none() {
         return Ok(());
     }
@@ -126,14 +126,14 @@ fn end_process(pid: Pid, name: &str) -> Result<(), Fault> {
     Err(Fault::failed(format!("process {pid} did not end within {} s of SIGKILL", TERMINATION_GRACE.as_secs()), ""))
 }
 
-/// The process of this name, if it runs.
+/// The process of this name, if running.
 fn running(name: &str) -> Option<Pid> {
     let (pid, start) = name.split_once(':')?;
     let pid: u32 = pid.parse().ok()?;
     (start_time(pid)? == start.parse::<u64>().ok()?).then(|| Pid::from_raw(i32::try_from(pid).ok()?)).flatten()
 }
 
-/// The start of a process in clock ticks since boot (proc(5), field 22 of stat); `None` when it is gone or a zombie.
+/// The start of a process in clock ticks since boot (proc(5), field 22 of stat); `None` when the process is gone or a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything.
@@ -145,7 +145,7 @@ fn start_time(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// The last error that a mount process printed, with its remedy, in one sentence; else how it ended.
+/// The last error that a mount process printed, with the remedy, in a sentence; else the end status.
 pub(crate) fn cause_of_end(log: &[u8], status: &str) -> String {
     let text = String::from_utf8_lossy(log);
     let lines: Vec<&str> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! The record of a volume on this node, in a file that outlives the driver. It knows no process and no mount.
+//! The record of a volume on this node, in a file that outlives the driver. Knows no process and no mount.
 
 use crate::launcher::PodReference;
 use crate::settings::VolumeSettings;
@@ -17,7 +17,7 @@ const RECORD_FILE: &str = "volume.json";
 pub(crate) struct PublishedTarget {
     /// The directory.
     pub path: PathBuf,
-    /// The pod; `None` where the caller does not name it.
+    /// The pod; `None` where the caller names none.
     pub pod: Option<PodReference>,
     /// Whether the pod may only read a volume that is written elsewhere.
     #[serde(default)]
@@ -29,7 +29,7 @@ pub(crate) struct PublishedTarget {
 pub(crate) struct VolumeRecord {
     /// The volume's id.
     pub volume_id: String,
-    /// What is mounted and how.
+    /// The settings of the mount.
     pub settings: VolumeSettings,
     /// The staging directory, while the volume is staged.
     pub staged: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub(crate) struct VolumeRecord {
     pub process: Option<String>,
     /// The processes started so far.
     pub launches: u32,
-    /// Why the last process ended, if one did.
+    /// Why the last process ended, if any.
     pub last_end: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl VolumeRecord {
         self.staged.is_some() || !self.targets.is_empty()
     }
 
-    /// The pods that use it.
+    /// The pods that use the volume.
     pub(crate) fn pods(&self) -> Vec<PodReference> {
         self.targets.iter().filter_map(|target| target.pod.clone()).collect()
     }
@@ -95,7 +95,7 @@ impl VolumeRecord {
     }
 }
 
-/// Makes a directory that only its owner may enter, and those above it.
+/// Makes a directory that only its owner may enter, and the directories above.
 pub(crate) fn make_private_dir(dir: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }

@@ -1,4 +1,4 @@
-//! The secrets of a volume, as files that only root may read. Their content is in no argument, variable, label or log.
+//! The secrets of a volume, as files that only root may read. The content is in no argument, variable, label or log.
 
 use crate::record::make_private_dir;
 use spurline_config::Fault;
@@ -7,7 +7,7 @@ use spurline_sys::replace_file;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Keys that together make a file of AWS credentials, and their names in it.
+/// Keys that together make a file of AWS credentials, and the names there.
 const AWS_KEYS: [(&str, &str); 3] = [
     ("AWS_ACCESS_KEY_ID", "aws_access_key_id"),
     ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
@@ -20,10 +20,10 @@ const FLAG_KEYS: [(&str, &str); 4] =
 const VARIABLE_KEYS: [(&str, &str); 2] =
     [("google-credentials.json", "GOOGLE_APPLICATION_CREDENTIALS"), ("ca-bundle.crt", "AWS_CA_BUNDLE")];
 
-/// How the mount process finds its secrets.
+/// How the mount process finds secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SecretFiles {
-    /// Flags of `spurline mount` without dashes, with their files.
+    /// Flags of `spurline mount` without dashes, with the files.
     pub flags: Vec<(String, String)>,
     /// Variables that name files.
     pub environment: Vec<(String, String)>,
@@ -32,7 +32,7 @@ pub(crate) struct SecretFiles {
 /// Checks the keys of a secret.
 ///
 /// # Errors
-/// When a key is unknown, or one of a pair is missing.
+/// When a key is unknown, or half of a pair is missing.
 pub(crate) fn check_secrets(secrets: &HashMap<String, String>) -> Result<(), Fault> {
     let known =
         || AWS_KEYS.iter().map(|(key, _)| *key).chain(FLAG_KEYS.iter().chain(&VARIABLE_KEYS).map(|(key, _)| *key));
@@ -101,7 +101,7 @@ fn write_or_remove(file: &Path, content: Option<&[u8]>) -> std::io::Result<()> {
             _ => Ok(()),
         };
     };
-    // A process that reads it again sees the old file or the new one.
+    // A process that reads again gets the old file or the new file.
     replace_file(file, content, 0o600)
 }
 

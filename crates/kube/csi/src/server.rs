@@ -1,4 +1,4 @@
-//! The driver's socket and its life. It knows no command line and no signal.
+//! The driver's socket and life. Knows no command line and no signal.
 
 use crate::controller::ControllerService;
 use crate::identity::IdentityService;
@@ -22,7 +22,7 @@ pub struct CsiDriverConfig {
     pub endpoint: String,
     /// The node's name.
     pub node_id: String,
-    /// Directory of records and mounts, which outlive the driver; the same path in the driver and on its node.
+    /// Directory of records and mounts, which outlive the driver; the same path in the driver and on the node.
     pub state_dir: PathBuf,
     /// Memory limit of a mount process in bytes, where the volume names none.
     pub default_memory: u64,
@@ -34,7 +34,7 @@ pub struct CsiDriverConfig {
     pub arguments: Arc<dyn MountArguments>,
 }
 
-/// A running driver. Dropping it ends it; its mounts go on.
+/// A running driver. A drop ends the driver; mounts go on.
 pub struct CsiDriver {
     runtime: Option<tokio::runtime::Runtime>,
     stop: watch::Sender<bool>,
@@ -83,7 +83,7 @@ fn listen(path: &Path) -> Result<UnixListener, Fault> {
 }
 
 impl CsiDriver {
-    /// Starts the driver: it finds the mounts of an earlier one and serves at its socket.
+    /// Starts the driver, which finds the mounts of an earlier driver and serves at the socket.
     ///
     /// # Errors
     /// When the socket or the state directory can't be used.
@@ -132,7 +132,7 @@ impl CsiDriver {
         Ok(CsiDriver { runtime: Some(runtime), stop, served, socket })
     }
 
-    /// Stops taking calls, finishes those under way, and ends. Mounts go on.
+    /// Stops taking calls, finishes running calls, and ends. Mounts go on.
     ///
     /// # Errors
     /// When the server failed.
@@ -140,7 +140,7 @@ impl CsiDriver {
         self.stop.send_replace(true);
         let Some(runtime) = self.runtime.take() else { return Ok(()) };
         let served = runtime.block_on(async {
-            // A client that keeps its connection open does not keep the driver.
+            // A client with an open connection does not keep the driver.
             tokio::time::timeout(std::time::Duration::from_secs(5), &mut self.served).await
         });
         let _ = std::fs::remove_file(&self.socket);

@@ -1,5 +1,5 @@
-//! What a volume's attributes and mount options say. Which mount options exist is known to the function that checks
-//! them, not here.
+//! The meaning of a volume's attributes and mount options. The known mount options are a matter of the function that checks
+//! options.
 
 use serde::{Deserialize, Serialize};
 use spurline_config::values::nearest_word;
@@ -8,12 +8,12 @@ use spurline_types::{Size, split_option_list};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// Attributes of a volume, with what they are for.
+/// Attributes of a volume, with the purpose.
 const VOLUME_ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mountOptions", "memory"];
 /// Mount options of a volume that is written.
 const WRITABLE_OPTIONS: [&str; 2] = ["rw", "writable"];
-/// Mount options of inline volumes whose authors are not trusted: they name no file of the node and open no port, and grant no
-/// more than the source's keys do.
+/// Mount options of inline volumes whose authors are not trusted: options without a file of the node, without a port, and without
+/// more rights than the source's keys give.
 const INLINE_OPTIONS: [&str; 32] = [
     "allow_other",
     "anonymous",
@@ -50,28 +50,28 @@ const INLINE_OPTIONS: [&str; 32] = [
 ];
 /// Attributes that Kubernetes adds begin with this.
 const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
-/// What the provisioner adds to volumes that it made.
+/// The prefix of attributes that the provisioner adds.
 const PROVISIONER_PREFIX: &str = "storage.kubernetes.io/";
 
-/// What is mounted and how, from a volume's attributes and mount options.
+/// The source and the flags of a mount, from a volume's attributes and mount options.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSettings {
     /// The origin's URL or directory.
     pub source: String,
-    /// Flags of `spurline mount` without dashes, with their values.
+    /// Flags of `spurline mount` without dashes, with values.
     pub flags: Vec<(String, String)>,
     /// Mount options in the form of mount(8), each without escapes and quotes.
     pub options: Vec<String>,
-    /// Memory limit of the mount process in bytes, if the volume names one.
+    /// Memory limit of the mount process in bytes, if the volume names a limit.
     pub memory: Option<u64>,
 }
 
 /// A mount to be checked and put into words.
 #[derive(Debug, Clone, Copy)]
 pub struct MountRequest<'a> {
-    /// What is mounted and how.
+    /// The settings of the mount.
     pub settings: &'a VolumeSettings,
-    /// Flags of the driver's own, after those of the volume.
+    /// Flags of the driver, after those of the volume.
     pub own_flags: &'a [(String, String)],
     /// Where.
     pub mountpoint: &'a Path,
@@ -95,12 +95,12 @@ pub trait MountArguments: Send + Sync + 'static {
     /// The words of the process.
     ///
     /// # Errors
-    /// When `spurline mount` would refuse them.
+    /// When `spurline mount` would refuse the flags.
     fn of_mount(&self, request: MountRequest<'_>) -> Result<MountWords, Fault>;
 }
 
 impl VolumeSettings {
-    /// Whether the options ask for a mount that changes its source.
+    /// Whether the options ask for a mount that changes the source.
     pub fn is_writable(&self) -> bool {
         self.options.iter().any(|option| WRITABLE_OPTIONS.contains(&option.as_str()))
     }
@@ -108,7 +108,7 @@ impl VolumeSettings {
     /// Checks an inline volume, which the author of any pod may write: the mount process has more rights than that author.
     ///
     /// # Errors
-    /// When it would read directories of the node, files of the mount process or a bucket with the node's rights, or take
+    /// When the volume would read directories of the node, files of the mount process or a bucket with the node's rights, or take
     /// more memory than the driver grants.
     pub fn check_inline(&self, secrets: &HashMap<String, String>) -> Result<(), Fault> {
         const INLINE_REMEDY: &str = "make a PersistentVolume, or start the driver with --trust-inline-volumes where every author of a \
@@ -127,7 +127,7 @@ impl VolumeSettings {
             return refuse("the attribute memory".to_owned());
         }
         let registry = self.flags.iter().find(|(name, _)| name == "registry").map(|(_, url)| url.parse());
-        // Its options name files, whose content would be sent to servers that the pod's author chooses.
+        // The options there name files, whose content would be sent to servers that the pod's author chooses.
         if let Some(Ok(Registry::Etcd(url))) = &registry
             && (url.user.is_some()
                 || [&url.ca, &url.cert, &url.key, &url.password_file].iter().any(|file| file.is_some()))
@@ -149,7 +149,7 @@ impl VolumeSettings {
         Ok(())
     }
 
-    /// The directory that is the source, if it is one.
+    /// The directory that is the source, if any.
     pub fn source_dir(&self) -> Option<PathBuf> {
         let path = match self.source.split_once("://") {
             Some((scheme, path)) if scheme.eq_ignore_ascii_case("file") => path,
@@ -159,10 +159,10 @@ impl VolumeSettings {
         path.starts_with('/').then(|| PathBuf::from(path))
     }
 
-    /// Reads a volume's attributes, and the mount options of its PersistentVolume or StorageClass.
+    /// Reads a volume's attributes, and the mount options of a PersistentVolume or StorageClass.
     ///
     /// # Errors
-    /// When an attribute is unknown or its value is wrong, or there is no source.
+    /// When an attribute is unknown, a value is wrong, or the source is missing.
     pub fn parse(attributes: &HashMap<String, String>, mount_flags: &[String]) -> Result<Self, Fault> {
         let mut settings = VolumeSettings::default();
         // Sorted, so that the same attributes give the same record.

@@ -1,6 +1,5 @@
-//! The volumes of this node: which are mounted, for which pods, by which process. One lock per volume orders the calls;
-//! an unpublish or unstage ends a start that is under way. It does not know the protocol of the calls, nor where
-//! processes run.
+//! The volumes of this node: which are mounted, for which pods, by which process. A lock per volume orders the calls; an
+//! unpublish or unstage ends a start that is under way. Does not know the protocol of the calls, nor where processes run.
 
 use crate::launcher::{LaunchPlan, MountLauncher, PodReference, ProcessState, VolumeEvent};
 use crate::mounts;
@@ -26,7 +25,7 @@ const START_LIMIT: Duration = Duration::from_secs(90);
 const MOUNT_POLL: Duration = Duration::from_millis(20);
 /// First and longest interval of querying the state of a process during a start.
 const STATE_POLL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
-/// How long a mount that is gone waits for the report why its process ended.
+/// How long a mount that is gone waits for the report about the end of the process.
 const END_REPORT_LIMIT: Duration = Duration::from_secs(10);
 /// Interval of checking that mount processes live.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -37,7 +36,7 @@ const MOST_NODES: usize = 3;
 /// Deadline of a mount's status.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
 
-/// A volume as a call names it.
+/// A volume as named by a call.
 #[derive(Debug, Clone)]
 pub(crate) struct VolumeDemand {
     pub volume_id: String,
@@ -45,10 +44,10 @@ pub(crate) struct VolumeDemand {
     pub secrets: HashMap<String, String>,
 }
 
-/// The condition of a volume, and the size of its cache.
+/// The condition of a volume, and the size of the cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct VolumeHealth {
-    /// Whether it can't be read, or only in part.
+    /// Whether the volume can't be read, or only in part.
     pub abnormal: bool,
     /// The sentence for a person.
     pub message: String,
@@ -58,7 +57,7 @@ pub(crate) struct VolumeHealth {
     pub cache_bytes: u64,
 }
 
-/// One volume: its record under a lock that calls hold while they work on it.
+/// A volume: the record, under a lock that calls hold during work.
 #[derive(Debug, Default)]
 struct VolumeSlot {
     record: tokio::sync::Mutex<Option<VolumeRecord>>,
@@ -126,7 +125,7 @@ impl VolumeTable {
         Ok(Arc::new(table))
     }
 
-    /// Ends processes of an earlier driver whose records are gone; tried until it is done.
+    /// Ends processes of an earlier driver whose records are gone; tried until success.
     pub(crate) async fn end_others(self: Arc<Self>) {
         let mut pauses = REPLACEMENT_PAUSES;
         while let Err(fault) = self.parts.launcher.end_others(&self.found).await {
@@ -147,7 +146,7 @@ impl VolumeTable {
         Arc::clone(lock(&self.slots).entry(volume_id.to_owned()).or_default())
     }
 
-    /// Removes the slot of a volume that is gone, unless another call waits for it.
+    /// Removes the slot of a volume that is gone, unless another call waits for the slot.
     fn forget(&self, volume_id: &str, slot: &Arc<VolumeSlot>) {
         let mut slots = lock(&self.slots);
         if Arc::strong_count(slot) == 2 && slot.record.try_lock().is_ok_and(|record| record.is_none()) {
@@ -158,7 +157,7 @@ impl VolumeTable {
     /// Mounts a volume for the pods of this node.
     ///
     /// # Errors
-    /// When it is mounted with other settings, or its mount can't start.
+    /// When the volume is mounted with other settings, or the mount can't start.
     pub(crate) async fn stage(&self, demand: VolumeDemand, staging: PathBuf) -> Result<(), Status> {
         let slot = self.slot(&demand.volume_id);
         let since = slot.stops.load(Ordering::SeqCst);
@@ -173,8 +172,8 @@ impl VolumeTable {
         staged
     }
 
-    /// Binds a volume to a pod's directory. `staged` says that [`VolumeTable::stage`] has to have been called before;
-    /// other volumes belong to one pod and are mounted now.
+    /// Binds a volume to a pod's directory. `staged` says that [`VolumeTable::stage`] has to have been called before; other
+    /// volumes belong to a single pod and are mounted now.
     ///
     /// # Errors
     /// As [`VolumeTable::stage`], and when the directory can't be bound.
@@ -229,7 +228,7 @@ impl VolumeTable {
         Ok(())
     }
 
-    /// Takes a volume from a pod's directory, and ends its mount when nothing uses it any more.
+    /// Takes a volume from a pod's directory, and ends an unused mount.
     ///
     /// # Errors
     /// When the directory can't be freed or the mount process can't be ended.
@@ -272,7 +271,7 @@ impl VolumeTable {
         done
     }
 
-    /// Saves the record, or ends the volume when nothing uses it.
+    /// Saves the record, or ends an unused volume.
     async fn end_unused(&self, guard: &mut Option<VolumeRecord>) -> Result<(), Fault> {
         let Some(record) = guard.as_ref() else { return Ok(()) };
         if record.is_used() {
@@ -283,7 +282,7 @@ impl VolumeTable {
         Ok(())
     }
 
-    /// Mounts a volume unless it is mounted. A volume that nothing uses leaves nothing behind when this fails.
+    /// Mounts a volume unless mounted. A volume that nothing uses leaves nothing behind when this fails.
     async fn mount_volume(
         &self,
         slot: &VolumeSlot,
@@ -302,7 +301,7 @@ impl VolumeTable {
                     demand.volume_id
                 )));
             }
-            // Left from a call that could not end it.
+            // Left from a call that could not end the volume.
             self.end_volume(record).await.map_err(status)?;
             *guard = None;
         }
@@ -312,7 +311,7 @@ impl VolumeTable {
             make_private_dir(&dir).map_err(|e| {
                 status(Fault::failed(format!("the directory {}: {e}", dir.display()), "make --state-dir writable"))
             })?;
-            // A process reads them again when they change. Calls without secrets keep those of the stage.
+            // A process reads changed secrets again. Calls without secrets keep the secrets of the stage.
             if !demand.secrets.is_empty() || !record.is_used() {
                 write_secrets(&demand.secrets, &dir.join("secret")).map_err(status)?;
             }
@@ -328,7 +327,7 @@ impl VolumeTable {
         outcome
     }
 
-    /// Starts the mount process unless the mount serves, and waits until it does.
+    /// Starts the mount process unless the mount serves, and waits for the mount.
     async fn start_process(&self, slot: &VolumeSlot, record: &mut VolumeRecord, since: u64) -> Result<(), Status> {
         let dir = self.dir_of(&record.volume_id);
         let point = mount_point(&dir);
@@ -378,7 +377,7 @@ impl VolumeTable {
         ready
     }
 
-    /// Waits until the mount serves, its process ends, the volume is no longer wanted, or the time is over.
+    /// Waits until the mount serves, the process ends, the volume is no longer wanted, or the time is over.
     async fn await_mount(
         &self,
         slot: &VolumeSlot,
@@ -454,7 +453,7 @@ impl VolumeTable {
     /// Ends the mount and removes all that the volume has on this node.
     async fn end_volume(&self, record: &VolumeRecord) -> Result<(), Fault> {
         let dir = self.dir_of(&record.volume_id);
-        // Detached before its process ends: pods that read it would otherwise keep the process.
+        // Detached before the end of the process: pods that read would otherwise keep the process.
         mounts::detach_all(&mount_point(&dir))?;
         if let Some(process) = &record.process {
             self.parts.launcher.stop(process).await?;
@@ -476,7 +475,7 @@ impl VolumeTable {
         }
     }
 
-    /// The condition of a volume at one of its directories; `None` when it is not there.
+    /// The condition of a volume at a directory; `None` when the volume is not there.
     pub(crate) async fn health(&self, volume_id: &str, path: &Path) -> Result<Option<VolumeHealth>, Status> {
         let Some(slot) = lock(&self.slots).get(volume_id).cloned() else { return Ok(None) };
         let Ok(guard) = tokio::time::timeout(STATUS_LIMIT, slot.record.lock()).await else {
@@ -552,7 +551,7 @@ impl VolumeTable {
         }
     }
 
-    /// Starts another process for a volume whose process ended, and binds its mount to the pods' directories again.
+    /// Starts another process for a volume whose process ended, and binds the mount to the pods' directories again.
     async fn replace(&self, slot: &VolumeSlot) {
         let since = slot.stops.load(Ordering::SeqCst);
         let Ok(mut guard) = slot.record.try_lock() else { return };
@@ -575,7 +574,7 @@ impl VolumeTable {
         }
         let source = record.settings.source.clone();
         let outcome = match self.start_process(slot, record, since).await {
-            // Each one that can be bound, and then the first error.
+            // Each directory that can be bound, and then the first error.
             Ok(()) => record.targets.iter().map(|target| bind_target(&dir, target)).fold(Ok(()), Result::and),
             Err(why) => Err(Fault::failed(why.message(), "")),
         };
@@ -609,7 +608,7 @@ impl VolumeTable {
         }
     }
 
-    /// Removes a volume that nothing uses: its process could not be ended by the call that wanted it.
+    /// Removes a volume that nothing uses: the process could not be ended by the call that wanted that.
     async fn remove_unused(&self, slot: &Arc<VolumeSlot>) {
         let Ok(mut guard) = slot.record.try_lock() else { return };
         let Some(record) = guard.as_ref().filter(|record| !record.is_used()) else { return };
@@ -636,10 +635,10 @@ impl VolumeTable {
         self.parts.launcher.report(&VolumeEvent { pods, warning, reason, message }).await;
     }
 
-    /// Checks a volume's settings without mounting it, for volumes that are provisioned.
+    /// Checks a volume's settings without a mount, for volumes that are provisioned.
     ///
     /// # Errors
-    /// As `spurline mount` would refuse them.
+    /// As `spurline mount` would refuse the settings.
     pub(crate) fn check(&self, settings: &VolumeSettings) -> Result<(), Fault> {
         let request = MountRequest {
             settings,
@@ -651,7 +650,7 @@ impl VolumeTable {
     }
 }
 
-/// The name of a volume on this node: its id may be any text.
+/// The name of a volume on this node: the id may be any text.
 fn volume_key(volume_id: &str) -> String {
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(volume_id.as_bytes()))
 }
@@ -665,7 +664,7 @@ fn admin_socket(dir: &Path) -> PathBuf {
     dir.join("run").join(SocketOwner::Mount(&mount_point(dir)).file_name())
 }
 
-/// Whether the mount is there and a process listens at its admin socket.
+/// Whether the mount is there and a process listens at the admin socket.
 fn serves(dir: &Path) -> Result<bool, Fault> {
     let mounted = mounts::spurline_mount_at(&mount_point(dir))?.is_some();
     Ok(mounted && dial::probe_socket(&admin_socket(dir), None).is_ok())
@@ -682,7 +681,7 @@ async fn fetch_status(dir: &Path) -> Result<ProcessStatus, String> {
     answer.map_err(|e| e.to_string())?.map_err(|e| e.message().to_owned())
 }
 
-/// That no cache node of the volume answers, when it has nodes and none does.
+/// The report that no cache node of the volume answers, when there are nodes.
 fn lost_nodes(mount: &MountStatus) -> Option<String> {
     let peers = &mount.peers;
     if peers.is_empty() || peers.iter().any(|peer| peer.state != PEER_DOWN) {
@@ -700,8 +699,8 @@ fn describe_lost_node(peer: &PeerStatus) -> String {
     }
 }
 
-/// Binds the mount to a pod's directory, unless it is bound there. A dead mount stays below the new one: containers have copies
-/// of it as their volume, and with `HostToContainer` they get what is mounted over it.
+/// Binds the mount to a pod's directory, unless bound already. A dead mount stays below the new mount: containers have copies as
+/// volumes, and with `HostToContainer` these get the mount above.
 fn bind_target(dir: &Path, target: &PublishedTarget) -> Result<(), Fault> {
     let point = mount_point(dir);
     let source = mounts::mount_at(&point)?.map(|entry| entry.device);
@@ -727,7 +726,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The status of a call that failed: what is wrong, and the remedy, in one sentence.
+/// The status of a call that failed: the fault and the remedy, in a sentence.
 pub(crate) fn status(fault: Fault) -> Status {
     let text = fault.to_string();
     match fault.code {

@@ -1,5 +1,4 @@
-//! Is Multus needed? Answered for the HCAs of a cluster and a use, with reasons and the manifests that follow. It applies
-//! nothing.
+//! Is Multus needed? Answered for the HCAs of a cluster and a use, with reasons and the manifests that follow. Applies nothing.
 
 use crate::discover::standby_note;
 use crate::hca::{Hca, HcaLink, NodeHcas};
@@ -18,15 +17,15 @@ pub enum RdmaUse {
 /// How pods are kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodIsolation {
-    /// Pods share the HCAs of their node.
+    /// Pods share the HCAs of the node.
     Shared,
     /// Pods use the node's own network namespace.
     HostNetwork,
-    /// A virtual function each: hard isolation, or one address per pod.
+    /// A virtual function each: hard isolation, or an address per pod.
     VirtualFunction,
 }
 
-/// The answer for one network.
+/// The answer for a network.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NetworkAdvice {
     /// The network: InfiniBand, RoCE.
@@ -48,7 +47,7 @@ pub struct NetworkAdvice {
 pub struct ClusterAdvice {
     /// Whether Multus is needed for any network.
     pub multus: bool,
-    /// One answer for each kind of network.
+    /// An answer for each kind of network.
     pub networks: Vec<NetworkAdvice>,
     /// The manifests that all networks need, YAML documents.
     pub manifests: Vec<String>,
@@ -103,8 +102,8 @@ pub fn advise(nodes: &[NodeHcas], usage: RdmaUse, isolation: PodIsolation) -> Cl
     }
 }
 
-/// Subnets for manifests, each another one: the kernel does not distinguish rails in one subnet. They are examples
-/// that an administrator replaces.
+/// Subnets for manifests, each another one: the kernel does not distinguish rails in the same subnet. Examples that an
+/// administrator replaces.
 #[derive(Default)]
 struct ExampleSubnets {
     used: u8,
@@ -134,7 +133,7 @@ fn advise_network(
     let mut interfaces: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (node, hca) in hcas {
         let names = interfaces.entry(node.label().to_owned()).or_default();
-        // One bond may be over several HCAs.
+        // A bond may be over several HCAs.
         names.extend(parent_interface(hca).filter(|name| !names.contains(name)));
     }
     let is_ethernet = matches!(link, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed);
@@ -214,7 +213,7 @@ fn advise_network(
     }
 }
 
-/// The interface that an attachment of this HCA has as its master: a bond rather than its member.
+/// The interface that an attachment of this HCA has as master: a bond rather than a member.
 fn parent_interface(hca: &Hca) -> Option<String> {
     hca.bonds.first().or_else(|| hca.interfaces.first()).cloned()
 }
@@ -228,7 +227,7 @@ fn object_name(interface: &str) -> String {
     format!("rdma-{interface}").to_ascii_lowercase().replace(['.', '_', ':'], "-")
 }
 
-/// A NetworkAttachmentDefinition on one interface.
+/// A NetworkAttachmentDefinition on an interface.
 fn attachment_manifest(kind: &str, master: &str, subnet: &str) -> String {
     let name = object_name(master);
     let mode = if kind == "macvlan" { "\n      \"mode\": \"bridge\"," } else { "" };
@@ -252,7 +251,7 @@ spec:
 /// The nodes whose functions can be divided, by the label of node feature discovery.
 const SRIOV_NODES: &str = "feature.node.kubernetes.io/network-sriov.capable: \"true\"";
 
-/// A policy that makes virtual functions, and a network on them, for each function: each rail is a network of its own.
+/// A policy that makes virtual functions, and a network on these, for each function: each rail is a separate network.
 fn sriov_manifests(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], subnets: &mut ExampleSubnets) -> Vec<String> {
     // The first interface is the function's own.
     let function = |hca: &'_ Hca| Some((hca.interfaces.first()?.clone(), hca.vendor.clone()?));

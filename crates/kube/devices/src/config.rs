@@ -1,8 +1,8 @@
-//! The configuration of the device plugin: the file of the reference plugin, its rules, and warnings where the reference is
-//! silent. It reads no node.
+//! The configuration of the device plugin: the file of the reference plugin, the rules, and warnings where the reference is
+//! silent. Reads no node.
 //!
-//! The reference is Mellanox/k8s-rdma-shared-dev-plugin. Its parser (Go's `encoding/json`) ignores the case of keys and
-//! unknown keys, and merges the objects of repeated keys; of other repeated values the last one counts.
+//! The reference is Mellanox/k8s-rdma-shared-dev-plugin. The parser there (Go's `encoding/json`) ignores the case of keys and
+//! unknown keys, and merges the objects of repeated keys; of other repeated values the last counts.
 
 use crate::json_tree::JsonNode;
 use spurline_config::values::nearest_word;
@@ -11,13 +11,13 @@ use spurline_fabric::{HostFinding, Severity};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Prefix of resources without one.
+/// Prefix of resources without a prefix.
 const DEFAULT_PREFIX: &str = "rdma";
 /// Time between two scans of the node, where the file names none.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
-/// Longest time between two scans; a longer one has no use, and a point in time that far away may not exist.
+/// Longest time between two scans; a longer time has no use, and a point in time that far away may not exist.
 const MAX_INTERVAL: Duration = Duration::from_secs(365 * 86_400);
-/// kubelet's limit of a resource's name without its prefix.
+/// kubelet's limit of a resource's name without the prefix.
 pub(crate) const MAX_RESOURCE_NAME: usize = 63;
 /// The kernel's limit of an interface's name.
 const MAX_INTERFACE_NAME: usize = 15;
@@ -44,7 +44,7 @@ pub enum SelectorKey {
 }
 
 impl SelectorKey {
-    /// All, in the order in which the reference applies them.
+    /// All, in the order of the reference.
     pub const ALL: [SelectorKey; 5] = [
         SelectorKey::Vendors,
         SelectorKey::DeviceIds,
@@ -53,7 +53,7 @@ impl SelectorKey {
         SelectorKey::LinkTypes,
     ];
 
-    /// Its key in the file.
+    /// The key in the file.
     pub fn as_str(self) -> &'static str {
         match self {
             SelectorKey::Vendors => "vendors",
@@ -72,12 +72,12 @@ pub struct DeviceSelectors {
 }
 
 impl DeviceSelectors {
-    /// The values of one selector; none means that it is not used.
+    /// The values of a selector; none means an unused selector.
     pub fn values(&self, key: SelectorKey) -> &[String] {
         &self.lists[key as usize]
     }
 
-    /// The same selectors with other values of one.
+    /// The same selectors, one with other values.
     pub fn with_values(mut self, key: SelectorKey, values: Vec<String>) -> Self {
         self.lists[key as usize] = values;
         self
@@ -98,16 +98,16 @@ pub struct ExtraDevices {
     pub issm: bool,
 }
 
-/// One resource.
+/// A resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourceConfig {
-    /// Its name, without prefix.
+    /// The name, without prefix.
     pub name: String,
-    /// Its prefix.
+    /// The prefix.
     pub prefix: String,
-    /// Number of slots, over all its HCAs.
+    /// Number of slots, over all HCAs.
     pub slots: u32,
-    /// Its HCAs.
+    /// The HCAs.
     pub selectors: DeviceSelectors,
     /// Further device nodes.
     pub extra: ExtraDevices,
@@ -123,7 +123,7 @@ impl ResourceConfig {
 /// A valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginConfig {
-    /// Time between two scans of the node; `None` for one scan at start.
+    /// Time between two scans of the node; `None` for a single scan at start.
     pub update_interval: Option<Duration>,
     /// The resources.
     pub resources: Vec<ResourceConfig>,
@@ -134,11 +134,11 @@ pub struct PluginConfig {
 pub struct ConfigReading {
     /// The configuration; `None` when a finding is an error.
     pub config: Option<PluginConfig>,
-    /// What is wrong, or probably not meant.
+    /// Faults, and values that are probably not meant.
     pub findings: Vec<HostFinding>,
 }
 
-/// Reads a configuration; `file` names it in findings.
+/// Reads a configuration; `file` is the name in findings.
 pub fn read_config(text: &str, file: &str) -> ConfigReading {
     let mut reader = ConfigReader { file, findings: Vec::new(), named: BTreeMap::new() };
     let config = reader.read_text(text);
@@ -219,7 +219,7 @@ impl ConfigReader<'_> {
         Some(PluginConfig { update_interval, resources })
     }
 
-    /// The known fields by their proper name. Keys match in any case; repeated ones are merged as Go does it.
+    /// The known fields by their proper name. Keys match in any case; repeated fields are merged as in Go.
     fn fields(
         &mut self,
         subject: &str,
@@ -304,7 +304,7 @@ impl ConfigReader<'_> {
         Some(ResourceConfig { name, prefix, slots, selectors, extra })
     }
 
-    /// A string, empty where it is absent; `None` after an error.
+    /// A string, empty where absent; `None` after an error.
     fn text(&mut self, subject: &str, key: &str, value: Option<JsonNode>) -> Option<String> {
         match value {
             None | Some(JsonNode::Null) => Some(String::new()),
@@ -488,7 +488,7 @@ impl ConfigReader<'_> {
     }
 }
 
-/// What an object is that is no configuration of this plugin, and what to do; `None` when it may be one.
+/// The kind of an object that is no configuration of this plugin, and the remedy; `None` when the object may be a configuration.
 fn foreign_object(entries: &[(String, JsonNode)]) -> Option<(&'static str, &'static str)> {
     let value = |key: &str| entries.iter().find(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v);
     if value("configList").is_some() {
@@ -522,8 +522,8 @@ fn foreign_object(entries: &[(String, JsonNode)]) -> Option<(&'static str, &'sta
     None
 }
 
-/// The value of a key that is given twice, as Go's decoder leaves it, and the sentence for it: objects are merged, also
-/// those of lists by position; of other values the last one counts.
+/// The value of a key that is given twice, as Go's decoder leaves it, and the sentence about that: objects are merged, in lists
+/// by position; of other values the last counts.
 fn merge_repeated(first: JsonNode, last: JsonNode) -> (JsonNode, &'static str) {
     match (first, last) {
         (JsonNode::Object(mut entries), JsonNode::Object(more)) => {
@@ -564,7 +564,7 @@ fn nearest_key(key: &str, known: &'static [&'static str]) -> Option<&'static str
     known.iter().copied().find(|k| k.eq_ignore_ascii_case(near))
 }
 
-/// What is probably wrong with a text that is not JSON.
+/// The probable fault of a text that is not JSON.
 fn syntax_remedy(text: &str) -> String {
     let trimmed = text.trim_start();
     let trailing = {
@@ -597,7 +597,7 @@ fn is_yaml(text: &str) -> bool {
     key.is_some_and(|key| !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'))
 }
 
-/// Why kubelet refuses a prefix: it has to be a DNS subdomain outside Kubernetes' own.
+/// Why kubelet refuses a prefix: a prefix has to be a DNS subdomain outside Kubernetes' own.
 fn prefix_error(prefix: &str) -> Option<&'static str> {
     let label = |l: &str| {
         !l.is_empty()
@@ -608,7 +608,7 @@ fn prefix_error(prefix: &str) -> Option<&'static str> {
     if prefix.contains('_') {
         return Some("has an underscore, and a domain has none");
     }
-    // kubelet looks for "kubernetes.io/" in the whole name, and for "requests." at its beginning.
+    // kubelet looks for "kubernetes.io/" in the whole name, and for "requests." at the beginning.
     if prefix.ends_with("kubernetes.io") {
         return Some("is reserved for Kubernetes");
     }

@@ -1,5 +1,5 @@
-//! Proposes a configuration for one or many nodes: resource groups as an administrator would make them, the selectors that
-//! select exactly these HCAs, and the reasons. It writes nothing.
+//! Proposes a configuration for a node or many: resource groups as an administrator would make them, the selectors that select
+//! exactly these HCAs, and the reasons. Writes nothing.
 
 use crate::config::{DeviceSelectors, SelectorKey};
 use crate::hca::{Hca, HcaLink, NodeHcas};
@@ -16,13 +16,13 @@ pub const DEFAULT_SLOTS: u32 = 64;
 pub struct DiscoveryReport {
     /// The file for the plugin.
     pub config: Value,
-    /// A resource each, with its reasons.
+    /// A resource each, with reasons.
     pub groups: Vec<ResourceGroup>,
     /// HCAs without a resource.
     pub left_out: Vec<LeftOutHca>,
     /// The nodes.
     pub nodes: Vec<String>,
-    /// Things to know before it is applied.
+    /// Notes for the time before the application.
     pub notes: Vec<String>,
 }
 
@@ -33,7 +33,7 @@ pub struct ResourceGroup {
     pub resource: String,
     /// HCAs by node.
     pub hcas: BTreeMap<String, Vec<String>>,
-    /// Why these form a resource, and why these selectors select them.
+    /// Why these form a resource, and why these selectors are right.
     pub why: String,
     /// NUMA nodes of the HCAs.
     pub numa_nodes: BTreeSet<u32>,
@@ -42,9 +42,9 @@ pub struct ResourceGroup {
 /// An HCA without a resource.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LeftOutHca {
-    /// Its node.
+    /// The node.
     pub node: String,
-    /// Its name.
+    /// The name.
     pub hca: String,
     /// Why.
     pub why: String,
@@ -224,7 +224,7 @@ fn left_out_reason(hca: &Hca) -> Option<String> {
     None
 }
 
-/// A name for each group: the base name where it is unique, else with the rate, else with the device id.
+/// A name for each group: the base name where unique, else with the rate, else with the device id.
 fn unique_names<'a>(keys: impl Iterator<Item = &'a GroupKey>) -> BTreeMap<&'a GroupKey, String> {
     let keys: Vec<&GroupKey> = keys.collect();
     let with_rate = |k: &GroupKey| format!("{}_{}g", k.base_name(), k.rate);
@@ -269,7 +269,7 @@ fn exact_selectors(nodes: &[NodeHcas], members: &[(usize, &Hca)]) -> (DeviceSele
     ];
     let mut last = DeviceSelectors::default();
     for keys in candidates {
-        // A selector that some member has no value for would exclude it.
+        // A selector without a value of some member would exclude that member.
         if keys.iter().any(|k| members.iter().any(|(_, h)| values_of(h, *k).is_empty())) {
             continue;
         }

@@ -1,5 +1,5 @@
 //! Configurations of the device plugin inside objects of Kubernetes: a ConfigMap, the NicClusterPolicy of NVIDIA's network operator,
-//! or another object with the file's text in a field. It does not know the rules of a configuration.
+//! or another object with the file's text in a field. Does not know the rules of a configuration.
 
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ fn search_texts(value: &Value, object: &str, found: &mut Vec<EmbeddedConfig>) {
     }
 }
 
-/// Whether a text is meant as a configuration; a mistake in it is for the findings to say.
+/// Whether a text is meant as a configuration; mistakes there are a matter of the findings.
 fn is_config(text: &str) -> bool {
     text.trim_start().starts_with('{') && text.to_ascii_lowercase().contains("\"configlist\"")
 }

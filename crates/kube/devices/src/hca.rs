@@ -1,4 +1,4 @@
-//! The HCAs of a node as a device plugin sees them: identity, interfaces, device nodes, state. It selects none.
+//! The HCAs of a node for a device plugin: identity, interfaces, device nodes, state. Selects none.
 
 use serde::{Serialize, Serializer};
 use spurline_fabric::{DevicePort, HostFacts, HostTree, LinkLayer, PortState, RdmaDevice, port_state};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub enum HcaLink {
     /// InfiniBand.
     InfiniBand,
-    /// Omni-Path, whose link layer is shown as InfiniBand and which does not reach it.
+    /// Omni-Path, whose link layer is shown as InfiniBand and which does not reach Omni-Path.
     OmniPath,
     /// RDMA over Ethernet.
     Roce,
@@ -22,7 +22,7 @@ pub enum HcaLink {
 }
 
 impl HcaLink {
-    /// Its name.
+    /// The name.
     pub fn as_str(self) -> &'static str {
         match self {
             HcaLink::InfiniBand => "InfiniBand",
@@ -34,7 +34,7 @@ impl HcaLink {
         }
     }
 
-    /// Whether its ports have LIDs and its interfaces carry IP as IPoIB.
+    /// Whether the ports have LIDs and the interfaces carry IP as IPoIB.
     pub fn has_lids(self) -> bool {
         matches!(self, HcaLink::InfiniBand | HcaLink::OmniPath)
     }
@@ -49,10 +49,10 @@ impl Serialize for HcaLink {
 /// An RDMA device of a node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Hca {
-    /// Its name, `mlx5_0`.
+    /// The name, `mlx5_0`.
     #[serde(rename = "hca")]
     pub name: String,
-    /// Address of its PCI function.
+    /// Address of the PCI function.
     pub pci: Option<String>,
     /// Vendor id in the notation of selectors, `15b3`.
     pub vendor: Option<String>,
@@ -60,38 +60,38 @@ pub struct Hca {
     pub device_id: Option<String>,
     /// Driver of the PCI function, `mlx5_core`.
     pub driver: Option<String>,
-    /// Its model, where known.
+    /// The model, where known.
     pub model: Option<&'static str>,
-    /// Whether it is a virtual function.
+    /// Whether this is a virtual function.
     pub is_virtual: bool,
-    /// Its NUMA node.
+    /// The NUMA node.
     pub numa_node: Option<u32>,
     /// The kind of network.
     pub link: HcaLink,
-    /// Interfaces whose traffic it carries: its own first, then bonds, VLANs and members of bonds.
+    /// Interfaces whose traffic the HCA carries: the HCA's own first, then bonds, VLANs and members of bonds.
     pub interfaces: Vec<String>,
-    /// The bonds among them.
+    /// The bonds among the interfaces.
     pub bonds: Vec<String>,
-    /// Rate of its fastest active port in Gb/s: a port that is down shows the lowest rate, not its own.
+    /// Rate of the fastest active port in Gb/s: a port that is down shows the lowest rate, not the port's own.
     pub rate_gbps: Option<f64>,
-    /// States of its ports, in order.
+    /// States of the ports, in order.
     pub port_states: Vec<PortState>,
-    /// Link layers of its ports, in order.
+    /// Link layers of the ports, in order.
     #[serde(skip)]
     pub port_layers: Vec<LinkLayer>,
-    /// The active-backup bond whose standby it is.
+    /// The active-backup bond whose standby the HCA is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub standby_of: Option<String>,
     /// Node GUID.
     pub node_guid: Option<String>,
-    /// Its device node for verbs, `uverbs0`.
+    /// The device node for verbs, `uverbs0`.
     pub uverbs: Option<String>,
     /// Whether the node's `/dev/infiniband` is known and has no such file.
     #[serde(skip)]
     pub lacks_file: bool,
-    /// Its device nodes for management datagrams, one a port.
+    /// The device nodes for management datagrams, one a port.
     pub umad: Vec<String>,
-    /// Its device nodes for a subnet manager, one a port.
+    /// The device nodes for a subnet manager, one a port.
     pub issm: Vec<String>,
 }
 
@@ -111,7 +111,7 @@ impl Hca {
         }
     }
 
-    /// Why pods cannot use it now; `None` when they can.
+    /// Why pods cannot use it now; `None` when that is possible.
     pub fn obstacle(&self) -> Option<String> {
         if self.uverbs.is_none() {
             return Some("it has no device node (uverbs): the module ib_uverbs is not loaded".to_owned());
@@ -126,13 +126,13 @@ impl Hca {
         None
     }
 
-    /// Whether pods reach it only by an interface of it in their network namespace: its GIDs are made of the interface's
-    /// addresses.
+    /// Whether pods reach the HCA only by an interface of the HCA in the pod's network namespace: the GIDs are made of the
+    /// interface's addresses.
     pub fn needs_interface(&self) -> bool {
         matches!(self.link, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed)
     }
 
-    /// Why the plugin can't give it to pods although the kernel has it: its file is missing. Only of the node's own `/dev`,
+    /// Why the plugin can't give the HCA to pods although the kernel has it: the file is missing. Only of the node's own `/dev`,
     /// which a container of the plugin may not show.
     pub fn missing_file(&self) -> Option<String> {
         let node = self.uverbs.as_ref().filter(|_| self.lacks_file)?;
@@ -168,13 +168,13 @@ impl Hca {
 /// The RDMA side of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct NodeHcas {
-    /// Its host name.
+    /// The host name.
     pub hostname: Option<String>,
-    /// Its HCAs, by name.
+    /// The HCAs, by name.
     pub hcas: Vec<Hca>,
     /// Whether the device node of the connection manager exists.
     pub rdma_cm: bool,
-    /// Whether each RDMA device belongs to one network namespace; `None` when unknown.
+    /// Whether each RDMA device belongs to a single network namespace; `None` when unknown.
     pub rdma_exclusive: Option<bool>,
     /// All interfaces, with or without an HCA.
     #[serde(skip)]
@@ -182,7 +182,7 @@ pub struct NodeHcas {
 }
 
 impl NodeHcas {
-    /// Reads them. It never fails: missing files leave fields empty.
+    /// Reads the HCAs. Never fails: missing files leave fields empty.
     pub fn read_from(tree: &HostTree) -> Self {
         let facts = HostFacts::read_from(tree);
         let nodes = DeviceNodes::read_from(tree);
@@ -195,8 +195,8 @@ impl NodeHcas {
         }
     }
 
-    /// The same HCAs with their device nodes and port states of now, from few files. Appearance or removal of an HCA leads
-    /// to a full read.
+    /// The same HCAs with the present device nodes and port states, from few files. Appearance or removal of an HCA leads to a
+    /// full read.
     pub fn refresh(&self, tree: &HostTree) -> Self {
         let names: Vec<&str> = self.hcas.iter().map(|h| h.name.as_str()).collect();
         if tree.list_names("sys/class/infiniband") != names {
@@ -309,7 +309,7 @@ fn link_of(device: &RdmaDevice) -> HcaLink {
     }
 }
 
-/// The interfaces whose traffic a device carries, and the bonds among them.
+/// The interfaces whose traffic a device carries, and the bonds among these.
 fn interfaces_of(facts: &HostFacts, device: &RdmaDevice) -> (Vec<String>, Vec<String>) {
     let mut names: Vec<String> = device.function_netdevs.clone();
     names.extend(device.ports.iter().flat_map(|p| p.netdevs.iter().cloned()));
@@ -320,8 +320,8 @@ fn interfaces_of(facts: &HostFacts, device: &RdmaDevice) -> (Vec<String>, Vec<St
     };
     let is_bond = |name: &str| facts.interface(name).is_some_and(|i| i.bond_mode.is_some());
     for interface in &facts.interfaces {
-        // One RDMA device may carry a bond's traffic; it belongs to the function of the first member only, and the others have
-        // no device. A member with a device of its own names that device alone.
+        // An RDMA device may carry a bond's traffic, and belongs to the function of the first member only, and the others have no
+        // device. A member with a separate device names that device alone.
         let has_device = facts.devices.iter().any(|other| other.function_netdevs.contains(&interface.name));
         let of_bond = interface.master.as_deref().filter(|master| is_bond(master) && !has_device);
         if carries(&interface.name) || of_bond.is_some_and(carries) {

@@ -1,4 +1,4 @@
-//! JSON as it is written: keys in their order, and repeated ones kept. It knows no key.
+//! JSON as written: keys in order, and repeated keys kept. Knows no key.
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::fmt;
@@ -18,7 +18,7 @@ pub enum JsonNode {
     Text(String),
     /// An array.
     Array(Vec<JsonNode>),
-    /// An object, with its keys in their order.
+    /// An object, with the keys in order.
     Object(Vec<(String, JsonNode)>),
 }
 

@@ -1,5 +1,5 @@
-//! RDMA devices for pods, without a cluster: the configuration of the device plugin, the HCAs that it selects, its slots,
-//! findings about configurations and pods, and advice. It knows neither kubelet's API nor sockets.
+//! RDMA devices for pods, without a cluster: the configuration of the device plugin, the selected HCAs, the slots, findings about
+//! configurations and pods, and advice. Knows neither kubelet's API nor sockets.
 #![forbid(unsafe_code)]
 
 pub mod advise;

@@ -1,4 +1,4 @@
-//! Findings about a configuration on a node: what every entry matches, what it misses and why.
+//! Findings about a configuration on a node: the matches of every entry, and the misses with the reason.
 
 use crate::config::{ConfigReading, MAX_RESOURCE_NAME, PluginConfig, ResourceConfig, SelectorKey, read_config};
 use crate::hca::{Hca, HcaLink, NodeHcas};
@@ -9,7 +9,7 @@ use spurline_fabric::finding::id;
 use spurline_fabric::{HostFinding, Severity};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// All findings about a configuration's text, and about its entries on a node, errors first.
+/// All findings about a configuration's text, and about the entries on a node, errors first.
 pub fn lint_config(text: &str, file: &str, node: &NodeHcas) -> Vec<HostFinding> {
     let ConfigReading { config, mut findings } = read_config(text, file);
     if let Some(config) = config {
@@ -92,13 +92,13 @@ pub fn lint_node(config: &PluginConfig, node: &NodeHcas) -> Vec<HostFinding> {
     findings
 }
 
-/// One entry on one node.
+/// An entry on a node.
 struct EntryLint<'a> {
     config: &'a PluginConfig,
     resource: &'a ResourceConfig,
     subject: &'a str,
     node: &'a NodeHcas,
-    /// The HCAs that it selects.
+    /// The selected HCAs.
     selected: &'a [&'a Hca],
     findings: &'a mut Vec<HostFinding>,
 }
@@ -126,8 +126,8 @@ impl EntryLint<'_> {
         self.check_slots();
     }
 
-    /// Names of RDMA devices among those of interfaces. Only a node says which of both a name is: drivers and administrators
-    /// also name interfaces like devices.
+    /// Names of RDMA devices among those of interfaces. Only a node tells the two kinds of names apart: drivers and
+    /// administrators also name interfaces like devices.
     fn check_device_names(&mut self) {
         for value in self.resource.selectors.values(SelectorKey::IfNames) {
             let device = self.node.hcas.iter().find(|hca| hca.name == *value);
@@ -279,7 +279,7 @@ impl EntryLint<'_> {
         }
     }
 
-    /// Several HCAs, of which a pod with one slot gets one.
+    /// Several HCAs, of which a pod with a single slot gets one.
     fn check_one_hca(&mut self) {
         let count = self.selected.len();
         if count < 2 || self.resource.slots == 0 {
@@ -326,8 +326,8 @@ fn join_names(hcas: &[&Hca]) -> String {
     hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// The part of a remedy that gives each HCA a resource of its own: `; or make an entry for each: NAME with ifNames ["IF"], …`.
-/// The entries are valid beside the others of the configuration; empty where interfaces can't tell the HCAs apart.
+/// The part of a remedy that gives each HCA a separate resource: `; or make an entry for each: NAME with ifNames ["IF"], …`. The
+/// entries are valid beside the others of the configuration; empty where interfaces can't tell the HCAs apart.
 pub fn entries_per_hca(config: &PluginConfig, resource: &ResourceConfig, hcas: &[&Hca]) -> String {
     let mut taken: Vec<String> =
         config.resources.iter().map(|r| r.name.clone()).filter(|name| *name != resource.name).collect();
@@ -335,7 +335,7 @@ pub fn entries_per_hca(config: &PluginConfig, resource: &ResourceConfig, hcas: &
     for hca in hcas {
         let is_shared =
             |name: &String| hcas.iter().any(|other| other.name != hca.name && other.interfaces.contains(name));
-        // A bond over several HCAs names all of them, and a member its own.
+        // A bond over several HCAs names all HCAs, and a member a single HCA.
         let Some(interface) = hca.interfaces.iter().find(|name| !is_shared(name) && !hca.bonds.contains(name)) else {
             return String::new();
         };
@@ -354,7 +354,7 @@ fn free_name(resource: &str, label: &str, taken: &[String]) -> String {
     let mut number = 1;
     loop {
         if name.len() > MAX_RESOURCE_NAME {
-            // The end says which rail it is.
+            // The end names the rail.
             name = name.split_off(name.len() - MAX_RESOURCE_NAME).trim_start_matches('_').to_owned();
         }
         if !taken.contains(&name) {
@@ -371,7 +371,7 @@ fn other_case<'a>(name: &str, node: &'a NodeHcas) -> Option<&'a str> {
     others.find(|other| *other != name && other.eq_ignore_ascii_case(name))
 }
 
-/// Why an entry matches nothing: the HCA that passes the most selectors, and the selector that excludes it.
+/// Why an entry matches nothing: the HCA that passes the most selectors, and the selector that excludes that HCA.
 fn explain_miss(resource: &ResourceConfig, node: &NodeHcas) -> (String, String) {
     let selectors = &resource.selectors;
     let rank = |hca: &Hca| {

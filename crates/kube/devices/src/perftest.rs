@@ -1,16 +1,16 @@
-//! Reads the output of `ib_write_bw`, `ib_write_lat` and the other programs of perftest. It starts none.
+//! Reads the output of `ib_write_bw`, `ib_write_lat` and the other programs of perftest. Starts none.
 
 use serde::Serialize;
 
 /// Gigabits of 2^20 bytes, which perftest calls MB or, since version 4.5, MiB.
 const MIB_TO_GBIT: f64 = 1_048_576.0 * 8.0 / 1e9;
 
-/// One end of a connection, as perftest prints it.
+/// An end of a connection, as printed by perftest.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PerftestEnd {
-    /// Its LID; 0 on Ethernet.
+    /// The LID; 0 on Ethernet.
     pub lid: Option<u32>,
-    /// Its GID as text, without leading zeros removed.
+    /// The GID as text, without leading zeros removed.
     pub gid: Option<String>,
 }
 
@@ -24,7 +24,7 @@ impl PerftestEnd {
 /// A line of results.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PerftestRow {
-    /// Position of its table in the output, from 0.
+    /// Position of the table in the output, from 0.
     #[serde(skip)]
     pub table: usize,
     /// Message size.
@@ -37,7 +37,7 @@ pub struct PerftestRow {
     pub peak_gbps: Option<f64>,
     /// Directions that the bandwidth adds up: 2 of a bidirectional test.
     pub directions: u32,
-    /// Ports that it adds up: 2 of a test on both ports of a card.
+    /// Ports in the sum: 2 of a test on both ports of a card.
     pub ports: u32,
     /// Lowest latency in microseconds.
     pub min_us: Option<f64>,
@@ -52,7 +52,7 @@ pub struct PerftestRow {
 }
 
 impl PerftestRow {
-    /// The average bandwidth of one port in one direction in Gb/s: what a port's rate limits.
+    /// The average bandwidth of a port in one direction in Gb/s, which the port's rate limits.
     pub fn port_gbps(&self) -> Option<f64> {
         self.gbps.map(|gbps| gbps / f64::from((self.directions * self.ports).max(1)))
     }
@@ -80,8 +80,8 @@ pub struct PerftestReport {
 }
 
 impl PerftestReport {
-    /// The rows that say how fast each table's path is: the largest message for bandwidth, which smaller messages do not
-    /// reach, and the smallest for latency. Of several rows of one size the last counts.
+    /// The rows that show the speed of each table's path: the largest message for bandwidth, which smaller messages do not reach,
+    /// and the smallest for latency. Of several rows of the same size the last counts.
     pub fn decisive_rows(&self) -> Vec<&PerftestRow> {
         let tables = self.rows.last().map_or(0, |row| row.table + 1);
         let mut decisive = Vec::new();
@@ -98,7 +98,7 @@ impl PerftestReport {
 /// The unit of a column.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum ColumnUnit {
-    /// Gigabits per second in one of its units.
+    /// Gigabits per second in a unit of perftest.
     Gbps(f64),
     /// Microseconds.
     Microseconds,
@@ -109,7 +109,7 @@ enum ColumnUnit {
 /// A column of a table.
 #[derive(Debug, Clone, PartialEq)]
 struct PerftestColumn {
-    /// As in the header, with its unit.
+    /// As in the header, with the unit.
     header: String,
     name: String,
     /// `None` for a unit that is not known.

@@ -1,5 +1,5 @@
-//! Whether a pod will get working RDMA: its request, its network, its locked memory and its devices, by its manifest, the
-//! configuration of the plugin and the nodes. It talks to no cluster.
+//! Whether a pod will get working RDMA: request, network, locked memory and devices, by the manifest, the configuration of the
+//! plugin and the nodes. Talks to no cluster.
 
 use crate::config::{PluginConfig, ResourceConfig};
 use crate::hca::{Hca, HcaLink, NodeHcas};
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const RDMA_PREFIX: &str = "rdma/";
 /// Multus reads this annotation.
 const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
-/// Kinds of operators that make a NetworkAttachmentDefinition of the same name, and the type of CNI in it.
+/// Kinds of operators that make a NetworkAttachmentDefinition of the same name, and the type of CNI there.
 const NETWORK_KINDS: [(&str, &str); 5] = [
     ("IPoIBNetwork", "ipoib"),
     ("MacvlanNetwork", "macvlan"),
@@ -24,7 +24,7 @@ const NETWORK_KINDS: [(&str, &str); 5] = [
     ("SriovNetwork", "sriov"),
     ("SriovIBNetwork", "ib-sriov"),
 ];
-/// Keys on the way to a pod template that do not name its role.
+/// Keys on the way to a pod template that do not name the role.
 const TEMPLATE_KEYS: [&str; 3] = ["spec", "template", "jobTemplate"];
 /// Keys of list items that name a role.
 const ROLE_KEYS: [&str; 2] = ["name", "groupName"];
@@ -74,17 +74,17 @@ struct PodManifest {
     owners: usize,
 }
 
-/// What is known of a network attachment.
+/// The known facts of a network attachment.
 #[derive(Clone, Default)]
 struct NetworkAttachment {
-    /// The configuration of its CNI.
+    /// The configuration of the CNI.
     config: Value,
-    /// The resource whose devices it attaches, without prefix.
+    /// The resource of the attached devices, without prefix.
     resource: Option<String>,
 }
 
 struct PodObject {
-    /// Number of the object that has it; the templates of one object have the same.
+    /// Number of the object that has the template; all templates of an object have the same.
     owner: usize,
     /// `Deployment/name`, `PyTorchJob/name Worker`.
     label: String,
@@ -113,8 +113,8 @@ impl PodManifest {
         }
     }
 
-    /// Adds the pod templates at any depth of an object: whatever has a list of containers in its `spec`, as a pod itself
-    /// has. `role` is the innermost key or name that says which of several templates it is.
+    /// Adds the pod templates at any depth of an object: any value with a list of containers in `spec`, as in a pod. `role` is
+    /// the innermost key or name that distinguishes several templates.
     fn add_templates(&mut self, owner: &str, role: Option<&str>, value: &Value) {
         if value["spec"]["containers"].is_array() {
             self.pods.push(PodObject {
@@ -149,14 +149,14 @@ fn requests_any(container: &Value, is_rdma: impl Fn(&str) -> bool) -> bool {
     lists.into_iter().flatten().flatten().any(|(name, amount)| is_rdma(name) && quantity(amount) != Some(0))
 }
 
-/// What a container requests, on a node that has it.
+/// A container's request, on a node that has the resource.
 struct NodeRequest<'a> {
     /// The container.
     subject: String,
     resource: &'a ResourceConfig,
     count: u64,
     node: &'a NodeHcas,
-    /// The HCAs that it may get there.
+    /// The possible HCAs there.
     hcas: Vec<&'a Hca>,
 }
 
@@ -227,7 +227,7 @@ impl<'a> PodExamination<'a> {
         }
     }
 
-    /// Whether a resource is for RDMA: the configuration makes it, or its name says so.
+    /// Whether a resource is for RDMA: the configuration makes it, or the name says so.
     fn is_rdma(&self, name: &str) -> bool {
         let mut resources = self.context.config.resources.iter();
         name.starts_with(RDMA_PREFIX) || resources.any(|resource| resource.resource() == name)
@@ -240,7 +240,7 @@ impl<'a> PodExamination<'a> {
         containers.any(|container| requests_any(container, |name| self.is_rdma(name)))
     }
 
-    /// The RDMA resources of a container, from `limits`; those in `requests` alone are an error, and are examined all the
+    /// The RDMA resources of a container, from `limits`; resources in `requests` alone are an error, and are examined all the
     /// same.
     fn requests_of(&mut self, container: &Value, subject: &str) -> Vec<(String, u64)> {
         let limits = &container["resources"]["limits"];
@@ -278,7 +278,7 @@ impl<'a> PodExamination<'a> {
         found
     }
 
-    /// Compares a request with the configuration and the nodes; gives what it may get on each.
+    /// Compares a request with the configuration and the nodes; gives the possible HCAs on each node.
     fn check_request(&mut self, subject: &str, resource: &str, count: u64) -> Vec<NodeRequest<'a>> {
         let context = self.context;
         let Some(config) = context.config.resources.iter().find(|r| r.resource() == resource) else {
@@ -412,13 +412,13 @@ impl<'a> PodExamination<'a> {
             }
             masters.push(self.check_attachment(&label, &name, &config));
         }
-        // Of an attachment that is not known, or is wrong, it can't be said where it leads.
+        // The target of an unknown or wrong attachment can't be determined.
         if let Some(masters) = masters.into_iter().collect::<Option<Vec<String>>>() {
             self.check_interfaces(requests, &masters);
         }
     }
 
-    /// Compares the interfaces that the pod's attachments are on with the HCAs that it may get.
+    /// Compares the interfaces of the pod's attachments with the possible HCAs.
     fn check_interfaces(&mut self, requests: &[NodeRequest<'a>], masters: &[String]) {
         let is_attached = |hca: &Hca| hca.interfaces.iter().any(|interface| masters.contains(interface));
         let names = |hcas: &[&Hca]| hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -503,9 +503,9 @@ impl<'a> PodExamination<'a> {
         self.add(id::K8S_POD_NETWORK, Severity::Warning, label, evidence, remedy);
     }
 
-    /// Examines an attachment; gives the interface that it is on, where that is known and right.
+    /// Examines an attachment; gives the interface, where known and right.
     fn check_attachment(&mut self, label: &str, name: &str, config: &Value) -> Option<String> {
-        // A list of plugins has its first one in charge of the interface.
+        // In a list of plugins, the first is in charge of the interface.
         let first = if config["plugins"].is_array() { &config["plugins"][0] } else { config };
         let kind = first["type"].as_str().unwrap_or_default();
         let master = first["master"].as_str().unwrap_or_default();

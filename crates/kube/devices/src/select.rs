@@ -1,4 +1,4 @@
-//! Which HCAs an entry of the configuration selects, and which selector excludes the others. Values of one selector are
+//! Which HCAs an entry of the configuration selects, and which selector excludes the others. Values of a selector are
 //! alternatives, selectors are combined; texts are compared exactly, as the reference does.
 
 use crate::config::{DeviceSelectors, SelectorKey};
@@ -9,7 +9,7 @@ use crate::hca::{Hca, NodeHcas};
 pub struct SelectorMiss {
     /// The selector.
     pub key: SelectorKey,
-    /// The HCA's own values for it.
+    /// The HCA's values for the selector.
     pub has: Vec<String>,
 }
 
@@ -21,7 +21,7 @@ pub fn select_hcas<'a>(node: &'a NodeHcas, selectors: &DeviceSelectors) -> Vec<&
     node.hcas.iter().filter(|hca| first_miss(hca, selectors).is_none()).collect()
 }
 
-/// The first selector that excludes `hca`; `None` when it is selected.
+/// The first selector that excludes `hca`; `None` for a selected HCA.
 pub fn first_miss(hca: &Hca, selectors: &DeviceSelectors) -> Option<SelectorMiss> {
     SelectorKey::ALL.into_iter().find_map(|key| {
         let wanted = selectors.values(key);

@@ -1,17 +1,17 @@
-//! Slots: what kubelet counts and hands to pods. Each names its HCA (`mlx5_0-17`), so a pod gets exactly the HCAs it was
-//! given. Shares, ids, the message's limit and the spread over HCAs are computed here; nothing is sent.
+//! Slots: the units that kubelet counts and hands to pods. Each names an HCA (`mlx5_0-17`), so a pod gets exactly the HCAs of the
+//! given slots. Shares, ids, the message's limit and the spread over HCAs are computed here; nothing is sent.
 
 use std::collections::BTreeMap;
 
 /// The longest message that kubelet's client accepts, less 64 KiB for frames and fields to come.
 const MESSAGE_LIMIT: usize = (4 << 20) - (64 << 10);
 
-/// One slot of an HCA.
+/// A slot of an HCA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSlot {
-    /// Its id, `mlx5_0-17`.
+    /// The id, `mlx5_0-17`.
     pub id: String,
-    /// Position of its HCA in the table.
+    /// Position of the HCA in the table.
     pub hca: usize,
 }
 
@@ -20,12 +20,12 @@ pub struct DeviceSlot {
 pub struct SlotTable {
     /// The slots, HCA by HCA.
     pub slots: Vec<DeviceSlot>,
-    /// The configured number, where it does not fit one message of the API.
+    /// The configured number, where larger than a message of the API allows.
     pub reduced_from: Option<u32>,
 }
 
 impl SlotTable {
-    /// Divides `wanted` slots evenly among the HCAs; the first ones get the rest.
+    /// Divides `wanted` slots evenly among the HCAs; the first get the rest.
     pub fn divide(hcas: &[&str], wanted: u32) -> Self {
         if hcas.is_empty() {
             return SlotTable::default();

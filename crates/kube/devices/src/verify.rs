@@ -1,5 +1,5 @@
-//! Whether RDMA works from inside a pod, before anything is measured: devices, ports, GIDs, locked memory. It opens
-//! nothing itself and measures nothing.
+//! Whether RDMA works from inside a pod, before anything is measured: devices, ports, GIDs, locked memory. Opens nothing and
+//! measures nothing.
 
 use crate::hca::NodeHcas;
 use serde::Serialize;
@@ -17,11 +17,11 @@ pub struct VerifyRow {
     pub check: &'static str,
     /// The HCA, port or rail.
     pub subject: String,
-    /// Whether it passed.
+    /// Whether the check passed.
     pub pass: bool,
     /// What was seen.
     pub evidence: String,
-    /// What to do when it failed; else empty.
+    /// The remedy after a failure; else empty.
     pub remedy: String,
 }
 
@@ -44,7 +44,7 @@ impl VerifyRow {
 
 /// What a pod's checks need besides files.
 pub struct PodLimits<'a> {
-    /// The limit of locked memory in bytes; `None` when there is none, or a capability lifts it.
+    /// The limit of locked memory in bytes; `None` without a limit, or when a capability lifts the limit.
     pub memlock: Option<u64>,
     /// The memory that has to be lockable.
     pub needed: u64,
@@ -52,14 +52,14 @@ pub struct PodLimits<'a> {
     pub open_node: &'a dyn Fn(&str) -> Result<(), String>,
 }
 
-/// One end of a connection, to be shown.
+/// An end of a connection, to be shown.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RailIdentity {
     /// The HCA.
     pub hca: String,
-    /// Its node GUID.
+    /// The node GUID.
     pub guid: Option<String>,
-    /// Its port.
+    /// The port.
     pub port: u32,
     /// The port's LID; 0 on Ethernet.
     pub lid: Option<u32>,
@@ -67,7 +67,7 @@ pub struct RailIdentity {
     pub gid: Option<String>,
 }
 
-/// The checks of one pod, on the HCAs that it can open; on all it can see when it can open none.
+/// The checks of a pod, on the HCAs that the pod can open; without any, on all visible HCAs.
 pub fn verify_pod(facts: &HostFacts, node: &NodeHcas, limits: &PodLimits<'_>) -> Vec<VerifyRow> {
     let mut rows = Vec::new();
     if facts.devices.is_empty() {
@@ -187,16 +187,16 @@ fn verify_memlock(limits: &PodLimits<'_>) -> VerifyRow {
     }
 }
 
-/// One end of a measurement.
+/// An end of a measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct VerifyEnd {
-    /// Its host name: the pod's, or what its manifest sets.
+    /// The host name: the pod's, or that in the manifest.
     pub host: String,
-    /// Its node, where the pod's variable NODE_NAME names it.
+    /// The node, where the pod's variable NODE_NAME has the name.
     pub node: Option<String>,
-    /// The ports of the HCAs that were given to it.
+    /// The ports of the HCAs that were given to the pod.
     pub rails: Vec<RailIdentity>,
-    /// The GUIDs of all HCAs of its node: `/sys` shows them in every pod.
+    /// The GUIDs of all HCAs of the node, which `/sys` shows in every pod.
     #[serde(skip)]
     pub node_guids: Vec<String>,
 }
@@ -206,7 +206,7 @@ impl VerifyEnd {
     pub fn read_from(tree: &HostTree, node: Option<String>) -> Self {
         let facts = HostFacts::read_from(tree);
         let hcas = NodeHcas::read_from(tree);
-        // In a pod these are the device nodes that it was given.
+        // In a pod these are the given device nodes.
         let names = tree.list_names("dev/infiniband");
         let given = |device: &&RdmaDevice| {
             let uverbs = hcas.hcas.iter().find(|hca| hca.name == device.name).and_then(|hca| hca.uverbs.as_ref());

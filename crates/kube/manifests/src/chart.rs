@@ -1,5 +1,4 @@
-//! The files of the chart, as they are in `deploy/helm/spurline`, and the objects that its templates make. It knows no
-//! object's fields.
+//! The files of the chart, as in `deploy/helm/spurline`, and the objects that the templates make. Knows no object's fields.
 
 use crate::template::{TemplateInput, render_template};
 use crate::values::ClusterValues;
@@ -7,18 +6,18 @@ use crate::yaml::print;
 use serde_json::{Value, json};
 use spurline_config::Fault;
 
-/// A file of the chart, by its path in the chart.
+/// A file of the chart, by path in the chart.
 macro_rules! chart_file {
     ($path:literal) => {
         ($path, include_str!(concat!("../../../../deploy/helm/spurline/", $path)))
     };
 }
 
-/// The values with their defaults and what they mean.
+/// The values, with defaults and meanings.
 pub const DEFAULT_VALUES: &str = include_str!("../../../../deploy/helm/spurline/values.yaml");
 /// The description of the chart, and what a person has to know after an installation.
 pub(crate) const CHART_TEXTS: [(&str, &str); 2] = [chart_file!("Chart.yaml"), chart_file!("templates/NOTES.txt")];
-/// The templates, in the order in which their objects are applied.
+/// The templates, in the order of application.
 pub(crate) const CHART_TEMPLATES: [(&str, &str); 10] = [
     chart_file!("templates/coordinator.yaml"),
     chart_file!("templates/nodes.yaml"),
@@ -32,16 +31,17 @@ pub(crate) const CHART_TEMPLATES: [(&str, &str); 10] = [
     chart_file!("templates/test.yaml"),
 ];
 
-/// The objects of one file, by the file's name.
+/// The objects of a file, by the file's name.
 #[derive(Debug, Clone)]
 pub(crate) struct FileObjects {
     /// Such as `nodes.yaml`.
     pub file: &'static str,
-    /// At least one.
+    /// Never empty.
     pub objects: Vec<Value>,
 }
 
-/// The namespace, which Helm makes itself, and what the templates make of `values`; files without objects are left out.
+/// The namespace, which Helm makes itself, and the objects that the templates make of `values`; files without objects are left
+/// out.
 ///
 /// # Errors
 /// When a template has an error, which a test of all templates finds.

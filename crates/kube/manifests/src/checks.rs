@@ -1,4 +1,4 @@
-//! The check of values: each by its rule, and those that contradict each other. It knows no object.
+//! The check of values: each by a rule, and contradictions. Knows no object.
 
 use crate::rules::{TextCheck, ValueRule, bytes_of, rule_of};
 use crate::values::{ClusterValues, LABELS, kind};
@@ -10,7 +10,7 @@ use spurline_types::Size;
 /// Checks values.
 ///
 /// # Errors
-/// When one is wrong, or two contradict each other.
+/// When a value is wrong, or two contradict each other.
 pub(crate) fn check_values(values: &ClusterValues) -> Result<(), Fault> {
     check_each("", values.tree())?;
     check_nodes(values)?;
@@ -72,7 +72,7 @@ fn check_nodes(values: &ClusterValues) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks the values at and below a path by their rules.
+/// Checks the values at and below a path by the rules.
 fn check_each(path: &str, value: &Value) -> Result<(), Fault> {
     if let Some(rule) = rule_of(path) {
         return check_rule(path, value, rule);

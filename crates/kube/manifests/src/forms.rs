@@ -1,4 +1,4 @@
-//! The forms of the manifests: one text, a Kustomize base, a Helm chart.
+//! The forms of the manifests: a text, a Kustomize base, a Helm chart.
 
 use crate::chart::{CHART_TEMPLATES, CHART_TEXTS, DEFAULT_VALUES, FileObjects, cluster_objects};
 use crate::checks::check_values;
@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 /// A form of the manifests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ManifestForm {
-    /// One file for `kubectl apply -f`.
+    /// A file for `kubectl apply -f`.
     Yaml,
     /// A directory for `kubectl apply -k`.
     Kustomize,
@@ -20,7 +20,7 @@ pub enum ManifestForm {
     Helm,
 }
 
-/// A file of a form, by its path in the form's directory.
+/// A file of a form, by path in the form's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedFile {
     /// The path.
@@ -32,7 +32,7 @@ pub struct RenderedFile {
 /// The first line of every file that is made of objects.
 pub const FIRST_LINE: &str = "# Made by 'spurline k8s render'; change the values, not this file.\n";
 
-/// The manifests for `values` in one form.
+/// The manifests for `values` in a form.
 ///
 /// # Errors
 /// When a value is wrong, or two contradict each other.
@@ -69,7 +69,7 @@ fn kustomize_files(files: &[FileObjects]) -> Vec<RenderedFile> {
 }
 
 fn chart_files(values: &ClusterValues) -> Result<Vec<RenderedFile>, Fault> {
-    // A person's values become the chart's defaults; without any, the file with its comments is.
+    // A person's values become the chart's defaults; without any, the file with comments is the default.
     let has_defaults = ClusterValues::defaults()? == *values;
     let defaults = if has_defaults { DEFAULT_VALUES.to_owned() } else { print(values.tree()) };
     let mut files = vec![

@@ -1,5 +1,5 @@
-//! The manifests of a cluster: the Helm chart of `deploy/helm`, and its objects for a person's values as plain YAML and as a
-//! Kustomize base. It prints and writes nothing itself, and talks to no cluster.
+//! The manifests of a cluster: the Helm chart of `deploy/helm`, and the objects for a person's values as plain YAML and as a
+//! Kustomize base. Prints and writes nothing, and talks to no cluster.
 #![forbid(unsafe_code)]
 
 mod chart;

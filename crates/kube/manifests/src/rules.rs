@@ -1,26 +1,26 @@
-//! What each value has to be beyond the type of its default: for the check of a person's values and for the chart's schema.
+//! The rule of each value beyond the type of the default: for the check of a person's values and for the chart's schema.
 
 use spurline_config::{CacheSize, Registry, SourceUrl};
 use spurline_types::Size;
 use std::net::IpAddr;
 
-/// Whether a text is right; else what is wrong and, after a semicolon, what to write.
+/// Whether a text is right; else the fault and, after a semicolon, the right form.
 pub(crate) type TextCheck = fn(&str) -> Result<(), String>;
 
 /// What a value has to be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ValueRule {
-    /// One of these words.
+    /// Any of these words.
     Words(&'static [&'static str]),
-    /// A whole number from one to another.
+    /// A whole number in a range.
     Number(u64, u64),
     /// A text.
     Text(TextCheck),
-    /// A text, or an empty one.
+    /// A text, which may be empty.
     TextOrEmpty(TextCheck),
     /// A list of texts.
     Texts(TextCheck),
-    /// A list of maps, as Kubernetes has them.
+    /// A list of maps, as in Kubernetes.
     Objects,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn rule_of(path: &str) -> Option<ValueRule> {
         "nodes.rdmaNetwork" => TextOrEmpty(interfaces),
         "nodes.rdmaResource" | "test.rdmaResource" => TextOrEmpty(resource),
         "csi.kubeletDir" | "devicePlugin.kubeletDir" => Text(directory),
-        // Those of 'spurline mount', whose parser is the program's.
+        // Options of 'spurline mount', whose parser is the program's.
         "storageClass.mountOptions" => Texts(word),
         "devicePlugin.memlock" => TextOrEmpty(locked_memory),
         "networkAttachment.master" => Text(interface),
@@ -192,7 +192,7 @@ fn locked_memory(text: &str) -> Result<(), String> {
     }
 }
 
-/// A subnet, or a part of one as whereabouts has it.
+/// A subnet, or a part, in the form of whereabouts.
 fn subnet(text: &str) -> Result<(), String> {
     let is_right = text.split_once('/').is_some_and(|(addresses, bits)| {
         let (first, last) = addresses.split_once('-').unwrap_or((addresses, addresses));

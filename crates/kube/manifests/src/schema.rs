@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 pub(crate) fn schema_text(values: &ClusterValues) -> String {
     let mut schema = schema_of("", values.tree());
     schema["$schema"] = json!("http://json-schema.org/draft-07/schema#");
-    // Helm gives it to a chart that is part of another.
+    // Helm gives this value to a chart that is part of another.
     schema["properties"]["global"] = json!({ "type": "object" });
-    // The usual condition of such a part, which its values then have.
+    // The usual condition of such a part, which the values then have.
     schema["properties"]["enabled"] = json!({ "type": "boolean" });
     let text = serde_json::to_string_pretty(&schema).unwrap_or_default();
     format!("{text}\n")

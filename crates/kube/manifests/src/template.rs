@@ -1,5 +1,5 @@
-//! Renders the chart's templates as Helm does: the part of Helm's language that they use (`if`, `range`, values, and the
-//! functions below). Anything else is an error. It knows no value and no object.
+//! Renders the chart's templates as Helm does: the used part of Helm's language (`if`, `range`, values, and the functions below).
+//! Anything else is an error. Knows no value and no object.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use serde_json::Value;
@@ -12,7 +12,7 @@ type TemplateResult<T> = Result<T, String>;
 pub(crate) struct TemplateInput<'a> {
     /// `Values`, `Release` and the like.
     pub data: &'a Value,
-    /// The templates that `include` finds, by their paths.
+    /// The templates that `include` finds, by path.
     pub templates: &'a [(&'a str, &'a str)],
 }
 
@@ -74,8 +74,8 @@ fn action_end(action: &str) -> Option<usize> {
     None
 }
 
-/// The segments of a block, whose head is the first of `segments`: those up to its `else`, those from its `else` on, and the
-/// number of the segment that ends the block.
+/// The segments of a block, whose head is the first of `segments`: the segments up to the `else`, the segments from the `else`
+/// on, and the number of the segment that ends the block.
 fn block<'s, 't>(segments: &'s [Segment<'t>]) -> TemplateResult<(&'s [Segment<'t>], &'s [Segment<'t>], usize)> {
     let mut depth = 0;
     let mut other = None;
@@ -167,7 +167,7 @@ impl TemplateScope<'_> {
         if words.is_empty() { Ok(value) } else { Err(format!("'{}' is too much", words.join(" "))) }
     }
 
-    /// Takes `A | f | g 1` from the words, up to their end or a closing bracket.
+    /// Takes `A | f | g 1` from the words, up to the end or a closing bracket.
     fn pipeline(&self, words: &mut &[&str]) -> TemplateResult<Value> {
         let mut value = self.command(words, None)?;
         while let ["|", rest @ ..] = *words {
@@ -177,7 +177,7 @@ impl TemplateScope<'_> {
         Ok(value)
     }
 
-    /// Takes a call of a function with its arguments, or a single value. The value before a `|` is the last argument.
+    /// Takes a call of a function with arguments, or a single value. The value before a `|` is the last argument.
     fn command(&self, words: &mut &[&str], piped: Option<Value>) -> TemplateResult<Value> {
         let function = match *words {
             [word, rest @ ..] if word.starts_with(|c: char| c.is_ascii_alphabetic()) => {
@@ -276,7 +276,7 @@ impl TemplateScope<'_> {
     }
 }
 
-/// The words of an expression: texts with their quotes, brackets, `|`, and what white space separates.
+/// The words of an expression: texts in quotes, brackets, `|`, and parts between white space.
 fn words(expression: &str) -> TemplateResult<Vec<&str>> {
     let mut words = Vec::new();
     let mut rest = expression.trim_start();

@@ -1,5 +1,4 @@
-//! The values of a cluster: their defaults, a person's file and settings over them, and the check of names. It knows no
-//! object.
+//! The values of a cluster: the defaults, a person's file and settings on top, and the check of names. Knows no object.
 
 use crate::chart::DEFAULT_VALUES;
 use serde_json::{Map, Value};
@@ -8,10 +7,10 @@ use spurline_config::values::nearest_word;
 
 /// Maps of labels.
 pub(crate) const LABELS: [&str; 2] = ["nodeSelector", "labels"];
-/// The map that is a configuration of its own.
+/// The map that is a separate configuration.
 pub(crate) const DEVICE_CONFIG: &str = "config";
 
-/// The values of one cluster, complete.
+/// The values of a cluster, complete.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterValues(Value);
 
@@ -19,15 +18,15 @@ impl ClusterValues {
     /// The defaults.
     ///
     /// # Errors
-    /// Never, as a test reads them.
+    /// Never, as a test reads the defaults.
     pub fn defaults() -> Result<Self, Fault> {
         parse_yaml("the default values", DEFAULT_VALUES).map(ClusterValues)
     }
 
-    /// The defaults with a values file over them.
+    /// The defaults with a values file on top.
     ///
     /// # Errors
-    /// When the text is no YAML, a key is unknown, or a value has another type than its default.
+    /// When the text is no YAML, a key is unknown, or a value has another type than the default.
     pub fn with_file(self, name: &str, text: &str) -> Result<Self, Fault> {
         let over = parse_yaml(name, text)?;
         let mut values = self;
@@ -37,7 +36,7 @@ impl ClusterValues {
         Ok(values)
     }
 
-    /// The values with one setting `key.key=value` over them.
+    /// The values with a setting `key.key=value` on top.
     ///
     /// # Errors
     /// As [`ClusterValues::with_file`].
@@ -51,22 +50,22 @@ impl ClusterValues {
         self.with_text(path, "--set", value)
     }
 
-    /// The values with a text at a path with dots: as it is where a text is wanted, else read as YAML. `name` says where
-    /// the text is from.
+    /// The values with a text at a path with dots: unchanged where a text is wanted, else read as YAML. `name` says where the
+    /// text is from.
     ///
     /// # Errors
     /// As [`ClusterValues::with_file`].
     pub fn with_text(self, path: &str, name: &str, text: &str) -> Result<Self, Fault> {
         let mut values = self;
         if let Some((map, key)) = label_of(path) {
-            // Several settings of one map add up.
+            // Several settings of the same map add up.
             let mut labels = values.find(map).and_then(Value::as_object).cloned().unwrap_or_default();
             labels.insert(key, Value::String(text.to_owned()));
             merge(&mut values.0, nested(map, Value::Object(labels)), name, "")?;
             return Ok(values);
         }
         let over = match values.find(path) {
-            // A word that looks like a number stays a word where one is wanted.
+            // A word that looks like a number stays a word where a word is wanted.
             Some(Value::String(_)) => Value::String(text.to_owned()),
             _ => parse_yaml(name, text)?,
         };
@@ -125,7 +124,7 @@ fn parse_yaml(name: &str, text: &str) -> Result<Value, Fault> {
     })
 }
 
-/// Puts `over` on top of `base`, whose keys are the known ones.
+/// Puts `over` on top of `base`, whose keys are the known keys.
 fn merge(base: &mut Value, over: Value, name: &str, at: &str) -> Result<(), Fault> {
     let last = at.rsplit('.').next().unwrap_or_default();
     let free = LABELS.contains(&last) || last == DEVICE_CONFIG;

@@ -1,4 +1,4 @@
-//! Prints objects as YAML, with their keys in alphabetical order. It knows no object.
+//! Prints objects as YAML, with keys in alphabetical order. Knows no object.
 
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -66,7 +66,7 @@ fn emit_after_key(value: &Value, indent: usize, out: &mut String) {
     }
 }
 
-/// Whether a text of several lines can be printed as it is.
+/// Whether a text of several lines can be printed unchanged.
 fn is_block_text(text: &str) -> bool {
     let plain = text.chars().all(|c| c == '\n' || !c.is_control()) && !text.starts_with([' ', '\n']);
     plain && text.trim_end_matches('\n').contains('\n') && !text.ends_with("\n\n")
@@ -75,12 +75,12 @@ fn is_block_text(text: &str) -> bool {
 fn scalar(value: &Value) -> String {
     match value {
         Value::String(text) if is_plain(text) => text.clone(),
-        // Every string of JSON is one of YAML.
+        // Every string of JSON is a string of YAML.
         other => other.to_string(),
     }
 }
 
-/// Whether a text needs no quotes: it is no number, no word with a meaning, and has no character with one.
+/// Whether a text needs no quotes: no number, no word with a meaning, and no character with a meaning.
 fn is_plain(text: &str) -> bool {
     let first = text.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '/');
     let word = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];

@@ -1,5 +1,5 @@
-//! What a resource advertises: its HCAs with their device nodes and health, and the slots. It is rebuilt whenever the
-//! node or the configuration changes, and compared with the last one.
+//! The advertised state of a resource: the HCAs with device nodes and health, and the slots. Rebuilt whenever the node or the
+//! configuration changes, and compared with the last state.
 
 use crate::pb;
 use spurline_kube_devices::{Hca, NodeHcas, ResourceConfig, SlotTable, hca_of_slot, select_hcas};
@@ -11,26 +11,26 @@ const DEVICE_DIR: &str = "/dev/infiniband";
 /// An HCA of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdvertisedHca {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its NUMA node.
+    /// The NUMA node.
     pub numa_node: Option<u32>,
-    /// Its own device nodes, without directory.
+    /// The device nodes, without directory.
     pub device_nodes: Vec<String>,
-    /// Why its slots are unhealthy; `None` when they are healthy.
+    /// Why the slots are unhealthy; `None` for healthy slots.
     pub obstacle: Option<String>,
 }
 
 /// The state of a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdvertisedResource {
-    /// Its HCAs.
+    /// The HCAs.
     pub hcas: Vec<AdvertisedHca>,
-    /// Its slots, by position of the HCA.
+    /// The slots, by position of the HCA.
     pub table: SlotTable,
     /// Whether the device node of the connection manager exists.
     pub rdma_cm: bool,
-    /// Why its CDI file can't be written, where pods get CDI names.
+    /// Why the CDI file can't be written, where pods get CDI names.
     pub cdi_error: Option<String>,
 }
 
@@ -59,7 +59,7 @@ impl AdvertisedResource {
         AdvertisedResource { table, rdma_cm: node.rdma_cm, hcas, cdi_error: None }
     }
 
-    /// Makes all slots unhealthy because the CDI file that describes their HCAs is not there.
+    /// Makes all slots unhealthy because the CDI file that describes the HCAs is missing.
     pub fn refuse_cdi(&mut self, why: String) {
         for hca in &mut self.hcas {
             hca.obstacle.get_or_insert_with(|| why.clone());
@@ -72,7 +72,7 @@ impl AdvertisedResource {
         self.hcas.iter().any(|hca| !hca.device_nodes.is_empty())
     }
 
-    /// Number of slots, and of healthy ones.
+    /// Number of slots, and of healthy slots.
     pub fn slot_counts(&self) -> (usize, usize) {
         let healthy = self.table.slots.iter().filter(|s| self.hcas[s.hca].obstacle.is_none()).count();
         (self.table.slots.len(), healthy)

@@ -1,5 +1,5 @@
-//! Files of the Container Device Interface: one for each resource, one device for each HCA, with a hook that raises the
-//! limit of locked memory where that is wanted. It knows neither kubelet nor the runtime that reads them.
+//! Files of the Container Device Interface: a file for each resource, a device for each HCA, with a hook that raises the limit of
+//! locked memory where wanted. Knows neither kubelet nor the runtime that reads the files.
 
 use crate::advertised::AdvertisedResource;
 use serde_json::json;
@@ -43,15 +43,15 @@ impl std::str::FromStr for LockedMemory {
     }
 }
 
-/// CDI has no edit for limits, so this one runs the host's prlimit(1) on the container's first process, whose id the
-/// runtime writes to the hook's standard input (OCI runtime specification, state). At `createRuntime` the process has no
-/// program yet, so all that it starts inherits the limit, whatever its user.
+/// CDI has no edit for limits, so the hook runs the host's prlimit(1) on the container's first process, whose id the runtime
+/// writes to the hook's standard input (OCI runtime specification, state). At `createRuntime` the process has no program yet, so
+/// all started processes inherit the limit, whatever the user.
 fn memlock_hook(limit: LockedMemory) -> serde_json::Value {
     let limit = match limit {
         LockedMemory::Unlimited => "unlimited".to_owned(),
         LockedMemory::Bytes(bytes) => bytes.to_string(),
     };
-    // A quotation mark within another string of the state has a backslash before it, so only the field matches.
+    // A quotation mark within another string of the state has a backslash before, so only the field matches.
     let pid = "\"$(sed -n 's/.*\"pid\" *: *\\([0-9][0-9]*\\).*/\\1/p')\"";
     json!({
         "hookName": "createRuntime",
@@ -62,7 +62,7 @@ fn memlock_hook(limit: LockedMemory) -> serde_json::Value {
     })
 }
 
-/// Writes the file of a resource, or removes it when no HCA has a device node.
+/// Writes the file of a resource, or removes the file when no HCA has a device node.
 ///
 /// # Errors
 /// When the directory or the file can't be written.
@@ -89,15 +89,15 @@ pub fn write_spec(
     std::fs::create_dir_all(dir)?;
     let mut spec = json!({"cdiVersion": "0.5.0", "kind": kind_of(resource), "devices": devices});
     if let Some(limit) = memlock {
-        // Edits of the whole file are made once for a container, however many devices it has.
+        // Edits of the whole file are made once for a container, whatever the number of devices.
         spec["containerEdits"] = json!({"hooks": [memlock_hook(limit)]});
     }
     // A runtime reads every .json file of the directory at any time.
     replace_file(&file, format!("{spec:#}\n").as_bytes(), 0o644)
 }
 
-/// Removes this plugin's files of other resources than `resources`, of an earlier process, too; gives those that could not
-/// be removed.
+/// Removes this plugin's files of other resources than `resources`, of an earlier process, too; gives the files that could not be
+/// removed.
 pub fn remove_other_specs(dir: &Path, resources: &[String]) -> Vec<(PathBuf, io::Error)> {
     let kept: Vec<PathBuf> = resources.iter().map(|resource| file_of(dir, resource)).collect();
     let files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -105,7 +105,7 @@ pub fn remove_other_specs(dir: &Path, resources: &[String]) -> Vec<(PathBuf, io:
     others.filter_map(|file| remove_spec(&file).err().map(|error| (file, error))).collect()
 }
 
-/// Whether a file is one of this plugin: by its name, and by the kind in it.
+/// Whether a file belongs to this plugin: by name, and by the kind inside.
 fn is_own_spec(file: &Path) -> bool {
     let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     if !name.starts_with("spurline-") || !name.ends_with(".json") {
@@ -115,7 +115,7 @@ fn is_own_spec(file: &Path) -> bool {
     spec.is_some_and(|spec| spec["kind"].as_str().is_some_and(|kind| kind.starts_with(CDI_VENDOR)))
 }
 
-/// Removes a file; a missing one is no error.
+/// Removes a file; a missing file is no error.
 fn remove_spec(file: &Path) -> io::Result<()> {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

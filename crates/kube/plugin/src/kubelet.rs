@@ -1,4 +1,4 @@
-//! Registration at kubelet. One call, one deadline; when to register is decided by the plugin.
+//! Registration at kubelet. A single call with a deadline; when to register is decided by the plugin.
 
 use crate::pb;
 use crate::pb::registration_client::RegistrationClient;
@@ -24,7 +24,7 @@ pub async fn register_resource(dir: &Path, resource: &str, endpoint: &str) -> Re
     let attempt = async {
         let stream = UnixStream::connect(&socket).await.map_err(|error| connect_reason(&socket, &error))?;
         let mut stream = Some(TokioIo::new(stream));
-        // kubelet serves one host; the name is not used.
+        // kubelet serves a single host; the name is not used.
         let connector = service_fn(move |_: Uri| {
             let stream = stream.take().ok_or_else(|| std::io::Error::other("used"));
             async move { stream }

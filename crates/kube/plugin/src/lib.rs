@@ -1,6 +1,6 @@
-//! The device plugin: serves kubelet's API v1beta1 for every resource of a configuration, registers, follows the node's
-//! HCAs and the configuration, and survives restarts of kubelet. It knows no command line and no signal; which HCAs a
-//! resource has is decided in `spurline-kube-devices`.
+//! The device plugin: serves kubelet's API v1beta1 for every resource of a configuration, registers, follows the node's HCAs and
+//! the configuration, and survives restarts of kubelet. Knows no command line and no signal; which HCAs a resource has is decided
+//! in `spurline-kube-devices`.
 #![forbid(unsafe_code)]
 
 mod advertised;

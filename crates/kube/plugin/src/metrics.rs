@@ -1,5 +1,5 @@
-//! Counters of the plugin, by resource and HCA, and what its admin page shows. The project's other counters have no labels;
-//! these do, so they are declared here.
+//! Counters of the plugin, by resource and HCA, and the content of the admin page. The project's other counters have no labels;
+//! these do, and so are declared here.
 
 use crate::advertised::AdvertisedResource;
 use parking_lot::Mutex;
@@ -36,15 +36,15 @@ impl ResourceCounters {
 
 /// A resource for the page.
 pub struct ObservedResource {
-    /// Its name.
+    /// The name.
     pub resource: String,
-    /// Its state.
+    /// The state.
     pub state: watch::Receiver<Arc<AdvertisedResource>>,
-    /// Its counters.
+    /// The counters.
     pub counters: Arc<ResourceCounters>,
 }
 
-/// The state of the whole plugin, for its metrics page.
+/// The state of the whole plugin, for the metrics page.
 #[derive(Default)]
 pub struct PluginStatus {
     resources: Mutex<Vec<ObservedResource>>,

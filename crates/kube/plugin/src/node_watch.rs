@@ -1,4 +1,4 @@
-//! Reads the node's HCAs, completely or only their states. It decides nothing.
+//! Reads the node's HCAs, completely or only the states. Decides nothing.
 
 use spurline_fabric::{HostTree, NetlinkFacts};
 use spurline_kube_devices::NodeHcas;

@@ -1,5 +1,5 @@
-//! The plugin's one loop: it follows the configuration file, the node's HCAs, its own sockets and kubelet's, and puts right
-//! what changed. Answers to kubelet are given elsewhere.
+//! The plugin's loop: follows the configuration file, the node's HCAs, the plugin's sockets and kubelet's, and reacts to changes.
+//! Answers to kubelet are given elsewhere.
 
 use crate::advertised::AdvertisedResource;
 use crate::cdi::{self, LockedMemory};
@@ -22,7 +22,7 @@ use tokio::sync::{oneshot, watch};
 const SOCKET_INTERVAL: Duration = Duration::from_millis(500);
 /// Time between two looks at the configuration file.
 const CONFIG_INTERVAL: Duration = Duration::from_secs(2);
-/// kubelet opens its stream within this time after a registration.
+/// kubelet opens a stream within this time after a registration.
 const STREAM_PATIENCE: Duration = Duration::from_secs(15);
 /// Longest time between two registrations that fail.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
@@ -49,9 +49,9 @@ pub struct PluginSettings {
 /// Why a plugin ends.
 #[derive(Debug)]
 enum PluginEnd {
-    /// It was asked to.
+    /// By request.
     Asked,
-    /// Its loop panicked, with this message.
+    /// The loop panicked, with this message.
     Panicked(String),
 }
 
@@ -66,7 +66,7 @@ pub struct RunningPlugin {
 }
 
 impl RunningPlugin {
-    /// Its state, for the metrics page.
+    /// The state, for the metrics page.
     pub fn status(&self) -> Arc<PluginStatus> {
         Arc::clone(&self.status)
     }
@@ -80,7 +80,7 @@ impl RunningPlugin {
     /// Waits until the stopper is called, then ends the plugin.
     ///
     /// # Errors
-    /// When its loop panics: nothing is served any more, so the process has to end and be started anew.
+    /// When the loop panics: nothing is served any more, so the process has to end and be started anew.
     pub fn wait(&mut self) -> Result<(), Fault> {
         let end = self.ended.recv();
         self.stop();
@@ -93,7 +93,7 @@ impl RunningPlugin {
         }
     }
 
-    /// Ends it: streams are closed and its sockets removed.
+    /// Ends the plugin: streams are closed and sockets removed.
     pub fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
@@ -110,7 +110,7 @@ impl Drop for RunningPlugin {
     }
 }
 
-/// Starts the plugin. A missing kubelet is no error: it registers as soon as kubelet runs.
+/// Starts the plugin. A missing kubelet is no error: the plugin registers as soon as kubelet runs.
 ///
 /// # Errors
 /// When the configuration is missing or wrong, or sockets can't be made in kubelet's directory.
@@ -151,7 +151,7 @@ pub fn start_plugin(settings: PluginSettings) -> Result<RunningPlugin, Fault> {
     let thread = std::thread::Builder::new()
         .name("device-plugin".to_owned())
         .spawn(move || {
-            // What the loop owns is dropped while it unwinds: its sockets are gone before the end is reported.
+            // The loop's values are dropped by unwinding: the sockets are gone before the end is reported.
             let result = catch_unwind(AssertUnwindSafe(|| {
                 runtime.block_on(async move {
                     tokio::select! {
@@ -159,7 +159,7 @@ pub fn start_plugin(settings: PluginSettings) -> Result<RunningPlugin, Fault> {
                         _ = stopped => {}
                     }
                     drop(plugin);
-                    // Streams get time to end, so that kubelet sees it before the process is gone.
+                    // Streams get time to end, so that kubelet notices the end before the process is gone.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 });
             }));
@@ -185,7 +185,7 @@ fn read_file(path: &std::path::Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The configuration; its warnings go to the log.
+/// The configuration; warnings go to the log.
 fn check_config(settings: &PluginSettings, text: &str) -> Result<PluginConfig, String> {
     let name = settings.config_file.display().to_string();
     let reading = read_config(text, &name);
@@ -208,7 +208,7 @@ fn check_config(settings: &PluginSettings, text: &str) -> Result<PluginConfig, S
     })
 }
 
-/// One resource: its socket and its registration.
+/// A resource: socket and registration.
 struct ServedResource {
     config: ResourceConfig,
     state: watch::Sender<Arc<AdvertisedResource>>,
@@ -227,7 +227,7 @@ struct DevicePluginLoop {
     reader: NodeReader,
     status: Arc<PluginStatus>,
     config_text: String,
-    /// A text that was refused, so that it is reported once.
+    /// A text that was refused, so that the refusal is reported once.
     refused_text: Option<String>,
     update_interval: Option<Duration>,
     node: NodeHcas,
@@ -280,7 +280,7 @@ impl DevicePluginLoop {
         }
     }
 
-    /// Takes over a changed configuration file; a wrong one is reported once and the former one stays in force.
+    /// Takes over a changed configuration file; a wrong file is reported once and the former configuration stays in force.
     fn follow_config(&mut self) {
         let text = match read_file(&self.settings.config_file) {
             Ok(text) => text,
@@ -317,7 +317,7 @@ impl DevicePluginLoop {
         }
     }
 
-    /// Makes the resources those of `config`: new ones are served, changed ones updated, others removed.
+    /// Makes the resources those of `config`: new resources are served, changed resources updated, others removed.
     fn apply(&mut self, config: &PluginConfig) -> Result<(), Fault> {
         for finding in lint_node(config, &self.node) {
             let line = format!("{} {}: {}", finding.id, finding.subject, finding.evidence);
@@ -447,7 +447,7 @@ impl ServedResource {
     }
 
     fn serve(&mut self, settings: &PluginSettings) -> std::io::Result<()> {
-        // The former socket ends first: its file may have the name.
+        // The former socket ends first: the socket's file may have the name.
         self.socket = None;
         let resource = self.config.resource();
         self.socket = Some(ResourceSocket::bind(&settings.plugin_dir, &resource, |stop| ResourceService {

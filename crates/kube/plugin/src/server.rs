@@ -1,4 +1,4 @@
-//! The socket of one resource: bound beside kubelet's, served until stopped, removed when it is still ours.
+//! The socket of a resource: bound beside kubelet's, served until stopped, removed if still the same file.
 
 use crate::pb::device_plugin_server::DevicePluginServer;
 use crate::service::ResourceService;
@@ -10,12 +10,12 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 
-/// The kernel's limit of a socket's path, with its final zero.
+/// The kernel's limit of a socket's path, with the final zero.
 const MAX_SOCKET_PATH: usize = 108;
-/// How many names are tried when other processes listen on the first ones.
+/// How many names are tried when other processes listen on the first names.
 const MAX_SOCKET_NAMES: usize = 8;
 
-/// A file's identity: a file that is removed and made anew has another one.
+/// A file's identity: a file that is removed and made anew has another identity.
 pub type FileIdentity = (u64, u64, i64, i64);
 
 /// The identity of a file; `None` when there is none.
@@ -32,7 +32,7 @@ pub struct ResourceSocket {
 }
 
 impl ResourceSocket {
-    /// Binds a socket for the resource in `dir` and serves `make`'s service on it.
+    /// Binds a socket for the resource in `dir` and serves `make`'s service there.
     ///
     /// # Errors
     /// When no socket can be made there.
@@ -64,7 +64,7 @@ impl ResourceSocket {
         self.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// Whether the file was removed or replaced, as kubelet does when it starts.
+    /// Whether the file was removed or replaced, as kubelet does at start.
     pub fn is_lost(&self) -> bool {
         file_identity(&self.path) != self.identity
     }
@@ -72,7 +72,7 @@ impl ResourceSocket {
 
 impl Drop for ResourceSocket {
     fn drop(&mut self) {
-        // Streams end, so kubelet sees it at once.
+        // Streams end, so kubelet notices the end at once.
         let _ = self.stop.send(true);
         if !self.is_lost() {
             let _ = std::fs::remove_file(&self.path);
@@ -106,14 +106,14 @@ fn free_path(dir: &Path, resource: &str) -> io::Result<PathBuf> {
     Err(io::Error::new(io::ErrorKind::AddrInUse, what))
 }
 
-/// The socket's name without its end: of prefix and name, so that two prefixes do not collide.
+/// The socket's name without the end: of prefix and name, so that two prefixes do not collide.
 fn socket_stem(dir: &Path, resource: &str) -> String {
     let stem = format!("spurline-{}", resource.replace('/', "_"));
     let room = MAX_SOCKET_PATH.saturating_sub(dir.as_os_str().len() + "/-9.sock".len() + 1);
     if stem.len() <= room {
         return stem;
     }
-    // Long names keep their end and differ by a hash of the whole.
+    // Long names keep the end and differ by a hash of the whole.
     let hash = stem.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     format!("spurline-{hash:016x}")
 }

@@ -1,5 +1,4 @@
-//! Answers kubelet's calls for one resource. It holds no state of its own: it reads the resource's advertised state, and
-//! counts.
+//! Answers kubelet's calls for a resource. Holds no state: reads the resource's advertised state, and counts.
 
 use crate::advertised::AdvertisedResource;
 use crate::cdi;
@@ -16,18 +15,18 @@ use std::sync::atomic::Ordering;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-/// A resource, as its server sees it.
+/// A resource, for the server.
 #[derive(Clone)]
 pub struct ResourceService {
     /// The name that pods request.
     pub resource: Arc<str>,
-    /// What it advertises now.
+    /// The advertised state.
     pub state: watch::Receiver<Arc<AdvertisedResource>>,
     /// Becomes true when the server ends.
     pub stop: watch::Receiver<bool>,
     /// Whether pods get CDI names instead of device nodes.
     pub use_cdi: bool,
-    /// Its counters.
+    /// The counters.
     pub counters: Arc<ResourceCounters>,
 }
 
@@ -149,8 +148,8 @@ pub fn plugin_options() -> pb::DevicePluginOptions {
     pb::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
 }
 
-/// The environment variable that lists a container's HCAs: `SPURLINE_HCAS_RDMA_IB` for `rdma/ib`. No flag's
-/// variable begins like it.
+/// The environment variable that lists a container's HCAs: `SPURLINE_HCAS_RDMA_IB` for `rdma/ib`. No flag's variable has this
+/// prefix.
 fn variable_of(resource: &str) -> String {
     let (prefix, name) = resource.split_once('/').unwrap_or(("rdma", resource));
     let word = |text: &str| text.to_ascii_uppercase().replace(['.', '-'], "_");

@@ -1,5 +1,5 @@
-//! Divides the memory budget (`--buffer-size`) into named terms, each with its reason. Pure arithmetic; the remainder
-//! holds hot blocks.
+//! Divides the memory budget (`--buffer-size`) into named terms, each with a reason. Pure arithmetic; the remainder holds hot
+//! blocks.
 
 use crate::host::HostLimits;
 use spurline_types::Size;
@@ -9,29 +9,28 @@ use std::fmt;
 /// Kernel requests in flight per processor over io_uring. Two keep the processor busy while the other's reply is
 /// copied; more cost memory on every possible processor and measured no faster.
 pub const URING_DEPTH: u64 = 2;
-/// Limit of concurrent kernel requests, if the budget allows: enough readers waiting for cold blocks for one node's
-/// full throughput.
+/// Limit of concurrent kernel requests, if the budget allows: enough readers waiting for cold blocks for a node's full
+/// throughput.
 pub const MOST_SLOTS: u64 = 64;
 /// Divisor of the budget for FUSE requests, unless --fuse-threads is given.
 pub const SLOT_SHARE: u64 = 4;
-/// Header and alignment beside the payload of one FUSE request.
+/// Header and alignment beside the payload of a FUSE request.
 pub const FUSE_SLOT_OVERHEAD: u64 = 8 << 10;
-/// Fills required for progress: one per side of a block boundary, for two readers at once.
+/// Fills required for progress: a fill per side of a block boundary, for two readers at once.
 pub const MIN_FILLS: u64 = 4;
-/// Read-ahead blocks required with read-ahead on: the current one and the next.
+/// Read-ahead blocks required with read-ahead on: the current block and the next.
 pub const MIN_READAHEAD_BLOCKS: u64 = 2;
 /// Least memory for bytes written through nodes: four requests of the largest size that gathered writes make.
 pub const MIN_WRITTEN: u64 = 4 << 20;
-/// Divisor of what is left beside FUSE requests, connections and names, for bytes written through nodes. The other half is
-/// for reads.
+/// Divisor of the rest beside FUSE requests, connections and names, for bytes written through nodes. The other half is for reads.
 pub const WRITTEN_SHARE: u64 = 2;
-/// Default read-ahead of one stream: 100 ms at 300 MB/s.
+/// Default read-ahead of a stream: 100 ms at 300 MB/s.
 pub const DEFAULT_READAHEAD: u64 = 32 << 20;
 /// Divisor of the budget for RDMA connections. Each has registered message buffers, 80 KiB on a mount and 48 KiB on a
 /// node: 300 MiB allow 500 channels of a mount, or 800 mounts of a node.
 pub const RDMA_SHARE: u64 = 8;
 /// Divisor of the budget for the inodes that the kernel references: about 77,000 names with 300 MiB. Above, the kernel is
-/// requested to forget some, and a forgotten file loses its cached pages.
+/// requested to forget some, and a forgotten file loses the cached pages.
 pub const INODE_SHARE: u64 = 8;
 /// Divisor of the budget for names and attributes of the origin, which outlast the kernel's only by `--stale-if-error`.
 pub const METADATA_SHARE: u64 = 16;
@@ -45,7 +44,7 @@ pub const MIN_INDEX: u64 = 8 << 20;
 /// other processes and the page cache.
 pub const INDEX_SHARE: u64 = 2;
 
-/// One consumer of the budget.
+/// A consumer of the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BudgetTerm {
     /// The consumer.
@@ -63,13 +62,13 @@ pub struct MemoryBudget {
     pub total: u64,
     /// Concurrent kernel requests (0 on a node).
     pub fuse_slots: u64,
-    /// Bytes of one such request.
+    /// Bytes of such a request.
     pub fuse_slot_bytes: u64,
     /// Concurrent peer requests on a node (0 on a mount).
     pub serve_slots: u64,
     /// Concurrent fetches of blocks from the origin or a node.
     pub fills: u64,
-    /// Read-ahead limit of one sequential stream, in bytes.
+    /// Read-ahead limit of a sequential stream, in bytes.
     pub readahead: u64,
     /// Bytes of the RDMA connections' buffers (0 without rails).
     pub rdma_bytes: u64,
@@ -77,7 +76,7 @@ pub struct MemoryBudget {
     pub inode_bytes: u64,
     /// Memory for names and attributes of the origin (0 for a mount that reads from nodes).
     pub metadata_bytes: u64,
-    /// Memory for bytes written through nodes, until they are durable (0 for any other process).
+    /// Memory for bytes written through nodes, until durable (0 for any other process).
     pub write_bytes: u64,
     /// Bytes of hot blocks in memory: the remainder.
     pub memory_tier: u64,
@@ -109,7 +108,7 @@ pub struct BudgetDemand {
     pub rdma: bool,
     /// Whether the process reads the origin itself.
     pub origin: bool,
-    /// Whether it writes through nodes.
+    /// Whether the mount writes through nodes.
     pub writes: bool,
 }
 
@@ -118,16 +117,15 @@ impl MemoryBudget {
     fn slot_counts(demand: &BudgetDemand) -> (u64, u64, u64) {
         match demand.max_write {
             Some(max_write) => {
-                // Either transport fits: ring entries on every processor, or one slot per thread.
+                // Either transport fits: ring entries on every processor, or a slot per thread.
                 let slot = max_write + FUSE_SLOT_OVERHEAD;
                 // On many processors this may use half of the budget; if rings need more, the session uses /dev/fuse.
                 let least = (demand.processors * URING_DEPTH).min(demand.total / 2 / slot).max(2);
                 let slots = demand.fuse_threads.unwrap_or_else(|| (demand.total / SLOT_SHARE / slot).min(MOST_SLOTS));
                 (slots.max(least), slot, 0)
             }
-            // A node replies from blocks that it pins during the send: one per processor, and one in transit. Blocks
-            // for slow readers exceed that for a limited time. On many processors this may use a quarter of the
-            // budget.
+            // A node replies from blocks that are pinned during the send: one per processor, and one in transit. Blocks for slow
+            // readers exceed that for a limited time. On many processors this may use a quarter of the budget.
             None => (0, 0, (demand.processors + 1).min(demand.total / 4 / demand.block).max(2)),
         }
     }
@@ -149,7 +147,7 @@ impl MemoryBudget {
         (readahead, MIN_FILLS.min(demand.max_downloads.max(1)) * demand.block)
     }
 
-    /// The least budget that suffices for its own terms: a larger budget has more requests and larger tables.
+    /// The least budget that suffices for the terms: a larger budget has more requests and larger tables.
     fn least_total(demand: BudgetDemand) -> u64 {
         let with_total = |total: u64| BudgetDemand { total, ..demand };
         let mut least = Self::derive_need(demand).div_ceil(1 << 20) << 20;
@@ -159,7 +157,7 @@ impl MemoryBudget {
         least
     }
 
-    /// The fault of a budget that is too small. The terms are those of the size that suffices.
+    /// The fault of a budget that is too small. The terms are those of the sufficient size.
     fn too_small_fault(demand: BudgetDemand) -> Fault {
         let given = demand.total;
         let demand = BudgetDemand { total: Self::least_total(demand), ..demand };
@@ -201,7 +199,7 @@ impl MemoryBudget {
     /// Divides a budget.
     ///
     /// # Errors
-    /// When it is too small for the minimum of each term; the message names the terms and the size required.
+    /// When the budget is too small for the minimum of each term; the message names the terms and the size required.
     pub fn divide(demand: BudgetDemand) -> Result<Self, Fault> {
         let BudgetDemand { total, block, .. } = demand;
         let (fuse_slots, fuse_slot_bytes, serve_slots) = Self::slot_counts(&demand);
@@ -278,7 +276,7 @@ impl MemoryBudget {
     /// returns a warning when the budget barely fits.
     ///
     /// # Errors
-    /// When the budget and the memory outside it exceed the control group's limit or the machine's memory.
+    /// When the budget and the memory outside exceed the control group's limit or the machine's memory.
     pub fn check_host(&mut self, host: &HostLimits) -> Result<Option<String>, Fault> {
         let need = self.total + OUTSIDE;
         let limits = [

@@ -1,4 +1,4 @@
-//! The checked settings of the block cache: its directories, size and blocks, and which process keeps it.
+//! The checked settings of the block cache: directories, size and blocks, and the process that keeps the cache.
 
 use crate::checked::{check_positive, unused_flags};
 use crate::host::HostLimits;
@@ -14,9 +14,10 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct CacheConfig {
     /// Cache directories: absolute, globs expanded, no duplicates; empty without a disk cache.
     pub dirs: Vec<PathBuf>,
-    /// Whether the directory is the default: a folder in one that all processes of the user share, and with it the size.
+    /// Whether the directory is the default: a folder in a directory that all processes of the user share, as they share the
+    /// size.
     pub is_default: bool,
-    /// Capacity over all of them.
+    /// Capacity over all directories.
     pub size: CacheSize,
     /// The fraction of each disk to leave free; 0 to 0.99.
     pub free_space_ratio: f64,
@@ -24,7 +25,7 @@ pub struct CacheConfig {
     pub block_size: u64,
     /// I/O mode of disk reads.
     pub iorpc_mode: IorpcMode,
-    /// Deadline of one disk request.
+    /// Deadline of a disk request.
     pub disk_timeout: Duration,
 }
 
@@ -34,7 +35,7 @@ const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
 /// Which process keeps blocks on disks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CachePlace {
-    /// This one.
+    /// This process.
     Here,
     /// The nodes of the group.
     Nodes,
@@ -42,12 +43,13 @@ pub(crate) enum CachePlace {
     Nowhere,
 }
 
-/// The name of the cache folder of a node in the default one.
+/// The name of the cache folder of a node in the default directory.
 pub(crate) const NODE_FOLDER: &str = "node";
 /// The most bytes of a mountpoint in the name of a cache folder.
 const SHOWN_PLACE_LEN: usize = 60;
 
-/// The name of a reader's cache folder in the default one: the same for the same source and place, and no other's.
+/// The name of a reader's cache folder in the default directory: the same for the same source and place, and different for
+/// others.
 pub(crate) fn reader_folder(source: &SourceUrl, place: &str) -> String {
     let number = xxh3_64(format!("{source}\0{place}").as_bytes());
     let shown: String = place.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).collect();
@@ -120,9 +122,9 @@ pub(crate) fn check_cache(
     })
 }
 
-/// The pipe of one `sendfile`, in the kernel; larger ones are not used.
+/// The pipe of a `sendfile`, in the kernel; larger pipes are not used.
 const SENDFILE_PIPE: u64 = 64 << 10;
-/// What other systems' splice modes need: they keep a whole block in a pipe.
+/// The pipe for other systems' splice modes, which keep a whole block in a pipe.
 const SPLICE_PIPE: u64 = 8 << 20;
 
 /// What `fs.pipe-max-size` means for `--iorpc-mode splice`, where that may be in question.

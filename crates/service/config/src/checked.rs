@@ -21,7 +21,7 @@ pub const DEFAULT_METRICS: &str = "127.0.0.1:9567";
 /// A volume, ready to be opened.
 #[derive(Debug, Clone)]
 pub struct VolumeConfig {
-    /// What is read.
+    /// The source of reads.
     pub source: SourceUrl,
     /// This reader's name in handshakes, behind the host's.
     pub reader: String,
@@ -52,9 +52,9 @@ pub struct VolumeConfig {
 /// A mount, ready to run.
 #[derive(Debug, Clone)]
 pub struct MountConfig {
-    /// What is mounted.
+    /// The volume of the mount.
     pub volume: VolumeConfig,
-    /// Where, absolute by its words; whether it exists is for the mount to find out.
+    /// The mountpoint, absolute; whether it exists is for the mount to find out.
     pub mountpoint: PathBuf,
     /// The FUSE session.
     pub fuse: FuseConfig,
@@ -71,17 +71,17 @@ pub struct MountConfig {
 /// A cache node, ready to run.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
-    /// The origins that the node may read: at least one, without duplicates.
+    /// The origins that the node may read: never empty, without duplicates.
     pub sources: Vec<SourceUrl>,
-    /// Weight of the node: its share of the group's blocks.
+    /// Weight of the node: the share of the group's blocks.
     pub weight: u32,
-    /// Its name in the group; `None` for a name made of host name and port.
+    /// The name in the group; `None` for a name made of host name and port.
     pub name: Option<String>,
     /// `--yes`: settings that move blocks to other directories are accepted.
     pub accept: bool,
-    /// The group to join; `None` for a node that its clients list.
+    /// The group to join; `None` for a node that clients list.
     pub group: Option<GroupConfig>,
-    /// Fixed port, or 0 for a free one.
+    /// Fixed port, or 0 for a free port.
     pub port: u16,
     /// The block cache.
     pub cache: CacheConfig,
@@ -105,16 +105,16 @@ pub struct NodeConfig {
     pub warnings: Vec<String>,
 }
 
-/// A cache group and its registry.
+/// A cache group and the registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupConfig {
     /// The group's name.
     pub name: String,
     /// The registry.
     pub registry: Registry,
-    /// The zone that this machine shares with near ones; empty if not given.
+    /// The zone that this machine shares with near machines; empty if not given.
     pub zone: String,
-    /// How long the group waits for a node that left the registry before its blocks move.
+    /// How long the group waits for a node that left the registry before the node's blocks move.
     pub hold: Duration,
 }
 
@@ -123,7 +123,7 @@ pub struct GroupConfig {
 pub struct CoordinatorConfig {
     /// Interface names, addresses or CIDRs; empty for loopback only.
     pub group_network: Vec<String>,
-    /// Fixed port, or 0 for a free one.
+    /// Fixed port, or 0 for a free port.
     pub port: u16,
     /// The file with the list of nodes; `None` for memory only.
     pub state_file: Option<PathBuf>,
@@ -148,7 +148,7 @@ pub struct OriginConfig {
     pub region: Option<String>,
     /// Send no credentials.
     pub anonymous: bool,
-    /// Deadline of one request.
+    /// Deadline of a request.
     pub timeout: Duration,
     /// Longest silence within a transfer.
     pub stall_timeout: Duration,
@@ -171,7 +171,7 @@ pub struct NetConfig {
     pub tcp_congestion: Congestion,
     /// Connections per path, at least 1.
     pub nconnect: usize,
-    /// Deadline of one request to a node.
+    /// Deadline of a request to a node.
     pub peer_timeout: Duration,
     /// A node that owes replies is abandoned after this long without a heartbeat, if there are other nodes.
     pub peer_silence: Duration,
@@ -180,13 +180,13 @@ pub struct NetConfig {
 /// The rails for RDMA data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// Interface names: at least one, no duplicates. Their devices are resolved later.
+    /// Interface names: never empty, no duplicates. The devices are resolved later.
     pub interfaces: Vec<String>,
-    /// Fixed port of a node, or 0 for a free one.
+    /// Fixed port of a node, or 0 for a free port.
     pub port: u16,
     /// Retry interval of a failed path.
     pub retry: Duration,
-    /// How long a restored link must be up before it is used.
+    /// How long a restored link must be up before use.
     pub settle: Duration,
     /// A path without progress under load for this long is closed.
     pub silence: Duration,
@@ -214,14 +214,14 @@ pub enum MetricsConfig {
     At(SocketAddr),
 }
 
-/// The reader of a volume, which may change it.
+/// The reader of a volume, perhaps also a writer.
 struct VolumeReader<'a> {
     /// See [`VolumeConfig::reader`].
     name: String,
-    /// The reader has its cache by this word, if no directory is named.
+    /// The reader's cache is named by this word, if no directory is named.
     place: &'a str,
     metadata_ttl: Duration,
-    /// The needs of a FUSE session, where there is one.
+    /// The needs of a FUSE session, if any.
     kernel: Option<KernelNeeds<'a>>,
 }
 
@@ -248,7 +248,7 @@ impl RawVolume {
     /// Wrong values with exit code 2, missing abilities with exit code 3.
     pub fn check(self, host: &HostLimits) -> Result<VolumeConfig, Fault> {
         let reader = format!("process {}", std::process::id());
-        // A program finds its blocks again, whatever its number.
+        // A program finds its blocks again, whatever the process id.
         let reader = VolumeReader { name: reader, place: "volume", metadata_ttl: Duration::from_secs(1), kernel: None };
         self.check_for(reader, None, host)
     }
@@ -492,7 +492,7 @@ impl RawCoordinator {
     }
 }
 
-/// A file whose directory must exist: a misspelt one is not created.
+/// A file whose directory must exist: a misspelt directory is not created.
 fn in_a_directory(flag: &str, file: &Path) -> Result<PathBuf, Fault> {
     match file.parent() {
         Some(dir) if !dir.is_dir() => Err(Fault::missing(
@@ -503,7 +503,7 @@ fn in_a_directory(flag: &str, file: &Path) -> Result<PathBuf, Fault> {
     }
 }
 
-/// The name of a group, node or zone: one word that fits in a line and in an etcd path.
+/// The name of a group, node or zone: a word that fits in a line and in an etcd path.
 fn check_name(flag: &str, name: &str) -> Result<(), Fault> {
     let odd = |c: char| c.is_control() || c.is_whitespace() || c == '/';
     if name.is_empty() || name.len() > 255 || name.contains(odd) {
@@ -585,8 +585,8 @@ fn check_origin(args: RawOrigin) -> Result<OriginConfig, Fault> {
     })
 }
 
-/// Default connections per path: two per processor within these bounds. A request holds its connection until its
-/// reply, so this is also the limit of requests in flight.
+/// Default connections per path: two per processor within these bounds. A request holds a connection until the reply, so this is
+/// also the limit of requests in flight.
 const AUTO_NCONNECT: (usize, usize) = (8, 16);
 
 fn check_net(

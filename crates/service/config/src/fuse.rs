@@ -1,5 +1,4 @@
-//! The checked FUSE settings of a mount: request sizes, cache times, mount options. It handles words and numbers
-//! only.
+//! The checked FUSE settings of a mount: request sizes, cache times, mount options. Handles words and numbers only.
 
 use crate::raw::RawFuse;
 use crate::values::FuseIo;
@@ -12,11 +11,11 @@ use std::time::Duration;
 pub struct FuseConfig {
     /// Locks hold among the programs of this mount only.
     pub local_locks: bool,
-    /// Mount options, all of them from [`MOUNT_OPTIONS`], `fsname=` or [`LABEL_OPTIONS`].
+    /// Mount options, all from [`MOUNT_OPTIONS`], `fsname=` or [`LABEL_OPTIONS`].
     pub options: Vec<String>,
     /// Largest request in bytes: a multiple of 4 KiB, from 8 KiB to 1 MiB.
     pub max_write: u32,
-    /// `--attr-cache`; [`FuseConfig::cache_times`] divides it.
+    /// `--attr-cache`; divided by [`FuseConfig::cache_times`].
     pub attr_ttl: Duration,
     /// `--entry-cache`.
     pub entry_ttl: Duration,
@@ -43,11 +42,11 @@ pub struct FuseConfig {
 /// A volume that is changed, or a node that takes changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WritesConfig {
-    /// User and group of all changes; `None` for those of the calling processes.
+    /// User and group of all changes; `None` for the users of the calling processes.
     pub squash: Option<(u32, u32)>,
-    /// Changes of a bucket replace those that another writer has made since the file was opened.
+    /// Changes of a bucket replace those of another writer since the open.
     pub last_writer_wins: bool,
-    /// A store that keeps no conditions is changed without them.
+    /// A store that keeps no conditions is changed without conditions.
     pub allow_unguarded_writes: bool,
     /// Most objects of a folder of a bucket that is renamed.
     pub rename_limit: u64,
@@ -67,7 +66,7 @@ impl Default for WritesConfig {
     }
 }
 
-/// Cache times of metadata per layer; their sums never exceed the flags.
+/// Cache times of metadata per layer; the sums never exceed the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheTimes {
     /// All metadata, in the layers between kernel and origin.
@@ -83,8 +82,8 @@ pub struct CacheTimes {
 }
 
 impl FuseConfig {
-    /// Divides the cache times. The layers below the kernel, where one result carries a name and its attributes, get
-    /// half of the shortest; the kernel gets the rest of each.
+    /// Divides the cache times. The layers below the kernel, where a single result carries a name and the attributes, get half of
+    /// the shortest; the kernel gets the rest of each.
     pub fn cache_times(&self) -> CacheTimes {
         let behind = self.attr_ttl.min(self.entry_ttl).min(self.dir_entry_ttl) / 2;
         CacheTimes {
@@ -215,8 +214,8 @@ pub const MOUNT_OPTIONS: [&str; 14] = [
     "noatime",
     "relatime",
 ];
-/// Options without effect here: the mode, which [`check_writes`] reads, those for mount(8), and those about writes and
-/// access times.
+/// Options without effect here: the mode, which [`check_writes`] reads, options for mount(8), and options about writes and access
+/// times.
 const IGNORED_OPTIONS: [&str; 18] = [
     "rw",
     "defaults",
@@ -267,7 +266,7 @@ pub fn remedy_of_option(word: &str) -> Option<&'static str> {
     FOREIGN_OPTIONS.iter().find(|(not, _)| *not == word).map(|(_, remedy)| *remedy)
 }
 
-/// Whether [`FuseConfig`] has a meaning, or a remedy of its own, for a mount option.
+/// Whether [`FuseConfig`] has a meaning, or a special remedy, for a mount option.
 pub fn is_known_option(word: &str) -> bool {
     is_kept(word) || is_ignored(word) || remedy_of_option(word).is_some()
 }

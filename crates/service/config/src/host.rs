@@ -9,7 +9,7 @@ pub struct HostLimits {
     pub processors: usize,
     /// Memory of the machine in bytes, if known.
     pub memory_bytes: Option<u64>,
-    /// The tightest memory limit among this process's control groups, and its file.
+    /// The tightest memory limit among this process's control groups, and the file.
     pub cgroup: Option<(u64, PathBuf)>,
     /// Whether this process is root.
     pub root: bool,

@@ -1,5 +1,5 @@
-//! The configuration of mounts, nodes and coordinators, in three steps: raw words ([`raw`]), a checked
-//! configuration ([`checked`]), and derived sizes ([`budget`]). It opens no device, socket or store.
+//! The configuration of mounts, nodes and coordinators, in three steps: raw words ([`raw`]), a checked configuration
+//! ([`checked`]), and derived sizes ([`budget`]). Opens no device, socket or store.
 #![forbid(unsafe_code)]
 
 pub mod budget;

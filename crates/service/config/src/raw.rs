@@ -1,5 +1,5 @@
-//! Settings as a front end gives them: plain values with their defaults, nothing checked yet. [`crate::checked`] turns
-//! them into a configuration. It knows no command line, environment variable or file.
+//! Settings as a front end gives them: plain values with defaults, nothing checked yet. [`crate::checked`] turns these into a
+//! configuration. Knows no command line, environment variable or file.
 
 use crate::values::{CacheSize, FuseIo, IorpcMode, LogFormat, ReplicaCounts, SourceUrl, TransportMode};
 use spurline_membership::url::RegistryUrl as Registry;
@@ -7,7 +7,7 @@ use spurline_types::{Congestion, Size};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What is read, and by which way: through a cache of this process, or from the nodes of a group.
+/// The source of reads, and the way: through a cache of this process, or from the nodes of a group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawVolume {
     /// The origin's URL or directory.
@@ -53,7 +53,7 @@ pub const DEFAULT_BUFFER: Size = Size(300 << 20);
 /// A mount.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawMount {
-    /// What is mounted.
+    /// The volume of the mount.
     pub volume: RawVolume,
     /// Where.
     pub mountpoint: PathBuf,
@@ -91,7 +91,7 @@ pub struct RawNode {
     pub yes: bool,
     /// Take changes.
     pub writable: bool,
-    /// User and group of all changes; `None` for those of the calling processes.
+    /// User and group of all changes; `None` for the users of the calling processes.
     pub squash: Option<(u32, u32)>,
     /// The cache group.
     pub group: RawGroup,
@@ -153,7 +153,7 @@ pub struct RawCoordinator {
     pub allow_anyone: bool,
     /// Proofs between peers.
     pub trust: RawTrust,
-    /// File that keeps the list of nodes; the word `none` keeps it in memory.
+    /// File that keeps the list of nodes; the word `none` keeps the list in memory.
     pub state_file: Option<PathBuf>,
     /// An etcd that keeps jobs for several coordinators.
     pub job_store: Option<Registry>,
@@ -168,7 +168,7 @@ pub struct RawCoordinator {
 pub struct RawCache {
     /// Cache directories, globs allowed; empty for the default.
     pub cache_dir: Vec<PathBuf>,
-    /// Capacity over all of them.
+    /// Capacity over all directories.
     pub cache_size: CacheSize,
     /// Part of each disk that stays free.
     pub free_space_ratio: f64,
@@ -176,7 +176,7 @@ pub struct RawCache {
     pub block_size: Option<Size>,
     /// How disks are read.
     pub iorpc_mode: IorpcMode,
-    /// Deadline of one disk read.
+    /// Deadline of a disk read.
     pub disk_timeout: Duration,
 }
 
@@ -209,11 +209,11 @@ pub struct RawOrigin {
     pub region: Option<String>,
     /// Send no credentials.
     pub anonymous: bool,
-    /// Deadline of one request.
+    /// Deadline of a request.
     pub timeout: Duration,
     /// Longest silence within a transfer.
     pub stall_timeout: Duration,
-    /// Requests at one time.
+    /// Requests at the same time.
     pub max_downloads: u32,
     /// How long last known metadata stays valid while the origin does not respond; zero for never.
     pub stale_if_error: Duration,
@@ -240,9 +240,9 @@ pub struct RawGroup {
     pub registry: Option<Registry>,
     /// The group's name; `None` for the default.
     pub cache_group: Option<String>,
-    /// What this machine shares with those near it; may be empty.
+    /// The zone that this machine shares with near machines; may be empty.
     pub zone: String,
-    /// How long a node that left the registry keeps its share.
+    /// How long a node that left the registry keeps a share.
     pub member_hold: Duration,
 }
 
@@ -271,7 +271,7 @@ pub struct RawNetwork {
     pub tcp_congestion: Congestion,
     /// Connections per path; 0 for a number by processors.
     pub nconnect: u16,
-    /// Deadline of one request to a node.
+    /// Deadline of a request to a node.
     pub peer_timeout: Duration,
     /// Silence after which a node that owes answers is abandoned.
     pub peer_silence: Duration,
@@ -303,7 +303,7 @@ pub struct RawTrust {
     pub tls: bool,
     /// This process's certificate in PEM.
     pub tls_cert: Option<PathBuf>,
-    /// Its key in PEM.
+    /// The key in PEM.
     pub tls_key: Option<PathBuf>,
     /// Certificates of the authorities in PEM.
     pub tls_ca: Option<PathBuf>,
@@ -316,13 +316,13 @@ pub struct RawFuse {
     pub read_only: bool,
     /// Take changes.
     pub rw: bool,
-    /// User and group of all changes; `None` for those of the calling processes.
+    /// User and group of all changes; `None` for the users of the calling processes.
     pub squash: Option<(u32, u32)>,
     /// Locks hold among the programs of this mount only.
     pub local_locks: bool,
-    /// Changes of a bucket replace those of others.
+    /// Changes of a bucket replace changes of others.
     pub last_writer_wins: bool,
-    /// A store that keeps no conditions is changed without them.
+    /// A store that keeps no conditions is changed without conditions.
     pub allow_unguarded_writes: bool,
     /// Most objects of a folder of a bucket that is renamed.
     pub rename_limit: u64,
@@ -356,7 +356,7 @@ pub struct RawFuse {
     pub uid: Option<u32>,
     /// Group of all files; `None` for the group of the user that mounts.
     pub gid: Option<u32>,
-    /// File for one line per request.
+    /// File with a line for each request.
     pub access_log: Option<PathBuf>,
 }
 

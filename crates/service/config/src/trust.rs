@@ -1,4 +1,4 @@
-//! Authentication and encryption flags, and their checks. It opens no file and knows no secret.
+//! Authentication and encryption flags, and the checks. Opens no file and knows no secret.
 
 use crate::raw::RawTrust;
 use crate::values::absolute_path;
@@ -8,13 +8,13 @@ use std::path::PathBuf;
 /// How TCP and control connections are encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsConfig {
-    /// With a key made at start; the token authenticates its holder.
+    /// With a key made at start; the token authenticates the holder.
     Token,
     /// With certificates, absolute paths.
     Files {
         /// This process's certificate.
         cert: PathBuf,
-        /// Its key.
+        /// The key.
         key: PathBuf,
         /// The authority's certificates.
         ca: PathBuf,
@@ -26,7 +26,7 @@ pub enum TlsConfig {
 pub struct TrustConfig {
     /// The file of the group token, absolute.
     pub token_file: Option<PathBuf>,
-    /// How connections are encrypted; `None` where they are not.
+    /// How connections are encrypted; `None` for plain connections.
     pub tls: Option<TlsConfig>,
     /// Serve unauthenticated peers.
     pub allow_anyone: bool,
@@ -38,8 +38,8 @@ impl TrustConfig {
         self.token_file.is_some() || self.tls.is_some()
     }
 
-    /// Refuses to serve unauthenticated peers over the network. `could` names the harm; `reached` are the addresses
-    /// over TCP, `rails` those over RDMA. Both are empty when only local users can connect.
+    /// Refuses to serve unauthenticated peers over the network. `could` names the harm; `reached` are the addresses over TCP,
+    /// `rails` the addresses over RDMA. Both are empty when only local users can connect.
     ///
     /// # Errors
     /// Exit code 2, unless --allow-anyone is given.
@@ -64,7 +64,7 @@ impl RawTrust {
     /// Checks that the flags fit together.
     ///
     /// # Errors
-    /// When they contradict each other (exit code 2).
+    /// When flags contradict each other (exit code 2).
     pub fn check(self, allow_anyone: bool) -> Result<TrustConfig, Fault> {
         let token_file = self.group_token_file.as_deref().map(absolute_path);
         let tls = match (self.tls_cert, self.tls_key, self.tls_ca) {

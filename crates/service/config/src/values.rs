@@ -42,7 +42,7 @@ impl fmt::Display for CacheSize {
     }
 }
 
-/// A node's weight: its share of the group's blocks in relation to the other nodes.
+/// A node's weight: the share of the group's blocks in relation to other nodes.
 ///
 /// # Errors
 /// Why the number is wrong, and which are right.
@@ -75,7 +75,7 @@ pub fn parse_log_file(s: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(s))
 }
 
-/// Permission bits in octal, as `chmod` takes them: at most 0777.
+/// Permission bits in octal, as for `chmod`: at most 0777.
 ///
 /// # Errors
 /// Why the word is no such number.
@@ -100,7 +100,7 @@ pub fn parse_squash(s: &str) -> Result<(u32, u32), String> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SourceUrl(String);
 
-/// The schemes of [`SourceUrl`], each with its form.
+/// The schemes of [`SourceUrl`], each with the form.
 const SOURCE_SCHEMES: [(&str, &str); 4] = [
     ("s3", "s3://BUCKET[/PREFIX]"),
     ("gs", "gs://BUCKET[/PREFIX]"),
@@ -109,7 +109,7 @@ const SOURCE_SCHEMES: [(&str, &str); 4] = [
 ];
 
 impl SourceUrl {
-    /// The URL in its normal form.
+    /// The URL in normal form.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -275,10 +275,9 @@ pub enum IorpcMode {
 /// How the kernel's requests are fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FuseIo {
-    /// io_uring where the kernel offers it and it is the faster one, /dev/fuse elsewhere.
+    /// io_uring where the kernel offers it and is faster there, /dev/fuse elsewhere.
     Auto,
-    /// FUSE over io_uring; as root it is switched on for the whole host where it is off, and left on; exit 3 where the kernel
-    /// does not offer it.
+    /// FUSE over io_uring; as root, switched on for the whole host where off, and left on; exit 3 where the kernel has none.
     Uring,
     /// Cloned /dev/fuse descriptors.
     Dev,
@@ -289,11 +288,11 @@ pub enum FuseIo {
 pub enum LogFormat {
     /// For people.
     Text,
-    /// One JSON object a line.
+    /// A JSON object a line.
     Json,
 }
 
-/// The shortest word that is compared with known ones: two edits make most shorter words of each other.
+/// The shortest word that is compared with known words: two edits make most shorter words of each other.
 const SHORTEST_COMPARED_WORD: usize = 3;
 
 /// The candidate with the smallest edit distance to `word`, if small enough to be the intended word. Leading dashes are not

@@ -1,5 +1,5 @@
-//! The access log: one line per kernel request, written by its own thread. A request never waits for the disk: when
-//! the writer falls behind, lines are dropped and counted, and the log records the gap.
+//! The access log: a line for each kernel request, written by a separate thread. A request never waits for the disk: when the
+//! writer falls behind, lines are dropped and counted, and the log records the gap.
 
 use crate::clock::UtcTime;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -41,10 +41,10 @@ impl Display for AccessLine {
     }
 }
 
-/// Looks up the present path of an inode below the source; `None` if it is unknown by then.
+/// Looks up the present path of an inode below the source; `None` if unknown by then.
 pub type InodePaths = Box<dyn Fn(u64) -> Option<Vec<u8>> + Send>;
 
-/// A line with the path of its inode.
+/// A line with the path of the inode.
 struct NamedLine {
     line: AccessLine,
     path: Option<Vec<u8>>,
@@ -66,7 +66,7 @@ impl Display for NamedLine {
 pub struct AccessLogWriter {
     /// `None` ends the writer.
     sender: SyncSender<Option<AccessLine>>,
-    /// Awaited once, by the first `finish`; `None` after it.
+    /// Awaited once, by the first `finish`; `None` afterwards.
     done: std::sync::Mutex<Option<Receiver<()>>>,
     dropped: Arc<AtomicU64>,
 }
@@ -75,7 +75,7 @@ impl AccessLogWriter {
     /// Appends to the file at `path`. `names` is called by the writer's thread.
     ///
     /// # Errors
-    /// When it cannot be opened, or is a pipe without a reader.
+    /// When the file cannot be opened, or is a pipe without a reader.
     pub fn open(path: &Path, names: InodePaths) -> Result<Self> {
         let what = || format!("access log {}", path.display());
         let io = |e: std::io::Error| Error::io(what(), &e);
@@ -105,8 +105,8 @@ impl AccessLogWriter {
         Ok(AccessLogWriter { sender, done: std::sync::Mutex::new(Some(done)), dropped })
     }
 
-    /// Queues one request: its name, inode, offset and length if any, 0 or an errno, and its duration. Never waits
-    /// and allocates nothing.
+    /// Queues a request: name, inode, offset and length if any, 0 or an errno, and the duration. Never waits and allocates
+    /// nothing.
     pub fn record_request(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
         let line = AccessLine { time: SystemTime::now(), op, ino, offset, len, errno, took };
         if self.sender.try_send(Some(line)).is_err() {
@@ -116,8 +116,8 @@ impl AccessLogWriter {
 }
 
 impl AccessLogWriter {
-    /// Writes the queued lines and ends the writer. Later lines are lost, and so are lines that cannot be written
-    /// within two seconds. For the end of a process whose threads may still hold the log and never drop it.
+    /// Writes the queued lines and ends the writer. Later lines are lost, and so are lines that cannot be written within two
+    /// seconds. For the end of a process whose threads may still hold the log for ever.
     pub fn finish_log(&self) {
         let Some(done) = self.done.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let until = Instant::now() + LAST_LINES;
@@ -152,7 +152,7 @@ fn write_lines(
     loop {
         let result = match receiver.recv_timeout(IDLE_FLUSH_TIME) {
             Ok(Some(line)) => match out.put_line(NamedLine { path: names(line.ino), line }) {
-                // The dropped lines came after this one.
+                // The dropped lines came after this line.
                 Ok(()) => out.say_dropped(dropped),
                 Err(error) => {
                     dropped.fetch_add(1, Ordering::Relaxed);

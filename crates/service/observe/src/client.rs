@@ -1,4 +1,4 @@
-//! Queries a running mount or node over its admin socket or its metrics address. Every wait has a deadline.
+//! Queries a running mount or node over the admin socket or the metrics address. Every wait has a deadline.
 
 use crate::dial::{self, DeadlineStream, time_left};
 use crate::documents::{ProcessStatus, WritesBehind};
@@ -28,12 +28,12 @@ impl AdminPeer {
     /// Absolute counters.
     ///
     /// # Errors
-    /// When it cannot be reached, or sends no reply in time.
+    /// When the process cannot be reached, or sends no reply in time.
     pub fn fetch_stats(&self, limit: Duration) -> Result<Stats> {
         Stats::from_json(&self.fetch_stats_json(limit)?)
     }
 
-    /// Absolute counters as the process sent them.
+    /// Absolute counters as sent by the process.
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`].
@@ -52,7 +52,7 @@ impl AdminPeer {
         ProcessStatus::from_json(&self.fetch_status_json(limit)?)
     }
 
-    /// Identity and state as the process sent them.
+    /// Identity and state as sent by the process.
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`].
@@ -63,7 +63,7 @@ impl AdminPeer {
         }
     }
 
-    /// Requests a report of the process at its end; sockets only.
+    /// Requests a report of the process at the end; sockets only.
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`].
@@ -80,7 +80,7 @@ impl AdminPeer {
         }
     }
 
-    /// Information about one file as the process sent it; sockets only.
+    /// Information about a file as sent by the process; sockets only.
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`], and as a lookup of the path.
@@ -120,7 +120,7 @@ impl AdminPeer {
         }
     }
 
-    /// Makes a mount keep the names of its inodes for an NFS server; sockets only.
+    /// Makes a mount keep the names of inodes for an NFS server; sockets only.
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`], and when the names can't be stored.
@@ -149,7 +149,7 @@ fn deadline_error(what: impl std::fmt::Display, error: &std::io::Error, limit: D
     }
 }
 
-/// Sends one request to an admin socket of any user and waits for the reply.
+/// Sends a request to an admin socket of any user and waits for the reply.
 ///
 /// # Errors
 /// Connection and deadline errors, and the error in the reply.
@@ -162,7 +162,7 @@ fn send_request_to(socket: &Path, user: Option<u32>, request: &Value, limit: Dur
     read_answer(open_request(socket, user, request, limit)?, socket, limit)
 }
 
-/// Sends one request; the answer is to be read within `limit` as well.
+/// Sends a request; the answer is to be read within `limit` as well.
 fn open_request(
     socket: &Path,
     user: Option<u32>,
@@ -196,7 +196,7 @@ fn read_answer(stream: DeadlineStream<UnixStream>, socket: &Path, limit: Duratio
     Ok(answer["ok"].take())
 }
 
-/// A connection on which a process reports its end.
+/// A connection on which a process reports the end.
 pub struct EndWatch {
     stream: DeadlineStream<UnixStream>,
     socket: PathBuf,
@@ -206,7 +206,7 @@ impl EndWatch {
     /// The report of a process that has ended, or ends within `limit`.
     ///
     /// # Errors
-    /// When it ended without a report, as a killed one does, or does not end in time.
+    /// When the process ended without a report, as a killed one does, or does not end in time.
     pub fn read_report(mut self, limit: Duration) -> Result<Option<WritesBehind>> {
         self.stream.until = Instant::now() + limit;
         let report = read_answer(self.stream, &self.socket, limit)?;

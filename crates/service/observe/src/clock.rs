@@ -20,8 +20,8 @@ impl fmt::Display for UtcTime {
     }
 }
 
-/// Year, month and day of a number of days since 1970 in the Gregorian calendar, counted from March so that
-/// the leap day is the last of its year.
+/// Year, month and day of a number of days since 1970 in the Gregorian calendar, counted from March so that the leap day is the
+/// last of the year.
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let era = z / 146_097;

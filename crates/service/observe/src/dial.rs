@@ -1,5 +1,5 @@
-//! Connections to admin sockets: checks the owner, and bounds every wait. A stopped process accepts no connections,
-//! and repeated requests fill its queue. It does not know the requests.
+//! Connections to admin sockets: checks the owner, and bounds every wait. A stopped process accepts no connections, and repeated
+//! requests fill the queue there. Does not know the requests.
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -26,7 +26,7 @@ pub fn probe_socket(path: &Path, user: Option<u32>) -> Result<()> {
     }
 }
 
-/// The process that listens at a socket; `None` if it is in another PID namespace, or its queue is full.
+/// The process that listens at a socket; `None` for a process in another PID namespace, or with a full queue.
 pub fn listener_process(path: &Path) -> Option<Pid> {
     let stream = connect_socket(path, SocketFlags::NONBLOCK, None).ok()?;
     Some(socket_peercred(&stream).ok()?.pid)

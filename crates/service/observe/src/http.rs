@@ -1,5 +1,5 @@
-//! The metrics server: Prometheus text, JSON, a page for people, a health check. It has its own thread and runtime,
-//! so it works while the rest of the process waits.
+//! The metrics server: Prometheus text, JSON, a page for people, a health check. A separate thread and runtime serve, also while
+//! the rest of the process waits.
 
 use crate::AdminTarget;
 use http_body_util::Full;
@@ -34,11 +34,11 @@ const STATUS_PAGE: &str = include_str!("page.html");
 pub enum MetricsBind {
     /// This address, else an error.
     Exactly(SocketAddr),
-    /// This address, or the next free port of it if it is taken.
+    /// This address, or the next free port there.
     Near(SocketAddr),
 }
 
-/// A running metrics server; dropping it ends it.
+/// A running metrics server; a drop ends the server.
 #[derive(Debug)]
 pub struct MetricsServer {
     address: SocketAddr,
@@ -49,7 +49,7 @@ impl MetricsServer {
     /// Serves `target`.
     ///
     /// # Errors
-    /// When the address is not available; the error names it.
+    /// When the address is not available; the error names the address.
     pub fn start(bind: MetricsBind, target: Arc<dyn AdminTarget>) -> Result<Self> {
         let (wanted, last_port) = match bind {
             MetricsBind::Exactly(address) => (address, address.port()),
@@ -122,7 +122,7 @@ async fn serve_metrics(listener: TcpListener, target: Arc<dyn AdminTarget>) {
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_LIMIT)
                 .serve_connection(TokioIo::new(stream), service);
-            // A failure of one scraper's connection needs no action.
+            // A failure of a scraper's connection needs no action.
             let _ = tokio::time::timeout(CONNECTION_LIMIT, connection).await;
         });
     }
@@ -159,7 +159,7 @@ fn build_response(status: StatusCode, kind: &'static str, body: String) -> Respo
     response
 }
 
-/// The page with the table of metrics; it fetches everything else from /stats.json.
+/// The page with the table of metrics; everything else comes from /stats.json.
 fn metrics_page() -> String {
     let table: Vec<Value> = METRICS
         .iter()

@@ -1,5 +1,5 @@
-//! Observation of a running mount or node from outside: an admin socket, a metrics page, logs and an access log. It
-//! never accesses a mount, and knows of the process only its [`AdminTarget`].
+//! Observation of a running mount or node from outside: an admin socket, a metrics page, logs and an access log. Never accesses a
+//! mount, and knows of the process only the [`AdminTarget`].
 #![forbid(unsafe_code)]
 
 pub mod access;
@@ -32,19 +32,19 @@ pub trait AdminTarget: Send + Sync + 'static {
     /// As a lookup of the path.
     fn info(&self, path: &[u8]) -> Result<Value>;
 
-    /// Identity and state, in the form of [`documents::ProcessStatus`] where the process is of a kind that it knows.
+    /// Identity and state, in the form of [`documents::ProcessStatus`] where that knows the kind of process.
     fn status(&self) -> Value;
 
-    /// Jobs on many files: starts, reports or stops one.
+    /// Jobs on many files: starts, reports or stops a job.
     ///
     /// # Errors
-    /// When this process runs no jobs, the request is invalid, or it names no job.
+    /// When this process runs no jobs, the request is invalid, or the request names no job.
     fn jobs(&self, request: &Value) -> Result<Value> {
         let _ = request;
         Err(Error::new(ErrorKind::Unsupported, "this process runs no jobs; use a mount or the coordinator"))
     }
 
-    /// Prepares the mount for an NFS server: its file handles outlive the mount from now on.
+    /// Prepares the mount for an NFS server: file handles outlive the mount from now on.
     ///
     /// # Errors
     /// When this process has no mount, or the names can't be stored.
@@ -52,10 +52,10 @@ pub trait AdminTarget: Send + Sync + 'static {
         Err(Error::new(ErrorKind::Unsupported, "this process has no mount"))
     }
 
-    /// Whether the process can do its work now.
+    /// Whether the process can work now.
     ///
     /// # Errors
-    /// The reason, if it cannot.
+    /// The reason, otherwise.
     fn health(&self) -> Result<()> {
         Ok(())
     }

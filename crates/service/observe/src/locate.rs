@@ -1,5 +1,5 @@
-//! Finds the admin socket of a mount or node, and the mount that contains a path. It reads mount tables below `/proc`
-//! and parses paths: it never accesses a mount, which may hang.
+//! Finds the admin socket of a mount or node, and the mount that contains a path. Reads mount tables below `/proc` and parses
+//! paths, and never accesses a mount, which may hang.
 
 use crate::client::AdminPeer;
 use crate::dial;
@@ -22,20 +22,20 @@ const RUNTIME_DIR_NAME: &str = "spurline";
 /// Deadline of the status query for a process that may be about to mount.
 const DETACHED_ANSWER: Duration = Duration::from_secs(5);
 
-/// One Spurline mount in the mount table.
+/// A Spurline mount in the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpurlineMount {
     /// The mountpoint.
     pub mountpoint: PathBuf,
-    /// Its source.
+    /// The source.
     pub source: String,
-    /// The user that mounted it.
+    /// The user that mounted.
     pub uid: u32,
-    /// The minor number of its device: its connection's name below /sys/fs/fuse/connections.
+    /// The minor number of the device: the connection's name below /sys/fs/fuse/connections.
     pub minor: u32,
-    /// Whether users other than `uid` may use it.
+    /// Whether users other than `uid` may use the mount.
     pub allow_other: bool,
-    /// Whether it is mounted read-only.
+    /// Whether the mount is read-only.
     pub read_only: bool,
 }
 
@@ -48,9 +48,9 @@ pub fn list_mounts() -> Result<Vec<SpurlineMount>> {
     Ok(spurline_mounts(&table))
 }
 
-/// Whether the process behind `socket` no longer has a mount at `mountpoint`: it was detached while files were open.
-/// Read from that process's own mount table, since it may be in another namespace. False if that is not readable, or
-/// if the process is about to mount.
+/// Whether the process behind `socket` no longer has a mount at `mountpoint`: detached while files were open. Read from that
+/// process's mount table, since the process may be in another namespace. False if that is not readable, or if the process is
+/// about to mount.
 pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
     let Some(process) = dial::listener_process(socket) else { return false };
     let table = MountTable::read_file(Path::new(&format!("/proc/{}/mountinfo", process.as_raw_pid())));
@@ -79,7 +79,7 @@ impl SpurlineMount {
     }
 }
 
-/// A path divided into the mount that contains it and the rest, without a leading slash.
+/// A path divided into the containing mount and the rest, without a leading slash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocatedPath {
     /// The mount.
@@ -91,8 +91,8 @@ pub struct LocatedPath {
 /// Limit of symbolic links in a path, as in the kernel.
 const MAX_PATH_LINKS: usize = 40;
 
-/// Finds the mount that contains `path`. Symbolic links before the mountpoint are followed; nothing below it is
-/// accessed. `None` when the path is in no Spurline mount.
+/// Finds the mount that contains `path`. Symbolic links before the mountpoint are followed; nothing below is accessed. `None`
+/// when the path is in no Spurline mount.
 pub fn locate_mount(path: &Path, mounts: &[SpurlineMount]) -> Option<LocatedPath> {
     let mut rest: Vec<OsString> = Vec::new();
     let push = |rest: &mut Vec<OsString>, path: &Path| {
@@ -213,8 +213,8 @@ pub fn socket_candidates(owner: SocketOwner<'_>, uid: u32) -> Vec<PathBuf> {
     runtime_dirs(uid).into_iter().map(|dir| dir.join(owner.file_name())).collect()
 }
 
-/// The required owner of a socket among this user's [`socket_candidates`]. In a directory given in the environment,
-/// it is that directory's owner.
+/// The required owner of a socket among this user's [`socket_candidates`]. In a directory given in the environment, that
+/// directory's owner.
 pub fn required_owner(socket: &Path) -> u32 {
     let named = named_dir().filter(|dir| socket.starts_with(dir)).and_then(|dir| std::fs::metadata(dir).ok());
     named.map_or_else(|| rustix::process::geteuid().as_raw(), |dir| dir.uid())
@@ -223,7 +223,7 @@ pub fn required_owner(socket: &Path) -> u32 {
 /// Makes this user's private runtime directory.
 ///
 /// # Errors
-/// When no such directory can be made, or another user owns the existing one.
+/// When no such directory can be made, or another user owns the existing directory.
 pub fn make_runtime_dir() -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let mut last = Error::new(ErrorKind::NotFound, "no runtime directory");
@@ -237,7 +237,7 @@ pub fn make_runtime_dir() -> Result<PathBuf> {
     Err(last.context(format!("this user has no private runtime directory; set {RUNTIME_DIR_ENV} to one")))
 }
 
-/// Makes the directory, and returns the path of `owner`'s socket in it.
+/// Makes the directory, and returns the path of `owner`'s socket there.
 ///
 /// # Errors
 /// As [`make_runtime_dir`].
@@ -245,8 +245,8 @@ pub fn make_socket_path(owner: SocketOwner<'_>) -> Result<PathBuf> {
     Ok(make_runtime_dir().map_err(|e| e.context("the admin socket"))?.join(owner.file_name()))
 }
 
-/// A directory given in the environment, or one below it if others may read it. Its permissions stay unchanged:
-/// `/run` or `/tmp` serves the whole machine.
+/// A directory given in the environment, or a directory below if others may read there. The permissions stay unchanged: `/run` or
+/// `/tmp` serves the whole machine.
 fn private_in(dir: PathBuf, uid: u32) -> Result<PathBuf> {
     if !make_dir(&dir, uid)? {
         return Ok(dir);
@@ -264,7 +264,7 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
     Ok(())
 }
 
-/// Makes a directory of user `uid` if missing. Returns whether other users may enter the existing one.
+/// Makes a directory of user `uid` if missing. Returns whether other users may enter an existing directory.
 fn make_dir(dir: &Path, uid: u32) -> Result<bool> {
     let io = |e: std::io::Error| Error::io(dir.display(), &e);
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {

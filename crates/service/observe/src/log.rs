@@ -35,10 +35,9 @@ pub struct LogSettings {
     pub file: Option<PathBuf>,
     /// The filter; `None` for RUST_LOG, or `info`.
     pub filter: Option<String>,
-    /// One JSON object per line.
+    /// A JSON object per line.
     pub json: bool,
-    /// The service of this process, such as its mountpoint: named in each line of a file, which several processes may
-    /// share.
+    /// The service of this process, such as the mountpoint: named in each line of a file, which several processes may share.
     pub service: String,
     /// Also shows warnings and errors to the user, until [`end_start`]: of what goes to a file only.
     pub during_start: Option<fn(&str)>,
@@ -66,7 +65,7 @@ impl<S: Subscriber> Layer<S> for StartWarnings {
     }
 }
 
-/// The message of an event, and its other fields behind it.
+/// The message of an event, and the other fields behind.
 #[derive(Default)]
 struct EventText(String);
 
@@ -183,7 +182,7 @@ where
     }
 }
 
-/// Lines written per code location within its window.
+/// Lines written per code location within the window.
 struct SiteCounts<K>(Mutex<HashMap<K, SiteCount>>);
 
 struct SiteCount {
@@ -192,7 +191,7 @@ struct SiteCount {
 }
 
 impl<K: std::hash::Hash + Eq> SiteCounts<K> {
-    /// `None` to suppress the line, else how many were suppressed before it.
+    /// `None` to suppress the line, else how many were suppressed before.
     fn admit_line(&self, place: K, now: Instant) -> Option<u32> {
         let mut places = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let entry = places.entry(place).or_insert(SiteCount { since: now, count: 0 });

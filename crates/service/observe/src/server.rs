@@ -1,5 +1,5 @@
-//! The admin socket's server: one JSON object per line in each direction. It has its own threads, so it works while
-//! every other thread of the process waits.
+//! The admin socket's server: a JSON object per line in each direction. Separate threads serve, also while every other thread of
+//! the process waits.
 
 use crate::documents::WritesBehind;
 use crate::{AdminTarget, dial};
@@ -23,11 +23,11 @@ const MAX_CONVERSATIONS: usize = 32;
 /// Longest wait for a client that takes a report.
 const REPORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// A running admin socket; dropping it removes the socket.
+/// A running admin socket; a drop removes the socket.
 #[derive(Debug)]
 pub struct AdminServer {
     path: PathBuf,
-    /// Device and inode of the socket: another process may have replaced it.
+    /// Device and inode of the socket: another process may have replaced the socket.
     place: Option<(u64, u64)>,
     listener: UnixListener,
     stop: Arc<AtomicBool>,
@@ -98,7 +98,7 @@ impl AdminServer {
         Ok(AdminServer { path: path.to_owned(), place: socket_identity(path), listener, stop, watches })
     }
 
-    /// Reports the end of this process to the clients that wait for it, with the losses of a mount that writes through nodes.
+    /// Reports the end of this process to the waiting clients, with the losses of a mount that writes through nodes.
     pub fn report_end(&self, report: Option<&WritesBehind>) {
         self.watches.send_report(report);
     }
@@ -155,7 +155,7 @@ fn accept_connections(
     }
 }
 
-/// A permit for one connection.
+/// A permit for a connection.
 struct AdminPermit(Arc<AtomicUsize>);
 
 impl Drop for AdminPermit {
@@ -195,7 +195,7 @@ fn serve_connection(stream: UnixStream, target: &dyn AdminTarget, watches: &EndW
 
 /// Whether a request waits for the end of this process.
 fn is_end_watch(line: &[u8]) -> bool {
-    // Most requests are short; a long one is a job.
+    // Most requests are short; a long request is a job.
     line.len() < 100 && serde_json::from_slice(line).is_ok_and(|request: Value| request["op"] == "end")
 }
 

@@ -1,4 +1,4 @@
-//! The admin socket and the metrics page of a mount, a node or a coordinator, and their answers. It knows no service.
+//! The admin socket and the metrics page of a mount, a node or a coordinator, and the answers. Knows no service.
 
 use serde_json::Value;
 use spurline_config::{Fault, MetricsConfig, checked};
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// The admin socket and the metrics page of this process; dropping it closes both.
+/// The admin socket and the metrics page of this process; a drop closes both.
 #[derive(Debug)]
 pub struct AdminServices {
     admin: Option<AdminServer>,
@@ -54,7 +54,7 @@ impl AdminServices {
         };
         let metrics = open_metrics(metrics, &answers)?;
         if let Some(metrics) = &metrics {
-            // Only one page is opened.
+            // Only a single page is opened.
             let _ = target.metrics_address.set(metrics.address());
         }
         Ok(AdminServices { admin, _metrics: metrics })
@@ -68,7 +68,7 @@ impl AdminServices {
     }
 }
 
-/// Opens the metrics page alone; `None` where it is disabled, or the default address is not available.
+/// Opens the metrics page alone; `None` where disabled, or the default address is not available.
 ///
 /// # Errors
 /// When the given address is not available.
@@ -104,21 +104,21 @@ type PathInfo = Box<dyn Fn(&[u8]) -> Result<InfoDocument> + Send + Sync>;
 pub struct ProcessTarget {
     /// The counters of this process.
     pub stats: Arc<Stats>,
-    /// When it started.
+    /// The start time.
     pub started: Instant,
-    /// Updates gauges before they are shown.
+    /// Updates gauges before use.
     pub gauges: Box<dyn Fn(&Stats) + Send + Sync>,
     /// Describes a path.
     pub info: PathInfo,
-    /// Describes the process, with what depends on its kind.
+    /// Describes the process, with the details of the kind.
     pub role: Box<dyn Fn() -> ProcessRole + Send + Sync>,
-    /// The jobs of this process, or why it runs none.
+    /// The jobs of this process, or why there are none.
     pub jobs: std::result::Result<Arc<JobManager>, &'static str>,
     /// Prepares a mount for an NFS server.
     pub export: Option<Box<dyn Fn() -> Result<()> + Send + Sync>>,
     /// Whether the service works.
     pub health: Box<dyn Fn() -> Result<()> + Send + Sync>,
-    /// Where the metrics page is, once it is open.
+    /// The address of the metrics page, once open.
     pub metrics_address: OnceLock<SocketAddr>,
 }
 

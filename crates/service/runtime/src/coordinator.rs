@@ -1,5 +1,4 @@
-//! Starts a coordinator: the list of a group's nodes, its jobs and its admin services. It knows no signal and no command
-//! line.
+//! Starts a coordinator: the list of a group's nodes, the jobs and the admin services. Knows no signal and no command line.
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::jobs::group::{GroupJobs, OpenRegistry};
@@ -27,14 +26,14 @@ pub struct RunningCoordinator {
     /// The directory of jobs that nothing else keeps.
     scratch: Option<tempfile::TempDir>,
     _coordinator: Arc<CoordinatorServer>,
-    /// The directory of the state file, where this start made it.
+    /// The directory of the state file, if this start made the directory.
     fresh: Option<CreatedFolder>,
 }
 
-/// Starts the coordinator; it serves when this returns.
+/// Starts the coordinator; which serves when this returns.
 ///
 /// # Errors
-/// When it can't start.
+/// When the coordinator can't start.
 pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator, Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
@@ -57,20 +56,20 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
     let (jobs_dir, scratch) = match &config.state_file {
         Some(file) => (file.with_extension("jobs"), None),
         None => {
-            // A directory of this process, which is removed with it.
+            // A directory of this process, which is removed with the process.
             let own = private_dir()?;
             (own.path().to_owned(), Some(own))
         }
     };
     let registry: Arc<OpenRegistry> = match &config.job_store {
-        // Coordinators that share jobs find the nodes where they find the jobs.
+        // Coordinators that share jobs find the nodes at the same place as the jobs.
         Some(url) => {
             let url = RegistryUrl::Etcd(url.clone());
             let trust = Arc::clone(&trust);
             Arc::new(move |group: &str| open_registry(&url, group, &trust).ok())
         }
         None => {
-            // The coordinator owns its jobs.
+            // The coordinator owns the jobs.
             let coordinator = Arc::downgrade(&coordinator);
             Arc::new(move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.local_registry(group)))
         }
@@ -78,7 +77,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
     let store = match &config.job_store {
         None => None,
         Some(url) => {
-            // Unique to this process, also when its port and number are reused.
+            // Unique to this process, also when port and number are reused.
             let at = coordinator.addresses().first().map_or_else(String::new, ToString::to_string);
             let began = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
             let owner = format!("{}/{at}/{}/{began:x}", group::hostname(), std::process::id());
@@ -128,7 +127,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
     })
 }
 
-/// The groups of a coordinator with their nodes, for `status`.
+/// The groups of a coordinator with the nodes, for `status`.
 fn coordinated_groups(coordinator: &CoordinatorServer) -> Vec<CoordinatedGroup> {
     let mut groups = Vec::new();
     for (name, members) in coordinator.list_groups() {
@@ -138,13 +137,13 @@ fn coordinated_groups(coordinator: &CoordinatorServer) -> Vec<CoordinatedGroup> 
 }
 
 impl RunningCoordinator {
-    /// Addresses at which it serves.
+    /// Addresses of the service.
     pub fn addresses(&self) -> &[String] {
         &self.listening
     }
 
-    /// Logs the lines that people and scripts wait for. To be called when signals are handled: a script may send one as
-    /// soon as it sees them.
+    /// Logs the lines that people and scripts wait for. To be called when signals are handled: a script may send a signal right
+    /// after these lines.
     pub fn log_start(&self) {
         if !self.config.trust.requires_proof() && !self.far.is_empty() {
             tracing::warn!("--allow-anyone: whoever reaches {} can enter the group", self.far.join(" or "));
@@ -152,8 +151,8 @@ impl RunningCoordinator {
         tracing::info!("coordinating on {}", self.listening.join(", "));
     }
 
-    /// Keeps the directory that was made for the state file. Without it, it is removed again when the coordinator ends, as
-    /// after a start that failed.
+    /// Keeps the directory that was made for the state file. Without this call, the end of the coordinator removes the directory,
+    /// as after a failed start.
     pub fn keep_directories(&mut self) {
         if let Some(fresh) = self.fresh.take() {
             fresh.keep();

@@ -1,5 +1,5 @@
-//! Drains a node: the nodes that will own its hot blocks fetch them, then its weight becomes 0. An interrupted drain
-//! loses nothing: blocks that were moved stay, and are not sent again.
+//! Drains a node: the nodes that will own its hot blocks fetch them, then the node's weight becomes 0. An interrupted drain loses
+//! nothing: blocks that were moved stay, and are not sent again.
 
 use crate::peers::PeerConnector;
 use crate::{group, setup};
@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for the registry's node list.
 const NODE_LIST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of one request, which fetches up to [`DRAIN_REQUEST_BLOCKS`] blocks.
+/// Time limit of a request, which fetches up to [`DRAIN_REQUEST_BLOCKS`] blocks.
 const DRAIN_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const DRAIN_SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// Blocks per request; the stop flag is checked between requests.
 const DRAIN_REQUEST_BLOCKS: u64 = 128;
-/// How long mounts may use an old weight after the registry has the new one.
+/// How long mounts may use an old weight after the registry has the new weight.
 const WEIGHT_SPREAD_TIME: Duration = Duration::from_secs(2);
-/// Objects of one source to hand over, the hottest first.
+/// Objects of a source to hand over, the hottest first.
 struct HeldObjects {
     source: String,
     extents: Vec<ObjectExtent>,
@@ -37,7 +37,7 @@ struct HeldObjects {
 /// The node to drain.
 #[derive(Debug, Clone)]
 pub struct DrainRequest {
-    /// The registry of its group.
+    /// The registry of the group.
     pub registry: Registry,
     /// The group's name.
     pub cache_group: String,
@@ -54,8 +54,8 @@ pub struct DrainProgress {
     pub total: u64,
     /// Bytes handed over.
     pub handed: u64,
-    /// Bytes in the node's cache that are not handed over, because their files were not used lately: the node does not know
-    /// their names.
+    /// Bytes in the node's cache that are not handed over, because the files were not used lately: the node does not know the
+    /// names.
     pub unlisted: u64,
     /// Files that were not handed over completely, and the reasons.
     pub failed: Vec<(String, Error)>,
@@ -66,7 +66,7 @@ pub struct DrainProgress {
 pub struct DrainOutcome {
     /// The node's name.
     pub node: String,
-    /// It was stopped before its end.
+    /// Stopped before the end.
     pub interrupted: bool,
     /// The node's weight was 0 before.
     pub was_drained: bool,
@@ -74,7 +74,7 @@ pub struct DrainOutcome {
     pub progress: DrainProgress,
     /// Bytes sent; the other nodes held the rest already.
     pub moved: u64,
-    /// The node's new weight; `None` if it keeps its share.
+    /// The node's new weight; `None` if the node keeps a share.
     pub weight: Option<u32>,
 }
 
@@ -150,8 +150,7 @@ pub fn drain_node(
                 )
             })?;
             weight = Some(0);
-            // Until readers know the new weight, this node still fetches blocks for them, which the second pass
-            // moves.
+            // Until readers know the new weight, this node still fetches blocks for readers, which the second pass moves.
             let known = Instant::now() + WEIGHT_SPREAD_TIME;
             while Instant::now() < known && !stop.load(Ordering::Acquire) {
                 std::thread::sleep(Duration::from_millis(100));
@@ -257,7 +256,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
         }
     }
     objects.sort_by_key(|one| std::cmp::Reverse(one["times"].as_u64()));
-    // Sources in the order of their hottest object.
+    // Sources in the order of the hottest object.
     let (mut held, mut places): (Vec<HeldObjects>, BTreeMap<String, usize>) = Default::default();
     for one in &objects {
         let (source, object) = object_of_json(one).ok_or_else(|| senseless("an object"))?;

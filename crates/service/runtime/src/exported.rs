@@ -1,5 +1,5 @@
-//! Names of a mount's inodes, kept on disk while the kernel's NFS server exports the mount. It knows no NFS server:
-//! `spurline export` makes the folder.
+//! Names of a mount's inodes, kept on disk while the kernel's NFS server exports the mount. Knows no NFS server: `spurline
+//! export` makes the folder.
 
 use spurline_export::{
     ExportRecord, ExportUse, NameDatabase, STATE_DIR, ServerState, answer_waiting_clients, export_id,
@@ -12,7 +12,7 @@ use spurline_types::stats::Export;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Makes a file system keep its names in a store.
+/// Makes a file system keep names in a store.
 pub(crate) type KeepNames = Box<dyn Fn(Arc<dyn NameRecords>) + Send + Sync>;
 
 /// Whether `spurline export` has exported a mount.
@@ -20,7 +20,7 @@ pub(crate) fn is_exported(source: &str, mountpoint: &Path) -> bool {
     ExportRecord::read(Path::new("/"), &export_id(source, mountpoint)).is_some()
 }
 
-/// Makes the NFS server look at an exported mountpoint anew: its clients wait where nothing is mounted. True if the mount is exported.
+/// Makes the NFS server look at an exported mountpoint anew: clients wait where nothing is mounted. True if the mount is exported.
 pub(crate) fn renew_export(source: &str, mountpoint: &Path) -> bool {
     if !is_exported(source, mountpoint) {
         return false;
@@ -58,7 +58,7 @@ impl ExportedNames {
         ExportedNames { id, mountpoint: mountpoint.to_owned(), folder, keep, database: OnceLock::new() }
     }
 
-    /// Opens the names of an export that exists; a mount that starts again continues with them.
+    /// Opens the names of an export that exists; a mount that starts again continues with these names.
     pub fn open_if_exported(&self) {
         if ExportRecord::read(Path::new("/"), &self.id).is_none() {
             return;
@@ -85,7 +85,7 @@ impl ExportedNames {
         Ok(())
     }
 
-    /// The export as the NFS server shows it; `None` without an export.
+    /// The export as shown by the NFS server; `None` without an export.
     pub fn status(&self) -> Option<ExportStatus> {
         let record = ExportRecord::read(Path::new("/"), &self.id)?;
         let server = ServerState::read();
@@ -107,7 +107,7 @@ impl ExportedNames {
 
     /// Shows the export in the counters.
     pub fn set_counters(&self, shown: &Export) {
-        // Most mounts are not exported, and read no file for it.
+        // Most mounts are not exported, and read no file here.
         let used = self.database.get().map(|_| ExportUse::read(Path::new("/"), &self.mountpoint)).unwrap_or_default();
         let threads = if used.active { u64::from(ServerState::read_threads()) } else { 0 };
         shown.active.set(u64::from(threads > 0));

@@ -1,4 +1,4 @@
-//! How a node joins its group and a mount follows it, and their group's state for `status`.
+//! How a node joins a group and a mount follows a group, and the group's state for `status`.
 
 use crate::peers::PeerConnector;
 use crate::{rules, settings};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for the first node of a registry.
 const FIRST_NODE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Nodes that left together keep their shares for so many times the hold of one.
+/// Nodes that left together keep shares for so many times the hold of a single node.
 const GROUP_LEAVE_HOLDS: u32 = 5;
 
 /// The name of this machine.
@@ -34,7 +34,7 @@ fn start_follower(
     RegistryFollower::start(registry, HoldTimes { single: hold, joint: hold * GROUP_LEAVE_HOLDS }, Arc::clone(stats))
 }
 
-/// Follows the group by its registry, and returns its first members.
+/// Follows the group by the registry, and returns the first members.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached or lists no node.
@@ -85,7 +85,7 @@ pub fn update_members_from(follower: &RegistryFollower, members: &Arc<GroupMembe
     follower.set_listener(Arc::new(GroupListener(Arc::clone(members))));
 }
 
-/// The name of a node in its group.
+/// The name of a node in the group.
 pub fn name_in_group(config: &NodeConfig, host: &str, listening: &[String]) -> String {
     let port = listening.first().and_then(|at| at.rsplit(':').next()).unwrap_or_default();
     config.name.clone().unwrap_or_else(|| format!("{host}:{port}"))
@@ -98,8 +98,8 @@ fn public_addresses(listening: &[String]) -> Vec<String> {
     if far.is_empty() { listening.to_vec() } else { far }
 }
 
-/// Registers a node with its group; `None` when it has none. A node that was a member before starts also while the
-/// registry is unreachable.
+/// Registers a node with the group; `None` without a group. A node that was a member before starts also while the registry is
+/// unreachable.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached or refuses the node, with 2 when another process has the name.
@@ -140,14 +140,14 @@ pub fn announce_node(
 
 /// How long after a change of the group nodes fetch moved blocks from each other.
 const MOVED_BLOCKS_TIME: Duration = Duration::from_secs(3600);
-/// Connections to each other node, per source: they carry moved blocks only, no reader's load.
+/// Connections to each other node, per source: for moved blocks only, no reader's load.
 const BETWEEN_NODES: usize = 4;
 
-/// Lets a node fetch blocks from the other nodes of its group before it uses the origin, and follow the group's
-/// rules, while the result is kept. `name` is its own name in the group.
+/// Lets a node fetch blocks from the other nodes of the group before the origin, and follow the group's rules, while the result
+/// is kept. `name` is the node's name in the group.
 ///
 /// # Errors
-/// When its networks can't be used.
+/// When the networks can't be used.
 pub fn join_group(
     config: &NodeConfig,
     name: &str,
@@ -181,22 +181,21 @@ pub fn join_group(
     Ok(Some(NodeGroup { registry, _follower: follower, _rules: rules }))
 }
 
-/// A node's share of the group's blocks; `None` for one that is not listed yet or is drained, which keeps its last
-/// share.
+/// A node's share of the group's blocks; `None` for a node that is not listed yet or is drained, which keeps the last share.
 fn group_share(name: &str, members: &[Arc<Member>]) -> Option<f64> {
     let own = members.iter().find(|member| member.name == name && member.weight > 0)?;
     let all: u64 = members.iter().map(|member| u64::from(member.weight)).sum();
     Some(f64::from(own.weight) / all as f64)
 }
 
-/// A node's membership: its registry, and the tasks that follow the group and its rules.
+/// A node's membership: the registry, and the tasks that follow the group and the rules.
 pub struct NodeGroup {
     registry: Arc<dyn Registry>,
     _follower: RegistryFollower,
     _rules: Option<rules::follow::RuleFollower>,
 }
 
-/// A mount's view of its group, for `status`.
+/// A mount's view of the group, for `status`.
 pub fn group_status(follower: &RegistryFollower) -> FollowedGroup {
     let group = follower.group_status();
     let (state, reason) = match &group.state {

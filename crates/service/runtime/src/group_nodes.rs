@@ -1,5 +1,5 @@
-//! Queries every node of a group over the connection that its readers use. A registry does not know used space, rates
-//! and rails, so each node reports its own.
+//! Queries every node of a group over the connection for readers. A registry does not know used space, rates and rails, so each
+//! node reports these.
 
 use crate::peers::PeerConnector;
 use crate::{group, setup};
@@ -24,19 +24,19 @@ const RATE_INTERVAL: Duration = Duration::from_secs(1);
 /// Nodes queried concurrently.
 const CONCURRENT_NODES: usize = 64;
 
-/// A node and its answer.
+/// A node and the answer.
 pub struct NodeReport {
-    /// The node, as the registry names it.
+    /// The node, as named by the registry.
     pub member: Arc<Member>,
-    /// Its answer, or why there is none.
+    /// The answer, or why there is none.
     pub answer: Result<NodeFigures>,
 }
 
 /// The state of a node.
 pub struct NodeFigures {
-    /// Its status.
+    /// The status.
     pub status: NodeStatus,
-    /// Its counters.
+    /// The counters.
     pub stats: Stats,
     /// Bytes per second sent to readers.
     pub sent: f64,
@@ -44,8 +44,8 @@ pub struct NodeFigures {
     pub fetched: f64,
 }
 
-/// The nodes of the group `name`, sorted by zone and name, each with its state or the reason why there is none. Takes
-/// one second for the rates.
+/// The nodes of the group `name`, sorted by zone and name, each with the state or the reason why there is none. Takes a second
+/// for the rates.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached or knows no node.

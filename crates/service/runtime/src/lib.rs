@@ -1,6 +1,5 @@
-//! Opens volumes and starts mounts, nodes and coordinators from a checked configuration, and finds and drains running
-//! ones. It composes the layers below for any front end. It knows no command line, screen or signal, and never ends
-//! the process.
+//! Opens volumes and starts mounts, nodes and coordinators from a checked configuration, and finds and drains running processes.
+//! Composes the layers below for any front end. Knows no command line, screen or signal, and never ends the process.
 #![forbid(unsafe_code)]
 
 pub mod admin;

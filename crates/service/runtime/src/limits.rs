@@ -1,9 +1,9 @@
-//! The limit of open files and the connections that it allows, and the right to exceed quotas.
+//! The limit of open files and the allowed connections, and the right to exceed quotas.
 
 use spurline_config::Fault;
 
-/// Open files that a mount, a node or a coordinator needs at least, by use. The shares are those of any limit:
-/// [`connection_limits`] uses half for connections, the store a quarter for cached files.
+/// Open files that a mount, a node or a coordinator needs at least, by use. The shares hold for any limit: [`connection_limits`]
+/// uses half for connections, the store a quarter for cached files.
 const NEEDED_FILES: u64 = CONNECTION_FILES + CACHED_FILES + OWN_FILES;
 /// Connections: a few dozen per peer, over several paths.
 const CONNECTION_FILES: u64 = 256;
@@ -31,10 +31,10 @@ pub fn raise_open_files() -> Result<(), Fault> {
 }
 
 /// Gives up the right to exceed quotas and to use reserved blocks (`CAP_SYS_RESOURCE`). This process writes the bytes of all
-/// its users as root, and the kernel would not limit them. Threads keep what their maker has: call it before the first one.
+/// users as root, and the kernel would not limit these. Threads inherit the right: to be called before the first thread.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn obey_quotas() -> Result<(), Fault> {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     let given_up = capabilities(None).and_then(|mut sets| {
@@ -62,7 +62,7 @@ fn check_open_files(limit: u64) -> Result<(), Fault> {
     ))
 }
 
-/// The most TCP connections of a node, if it may open enough files.
+/// The most TCP connections of a node, if enough files may be open.
 const MAX_TCP_CONNECTIONS: usize = 65_536;
 
 /// A node's limits of TCP and RDMA connections, and the remedy for more over TCP. TCP has half of the open files and

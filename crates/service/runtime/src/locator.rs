@@ -1,5 +1,4 @@
-//! Finds the process of a mountpoint, a node's address or an admin socket. It reads the mount table and never
-//! accesses a mount.
+//! Finds the process of a mountpoint, a node's address or an admin socket. Reads the mount table and never accesses a mount.
 
 use crate::mount_server::{MountServer, find_server};
 use spurline_config::values::absolute_path;
@@ -22,7 +21,7 @@ const SEARCH_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The mount of Spurline at a mountpoint.
 ///
 /// # Errors
-/// When there is none, with those that there are.
+/// When there is none, with the existing mounts.
 pub fn find_mount(mountpoint: &Path) -> Result<SpurlineMount, Fault> {
     let mounts = locate::list_mounts()?;
     let found = locate::locate_mount(mountpoint, &mounts).filter(|located| located.below.is_empty());
@@ -60,7 +59,7 @@ pub fn find_process(target: &str) -> Result<AdminPeer, UnreachableProcess> {
 
 /// The process of a target that lies in no mount.
 fn process_by_name(target: &str, path: &Path, mounts: &[SpurlineMount]) -> Result<AdminPeer, UnreachableProcess> {
-    // The path lies in no mount of spurline, so the access can't hang in one.
+    // The path lies in no mount of spurline, so the access can't hang.
     let found = std::fs::symlink_metadata(path);
     if found.as_ref().is_ok_and(|meta| meta.file_type().is_socket()) {
         return process_at_socket(path, None);
@@ -104,10 +103,10 @@ fn not_permitted(path: &Path, error: &std::io::Error) -> UnreachableProcess {
     UnreachableProcess { fault, may_run: true }
 }
 
-/// The mount that `path` lies in and the process behind it.
+/// The mount that contains `path` and the process behind.
 ///
 /// # Errors
-/// When the path is in no mount, or its process is gone.
+/// When the path is in no mount, or the mount's process is gone.
 pub fn locate_path(path: &Path) -> Result<(LocatedPath, AdminPeer), Fault> {
     let mounts = locate::list_mounts()?;
     let Some(located) = locate::locate_mount(path, &mounts) else {
@@ -124,7 +123,7 @@ pub fn locate_path(path: &Path) -> Result<(LocatedPath, AdminPeer), Fault> {
 pub struct UnreachableProcess {
     /// The error.
     pub fault: Fault,
-    /// The process may run: it belongs to another user, or was started elsewhere.
+    /// The process may run: of another user, or started elsewhere.
     pub may_run: bool,
 }
 
@@ -215,7 +214,7 @@ fn node_process(address: &HostPort) -> AdminPeer {
     called.or_else(|| by_other_address(&name)).unwrap_or(AdminPeer::Http(name))
 }
 
-/// The socket of a local process that listens at the address; its socket is named by its first address.
+/// The socket of a local process that listens at the address; the socket is named by the first address.
 fn by_other_address(name: &str) -> Option<AdminPeer> {
     let here: Vec<IpAddr> = local_addresses().ok()?.into_iter().map(|local| local.ip).collect();
     let mut wanted = resolve_address(name, Instant::now() + SEARCH_QUERY_TIMEOUT).ok()?;
@@ -233,7 +232,7 @@ fn by_other_address(name: &str) -> Option<AdminPeer> {
     let find = |is: &dyn Fn(&SocketAddr) -> bool| {
         processes.iter().find(|(_, addresses)| addresses.iter().any(is)).map(|(peer, _)| peer.clone())
     };
-    // localhost means this machine, also when no process listens at its loopback address.
+    // localhost means this machine, also when no process listens at the loopback address.
     let loopback = |at: &SocketAddr| wanted.iter().any(|w| w.ip().is_loopback() && w.port() == at.port());
     find(&|at| wanted.contains(at)).or_else(|| find(&loopback))
 }
@@ -263,7 +262,7 @@ fn own_candidates(owner: SocketOwner<'_>) -> Vec<PathBuf> {
     locate::socket_candidates(owner, rustix::process::geteuid().as_raw())
 }
 
-/// A name, and its process.
+/// A name, and the process.
 pub type NamedProcess = (String, Result<AdminPeer, UnreachableProcess>);
 
 /// All processes of this user (for root, of all users) on this machine: mounts, then nodes.
@@ -283,7 +282,7 @@ pub fn all_processes() -> Result<Vec<NamedProcess>, Fault> {
         }
     }
     if all.is_empty() {
-        // Root's directory too: without access to it, there may be processes there.
+        // Root's directory too: without access, there may be processes there.
         let dirs = locate::runtime_dirs(rustix::process::geteuid().as_raw()).into_iter().chain(locate::runtime_dirs(0));
         let unseen = dirs.filter_map(|dir| Some((std::fs::read_dir(&dir).err()?, dir)));
         let mut unseen = unseen.filter(|(error, _)| error.kind() == ErrorKind::PermissionDenied);

@@ -1,5 +1,5 @@
-//! Starts a mount: a volume, the file system over it, the FUSE session and the admin services. It knows no signal and no
-//! command line: a front end stops the mount by [`MountStop`].
+//! Starts a mount: a volume, the file system on top, the FUSE session and the admin services. Knows no signal and no command
+//! line: a front end stops the mount by [`MountStop`].
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::exported::{ExportedNames, KeepNames, resume_clients};
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long an unmount waits for open files before it detaches the mount.
+/// How long an unmount waits for open files before the mount is detached.
 pub const UNMOUNT_GRACE: Duration = Duration::from_secs(5);
 
 /// The same for [`MountStop::abort`]: enough for an unmount that runs at the same time.
@@ -57,7 +57,7 @@ pub struct PreparedMount {
     chosen: Arc<OnceLock<String>>,
 }
 
-/// The file system that serves the kernel's requests. Each kind has a session of its own type, so that its calls are direct.
+/// The file system that serves the kernel's requests. Each kind has another type of session, so that calls are direct.
 enum MountedFiles {
     Reads(Arc<FileSystem>),
     Changes(Arc<WritableFileSystem>),
@@ -71,13 +71,13 @@ impl MountedFiles {
         }
     }
 
-    /// The present paths of inodes, for logs. It does not keep the file system alive.
+    /// The present paths of inodes, for logs. Does not keep the file system alive.
     fn path_names(&self) -> InodePaths {
         let service = Arc::downgrade(&self.service());
         Box::new(move |ino| service.upgrade()?.path_of(ino))
     }
 
-    /// How the file system keeps the names of its inodes. It does not keep the file system alive.
+    /// How the file system keeps the names of inodes. Does not keep the file system alive.
     fn keep_names(&self) -> KeepNames {
         let service = Arc::downgrade(&self.service());
         Box::new(move |records| {
@@ -88,7 +88,7 @@ impl MountedFiles {
     }
 }
 
-/// The services of a mount besides its session, in the order in which they end.
+/// The services of a mount besides the session, in the order of the end.
 struct MountServices {
     admin: AdminServices,
     jobs: Option<Arc<JobManager>>,
@@ -96,7 +96,7 @@ struct MountServices {
     volume: OpenVolume,
 }
 
-/// A mount that answers. Dropping it unmounts.
+/// A mount that answers. A drop unmounts.
 pub struct RunningMount {
     session: FuseSession,
     parts: MountServices,
@@ -106,7 +106,7 @@ pub struct RunningMount {
 /// Prepares and starts a mount.
 ///
 /// # Errors
-/// When it can't start, or was stopped meanwhile.
+/// When the mount can't start, or was stopped meanwhile.
 pub fn start_mount(config: MountConfig) -> std::result::Result<RunningMount, Fault> {
     PreparedMount::open(config)?.start()?.ok_or_else(|| Fault::failed("the mount was stopped while it started", ""))
 }
@@ -152,9 +152,9 @@ impl PreparedMount {
         let exported = Arc::new(ExportedNames::new(config.volume.source.as_str(), &mountpoint, files.keep_names()));
         exported.open_if_exported();
         let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
-        // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
+        // Admin services come before the mount, so that a mount that is visible can be queried, also during the start.
         let chosen = Arc::new(OnceLock::new());
-        // Nodes and buckets are read through blocks also while they are changed.
+        // Nodes and buckets are read through blocks also during changes.
         let has_blocks = writes.is_none() || volume.remote.is_some() || config.volume.source.scheme() != "file";
         let jobs = if has_blocks { Some(start_jobs(&volume)?) } else { None };
         let stop = Arc::new(MountStop::default());
@@ -182,13 +182,13 @@ impl PreparedMount {
         Ok(PreparedMount { config, files, session, parts, stop, chosen })
     }
 
-    /// Stops the mount, before and after it is started. To be connected to signals before [`PreparedMount::start`]: a signal
-    /// in between would end the process and leave a dead mount.
+    /// Stops the mount, before and after the start. To be connected to signals before [`PreparedMount::start`]: a signal in
+    /// between would end the process and leave a dead mount.
     pub fn stop(&self) -> Arc<MountStop> {
         Arc::clone(&self.stop)
     }
 
-    /// Mounts; `None` when it was stopped before it answered.
+    /// Mounts; `None` when stopped before the first answer.
     ///
     /// # Errors
     /// When the kernel refuses the mount.
@@ -221,10 +221,10 @@ impl RunningMount {
         self.parts.volume.keep_directories();
     }
 
-    /// Waits until it is unmounted, and ends what served it.
+    /// Waits for the unmount, and ends the services.
     ///
     /// # Errors
-    /// When it does not end cleanly.
+    /// When the mount does not end cleanly.
     pub fn join(self) -> std::result::Result<(), Fault> {
         let RunningMount { session, parts: MountServices { admin, jobs, access_log, volume }, stop } = self;
         let at = session.mountpoint().display().to_string();
@@ -233,7 +233,7 @@ impl RunningMount {
             return Err(Fault::failed(format!("{at} was unmounted by force while its source did not respond"), ""));
         }
         let joined = session.join().map_err(mount_fault);
-        // Answers queries during that: an unmount shows what it waits for.
+        // Answers queries during that: an unmount shows the cause of the wait.
         if let Some(behind) = stop.behind.get() {
             behind.finish_closing();
             // By force, nothing else is waited for.
@@ -267,8 +267,8 @@ impl RunningMount {
     }
 }
 
-/// Waits for the end of the session; false when it was aborted and threads stay in calls on the source. The end of the
-/// process ends such calls, where the source's kernel allows that (NFS).
+/// Waits for the end of the session; false after an abort with threads that stay in calls on the source. The end of the process
+/// ends such calls, where the source's kernel allows that (NFS).
 fn wait_or_abandon(session: &FuseSession) -> bool {
     let mut broken_for = Duration::ZERO;
     while !session.wait_ended(HUNG_STEP) {
@@ -282,38 +282,38 @@ fn wait_or_abandon(session: &FuseSession) -> bool {
     true
 }
 
-/// Unmounts a mount, from before it is there.
+/// Unmounts a mount, also before the mount is there.
 #[derive(Default)]
 pub struct MountStop {
     /// Written bytes go to nodes later.
     behind: OnceLock<Arc<GroupWrites>>,
     asked: AtomicBool,
-    /// It was unmounted while files were open, which keep its session alive.
+    /// Unmounted while files were open, which keep the session alive.
     detached: AtomicBool,
-    /// [`MountStop::abort`] broke its connection.
+    /// [`MountStop::abort`] broke the connection.
     aborted: AtomicBool,
     unmounter: OnceLock<SessionUnmounter>,
 }
 
 impl MountStop {
-    /// The written bytes that no node has yet, in words: they are lost if this process ends now. `None` if there are none.
+    /// The written bytes that no node has yet, in words: lost if this process ends now. `None` if there are none.
     pub fn describe_unsent(&self) -> Option<String> {
         describe_unsent(&writes_behind(self.behind.get()?))
     }
 
-    /// Unmounts: at once, or as soon as the mount exists. Returns when it is unmounted, or detached after a grace.
+    /// Unmounts: at once, or as soon as the mount exists. Returns after the unmount, or after the detachment at the end of a
+    /// grace.
     pub fn unmount(&self) {
         self.asked.store(true, Ordering::SeqCst);
-        // Each side stores and then loads: at least one of them has to see the other's store.
+        // Each side stores and then loads: at least one has to see the other's store.
         fence(Ordering::SeqCst);
         if let Some(unmounter) = self.unmounter.get() {
             self.unmount_by(unmounter);
         }
     }
 
-    /// Ends the mount by force, within the grace of [`MountStop::unmount`] or after it: detaches the mount and aborts its
-    /// connection to the kernel, so that pending requests and open files fail. A mount that was unmounted cleanly
-    /// meanwhile is left alone.
+    /// Ends the mount by force, within the grace of [`MountStop::unmount`] or later: detaches the mount and aborts the connection
+    /// to the kernel, so that pending requests and open files fail. A mount that was unmounted cleanly meanwhile is left alone.
     ///
     /// # Errors
     /// When there is no mount yet, or the kernel refuses to abort the connection.
@@ -362,7 +362,7 @@ impl MountStop {
     }
 }
 
-/// The jobs of a mount, which end with it.
+/// The jobs of a mount, which end with the mount.
 fn start_jobs(volume: &OpenVolume) -> Result<Arc<JobManager>> {
     let works_on = Arc::clone(&volume.jobs);
     JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))
@@ -385,7 +385,7 @@ fn mount_options(config: &MountConfig) -> Result<MountOptions, Fault> {
     // Read-only, the kernel answers writes with EROFS.
     options.read_only = config.volume.writes.is_none();
     if config.volume.writes.is_some_and(|writes| writes.squash.is_some()) {
-        // The kernel would check the caller's own rights, and the source checks those of the one user.
+        // The kernel would check the caller's rights, and the source checks those of the single user.
         options.default_permissions.get_or_insert(false);
     }
     Ok(options)
@@ -519,7 +519,7 @@ impl spurline_fuse::RequestRecorder for FuseAccessLog {
     }
 }
 
-/// The parts of a mount that its admin services answer from.
+/// The parts of a mount for the answers of the admin services.
 struct MountView {
     source: String,
     mountpoint: String,

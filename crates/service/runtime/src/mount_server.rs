@@ -1,5 +1,5 @@
-//! Finds the process that serves a mount without a known admin socket, as far as this user may see. It does not
-//! access the mount: /proc lists the processes with FUSE devices open.
+//! Finds the process that serves a mount without a known admin socket, as far as this user may see. Does not access the mount:
+//! /proc lists the processes with FUSE devices open.
 
 use spurline_observe::locate::SpurlineMount;
 use std::fs;
@@ -12,18 +12,18 @@ const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 /// The process behind a mount.
 #[derive(Debug, PartialEq, Eq)]
 pub enum MountServer {
-    /// It runs, with this PID.
+    /// A process runs, with this PID.
     Process(u32),
-    /// No process of this machine serves it.
+    /// No process of this machine serves the mount.
     None,
     /// Unknown: some processes are hidden from this user or container.
     Unseen,
 }
 
-/// The process of `mount`, one of `mounts`.
+/// The process of `mount`, an element of `mounts`.
 pub fn find_server(mount: &SpurlineMount, mounts: &[SpurlineMount]) -> MountServer {
     let Ok(processes) = fs::read_dir("/proc") else { return MountServer::Unseen };
-    // A container does not see the processes outside, which may have mounted it.
+    // A container does not see the processes outside, which may have mounted.
     let mut unseen = fs::read_link("/proc/self/ns/pid").map_or(true, |link| link != Path::new(FIRST_NAMESPACE));
     for process in processes.flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -38,14 +38,14 @@ pub fn find_server(mount: &SpurlineMount, mounts: &[SpurlineMount]) -> MountServ
                 unseen |= !mounts.iter().any(|other| names_path(&process, &other.mountpoint));
             }
             Err(error) if error.kind() == ErrorKind::PermissionDenied => unseen |= is_ours(&process),
-            // It serves another mount, or has ended meanwhile.
+            // The process serves another mount, or has ended meanwhile.
             _ => {}
         }
     }
     if unseen { MountServer::Unseen } else { MountServer::None }
 }
 
-/// The FUSE connections that a process has open; `None` for one without a number in /proc.
+/// The FUSE connections that a process has open; `None` for a connection without a number in /proc.
 fn fuse_connections(process: &Path) -> Result<Vec<Option<u32>>, Error> {
     let mut held = Vec::new();
     for descriptor in fs::read_dir(process.join("fd"))?.flatten() {
@@ -61,14 +61,14 @@ fn connection_of(info: &str) -> Option<u32> {
     info.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok())
 }
 
-/// Whether the process runs this program, by its name.
+/// Whether the process runs this program, by name.
 fn is_ours(process: &Path) -> bool {
     let name = |process: &Path| fs::read_to_string(process.join("comm")).unwrap_or_default();
     let of = name(process);
     of.starts_with("spurline") || (!of.is_empty() && of == name(Path::new("/proc/self")))
 }
 
-/// Whether one of its arguments is this path, relative to its working directory.
+/// Whether an argument is this path, relative to the working directory.
 fn names_path(process: &Path, place: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt as _;
     let from = fs::read_link(process.join("cwd")).unwrap_or_else(|_| PathBuf::from("/"));

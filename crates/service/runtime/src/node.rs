@@ -1,5 +1,4 @@
-//! Starts a node: origins, cache disks, its servers over RDMA and TCP, its group and its admin services. It knows no
-//! signal and no command line.
+//! Starts a node: origins, cache disks, servers over RDMA and TCP, group and admin services. Knows no signal and no command line.
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::group::NodeGroup;
@@ -37,7 +36,7 @@ const WEIGHT_STORE_TIMEOUT: Duration = Duration::from_secs(8);
 /// A node that serves.
 pub struct RunningNode {
     config: NodeConfig,
-    /// Addresses over TCP, and those over RDMA.
+    /// Addresses over TCP and over RDMA.
     listening: Vec<String>,
     rdma_at: Vec<String>,
     /// Addresses and rails that other machines reach.
@@ -49,18 +48,18 @@ pub struct RunningNode {
     admin: AdminServices,
     /// Ends before the store, which the node keeps.
     _shared: Option<SharedCacheFolder>,
-    /// Kept alive here: the node refers to it weakly.
+    /// Kept alive here: the node has a weak reference.
     _target: Arc<ProcessTarget>,
     node: Arc<CacheNode>,
     recent: Option<RecentObjectsFile>,
-    /// Cache directories that this start made; last, because dropping them removes them.
+    /// Cache directories that this start made; last, because a drop removes the directories.
     fresh: FreshDirs,
 }
 
-/// Starts the node; it serves when this returns.
+/// Starts the node; which serves when this returns.
 ///
 /// # Errors
-/// When it can't start.
+/// When the node can't start.
 pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
@@ -97,7 +96,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     );
     let node = open_service(&config, &name, &shared, &stats)?;
     let recent = if store.is_some() { RecentObjectsFile::open(&config.cache.dirs, &node)? } else { None };
-    // Rails come first: the handshake over TCP lists them.
+    // Rails come first: the handshake over TCP lists the rails.
     let (rdma, rails) = match (&config.net.rdma, &found) {
         (Some(rdma), Some(found)) => {
             let memory = RailMemory { budget: &config.budget, locked_times: before };
@@ -114,7 +113,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let own_name = group::name_in_group(&config, &host, &listening);
     node.set_name(own_name.clone());
     let others = group::join_group(&config, &own_name, &node, &shared, &trust, &stats)?;
-    // The node registers after it serves.
+    // The node serves first, and then registers.
     let announcer =
         group::announce_node(&config, &host, &listening, node.instance(), others.as_ref(), marks.before(), &stats)?;
     let announcer = Arc::new(announcer);
@@ -162,7 +161,7 @@ fn source_urls(config: &NodeConfig) -> Vec<String> {
     config.sources.iter().map(|source| source.as_str().to_owned()).collect()
 }
 
-/// The age of names and attributes at a node, and the memory for them.
+/// The age of names and attributes at a node, and the memory for these.
 fn metadata_limits(config: &NodeConfig) -> MetadataLimits {
     MetadataLimits { ttl: setup::NODE_METADATA_TTL, name_bytes: config.budget.metadata_bytes }
 }
@@ -229,7 +228,7 @@ fn start_tcp_server(
     Ok(TcpServer::bind(addresses, Arc::clone(node) as _, server_config, Arc::clone(stats))?)
 }
 
-/// The parts of a running node that its status is read from.
+/// The parts of a running node from which the status is read.
 struct NodeView {
     name: String,
     addresses: Vec<String>,
@@ -304,7 +303,7 @@ fn admin_target(view: NodeView, pool: Arc<BufferPool>, tier: Arc<MemTier>, start
     })
 }
 
-/// Makes the node answer the processes that query it over its group port.
+/// Makes the node answer the processes that query over the group port.
 fn describe_to_others(node: &Arc<CacheNode>, target: &Arc<ProcessTarget>) {
     let target = Arc::downgrade(target);
     node.set_describe(Box::new(move |origin_errors| {
@@ -317,7 +316,7 @@ fn describe_to_others(node: &Arc<CacheNode>, target: &Arc<ProcessTarget>) {
     }));
 }
 
-/// Makes the node take another weight, which its registry stores.
+/// Makes the node take another weight, which the registry stores.
 fn accept_weights(node: &Arc<CacheNode>, announcer: &Arc<Option<NodeAnnouncer>>, stats: &Arc<Stats>) {
     let announcer = Arc::clone(announcer);
     let stats = Arc::clone(stats);
@@ -335,13 +334,13 @@ fn accept_weights(node: &Arc<CacheNode>, announcer: &Arc<Option<NodeAnnouncer>>,
 }
 
 impl RunningNode {
-    /// Addresses at which it serves over TCP.
+    /// Addresses of the service over TCP.
     pub fn addresses(&self) -> &[String] {
         &self.listening
     }
 
-    /// Logs the lines that people and scripts wait for. To be called when signals are handled: a script may send one as
-    /// soon as it sees them.
+    /// Logs the lines that people and scripts wait for. To be called when signals are handled: a script may send a signal right
+    /// after these lines.
     pub fn log_start(&self) {
         if !self.config.trust.requires_proof() && !self.reached.is_empty() {
             tracing::warn!(
@@ -356,8 +355,8 @@ impl RunningNode {
         tracing::info!("serving on {} over tcp", self.listening.join(", "));
     }
 
-    /// Keeps the cache directories that were made for the node. Without it they are removed again when it ends, as after a
-    /// start that failed.
+    /// Keeps the cache directories that were made for the node. Without this call, the end of the node removes the directories,
+    /// as after a failed start.
     pub fn keep_directories(&mut self) {
         std::mem::take(&mut self.fresh).keep();
     }

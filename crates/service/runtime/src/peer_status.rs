@@ -1,4 +1,4 @@
-//! The peers of a mount as `status` shows them: states, transports, paths, local addresses. It changes nothing.
+//! The peers of a mount in `status`: states, transports, paths, local addresses. Changes nothing.
 
 use spurline_client::{DataPath, GroupPeer, GroupVolume};
 use spurline_net_tcp::{LocalAddress, local_addresses};
@@ -77,7 +77,7 @@ fn path_status(path: &PathView, interfaces: &[LocalAddress]) -> PathStatus {
     }
 }
 
-/// Each local address with its interface: the addresses that `ss -tnp` shows for TCP.
+/// Each local address with the interface: the addresses that `ss -tnp` shows for TCP.
 fn local_ends(ends: &[PathEnds], interfaces: &[LocalAddress]) -> Vec<LocalEnd> {
     let mut all: Vec<LocalEnd> = Vec::new();
     for end in ends.iter().filter_map(|ends| local_end(ends, interfaces)) {
@@ -90,7 +90,7 @@ fn local_ends(ends: &[PathEnds], interfaces: &[LocalAddress]) -> Vec<LocalEnd> {
 
 fn local_end(ends: &PathEnds, interfaces: &[LocalAddress]) -> Option<LocalEnd> {
     let local = ends.local?;
-    // The kernel sends packets to its own addresses over loopback, whatever interface has the address.
+    // The kernel sends packets to local addresses over loopback, whatever interface has the address.
     let interface = if Some(local) == ends.peer || local.is_loopback() {
         Some("lo".to_owned())
     } else {

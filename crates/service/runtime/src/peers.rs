@@ -28,7 +28,7 @@ pub struct PeerConnector {
     pub socket: SocketOptions,
     /// Authentication, in both directions.
     pub trust: Arc<Trust>,
-    /// The most connections per node; a request occupies one until it is answered.
+    /// The most connections per node; a request occupies a connection until the answer.
     pub nconnect: usize,
     /// Counters of this process.
     pub stats: Arc<Stats>,
@@ -87,14 +87,14 @@ impl PeerConnector {
     }
 }
 
-/// Connects to a node with several addresses: the last one that answered is tried first.
+/// Connects to a node with several addresses: the last address that answered is tried first.
 struct AddressConnector {
     ways: Vec<NodeAddress>,
     last: AtomicUsize,
     name: String,
 }
 
-/// One address of a node.
+/// An address of a node.
 struct NodeAddress {
     connector: TcpConnector,
     /// Whether the node itself has answered here.
@@ -115,8 +115,8 @@ impl AddressConnector {
         let mut failed: Option<Error> = None;
         for tried in 0..count {
             let at = (first + tried) % count;
-            // Each address has its share of the remaining time, so that a silent one leaves some for the others. An
-            // attempt is shorter than a request: other nodes can be tried, or the same again.
+            // Each address has a share of the remaining time, so that a silent address leaves some for the others. An attempt is
+            // shorter than a request: other nodes can be tried, or the same again.
             let share = (deadline.saturating_duration_since(Instant::now()) / (count - tried) as u32)
                 .min(CONNECT_ATTEMPT_TIMEOUT);
             match take(&self.ways[at], Instant::now() + share) {
@@ -158,8 +158,8 @@ impl NodeAddress {
     }
 }
 
-/// Whether a node that calls itself `said` may be the one known as `name` in its group: a node without a configured
-/// name has its port after its host's name there.
+/// Whether a node with the reported name `said` may be the node `name` of the group: a node without a configured name has the
+/// port after the host's name there.
 fn may_be_node(said: &str, name: &str) -> bool {
     let Some(rest) = name.strip_prefix(said) else { return false };
     said.is_empty() || rest.is_empty() || rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok())
@@ -170,8 +170,8 @@ impl Connector for AddressConnector {
         self.connect_first(deadline, |way, until| way.connector.connect(until).map(Some))
     }
 
-    /// Several hosts may have the same address: loopback, a container bridge. A process that is not the registered
-    /// one, but has the node's name, is the node after a restart, which the registry does not know yet.
+    /// Several hosts may have the same address: loopback, a container bridge. A process that is not the registered process, but
+    /// has the node's name, is the node after a restart, which the registry does not know yet.
     fn connect_and_handshake(
         &self,
         hello: &HelloRequest<'_>,
@@ -180,7 +180,7 @@ impl Connector for AddressConnector {
     ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
         self.connect_first(deadline, |way, until| {
             let mut channel = way.connector.connect(until)?;
-            // A known node may take its time for the handshake, a stranger may not.
+            // A known node may take long for the handshake, a stranger may not.
             let until = if way.answered.load(Ordering::Relaxed) { deadline } else { until };
             let welcome = first_handshake(&mut *channel, hello, until)?;
             let another = process != 0 && welcome.instance != 0 && welcome.instance != process;

@@ -7,19 +7,19 @@ use std::collections::BTreeSet;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ExportStatus {
-    /// Its identity in the record of the export.
+    /// The identity in the record of the export.
     pub id: String,
     /// Whether the names of inodes are kept on disk.
     pub handles_kept: bool,
-    /// Whether it is served over RDMA as well.
+    /// Whether the export is served over RDMA as well.
     pub rdma: bool,
-    /// Threads of the NFS server; 0 when it does not run.
+    /// Threads of the NFS server; 0 without a running server.
     pub threads: u32,
     /// Transports and ports of the NFS server.
     pub ports: Vec<String>,
     /// Whether the NFS server runs and has the export.
     pub active: bool,
-    /// Whether it is writable for some client.
+    /// Whether the export is writable for some client.
     pub writable: bool,
     /// Addresses of clients.
     pub clients: BTreeSet<String>,

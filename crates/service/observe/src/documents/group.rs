@@ -1,15 +1,15 @@
-//! The cache group in the documents of `status`: the registry as a mount or a node sees it, and the nodes of the group.
+//! The cache group in the documents of `status`: the registry from the view of a mount or a node, and the nodes of the group.
 
 use serde::{Deserialize, Serialize};
 
 /// The state of a registry that does not answer.
 pub const REGISTRY_LOST: &str = "lost";
 
-/// A registry, as a mount or a node sees it.
+/// A registry, from the view of a mount or a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegistryStatus {
-    /// Its URL.
+    /// The URL.
     pub registry: String,
     /// `up`, or [`REGISTRY_LOST`].
     pub state: String,
@@ -22,10 +22,10 @@ pub struct RegistryStatus {
 /// The group that a mount follows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FollowedGroup {
-    /// Its registry.
+    /// The registry.
     #[serde(flatten)]
     pub registry: RegistryStatus,
-    /// Its nodes, also those that are away.
+    /// The nodes, also absent nodes.
     #[serde(default)]
     pub members: Vec<FollowedNode>,
 }
@@ -36,32 +36,32 @@ pub struct GroupRegistration {
     /// The group's name.
     #[serde(default)]
     pub name: String,
-    /// Its registry.
+    /// The registry.
     #[serde(flatten)]
     pub registry: RegistryStatus,
 }
 
-/// A node of a group, as the registry names it.
+/// A node of a group, as named by the registry.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GroupNode {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its TCP addresses, the best first.
+    /// The TCP addresses, the best first.
     pub addresses: Vec<String>,
-    /// Its share of the group's blocks relative to other nodes; 0 gets none.
+    /// The share of the group's blocks relative to other nodes; 0 gets none.
     pub weight: u32,
-    /// Its zone; empty when unknown.
+    /// The zone; empty when unknown.
     pub zone: String,
 }
 
-/// A group at its coordinator.
+/// A group at the coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CoordinatedGroup {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its nodes.
+    /// The nodes.
     pub nodes: Vec<GroupNode>,
 }
 

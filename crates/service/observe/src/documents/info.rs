@@ -1,4 +1,4 @@
-//! The document of `info`: a file of a mount with its cached blocks, and the abilities of a writable source.
+//! The document of `info`: a file of a mount with the cached blocks, and the abilities of a writable source.
 
 use super::SourceAbilities;
 use serde::{Deserialize, Serialize};
@@ -6,10 +6,10 @@ use serde_json::Value;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::info::FileInfo;
 
-/// A file, as a mount or a node knows it.
+/// A file, from the view of a mount or a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InfoDocument {
-    /// The file and its cached blocks.
+    /// The file and the cached blocks.
     #[serde(flatten)]
     pub file: FileInfo,
     /// The abilities of the source; `None` where the mount is read-only.
@@ -34,7 +34,7 @@ impl InfoDocument {
     /// Reads the document.
     ///
     /// # Errors
-    /// When it describes no file.
+    /// When the document describes no file.
     pub fn from_json(document: &Value) -> Result<Self> {
         Self::deserialize(document).map_err(|error| {
             Error::new(ErrorKind::Protocol, format!("the description of the file is malformed: {error}"))

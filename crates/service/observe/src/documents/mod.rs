@@ -1,7 +1,6 @@
-//! The JSON documents that a process shows of itself, as types: written by mounts, nodes and coordinators, and read by the
-//! program, the CSI driver and the runtime. Unknown keys are ignored, and missing ones have default values, so that
-//! processes of different versions can be queried. The counters of `stats` are [`spurline_types::Stats`]. They know no
-//! service.
+//! The JSON documents that describe a process, as types: written by mounts, nodes and coordinators, and read by the program, the
+//! CSI driver and the runtime. Unknown keys are ignored, and missing keys have default values, so that processes of different
+//! versions can be queried. The counters of `stats` are [`spurline_types::Stats`]. Knows no service.
 
 mod export;
 mod group;

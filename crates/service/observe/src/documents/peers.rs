@@ -38,7 +38,7 @@ pub struct PeerStatus {
 /// A node of a mount that was needed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PeerUse {
-    /// Why it is down; empty if it is not.
+    /// Why the peer is down; empty otherwise.
     pub reason: String,
     /// The transport that carries data now: `rdma`, `tcp` or `none`.
     pub transport: String,
@@ -51,35 +51,35 @@ pub struct PeerUse {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PathStatus {
-    /// Its name: the rails of both ends.
+    /// The name: the rails of both ends.
     pub path: String,
-    /// Its transport.
+    /// The transport.
     pub transport: String,
-    /// Its speed in megabits per second.
+    /// The speed in megabits per second.
     pub speed_mbit: u32,
-    /// [`PEER_UP`], or the phase that it is in.
+    /// [`PEER_UP`], or the phase.
     pub state: String,
     /// Seconds since the phase began.
     pub for_seconds: u64,
-    /// Channels on it.
+    /// Channels on the path.
     pub channels: u64,
-    /// Requests in flight on it.
+    /// Requests in flight on the path.
     pub in_flight: u64,
     /// Seconds since the last bytes arrived; `None` without data in flight.
     pub silent_seconds: Option<u64>,
-    /// Failures while it carried data.
+    /// Failures while carrying data.
     pub failovers: u64,
     /// Recoveries after such a failure.
     pub failbacks: u64,
     /// The reason of the last failure.
     pub last_failure: Option<String>,
-    /// Local ends of its channels.
+    /// Local ends of the channels.
     pub local: Vec<LocalEnd>,
-    /// Compared with the speed before its last failure; `None` while that is not known.
+    /// Compared with the speed before the last failure; `None` while unknown.
     pub speed_check: Option<PathSpeedCheck>,
 }
 
-/// The speed of a path before and after its last failure.
+/// The speed of a path before and after the last failure.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PathSpeedCheck {
@@ -97,7 +97,7 @@ pub struct PathSpeedCheck {
 pub struct LocalEnd {
     /// The address, without a port.
     pub address: String,
-    /// The interface that carries the packets; `None` where it is unknown.
+    /// The interface that carries the packets; `None` where unknown.
     pub interface: Option<String>,
 }
 

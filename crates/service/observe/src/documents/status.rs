@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::collections::BTreeMap;
 
-/// The state of a process that works as it should.
+/// The state of a process that works.
 pub const STATE_UP: &str = "up";
 /// The value of [`MountStatus::fuse`] before the kernel has answered.
 pub const FUSE_STARTING: &str = "starting";
-/// The state of a cache disk that works as it should.
+/// The state of a cache disk that works.
 pub const DISK_NORMAL: &str = "normal";
 
 /// The status of a process.
@@ -19,10 +19,10 @@ pub struct ProcessStatus {
     /// What depends on the kind of process.
     #[serde(flatten)]
     pub role: ProcessRole,
-    /// Its process number.
+    /// The process number.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// The address of its metrics page; `None` without one.
+    /// The address of the metrics page; `None` without one.
     #[serde(default)]
     pub metrics: Option<String>,
 }
@@ -37,17 +37,17 @@ pub enum ProcessRole {
     Node(NodeStatus),
     /// A coordinator.
     Coordinator(CoordinatorStatus),
-    /// A process of another kind, such as the device plugin: its status is a document of its own.
+    /// A process of another kind, such as the device plugin: with a different status document.
     #[serde(other)]
     Other,
 }
 
-/// The answer of a node to the processes that query it over its group port.
+/// The answer of a node to the processes that query the node over the group port.
 #[derive(Debug, Deserialize)]
 pub struct NodeDescription {
-    /// Its status.
+    /// The status.
     pub status: ProcessStatus,
-    /// Its counters.
+    /// The counters.
     pub stats: Stats,
 }
 
@@ -55,25 +55,25 @@ pub struct NodeDescription {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountStatus {
-    /// Its version.
+    /// The version.
     pub version: String,
-    /// [`STATE_UP`], or what is wrong with its origin.
+    /// [`STATE_UP`], or the fault of the origin.
     pub state: String,
-    /// Its source.
+    /// The source.
     pub source: String,
-    /// Where it is mounted.
+    /// The mountpoint.
     pub mountpoint: String,
-    /// How it talks to the kernel, or [`FUSE_STARTING`].
+    /// The channel to the kernel, or [`FUSE_STARTING`].
     pub fuse: String,
-    /// Its writing side.
+    /// The writing side.
     pub writes: MountWrites,
-    /// Its cache disks.
+    /// The cache disks.
     pub disks: Vec<CacheDiskStatus>,
-    /// Its nodes.
+    /// The nodes.
     pub peers: Vec<PeerStatus>,
-    /// Its cache group; `None` where it follows no registry.
+    /// The cache group; `None` where the mount follows no registry.
     pub group: Option<FollowedGroup>,
-    /// Its export by the kernel's NFS server; `None` without one.
+    /// The export by the kernel's NFS server; `None` without one.
     pub export: Option<ExportStatus>,
 }
 
@@ -81,31 +81,31 @@ pub struct MountStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// Its version.
+    /// The version.
     pub version: String,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Addresses at which it serves over TCP.
+    /// Addresses of the service over TCP.
     pub addresses: Vec<String>,
-    /// `rdma` and `tcp`, the preferred one first.
+    /// `rdma` and `tcp`, the preferred transport first.
     pub transports: Vec<String>,
-    /// Its RDMA rails.
+    /// The RDMA rails.
     pub rails: Vec<RailStatus>,
-    /// Its share of the group's blocks relative to other nodes; 0 gets none.
+    /// The share of the group's blocks relative to other nodes; 0 gets none.
     pub weight: u64,
-    /// Its registration; `None` where it registers nowhere.
+    /// The registration; `None` without one.
     pub group: Option<GroupRegistration>,
-    /// Sources that it serves.
+    /// Served sources.
     pub sources: Vec<String>,
     /// Sources that mounts have opened.
     pub volumes: Vec<String>,
     /// Bytes of a block.
     pub block_size: u64,
-    /// Its writing side.
+    /// The writing side.
     pub writes: NodeWrites,
-    /// Its cache disks.
+    /// The cache disks.
     pub disks: Vec<CacheDiskStatus>,
-    /// Sources that it can't fetch from now, each with the error.
+    /// Sources from which the node can't fetch now, each with the error.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub origin_errors: BTreeMap<String, String>,
 }
@@ -114,13 +114,13 @@ pub struct NodeStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CoordinatorStatus {
-    /// Its version.
+    /// The version.
     pub version: String,
-    /// Addresses at which it serves.
+    /// Addresses of the service.
     pub addresses: Vec<String>,
-    /// Where it shares jobs with other coordinators; `None` where it owns its jobs.
+    /// The store of jobs shared with other coordinators; `None` where the coordinator owns the jobs.
     pub job_store: Option<String>,
-    /// The groups that it keeps.
+    /// The groups.
     pub groups: Vec<CoordinatedGroup>,
 }
 
@@ -128,21 +128,21 @@ pub struct CoordinatorStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheDiskStatus {
-    /// Its directory.
+    /// The directory.
     pub path: String,
-    /// [`DISK_NORMAL`], or the state that it is in.
+    /// [`DISK_NORMAL`], or another state.
     pub state: String,
     /// When the state began, in seconds since 1970.
     pub since: u64,
-    /// Why it is not normal; empty if it is.
+    /// The reason of another state than normal, or empty.
     pub reason: String,
-    /// Bytes of blocks on it.
+    /// Bytes of blocks.
     pub used_bytes: u64,
-    /// Bytes that it may hold.
+    /// Bytes that the disk may hold.
     pub capacity_bytes: u64,
-    /// Bytes free on its file system.
+    /// Bytes free on the file system.
     pub free_bytes: u64,
-    /// Blocks on it.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
@@ -174,7 +174,7 @@ impl NodeDescription {
     /// Reads an answer; `None` of a node that starts.
     ///
     /// # Errors
-    /// When it is no description of a node.
+    /// When the answer is no description of a node.
     pub fn read(answer: &[u8]) -> Result<Option<NodeDescription>> {
         serde_json::from_slice(answer)
             .map_err(|error| Error::new(ErrorKind::Protocol, format!("the node's answer is malformed: {error}")))
@@ -185,7 +185,7 @@ impl ProcessStatus {
     /// Reads a status document.
     ///
     /// # Errors
-    /// When it is no status of a process.
+    /// When the document is no status of a process.
     pub fn from_json(document: &Value) -> Result<Self> {
         Self::deserialize(document)
             .map_err(|error| Error::new(ErrorKind::Protocol, format!("the status is malformed: {error}")))
@@ -206,7 +206,7 @@ impl ProcessStatus {
         self.mount().is_some_and(|mount| mount.fuse == FUSE_STARTING)
     }
 
-    /// The state that the process reports; [`STATE_UP`] of one that reports none.
+    /// The state that the process reports; [`STATE_UP`] without a report.
     pub fn state(&self) -> &str {
         self.mount().map(|mount| mount.state.as_str()).filter(|state| !state.is_empty()).unwrap_or(STATE_UP)
     }

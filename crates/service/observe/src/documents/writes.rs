@@ -1,4 +1,4 @@
-//! The writing side of a mount or a node in the documents of `status` and `info`, and the report of a mount at its end.
+//! The writing side of a mount or a node in the documents of `status` and `info`, and the report of a mount at the end.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub struct MountWrites {
     pub behind: Option<WritesBehind>,
 }
 
-/// Locks hold between the programs of one mount.
+/// Locks hold between the programs of a mount.
 pub const LOCKS_OF_MOUNT: &str = "mount";
 /// Locks hold between all users of the source.
 pub const LOCKS_OF_SOURCE: &str = "source";
@@ -34,41 +34,41 @@ pub struct NodeWrites {
     pub open_files: u64,
 }
 
-/// Written bytes that no node has yet, and lost ones: in the status of a mount, and its report at the end.
+/// Written bytes that no node has yet, and lost bytes: in the status of a mount, and in the report at the end.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WritesBehind {
     /// Bytes that no node has yet.
     pub unsent_bytes: u64,
-    /// Their files.
+    /// Files with such bytes.
     pub unsent_files: u64,
     /// The files with most of these bytes.
     pub unsent: Vec<FileByteCount>,
-    /// Bytes that no node took before their file was closed for good.
+    /// Bytes that no node took before the file was closed for good.
     pub lost_bytes: u64,
-    /// Their files.
+    /// Files with such bytes.
     pub lost_files: u64,
     /// The first of these files.
     pub lost: Vec<FileByteCount>,
     /// Why the source made changes not durable at the end of the mount.
     pub not_durable: Option<String>,
-    /// Why the mount does not know at its end whether all changes are durable.
+    /// Why the mount does not know at the end whether all changes are durable.
     pub maybe_not_durable: Option<String>,
-    /// Whether the mount has ended for programs, and waits until its nodes have made the changes durable.
+    /// Whether the mount has ended for programs, and waits until nodes have made the changes durable.
     pub finishing: bool,
 }
 
-/// A file with some of its bytes.
+/// A file with some of the bytes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FileByteCount {
-    /// Its path below the source.
+    /// The path below the source.
     pub path: String,
     /// The bytes.
     pub bytes: u64,
 }
 
-/// The abilities of a writable source, for programs of one mount.
+/// The abilities of a writable source, for programs of a mount.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SourceAbilities {

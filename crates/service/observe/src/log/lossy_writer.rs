@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::io::{Result, Write};
 use std::os::fd::AsFd;
 
-/// How long a line waits for room; after one lost line, later lines do not wait.
+/// How long a line waits for room; after a lost line, later lines do not wait.
 const LINE_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const NO_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// A pipe reported writable has room for this many bytes.
@@ -48,7 +48,7 @@ impl<W: Write + AsFd> LossyWriter<W> {
 }
 
 impl<W: Write + AsFd> Write for LossyWriter<W> {
-    /// Accepts a line. The next line that has room reports the lost ones.
+    /// Accepts a line. The next line that has room reports the lost lines.
     fn write(&mut self, line: &[u8]) -> Result<usize> {
         if self.lost > 0 && self.has_room() {
             let lost = std::mem::take(&mut self.lost);

@@ -1,6 +1,5 @@
-//! The jobs of a coordinator's groups. Each group has a job manager. Its records lie beside the coordinator's node
-//! list, so that a restart resumes them, or in a store shared by several coordinators, where each takes over jobs
-//! without a worker.
+//! The jobs of a coordinator's groups. Each group has a job manager. The records lie beside the coordinator's node list, so that
+//! a restart resumes the jobs, or in a store shared by several coordinators, where each takes over jobs without a worker.
 
 use super::shared_records::{SharedJobRecords, from_stored};
 use super::target;
@@ -22,17 +21,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time limit of a fetch request, which a node answers when it has all of the data.
+/// Time limit of a fetch request, which a node answers when all data is there.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Connections to each node, and so the most concurrent requests.
 const NODE_CONNECTIONS: usize = 64;
 /// A node that owes an answer and sends no heartbeat for this long is abandoned.
 const FETCH_SILENCE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a node that left keeps its share.
+/// How long a node that left keeps a share.
 const SHARE_HOLD_TIME: Duration = Duration::from_secs(60);
 /// Interval of the search for jobs without a worker.
 const UNWORKED_JOBS_INTERVAL: Duration = Duration::from_secs(1);
-/// Characters of a group's name that stay as they are in a file name.
+/// Characters of a group's name that stay unchanged in a file name.
 const FILE_NAME_ESCAPES: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
 /// Opens the registry of a group.
@@ -162,7 +161,7 @@ impl GroupJobs {
                     board.stop_job(id)?;
                 }
             } else if now.mine {
-                // It ended here while the store could not record that.
+                // The job ended here while the store could not record that.
                 store.release_job(plain, id)?;
             } else if now.open && !now.owned && (now.stop || !strange(of)) {
                 self.take_over(store, &board, of, now.stop)?;
@@ -175,8 +174,8 @@ impl GroupJobs {
         self.unreadable_jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over a job without a worker, unless another coordinator is faster. A job that this release can't read is
-    /// left to those that can, until a stop is requested.
+    /// Takes over a job without a worker, unless another coordinator is faster. A job that this release can't read is left to
+    /// releases that can, until a stop is requested.
     fn take_over(&self, store: &JobStore, board: &JobManager, of: &(String, String), stop: bool) -> Result<()> {
         let (plain, id) = of;
         let Some(stored) = store.claim_job(plain, id)? else { return Ok(()) };
@@ -205,12 +204,12 @@ impl GroupJobs {
         totals.set_gauges(&stats.jobs);
     }
 
-    /// Suspends the jobs; a later start resumes them, or another coordinator at once.
+    /// Suspends the jobs; a later start resumes the jobs, or another coordinator at once.
     pub fn suspend_jobs(&self) {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.wake.notify_all();
         if let Some(looking) = self.looking.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // It ends after the current search, which has a deadline.
+            // The thread ends after the current search, which has a deadline.
             let _ = looking.join();
         }
         let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();

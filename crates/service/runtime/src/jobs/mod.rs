@@ -1,5 +1,5 @@
-//! Jobs on many files: their workers (a mount, or a coordinator for its groups) and their targets. How a job is
-//! planned and resumed is known to the jobs crate alone.
+//! Jobs on many files: the workers (a mount, or a coordinator for groups) and the targets. How a job is planned and resumed is
+//! known to the jobs crate alone.
 
 pub mod group;
 mod remark;

@@ -1,5 +1,5 @@
-//! The remark on a load that succeeded: more was loaded than the rules for folders, or the cache disks, keep. It
-//! reads the nodes' answers and sends no request.
+//! The remark on a load that succeeded: more was loaded than the rules for folders, or the cache disks, keep. Reads the nodes'
+//! answers and sends no request.
 
 use crate::rules;
 use serde_json::Value;
@@ -13,7 +13,7 @@ const DISK_PAGE_BYTES: u64 = 4096;
 /// The most folders in a remark.
 const REMARK_FOLDERS: usize = 3;
 
-/// The rules and the space of the nodes, from their answers.
+/// The rules and the space of the nodes, from the answers.
 pub struct GroupCapacity<'a> {
     told: &'a [Value],
     set: RuleSet,
@@ -33,13 +33,13 @@ impl GroupCapacity<'_> {
         self.told.iter().map(of).sum()
     }
 
-    /// Space of the cache disks without pins; `None` where a node has no disk or does not report its size.
+    /// Space of the cache disks without pins; `None` where a node has no disk or does not report the size.
     fn unpinned_bytes(&self) -> Option<u64> {
         let capacity = self.sum_over_nodes(|node| node["capacity_bytes"].as_u64())?;
         Some(capacity.saturating_sub(self.sum_over_nodes(|node| node["pinned_bytes"].as_u64())?))
     }
 
-    /// Whether `bytes` more can't be pinned: no space in all, or less than a block on one node.
+    /// Whether `bytes` more can't be pinned: no space in all, or less than a block on a node.
     fn refuses_pins(&self, bytes: u64) -> bool {
         let left =
             |node: &Value| Some(node["most_pinned_bytes"].as_u64()?.saturating_sub(node["pinned_bytes"].as_u64()?));
@@ -47,7 +47,7 @@ impl GroupCapacity<'_> {
         self.sum_over_nodes(left).is_some_and(|left| left < bytes) || self.told.iter().any(is_full)
     }
 
-    /// Whether `bytes` fit for certain, whatever files they are.
+    /// Whether `bytes` fit for certain, whatever the files.
     pub fn surely_holds(&self, bytes: u64) -> bool {
         self.set.rules.is_empty() && self.unpinned_bytes().is_none_or(|room| bytes <= room)
     }

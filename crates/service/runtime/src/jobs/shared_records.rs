@@ -1,11 +1,11 @@
-//! Records of one group's jobs in the store that several coordinators share.
+//! Records of a group's jobs in the store that several coordinators share.
 
 use spurline_jobs::{JobRecord, JobRecords};
 use spurline_membership::{BeginResult, JobStore, StoredJob};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// The records of one group.
+/// The records of a group.
 pub struct SharedJobRecords {
     /// The store.
     pub store: Arc<JobStore>,
@@ -22,7 +22,7 @@ fn to_stored(kept: &JobRecord) -> Result<StoredJob> {
 /// Joins the two parts.
 ///
 /// # Errors
-/// When they are invalid.
+/// When the records are invalid.
 pub fn from_stored(stored: &StoredJob) -> Result<JobRecord> {
     JobRecord::from_parts(&stored.spec, &stored.state)
 }
@@ -43,12 +43,12 @@ impl JobRecords for SharedJobRecords {
     }
 
     fn load_jobs(&self) -> Result<Vec<(String, JobRecord)>> {
-        // The search for jobs without a worker also finds those of an earlier start.
+        // The search for jobs without a worker also finds jobs of an earlier start.
         Ok(Vec::new())
     }
 
     fn remove_job(&self, _id: &str) -> Result<()> {
-        // The store removes them itself.
+        // The store removes such records.
         Ok(())
     }
 

@@ -12,18 +12,18 @@ use std::time::Duration;
 
 /// Names per page.
 const TARGET_PAGE_NAMES: usize = 1000;
-/// Concurrent requests of one thread for short files. Most of the cost of such a request is the wake-up by its
-/// answer, which a thread that waits for several shares among them.
+/// Concurrent requests of a thread for short files. Most of the cost of such a request is the wake-up by the answer, which is
+/// shared by all requests of a waiting thread.
 const SHORT_FILE_REQUESTS: usize = 8;
 
-/// Time limit of the query for a node's rules; a job ends without its answer.
+/// Time limit of the query for a node's rules; a job ends without the answer.
 const RULES_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most copies of a block.
 const MAX_COPIES: u32 = 8;
 
 /// The cache of this process.
 pub struct LocalCacheTarget {
-    /// What is filled.
+    /// The cache that is filled.
     pub cache: Arc<Cache>,
 }
 
@@ -55,8 +55,7 @@ impl LocalCacheTarget {
             .collect()
     }
 
-    /// The result for a part, of which `fetched` says for each block whether it was fetched; ends with the first
-    /// error.
+    /// The result for a part, of which `fetched` says for each block whether that took a fetch; ends with the first error.
     fn sum_blocks(&self, part: &FilePart, mut fetched: impl FnMut(u32) -> Result<bool>) -> Result<WorkDone> {
         let mut worked = WorkDone::default();
         for index in part.blocks.clone() {
@@ -144,7 +143,7 @@ impl JobTarget for LocalCacheTarget {
 }
 
 impl GroupTarget {
-    /// The nodes of a mount, which follows them itself.
+    /// The nodes of a mount, which follows the group.
     pub fn from_volume(remote: Arc<GroupVolume>) -> Self {
         GroupTarget { remote, _follower: None }
     }
@@ -224,7 +223,7 @@ impl JobTarget for GroupTarget {
         bytes: u64,
         files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
     ) -> Option<String> {
-        // Most jobs fit on one node; only a larger one is worth a query to every node.
+        // Most jobs fit on a single node; only a larger job is worth a query to every node.
         let first = self.remote.node_rules(1, RULES_QUERY_TIMEOUT).ok()?;
         if remark::GroupCapacity::from_answers(&first)
             .surely_holds(bytes.saturating_mul(replicas.unwrap_or(MAX_COPIES).into()))

@@ -1,4 +1,4 @@
-//! The worker of a job: the process of the mount that contains its paths, or a coordinator.
+//! The worker of a job: the process of the mount that contains the paths, or a coordinator.
 
 use crate::locator::{ANSWER, locate_path};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use spurline_types::{Error, ErrorKind, Result, url};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The worker of a job, and the source of its paths.
+/// The worker of a job, and the source of the paths.
 pub struct JobWorker {
     description: WorkerKind,
     source_url: String,
@@ -44,7 +44,7 @@ impl JobWorker {
         };
         let source = source.as_str().trim_end_matches('/').to_owned();
         let below = |path: &String| {
-            // Absolute paths and URLs are compared with the source; other paths are relative to it.
+            // Absolute paths and URLs are compared with the source; other paths are relative to the source.
             let whole = path.contains("://") || path.starts_with('/');
             let url = if whole { path.parse::<SourceUrl>().ok() } else { None };
             let text = url.as_ref().map_or(path.as_str(), SourceUrl::as_str).trim_end_matches('/');
@@ -63,16 +63,16 @@ impl JobWorker {
         Ok((JobWorker { description: who, source_url: source }, below))
     }
 
-    /// The mount of `paths`, and the paths below its source.
+    /// The mount of `paths`, and the paths below the source.
     ///
     /// # Errors
-    /// When a path is in no mount, or they are in different mounts.
+    /// When a path is in no mount, or the paths are in different mounts.
     pub fn of_paths(paths: &[String]) -> Result<(JobWorker, Vec<String>), Fault> {
         let mut place: Option<(AdminPeer, PathBuf, String)> = None;
         let mut all = Vec::with_capacity(paths.len());
         for path in paths {
             let (mountpoint, source, below) = match &place {
-                // One reading of the mount table serves all paths of a long list below the same mountpoint.
+                // A single reading of the mount table serves all paths of a long list below the same mountpoint.
                 Some((_, mountpoint, source)) if Path::new(path).is_absolute() && is_normalised(path) => {
                     match Path::new(path).strip_prefix(mountpoint) {
                         Ok(below) => (mountpoint.clone(), source.clone(), below.to_owned()),
@@ -127,8 +127,8 @@ impl JobWorker {
         matches!(self.description, WorkerKind::Coordinator { .. })
     }
 
-    /// Sends a request about a job. `since` is the submission that was seen, 0 for none: the end of an earlier job of the
-    /// same paths is no answer about it.
+    /// Sends a request about a job. `since` is the submission that was seen, 0 for none: the end of an earlier job of the same
+    /// paths is no answer.
     ///
     /// # Errors
     /// The error of the answer; `Unavailable` when there is none.
@@ -175,7 +175,7 @@ fn is_silence(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
 }
 
-/// The number of a job among those on its paths; later jobs have larger ones.
+/// The number of a job among the jobs on the same paths; later jobs have larger numbers.
 pub fn submission_number(job: &Value) -> u64 {
     job["submission"].as_u64().unwrap_or(0)
 }
