@@ -1,5 +1,5 @@
-//! The rails of a mount or a node: resolves the interfaces of --rdma-network to RDMA devices, makes a mount's
-//! connections over them, and starts a node's server on them.
+//! The rails of a mount or a node: resolves the interfaces of --rdma-network to RDMA devices, makes a mount's connections over
+//! these, and starts a node's server there.
 
 use spurline_client::{GroupMembers, NodeRails, PathMonitor, RailDialer, RailsConfig};
 use spurline_config::{Fault, MemoryBudget, RdmaConfig, TransportMode, VolumeConfig};
@@ -43,8 +43,8 @@ pub fn find_rails(config: &RdmaConfig, budget: &MemoryBudget, before: usize) -> 
     Ok(rails)
 }
 
-/// Places the memory of `pool` on the NUMA nodes of the rails. It comes before any registration, also with io_uring,
-/// as registering touches the pages.
+/// Places the memory of `pool` on the NUMA nodes of the rails. To be called before any registration, also with io_uring, as
+/// registering touches the pages.
 pub fn place_memory(found: &[LocalRail], pool: &BufferPool) {
     let nodes = found.iter().filter_map(|f| f.numa_node).filter(|node| *node < 64).fold(0u64, |all, n| all | 1 << n);
     if nodes != 0
@@ -113,7 +113,7 @@ pub struct RailMemory<'a> {
     pub locked_times: usize,
 }
 
-/// Serves a node on every rail of `found`, within the budget; returns the rails with their ports.
+/// Serves a node on every rail of `found`, within the budget; returns the rails with ports.
 ///
 /// # Errors
 /// When a device can't be used or the port is taken.
@@ -194,8 +194,8 @@ impl RailDialer for RdmaDialer {
 
     fn link_up(&self, local: usize) -> bool {
         let found = &self.found[local];
-        // A removed device may come back under another name, while its interface keeps its own. A new tree each time:
-        // it retries files that did not answer in time.
+        // A removed device may come back under another name, while the interface keeps its name. A new tree each time retries
+        // files that did not answer in time.
         let tree = HostTree::live();
         found.is_link_up(&tree) || {
             let name = std::slice::from_ref(&found.rail.name);
@@ -205,7 +205,7 @@ impl RailDialer for RdmaDialer {
     }
 }
 
-/// Gives every node paths over the rails of a mount, connects them, and monitors them while the result is kept.
+/// Gives every node paths over the rails of a mount, connects and monitors the paths while the result is kept.
 ///
 /// # Errors
 /// When a device can't be used.
@@ -219,7 +219,7 @@ pub fn start_path_monitor(
     stats: &Arc<Stats>,
 ) -> Result<PathMonitor, Fault> {
     place_memory(&found, pool);
-    // Only a volume that is changed opens its memory to reads.
+    // Only a volume that is changed opens memory to reads.
     let access = if config.writes.is_some() { MemoryAccess::PeerReadsAndWrites } else { MemoryAccess::PeerWrites };
     let rails = open_rails(&found, pool, access, locked_bytes(&config.budget, 0, found.len()))?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
@@ -249,7 +249,7 @@ pub fn start_path_monitor(
         NodeRails::new(&member.name, dialer, paths_config.clone(), stats, wake)
     });
     let monitor = PathMonitor::start(members)?;
-    // The first reads find their paths; a node that hangs delays the start no longer than this.
+    // The first reads find paths; a node that hangs delays the start no longer than this.
     monitor.wait_first(Instant::now() + 2 * RAIL_CONNECT_TIMEOUT);
     Ok(monitor)
 }

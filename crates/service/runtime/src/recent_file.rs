@@ -1,5 +1,5 @@
-//! The objects that were used lately, in a file beside the blocks of a node: the node started next knows the names of the
-//! blocks on its disks by it, and can hand them on. It does not know what they are used for.
+//! The objects that were used lately, in a file beside the blocks of a node: from this file, the node started next knows the
+//! names of the blocks on the disks, and can hand them on. Does not know the use of the names.
 
 use serde_json::Value;
 use spurline_config::Fault;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// In the first cache directory.
 const RECENT_FILE: &str = "recent.json";
-/// Shortest interval of writing the file while objects are added: a node that is killed forgets those of this time.
+/// Shortest interval of writing the file while objects are added: a killed node forgets objects of this time.
 const WRITE_INTERVAL: Duration = Duration::from_millis(500);
 /// The interval is at least this many times as long as writing the file takes: the largest has a few MiB.
 const WRITE_SHARE_DIVISOR: u32 = 100;
@@ -24,13 +24,13 @@ const WRITE_SHARE_DIVISOR: u32 = 100;
 /// The file, which a thread keeps current.
 pub(crate) struct RecentObjectsFile {
     file: PathBuf,
-    /// Dropping it ends the thread.
+    /// A drop ends the thread.
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl RecentObjectsFile {
-    /// Reads the file of an earlier process into `node`, and keeps it current from now on; `None` without a directory.
+    /// Reads the file of an earlier process into `node`, and keeps the file current from now on; `None` without a directory.
     ///
     /// # Errors
     /// When there can be no thread.
@@ -43,7 +43,7 @@ impl RecentObjectsFile {
                 let restored = node.restore_recent(&record);
                 tracing::info!("{restored} objects were used lately before this start");
             }
-            // Only a drain needs it.
+            // Only a drain needs the file.
             Err(error) => {
                 tracing::warn!("{}: {error}; objects used before this start are not known", file.display());
             }
@@ -82,7 +82,7 @@ fn read_record(file: &Path) -> io::Result<Option<Value>> {
     }
 }
 
-/// Writes the file if objects were added since there were `written`; returns their number now.
+/// Writes the file if objects were added since there were `written`; returns the present number.
 fn write_if_changed(file: &Path, node: &Weak<CacheNode>, written: u64) -> u64 {
     let Some(node) = node.upgrade() else { return written };
     let added = node.recent_count();
@@ -94,7 +94,7 @@ fn write_if_changed(file: &Path, node: &Weak<CacheNode>, written: u64) -> u64 {
 
 fn write_record(file: &Path, node: &CacheNode) {
     if let Err(error) = replace_file(file, node.recent_record().to_string().as_bytes(), 0o600) {
-        // A disk that is full or bad serves its blocks.
+        // A disk that is full or bad still serves blocks.
         tracing::warn!("{}: the objects used lately are not recorded: {error}", file.display());
     }
 }

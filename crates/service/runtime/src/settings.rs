@@ -1,5 +1,5 @@
-//! Compares the placement settings of a node with those of its last start, and with those of the other nodes of its
-//! group. A difference would move blocks, so it is reported before the node serves.
+//! Compares the placement settings of a node with those of the last start, and with those of the other nodes of the group. A
+//! difference would move blocks, and is reported before the node serves.
 
 use crate::peers::PeerConnector;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ struct SettingDifference {
     remedy: String,
 }
 
-/// The settings in their stored form.
+/// The settings in stored form.
 fn settings_of(config: &NodeConfig) -> Value {
     let group = config.group.as_ref();
     json!({
@@ -42,7 +42,7 @@ fn same_group(before: &Value, now: &Value) -> bool {
     ["group", "registry"].iter().all(|key| before[key].is_string() && before[key] == now[key])
 }
 
-/// The differences; a setting that one side lacks is none.
+/// The differences; a setting that either side lacks is no difference.
 fn list_differences(before: &Value, now: &Value) -> Vec<SettingDifference> {
     let mut out = Vec::new();
     for (key, flag) in [("name", "--name"), ("zone", "--zone")] {
@@ -72,7 +72,7 @@ fn difference_fault(where_from: &str, differing: &[SettingDifference]) -> Fault 
     )
 }
 
-/// Cache directories that get the current settings once the node has joined its group.
+/// Cache directories that get the current settings once the node has joined the group.
 #[must_use]
 pub struct SettingsMarks {
     dirs: Vec<PathBuf>,
@@ -81,12 +81,12 @@ pub struct SettingsMarks {
 }
 
 impl SettingsMarks {
-    /// Whether the node was a member of its group before, with this cache.
+    /// Whether the node was a member of the group before, with this cache.
     pub fn before(&self) -> bool {
         self.was_member
     }
 
-    /// Writes the marks. A refused start must not: no block is cached by its settings.
+    /// Writes the marks. A refused start must not: no block is cached by the settings of that start.
     pub fn write_marks(self) {
         for dir in &self.dirs {
             write_settings(&dir.join(SETTINGS_FILE), &self.now);
@@ -123,7 +123,7 @@ pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<Settings
 
 fn write_settings(file: &Path, now: &Value) {
     if let Err(error) = replace_file(file, now.to_string().as_bytes(), 0o644) {
-        // A full or faulty disk still serves its blocks.
+        // A full or faulty disk still serves blocks.
         tracing::warn!("{}: the node's settings were not kept: {error}", file.display());
     }
 }

@@ -1,4 +1,4 @@
-//! Common setup of mounts and nodes from their configuration: trust, origin and cache disks.
+//! Common setup of mounts and nodes from the configuration: trust, origin and cache disks.
 
 use crate::shared_folder::SharedCacheFolder;
 use spurline_config as config;
@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The maximum age of metadata in a node; each mount requests its own maximum.
+/// The maximum age of metadata in a node; each mount requests another maximum.
 pub const NODE_METADATA_TTL: Duration = Duration::from_secs(60);
 /// Memory of a name with cached metadata.
 const METADATA_NAME_BYTES: u64 = 300;
 
-/// The authentication of this process, under its name; warnings about a token's file are logged.
+/// The authentication of this process, under a name; warnings about a token's file are logged.
 ///
 /// # Errors
 /// When a file can't be read, or holds no secret.
@@ -85,7 +85,7 @@ pub(crate) fn origin_options(config: &config::OriginConfig, in_common: &SharedBu
 /// Checks that the origin answers and can be listed.
 ///
 /// # Errors
-/// When it can't be reached within `limit`, or refuses; a usage error when its path is no directory.
+/// When the origin can't be reached within `limit`, or refuses; a usage error when the path is no directory.
 pub fn check_origin(under: &dyn OriginStore, limit: Duration) -> Result<(), Fault> {
     under.check(Instant::now() + limit).map_err(|error| match error.kind() {
         ErrorKind::NotADirectory => Fault::usage(error.message(), ""),
@@ -93,7 +93,7 @@ pub fn check_origin(under: &dyn OriginStore, limit: Duration) -> Result<(), Faul
     })
 }
 
-/// The state of a process by its origins: `up`, or why it is not.
+/// The state of a process by the origins: `up`, or the reason against.
 pub fn origin_state(stats: &Stats) -> &'static str {
     if stats.metadata.silent_origins.get() > 0 { "origin does not respond" } else { documents::STATE_UP }
 }
@@ -105,8 +105,8 @@ pub fn has_disks(config: &config::CacheConfig) -> bool {
         && !config.dirs.is_empty()
 }
 
-/// Warns of a cache directory that lies in a directory source: reading all of the source would read the cache, and
-/// cache it again.
+/// Warns of a cache directory that lies in a directory source: a read of the whole source would read the cache, and cache those
+/// bytes again.
 pub fn warn_of_cache_in_source(source: &str, config: &config::CacheConfig) {
     let Ok(source) = spurline_origin::SourceLocation::parse(source) else { return };
     if source.scheme() != SourceScheme::Directory || !has_disks(config) {
@@ -134,7 +134,7 @@ pub struct OpenCache {
     pub fresh: FreshDirs,
 }
 
-/// Opens the cache disks, with at most `index_bytes` of memory for their index.
+/// Opens the cache disks, with at most `index_bytes` of memory for the index.
 ///
 /// # Errors
 /// When a directory can't be used.
@@ -163,7 +163,7 @@ pub fn open_store(
         max_blocks: index_bytes / spurline_store::index_bytes_per_block(config.block_size as u32),
         io,
         read_timeout: config.disk_timeout,
-        // Disks free space while they write, which may be slow; reads do not.
+        // Disks free space during writes, which may be slow; reads do not.
         write_timeout: 2 * config.disk_timeout,
         pool: Some(Arc::clone(pool)),
         ..StoreConfig::new(config.dirs.clone(), capacity)
@@ -176,7 +176,7 @@ pub fn open_store(
     Ok(OpenCache { shared, store: Some(store), fresh })
 }
 
-/// The error of a cache disk: one that can't be used is a missing prerequisite; a wrong setting is a usage error.
+/// The error of a cache disk: an unusable disk is a missing prerequisite; a wrong setting is a usage error.
 fn store_fault(error: Error) -> Fault {
     match error.kind() {
         ErrorKind::Invalid | ErrorKind::Corrupt => error.into(),
@@ -184,11 +184,11 @@ fn store_fault(error: Error) -> Fault {
     }
 }
 
-/// A folder that this start created; dropping it removes the folder, if it is empty.
+/// A folder that this start created; a drop removes the folder, if empty.
 pub struct CreatedFolder(Option<PathBuf>);
 
 impl CreatedFolder {
-    /// Creates the folder if it is missing; errors are reported by the later write.
+    /// Creates the folder if missing; errors are reported by the later write.
     pub fn create_missing(folder: Option<&Path>) -> Self {
         CreatedFolder(
             folder
@@ -202,7 +202,7 @@ impl CreatedFolder {
         )
     }
 
-    /// The start succeeded: it stays.
+    /// The start succeeded: the folder stays.
     pub fn keep(mut self) {
         self.0 = None;
     }
@@ -234,7 +234,7 @@ pub fn disk_status(store: Option<&Store>) -> Vec<documents::CacheDiskStatus> {
         .collect()
 }
 
-/// Checks that at least one cache disk works, if there are any.
+/// Checks that at least a single cache disk works, if there are any.
 ///
 /// # Errors
 /// When all are down, with the reason of the first.
@@ -255,7 +255,7 @@ pub fn set_memory_gauges(pool: &BufferPool, tier: &MemTier, stats: &Stats) {
     stats.blockcache.mem_bytes.set(tier.held_bytes());
 }
 
-/// The grace of a mount or a node that is stopped, before it stops by force.
+/// The grace of a mount or a node that is stopped, before the stop by force.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

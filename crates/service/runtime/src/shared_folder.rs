@@ -1,6 +1,6 @@
-//! The default cache folder, which all processes of a user share that name no cache directory. Each has a folder of its own in it,
-//! and together they hold as much as one `--cache-size`. The blocks of a process that has ended stay until others need their
-//! space. It knows no blocks.
+//! The default cache folder, which all processes of a user share that name no cache directory. Each process has a separate folder
+//! there, and all together hold as much as a single `--cache-size`. The blocks of a process that has ended stay until others need
+//! the space. Knows no blocks.
 
 use rustix::fs::{FlockOperation, flock};
 use spurline_config::Fault;
@@ -15,10 +15,10 @@ use std::time::{Duration, SystemTime};
 
 /// Interval at which each process looks at the folders of the others: as much as a disk takes in this time may exceed the size.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// In each folder: the bytes of its blocks, for the other processes.
+/// In each folder: the bytes of the blocks, for the other processes.
 const USED_FILE: &str = "used";
 
-/// Keeps the share of this process in the default cache folder; dropping it ends that.
+/// Keeps the share of this process in the default cache folder; a drop ends that.
 pub struct SharedCacheFolder {
     ended: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
@@ -29,14 +29,14 @@ pub struct SharedCacheFolder {
 struct SiblingFolder {
     path: PathBuf,
     used_bytes: u64,
-    /// When its process last stored or removed blocks.
+    /// When the folder's process last stored or removed blocks.
     changed: SystemTime,
-    /// Whether its process runs.
+    /// Whether the folder's process runs.
     in_use: bool,
 }
 
 impl SharedCacheFolder {
-    /// Limits the store in the folder `own`, so that it and the folders beside it hold at most `size` bytes.
+    /// Limits the store in the folder `own`, so that this folder and the neighbours hold at most `size` bytes.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -60,7 +60,7 @@ impl Drop for SharedCacheFolder {
     }
 }
 
-/// The part of one process.
+/// The part of a process.
 struct CacheShare {
     own: PathBuf,
     /// The most bytes of all folders.
@@ -78,7 +78,7 @@ impl CacheShare {
         self.publish();
     }
 
-    /// Publishes the bytes of this process, removes unused folders where it needs their space, and sets its limit.
+    /// Publishes the bytes of this process, removes unused folders where the space is needed, and sets the limit.
     fn update(&self) {
         let Some(used) = self.publish() else { return };
         let mut siblings = list_siblings(&self.own);
@@ -97,7 +97,7 @@ impl CacheShare {
         }
     }
 
-    /// Tells the other processes the bytes of this one; `None` when its store is gone.
+    /// Publishes the bytes of this process; `None` when the store is gone.
     fn publish(&self) -> Option<u64> {
         let used = self.store.upgrade()?.disks().iter().map(|disk| disk.used).sum();
         publish_used(&self.own, used);
@@ -105,14 +105,14 @@ impl CacheShare {
     }
 }
 
-/// The limit of this process: what the others leave, and at least an equal share.
+/// The limit of this process: the rest beside the others, and at least an equal share.
 fn share_of(size: u64, siblings: &[SiblingFolder]) -> u64 {
     let used: u64 = siblings.iter().map(|sibling| sibling.used_bytes).sum();
     let processes = 1 + siblings.iter().filter(|sibling| sibling.in_use).count() as u64;
     size.saturating_sub(used).max(size / processes)
 }
 
-/// The folder that was unused for the longest time, if this process has nearly filled what the others leave.
+/// The folder that was unused for the longest time, if this process has nearly filled the rest beside the others.
 fn oldest_in_the_way(size: u64, used: u64, siblings: &[SiblingFolder]) -> Option<usize> {
     let left = size.saturating_sub(siblings.iter().map(|sibling| sibling.used_bytes).sum());
     if used < left - left / 16 {
@@ -128,7 +128,7 @@ fn publish_used(own: &Path, used: u64) {
     if fs::read_to_string(&file).is_ok_and(|known| known == text) {
         return;
     }
-    // Others see the last number until the disk takes this one.
+    // Others see the last number until the disk takes this number.
     if let Err(error) = fs::write(&file, text) {
         tracing::debug!("{}: {error}", file.display());
     }
@@ -157,7 +157,7 @@ fn try_lock(lock: &File, operation: FlockOperation) -> bool {
     flock(lock, operation).is_ok()
 }
 
-/// Removes a folder unless a process has begun to use it.
+/// Removes a folder unless a process has begun to use the folder.
 fn remove_unused(folder: &Path) -> bool {
     let Ok(lock) = File::open(folder.join(LOCK)) else { return false };
     // Held until the folder is gone. A process that starts there meanwhile fails and says so.

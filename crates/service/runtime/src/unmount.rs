@@ -1,4 +1,4 @@
-//! Unmounts, also a mount that hangs or whose process is gone. It does not access the mount before the unmount call.
+//! Unmounts, also a mount that hangs or whose process is gone. Does not access the mount before the unmount call.
 
 use crate::exported::{is_exported, renew_export};
 use crate::locator::{find_mount, mount_process};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Interval of the reports during the wait for the mount's process.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time for a process to take the request of a report, and for a report to arrive from one that has ended.
+/// Time for a process to take the request of a report, and for the report of an ended process to arrive.
 const END_WATCH_LIMIT: Duration = Duration::from_secs(2);
 
 /// How to unmount.
@@ -31,23 +31,23 @@ const END_WATCH_LIMIT: Duration = Duration::from_secs(2);
 pub struct UnmountRequest {
     /// Abort pending requests first.
     pub force: bool,
-    /// Detach now; the mount ends when its last file is closed.
+    /// Detach now; the mount ends when the last file is closed.
     pub lazy: bool,
     /// Longest wait for the mount's process to end.
     pub timeout: Duration,
 }
 
-/// What an unmount says while it goes on.
+/// The progress of an unmount.
 pub struct UnmountReport<'a> {
     /// Receives what was left undone.
     pub warn: &'a dyn Fn(String),
-    /// Receives what it waits for.
+    /// Receives the cause of the wait.
     pub note: &'a dyn Fn(String),
-    /// Receives every second, during the wait for the mount's process, its written bytes that no node has yet.
+    /// Receives every second, during the wait for the mount's process, the written bytes that no node has yet.
     pub unsent: &'a dyn Fn(String),
 }
 
-/// Unmounts the mount of Spurline at `mountpoint`, and waits for the end of its process unless that is lazy.
+/// Unmounts the mount of Spurline at `mountpoint`, and waits for the end of the process unless that is lazy.
 ///
 /// # Errors
 /// When the path is no mountpoint, is busy, or may not be unmounted by this user; when the process does not end, or has lost
@@ -67,7 +67,7 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &Unmoun
     if request.force {
         abort_requests(&mount, report.warn)?;
     }
-    // The NFS server holds the mount of a killed process, and answers its clients with errors.
+    // The NFS server holds the mount of a killed process, and answers clients with errors.
     let gone = process.is_none() && mount_process(&mount).is_err_and(|absent| !absent.may_run);
     let dead_export = gone && is_exported(&mount.source, &mount.mountpoint);
     unmount_now(&mount, request.lazy || request.force || dead_export, request.force)?;
@@ -76,13 +76,13 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &Unmoun
         (report.note)("its NFS clients wait until it is mounted again".into());
     }
     match process {
-        // With --lazy, an open file may keep it for days.
+        // With --lazy, an open file may keep the process for days.
         Some(process) if !request.lazy => process.wait_for_exit(request, &mount, report, end),
         _ => Ok(()),
     }
 }
 
-/// Checks that no other mount covers this one: the kernel unmounts the topmost mount of a path.
+/// Checks that no other mount covers this mount: the kernel unmounts the topmost mount of a path.
 fn check_uncovered(mount: &SpurlineMount) -> Result<(), Fault> {
     let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), ""))?;
     let at = &mount.mountpoint;
@@ -163,7 +163,7 @@ fn busy_fault(at: &Path) -> Fault {
     )
 }
 
-/// The names of up to five processes that `is_wanted` accepts by their folders in /proc.
+/// The names of up to five processes that `is_wanted` accepts by the folders in /proc.
 fn find_processes(mut is_wanted: impl FnMut(&Path) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -180,17 +180,17 @@ fn find_processes(mut is_wanted: impl FnMut(&Path) -> bool) -> Vec<String> {
     found
 }
 
-/// Processes with an open or mapped file, their program, root or working directory below the mountpoint.
+/// Processes with an open or mapped file, program, root or working directory below the mountpoint.
 fn users_of(at: &Path) -> Vec<String> {
     let below = |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(at));
-    // A program that is executed from the mount, or maps one of its files, has no descriptor of it.
+    // A program that is executed from the mount, or maps a file there, has no descriptor.
     let maps = |process: &Path| {
         let maps = std::fs::read(process.join("maps")).unwrap_or_default();
         let inside = [at.as_os_str().as_bytes(), b"/"].concat();
         let path_of = |line: &[u8]| line.iter().position(|byte| *byte == b'/').map(|start| line[start..].to_vec());
         maps.split(|byte| *byte == b'\n').filter_map(path_of).any(|path| path.starts_with(&inside))
     };
-    // The descriptors of this process are those of the shell, which is listed itself.
+    // The descriptors of this process are those of the shell, which is in the list.
     let own = PathBuf::from(format!("/proc/{}", std::process::id()));
     find_processes(|process| {
         process != own
@@ -201,9 +201,9 @@ fn users_of(at: &Path) -> Vec<String> {
     })
 }
 
-/// One process of each other mount namespace that still holds the mount.
+/// A process of each other mount namespace that still holds the mount.
 fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
-    // In this one the mount is gone, and another mount may have its number.
+    // In this namespace the mount is gone, and another mount may have the number.
     let mut seen: Vec<PathBuf> = std::fs::read_link("/proc/self/ns/mnt").into_iter().collect();
     find_processes(|process| {
         let Ok(namespace) = std::fs::read_link(process.join("ns/mnt")) else { return false };
@@ -217,17 +217,17 @@ fn namespaces_with(mount: &SpurlineMount) -> Vec<String> {
     })
 }
 
-/// The state of a process or a thread by the text of its `stat`: the letter behind the name, which can have any character.
+/// The state of a process or a thread by the text of `stat`: the letter behind the name, which can have any character.
 fn state_letter(stat: &str) -> Option<char> {
     stat.rsplit(") ").next()?.chars().next()
 }
 
-/// Why a process does not run until someone lets it go on.
+/// Why a process does not run until it is continued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessHalt {
     /// By a signal, or from its terminal.
     Stopped,
-    /// By its control group.
+    /// By the control group.
     Frozen,
 }
 
@@ -235,7 +235,7 @@ impl ProcessHalt {
     /// Where the kernel keeps a process of a frozen control group, of either version.
     const FREEZERS: [&str; 2] = ["do_freezer_trap", "__refrigerator"];
 
-    /// Reads the state of a process; `None` if it runs or is gone.
+    /// Reads the state of a process; `None` if running or gone.
     fn of_process(pid: Pid) -> Option<ProcessHalt> {
         let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
         if state_letter(&read("stat")) == Some('T') {
@@ -263,10 +263,10 @@ impl ProcessHalt {
     }
 }
 
-/// Threads of a process that stay in one system call, seen at several times.
+/// Threads of a process that stay in the same system call, at several times.
 #[derive(Default)]
 struct HungCalls {
-    /// By the thread: where the kernel sleeps, and how often in turn it was seen there.
+    /// By the thread: where the kernel sleeps, and how often in turn the thread was there.
     seen: HashMap<OsString, (String, u32)>,
 }
 
@@ -280,8 +280,8 @@ impl HungCalls {
         for thread in threads.into_iter().flatten().flatten() {
             let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             let sleeps = std::fs::read_to_string(thread.path().join("wchan")).unwrap_or_default();
-            // D: only the end of the call wakes it. A call on a FUSE source waits in that place of the kernel, and can't end before
-            // it is answered either.
+            // D: only the end of the call wakes the thread. A call on a FUSE source waits in that place of the kernel, and can't
+            // end before the answer either.
             let ends_alone = state_letter(&stat) != Some('D');
             if ends_alone && sleeps != "request_wait_answer" {
                 continue;
@@ -316,12 +316,12 @@ impl MountProcess {
         Some(MountProcess { socket, pid, process })
     }
 
-    /// Requests the process's report of its end; `None` if it can't be requested.
+    /// Requests the process's report of the end; `None` if that is impossible.
     fn watch_end(&self) -> Option<EndWatch> {
         AdminPeer::Socket(self.socket.clone(), None).watch_end(END_WATCH_LIMIT).ok()
     }
 
-    /// Waits until it has ended, so that the next mount can use its cache.
+    /// Waits for the end of the process, so that the next mount can use the cache.
     fn wait_for_exit(
         &self,
         request: UnmountRequest,
@@ -349,7 +349,7 @@ impl MountProcess {
                 continue;
             }
             next = Instant::now() + REPORT_INTERVAL;
-            // One that ends meanwhile does not answer.
+            // A process that ends meanwhile does not answer.
             let status = admin.fetch_status(REPORT_INTERVAL).ok();
             let behind = status.as_ref().and_then(|status| status.mount()?.writes.behind.as_ref());
             unsent = behind.and_then(describe_unsent);
@@ -381,7 +381,7 @@ impl MountProcess {
                 "its process goes on and then ends; its log says so if a node fails. Wait longer with --timeout",
             ));
         }
-        // By force, it serves no namespace any more.
+        // After force, the process serves no namespace any more.
         let others = if request.force { Vec::new() } else { namespaces_with(mount) };
         Err(match others.as_slice() {
             [] => Fault::failed(
@@ -398,7 +398,7 @@ impl MountProcess {
         })
     }
 
-    /// One step of waiting, which may be shorter than `limit`.
+    /// A step of the wait, which may be shorter than `limit`.
     fn ends_within(&self, limit: Duration) -> bool {
         match &self.process {
             Some(process) => {
@@ -417,7 +417,7 @@ impl MountProcess {
     }
 }
 
-/// The outcome of a process that has ended: the losses that it reports, or those that are certain without a report.
+/// The outcome of a process that has ended: the reported losses, or those that are certain without a report.
 fn report_losses(
     mount: &SpurlineMount,
     end: Option<EndWatch>,

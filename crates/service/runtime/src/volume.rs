@@ -1,5 +1,5 @@
-//! Opens the volume that a mount, or any other program, reads from: an origin through a cache of this process, or the
-//! nodes of a group. It knows neither FUSE nor mountpoints.
+//! Opens the volume that a mount, or any other program, reads from: an origin through a cache of this process, or the nodes of a
+//! group. Knows neither FUSE nor mountpoints.
 
 use crate::jobs::target;
 use crate::peers::PeerConnector;
@@ -21,9 +21,9 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An open volume with everything that serves it; reading ends when it is dropped.
+/// An open volume with all services; reading ends with the drop.
 pub struct OpenVolume {
-    /// First, because its end needs the store.
+    /// First, because the end needs the store.
     _shared: Option<SharedCacheFolder>,
     pub(crate) volume: Arc<dyn Volume>,
     pub(crate) pool: Arc<BufferPool>,
@@ -34,13 +34,13 @@ pub struct OpenVolume {
     pub(crate) jobs: Arc<dyn spurline_jobs::JobTarget>,
     /// Follows the members of the group while the volume is open.
     pub(crate) follower: Option<Arc<RegistryFollower>>,
-    /// The connections to the origin's bucket, for its changing side.
+    /// The connections to the origin's bucket, for the changing side.
     pub(crate) buckets: SharedBuckets,
     /// What this process has published lately.
     pub(crate) published: Arc<PublishedBytes>,
     /// Keeps the paths over rails while the volume is open.
     _keeper: Option<PathMonitor>,
-    /// Cache directories that this start made; last, because dropping them removes them.
+    /// Cache directories that this start made; last, because a drop removes the directories.
     fresh: FreshDirs,
 }
 
@@ -50,14 +50,14 @@ impl OpenVolume {
         &self.volume
     }
 
-    /// Keeps the cache directories that were made for the volume. Without it they are removed again when it is dropped, as
-    /// after a start that failed.
+    /// Keeps the cache directories that were made for the volume. Without this call, the drop of the volume removes the
+    /// directories, as after a failed start.
     pub fn keep_directories(&mut self) {
         std::mem::take(&mut self.fresh).keep();
     }
 }
 
-/// Opens the volume, and checks that its origin or its group answers.
+/// Opens the volume, and checks that the origin or the group answers.
 ///
 /// # Errors
 /// When an interface, a cache directory, the origin or the group can't be used.
@@ -192,7 +192,7 @@ fn open_from_group(
         remote_config,
         Arc::clone(stats),
         |block_size| {
-            // With rails, the slots are part of the registered arena, so that answers arrive in them without a copy.
+            // With rails, the slots are part of the registered arena, so that answers arrive there without a copy.
             let slots = if found.is_some() { config.budget.fuse_bytes() } else { 0 };
             let pool = BufferPool::with_annex(pool_bytes(config), block_size as usize, slots)?;
             let tier = MemTier::new(Arc::clone(&pool));
@@ -208,7 +208,7 @@ fn open_from_group(
         Fault { remedy: remedy.to_owned(), ..Fault::from(error) }
     })?;
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
-    // An error of the source now is the error of every read, unless it is transient.
+    // An error of the source now is the error of every read, unless transient.
     match remote.lookup(b"") {
         Err(e)
             if matches!(

@@ -1,5 +1,5 @@
-//! Opens a directory for a program that changes it without a mount, in this process or through the nodes of a group. It
-//! knows neither FUSE nor mountpoints; what can be done with files is said by [`FileService`].
+//! Opens a directory for a program that makes changes without a mount, in this process or through the nodes of a group. Knows
+//! neither FUSE nor mountpoints; [`FileService`] has the calls on files.
 
 use crate::mount::readahead_budget;
 use crate::volume::{OpenVolume, open_volume};
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// How long attributes that came with the answer to a change may be used again. A lookup is always a call of the source.
 const ANSWER_TTL: Duration = Duration::from_secs(1);
 
-/// The files of a source that is changed. Field order is drop order: files are closed before what serves them ends.
+/// The files of a source that is changed. Field order is drop order: files are closed before the end of the services.
 pub struct WritableFiles {
     files: Arc<WritableFileSystem>,
     behind: Option<Arc<GroupWrites>>,
@@ -24,22 +24,21 @@ pub struct WritableFiles {
 }
 
 impl WritableFiles {
-    /// The files, from the root (`spurline_fs::ROOT`) on. A call is made as its caller. Callers other than this process's
-    /// user need root, or nodes, or one user for all changes (`WritesConfig::squash`).
+    /// The files, from the root (`spurline_fs::ROOT`) on. A call is made as the caller. Callers other than this process's user
+    /// need root, or nodes, or a single user for all changes (`WritesConfig::squash`).
     ///
-    /// Cost: a call on a directory is the system call on its file, and allocates nothing for reads and writes. Through nodes,
-    /// a call is one request to a node, but writes return as soon as they are in the memory of this process, up to the
-    /// budget's term of written bytes (`MemoryBudget::write_bytes`).
+    /// Cost: a call on a directory is the system call on the file, and allocates nothing for reads and writes. Through nodes, a
+    /// call is a request to a node, but writes return as soon as the bytes are in the memory of this process, up to the budget's
+    /// term of written bytes (`MemoryBudget::write_bytes`).
     pub fn service(&self) -> Arc<dyn FileService> {
         Arc::clone(&self.files) as _
     }
 
-    /// Closes all files, and waits until nodes have what was written, durably. A directory has all writes already; there,
-    /// only [`FileService::fsync`] makes them durable. Without this call, bytes that no node has yet are lost with the
-    /// process.
+    /// Closes all files, and waits until nodes have the written bytes durably. A directory has all writes already; there, only
+    /// [`FileService::fsync`] makes writes durable. Without this call, bytes that no node has yet are lost with the process.
     ///
     /// # Errors
-    /// When bytes are lost, because no node took them within the time of a request, or are not durable; the message names
+    /// When bytes are lost, because no node took the bytes within the time of a request, or are not durable; the message names
     /// the files.
     pub fn finish(self) -> Result<(), Fault> {
         self.files.close_all();
@@ -57,8 +56,7 @@ impl WritableFiles {
 /// Opens the source of a configuration made by `RawVolume::check_writable`.
 ///
 /// # Errors
-/// As [`open_volume`]; exit code 3 when the source or its nodes take no changes; exit code 2 for a configuration without
-/// changes.
+/// As [`open_volume`]; exit code 3 when the source or the nodes take no changes; exit code 2 for a configuration without changes.
 pub fn open_writable_files(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<WritableFiles, Fault> {
     let volume = open_volume(config, stats)?;
     let remedy = "open it for reading only";

@@ -1,4 +1,4 @@
-//! Opens the changing side of a mount's volume, and describes it. It knows neither FUSE nor mountpoints.
+//! Opens and describes the changing side of a mount's volume. Knows neither FUSE nor mountpoints.
 
 use crate::setup;
 use crate::volume::OpenVolume;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// The most files that a message names.
 const UNSENT_SHOWN: usize = 5;
 
-/// The changing side of a volume, and whether it acts for every user.
+/// The changing side of a volume, and whether that acts for every user.
 pub(crate) struct OpenWrites {
     pub source: Arc<dyn WritableVolume>,
     /// The same through nodes, which get written bytes later.
@@ -29,7 +29,7 @@ pub(crate) struct OpenWrites {
 }
 
 impl OpenWrites {
-    /// What the source can do for programs of this mount.
+    /// The abilities of the source for programs of this mount.
     pub fn capabilities(&self) -> WriteCapabilities {
         let mut can = self.source.capabilities();
         if self.local_locks {
@@ -43,7 +43,7 @@ impl OpenWrites {
 /// not changed. `or_else`: the remedy beside a source that can be changed.
 ///
 /// # Errors
-/// When it is read-only, or this process can't act for its callers.
+/// When the source is read-only, or this process can't act for callers.
 pub(crate) fn open_writes(
     config: &VolumeConfig,
     volume: &OpenVolume,
@@ -55,7 +55,7 @@ pub(crate) fn open_writes(
     if let Some(remote) = &volume.remote {
         // The nodes act for every user.
         let opened = remote.open_writes(writes.squash, config.budget.write_bytes);
-        // The node's error names its remedy.
+        // The node's error names the remedy.
         let source = opened.map_err(|error| unwritable(error, ""))?;
         let behind = Some(Arc::clone(&source));
         return Ok(Some(OpenWrites { behind, source, serves_all_users: true, local_locks }));
@@ -63,7 +63,7 @@ pub(crate) fn open_writes(
     let location = SourceLocation::parse(config.source.as_str())?;
     if location.scheme() != SourceScheme::Directory {
         let source = open_bucket_writes(config, &writes, volume, stats)?;
-        // All files have one owner, so no caller acts as itself.
+        // All files have the same owner, so no caller acts as itself.
         return Ok(Some(OpenWrites { source, behind: None, serves_all_users: true, local_locks }));
     }
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
@@ -73,7 +73,7 @@ pub(crate) fn open_writes(
     Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
 }
 
-/// Opens a bucket for changes by this process; its files belong to the user of the mount.
+/// Opens a bucket for changes by this process; files there belong to the user of the mount.
 fn open_bucket_writes(
     config: &VolumeConfig,
     writes: &WritesConfig,
@@ -100,7 +100,7 @@ fn open_bucket_writes(
     })
 }
 
-/// The error of a source that can't be changed, which is a missing prerequisite if it is read-only.
+/// The error of a source that can't be changed, which is a missing prerequisite for a read-only source.
 pub(crate) fn unwritable(error: Error, or_else: &str) -> Fault {
     match error.kind() {
         ErrorKind::ReadOnly if or_else.is_empty() => Fault::missing(error.message(), ""),
@@ -115,7 +115,7 @@ pub(crate) fn unwritable(error: Error, or_else: &str) -> Fault {
 /// Opens a node's source for changes.
 ///
 /// # Errors
-/// When it is read-only, or this process can't act for its callers.
+/// When the source is read-only, or this process can't act for callers.
 pub(crate) fn open_node_writes(source: &str, writes: &WritesConfig) -> Result<Arc<WritableSource>> {
     let location = SourceLocation::parse(source)?;
     let opened = WritableSource::open_for_node(location.path(), writes.squash.map(|(uid, gid)| Squash { uid, gid }))?;
@@ -131,7 +131,7 @@ pub(crate) fn open_node_writes(source: &str, writes: &WritesConfig) -> Result<Ar
     Ok(opened)
 }
 
-/// Written bytes that no node has yet and lost ones, for `status` and for the report of an unmount.
+/// Written bytes that no node has yet and lost bytes, for `status` and for the report of an unmount.
 pub(crate) fn writes_behind(writes: &GroupWrites) -> WritesBehind {
     let mut unsent = file_bytes(writes.unsent_files());
     unsent.sort_by_key(|file| std::cmp::Reverse(file.bytes));
@@ -179,7 +179,7 @@ pub(crate) fn describe_doubt(behind: &WritesBehind) -> Option<String> {
     ))
 }
 
-/// All bytes of one state, with the first of their files; `None` without bytes.
+/// All bytes of a state, with the first files; `None` without bytes.
 fn describe_files(bytes: u64, file_count: u64, first_files: &[FileByteCount]) -> Option<String> {
     if bytes == 0 {
         return None;

@@ -14,14 +14,14 @@ pub struct RuleChange<'a> {
     pub pins: bool,
     /// A condition on the current rules.
     pub needs: &'a dyn Fn(&RuleSet) -> Result<(), Fault>,
-    /// Applies the change to the rule of one folder.
+    /// Applies the change to the rule of a folder.
     pub make: &'a dyn Fn(&mut FolderRule),
 }
 
 /// Changes the rules for `urls` in the registry, then on all nodes; returns the current rules and the nodes' answers.
 ///
 /// # Errors
-/// When the folders do not fit, no node serves one of them, or the registry or all nodes can't be reached.
+/// When the folders do not fit, a folder is served by no node, or the registry or all nodes can't be reached.
 pub fn apply_change(
     nodes: &RuleNodes,
     kept: RuleSet,
@@ -31,7 +31,7 @@ pub fn apply_change(
     stop: &AtomicBool,
 ) -> Result<(RuleSet, Vec<NodeAnswer>), Fault> {
     let before = nodes.query_nodes(None);
-    // A registry that lost the rules gets them back with the change.
+    // A registry that lost the rules gets the rules back with the change.
     let known = node_answers(&before).filter_map(|now| RuleSet::from_json(now).ok());
     let known = known.fold(kept, RuleSet::or_newer);
     if change.pins {
@@ -49,7 +49,7 @@ pub fn apply_change(
     Ok((now, told))
 }
 
-/// Whether a URL is the folder or below it.
+/// Whether a URL is the folder or below.
 pub fn is_within(url: &str, folder: &str) -> bool {
     url::path_below(url, folder).is_some()
 }
@@ -63,7 +63,7 @@ fn check_fits(
     stop: &AtomicBool,
 ) -> Result<(), Fault> {
     let room: u64 = node_answers(told).filter_map(|now| now["most_pinned_bytes"].as_u64()).sum();
-    // Pins below one of the folders are counted with it.
+    // Pins below a folder are counted with the folder.
     let counted = |rule: &Value| {
         let url = rule["url"].as_str().unwrap_or_default();
         urls.iter().any(|new| is_within(url, new))
@@ -102,7 +102,7 @@ fn check_fits(
     Ok(())
 }
 
-/// Checks that nodes serve each of the folders or a part of it, or that there is a rule for it.
+/// Checks that nodes serve each of the folders or a part, or that there is a rule.
 fn check_served(told: &[NodeAnswer], rules: &RuleSet, urls: &[String]) -> Result<(), Fault> {
     let sources = nodes::sources_in(told, "sources");
     let known = |url: &String| rules.rules.iter().any(|rule| rule.url == *url);
@@ -116,7 +116,7 @@ fn check_served(told: &[NodeAnswer], rules: &RuleSet, urls: &[String]) -> Result
     }
 }
 
-/// Why a quota is too small, and the smallest that is not: a node's share below one block caches nothing.
+/// Why a quota is too small, and the smallest that is not: a node's share below a block caches nothing.
 pub fn less_than_a_block(told: &[NodeAnswer], quota: u64) -> Option<(String, u64)> {
     let weights: u64 = told.iter().map(|one| u64::from(one.member.weight)).sum();
     let block = node_answers(told).filter_map(|now| now["block_size"].as_u64()).max().unwrap_or(0);
@@ -135,7 +135,7 @@ pub fn less_than_a_block(told: &[NodeAnswer], quota: u64) -> Option<(String, u64
     (quota > 0 && quota < least).then(|| (what(), least))
 }
 
-/// Checks that every node's share of a quota is at least one block.
+/// Checks that every node's share of a quota is at least a block.
 fn quota_holds_a_block(told: &[NodeAnswer], set: &RuleSet, urls: &[String]) -> Result<(), Fault> {
     let quotas = set.rules.iter().filter(|rule| urls.contains(&rule.url)).filter_map(|rule| rule.quota_bytes);
     match quotas.filter_map(|quota| less_than_a_block(told, quota)).next() {

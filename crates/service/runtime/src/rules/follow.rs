@@ -1,5 +1,5 @@
-//! Keeps a node's folder rules equal to those in the registry: reads them every few seconds, at the cost of a request only
-//! when they changed, and stores them beside the node's blocks.
+//! Keeps a node's folder rules equal to those in the registry: reads them every few seconds, at the cost of a request only after
+//! a change, and stores the rules beside the node's blocks.
 
 use super::state_file::RuleFiles;
 use spurline_config::Fault;
@@ -12,17 +12,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// Mean time between two reads; each is drawn from a half to one and a half of it, so that nodes started together do not
-/// read together.
+/// Mean time between two reads; each is drawn from half of this to three halves, so that nodes started together do not read
+/// together.
 const RULES_READ_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The registry is read until this is dropped; a request under way ends by its own deadline.
+/// The registry is read until this is dropped; a running request ends by a deadline.
 pub struct RuleFollower {
     _open: mpsc::Sender<()>,
 }
 
-/// Applies the registry's rules to a node: the present ones before this returns, or the `kept` ones when the registry can't
-/// be reached, and later changes. `None` where the registry stores none.
+/// Applies the registry's rules to a node: the present rules before this returns, or the `kept` rules when the registry can't be
+/// reached, and later changes. `None` where the registry stores none.
 ///
 /// # Errors
 /// When no thread can be started.
@@ -59,12 +59,12 @@ fn jittered_pause(drawn: u64) -> Duration {
 
 fn exchange_rules(node: &CacheNode, store: &RuleStore, own: &RuleSet) -> Result<(), Error> {
     let stored = store.read_or_restore(own);
-    // Only after the registry was read: a block of an unknown class would lose its class.
+    // Only after the registry was read: a block of an unknown class would lose the class.
     node.take_rules(stored.as_ref().unwrap_or(own));
     stored.map(drop)
 }
 
-/// Logs once why the rules can't be read. The follower of the registry logs its loss.
+/// Logs once why the rules can't be read. The follower of the registry logs the registry's loss.
 fn report_failure(asked: Result<(), Error>, said: bool) -> bool {
     match asked {
         Ok(()) => false,

@@ -1,4 +1,4 @@
-//! Rules for folders of a group: how nodes follow them, and how a change of them reaches the registry and the nodes.
+//! Rules for folders of a group: how nodes follow them, and how a change reaches the registry and the nodes.
 
 pub mod change;
 pub(crate) mod follow;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use spurline_types::units::human_bytes;
 use spurline_volume::info::FileRule;
 
-/// A node's answer about the rule for a folder; null where it has none.
+/// A node's answer about the rule for a folder; null without a rule.
 pub fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
     now["rules"].as_array().into_iter().flatten().find(|rule| rule["url"] == url).unwrap_or(&Value::Null)
 }

@@ -1,5 +1,5 @@
-//! The registry and the nodes of a group as `pin` and the like see them: what rules they have, how much a folder is, and
-//! that what they hold of it comes under its rule.
+//! The registry and the nodes of a group for `pin` and the like: the rules there, the size of a folder, and the application of
+//! the folder's rule to held blocks.
 
 use crate::peers::PeerConnector;
 use crate::{group, setup};
@@ -22,18 +22,18 @@ use std::time::{Duration, Instant};
 
 /// How long the registry may take to name the nodes, and a node to answer.
 const RULES_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Names of one page of a folder.
+/// Names of a page of a folder.
 const FOLDER_PAGE_NAMES: usize = 1000;
 /// Files per request to a node.
 const REQUEST_FILES: usize = 512;
-/// Nodes asked at one time.
+/// Nodes queried at the same time.
 const CONCURRENT_RULE_NODES: usize = 64;
 
-/// One node and what it said.
+/// A node and the answer.
 pub struct NodeAnswer {
     /// The node.
     pub member: Arc<Member>,
-    /// Its rules, what it holds by each, what it may pin, its sources.
+    /// The rules, the held bytes of each, the room for pins, the sources.
     pub answer: Result<Value>,
 }
 
@@ -46,10 +46,10 @@ pub struct RuleNodes {
 }
 
 impl RuleNodes {
-    /// The registry, its nodes, and the rules that it keeps.
+    /// The registry, the nodes, and the stored rules.
     ///
     /// # Errors
-    /// When it keeps none by its kind, refuses, or can't be reached.
+    /// When this kind of registry stores no rules, refuses, or can't be reached.
     pub fn open(
         registry: &Registry,
         name: &str,
@@ -79,7 +79,7 @@ impl RuleNodes {
         let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
         let members = match follower.first_members_once(Instant::now() + RULES_ANSWER_TIMEOUT) {
             Ok(members) => members,
-            // They learn of the rules when they start.
+            // Such nodes get the rules at the start.
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(unreached(&error, "start the registry, or correct --registry")),
         };
@@ -95,8 +95,8 @@ impl RuleNodes {
         Ok((RuleNodes { name: name.to_owned(), rules, reach, members }, set))
     }
 
-    /// Changes the rules in the registry and returns the result. `change` gets the stored rules, or `known` where these
-    /// are newer; it is called again after a concurrent change.
+    /// Changes the rules in the registry and returns the result. `change` gets the stored rules, or `known` where these are
+    /// newer; `change` is called again after a concurrent change.
     ///
     /// # Errors
     /// The fault of `change`, and when the registry does not answer.
@@ -110,7 +110,7 @@ impl RuleNodes {
         })
     }
 
-    /// Asks every node for its rules, or gives it `set`.
+    /// Requests the rules of every node, or sends `set`.
     pub fn query_nodes(&self, set: Option<&RuleSet>) -> Vec<NodeAnswer> {
         let text = set.map_or_else(String::new, |set| set.to_json().to_string());
         let one = |member: &Arc<Member>| NodeAnswer {
@@ -130,11 +130,11 @@ impl RuleNodes {
     /// The bytes of all files at or below a URL.
     ///
     /// # Errors
-    /// `NotFound` when there is nothing or no node serves it, else when nodes do not answer.
+    /// `NotFound` when there is nothing or no node serves the URL, else when nodes do not answer.
     pub fn size_of(&self, url: &str, told: &[NodeAnswer], progress: &dyn Fn(String), stop: &AtomicBool) -> Result<u64> {
         let sources = sources_in(told, "sources");
         let mut places = places_in_sources(url, &sources);
-        // One source is enough where the URL is below several.
+        // A single source is enough where the URL is below several.
         let below = places
             .iter()
             .position(|(_, below)| !below.is_empty())
@@ -164,10 +164,10 @@ impl RuleNodes {
         Ok(sum)
     }
 
-    /// Has every node that answered bring what it holds at or below a URL under the rules of now; the bytes that are held.
+    /// Has every node that answered apply the present rules to blocks at or below a URL; returns the held bytes.
     ///
     /// # Errors
-    /// When nodes do not answer, or it was interrupted.
+    /// When nodes do not answer, or after an interruption.
     pub fn classify_held(
         &self,
         url: &str,
@@ -192,7 +192,7 @@ impl RuleNodes {
                 Ok(())
             };
             let walked = walk_files(&remote, &below, stop, &mut |path, attr| {
-                // What is held of a file that is open for writing is from before.
+                // Held blocks of a file that is open for writing are from before.
                 let object = ObjectRef::new(&source, path, Version::new(attr.version.settled_text()), attr.size);
                 some.push(ObjectExtent { bytes: 0..object.size, object });
                 if some.len() == REQUEST_FILES { tell(&mut some) } else { Ok(()) }
@@ -228,7 +228,7 @@ impl RuleNodes {
     }
 }
 
-/// Gives a node a text of rules, or none, and takes what it says.
+/// Gives a node a text of rules, or none, and takes the answer.
 fn exchange_with_node(reach: &PeerConnector, member: &Member, text: &str) -> Result<Value> {
     let deadline = Instant::now() + RULES_ANSWER_TIMEOUT;
     let pool = reach.pool(member);
@@ -246,13 +246,13 @@ pub fn not_served(sources: &BTreeSet<String>) -> String {
     format!("no node serves it; the nodes' sources (--source) are {}", known.join(", "))
 }
 
-/// The sources of all nodes that answered; `key` is "sources" for those they serve, "volumes" for those that are mounted.
+/// The sources of all nodes that answered; `key` is "sources" for served sources, "volumes" for mounted sources.
 pub fn sources_in(told: &[NodeAnswer], key: &str) -> BTreeSet<String> {
     let lists = told.iter().filter_map(|one| one.answer.as_ref().ok()?[key].as_array());
     lists.flatten().filter_map(|source| Some(source.as_str()?.trim_end_matches('/').to_owned())).collect()
 }
 
-/// Where a URL is in the sources: each that it is in, with the path there; each that is below it, whole.
+/// Where a URL is in the sources: each source around the URL, with the path there; each source below, whole.
 pub fn places_in_sources(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
     sources
         .iter()

@@ -1,5 +1,5 @@
-//! The rules of its group that a node knew last, in a file in each of its cache directories: what is on these disks is of
-//! classes that the rules name, and a node may be started while the registry is gone. What they mean it does not know.
+//! The last known rules of a node's group, in a file in each cache directory: the blocks on these disks have classes that the
+//! rules name, and a node may be started while the registry is gone. Does not know the meaning of rules.
 
 use serde_json::{Value, json};
 use spurline_config::GroupConfig;
@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 /// Beside the settings.
 const RULES_FILE: &str = "rules.json";
 
-/// One directory.
+/// A directory.
 struct RuleFile {
     file: PathBuf,
-    /// What the file says.
+    /// The content of the file.
     has: RuleSet,
-    /// That it can't be written was said.
+    /// Whether the failure of a write was logged.
     said: bool,
 }
 
-/// The files, of one group by one registry: the rules of another mean nothing here.
+/// The files, of a group by a registry: the rules of another mean nothing here.
 pub struct RuleFiles {
     group: String,
     registry: String,
@@ -30,7 +30,7 @@ pub struct RuleFiles {
 }
 
 impl RuleFiles {
-    /// Reads what the directories keep.
+    /// Reads the files of the directories.
     pub fn open(dirs: &[PathBuf], group: &GroupConfig) -> RuleFiles {
         let mut kept =
             RuleFiles { group: group.name.clone(), registry: group.registry.to_string(), places: Vec::new() };
@@ -73,7 +73,7 @@ impl RuleFiles {
                 Ok(()) => (place.has, place.said) = (set.clone(), false),
                 Err(error) => {
                     if !place.said {
-                        // A disk that is full or bad serves what it has.
+                        // A disk that is full or bad still serves blocks.
                         tracing::warn!("{}: the rules of the group are not kept: {error}", place.file.display());
                     }
                     place.said = true;
