@@ -1,8 +1,8 @@
-//! Background start: the command starts itself again, waits until that process is ready, and passes on its exit code.
-//! It never forks a process that has threads. A service that systemd started (`Type=notify`) reports to it in this place.
+//! Background start: the command starts itself again, waits until that process is ready, and passes on the exit code. Never forks
+//! a process that has threads. A service that systemd started (`Type=notify`) reports to systemd here.
 //!
-//! The process leaves the process group of the command only when it is ready. An automount (autofs) gives way to the group of
-//! its mount helper and lets every other process wait for the mount, also the process that makes it.
+//! The process leaves the process group of the command only when it is ready. An automount (autofs) gives way to the group of the
+//! mount helper and lets every other process wait for the mount, also the process that makes the mount.
 
 use spurline_config::Fault;
 use std::ffi::OsStr;
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Set in the background process.
 const CHILD_VARIABLE: &str = "SPURLINE_BACKGROUND_CHILD";
-/// What the background process writes when it is ready.
+/// The line that the background process writes when ready.
 const READY_LINE: &[u8] = b"ready\n";
 /// Time for a start beyond the first answer of the origin: reading the index of a full cache.
 const START_ALLOWANCE: Duration = Duration::from_secs(60);
@@ -28,11 +28,11 @@ const START_ALLOWANCE: Duration = Duration::from_secs(60);
 /// The socket of systemd's protocol sd_notify(3): a path, or an abstract name after '@'.
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 
-/// Set while this process is in the process group of the command that waits for it.
+/// Set while this process is in the process group of the waiting command.
 static IN_COMMAND_GROUP: AtomicBool = AtomicBool::new(false);
 
-/// Whether the terminal sends its signals to this process and to the command that waits for it. The end of that command is then
-/// a signal too, and the first one is no request of its own.
+/// Whether the terminal sends signals to this process and to the waiting command. The end of that command is then a signal too,
+/// and the first signal is no separate request.
 pub fn shares_terminal_signals() -> bool {
     IN_COMMAND_GROUP.load(Ordering::Acquire)
 }
@@ -42,10 +42,10 @@ pub fn is_child() -> bool {
     std::env::var_os(CHILD_VARIABLE).is_some()
 }
 
-/// Starts this command again in the background and waits until it is ready or has failed.
+/// Starts this command again in the background and waits until that process is ready or has failed.
 ///
 /// # Errors
-/// When it can't be started, or neither becomes ready nor ends in time.
+/// When the process can't be started, or neither becomes ready nor ends in time.
 pub fn launch_background(origin_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
     let exe = std::env::current_exe()
         .map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), "mount /proc, or leave out -d"))?;
@@ -84,7 +84,7 @@ pub fn launch_background(origin_timeout: Duration, log: &Path) -> Result<ExitCod
                 "run the command without -d to see where it stays, or raise --origin-timeout",
             ))
         }
-        // Its standard output ended without the word: it failed, and printed the reason on the shared standard error.
+        // The standard output ended without the word: the process failed, and printed the reason on the shared standard error.
         Ok(false) | Err(mpsc::RecvTimeoutError::Disconnected) => {
             let status =
                 child.wait().map_err(|e| Fault::failed(format!("waiting for the background process: {e}"), ""))?;
@@ -104,7 +104,7 @@ pub struct ReadySignal {
 }
 
 impl ReadySignal {
-    /// Prepares a background process to outlive its terminal.
+    /// Prepares a background process to outlive the terminal.
     ///
     /// # Errors
     /// When the end of the waiting command can't be followed, or /dev/null can't be opened.
@@ -113,7 +113,7 @@ impl ReadySignal {
             return Ok(ReadySignal { null: None });
         }
         IN_COMMAND_GROUP.store(true, Ordering::Release);
-        // An interrupted start ends with the command that waits for it.
+        // An interrupted start ends with the waiting command.
         let follow = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
         follow.map_err(|e| Fault::failed(format!("no signal at the end of the parent process: {e}"), ""))?;
         let null = File::options().read(true).write(true).open("/dev/null");
@@ -135,7 +135,7 @@ impl ReadySignal {
             return Ok(());
         };
         let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
-        // A working directory would keep its file system from being unmounted.
+        // A working directory would prevent the unmount of the file system there.
         std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
         rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
         IN_COMMAND_GROUP.store(false, Ordering::Release);

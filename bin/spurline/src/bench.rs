@@ -1,4 +1,4 @@
-//! `spurline bench`: finds the program spurline-bench and replaces this process by it. It knows no benchmark.
+//! `spurline bench`: finds the program spurline-bench and replaces this process by that program. Knows no benchmark.
 
 use crate::cli::{BenchArgs, cli_command};
 use spurline_config::Fault;
@@ -22,7 +22,7 @@ The packages of 'make package' and 'make install' contain spurline-bench; 'cargo
 /// names the benchmarks.
 ///
 /// # Errors
-/// With exit code 3 when it is not installed.
+/// With exit code 3 when the program is not installed.
 pub fn run(args: &BenchArgs) -> Result<ExitCode, Fault> {
     let Some(program) = find_program() else {
         if args.arguments.is_empty() || args.arguments.iter().any(|word| word == "--help" || word == "-h") {
@@ -41,7 +41,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Fault> {
     Err(Fault::missing(format!("{} can't be started: {error}", program.display()), "install it again"))
 }
 
-/// The one beside this program is of the same build, so it comes before those in PATH.
+/// The program beside this one is of the same build, and so comes before those in PATH.
 fn find_program() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name(BENCH_PROGRAM));
     let path = std::env::var_os("PATH").unwrap_or_default();

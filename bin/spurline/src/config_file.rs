@@ -1,5 +1,5 @@
-//! The config file. Its keys become defaults of the flags, so one parser reads all three sources and their precedence
-//! holds. It knows names and types of keys from the flags alone.
+//! The config file. Keys become defaults of the flags, so a single parser reads all three sources and the precedence holds. Knows
+//! names and types of keys from the flags alone.
 
 use crate::args::is_switch;
 use crate::habits;
@@ -13,7 +13,7 @@ use toml::{Table, Value};
 
 /// The commands with a config file: at the top, or below `k8s`.
 pub const SERVICE_COMMANDS: [&str; 5] = ["mount", "node", "coordinator", "device-plugin", "csi-driver"];
-/// The command that holds services of its own.
+/// The command with further services.
 const SERVICE_GROUP: &str = "k8s";
 /// Flags without a key: the file cannot name itself.
 const NO_KEY: [&str; 3] = ["config", "help", "version"];
@@ -54,7 +54,7 @@ pub fn find_service<'a>(command: &'a Command, name: &str) -> Option<&'a Command>
     command.find_subcommand(name).or_else(|| command.find_subcommand(SERVICE_GROUP)?.find_subcommand(name))
 }
 
-/// The command with one service's command changed.
+/// The command with a service's command changed.
 pub fn change_service(command: Command, name: &str, change: impl FnOnce(Command) -> Command) -> Command {
     if command.find_subcommand(name).is_some() {
         return command.mut_subcommand(name, change);
@@ -66,7 +66,7 @@ pub fn change_service(command: Command, name: &str, change: impl FnOnce(Command)
     }
 }
 
-/// The command and its config file, from a first parse that ignores all other errors.
+/// The command and the config file, from a first parse that ignores all other errors.
 fn config_path(command: &Command, words: &[OsString]) -> Option<(String, PathBuf)> {
     fn ease(sub: Command) -> Command {
         let sub = sub.mut_args(|arg| {
@@ -94,7 +94,7 @@ fn key_of(arg: &Arg) -> Option<&str> {
     arg.get_long().filter(|long| !NO_KEY.contains(long))
 }
 
-/// Whether `key` is the key of a flag, or an earlier name of it.
+/// Whether `key` is the key of a flag, or an earlier name of the flag.
 fn is_key_of(arg: &Arg, key: &str) -> bool {
     key_of(arg).is_some_and(|own| own == key || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&key)))
 }
@@ -184,7 +184,7 @@ fn words_of(value: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// Parses one value alone, so that the error can name file and key.
+/// Parses a single value, so that the error can name file and key.
 fn check_value(
     command: &Command,
     service: &str,

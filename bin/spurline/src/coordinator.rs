@@ -5,10 +5,10 @@ use crate::signals;
 use spurline_config::{CoordinatorConfig, Fault};
 use spurline_runtime::start_coordinator;
 
-/// Runs the coordinator; returns when it has ended.
+/// Runs the coordinator; returns at the end.
 ///
 /// # Errors
-/// When it can't start.
+/// When the coordinator can't start.
 pub fn run(config: CoordinatorConfig, ready: ReadySignal) -> Result<(), Fault> {
     let mut coordinator = start_coordinator(config)?;
     let stopped = signals::stop_channel()?;

@@ -1,4 +1,4 @@
-//! Why a process that answers does not work as it should, from its status. It sends no query and prints nothing.
+//! Why a process that answers does not work well, from the status. Sends no query and prints nothing.
 
 use spurline_observe::documents::{
     CacheDiskStatus, DISK_NORMAL, MountStatus, NodeStatus, PEER_DOWN, ProcessRole, ProcessStatus, RegistryStatus,
@@ -8,7 +8,7 @@ use spurline_observe::documents::{
 /// The state of a process that answers and has [`degraded_reasons`].
 const STATE_DEGRADED: &str = "degraded";
 
-/// One sentence for each disk, node, registry and source that fails; empty if none does.
+/// A sentence for each failing disk, node, registry and source.
 pub fn degraded_reasons(status: &ProcessStatus) -> Vec<String> {
     match &status.role {
         ProcessRole::Mount(mount) => mount_reasons(mount),
@@ -46,7 +46,7 @@ fn registry_reason(status: &RegistryStatus) -> Option<String> {
     status.is_lost().then(|| with_reason(format!("registry {} is lost", status.registry), reason))
 }
 
-/// The state of a process by the one that it reports and its [`degraded_reasons`].
+/// The state of a process by the reported state and the [`degraded_reasons`].
 pub fn state_with(reported: &str, reasons: &[String]) -> String {
     if reported == STATE_UP && !reasons.is_empty() { STATE_DEGRADED.to_owned() } else { reported.to_owned() }
 }

@@ -1,4 +1,4 @@
-//! `spurline node drain`: the runtime's drain with a progress bar, and its outcome as text or JSON.
+//! `spurline node drain`: the runtime's drain with a progress bar, and the outcome as text or JSON.
 
 use crate::cli::DrainArgs;
 use crate::jobs::show::is_terminal;
@@ -15,7 +15,7 @@ use std::time::Instant;
 /// Failed files listed on a terminal; `--json` lists all.
 const SHOWN_FAILED_FILES: usize = 10;
 
-/// Runs the command; exit code 1 when not all blocks were moved, or it was interrupted.
+/// Runs the command; exit code 1 when not all blocks were moved, or after an interruption.
 ///
 /// # Errors
 /// With exit code 3 when the registry, the group or the node can't be reached.
@@ -43,7 +43,7 @@ const STATE_DRAINED: &str = "drained";
 const STATE_INTERRUPTED: &str = "interrupted";
 const STATE_INCOMPLETE: &str = "incomplete";
 
-/// The outcome, as `--json` prints it.
+/// The outcome, as printed by `--json`.
 #[derive(Serialize)]
 struct DrainReport {
     node: String,

@@ -144,14 +144,14 @@ pub fn run(args: ExportArgs) -> Result<ExitCode, Fault> {
     apply(&args, &plan, &requirements, host)
 }
 
-/// What the plan finds on this host.
+/// The state of this host before the plan.
 struct ExportHost {
     server: ServerState,
     settings: NfsSettings,
     facts: HostFacts,
 }
 
-/// Whether the kernel sends locks of a mount to its process. One that does not answer is taken for one that has them.
+/// Whether the kernel sends locks of a mount to the mount's process. A process that does not answer counts as one with locks.
 fn sets_source_locks(mount: &SpurlineMount) -> bool {
     let status = mount_process(mount).map_err(|absent| absent.fault).and_then(|peer| Ok(peer.fetch_status(ANSWER)?));
     !mount.read_only
@@ -196,7 +196,7 @@ fn apply(
 
 fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
     let root = Path::new("/");
-    // The mount may be gone, or another one be there: then the record knows the export.
+    // The mount may be gone, or another may be there: then the record knows the export.
     let (mountpoint, source) = match find_mount(mountpoint) {
         Ok(mount) => (mount.mountpoint, Some(mount.source)),
         Err(_) => (std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned()), None),
@@ -234,7 +234,7 @@ fn take_back(args: &ExportArgs, mountpoint: &Path) -> Result<ExitCode, Fault> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The threads to ask for: those of the command line; else a default, where neither nfs.conf nor a server of the
+/// The threads to ask for: the number on the command line; else a default, where neither nfs.conf nor a server of the
 /// administrator has a number.
 fn threads_of(args: &ExportArgs) -> Option<u32> {
     let root = Path::new("/");
@@ -467,7 +467,7 @@ fn check_client(host: &str, as_json: bool) -> Result<ExitCode, Fault> {
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// What is not as it was asked for.
+/// The differences from the requested mount.
 fn problems_of(mount: &NfsMount) -> Vec<String> {
     let other = mount.connections.iter().find(|c| !mount.transport.starts_with(c.transport.as_str()));
     other
@@ -476,7 +476,7 @@ fn problems_of(mount: &NfsMount) -> Vec<String> {
         .collect()
 }
 
-/// Why there is one connection. The kernel keeps no record of the number that was asked for.
+/// Why there is a single connection. The kernel keeps no record of the number that was asked for.
 fn notes_on(mount: &NfsMount) -> Vec<String> {
     let note = match (mount.connections.len(), mount.ignores_nconnect()) {
         (1, true) => {

@@ -1,5 +1,5 @@
-//! `mount -t spurline` and /etc/fstab: translates the arguments of mount(8)'s helper `mount.spurline` to those of
-//! `spurline mount`. It mounts nothing itself.
+//! `mount -t spurline` and /etc/fstab: translates the arguments of mount(8)'s helper `mount.spurline` to those of `spurline
+//! mount`. Mounts nothing.
 
 use crate::habits::{self, OptionPlace};
 use spurline_config::{Fault, fuse};
@@ -14,7 +14,7 @@ const HELPER_NAMES: [&str; 2] = ["mount.spurline", "mount.fuse.spurline"];
 /// The usage of the helper.
 const HELPER_USAGE: &str = "mount -t spurline SOURCE MOUNTPOINT [-o OPTION,…], or as a line of /etc/fstab";
 
-/// Replaces this process by `spurline mount` if mount(8) called it as its helper; `None` if it did not.
+/// Replaces this process by `spurline mount` if mount(8) called this as a helper; else `None`.
 pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Fault> {
     let name = Path::new(words.first()?).file_name()?.to_str()?;
     if !HELPER_NAMES.contains(&name) {
@@ -34,7 +34,7 @@ pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Faul
     Some(Fault::failed(format!("this program can't start itself: {error}"), "mount /proc"))
 }
 
-/// The arguments of `spurline` for those of mount(8); `None` when nothing is to be mounted (`mount -f`).
+/// The arguments of `spurline` for arguments of mount(8); `None` when nothing is to be mounted (`mount -f`).
 fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
     let usage = |what: String| Fault::usage(what, HELPER_USAGE);
     let mut places = Vec::new();
@@ -64,7 +64,7 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
         .try_into()
         .map_err(|places: Vec<_>| usage(format!("a source and a mountpoint, not {}", places.len())))?;
     let begins = ["mount", "-d"].map(OsString::from).into_iter();
-    // After the dashes, as a path may begin with one.
+    // After the dashes, as a path may begin with a dash.
     Ok(Some(begins.chain(given).chain(["--".into()]).chain(places).collect()))
 }
 
@@ -83,7 +83,7 @@ pub fn flags_of_options(flags: &clap::Command, options: &[String]) -> Result<Vec
     for option in options {
         let key = option.split('=').next().unwrap_or_default();
         if option == "rw" {
-            // mount(8) adds it to all options; the word for a writable mount is `writable`.
+            // mount(8) adds this to all options; the word for a writable mount is `writable`.
         } else if is_flag(key) {
             given.push(format!("--{option}").into());
         } else if fuse::is_known_option(option) {

@@ -38,7 +38,7 @@ fn print_text(text: &[u8]) -> Result<(), Fault> {
     }
 }
 
-/// One table per service: flag, variable, default, meaning; the key is the flag without its dashes.
+/// A table for each service: flag, variable, default, meaning; the key is the flag without dashes.
 fn reference_text() -> String {
     let mut out = String::new();
     for service in file::SERVICE_COMMANDS {
@@ -73,7 +73,7 @@ fn is_flag_of_reference(arg: &Arg) -> bool {
     arg.get_long().is_some_and(|long| !matches!(long, "help" | "version"))
 }
 
-/// The flags and variables that are accepted and in no help: those of other systems, and earlier names.
+/// The flags and variables that are accepted and in no help: from other systems, and earlier names.
 fn compatibility_table(out: &mut String) {
     out.push_str("## Accepted for compatibility\n\n");
     out.push_str("Flags of other systems, and earlier names. `--help` does not show them.\n\n");
@@ -103,7 +103,7 @@ fn compatibility_table(out: &mut String) {
     }
 }
 
-/// Headings in the order of their first flag.
+/// Headings in the order of the first flag.
 fn heading_rank(sub: &Command, arg: &Arg) -> usize {
     sub.get_arguments().position(|a| a.get_help_heading() == arg.get_help_heading()).unwrap_or(usize::MAX)
 }

@@ -19,7 +19,7 @@ const YELLOW: Style = AnsiColor::Yellow.on_default();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
 
-/// Prints all nodes; exit code 1 when one does not answer or does not work as it should.
+/// Prints all nodes; exit code 1 when a node does not answer or does not work well.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached or knows no node.
@@ -37,7 +37,7 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
     Ok(ExitCode::from(u8::from(!all_well)))
 }
 
-/// Why a node that answers does not work as it should.
+/// Why a node that answers does not work well.
 fn reasons_of(line: &NodeReport) -> Vec<String> {
     line.answer.as_ref().map_or_else(|_| Vec::new(), |answer| node_reasons(&answer.status))
 }

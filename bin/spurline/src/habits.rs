@@ -1,5 +1,5 @@
 //! Flags, mount options and commands of other file systems that users paste (JuiceFS, Alluxio, mountpoint-s3, rclone, s3fs,
-//! goofys, gcsfuse, NFS): what does the same here, or why there is none. It parses nothing.
+//! goofys, gcsfuse, NFS): the equivalent here, or why there is none. Parses nothing.
 
 use crate::args::MountArgs;
 use crate::config_file::SERVICE_COMMANDS;
@@ -10,8 +10,7 @@ use spurline_config::{Fault, MOUNT_OPTIONS, fuse};
 use spurline_types::{LABEL_OPTIONS, split_option_list};
 use std::ffi::OsString;
 
-/// Words of other systems without their dashes, with the remedy in the form of flags. Words with the same name here are not
-/// among them.
+/// Words of other systems without dashes, with the remedy in the form of flags. Words with the same name here are left out.
 const FOREIGN_WORDS: &[(&str, &str)] = &[
     // JuiceFS, Alluxio.
     ("group-weight", "--weight N of 'spurline node' is a node's share of the blocks; 0 takes none"),
@@ -383,7 +382,7 @@ fn context_word(error: &clap::Error, kind: ContextKind) -> Option<&str> {
     }
 }
 
-/// What does the same here as a flag or an option of another system; dashes and underscores are one.
+/// The equivalent of a flag or an option of another system; dashes and underscores are the same.
 fn remedy_of_foreign_word(word: &str) -> Option<&'static str> {
     let word = word.trim_start_matches('-').to_ascii_lowercase().replace('_', "-");
     FOREIGN_WORDS.iter().find(|(known, _)| *known == word).map(|(_, remedy)| *remedy)
@@ -406,7 +405,7 @@ pub enum OptionPlace {
 /// Checks the mount options that were given to `spurline mount`, by flag, variable or file.
 ///
 /// # Errors
-/// On the first unknown one.
+/// For the first unknown option.
 pub fn check_mount_options(options: &[String]) -> Result<(), Fault> {
     let mut words = options.iter().flat_map(|list| split_option_list(list));
     match words.find(|option| !fuse::is_known_option(option)) {

@@ -13,10 +13,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs the command; exit code 1 when the query of one of several paths failed.
+/// Runs the command; exit code 1 when the query of a path among several failed.
 ///
 /// # Errors
-/// When the only path is in no mount, or its process does not answer or does not know it.
+/// When the only path is in no mount, or the process there does not answer or does not know the path.
 pub fn run(args: InfoArgs) -> Result<ExitCode, Fault> {
     let mut failed = false;
     for path in &args.path {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// The default log file of a background process.
 ///
 /// # Errors
-/// When this user has no directory of their own.
+/// When this user has no directory for logs.
 pub fn default_log(host: &HostLimits) -> Result<PathBuf, Fault> {
     match (&host.home, host.root) {
         (Some(home), false) => Ok(home.join(".local/state/spurline/spurline.log")),

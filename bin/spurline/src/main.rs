@@ -132,9 +132,9 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
 
 /// The process that does the work.
 enum StartOutcome {
-    /// This one; it signals when the service is ready.
+    /// This process, which signals when the service is ready.
     Run(background::ReadySignal),
-    /// A background process; this one waited until it was ready, and exits.
+    /// A background process, for which this process waited, and now exits.
     Waited(ExitCode),
 }
 

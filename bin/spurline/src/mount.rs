@@ -6,10 +6,10 @@ use spurline_config::{Fault, MountConfig};
 use spurline_runtime::{MountStop, PreparedMount};
 use std::sync::Arc;
 
-/// Runs the mount; returns when it has ended.
+/// Runs the mount; returns at the end.
 ///
 /// # Errors
-/// When it can't start, or does not end cleanly.
+/// When the mount can't start, or does not end cleanly.
 pub fn run(config: MountConfig, ready: ReadySignal) -> Result<(), Fault> {
     let mount = PreparedMount::open(config)?;
     let stop = mount.stop();
@@ -41,7 +41,7 @@ fn stop_by_signal(stop: &Arc<MountStop>, count: u32) {
     }
     if count == 1 {
         let own = Arc::clone(stop);
-        // On its own thread: an unmount takes a grace, within which a second signal counts.
+        // On a separate thread: an unmount takes a grace, within which a second signal counts.
         if std::thread::Builder::new().name("unmount".into()).spawn(move || own.unmount()).is_err() {
             stop.unmount();
         }

@@ -5,10 +5,10 @@ use crate::signals;
 use spurline_config::{Fault, NodeConfig};
 use spurline_runtime::start_node;
 
-/// Runs the node; returns when it has ended.
+/// Runs the node; returns at the end.
 ///
 /// # Errors
-/// When it can't start.
+/// When the node can't start.
 pub fn run(config: NodeConfig, ready: ReadySignal) -> Result<(), Fault> {
     let mut node = start_node(config)?;
     let stopped = signals::stop_channel()?;

@@ -12,7 +12,7 @@ const RED: Style = AnsiColor::Red.on_default().bold();
 const YELLOW: Style = AnsiColor::Yellow.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default().bold();
 
-/// Prints an error and gives its exit code.
+/// Prints an error and returns the exit code.
 pub fn print_fault(fault: &Fault) -> ExitCode {
     anstream::eprintln!("{RED}error{RED:#}: {}", printable_lines(&fault.what));
     if !fault.remedy.is_empty() {
@@ -34,7 +34,7 @@ pub fn print_note(line: &str) {
     let _ = writeln!(anstream::stderr(), "{}", printable_lines(line));
 }
 
-/// Our own text of one or more lines, which may contain foreign text.
+/// A text of this program, in one or more lines, which may contain foreign text.
 fn printable_lines(words: &str) -> String {
     words.split('\n').map(|line| printable(line.as_bytes())).collect::<Vec<_>>().join("\n")
 }

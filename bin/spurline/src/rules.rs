@@ -1,5 +1,5 @@
-//! `spurline pin`, `unpin` and `limit`: change the rules of a group in its registry, then on its nodes. `spurline
-//! rules` lists them.
+//! `spurline pin`, `unpin` and `limit`: change the rules of a group in the registry, then on the nodes. `spurline rules` lists
+//! the rules.
 
 use crate::cli::{LimitArgs, RuleArgs, RulesArgs};
 use crate::signals;
@@ -33,7 +33,7 @@ pub fn pin_folders(args: RuleArgs) -> Result<ExitCode, Fault> {
 /// Runs `spurline unpin`.
 ///
 /// # Errors
-/// When one of the folders is not pinned, or the registry can't be reached.
+/// When a folder is not pinned, or the registry can't be reached.
 pub fn unpin_folders(args: RuleArgs) -> Result<ExitCode, Fault> {
     let urls = urls_of(&args.path)?;
     let pinned = |set: &RuleSet| {
@@ -176,7 +176,7 @@ fn run_change(args: &RuleArgs, change: &RuleChange<'_>) -> Result<ExitCode, Faul
     Ok(ExitCode::from(u8::from(!failed.is_empty())))
 }
 
-/// Pins `urls` for a job that loads them next.
+/// Pins `urls` for a job that loads these folders next.
 ///
 /// # Errors
 /// As [`pin_folders`].
@@ -204,7 +204,7 @@ pub fn pin_before_load(
     Ok(())
 }
 
-/// The URLs of paths in a mount of this machine; URLs stay as they are.
+/// The URLs of paths in a mount of this machine; URLs stay unchanged.
 fn urls_of(paths: &[String]) -> Result<Vec<String>, Fault> {
     paths.iter().map(|path| url_of(path)).collect()
 }
@@ -257,7 +257,7 @@ fn say_unreached(silent: &[(String, String)], then: &str) {
     }
 }
 
-/// A folder with its rule in words.
+/// A folder with the rule in words.
 fn rule_words(set: &RuleSet, url: &str) -> String {
     let rule = set.rules.iter().find(|rule| rule.url == url).map(FolderRule::to_info).unwrap_or_default();
     format!("{url}: {}", describe_rule(&rule))

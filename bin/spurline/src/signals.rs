@@ -1,4 +1,4 @@
-//! Handlers for SIGTERM, SIGINT, SIGHUP and SIGQUIT, which run on their own thread.
+//! Handlers for SIGTERM, SIGINT, SIGHUP and SIGQUIT, which run on a separate thread.
 
 use crate::background;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
@@ -7,9 +7,9 @@ use spurline_config::Fault;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-/// Calls `stop` with 1 at the first signal (end cleanly), with 2 at the second (end by force), and so on. SIGHUP is
-/// left alone where it is ignored at start, as under `nohup`. In a background start only SIGTERM counts, which the end of the
-/// waiting command sends as well.
+/// Calls `stop` with 1 at the first signal (end cleanly), with 2 at the second (end by force), and so on. SIGHUP is left alone
+/// where ignored at start, as under `nohup`. In a background start only SIGTERM counts, which the end of the waiting command
+/// sends as well.
 ///
 /// # Errors
 /// When the handlers can't be installed.

@@ -1,4 +1,4 @@
-//! `spurline status`: one line for each mount and node, and for each cache disk.
+//! `spurline status`: a line for each mount and node, and for each cache disk.
 
 use crate::cli::StatusArgs;
 use crate::degraded::{degraded_reasons, state_with};
@@ -27,7 +27,7 @@ const NOT_USED_YET: &str = "not used yet";
 /// The most NFS clients that a line names.
 const CLIENTS_SHOWN: usize = 8;
 
-/// Runs the command; exit code 1 when one target does not answer or does not work as it should, 3 when no named target does, or none is accessible.
+/// Runs the command; exit code 1 when a target does not answer or does not work well, 3 when no named target does, or no target is accessible.
 ///
 /// # Errors
 /// When no target can be queried.
@@ -67,7 +67,7 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     let mut all_theirs = true;
     let mut first = None;
     for (name, peer) in asked {
-        // Another user's mount may not be queried. Unless it was named, that is no failure as long as others answer.
+        // Another user's mount may not be queried. For a mount that was not named, that is no failure as long as others answer.
         let theirs = peer.as_ref().is_err_and(|absent| absent.may_run);
         let answer = peer.map_err(|absent| absent.fault).and_then(|peer| ProcessAnswer::fetch(&peer));
         all_well &= match &answer {
@@ -99,9 +99,9 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
 
 /// The documents of a process that has answered.
 struct ProcessAnswer {
-    /// Its status as the process sent it.
+    /// The status, as sent by the process.
     document: Value,
-    /// Its counters as the process sent them.
+    /// The counters, as sent by the process.
     counters: Value,
     stats: Stats,
     state: String,
@@ -119,7 +119,7 @@ impl ProcessAnswer {
         Ok(ProcessAnswer { document, counters, stats, state, reasons })
     }
 
-    /// Both documents as one, with the state.
+    /// Both documents in a single document, with the state.
     fn into_json(self, name: &str) -> Value {
         let mut document = self.document;
         document["target"] = name.into();
@@ -222,7 +222,7 @@ fn state_style(state: &str) -> Style {
     }
 }
 
-/// A cache disk with its state, and the reason if that is not normal.
+/// A cache disk with the state, and the reason if that is not normal.
 fn disk_line(disk: &CacheDiskStatus) -> String {
     let CacheDiskStatus { path, state, reason, .. } = disk;
     let style = state_style(state);
@@ -230,7 +230,7 @@ fn disk_line(disk: &CacheDiskStatus) -> String {
     format!("disk {path}  {style}{state}{style:#}{why}")
 }
 
-/// A node of a mount with its state: the transport of its data, or the reason why it is down.
+/// A node of a mount with the state: the transport of data, or the reason why the node is down.
 fn peer_line(peer: &PeerStatus) -> String {
     // No request has gone to an unknown node, so there is neither a connection nor a failure.
     let state = if peer.state == PEER_UNKNOWN { NOT_USED_YET } else { &peer.state };
@@ -259,13 +259,13 @@ fn cache_words(status: &ProcessStatus, stats: &Stats) -> String {
     }
 }
 
-/// The writing side of a node; `None` where it takes no changes.
+/// The writing side of a node; `None` where the node takes no changes.
 fn node_writes_line(writes: &NodeWrites) -> Option<String> {
     let NodeWrites { writable, sessions, open_files } = writes;
     writable.then(|| format!("taken from mounts with --rw; {sessions} connected, {open_files} open files"))
 }
 
-/// The writing side of a mount; `None` where it takes no changes.
+/// The writing side of a mount; `None` where the mount takes no changes.
 fn mount_writes_line(writes: &MountWrites, stats: &Stats) -> Option<String> {
     if !writes.writable {
         return None;
@@ -332,7 +332,7 @@ fn print_registry(status: &RegistryStatus) {
     anstream::println!("  registry {registry}  {style}{state}{style:#}{time}{why}");
 }
 
-/// The paths to one peer, or why there is none.
+/// The paths to a peer, or why there is none.
 fn print_paths(peer: &PeerStatus) {
     for path in &peer.paths {
         anstream::println!("    {}", path_line(path));

@@ -7,8 +7,8 @@ use spurline_config::Fault;
 use spurline_runtime::unmount::{UnmountReport, UnmountRequest, unmount_mount};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Runs the command. While it waits for the mount's process, a first signal says what it waits for, and a second one ends
-/// the command.
+/// Runs the command. During the wait for the mount's process, a first signal prints the cause of the wait, and a second signal
+/// ends the command.
 ///
 /// # Errors
 /// When the path is no mountpoint, is busy, or may not be unmounted by this user.
@@ -31,7 +31,7 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
         warn: &|warning| print_warnings(&[warning]),
         note: &|note| print_note(&note),
         unsent: &|now| {
-            // Known before it is printed: the signal may come at once.
+            // Known before the output: the signal may come at once.
             *unsent.lock().unwrap_or_else(PoisonError::into_inner) = Some(now.clone());
             print_note(&format!("waiting for a node to take {now}"));
         },

@@ -1,4 +1,4 @@
-//! The demo's data: copies of files that every machine has, with their checksums.
+//! The demo's data: copies of files that every machine has, with checksums.
 
 use super::DemoControl;
 use spurline_config::Fault;
@@ -16,14 +16,14 @@ const SMALL_FILE_BYTES: u64 = 256 << 10;
 /// The most files to consider.
 const MOST_SEEN: usize = 200_000;
 
-/// One file of the data set.
+/// A file of the data set.
 #[derive(Debug, Clone)]
 pub struct SampleFile {
-    /// Its path below the source and below the mountpoint.
+    /// The path below the source and below the mountpoint.
     pub path: PathBuf,
-    /// Its length.
+    /// The length.
     pub bytes: u64,
-    /// Its checksum.
+    /// The checksum.
     pub checksum: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct SampleFile {
 pub struct DemoDataset {
     /// The files.
     pub files: Vec<SampleFile>,
-    /// Their total length.
+    /// The total length of the files.
     pub bytes: u64,
 }
 

@@ -1,5 +1,5 @@
-//! `spurline demo`: runs a node and a mount on this machine over a copied data set, reads it cold and hot, compares
-//! checksums, prints figures, and removes everything, also after Ctrl-C. It uses the command line only.
+//! `spurline demo`: runs a node and a mount on this machine over a copied data set, reads the data cold and hot, compares
+//! checksums, prints figures, and removes everything, also after Ctrl-C. Uses the command line only.
 
 mod dataset;
 mod passes;

@@ -1,4 +1,4 @@
-//! One pass of readers over the mounted data set, and its figures.
+//! A pass of readers over the mounted data set, and the figures.
 
 use super::DemoControl;
 use super::dataset::{DemoDataset, SampleFile};
@@ -17,7 +17,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
-/// How often a waiting pass checks whether it should stop.
+/// How often a waiting pass checks for the stop.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The readers' results.
@@ -33,7 +33,7 @@ enum ReaderMessage {
     Failed(Fault),
 }
 
-/// Reads every file through the mount and compares its checksum.
+/// Reads every file through the mount and compares the checksum.
 ///
 /// # Errors
 /// When a read fails, a checksum differs, reads stall for too long, or the user interrupts.
@@ -139,7 +139,7 @@ fn read_one(
     Ok(())
 }
 
-/// The figures of one pass.
+/// The figures of a pass.
 pub struct DemoPass {
     /// `cold` or `hot`.
     pub name: &'static str,

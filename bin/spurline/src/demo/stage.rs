@@ -1,5 +1,5 @@
-//! The demo's environment: a private directory, and a node and a mount as processes of this program. All of it is
-//! removed at the end, whatever happens.
+//! The demo's environment: a private directory, and a node and a mount as processes of this program. Everything is removed at the
+//! end, whatever happens.
 
 use super::DemoControl;
 use rustix::process::{Pid, Signal, kill_process};
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 const START_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest wait for a process to end by itself.
 const PROCESS_END_TIMEOUT: Duration = Duration::from_secs(15);
-/// Lines of a log shown when its process fails.
+/// Lines of a log shown when the process fails.
 const LOG_LINES: usize = 12;
 
 /// Checks early that mounts can work here.
@@ -42,7 +42,7 @@ pub fn require_fuse() -> Result<(), Fault> {
     Ok(())
 }
 
-/// The counters of both processes at one time.
+/// The counters of both processes at the same time.
 pub struct StageCounters {
     /// Of the node.
     pub node: Stats,
@@ -50,14 +50,14 @@ pub struct StageCounters {
     pub mount: Stats,
 }
 
-/// The directory and the processes of the demo; dropping it ends and removes all of them.
+/// The directory and the processes of the demo; a drop ends and removes all.
 pub struct DemoStage {
     node: Option<Child>,
     mount: Option<Child>,
     address: String,
     limit: Duration,
     exe: PathBuf,
-    // Last: removed after its users have ended.
+    // Last: removed after the end of the users.
     dir: TempDir,
 }
 
@@ -65,7 +65,7 @@ impl DemoStage {
     /// Makes the directory, accessible to this user only.
     ///
     /// # Errors
-    /// When it can't be made.
+    /// When the directory can't be made.
     pub fn new(parent: Option<&Path>, limit: Duration) -> Result<Self, Fault> {
         let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
         let wrong = |e: std::io::Error| {
@@ -87,7 +87,7 @@ impl DemoStage {
         self.dir.path()
     }
 
-    /// A path in it.
+    /// A path in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -124,12 +124,12 @@ impl DemoStage {
         Ok(room)
     }
 
-    /// Starts the node and waits until it answers.
+    /// Starts the node and waits for an answer.
     ///
     /// # Errors
-    /// When it fails or does not answer in time, with the end of its log.
+    /// When the node fails or does not answer in time, with the end of the log.
     pub fn start_node(&mut self, bytes: u64, control: &DemoControl) -> Result<Duration, Fault> {
-        // A port that was free a moment ago; if it is taken since, the node's error says so.
+        // A port that was free a moment ago; if taken since, the node's error says so.
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|l| l.local_addr())
             .map_err(|e| Fault::failed(format!("a port on 127.0.0.1: {e}"), ""))?
@@ -144,7 +144,7 @@ impl DemoStage {
         self.await_answer(ServiceRole::Node, &socket, control)
     }
 
-    /// Starts the mount and waits until it answers.
+    /// Starts the mount and waits for an answer.
     ///
     /// # Errors
     /// As [`DemoStage::start_node`].
@@ -223,7 +223,7 @@ impl DemoStage {
     /// The counters of both processes.
     ///
     /// # Errors
-    /// When one does not answer.
+    /// When a process does not answer.
     pub fn counters(&self) -> Result<StageCounters, Fault> {
         let ask = |owner: SocketOwner<'_>| {
             AdminPeer::Socket(self.path("run").join(owner.file_name()), None).fetch_stats(self.limit)
@@ -237,7 +237,7 @@ impl DemoStage {
     /// Unmounts and waits for the mount's process.
     ///
     /// # Errors
-    /// When it does not end, or ends badly.
+    /// When the mount does not end, or ends badly.
     pub fn stop_mount(&mut self, control: &DemoControl) -> Result<(), Fault> {
         self.stop(ServiceRole::Mount, control)
     }
@@ -276,7 +276,7 @@ impl DemoStage {
         ))
     }
 
-    /// Ends what still runs, by force if needed. It never fails.
+    /// Ends what still runs, by force if needed. Never fails.
     fn remove_all(&mut self) {
         let mountpoint = self.mountpoint();
         let mounted = || locate::list_mounts().is_ok_and(|all| all.iter().any(|m| m.mountpoint == mountpoint));

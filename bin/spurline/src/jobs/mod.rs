@@ -19,7 +19,7 @@ use watch::JobWatch;
 /// Runs `spurline load`.
 ///
 /// # Errors
-/// When the paths are in no mount, or its process refuses the job or does not answer.
+/// When the paths are in no mount, or the process there refuses the job or does not answer.
 pub fn load_files(args: LoadArgs) -> Result<ExitCode, Fault> {
     run_job(JobAction::Load, &args.path, &args.job, args.pin, |spec| JobSpec {
         rate: args.rate.map_or(0, |rate| rate.0),
@@ -110,7 +110,7 @@ fn run_job(
         let trust = args.trust.check()?;
         rules::pin_before_load(registry, &args.cache_group, &trust, place.source(), &spec.paths, args.json)?;
     }
-    // Installed before the job starts: a signal in between must not leave it running.
+    // Installed before the job starts: a signal in between must not leave the job running.
     let interrupted = if args.submit { Arc::default() } else { signals::stop_flag(1)? };
     let submit = json!({"do": "submit", "spec": spec});
     let begun = place.send_request(&submit, 0).map_err(|error| place.fault_of(&error))?;
@@ -134,7 +134,7 @@ fn run_job(
     look.watch_job(&begun, &interrupted, !joined)
 }
 
-/// The worker of a job on `paths`, and the paths below its source.
+/// The worker of a job on `paths`, and the paths below the source.
 fn find_worker(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(JobWorker, Vec<String>), Fault> {
     let url = paths.iter().find(|path| path.contains("://"));
     match (&args.registry, &args.source, url) {
@@ -163,10 +163,10 @@ fn find_worker(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(J
     }
 }
 
-/// The paths of a list, one per line; `-` is standard input.
+/// The paths of a list, a path in each line; `-` is standard input.
 ///
 /// # Errors
-/// When it can't be read, or is empty.
+/// When the list can't be read, or is empty.
 fn listed_paths(file: &Path) -> Result<Vec<String>, Fault> {
     let mut text = String::new();
     let read = if file == Path::new("-") {

@@ -1,4 +1,4 @@
-//! Shows a job: a progress bar while it runs, a few lines when it has ended.
+//! Shows a job: a progress bar during the run, a few lines after the end.
 
 use crate::report::{printable, printable_json};
 use anstyle::{AnsiColor, Style};
@@ -102,7 +102,7 @@ fn progress_line(p: &JobProgress, counts: CountOptions) -> String {
     line
 }
 
-/// Prints the outcome or the progress of a job; the exit code is 1 when it failed or was stopped.
+/// Prints the outcome or the progress of a job; the exit code is 1 after a failure or a stop.
 pub fn print_report(job: &Value, as_json: bool) -> ExitCode {
     let Some((p, counts)) = progress_of(job) else {
         anstream::println!("{job}");
@@ -129,7 +129,7 @@ fn report_text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> S
         let _ = write!(out, "  {}", p.why);
     }
     let at_least = if p.listed { "" } else { "+" };
-    // A file that fails its check was loaded, but is not done.
+    // A file that fails the check was loaded, but is not done.
     let (done, word) = match counts {
         CountOptions { verify: true, .. } => (p.files_verified, "verified"),
         CountOptions { metadata_only: true, .. } => (p.files_done, "looked up"),
@@ -183,7 +183,7 @@ fn bytes_line(out: &mut String, free: bool, p: &JobProgress, counts: CountOption
     let total = human_bytes(p.bytes_total);
     let moved = human_bytes(p.bytes_moved);
     if free {
-        // The size of the files says neither how much of them was cached nor how fast that was dropped.
+        // The size of the files says neither how much was cached nor how fast that was dropped.
         let files = if p.files_total > 0 { format!("; the files have {total}{at_least}") } else { String::new() };
         let _ = write!(out, "\n  bytes   {moved} freed{files}");
         return;

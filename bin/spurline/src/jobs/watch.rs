@@ -1,5 +1,5 @@
-//! Watches a job until it ends, also while its worker does not answer for some time. It knows neither the purpose of
-//! the job nor how it is done.
+//! Watches a job until the end, also while the worker does not answer for some time. Knows neither the purpose of the job nor the
+//! work.
 
 use super::show;
 use crate::cli::JobArgs;
@@ -17,17 +17,17 @@ use std::time::{Duration, Instant};
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Pauses before a query is repeated.
 const QUERY_PAUSES: Backoff = Backoff::new(Duration::from_millis(400), Duration::from_secs(5));
-/// Watching ends after this long without an answer: restarting a coordinator takes seconds, moving it to another host
-/// a minute.
+/// Watching ends after this long without an answer: the restart of a coordinator takes seconds, the move to another host a
+/// minute.
 const WATCH_SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// Paths repeated in a suggested command.
 const SUGGESTED_PATHS: usize = 3;
 
-/// A job and the way it is shown.
+/// A job and the way of display.
 pub struct JobWatch<'a> {
     place: &'a JobWorker,
     as_json: bool,
-    /// The command that watches it again.
+    /// The command that watches the job again.
     words: JobWords,
     bar: show::JobBar,
 }
@@ -86,7 +86,7 @@ pub fn job_words(action: JobAction, paths: &[String], args: &JobArgs, place: &Jo
 
 /// Why a query failed.
 enum RequestFailure {
-    /// The worker answered with an error, or it is gone and the job with it.
+    /// The worker answered with an error, or is gone, and so is the job.
     Told(Error),
     /// No answer, for too long or until the user interrupted.
     Silent(Error),
@@ -146,7 +146,7 @@ impl<'a> JobWatch<'a> {
         }
     }
 
-    /// Queries the progress of the job `id`; `seen` is the submission it belongs to.
+    /// Queries the progress of the job `id`; `seen` is the job's submission.
     fn query_job(&self, id: &str, seen: &mut u64, interrupted: &AtomicBool) -> std::result::Result<Value, Fault> {
         let say = |error: Option<&Error>| {
             self.bar.say(&match error {
@@ -184,8 +184,7 @@ impl<'a> JobWatch<'a> {
         )
     }
 
-    /// Shows a job, from the progress `now` on, until it ends. Ctrl-C stops the job when it is `mine`, else only the
-    /// watching.
+    /// Shows a job, from the progress `now` on, until the end. Ctrl-C stops a job that is `mine`, else only the watching.
     ///
     /// # Errors
     /// When there is no answer for too long, or the answer is an error.

@@ -68,7 +68,7 @@ pub struct CsiDriverArgs {
 /// Runs the driver until a signal.
 ///
 /// # Errors
-/// When it can't start.
+/// When the driver can't start.
 pub fn run(args: CsiDriverArgs) -> Result<ExitCode, Fault> {
     raise_open_files()?;
     let ready = ReadySignal::new()?;

@@ -1,4 +1,4 @@
-//! `spurline k8s device-plugin`: the plugin with its metrics page, stopped by signals.
+//! `spurline k8s device-plugin`: the plugin with the metrics page, stopped by signals.
 
 use crate::args::LogArgs;
 use crate::{logging, signals};
@@ -76,10 +76,10 @@ pub struct DevicePluginArgs {
     pub log: LogArgs,
 }
 
-/// Runs the plugin; returns when it has ended.
+/// Runs the plugin; returns at the end.
 ///
 /// # Errors
-/// When it can't start, or its loop panics.
+/// When the plugin can't start, or the loop panics.
 pub fn run(args: DevicePluginArgs) -> Result<ExitCode, Fault> {
     let host = HostLimits::detect();
     let (log, metrics) = RawLog::from(args.log).check()?;

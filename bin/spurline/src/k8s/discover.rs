@@ -1,5 +1,5 @@
-//! `spurline k8s discover`: the configuration goes to standard output, its reasons to standard error, so that the output
-//! can be stored as it is.
+//! `spurline k8s discover`: the configuration goes to standard output, the reasons to standard error, so that the output can be
+//! stored unchanged.
 
 use super::nodes::NodeArgs;
 use clap::Args;

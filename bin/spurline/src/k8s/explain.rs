@@ -44,7 +44,7 @@ pub struct ExplainArgs {
 pub fn run(args: &ExplainArgs) -> Result<ExitCode, Fault> {
     let manifest = read_text(&args.file, "-f")?;
     let nodes = args.nodes.read()?;
-    // A ConfigMap or a NicClusterPolicy beside the pods has the configuration, unless one is named.
+    // A ConfigMap or a NicClusterPolicy beside the pods has the configuration, unless a file is named.
     let given = match &args.config {
         Some(path) => config_texts(&path.display().to_string(), read_text(path, "--config")?).into_iter().next(),
         None => embedded_configs(&manifest).into_iter().next().map(|config| (config.object, config.text)),

@@ -1,4 +1,4 @@
-//! `spurline k8s lint`: findings about a configuration on one or many nodes.
+//! `spurline k8s lint`: findings about a configuration on a node or many.
 
 use super::nodes::NodeArgs;
 use crate::net::doctor::findings_text;
@@ -53,7 +53,7 @@ pub fn run(args: &LintArgs) -> Result<ExitCode, Fault> {
     Ok(print_findings(findings, args.json))
 }
 
-/// The configurations of a file with their names: the file itself, or those in the objects of Kubernetes that the file holds.
+/// The configurations of a file with names: the file itself, or the configurations in the objects of Kubernetes there.
 pub fn config_texts(file: &str, text: String) -> Vec<(String, String)> {
     let embedded = embedded_configs(&text);
     if embedded.is_empty() {
@@ -65,7 +65,7 @@ pub fn config_texts(file: &str, text: String) -> Vec<(String, String)> {
 /// The text of a file, or of standard input.
 ///
 /// # Errors
-/// When it can't be read or is no text.
+/// When the file can't be read or is no text.
 pub fn read_text(path: &Path, flag: &str) -> Result<String, Fault> {
     let read =
         if path.as_os_str() == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };

@@ -1,5 +1,4 @@
-//! `spurline k8s`: RDMA devices and volumes for pods. Each subcommand owns its flags and its output; this file only
-//! dispatches.
+//! `spurline k8s`: RDMA devices and volumes for pods. Each subcommand owns flags and output; this file only dispatches.
 
 mod advise;
 pub mod csi_driver;
@@ -56,7 +55,7 @@ pub enum KubeCommand {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Those of the subcommand.
+/// The errors of the subcommand.
 pub fn run(args: KubeCommandArgs) -> Result<ExitCode, Fault> {
     match args.command {
         KubeCommand::Discover(args) => discover::run(&args),

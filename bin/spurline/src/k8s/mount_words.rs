@@ -1,5 +1,5 @@
-//! The words of `spurline mount` for a volume of the CSI driver, checked by the parser and the checks of `spurline
-//! mount` itself. It starts nothing.
+//! The words of `spurline mount` for a volume of the CSI driver, checked by the parser and the checks of `spurline mount` itself.
+//! Starts nothing.
 
 use crate::args::MountArgs;
 use crate::fstab;
@@ -31,12 +31,12 @@ impl MountArguments for MountParser {
 /// The words, on a host with these limits.
 ///
 /// # Errors
-/// When `spurline mount` would refuse them.
+/// When `spurline mount` would refuse the words.
 pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Result<MountWords, Fault> {
     let settings = request.settings;
-    // Without environment variables: those of the driver are not those of the mount process.
+    // Without environment variables: the driver's variables are not those of the mount process.
     let flags = MountArgs::augment_args(Command::new("mount"));
-    // In /etc/fstab rw means nothing, because mount(8) adds it; here it was written by a person.
+    // In /etc/fstab rw means nothing, because mount(8) adds the word; here a person wrote the word.
     let options = settings.options.iter().map(|word| if word == "rw" { "writable".to_owned() } else { word.clone() });
     let options = fstab::flags_of_options(&flags, &options.collect::<Vec<_>>())?;
     let named = settings.flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}")));
@@ -78,7 +78,7 @@ fn parse(flags: &Command, given: &[OsString], places: &[OsString]) -> Result<Raw
     let matches = flags.clone().try_get_matches_from(words.chain(places.iter().cloned()));
     let parsed = matches.and_then(|matches| MountArgs::from_arg_matches(&matches));
     parsed.map(RawMount::from).map_err(|error| {
-        // The first paragraph says what is wrong; usage and hints are for a command line.
+        // The first paragraph has the fault; usage and hints are for a command line.
         let text = error.render().to_string();
         let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
         let words: Vec<&str> = first.split_whitespace().collect();

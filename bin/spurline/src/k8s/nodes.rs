@@ -1,4 +1,4 @@
-//! `--from`, repeatable: the RDMA devices of this node, or of others from their files.
+//! `--from`, repeatable: the RDMA devices of this node, or of others from files.
 
 use crate::net::facts::open_facts;
 use clap::Args;
@@ -34,7 +34,7 @@ impl NodeArgs {
             if node.hostname.is_none() {
                 node.hostname = path.file_name().map(|name| name.to_string_lossy().into_owned());
             }
-            // One that is given twice would have its HCAs counted twice.
+            // The HCAs of a node that is given twice would count twice.
             if !nodes.contains(&node) {
                 nodes.push(node);
             }
@@ -43,7 +43,7 @@ impl NodeArgs {
     }
 }
 
-/// A folder that is not laid out like `/`; often the one above those of the nodes.
+/// A folder that is not laid out like `/`; often the folder above those of the nodes.
 fn no_facts(path: &Path) -> Fault {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     let mut below: Vec<PathBuf> =

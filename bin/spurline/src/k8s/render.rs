@@ -1,4 +1,4 @@
-//! `spurline k8s render`: prints the manifests of the crate `manifests`, or writes them to a directory.
+//! `spurline k8s render`: prints the manifests of the crate `manifests`, or writes these to a directory.
 
 use super::mount_words::words_of_mount;
 use crate::net::table::WARN;
@@ -90,7 +90,7 @@ pub fn run(args: RenderArgs) -> Result<ExitCode, Fault> {
         anstream::eprintln!("{WARN}warning{WARN:#} {warning}");
     }
     check_mount_options(&values)?;
-    // A chart gets its values when it is installed.
+    // A chart gets values at the installation.
     if let Some(note) = placeholder_note(&values)?.filter(|_| args.form != FormArg::Helm) {
         anstream::eprintln!("{WARN}note{WARN:#} {note}");
     }
@@ -120,14 +120,15 @@ fn read(file: &Path, flag: &str) -> Result<String, Fault> {
     })
 }
 
-/// The values that name things of a cluster's own, with the key that switches their objects on, and how they are set.
+/// The values that name things of a specific cluster, with the key that switches the objects on, and the flag that sets the
+/// value.
 const CLUSTER_PLACEHOLDERS: [(&str, &[&str], &str); 3] = [
     ("image", &[], "image=REGISTRY/spurline:TAG"),
     ("nodes.sources", &["nodes.enabled"], "nodes.sources='[s3://BUCKET]'"),
     ("storageClass.source", &["csi.enabled", "storageClass.enabled"], "storageClass.source=s3://BUCKET"),
 ];
 
-/// A note about values that still have their defaults although no cluster has things of these names.
+/// A note about values that still have the defaults although no cluster has things of these names.
 fn placeholder_note(values: &ClusterValues) -> Result<Option<String>, Fault> {
     let defaults = ClusterValues::defaults()?;
     let mut kept = Vec::new();
@@ -143,8 +144,8 @@ fn placeholder_note(values: &ClusterValues) -> Result<Option<String>, Fault> {
     Ok((!kept.is_empty()).then_some(note))
 }
 
-/// Checks the configuration of the device plugin, and that pods request its resources. Returns a warning about one with
-/// another prefix, which another plugin may make, such as that of SR-IOV.
+/// Checks the configuration of the device plugin, and that pods request the plugin's resources. Returns a warning about a
+/// resource with another prefix, which another plugin may make, such as that of SR-IOV.
 fn check_devices(values: &ClusterValues) -> Result<Option<String>, Fault> {
     let Some(config) = values.find("devicePlugin.config").filter(|_| values.is_on("devicePlugin.enabled")) else {
         return Ok(None);
@@ -183,7 +184,7 @@ fn check_mount_options(values: &ClusterValues) -> Result<(), Fault> {
     let mut attributes = HashMap::from([("source".to_owned(), values.text("storageClass.source").to_owned())]);
     attributes.insert("memory".to_owned(), values.text("csi.memory").to_owned());
     if values.is_on("nodes.enabled") {
-        // Any one: it is the options that are checked.
+        // Any registry: only the options are checked.
         attributes.insert("registry".to_owned(), "coordinator://spurline-coordinator:7400".to_owned());
     }
     let settings = VolumeSettings::parse(&attributes, &options)?;
@@ -191,14 +192,14 @@ fn check_mount_options(values: &ClusterValues) -> Result<(), Fault> {
     let default_memory = settings.memory.unwrap_or_default();
     let settings = VolumeSettings { memory: None, ..settings };
     let request = MountRequest { settings: &settings, own_flags: &[], mountpoint: Path::new("/mnt"), default_memory };
-    // This machine is not one of the cluster.
+    // This machine is no part of the cluster.
     let host = HostLimits { memory_bytes: None, ..HostLimits::detect() };
     words_of_mount(request, &host)
         .map(drop)
         .map_err(|fault| Fault { what: format!("storageClass.mountOptions: {}", fault.what), ..fault })
 }
 
-/// Removes files of an earlier run that this one did not make: a chart's would be applied.
+/// Removes files of an earlier run that this run did not make: files of a chart would be applied.
 fn remove_others(dir: &Path, files: &[RenderedFile]) -> Result<(), Fault> {
     let parents: BTreeSet<PathBuf> =
         files.iter().filter_map(|f| Some(dir.join(&f.path).parent()?.to_owned())).collect();

@@ -41,7 +41,7 @@ Examples:
   Judge what ib_write_bw or ib_write_lat printed, against a port of 400 Gb/s:
     spurline k8s verify --read bw.txt --rate 400";
 
-/// A bandwidth above this share of the port's rate, in per cent, can't be that of one port in one direction.
+/// A bandwidth above this share of the port's rate, in per cent, can't be that of a single port in one direction.
 const MAX_SHARE_PERCENT: f64 = 105.0;
 /// Messages of at least this size reach a port's rate.
 const LARGE_MESSAGE_BYTES: u64 = 4096;
@@ -169,7 +169,7 @@ fn measure_rails(
     report: &mut VerifyReport,
 ) -> Result<(), Fault> {
     let limits = RunLimits { time: args.time, ops: None, patience: args.timeout, pause: Duration::ZERO };
-    // Traffic between two programs of one node may stay inside the HCA, faster than a port.
+    // Traffic between two programs of a node may stay inside the HCA, faster than a port.
     let crosses_ports = match (&report.here, &report.there) {
         (Some(here), Some(there)) => shared_hardware(here, there).is_none(),
         _ => false,
@@ -202,8 +202,8 @@ fn measure_rails(
     Ok(())
 }
 
-/// The rate of the port behind an interface in Gb/s; `None` for a device in software whose interface has no speed: its
-/// driver makes one up.
+/// The rate of the port behind an interface in Gb/s; `None` for a device in software whose interface has no speed: the driver
+/// makes a speed up.
 fn port_rate(facts: &HostFacts, interface: &str) -> Option<f64> {
     let interface = facts.interface(interface)?;
     let ports = facts.ports_of(interface);
@@ -211,11 +211,11 @@ fn port_rate(facts: &HostFacts, interface: &str) -> Option<f64> {
     known.find_map(|(_, port)| port.rate.as_ref().map(|rate| rate.gbps))
 }
 
-/// A measured bandwidth of one port in one direction.
+/// A measured bandwidth of a port in one direction.
 struct PortBandwidth<'a> {
     subject: &'a str,
     gbps: f64,
-    /// The measured sum and its parts, where it was one.
+    /// The measured sum and the parts, if measured as a sum.
     sum: Option<String>,
     /// Whether the traffic crossed the port, whose rate is then a limit.
     limited: bool,
@@ -323,7 +323,7 @@ fn judge_perftest(args: &VerifyArgs, found: PerftestReport, report: &mut VerifyR
     report.perftest = Some(found);
 }
 
-/// `sum of 2 directions: 196.40 Gb/s`; `None` for one port in one direction.
+/// `sum of 2 directions: 196.40 Gb/s`; `None` for a single port in one direction.
 fn sum_of_parts(row: &PerftestRow, sum: f64) -> Option<String> {
     let directions = (row.directions > 1).then(|| format!("{} directions", row.directions));
     let ports = (row.ports > 1).then(|| format!("{} ports", row.ports));

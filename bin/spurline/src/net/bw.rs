@@ -1,4 +1,4 @@
-//! `spurline net bw`: measures throughput and its cost on both ends, and judges the result.
+//! `spurline net bw`: measures throughput and the cost on both ends, and judges the result.
 
 use super::causes;
 use super::peer::{

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Longest wait for the other end's facts.
 const PEER_FACTS_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most findings that one sentence names.
+/// The most findings in a sentence.
 const SENTENCE_FINDINGS_MAX: usize = 4;
 
 /// Findings that slow down a port or an interface.
@@ -36,7 +36,7 @@ const OF_A_PORT: &[&str] = &[
 /// Findings that slow down a host.
 const OF_A_HOST: &[&str] = &[id::CPU_GOVERNOR, id::IOMMU];
 
-/// Adds to a poor verdict the findings about the measured interfaces, and names them in its sentence.
+/// Adds to a poor verdict the findings about the measured interfaces, and names these in the sentence.
 pub fn add_findings(judgement: &mut ProbeVerdict, session: &mut ProbeSession, outcome: &ProbeOutcome) {
     if judgement.level != VerdictLevel::Poor || outcome.same_host {
         return;
@@ -69,7 +69,7 @@ pub fn add_findings(judgement: &mut ProbeVerdict, session: &mut ProbeSession, ou
     }
 }
 
-/// Findings about these interfaces, their devices or their whole host.
+/// Findings about these interfaces, the devices behind or the whole host.
 fn of_end(tree: &HostTree, interfaces: &[String], here: bool) -> Vec<RelatedFinding> {
     let host = HostFacts::read_from(tree);
     let mut names: Vec<&str> = Vec::new();

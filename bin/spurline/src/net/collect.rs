@@ -55,10 +55,10 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The archive, and the number of files in it.
+/// The archive, and the number of files inside.
 ///
 /// # Errors
-/// When they can't be packed.
+/// When the facts can't be packed.
 pub(super) fn pack_facts(tree: &HostTree) -> std::io::Result<(Vec<u8>, usize)> {
     let mut entries = collect_facts(tree, |tree| {
         drop(examine(tree, &DoctorOptions::default()));

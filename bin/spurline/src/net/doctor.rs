@@ -1,4 +1,4 @@
-//! `spurline net doctor`: prints findings, the worst first. The fabric crate makes them.
+//! `spurline net doctor`: prints findings, the worst first. The fabric crate makes the findings.
 
 use super::facts::{self, FromArgs};
 use super::peer::TokenArgs;
@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest wait for the other end's answer, and for its facts.
+/// Longest wait for the other end's answer, and for the facts there.
 const PEER_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Examples of --help.
@@ -125,7 +125,7 @@ impl AskArgs {
     }
 }
 
-/// Why a node or a mount on this host would refuse these interfaces as rails, by the function that they use.
+/// Why a node or a mount on this host would refuse these interfaces as rails, by the function that nodes and mounts use.
 fn rail_obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>, Fault> {
     if !tree.is_live() {
         return Ok(Vec::new());
@@ -148,7 +148,7 @@ fn rail_obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>
     Ok(names.iter().filter_map(refused).collect())
 }
 
-/// The facts of a host that runs `net serve`, and its port.
+/// The facts of a host that runs `net serve`, and the port there.
 fn fetch_host(host: &str, trust: &Arc<Trust>) -> Result<(HostTree, u16), Fault> {
     let peer = client::parse_peer(host)?;
     let trust = Arc::clone(trust);

@@ -1,4 +1,4 @@
-//! `--from`: the facts of this host, or of another one from a file.
+//! `--from`: the facts of this host, or of another host from a file.
 
 use clap::Args;
 use spurline_config::Fault;
@@ -26,7 +26,7 @@ impl FromArgs {
 /// Facts collected elsewhere.
 ///
 /// # Errors
-/// When it is neither a folder nor a file of `net collect`.
+/// When the path is neither a folder nor a file of `net collect`.
 pub fn open_facts(path: &Path) -> Result<HostTree, Fault> {
     HostTree::open(path).map_err(|e| {
         Fault::missing(

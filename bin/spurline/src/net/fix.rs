@@ -1,5 +1,4 @@
-//! `spurline net fix`: prints the changes for findings, makes them, persists them, or reverts them. The fabric crate
-//! knows the changes.
+//! `spurline net fix`: prints, makes, persists or reverts the changes for findings. The fabric crate knows the changes.
 
 use super::doctor::AskArgs;
 use super::table::{BAD, DIM, GOOD, WARN};

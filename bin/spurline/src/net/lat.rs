@@ -1,4 +1,4 @@
-//! `spurline net lat`: measures the round-trip time of one message.
+//! `spurline net lat`: measures the round-trip time of a message.
 
 use super::bw::{op_word, times_line, to_json};
 use super::causes;
@@ -96,7 +96,7 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
             break;
         }
     }
-    // The worst verdict; of equal ones that of the slowest path.
+    // The worst verdict; of equal verdicts that of the slowest path.
     let slow =
         |outcome: &ProbeOutcome| outcome.measured.times.iter().map(|(_, t)| t.quantile_us(0.5)).fold(0.0, f64::max);
     let worst = done
@@ -118,7 +118,7 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
     Ok(print_verdict(judgement, args.peer.json))
 }
 
-/// Measures over one path.
+/// Measures over a path.
 fn measure_one(
     args: &LatArgs,
     session: &mut ProbeSession,
@@ -135,7 +135,7 @@ fn measure_one(
     outcome
 }
 
-/// The result of one path as text.
+/// The result of a path as text.
 fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, op: &str) {
     let plan = &outcome.plan;
     let there = outcome.report.as_ref().map_or(&session.welcome.link, |r| &r.link);

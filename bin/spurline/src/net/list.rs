@@ -152,7 +152,7 @@ fn port_row(host: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec<Sty
     };
     let named = match (netdev, interface) {
         (Some(name), _) => format!("{name}{more}"),
-        // The kernel shows the interface of a GID only inside its network namespace.
+        // The kernel shows the interface of a GID only inside the interface's network namespace.
         (None, _) if port.link_layer == LinkLayer::Ethernet && port.state == PortState::Active => {
             "(other namespace)".to_owned()
         }
@@ -288,7 +288,7 @@ fn gid_table<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevice, &'
     append_table(out, &rows);
 }
 
-/// The kernel's notation, so that it can be searched for.
+/// The kernel's notation, for searches.
 fn full_address(address: std::net::Ipv6Addr) -> String {
     address.segments().map(|s| format!("{s:04x}")).join(":")
 }

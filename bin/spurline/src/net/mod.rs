@@ -1,5 +1,5 @@
-//! `spurline net`: the state, the faults and the speed of the fabric. Each subcommand owns its flags and its output;
-//! this file only dispatches.
+//! `spurline net`: the state, the faults and the speed of the fabric. Each subcommand owns flags and output; this file only
+//! dispatches.
 
 mod bw;
 mod causes;
@@ -76,7 +76,7 @@ Examples (with `spurline net serve` on node2):
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Those of the subcommand.
+/// The errors of the subcommand.
 pub fn run(args: NetCommandArgs) -> Result<ExitCode, Fault> {
     match args.command {
         NetCommand::List(args) => list::run(args),

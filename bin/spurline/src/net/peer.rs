@@ -1,5 +1,5 @@
-//! Common parts of `net ping`, `bw` and `lat`: the flags of the other end, the connection, Ctrl-C, and the
-//! description of both ends. It measures nothing.
+//! Common parts of `net ping`, `bw` and `lat`: the flags of the other end, the connection, Ctrl-C, and the description of both
+//! ends. Measures nothing.
 
 use anstyle::{AnsiColor, Style};
 use clap::{Args, ValueEnum};
@@ -80,7 +80,7 @@ impl TokenArgs {
     /// Reads the file.
     ///
     /// # Errors
-    /// When it can't be read, or contains no usable secret.
+    /// When the file can't be read, or contains no usable secret.
     pub(crate) fn open(&self) -> Result<Arc<Trust>, Fault> {
         Ok(Trust::new(&group::hostname(), self.group_token_file.as_deref())?)
     }

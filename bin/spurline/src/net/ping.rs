@@ -100,7 +100,7 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
     Ok(print_verdict(&judgement, json))
 }
 
-/// One of the four steps that rping also goes through, by its name there.
+/// A step that rping also has, by the name there.
 fn print_step(step: &RpingStep) {
     let result = match (&step.error, step.time) {
         (Some(why), _) => format!("failed: {why}"),

@@ -1,5 +1,5 @@
-//! `spurline net serve`: the other end of `net ping`, `bw` and `lat`. It prints its addresses, the commands that use
-//! them, and its events; the probe crate serves.
+//! `spurline net serve`: the other end of `net ping`, `bw` and `lat`. Prints addresses, the commands for clients, and events; the
+//! probe crate serves.
 
 use super::peer::{DIM, HEAD, TokenArgs, gigabits_text};
 use clap::Args;
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Several times the largest measurement with its control connection.
+/// Several times the largest measurement with the control connection.
 const MAX_PROBE_CONNECTIONS: usize = 512;
 
 /// The arguments of `net serve`.
@@ -52,7 +52,7 @@ enum ServeMessage {
 /// Runs the command.
 ///
 /// # Errors
-/// When it can't listen there (exit code 3 for an address or a port that is not available).
+/// When the server can't listen there (exit code 3 for an address or a port that is not available).
 pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
     if args.timeout < Duration::from_secs(2) {
         let remedy = "clients speak up every second: give it 2s or more";
@@ -94,7 +94,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
             anstream::println!("{line}");
         }
         if args.once && matches!(event, ServerEvent::Ended { .. }) {
-            // The client receives its report on the connection that is still open.
+            // The client receives the report on the connection that is still open.
             std::thread::sleep(Duration::from_millis(200));
             break;
         }
@@ -121,7 +121,7 @@ fn bind_fault(e: &Error, port: u16) -> Fault {
     Fault::missing(e.message(), remedy)
 }
 
-/// An address for clients, with its interface.
+/// An address for clients, with the interface.
 type ReachableAddress = (SocketAddr, InterfaceLink);
 
 /// Addresses that other hosts reach come first, the fastest ports before others.

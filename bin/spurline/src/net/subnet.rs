@@ -28,7 +28,7 @@ pub fn query_subnet_manager(tree: &HostTree) -> BTreeMap<(String, u32), SmAnswer
     let mut silent: Vec<(u32, Vec<u16>)> = Vec::new();
     let mut answers = BTreeMap::new();
     for (device, port, sm_lid) in ports {
-        // Ports of one subnet have one manager; one that does not answer is queried once.
+        // Ports of the same subnet have the same manager; a manager that does not answer is queried once.
         let subnet = port.gids.first().map(|g| g.address.segments()[..4].to_vec()).unwrap_or_default();
         let fabric = (sm_lid, subnet);
         let answer = match &umad {

@@ -1,4 +1,4 @@
-//! Tables on a terminal: columns as wide as their widest cell, each cell in its own colour.
+//! Tables on a terminal: columns as wide as the widest cell, each cell in a colour.
 
 use anstyle::{AnsiColor, Style};
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ pub const WARN: Style = AnsiColor::Yellow.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 pub const DIM: Style = Style::new().dimmed();
 
-/// A text and its style.
+/// A text and the style.
 pub struct StyledCell {
     text: String,
     style: Style,

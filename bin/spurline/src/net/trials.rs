@@ -1,5 +1,5 @@
-//! Sends some bytes to each address of the other end in a subnet of this host, to see which interfaces carry them.
-//! The doctor draws the conclusions.
+//! Sends some bytes to each address of the other end in a subnet of this host, to see which interfaces carry the bytes. The
+//! doctor draws the conclusions.
 
 use spurline_fabric::{HostFacts, RouteTrial, interface_pairs};
 use spurline_probe::client::{ConnectConfig, ProbeSession};
@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 
 /// Enough for the counters of an interface to stand out from other traffic.
 const TRIAL_BYTES: u64 = 4 << 20;
-/// Bytes of one operation.
+/// Bytes of an operation.
 const TRIAL_OPERATION_BYTES: u64 = 1 << 20;
-/// Time limit of one trial.
+/// Time limit of a trial.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit of all trials.
 const TRIALS_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A trial for each pair of interfaces of this host and the peer in one subnet; `port` is that of the peer's `net
-/// serve`, `wanted` the interfaces to test, all when empty.
+/// A trial for each pair of interfaces of this host and the peer in the same subnet; `port` is that of the peer's `net serve`,
+/// `wanted` the interfaces to test, all when empty.
 pub fn run_trials(
     host: &HostFacts,
     peer: &HostFacts,

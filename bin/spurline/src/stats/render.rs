@@ -1,5 +1,4 @@
-//! Counters as a dstat-like table: the columns of each section, and numbers in five characters. It knows no socket
-//! and no clock.
+//! Counters as a dstat-like table: the columns of each section, and numbers in five characters. Knows no socket and no clock.
 
 use anstyle::{AnsiColor, Style};
 use spurline_config::Fault;
@@ -11,13 +10,13 @@ use std::fmt::Write as _;
 /// Width of a column.
 const COLUMN_WIDTH: usize = 6;
 
-/// One counter or gauge of a process.
+/// A counter or gauge of a process.
 type MetricOf = fn(&Stats) -> &Metric;
 
 /// How a column follows from the counters.
 #[derive(Debug, Clone, Copy)]
 enum ColumnKind {
-    /// Microseconds of processor time, as percent of one processor.
+    /// Microseconds of processor time, as percent of a processor.
     Percent(MetricOf),
     /// A gauge of bytes.
     Bytes(MetricOf),
@@ -33,7 +32,7 @@ enum ColumnKind {
     Latency(MetricOf, MetricOf),
     /// Percent of the first in both together.
     Share(MetricOf, MetricOf),
-    /// Percent of the bytes of the first two counters in those of all four.
+    /// Percent of the bytes of the first two counters in the bytes of all four.
     PairShare([MetricOf; 2], [MetricOf; 2]),
 }
 
@@ -277,7 +276,7 @@ fn painted(style: Style, text: &str, colour: bool) -> String {
     if colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }
 
-/// The sections that are shown without `--schema`: those that every mount and node has, and those of writes and of an export.
+/// The sections that are shown without `--schema`: the sections of every mount and node, and those of writes and of an export.
 pub fn default_schema(status: &ProcessStatus) -> String {
     let writable = match &status.role {
         ProcessRole::Mount(mount) => mount.writes.writable,
@@ -290,7 +289,7 @@ pub fn default_schema(status: &ProcessStatus) -> String {
     format!("uf{writes}{export}mcro")
 }
 
-/// The sections and columns with their units, for `--help`.
+/// The sections and columns with units, for `--help`.
 pub fn columns_help() -> String {
     let mut text = "Sections of --schema and their columns. Bytes are in units of 1024 (K, M, G, T), numbers in units of 1000; - is \
                     no value. Without --schema: u f m c r o, and w and x where there are writes and an export.\n"
@@ -318,7 +317,7 @@ impl ColumnKind {
     }
 
     fn cell_text(self, before: &Stats, now: &Stats, seconds: f64) -> (String, Style) {
-        // A restarted process counts from 0 again; its first line shows zeros.
+        // A restarted process counts from 0 again; the first line shows zeros.
         let grown = |of: MetricOf| of(now).get().saturating_sub(of(before).get()) as f64;
         match self {
             ColumnKind::Percent(of) => {
@@ -373,7 +372,7 @@ fn fixed_digits(n: f64) -> String {
     }
 }
 
-/// A number with its unit, coloured by its size as dstat does.
+/// A number with the unit, coloured by size as in dstat.
 fn scaled_number(n: f64, base: f64) -> (String, Style) {
     let units = [
         ("", None),

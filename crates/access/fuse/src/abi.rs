@@ -1,5 +1,5 @@
-//! The kernel's FUSE protocol, version 7: numbers and memory layouts from `include/uapi/linux/fuse.h`. Its only
-//! behaviour is to copy plain structs from and to bytes.
+//! The kernel's FUSE protocol, version 7: numbers and memory layouts from `include/uapi/linux/fuse.h`. The only behaviour is to
+//! copy plain structs from and to bytes.
 #![allow(missing_docs, reason = "field names are the protocol's own")]
 
 /// The protocol's major version.
@@ -104,7 +104,7 @@ pub const GETATTR_FH: u32 = 1;
 pub const READ_LOCKOWNER: u32 = 1 << 1;
 /// WRITE: changed pages of a memory map, through any handle that writes; the flags of the file are not sent.
 pub const WRITE_CACHE: u32 = 1 << 0;
-/// WRITE: the file loses its set-user-ID and set-group-ID bits.
+/// WRITE: the file loses the set-user-ID and set-group-ID bits.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// FSYNC and FSYNCDIR: the bytes only.
 pub const FSYNC_FDATASYNC: u32 = 1;
@@ -134,7 +134,7 @@ pub const DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
 /// `_IOW(229, 2, u32)`: withdraws a registered file.
 pub const DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
 
-/// io_uring command: registers an entry and waits for its first request.
+/// io_uring command: registers an entry and waits for the first request.
 pub const URING_CMD_REGISTER: u32 = 1;
 /// io_uring command: replies to an entry's request and waits for the next.
 pub const URING_CMD_COMMIT_AND_FETCH: u32 = 2;
@@ -145,7 +145,7 @@ pub const URING_CMD_COMMIT_AND_FETCH: u32 = 2;
 /// `repr(C)`, no padding, every bit pattern valid.
 pub unsafe trait PlainBytes: Copy + 'static {}
 
-/// Reads a `T` from the start of `bytes`; `None` when they are too few.
+/// Reads a `T` from the start of `bytes`; `None` when the bytes are too few.
 pub fn read_plain<T: PlainBytes>(bytes: &[u8]) -> Option<T> {
     if bytes.len() < size_of::<T>() {
         return None;
@@ -156,7 +156,7 @@ pub fn read_plain<T: PlainBytes>(bytes: &[u8]) -> Option<T> {
 
 /// The bytes of `value`.
 pub fn bytes_of<T: PlainBytes>(value: &T) -> &[u8] {
-    // SAFETY: T is plain, so all of its bytes are initialised; the lifetime is the reference's.
+    // SAFETY: T is plain, so all bytes are initialised; the lifetime is the reference's.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }
 }
 

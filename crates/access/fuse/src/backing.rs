@@ -1,5 +1,5 @@
-//! Files that the kernel reads directly (FUSE passthrough): registration, and withdrawal on drop. It does not decide
-//! which files are eligible.
+//! Files that the kernel reads directly (FUSE passthrough): registration, and withdrawal on drop. Does not decide which files are
+//! eligible.
 
 use crate::abi;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
@@ -7,9 +7,9 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-/// Registers files for passthrough with one session.
+/// Registers files for passthrough with a session.
 pub(crate) struct BackingRegistrar {
-    // Weak, so that a file system that outlives its session does not keep the dead connection open.
+    // Weak, so that a file system that outlives the session does not keep the dead connection open.
     device: Weak<OwnedFd>,
 }
 
@@ -19,11 +19,11 @@ impl BackingRegistrar {
     }
 
     /// Registers `file`, which the kernel then reads and writes directly: with the rights of the user and group, if given, so
-    /// that a file server sees them, and quotas are the user's. The caller may close the descriptor at once.
+    /// that a file server gets these, and quotas are the user's. The caller may close the descriptor at once.
     ///
     /// # Errors
-    /// EPERM without CAP_SYS_ADMIN; ELOOP when the file is on a stacked file system (overlayfs, FUSE passthrough);
-    /// EOPNOTSUPP when its file system has no support; ENODEV after the session's end.
+    /// EPERM without CAP_SYS_ADMIN; ELOOP when the file is on a stacked file system (overlayfs, FUSE passthrough); EOPNOTSUPP
+    /// when the file system there has no support; ENODEV after the session's end.
     pub(crate) fn register_file(&self, file: BorrowedFd<'_>, user: Option<(u32, u32)>) -> io::Result<RegisteredFile> {
         let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
         let _as_user = user.map(|(uid, gid)| FileUser::assume(uid, gid));
@@ -37,7 +37,7 @@ impl BackingRegistrar {
     }
 }
 
-/// This thread opens files as another user, until this value is dropped. It keeps the right to register files.
+/// This thread opens files as another user, until this value is dropped. The thread keeps the right to register files.
 struct FileUser {
     uid: u32,
     gid: u32,
@@ -46,7 +46,7 @@ struct FileUser {
 
 impl FileUser {
     fn assume(uid: u32, gid: u32) -> FileUser {
-        // Without it, quotas and the reserve of a full disk bind the user.
+        // Without this right, quotas and the reserve of a full disk bind the user.
         let capabilities = capabilities(None).ok();
         if let Some(sets) = capabilities {
             let effective = sets.effective - CapabilitySet::SYS_RESOURCE;
@@ -71,7 +71,7 @@ impl Drop for FileUser {
     }
 }
 
-/// A registered file. Dropping it withdraws the number; open handles continue to read the file.
+/// A registered file. A drop withdraws the number; open handles continue to read the file.
 pub(crate) struct RegisteredFile {
     id: i32,
     device: Weak<OwnedFd>,

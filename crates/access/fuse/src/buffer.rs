@@ -1,4 +1,4 @@
-//! The memory of one slot: a page for headers, and a payload. It does not know the memory budget.
+//! The memory of a slot: a page for headers, and a payload. Does not know the memory budget.
 
 use spurline_mem::{AnnexPiece, BufferPool};
 use std::io;
@@ -14,11 +14,11 @@ pub(crate) fn page_size() -> u32 {
     u32::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Memory for one slot.
+/// Memory for a slot.
 ///
 /// # Safety
-/// `as_ptr` returns the same page-aligned address for the value's whole life, with `len` initialised bytes behind it
-/// that no other code accesses until the value is dropped: the kernel writes there.
+/// `as_ptr` returns the same page-aligned address for the value's whole life, with `len` initialised bytes behind that no other
+/// code accesses until the value is dropped: the kernel writes there.
 pub unsafe trait SlotBuffer: Send {
     /// The start of the memory.
     fn as_ptr(&self) -> NonNull<u8>;
@@ -32,14 +32,14 @@ pub unsafe trait SlotBuffer: Send {
 
 /// Allocates the memory of slots, within the caller's budget.
 pub trait BufferSource: Send + Sync {
-    /// Memory of at least `len` bytes, a multiple of the page size. Dropping it frees it.
+    /// Memory of at least `len` bytes, a multiple of the page size. A drop frees the memory.
     ///
     /// # Errors
     /// When there is none: the session then runs with fewer slots.
     fn allocate(&self, len: usize) -> io::Result<Box<dyn SlotBuffer>>;
 }
 
-/// Private anonymous pages; a page costs memory once it is written.
+/// Private anonymous pages; a page costs memory once written.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct AnonymousPages;
 
@@ -63,7 +63,7 @@ unsafe impl SlotBuffer for MappedPages {
 
 impl Drop for MappedPages {
     fn drop(&mut self) {
-        // SAFETY: start and len are those of the mapping made in `allocate`, and nothing borrows it now.
+        // SAFETY: start and len are those of the mapping made in `allocate`, and nothing borrows the memory now.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -86,7 +86,7 @@ impl BufferSource for AnonymousPages {
 /// the annex is full, memory comes from [`AnonymousPages`].
 pub struct PoolAnnex(pub Arc<BufferPool>);
 
-// SAFETY: a piece of the annex keeps its address, is aligned to a page and belongs to this value until it is dropped.
+// SAFETY: a piece of the annex keeps its address, is aligned to a page and belongs to this value until the drop.
 unsafe impl SlotBuffer for AnnexPiece {
     fn as_ptr(&self) -> NonNull<u8> {
         AnnexPiece::as_ptr(self)

@@ -1,5 +1,4 @@
-//! Decodes the requests that change something, or that only a writable mount needs. It does not know how requests
-//! arrive.
+//! Decodes the requests that change something, or that only a writable mount needs. Does not know how requests arrive.
 
 use crate::abi::{self, opcode, read_plain};
 use crate::request::{BodySpan, parse_name};
@@ -31,7 +30,7 @@ pub enum ChangeRequest {
 }
 
 impl ChangeRequest {
-    /// Its name in logs.
+    /// The name in logs.
     pub fn op_name(&self) -> &'static str {
         match self {
             ChangeRequest::Setattr(_) => "setattr",
@@ -58,7 +57,7 @@ impl ChangeRequest {
         }
     }
 
-    /// Its offset and number of bytes, where it has them: of a copy those at its target.
+    /// The offset and number of bytes, if any: of a copy those at the target.
     pub fn byte_range(&self) -> (u64, u64) {
         match self {
             ChangeRequest::Write { offset, data, .. } => (*offset, data.len() as u64),
@@ -91,8 +90,8 @@ pub(crate) fn change_args_len(op: u32) -> usize {
     }
 }
 
-/// Decodes such a request, whose body ends with `extensions`; the outer `None` is another kind of request, the inner
-/// one malformed arguments.
+/// Decodes such a request, whose body ends with `extensions`; the outer `None` is another kind of request, the inner `None`
+/// malformed arguments.
 pub(crate) fn decode_change(op: u32, args: &[u8], body: &[u8], extensions: &[u8]) -> Option<Option<ChangeRequest>> {
     let known = matches!(
         op,
@@ -212,7 +211,7 @@ fn decode_known(op: u32, args: &[u8], body: &[u8], group: Option<u32>) -> Option
     })
 }
 
-/// Two names, each ended by its NUL.
+/// Two names, each ended by a NUL.
 fn parse_two_names(body: &[u8]) -> Option<(BodySpan, BodySpan)> {
     let first = parse_name(body)?;
     let rest = first.after(body)?;

@@ -1,5 +1,5 @@
-//! The configuration of a session, and the choice between /dev/fuse and io_uring. It reads from the system only what
-//! it supports.
+//! The configuration of a session, and the choice between /dev/fuse and io_uring. Reads from the system only the supported
+//! features.
 
 use crate::buffer::{AnonymousPages, BufferSource, HEAD_LEN};
 use crate::dispatch::RequestRecorder;
@@ -12,13 +12,13 @@ use std::sync::Arc;
 /// How requests travel between kernel and session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FuseIo {
-    /// The faster one for [`SessionConfig::workload`], if the kernel has it.
+    /// The faster way for [`SessionConfig::workload`], if the kernel has it.
     #[default]
     Auto,
     /// Descriptors of /dev/fuse.
     Dev,
-    /// FUSE over io_uring (Linux 6.14 and later); /dev/fuse with a reason where it is not available. If requested by
-    /// name as root, the session sets `/sys/module/fuse/parameters/enable_uring`, which is host-wide.
+    /// FUSE over io_uring (Linux 6.14 and later); /dev/fuse with a reason where not available. If requested by name as root, the
+    /// session sets `/sys/module/fuse/parameters/enable_uring`, which is host-wide.
     Uring,
 }
 
@@ -39,7 +39,7 @@ pub enum WorkloadHint {
 pub struct TransportChoice {
     /// Never [`FuseIo::Auto`].
     pub io: FuseIo,
-    /// One sentence for people.
+    /// A sentence for people.
     pub reason: String,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Display for TransportChoice {
 pub struct SessionWrites {
     /// The kernel checks POSIX access control lists, too.
     pub acls: bool,
-    /// Locks of fcntl(2) and flock(2) become requests; else the kernel keeps them among the programs of the mount.
+    /// Locks of fcntl(2) and flock(2) become requests; else the kernel keeps locks among the programs of the mount.
     pub locks: bool,
 }
 
@@ -73,8 +73,8 @@ pub struct SessionConfig {
     pub io: FuseIo,
     /// The input of [`FuseIo::Auto`].
     pub workload: WorkloadHint,
-    /// Memory limit of all slots in bytes; a slot has `max_write` and a page. It limits the threads on /dev/fuse and
-    /// the entries of each CPU's io_uring queue.
+    /// Memory limit of all slots in bytes; a slot has `max_write` and a page. This limits the threads on /dev/fuse and the
+    /// entries of each CPU's io_uring queue.
     pub slot_memory: u64,
     /// Thread limit on /dev/fuse, instead of the limit from `slot_memory`.
     pub max_threads: Option<usize>,
@@ -82,9 +82,9 @@ pub struct SessionConfig {
     pub depth: Option<usize>,
     /// The kernel's limit of read-ahead and asynchronous requests in flight.
     pub max_background: u16,
-    /// The kernel's read-ahead limit in bytes; above 128 KiB it requires root. Buffered sequential reads stop getting
-    /// faster at two requests' worth (2 cores: 1.6 GB/s at 128 KiB, 2.1-2.6 from 2 MiB on; over io_uring 1.4 and
-    /// 2.2). More only makes page faults of mapped files slower.
+    /// The kernel's read-ahead limit in bytes; above 128 KiB the limit requires root. Buffered sequential reads stop getting
+    /// faster at two requests' worth (2 cores: 1.6 GB/s at 128 KiB, 2.1-2.6 from 2 MiB on; over io_uring 1.4 and 2.2). More only
+    /// makes page faults of mapped files slower.
     pub max_readahead: u32,
     /// Request passthrough: the kernel reads and writes files itself that the file system registers.
     pub passthrough: bool,
@@ -122,7 +122,7 @@ impl Default for SessionConfig {
     }
 }
 
-/// Enough for file systems that block on a network; 4, 8 and 16 entries were equally fast for those that do not.
+/// Enough for file systems that block on a network; 4, 8 and 16 entries were equally fast for file systems that do not.
 const MAX_QUEUE_DEPTH: u64 = 16;
 /// Thread minimum on /dev/fuse.
 const MIN_THREADS: u64 = 2;
@@ -130,7 +130,7 @@ const MIN_THREADS: u64 = 2;
 const MAX_THREADS: u64 = 256;
 
 impl SessionConfig {
-    /// Bytes of one slot.
+    /// Bytes of a slot.
     pub fn slot_len(&self) -> usize {
         HEAD_LEN + self.max_write as usize
     }
@@ -141,7 +141,7 @@ impl SessionConfig {
         self.max_threads.unwrap_or(fit.clamp(MIN_THREADS, MAX_THREADS) as usize).max(MIN_THREADS as usize)
     }
 
-    /// Entries of each io_uring queue: the memory left beside one /dev/fuse slot, divided by the CPUs online.
+    /// Entries of each io_uring queue: the memory left beside a /dev/fuse slot, divided by the CPUs online.
     pub(crate) fn ring_depth(&self, cpus: &ring::QueueCpus) -> usize {
         let fit = (self.slot_memory / self.slot_len() as u64).saturating_sub(cpus.offline_count() as u64 + 1);
         self.depth.unwrap_or((fit / cpus.on.len().max(1) as u64).clamp(1, MAX_QUEUE_DEPTH) as usize).max(1)
@@ -149,10 +149,10 @@ impl SessionConfig {
 
     /// Chooses the transport, as far as that is possible before the kernel's INIT.
     ///
-    /// The rule comes from measurements of an empty file system on 2 cores, idle and busy. With one reader io_uring
-    /// serves 1.2 to 8 times as many small reads: its entry runs on the reader's CPU, so no other CPU has to wake up.
-    /// At 1 MiB and for the kernel's read-ahead both are equal. /dev/fuse takes a quarter less CPU for reads through
-    /// the page cache, since data in memory goes to the kernel without a copy.
+    /// The rule comes from measurements of an empty file system on 2 cores, idle and busy. With a single reader io_uring serves
+    /// 1.2 to 8 times as many small reads: the entry runs on the reader's CPU, so no other CPU has to wake up. At 1 MiB and for
+    /// the kernel's read-ahead both are equal. /dev/fuse takes a quarter less CPU for reads through the page cache, since data in
+    /// memory goes to the kernel without a copy.
     pub(crate) fn choose_transport(&self, cpus: &ring::QueueCpus) -> TransportChoice {
         let dev = |reason: String| TransportChoice { io: FuseIo::Dev, reason };
         let uring = |reason: String| TransportChoice { io: FuseIo::Uring, reason };

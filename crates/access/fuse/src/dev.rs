@@ -1,5 +1,5 @@
-//! Requests over /dev/fuse: one blocking thread per slot, each with its own descriptor where allowed, and more
-//! threads while all are busy. It does not interpret requests.
+//! Requests over /dev/fuse: a blocking thread per slot, each with a separate descriptor where allowed, and more threads while all
+//! are busy. Does not interpret requests.
 
 use crate::abi::{self, InHeader};
 use crate::buffer::{HEAD_LEN, SlotBuffer};
@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The offset of a request in its slot: header and arguments of a WRITE (and of a READ) then end where the
-/// page-aligned payload starts.
+/// The offset of a request in the slot: header and arguments of a WRITE (and of a READ) then end where the page-aligned payload
+/// starts.
 const REQUEST_AT: usize = HEAD_LEN - 80;
 
 /// Why reading the device ended.
@@ -31,7 +31,7 @@ pub(crate) enum ConnectionEnd {
     Failed(io::Error),
 }
 
-/// The memory of a slot as one slice.
+/// The memory of a slot as a single slice.
 pub(crate) fn slot_bytes(buffer: &mut dyn SlotBuffer) -> &mut [u8] {
     // SAFETY: the trait promises `len` initialised bytes that only this value's owner touches, and the
     // exclusive borrow of the value lasts as long as the slice. The kernel writes there only during calls
@@ -39,7 +39,7 @@ pub(crate) fn slot_bytes(buffer: &mut dyn SlotBuffer) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().as_ptr(), buffer.len()) }
 }
 
-/// Reads one message into the slot; its bytes lie at [`REQUEST_AT`].
+/// Reads a message into the slot; the bytes lie at [`REQUEST_AT`].
 fn receive_request(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, ConnectionEnd> {
     let room = &mut bytes[REQUEST_AT..];
     loop {
@@ -50,7 +50,7 @@ fn receive_request(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Co
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // ENOENT: the request was withdrawn while it was being handed over.
+            // ENOENT: the request was withdrawn during the hand-over.
             Some(libc::EINTR | libc::ENOENT | libc::EAGAIN) => {}
             Some(libc::ENODEV) => return Err(ConnectionEnd::Unmounted),
             Some(libc::ECONNABORTED) => return Err(ConnectionEnd::Aborted),
@@ -88,7 +88,7 @@ pub(crate) fn negotiate_session(
         };
         let direct = DirectReply { device, unique: header.unique };
         if major > abi::MAJOR {
-            // By protocol: reply with our major version, and the kernel repeats INIT with it.
+            // By protocol: reply with our major version, and the kernel repeats INIT with that version.
             let out = abi::InitOut { major: abi::MAJOR, minor: abi::MINOR, ..Default::default() };
             send_init_reply(direct, &out);
             continue;
@@ -115,7 +115,7 @@ fn send_init_reply(direct: DirectReply<'_>, out: &abi::InitOut) -> bool {
     send_reply(direct, 0, bytes)
 }
 
-/// One more descriptor of the session, for another thread.
+/// Another descriptor of the session, for another thread.
 fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     let fresh: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/fuse")?.into();
     let session = device.as_raw_fd() as u32;
@@ -126,7 +126,7 @@ fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Starts one more thread if memory and limits allow.
+/// Starts another thread if memory and limits allow.
 pub(crate) fn grow_threads<S: FileService>(shared: &Arc<SessionShared<S>>) {
     // A thread whose request waits for others does not count.
     let max = shared.config.dev_threads() + shared.waits.count();

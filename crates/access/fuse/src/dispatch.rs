@@ -1,6 +1,5 @@
-//! Turns one request into one reply: calls the file system, converts types, counts, logs. All rules of the file system,
-//! errnos included, are in `spurline-fs`, where they are tested without a mount. It does not know how requests arrive or how
-//! replies leave.
+//! Turns a request into a reply: calls the file system, converts types, counts, logs. All rules of the file system, errnos
+//! included, are in `spurline-fs`, where a test needs no mount. Does not know how requests arrive or how replies leave.
 
 use crate::abi::{self, InHeader, fopen, read_plain};
 use crate::dispatch_change::attr_reply;
@@ -20,18 +19,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest target of a symbolic link that the kernel accepts: a page less its NUL.
+/// The longest target of a symbolic link that the kernel accepts: a page less the NUL.
 const LINK_TARGET_MAX: usize = 4095;
 
 /// Records every request with a reply.
 pub trait RequestRecorder: Send + Sync {
-    /// One request: its name, inode, offset and length if any, 0 or an errno, and its duration.
+    /// A request: name, inode, offset and length if any, 0 or an errno, and the duration.
     fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration);
 }
 
 /// A slot's memory, divided for the dispatcher.
 pub(crate) struct SlotIo<'a> {
-    /// Body and payload; they may overlap.
+    /// Body and payload, which may overlap.
     pub(crate) bytes: &'a mut [u8],
     /// Offset of the request's body in `bytes`.
     pub(crate) body: usize,
@@ -55,7 +54,7 @@ impl SlotIo<'_> {
     }
 }
 
-/// A session's file system, and the kernel that mounts it.
+/// A session's file system, and the kernel of the mount.
 pub(crate) struct RequestDispatcher<S> {
     pub(crate) service: Arc<S>,
     pub(crate) kernel: SessionKernel,
@@ -65,7 +64,7 @@ pub(crate) struct RequestDispatcher<S> {
 }
 
 impl<S: FileService> RequestDispatcher<S> {
-    /// The reply to `request`; `None` when it takes none.
+    /// The reply to `request`; `None` for a request without a reply.
     pub(crate) fn dispatch_request(
         &self,
         header: &InHeader,
@@ -221,9 +220,9 @@ impl<S: FileService> RequestDispatcher<S> {
             }
             FuseRequest::Destroy => ReplyReceipt::ok(0),
             FuseRequest::Ioctl => ReplyReceipt::error(Errno::ENOTTY),
-            // INIT comes once, before the dispatcher; a second one fails.
+            // INIT comes once, before the dispatcher; a second INIT fails.
             FuseRequest::Init { .. } => ReplyReceipt::error(Errno::EIO),
-            // Poll, bmap and future requests: after ENOSYS the kernel stops sending them.
+            // Poll, bmap and future requests: after ENOSYS the kernel sends no more.
             _ => ReplyReceipt::error(Errno::ENOSYS),
         })
     }
@@ -289,7 +288,7 @@ pub(crate) fn open_out(opened: &OpenedFile) -> abi::OpenOut {
     if opened.direct_io {
         open_flags |= fopen::DIRECT_IO;
     }
-    // Only where close(2) can report an error, it needs a FLUSH.
+    // A FLUSH is needed only where close(2) can report an error.
     if !opened.flush {
         open_flags |= fopen::NOFLUSH;
     }

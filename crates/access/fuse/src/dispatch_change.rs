@@ -1,4 +1,4 @@
-//! Turns one request that changes something into one reply. It does not know how requests arrive or how replies leave.
+//! Turns a request that changes something into a reply. Does not know how requests arrive or how replies leave.
 
 use crate::abi::{self, InHeader, fattr};
 use crate::change_request::ChangeRequest;
@@ -122,7 +122,7 @@ impl<S: FileService> RequestDispatcher<S> {
                 let to_file = HandleRef { ino: args.nodeid_out, fh: args.fh_out };
                 let to = FilePosition { file: to_file, offset: args.off_out };
                 let copied = service.copy_file_range(from, to, args.len, &caller)?;
-                // The reply has 32 bits for it.
+                // The reply has 32 bits for the number.
                 put_struct(io.payload(), &abi::WriteOut { size: copied as u32, padding: 0 })
             }
             ChangeRequest::TestLock(args) => {
@@ -215,7 +215,7 @@ fn lock_reply(found: Option<LockConflict>) -> abi::LkOut {
     abi::LkOut { start: range.start, end: range.end, kind: kind as u32, pid }
 }
 
-/// A device number as the kernel sends it (`new_encode_dev`), in the form of makedev(3).
+/// A device number in the kernel's form (`new_encode_dev`), in the form of makedev(3).
 fn decode_device(rdev: u32) -> u64 {
     let major = (rdev & 0xf_ff00) >> 8;
     let minor = (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00);

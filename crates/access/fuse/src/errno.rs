@@ -15,10 +15,10 @@ impl Errno {
     pub(crate) const ENOTTY: Errno = Errno(libc::ENOTTY);
     /// The result does not fit into the caller's buffer.
     pub(crate) const ERANGE: Errno = Errno(libc::ERANGE);
-    /// Not implemented; for many requests the kernel then stops sending them.
+    /// Not implemented; many kinds of requests are then sent no more.
     pub(crate) const ENOSYS: Errno = Errno(libc::ENOSYS);
 
-    /// The code on the wire: always one of 1..=511. The kernel rejects any other, and the caller would wait for ever.
+    /// The code on the wire: always in 1..=511. The kernel rejects any other, and the caller would wait for ever.
     pub(crate) fn wire_code(self) -> i32 {
         if (1..512).contains(&self.0) { self.0 } else { libc::EIO }
     }

@@ -1,9 +1,10 @@
-//! Reads that failed after a long wait. The kernel reads ahead into its page cache. When such a read fails, it reads the page
-//! that a program waits for once more, alone, and only then does the program get the error. Tried again, that repetition would
-//! wait as long as the first read. Here it fails at once, with the errno of the first. It knows nothing of files.
+//! Reads that failed after a long wait. The kernel reads ahead into the page cache. When such a read fails, the kernel reads the
+//! page that a program waits for once more, alone, and only then does the program get the error. Tried again, that repetition
+//! would wait as long as the first read. Here the repetition fails at once, with the errno of the first. It knows nothing of
+//! files.
 //!
-//! Each page is refused once: the next read of it is a new attempt of a program. A read past the page cache is never repeated
-//! by the kernel, and does not come here.
+//! Each page is refused once: the next read there is a new attempt of a program. A read past the page cache is never repeated by
+//! the kernel, and does not come here.
 
 use crate::errno::Errno;
 use parking_lot::Mutex;
@@ -11,12 +12,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A failure that took less is not worth refusing its repetition, which may succeed.
+/// After a shorter failure the repetition is allowed, and may succeed.
 const SLOW_FAILURE: Duration = Duration::from_millis(500);
 /// The kernel repeats a read as soon as the thread of the waiting program runs.
 const REPETITION_WITHIN: Duration = Duration::from_secs(2);
-/// A refused page that is tried again lies in the page cache, unless its memory was needed since. A page that failed last longer
-/// ago is treated as a new one.
+/// A refused page that is tried again lies in the page cache, unless the memory was needed since. A page whose last failure is
+/// older counts as new.
 const REFUSAL_KEPT: Duration = Duration::from_secs(600);
 /// Remembered failures: more than the requests that a session has under way. The oldest are replaced.
 const FAILURES_MAX: usize = 256;
@@ -35,7 +36,7 @@ struct FailedRead {
 #[derive(Default)]
 struct FailureList {
     reads: Vec<FailedRead>,
-    /// The place of the next one, when all places are taken.
+    /// The place of the next failure, when all places are taken.
     oldest: usize,
 }
 
@@ -58,7 +59,7 @@ impl FailedReads {
         u64::try_from(at.saturating_duration_since(self.since).as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// The errno of a read that only repeats a failed one.
+    /// The errno of a read that only repeats a failed read.
     pub(crate) fn refuse_repetition(&self, ino: u64, offset: u64, len: u32, now: Instant) -> Option<Errno> {
         let expected_until_ms = self.expected_until_ms.load(Ordering::Relaxed);
         if expected_until_ms == 0 || self.ms_until(now) > expected_until_ms {
@@ -73,7 +74,7 @@ impl FailedReads {
         Some(Errno(failed.errno))
     }
 
-    /// Notes a failure, unless the program alone can repeat it: the page cache has the page already, without its bytes.
+    /// Notes a failure, unless only the program can repeat the read: the page cache has the page already, without the bytes.
     pub(crate) fn note_failure(&self, ino: u64, offset: u64, len: u32, errno: Errno, began: Instant) {
         let failed_at = Instant::now();
         self.note_failure_at(

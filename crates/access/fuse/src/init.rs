@@ -11,16 +11,16 @@ pub(crate) struct InitAgreement {
     pub(crate) uring: bool,
     /// Requests that make something have the group of the directory, if the caller is a member.
     pub(crate) create_group: bool,
-    /// Files that bypass the kernel's pages can be mapped (Linux 6.6). Such a kernel also drops its pages before their writes.
+    /// Files that bypass the kernel's pages can be mapped (Linux 6.6). Such a kernel also drops cached pages before such writes.
     pub(crate) direct_mmap: bool,
 }
 
 /// Linux 4.20: requests may have more than 32 pages.
 const OLDEST_MINOR: u32 = 28;
 
-/// The reply to the kernel's INIT. Not requested, on purpose: splicing (measured at a third of the speed); by a
-/// read-only mount the flags of writes, and AUTO_INVAL_DATA (an inode's bytes never change there, and it costs a
-/// GETATTR per read). `page`: the kernel's page size, the unit of its limits.
+/// The reply to the kernel's INIT. Not requested, on purpose: splicing (measured at a third of the speed); by a read-only mount
+/// the flags of writes, and AUTO_INVAL_DATA (an inode's bytes never change there, and the flag costs a GETATTR per read). `page`:
+/// the kernel's page size, the unit of the limits.
 pub(crate) fn negotiate_init(
     config: &SessionConfig,
     page: u32,
@@ -44,17 +44,17 @@ pub(crate) fn negotiate_init(
         | init::INIT_EXT
         | init::DIRECT_IO_ALLOW_MMAP;
     if config.readdirplus {
-        // Always, since a listing has the attributes anyway. With the kernel's own rule (READDIRPLUS_AUTO) a walk
-        // that stats every file looks up a third of them one by one, and takes five times as long.
+        // Always, since a listing has the attributes anyway. With the kernel's own rule (READDIRPLUS_AUTO) a walk that stats
+        // every file looks up a third of the files singly, and takes five times as long.
         want |= init::DO_READDIRPLUS;
     }
     if config.passthrough {
         want |= init::PASSTHROUGH;
     }
     if let Some(writes) = config.writes {
-        // Not write-back: it trusts sizes that another mount may have changed. Bytes change here, so attributes that
-        // moved invalidate pages. The source applies the mask, because a default ACL replaces it. Not ATOMIC_O_TRUNC: the
-        // kernel would send the truncation before it checks whether the file is being executed.
+        // Not write-back, which trusts sizes that another mount may have changed. Bytes change here, so attributes that moved
+        // invalidate pages. The source applies the mask, because a default ACL replaces the mask. Not ATOMIC_O_TRUNC: the kernel
+        // would send the truncation before the check whether the file is being executed.
         want |= init::AUTO_INVAL_DATA | init::HANDLE_KILLPRIV_V2 | init::DONT_MASK | init::CREATE_SUPP_GROUP;
         if writes.acls {
             want |= init::POSIX_ACL;

@@ -1,4 +1,4 @@
-//! What a session offers to its file system: the kernel as the traits of `spurline-fs` have it. It exists from INIT on.
+//! The kernel for the file system of a session, in the form of the traits of `spurline-fs`. Exists from INIT on.
 
 use crate::abi::InHeader;
 use crate::backing::{BackingRegistrar, RegisteredFile};
@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 /// whole file.
 const BACKING_REFUSALS_MAX: u32 = 8;
 
-/// The kernel as it was negotiated at INIT.
+/// The kernel as negotiated at INIT.
 pub(crate) struct NegotiatedKernel {
     /// Registers files that the kernel reads itself; `None` when that was not requested or the kernel has no support.
     pub(crate) backings: Option<BackingRegistrations>,
@@ -37,7 +37,7 @@ pub(crate) struct NegotiatedKernel {
     pub(crate) direct_mmap: bool,
 }
 
-/// The kernel's side of a session. Without INIT, it offers nothing.
+/// The kernel's side of a session. Empty without INIT.
 #[derive(Default)]
 pub(crate) struct SessionKernel {
     negotiated: OnceLock<NegotiatedKernel>,
@@ -45,7 +45,7 @@ pub(crate) struct SessionKernel {
 }
 
 impl SessionKernel {
-    /// Begins the life of `service`, before its first request.
+    /// Begins the life of `service`, before the first request.
     pub(crate) fn start<S: FileService>(&self, service: &Arc<S>, kernel: NegotiatedKernel) {
         if kernel.direct_mmap {
             service.allow_direct_writes();
@@ -59,11 +59,11 @@ impl SessionKernel {
         let _ = self.negotiated.set(kernel);
     }
 
-    /// Ends the life of `service`, after its last request.
+    /// Ends the life of `service`, after the last request.
     pub(crate) fn stop<S: FileService>(&self, service: &S) {
         let limiter = self.inode_limiter.lock().take();
         drop(limiter);
-        // Before the session counts as ended: its end is also the end of waits for written bytes.
+        // Before the session counts as ended: the session's end is also the end of waits for written bytes.
         service.close_all();
     }
 
@@ -77,7 +77,7 @@ impl SessionKernel {
         }
     }
 
-    /// The caller of a request that makes something. `group`: the directory's group, if the request has it.
+    /// The caller of a request that makes something. `group`: the directory's group, if the request has one.
     pub(crate) fn creator(&self, header: &InHeader, umask: u32, group: Option<u32>) -> FsCaller<'static> {
         let knows_group = self.negotiated.get().is_some_and(|kernel| kernel.create_group);
         let groups = match group {
@@ -95,7 +95,7 @@ pub(crate) fn caller_of(header: &InHeader) -> FsCaller<'static> {
     FsCaller { uid, gid, pid, umask: 0, groups: CallerGroups::Unknown }
 }
 
-/// Registers files with the kernel, until it refuses too often.
+/// Registers files with the kernel, until too many refusals.
 pub(crate) struct BackingRegistrations {
     registrar: BackingRegistrar,
     refused: AtomicU32,

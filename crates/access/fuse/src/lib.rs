@@ -1,8 +1,8 @@
-//! A FUSE session: the kernel's protocol over /dev/fuse or io_uring, mount and unmount. It is an adapter of
-//! `spurline_fs::FileService`, the interface of both file systems, and knows no caches, origins or inodes.
+//! A FUSE session: the kernel's protocol over /dev/fuse or io_uring, mount and unmount. An adapter of `spurline_fs::FileService`,
+//! the interface of both file systems, which knows no caches, origins or inodes.
 //!
-//! All code is synchronous. A *slot* is a thread with a buffer: it takes a request, calls the file system and sends the
-//! reply, without allocations. A call that blocks holds up only its own slot.
+//! All code is synchronous. A *slot* is a thread with a buffer: the slot takes a request, calls the file system and sends the
+//! reply, without allocations. A call that blocks holds up only that slot.
 
 mod abi;
 mod backing;

@@ -1,4 +1,4 @@
-//! Mount and unmount: mount(2) as root, fusermount3 otherwise. It knows nothing of requests.
+//! Mount and unmount: mount(2) as root, fusermount3 otherwise. Knows nothing of requests.
 
 use crate::options::MountOptions;
 use spurline_sys::{MountEntry, mounted_at, resolve_mountpoint};
@@ -24,7 +24,7 @@ const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// The mountpoint, or a directory on the way to it, does not exist.
+    /// The mountpoint, or a directory on the way, does not exist.
     #[error("mountpoint {} does not exist ({source}); create it: mkdir -p {}", path.display(), path.display())]
     Missing {
         /// The mountpoint.
@@ -43,7 +43,7 @@ pub enum MountError {
     NotEmpty {
         /// The mountpoint.
         path: PathBuf,
-        /// One of its entries.
+        /// An entry there.
         entry: String,
     },
     /// Another mount is there.
@@ -64,7 +64,7 @@ pub enum MountError {
         /// The system's error.
         source: io::Error,
     },
-    /// A dead mount is there: its process ended.
+    /// A dead mount is there: the process ended.
     #[error("mountpoint {} holds a dead {fstype} mount of '{mounted}' whose process is gone (Transport endpoint is not connected); remove it: spurline umount {} (or fusermount3 -u, or umount -l)", path.display(), path.display())]
     Stale {
         /// The mountpoint.
@@ -82,7 +82,7 @@ pub enum MountError {
         /// The system's error.
         source: io::Error,
     },
-    /// The device is there, and this process may not open it.
+    /// The device is there, and this process may not open the device.
     #[error(
         "/dev/fuse can't be opened: {source}; its mode has to admit this user (chmod 666 /dev/fuse), and a container has to be given the device (--device /dev/fuse --cap-add SYS_ADMIN)"
     )]
@@ -100,7 +100,7 @@ pub enum MountError {
         /// The system's error.
         source: io::Error,
     },
-    /// Only root may grant access to others, unless /etc/fuse.conf permits it.
+    /// Only root may grant access to others, unless /etc/fuse.conf permits that.
     #[error(
         "-o allow_other is refused to user {uid}: /etc/fuse.conf has no line 'user_allow_other'; add it as root, or mount without allow_other"
     )]
@@ -158,7 +158,7 @@ pub enum MountError {
         /// The system's error.
         detail: String,
     },
-    /// Another mount covers it, and the system unmounts only the topmost mount of a path.
+    /// Another mount covers the path, and the system unmounts only the topmost mount of a path.
     #[error("{} can't be unmounted: {over} lies over it; unmount that one first (umount {}), then this one (spurline umount {})", path.display(), at.display(), path.display())]
     Covered {
         /// The mountpoint.
@@ -205,7 +205,7 @@ impl MountError {
     }
 }
 
-/// A mount that was made: its device descriptor and its path.
+/// A mount that was made: device descriptor and path.
 #[derive(Debug)]
 pub(crate) struct MountedDevice {
     pub(crate) device: OwnedFd,
@@ -235,8 +235,8 @@ pub(crate) fn mount_device(
     Ok(MountedDevice { device, path })
 }
 
-/// Checks a mountpoint before a session starts. An automount there gives way to this process where it is in the process group of
-/// the mount helper; any other access starts the mount of the automount.
+/// Checks a mountpoint before a session starts. An automount there gives way to this process where that is in the process group
+/// of the mount helper; any other access starts the mount of the automount.
 ///
 /// # Errors
 /// See [`MountError`].
@@ -249,7 +249,7 @@ pub fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<Pat
         None => look_error(path.clone(), source),
     })?;
     if automount.is_some() {
-        // What the access has started.
+        // The mount that the access has started.
         check_mounted(&path, options)?;
     }
     if !metadata.is_dir() {
@@ -301,7 +301,7 @@ fn look_error(path: PathBuf, source: io::Error) -> MountError {
 /// The state of a FUSE mount.
 pub(crate) enum MountHealth {
     Alive,
-    /// Its process ended, or its connection was aborted.
+    /// The process ended, or the connection was aborted.
     Dead,
     /// No reply within [`LOOK_DEADLINE`].
     Silent,
@@ -314,7 +314,7 @@ pub(crate) fn probe_mount(path: &Path) -> MountHealth {
     let started = std::thread::Builder::new().name("fuse-look".into()).spawn(move || {
         // ECONNABORTED: the connection was aborted during this request.
         let gone = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED)];
-        // Not stat, which the kernel may serve from its cache: this request always reaches the process.
+        // Not stat, which the kernel may serve from a cache: this request always reaches the process.
         let dead = fs_answers(&path).is_err_and(|e| gone.contains(&e.raw_os_error()));
         let _ = sender.send(dead);
     });
@@ -329,7 +329,7 @@ pub(crate) fn probe_mount(path: &Path) -> MountHealth {
 fn fs_answers(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut answer = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the path ends with a zero, and the answer has room for what is written.
+    // SAFETY: the path ends with a zero, and the answer has room for the written bytes.
     match unsafe { libc::statvfs(path.as_ptr(), answer.as_mut_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -359,7 +359,7 @@ fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<O
     // SAFETY: getuid and getgid have no conditions.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
     let words = options.kernel_words(max_read);
-    // SELinux takes its own options out of the text before FUSE reads the rest.
+    // SELinux takes options for SELinux out of the text before FUSE reads the rest.
     let data = format!("fd={},rootmode=40000,user_id={uid},group_id={gid}{words}", device.as_raw_fd());
     let data = c_string(data.as_bytes(), path)?;
     let source = c_string(options.fsname.as_bytes(), path)?;
@@ -386,7 +386,7 @@ fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<O
     })
 }
 
-/// Whether this kernel runs SELinux; its own file system shows that also where it is not mounted.
+/// Whether this kernel runs SELinux; the file system of SELinux shows that also without a mount.
 fn has_selinux() -> bool {
     let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     known.lines().any(|line| line.split_whitespace().next_back() == Some("selinuxfs"))
@@ -407,8 +407,8 @@ fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result
     let (ours, theirs) = socket_pair().map_err(|e| system("making a socket to mount on", e))?;
     let mut command = Command::new(FUSERMOUNT_PROGRAM);
     command.arg("-o").arg(options.fusermount_list(max_read)).arg("--").arg(path);
-    // The helper's socket end is its standard input. No code runs in the child before exec, so this process is not
-    // forked while NICs may write its memory.
+    // The helper's socket end is the standard input. No code runs in the child before exec, so this process is not forked while
+    // NICs may write the memory.
     command.env("_FUSE_COMMFD", "0");
     command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| MountError::NoFusermount { uid, source })?;
@@ -417,7 +417,7 @@ fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result
     let device = receive_fd(&ours);
     let mut said = String::new();
     if device.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
-        // The helper hangs. It has made no mount, so it is safe to kill.
+        // The helper hangs. No mount was made, so a kill is safe.
         let _ = child.kill();
     } else if let Some(mut stderr) = child.stderr.take() {
         let _ = stderr.read_to_string(&mut said);
@@ -459,11 +459,11 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pair)
 }
 
-/// Receives the descriptor from fusermount3; `None` when the helper closes its end without sending one.
+/// Receives the descriptor from fusermount3; `None` when the helper closes the socket without sending a descriptor.
 fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     let mut byte = 0u8;
     let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    // Room for one control message with one descriptor, aligned as its header must be.
+    // Room for a control message with a descriptor, aligned for the header.
     let mut control = [0u64; 8];
     // SAFETY: msghdr is plain data for which zero is valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -485,8 +485,8 @@ fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     if n == 0 {
         return Ok(None);
     }
-    // SAFETY: the header was filled in by recvmsg; CMSG_FIRSTHDR answers null or a header within `control`,
-    // and the length is checked to cover a descriptor before it is read.
+    // SAFETY: the header was filled in by recvmsg; CMSG_FIRSTHDR answers null or a header within `control`, and the length is
+    // checked to cover a descriptor before the read.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         if header.is_null()
@@ -501,7 +501,7 @@ fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Removes a FUSE mount, also a dead one. `lazy`: detach it at once, even with open files.
+/// Removes a FUSE mount, also a dead one. `lazy`: detach at once, even with open files.
 ///
 /// # Errors
 /// [`MountError::NotMounted`], [`MountError::InUse`], or the system's error.
@@ -549,7 +549,7 @@ pub(crate) fn detach_mount(path: &Path, flags: libc::c_int) -> Result<(), MountE
     })
 }
 
-/// Aborts connection `minor` through the FUSE control file system. Where the host has not mounted it, a private
+/// Aborts connection `minor` through the FUSE control file system. Where the host has no mount of that file system, a private
 /// instance without a mountpoint is used.
 pub(crate) fn abort_connection(minor: u32) -> io::Result<()> {
     let name = format!("{minor}/abort");
@@ -567,7 +567,7 @@ pub(crate) fn abort_connection(minor: u32) -> io::Result<()> {
     file.write_all(b"1")
 }
 
-/// Mounts file system type `fstype` without a mountpoint; it is gone when the descriptor is closed.
+/// Mounts file system type `fstype` without a mountpoint; the mount is gone when the descriptor is closed.
 fn unseen_mount(fstype: &CStr) -> io::Result<OwnedFd> {
     const CLONE_CLOEXEC: libc::c_uint = 1;
     const CMD_CREATE: libc::c_uint = 6;
@@ -582,7 +582,7 @@ fn unseen_mount(fstype: &CStr) -> io::Result<OwnedFd> {
     }
 }
 
-/// The descriptor that a system call returned, or its error.
+/// The descriptor that a system call returned, or the error.
 fn owned_fd(fd: i64) -> io::Result<OwnedFd> {
     match RawFd::try_from(fd) {
         // SAFETY: the callers pass the answer of a call that makes a descriptor, which no other code has yet.

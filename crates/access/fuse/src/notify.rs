@@ -1,4 +1,4 @@
-//! Notifications to the kernel: what it has to forget. It does not decide which.
+//! Notifications to the kernel about entries to forget. Does not decide which.
 
 use crate::abi::{self, OutHeader, bytes_of, notify};
 use crate::reply::write_vectored;
@@ -13,7 +13,7 @@ const PRUNE_MINOR: u32 = 45;
 /// Sends notifications to the kernel. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct KernelNotifier {
-    // Weak, so that a file system that outlives its session does not keep the dead connection open.
+    // Weak, so that a file system that outlives the session does not keep the dead connection open.
     device: Weak<OwnedFd>,
     prunes: Arc<AtomicBool>,
 }
@@ -43,9 +43,9 @@ impl KernelNotifier {
         }
     }
 
-    /// Makes the kernel drop the name `name` in the directory `parent`, and its inode unless something uses it. A directory
-    /// in use then has no path until the name is looked up again. A name that the kernel does not have is no error. Waits
-    /// for requests in that directory, so it must not be called while one is served.
+    /// Makes the kernel drop the name `name` in the directory `parent`, and the inode unless in use. A directory in use then has
+    /// no path until the name is looked up again. A name that the kernel does not have is no error. Waits for requests in that
+    /// directory, so this must not be called while such a request is served.
     ///
     /// # Errors
     /// ENODEV after the session's end; the kernel's error.
@@ -58,9 +58,8 @@ impl KernelNotifier {
         }
     }
 
-    /// Makes the kernel get the inode's attributes again before their time is over. Pages stay until the attributes
-    /// show another length or mtime. Waits for no lock that a request holds. An inode that the kernel does not have is no
-    /// error.
+    /// Makes the kernel get the inode's attributes again before the end of the cache time. Pages stay until the attributes show
+    /// another length or mtime. Waits for no lock that a request holds. An inode that the kernel does not have is no error.
     ///
     /// # Errors
     /// ENODEV after the session's end; the kernel's error.
@@ -72,8 +71,8 @@ impl KernelNotifier {
         }
     }
 
-    /// Makes the kernel drop the inode's pages and attributes. Waits for reads and writes of these pages that are under way,
-    /// so other slots have to serve them. An inode that the kernel does not have is no error.
+    /// Makes the kernel drop the inode's pages and attributes. Waits for reads and writes of these pages that are under way, so
+    /// other slots have to serve these. An inode that the kernel does not have is no error.
     ///
     /// # Errors
     /// ENODEV after the session's end; the kernel's error.
@@ -85,8 +84,8 @@ impl KernelNotifier {
         }
     }
 
-    /// Puts a byte into the kernel's pages of the inode, which then has at least that length. Waits for reads and writes of
-    /// its page that are under way. An inode that the kernel does not have is no error.
+    /// Puts a byte into the kernel's pages of the inode, which then has at least that length. Waits for reads and writes of that
+    /// page that are under way. An inode that the kernel does not have is no error.
     ///
     /// # Errors
     /// ENODEV after the session's end; the kernel's error.

@@ -1,5 +1,5 @@
-//! A minimal file system: one directory with one file, `data`, served from one static buffer; what is written is dropped, and
-//! files that are made are forgotten. It measures the upper limit for file systems on the same session code.
+//! A minimal file system: a directory with a single file, `data`, served from a static buffer; written bytes are dropped, and new
+//! files are forgotten. Measures the upper limit for file systems on the same session code.
 
 use spurline_fs::{
     CreateMode, DirRead, FileEntry, FileService, FileWrite, FsCaller, FsError, FsResult, HandleRef, KernelSide,
@@ -22,7 +22,7 @@ const PATTERN_BYTES: usize = 1 << 20;
 /// See the module.
 pub struct NullFs {
     size: u64,
-    /// Longer than its nominal length by the longest read, so that a read from any offset is one piece.
+    /// Longer than the nominal length by the longest read, so that a read from any offset is a single piece.
     held: BlockSlice,
     fill: bool,
     /// The number of the last file that was made.
@@ -30,7 +30,7 @@ pub struct NullFs {
 }
 
 impl NullFs {
-    /// A file system whose file has `size` bytes, served from one mebibyte, which stays in the processor's cache.
+    /// A file system whose file has `size` bytes, served from a mebibyte, which stays in the processor's cache.
     ///
     /// # Errors
     /// As [`NullFs::with_buffer`].
@@ -38,10 +38,10 @@ impl NullFs {
         NullFs::with_buffer(size, PATTERN_BYTES as u64)
     }
 
-    /// The same served from `held` bytes of memory (a mebibyte at least), like a file system with its data in memory.
+    /// The same served from `held` bytes of memory (a mebibyte at least), like a file system with data in memory.
     ///
     /// # Errors
-    /// `NoMemory` when the system has no address space for them.
+    /// `NoMemory` when the system has no address space for the bytes.
     pub fn with_buffer(size: u64, held: u64) -> Result<Self, Error> {
         let len = (held as usize).next_multiple_of(PATTERN_BYTES).max(PATTERN_BYTES) + PATTERN_BYTES;
         let pool = BufferPool::new(BufferPool::footprint(len), len)?;
@@ -55,8 +55,7 @@ impl NullFs {
         Ok(NullFs { size, held: BlockSlice::from_buf(buffer), fill: false, made: AtomicU64::new(DATA_INO) })
     }
 
-    /// The same served from the slot's own buffer without writing to it: the cost of a file system whose bytes a
-    /// device writes.
+    /// The same served from the slot's buffer without writing there: the cost of a file system whose bytes a device writes.
     ///
     /// # Errors
     /// As [`NullFs::with_buffer`].

@@ -1,4 +1,4 @@
-//! Parses mount options as given after `-o`. Their effect is decided by the mount code.
+//! Parses mount options as given after `-o`. The mount code decides the effect.
 
 use spurline_types::{LABEL_OPTIONS, escape_option, split_option_list};
 use std::fmt::Write as _;
@@ -60,7 +60,7 @@ const KNOWN_OPTIONS: &str = "ro, allow_other, (no_)default_permissions, nonempty
                      nodev, exec, noexec, atime, noatime, context=LABEL, fscontext=LABEL, defcontext=LABEL, rootcontext=LABEL";
 
 impl MountOptions {
-    /// Applies one comma-separated list (`ro,allow_other,fsname=data`); see [`split_option_list`].
+    /// Applies a comma-separated list (`ro,allow_other,fsname=data`); see [`split_option_list`].
     ///
     /// # Errors
     /// As [`MountOptions::apply_word`].
@@ -68,7 +68,7 @@ impl MountOptions {
         split_option_list(list).iter().try_for_each(|word| self.apply_word(word))
     }
 
-    /// Applies one option. Words for fstab only (`defaults`, `auto`, `user`, `_netdev`, `nofail`, `x-…`) are accepted without
+    /// Applies an option. Words for fstab only (`defaults`, `auto`, `user`, `_netdev`, `nofail`, `x-…`) are accepted without
     /// effect.
     ///
     /// # Errors
@@ -101,8 +101,8 @@ impl MountOptions {
         Ok(())
     }
 
-    /// Whether the kernel checks permissions. With `allow_other` and no check, other users could read files whose mode
-    /// forbids it.
+    /// Whether the kernel checks permissions. With `allow_other` and no check, other users could read files whose mode forbids
+    /// that.
     pub fn checks_modes(&self) -> bool {
         self.default_permissions.unwrap_or(self.allow_other)
     }

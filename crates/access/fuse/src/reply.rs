@@ -1,5 +1,5 @@
-//! Replies with data: reads, listings, extended attributes, and the layouts of attributes. They write into the slot's
-//! payload, or straight from the cache's memory to /dev/fuse. They do not interpret the bytes.
+//! Replies with data: reads, listings, extended attributes, and the layouts of attributes. Replies are written into the slot's
+//! payload, or straight from the cache's memory to /dev/fuse. The bytes are not interpreted.
 
 use crate::abi::{self, OutHeader, bytes_of};
 use crate::errno::Errno;
@@ -8,7 +8,7 @@ use std::io::IoSlice;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Bytes of a listing's entry without its name, padded: a `fuse_dirent`.
+/// Bytes of a listing's entry without the name, padded: a `fuse_dirent`.
 pub(crate) const PLAIN_ENTRY_LEN: usize = 32;
 /// The same with attributes: a `fuse_entry_out` before the `fuse_dirent`.
 pub(crate) const PLUS_ENTRY_LEN: usize = 160;
@@ -32,7 +32,7 @@ impl ReplyReceipt {
     }
 }
 
-/// /dev/fuse and the request whose reply may be written to it at once.
+/// /dev/fuse, and the request whose reply may be written there at once.
 #[derive(Clone, Copy)]
 pub(crate) struct DirectReply<'a> {
     pub(crate) device: BorrowedFd<'a>,
@@ -55,8 +55,8 @@ pub(crate) fn data_reply(room: &mut [u8], direct: Option<DirectReply<'_>>, data:
     ReplyReceipt::ok(len)
 }
 
-/// Writes a reply to /dev/fuse in one call. False: the device rejected it, and the request still needs a reply. A
-/// withdrawn request (ENOENT) or an ended session counts as success.
+/// Writes a reply to /dev/fuse in a single call. False: the device rejected it, and the request still needs a reply. A withdrawn
+/// request (ENOENT) or an ended session counts as success.
 pub(crate) fn send_reply(direct: DirectReply<'_>, error: i32, data: &[u8]) -> bool {
     let len = (size_of::<OutHeader>() + data.len()) as u32;
     let header = OutHeader { len, error: -error, unique: direct.unique };
@@ -84,8 +84,8 @@ pub(crate) fn write_vectored(device: BorrowedFd<'_>, pieces: &[IoSlice<'_>]) -> 
     }
 }
 
-/// The reply to getxattr and listxattr: `value`, or its length if the caller queries that with a `size` of 0; ERANGE when
-/// the value does not fit into the caller's buffer.
+/// The reply to getxattr and listxattr: `value`, or the length if the caller queries that with a `size` of 0; ERANGE when the
+/// value does not fit into the caller's buffer.
 pub(crate) fn xattr_reply(payload: &mut [u8], size: usize, value: &[u8]) -> ReplyReceipt {
     if size == 0 {
         let out = abi::GetxattrOut { size: u32::try_from(value.len()).unwrap_or(u32::MAX), padding: 0 };
@@ -105,7 +105,7 @@ pub(crate) fn put_struct<T: abi::PlainBytes>(payload: &mut [u8], value: &T) -> R
     ReplyReceipt::ok(bytes.len())
 }
 
-/// Collects the entries of one readdir, or with `plus` of one readdirplus.
+/// Collects the entries of a readdir, or with `plus` of a readdirplus.
 pub(crate) struct DirSink<'a> {
     payload: &'a mut [u8],
     used: usize,
@@ -128,7 +128,7 @@ impl<'a> DirSink<'a> {
         if !self.plus {
             return append_dirent(self.payload, &mut self.used, &[], ino, next, file_type, name);
         }
-        // Without attributes, the kernel looks the name up when it needs them.
+        // Without attributes, the kernel looks the name up when necessary.
         let out = listed.entry.as_ref().map_or_else(abi::EntryOut::default, entry_out);
         append_dirent(self.payload, &mut self.used, bytes_of(&out), ino, next, file_type, name)
     }

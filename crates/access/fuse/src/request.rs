@@ -1,5 +1,5 @@
-//! Decodes one request of the kernel. Every length is checked. Names are not copied: a [`BodySpan`] refers to them.
-//! It does not know how requests arrive.
+//! Decodes a request of the kernel. Every length is checked. Names are not copied: a [`BodySpan`] refers to a name. Does not know
+//! how requests arrive.
 
 use crate::abi::{self, InHeader, opcode, read_plain};
 use crate::change_request::{ChangeRequest, change_args_len, decode_change};
@@ -28,7 +28,7 @@ impl BodySpan {
         (len <= self.after(body)?.len()).then_some(BodySpan { start: self.end + 1, end: self.end + 1 + len })
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub(crate) fn len(self) -> usize {
         self.end - self.start
     }
@@ -38,7 +38,7 @@ impl BodySpan {
         BodySpan { start: self.start + by, end: self.end + by }
     }
 
-    /// The bytes of `body` in this span; empty when it lies outside.
+    /// The bytes of `body` in this span; empty when the span lies outside.
     pub fn slice_of(self, body: &[u8]) -> &[u8] {
         body.get(Range { start: self.start, end: self.end }).unwrap_or_default()
     }
@@ -118,7 +118,7 @@ pub enum FuseRequest {
 }
 
 impl FuseRequest {
-    /// Its name in logs.
+    /// The name in logs.
     pub fn op_name(&self) -> &'static str {
         match self {
             FuseRequest::Lookup { .. } => "lookup",
@@ -157,7 +157,7 @@ pub enum DecodeError {
     BadArguments(InHeader),
 }
 
-/// Length of the arguments before the body, for the requests decoded here. Over io_uring the kernel puts them into the
+/// Length of the arguments before the body, for the requests decoded here. Over io_uring the kernel puts the arguments into the
 /// entry's header and the body into the payload.
 fn args_len(op: u32) -> usize {
     match op {
@@ -176,8 +176,8 @@ fn args_len(op: u32) -> usize {
     }
 }
 
-/// Decodes a message as /dev/fuse gives it: header, arguments and body in one piece. Spans count from the
-/// returned start of the body.
+/// Decodes a message in the form of /dev/fuse: header, arguments and body in a single piece. Spans count from the returned start
+/// of the body.
 ///
 /// # Errors
 /// See [`DecodeError`].
@@ -193,7 +193,7 @@ pub fn decode_message(message: &[u8]) -> Result<(InHeader, FuseRequest, usize), 
     Ok((header, request, body_start))
 }
 
-/// Decodes arguments and body from separate buffers, as in io_uring. `None`: they are malformed.
+/// Decodes arguments and body from separate buffers, as in io_uring. `None`: malformed.
 pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<FuseRequest> {
     Some(match header.opcode {
         opcode::LOOKUP => FuseRequest::Lookup { name: parse_name(body)? },
@@ -237,7 +237,7 @@ pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<FuseR
         }
         opcode::INIT => {
             let a: abi::InitIn = read_plain(args)?;
-            // The second half of the flags came with INIT_EXT; older kernels end before it.
+            // The second half of the flags came with INIT_EXT; older kernels end before that.
             let flags2 = match a.flags as u64 & abi::init::INIT_EXT {
                 0 => 0,
                 _ => u64::from(u32::from_ne_bytes(body.get(..4)?.try_into().ok()?)),
@@ -266,7 +266,7 @@ fn extensions<'a>(header: &InHeader, body: &'a [u8]) -> &'a [u8] {
     body.len().checked_sub(len).map_or(&[], |start| &body[start..])
 }
 
-/// A name ends with its only NUL and is not empty.
+/// A name ends with the only NUL and is not empty.
 pub(crate) fn parse_name(body: &[u8]) -> Option<BodySpan> {
     match body.iter().position(|b| *b == 0) {
         None | Some(0) => None,

@@ -1,6 +1,6 @@
-//! Requests over io_uring. Each entry of each CPU's queue has its own thread and ring, so a request costs one system
-//! call and a call that blocks holds up only its entry. It does not interpret requests. Commands and layouts: the
-//! kernel's `fs/fuse/dev_uring.c`.
+//! Requests over io_uring. Each entry of each CPU's queue has a thread and a ring, so a request costs a single system call and a
+//! call that blocks holds up only that entry. Does not interpret requests. Commands and layouts: the kernel's
+//! `fs/fuse/dev_uring.c`.
 
 use crate::abi::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, read_plain};
 use crate::buffer::HEAD_LEN;
@@ -62,8 +62,8 @@ fn parse_cpu_list(text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Whether FUSE over io_uring is available, with a note for the reason; else why not, and the remedy. `enable`: set
-/// the kernel's parameter if it is off and permissions allow it.
+/// Whether FUSE over io_uring is available, with a note for the reason; else why not, and the remedy. `enable`: set the kernel's
+/// parameter if off and if permissions allow.
 pub(crate) fn check_available(enable: bool) -> Result<String, String> {
     let parameter = fs::read_to_string(URING_PARAMETER_FILE).map_err(|_| {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -89,12 +89,12 @@ pub(crate) fn check_available(enable: bool) -> Result<String, String> {
 type FuseRing = IoUring<squeue::Entry128, cqueue::Entry>;
 
 fn new_ring() -> io::Result<FuseRing> {
-    // One command is in flight at any time. Completions are processed in this thread, when it waits.
+    // A single command is in flight at any time. Completions are processed in this thread, during waits.
     IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(2)
 }
 
-/// IOSQE_FIXED_FILE: `fd` is an index into the ring's registered files. The device is the only one; this avoids a
-/// reference count per request that all threads share.
+/// IOSQE_FIXED_FILE: `fd` is an index into the ring's registered files. The device is the only such file; this avoids a reference
+/// count per request that all threads share.
 const FIXED_FILE: u8 = 1;
 
 /// A submission entry of 128 bytes with a FUSE command, in the kernel's layout.
@@ -189,7 +189,7 @@ impl StartGate {
     }
 }
 
-/// Starts the threads of all entries up to the gate; returns the gate and their number.
+/// Starts the threads of all entries up to the gate; returns the gate and the number of entries.
 pub(crate) fn prepare_entries<S: FileService>(
     shared: &Arc<SessionShared<S>>,
     cpus: &QueueCpus,
@@ -199,7 +199,7 @@ pub(crate) fn prepare_entries<S: FileService>(
     let mut entries = 0;
     let started = (|| {
         for cpu in 0..cpus.all {
-            // The kernel requires one entry for a CPU that is offline, and no more.
+            // The kernel requires a single entry for a CPU that is offline.
             for _ in 0..if cpus.on.contains(&cpu) { depth } else { 1 } {
                 let buffer = shared.config.buffers.allocate(shared.config.slot_len())?;
                 let slot = RequestSlot::new(buffer, shared)?;
@@ -273,20 +273,19 @@ const PLACEMENT_CHANGE_REQUESTS: u32 = 4;
 /// From this length on, a page cache read may be read-ahead.
 const AHEAD_FROM: u32 = 64 << 10;
 
-/// Whether a page cache read is probably read-ahead. The first bytes of a file are not: their reader waits, and a
-/// small file has no others.
+/// Whether a page cache read is probably read-ahead. The first bytes of a file are not: the reader waits, and a small file has no
+/// others.
 fn is_ahead(offset: u64, size: u32, flags: u32) -> bool {
     offset > 0 && size >= AHEAD_FROM && flags & libc::O_DIRECT as u32 == 0
 }
 
-/// Where an entry's thread may run. By default it stays on the CPU whose queue it serves: the request's data is in
-/// that CPU's cache, and the reader sleeps. But the kernel queues its read-ahead on the CPU of a reader that
-/// continues to work; the thread then leaves that CPU to the reader. This is an optimisation, so a refusal (a CPU
-/// offline, a cpuset) is harmless.
+/// Where an entry's thread may run. By default the thread stays on the CPU of the queue: the request's data is in that CPU's
+/// cache, and the reader sleeps. But the kernel queues read-ahead on the CPU of a reader that continues to work; the thread then
+/// leaves that CPU to the reader. This is an optimisation, so a refusal (a CPU offline, a cpuset) is harmless.
 pub(crate) struct ThreadPlacement {
     cpu: usize,
     own: libc::cpu_set_t,
-    /// The process's own affinity; `None` if the kernel did not return it.
+    /// The process's own affinity; `None` if the kernel returned none.
     anywhere: Option<libc::cpu_set_t>,
     fixed: bool,
     row: u32,
@@ -294,8 +293,8 @@ pub(crate) struct ThreadPlacement {
 
 impl ThreadPlacement {
     fn new(cpu: usize) -> ThreadPlacement {
-        // SAFETY: cpu_set_t is plain integers, CPU_SET checks its bounds, pid 0 is this thread, and the kernel writes
-        // no more than the size given.
+        // SAFETY: cpu_set_t is plain integers, CPU_SET checks the bounds, pid 0 is this thread, and the kernel writes no more
+        // than the size given.
         let (own, anywhere) = unsafe {
             let mut own: libc::cpu_set_t = std::mem::zeroed();
             let mut anywhere: libc::cpu_set_t = std::mem::zeroed();
@@ -318,11 +317,11 @@ impl ThreadPlacement {
         (self.fixed, self.row) = (!ahead, 0);
     }
 
-    /// Makes one request to the file system at `path` from `cpu`, so that the entries of its queue take what is queued.
+    /// Makes a request to the file system at `path` from `cpu`, so that the entries of that CPU's queue take queued requests.
     pub(crate) fn poke_queue(cpu: usize, path: &std::path::Path) {
         let _seat = ThreadPlacement::new(cpu);
         let Ok(path) = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()) else { return };
-        // SAFETY: the path ends with a NUL, and the kernel writes one statfs, which is plain integers.
+        // SAFETY: the path ends with a NUL, and the kernel writes a statfs, which is plain integers.
         unsafe {
             let mut sizes: libc::statfs = std::mem::zeroed();
             libc::statfs(path.as_ptr(), &raw mut sizes);
@@ -336,8 +335,8 @@ impl ThreadPlacement {
 }
 
 fn push_entry(ring: &mut FuseRing, entry: &squeue::Entry128) -> io::Result<()> {
-    // SAFETY: all that the entry points to (the iovecs, copied on submission, and the slot's memory) outlives
-    // the ring, which is dropped, and with it the command, before the slot is.
+    // SAFETY: all that the entry points to (the iovecs, copied on submission, and the slot's memory) outlives the ring, and the
+    // ring with the command is dropped before the slot.
     unsafe { ring.submission().push(entry) }.map_err(|_| io::Error::other("the submission queue is full"))
 }
 
@@ -352,7 +351,7 @@ fn register_entry(slot: &mut RequestSlot, cpu: usize, ring: &mut FuseRing) -> io
     loop {
         push_entry(ring, &build_sqe(abi::URING_CMD_REGISTER, &iovecs, cmd))?;
         ring.submit()?;
-        // A refusal completes at once; a registered entry completes with its first request.
+        // A refusal completes at once; a registered entry completes with the first request.
         let refused = ring.completion().next().map_or(0, |c| c.result());
         match -refused {
             0 => return Ok(()),
@@ -421,7 +420,7 @@ fn serve_one<S: FileService>(shared: &SessionShared<S>, thread: &ServingThread, 
             Some(ReplyReceipt::error(Errno::EINVAL))
         }
     };
-    // Requests without a reply come over /dev/fuse. If one comes here, its entry is returned all the same.
+    // Requests without a reply come over /dev/fuse. If such a request comes here, the entry is returned all the same.
     let ReplyReceipt { error, len, .. } = replied.unwrap_or(ReplyReceipt::ok(0));
     let out = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error: -error, unique: header.unique };
     head[..size_of::<OutHeader>()].copy_from_slice(bytes_of(&out));

@@ -1,5 +1,5 @@
-//! The life of one mount: mounted, negotiated with the kernel, served by threads, unmounted. It knows the session's
-//! transport and does not interpret requests.
+//! The life of a mount: mounted, negotiated with the kernel, served by threads, unmounted. Knows the session's transport and does
+//! not interpret requests.
 
 use crate::backing::BackingRegistrar;
 use crate::buffer::{HEAD_LEN, SlotBuffer, page_size};
@@ -34,7 +34,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(2);
 /// The kernel sends no request to a buffer smaller than this (FUSE_MIN_READ_BUFFER).
 const MIN_MAX_WRITE: u32 = 8 << 10;
 
-/// The memory of one slot.
+/// The memory of a slot.
 pub(crate) struct RequestSlot {
     pub(crate) buffer: Box<dyn SlotBuffer>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct SessionShared<S> {
     pub(crate) dispatcher: RequestDispatcher<S>,
     pub(crate) config: SessionConfig,
     pub(crate) device: Arc<OwnedFd>,
-    /// Threads on /dev/fuse, and those of them that wait for a request.
+    /// Threads on /dev/fuse, and the number of these that wait for a request.
     pub(crate) dev_threads: AtomicUsize,
     pub(crate) dev_idle: AtomicUsize,
     /// Idle threads kept after a peak.
@@ -71,7 +71,7 @@ pub(crate) struct SessionShared<S> {
 struct SessionCore {
     /// The path at mount time; a rename of a parent directory moves the mount.
     path: PathBuf,
-    /// The mount's id, and the minor number of its device: the connection's name in sysfs.
+    /// The mount's id, and the minor number of the device: the connection's name in sysfs.
     number: Option<u32>,
     minor: Option<u32>,
     /// From INIT on.
@@ -124,7 +124,7 @@ impl SessionCore {
         true
     }
 
-    /// Whether `mount` shows this session's files: its own mount, or a bind mount of it.
+    /// Whether `mount` shows this session's files: the session's mount, or a bind mount.
     fn is_ours(&self, mount: &MountEntry) -> bool {
         mount.is_fuse() && self.minor.is_none_or(|minor| mount.device == (0, minor))
     }
@@ -151,15 +151,15 @@ impl SessionCore {
         })
     }
 
-    /// Another mountpoint of this file system (a bind mount), after its own mount is gone.
+    /// Another mountpoint of this file system (a bind mount), after the end of the session's mount.
     fn bound_at(&self) -> Option<PathBuf> {
         self.minor?;
         let table = MountTable::read().ok()?;
         table.entries().iter().find(|m| self.is_ours(m) && self.number != Some(m.id)).map(|m| m.mountpoint.clone())
     }
 
-    /// Removes a dead mount whose connection is gone; true when there was one. An aborting program may be about to
-    /// unmount it (`umount --force` above all), so it gets a moment for that.
+    /// Removes a dead mount whose connection is gone; true when there was such a mount. An aborting program may be about to
+    /// unmount (`umount --force` above all), and gets a moment for that.
     fn remove_dead(&self) -> Result<bool, MountError> {
         let until = Instant::now() + ABORT_GRACE;
         loop {
@@ -167,7 +167,7 @@ impl SessionCore {
                 MountPlace::Gone => return Ok(false),
                 _ if Instant::now() < until => thread::sleep(RETRY_EVERY),
                 MountPlace::Covered(error) => return Err(error),
-                // Only a dead mount, and not a new one in its place.
+                // Only a dead mount, and not a new mount in the same place.
                 MountPlace::Seen(at) if matches!(mount::probe_mount(&at), mount::MountHealth::Dead) => {
                     return detach_mount(&at, libc::MNT_DETACH).map(|()| true);
                 }
@@ -201,7 +201,7 @@ enum MountPlace {
 }
 
 impl<S: FileService> SessionShared<S> {
-    /// Runs `serve` in a new thread with `slot` as its memory.
+    /// Runs `serve` in a new thread with `slot` as memory.
     pub(crate) fn spawn_slot(
         self: &Arc<Self>,
         name: &str,
@@ -224,7 +224,7 @@ impl<S: FileService> SessionShared<S> {
     }
 
     /// Makes the entries of a CPU's io_uring queue take queued requests: the kernel gives these to an entry that replies to
-    /// another request, and not to a new one.
+    /// another request, and not to a new entry.
     pub(crate) fn wake_queue(&self, cpu: usize) {
         let path = self.core.path.clone();
         if let Err(error) =
@@ -270,8 +270,7 @@ impl<S: FileService> SessionShared<S> {
 pub enum UnmountOutcome {
     /// Nothing was open; the session has ended or is about to.
     Clean,
-    /// Files were open, or a bind mount exists: the mount is out of the tree, and the session continues until those
-    /// are gone.
+    /// Files were open, or a bind mount exists: the mount is out of the tree, and the session continues until the end of these.
     Detached,
 }
 
@@ -286,7 +285,7 @@ impl SessionUnmounter {
     /// returns [`UnmountOutcome::Detached`].
     ///
     /// # Errors
-    /// [`MountError::Covered`] when another mount covers it; the system's error. A mount already gone is no error.
+    /// [`MountError::Covered`] when another mount covers the path; the system's error. A mount already gone is no error.
     pub fn unmount(&self, patience: Duration) -> Result<UnmountOutcome, MountError> {
         let until = Instant::now() + patience;
         loop {
@@ -300,7 +299,7 @@ impl SessionUnmounter {
             };
             match detach_mount(&at, 0) {
                 Ok(()) => return Ok(self.bound_outcome()),
-                // If another process unmounted it meanwhile, the next round sees that in the table.
+                // If another process unmounted meanwhile, the next round sees that in the table.
                 Err(MountError::InUse { .. } | MountError::NotMounted { .. }) if Instant::now() < until => {
                     thread::sleep(RETRY_EVERY);
                 }
@@ -339,7 +338,7 @@ impl SessionUnmounter {
     /// Whether requests are served, as far as this process knows; else why not.
     ///
     /// # Errors
-    /// A sentence: the mount is not ready yet, or its connection is gone.
+    /// A sentence: the mount is not ready yet, or the connection is gone.
     pub fn check_serving(&self) -> Result<(), &'static str> {
         let state = self.core.state.lock();
         match state.phase {
@@ -358,7 +357,7 @@ impl SessionUnmounter {
     }
 }
 
-/// A mounted file system being served. Dropping it detaches the mount.
+/// A mounted file system being served. A drop detaches the mount.
 pub struct FuseSession {
     core: Arc<SessionCore>,
 }
@@ -450,7 +449,7 @@ impl FuseSession {
         Err(MountError::Session { path: self.core.path.clone(), detail })
     }
 
-    /// The session's transport and why; `None` before it is ready.
+    /// The session's transport and why; `None` before that is known.
     pub fn transport(&self) -> Option<TransportChoice> {
         self.core.state.lock().chosen.clone()
     }
@@ -470,11 +469,11 @@ impl FuseSession {
         SessionUnmounter { core: self.core.clone() }
     }
 
-    /// Waits until the session has ended: unmounted, all threads gone, all files closed. Removes the
-    /// mount if its connection was aborted.
+    /// Waits until the session has ended: unmounted, all threads gone, all files closed. Removes the mount if the connection was
+    /// aborted.
     ///
     /// # Errors
-    /// [`MountError::Session`] when it ended by a failure, or was aborted and not unmounted.
+    /// [`MountError::Session`] when the session ended by a failure, or was aborted and not unmounted.
     pub fn join(self) -> Result<(), MountError> {
         // No deadline: a mount may live for months.
         let mut state = self.core.state.lock();
@@ -496,7 +495,7 @@ impl FuseSession {
         Err(MountError::Session { path: self.core.path.clone(), detail })
     }
 
-    /// Whether its connection was aborted: no request gets an answer any more.
+    /// Whether the connection was aborted: no request gets an answer any more.
     pub fn is_broken(&self) -> bool {
         self.core.state.lock().broken
     }
@@ -506,11 +505,11 @@ impl FuseSession {
         self.core.wait_for(within, |s| s.phase == SessionPhase::Ended)
     }
 
-    /// Unmounts within `grace`: cleanly, else detached; if requests still hang at the end of `grace`, aborts the
-    /// connection. True when all threads have ended; a call that never returns keeps its thread for ever.
+    /// Unmounts within `grace`: cleanly, else detached; if requests still hang at the end of `grace`, aborts the connection. True
+    /// when all threads have ended; a call that never returns keeps a thread for ever.
     ///
     /// # Errors
-    /// Those of an unmount.
+    /// The errors of an unmount.
     pub fn shutdown(&self, grace: Duration) -> Result<bool, MountError> {
         let until = Instant::now() + grace;
         self.unmounter().unmount(grace / 2)?;
@@ -539,7 +538,7 @@ impl Drop for FuseSession {
     }
 }
 
-/// The first thread: INIT, the start of the other slots, then one slot of its own.
+/// The first thread: INIT, the start of the other slots, then the thread's own slot.
 fn run_first_slot<S: FileService>(
     shared: &Arc<SessionShared<S>>,
     slot: &mut RequestSlot,
@@ -611,8 +610,8 @@ fn negotiated_kernel<S: FileService>(shared: &Arc<SessionShared<S>>, agreed: Ini
     }
 }
 
-/// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise it in sysfs. Returns a
-/// note if that failed.
+/// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise the limit in sysfs. Returns a note if
+/// that failed.
 fn raise_readahead<S>(shared: &SessionShared<S>) -> Option<String> {
     let want = shared.config.max_readahead >> 10;
     if want <= 128 {

@@ -1,8 +1,8 @@
 //! The requests that the threads of a session have taken, so that a request for a lock can tell whether the end of an open file
-//! (RELEASE) is on its way. It knows no locks.
+//! (RELEASE) is on the way. Knows no locks.
 //!
 //! The kernel queues RELEASE before close(2) returns, and several threads take requests. So a later request of the same program can be
-//! handled first. No RELEASE from before is on its way when all of this holds at one moment:
+//! handled first. No RELEASE from before is on the way when all of this holds at the same moment:
 //!
 //! 1. No request waits in the kernel.
 //! 2. A thread that waits for a request sleeps, and so has taken none.
@@ -20,27 +20,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// In place of the handle of a request: the thread waits for a request.
 const WAITING_HANDLE: u64 = u64::MAX;
-/// It has taken a request that is not decoded.
+/// The thread has taken a request that is not decoded.
 const UNDECODED_HANDLE: u64 = u64::MAX - 1;
-/// Its request delays no RELEASE.
+/// The request delays no RELEASE.
 const NO_HANDLE: u64 = u64::MAX - 2;
 
-/// A thread that serves requests. It alone changes the numbers, on a cache line of its own.
+/// A thread that serves requests. Only that thread changes the numbers, which have a separate cache line.
 #[repr(align(128))]
 pub(crate) struct ServingThread {
     /// The thread's file in `/proc`; `None` if that can't be read.
     stat: Option<PathBuf>,
-    /// The CPU of its io_uring queue.
+    /// The CPU of the io_uring queue.
     queue: Option<usize>,
-    /// It joined a queue in which requests may wait: the kernel gives these to other entries.
+    /// The thread joined a queue in which requests may wait: the kernel gives these to other entries.
     joined_late: bool,
     /// Number of requests taken.
     taken: AtomicU64,
-    /// The handle of a read, a write or a RELEASE that it serves, or one of the constants above.
+    /// The handle of a read, a write or a RELEASE in service, or a constant from above.
     handle: AtomicU64,
 }
 
-/// What a thread does at one moment.
+/// The state of a thread at a moment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ThreadActivity {
     taken: u64,
@@ -75,14 +75,14 @@ impl ServingThread {
         ThreadActivity { taken, handle: self.handle.load(Ordering::Acquire) }
     }
 
-    /// Whether it sleeps in the kernel.
+    /// Whether the thread sleeps in the kernel.
     fn sleeps(&self) -> bool {
         let Some(stat) = self.stat.as_ref().and_then(|stat| fs::read_to_string(stat).ok()) else { return false };
         // The name before the state can contain anything.
         stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S'))
     }
 
-    /// Whether a thread that waits would have been given the requests of its queue.
+    /// Whether a thread that waits would have been given the requests of the queue.
     fn keeps_queue_empty(&self) -> bool {
         !self.joined_late || self.taken.load(Ordering::Acquire) > 0
     }
@@ -105,7 +105,7 @@ impl RequestsUnderWay {
         AddedThread { under_way: self, thread }
     }
 
-    /// Whether no RELEASE of handle `fh` is on its way that the kernel queued before the request of the calling thread. `false`
+    /// Whether no RELEASE of handle `fh` is on the way that the kernel queued before the request of the calling thread. `false`
     /// if that is not certain. `device_is_empty`: whether no request waits in `/dev/fuse`. `background_max`: how many reads,
     /// writes and closes the kernel hands over at a time.
     pub(crate) fn has_no_release(
@@ -126,8 +126,8 @@ impl RequestsUnderWay {
             // At this moment. What a thread takes later was queued later.
             return device_is_empty() && are_unchanged(&threads, &first) && sleep_where_waiting(&threads, &first);
         }
-        // The kernel gives a request to an entry that waits as soon as there is one. An entry may begin to wait during the look, so
-        // that others must not have taken a request until its end.
+        // The kernel gives a request to an entry that waits as soon as there is such an entry. An entry may begin to wait during
+        // the look, so others must not have taken a request until the end of the look.
         let all_empty = threads.iter().filter_map(|thread| thread.queue).all(|queue| {
             let mut of_queue = threads.iter().zip(&first).filter(|(thread, _)| thread.queue == Some(queue));
             of_queue.any(|(thread, activity)| activity.handle == WAITING_HANDLE && thread.keeps_queue_empty())
@@ -146,7 +146,7 @@ fn sleep_where_waiting(threads: &[Arc<ServingThread>], first: &[ThreadActivity])
     waiting.all(|(thread, activity)| thread.sleeps() && thread.activity() == *activity)
 }
 
-/// A thread of a session, until its end.
+/// A thread of a session, until the end.
 pub(crate) struct AddedThread<'a> {
     under_way: &'a RequestsUnderWay,
     thread: Arc<ServingThread>,

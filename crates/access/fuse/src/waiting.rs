@@ -1,5 +1,5 @@
-//! Requests that wait for other requests, as a lock waits for its release: while one does, another slot takes its place,
-//! so that the session always has a slot for the request that ends the wait. It does not know what is waited for.
+//! Requests that wait for other requests, as a lock waits for a release: meanwhile another slot takes the place, so that the
+//! session always has a slot for the request that ends the wait. Does not know the cause of waits.
 
 use crate::dev;
 use crate::errno::Errno;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 /// Limit of waiting requests: each has a thread and a slot.
 const WAITS_MAX: usize = 512;
 /// Slots of each io_uring queue that do not wait, when a wait begins. The kernel gives a queued request only to an entry that
-/// replies to another one.
+/// replies to another.
 const UNBLOCKED_SLOTS: usize = 2;
 
 thread_local! {
@@ -73,7 +73,7 @@ impl WaitingSlots {
         Ok(WaitingSlot { slots: self.clone(), queue })
     }
 
-    /// Whether it is certain that no RELEASE of handle `fh` is on its way that the kernel queued before the request of this
+    /// Whether it is certain that no RELEASE of handle `fh` is on the way that the kernel queued before the request of this
     /// thread.
     pub(crate) fn has_no_release(&self, fh: u64) -> bool {
         self.0.has_no_release(fh)

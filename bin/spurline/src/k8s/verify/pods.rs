@@ -1,4 +1,4 @@
-//! The two pods that verify RDMA between nodes, as manifests and commands. It runs none of them.
+//! The two pods that verify RDMA between nodes, as manifests and commands. Runs none of these.
 
 use clap::Args;
 use spurline_config::Fault;

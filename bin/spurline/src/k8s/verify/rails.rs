@@ -1,4 +1,4 @@
-//! Measures each rail: to itself through a server in this process, or to another pod. It judges nothing.
+//! Measures each rail: to itself through a server in this process, or to another pod. Judges nothing.
 
 use crate::net::peer::TokenArgs;
 use serde::Serialize;
@@ -34,15 +34,15 @@ pub struct RailFigures {
     pub rate_gbps: Option<f64>,
     /// Lowest latency of a round trip's half in microseconds.
     pub min_us: Option<f64>,
-    /// Its median.
+    /// The median.
     pub median_us: Option<f64>,
-    /// Its 99th percentile.
+    /// The 99th percentile.
     pub p99_us: Option<f64>,
-    /// Its standard deviation.
+    /// The standard deviation.
     pub stdev_us: Option<f64>,
 }
 
-/// A rail with its figures, or the reason why it has none.
+/// A rail with figures, or the reason why there are none.
 pub struct RailMeasurement {
     pub interface: String,
     pub result: Result<RailFigures, Fault>,
@@ -61,7 +61,7 @@ pub fn connect_peer(peer: &str, token: &TokenArgs, timeout: Duration) -> Result<
 /// The facts of the other end.
 ///
 /// # Errors
-/// When it does not send them, or they can't be read.
+/// When the facts are not sent, or can't be read.
 pub fn fetch_tree(session: &mut ProbeSession, timeout: Duration) -> Result<HostTree, Fault> {
     let packed = session.fetch_facts(timeout)?;
     let entries = archive::read_archive(packed.as_slice()).map_err(|error| {
@@ -70,10 +70,10 @@ pub fn fetch_tree(session: &mut ProbeSession, timeout: Duration) -> Result<HostT
     Ok(HostTree::from_memory(entries))
 }
 
-/// Measures each rail of this pod to one that it reaches.
+/// Measures each rail of this pod to a rail within reach.
 ///
 /// # Errors
-/// When the other end does not list its interfaces.
+/// When the other end does not list interfaces.
 pub fn measure_to_peer(session: &mut ProbeSession, limits: &RunLimits) -> Result<Vec<RailMeasurement>, Fault> {
     let ours = local_interfaces(ProbeTransport::Rdma, session.local().ip())?;
     let theirs = session.fetch_interfaces(ProbeTransport::Rdma)?;
@@ -98,7 +98,7 @@ pub fn measure_loopback(limits: &RunLimits) -> Result<Vec<RailMeasurement>, Faul
         return Ok(Vec::new());
     }
     let trust = Trust::new(&group::hostname(), None)?;
-    // An RDMA connection is accepted at the address of its control connection, so not on loopback.
+    // An RDMA connection is accepted at the address of the control connection, so not on loopback.
     let server = ProbeServer::start(ServeConfig {
         addresses: ours.iter().map(|rail| rail.address).collect(),
         port: 0,
