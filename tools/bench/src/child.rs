@@ -1,5 +1,5 @@
-//! Child processes: optionally in a network namespace, ended with this process, waited for with a deadline, with
-//! their processor time. It deliberately knows no tool's arguments.
+//! Child processes: optionally in a network namespace, ended with this process, waited for with a deadline, with processor times.
+//! Deliberately knows no tool's arguments.
 
 use crate::cpu;
 use crate::error::{BenchError, Result};
@@ -44,8 +44,8 @@ pub fn command_in(program: &Path, net: Option<&str>) -> Command {
     }
 }
 
-/// The same command; its process gets `signal` when this one ends for any reason. A Ctrl-C at the terminal does not
-/// reach it: this process ends its children in order.
+/// The same command, whose process gets `signal` when this process ends for any reason. A Ctrl-C at the terminal does not reach
+/// the child: this process ends all children in order.
 fn tie_to_parent(command: &Command, signal: &str) -> Command {
     // Without setpriv (util-linux, on every Debian), only a SIGKILL of this process leaves children behind.
     let mut tied = match find_program("setpriv") {
@@ -73,11 +73,11 @@ fn tie_to_parent(command: &Command, signal: &str) -> Command {
 /// The result of a finished child.
 #[derive(Debug)]
 pub struct FinishedChild {
-    /// Its standard output.
+    /// The standard output.
     pub out: String,
-    /// Its processor time in seconds, including its own reaped children.
+    /// The processor time in seconds, including reaped children.
     pub cpu: f64,
-    /// Its duration in seconds.
+    /// The duration in seconds.
     pub elapsed: f64,
 }
 
@@ -91,7 +91,7 @@ pub struct ExitedChild {
 }
 
 impl ExitedChild {
-    /// All that it printed, its standard error first.
+    /// The whole output, standard error first.
     pub fn printed(&self) -> String {
         format!("{}\n{}", self.err, self.done.out)
     }
@@ -99,7 +99,7 @@ impl ExitedChild {
     /// The child that succeeded.
     ///
     /// # Errors
-    /// `Failed` with its first lines when it did not.
+    /// `Failed` with the first lines after a failure.
     pub fn into_success(self) -> Result<FinishedChild> {
         if self.status.success() {
             return Ok(self.done);
@@ -110,10 +110,10 @@ impl ExitedChild {
     }
 }
 
-/// Runs a command to its end. Only one may run at a time in this process for `cpu` to be right.
+/// Runs a command to the end. Only a single command may run at a time in this process for `cpu` to be right.
 ///
 /// # Errors
-/// When it can't be started, fails, or does not end within `limit`.
+/// When the command can't be started, fails, or does not end within `limit`.
 pub fn run_to_end(command: Command, limit: Duration) -> Result<FinishedChild> {
     run_to_exit(command, limit)?.into_success()
 }
@@ -121,7 +121,7 @@ pub fn run_to_end(command: Command, limit: Duration) -> Result<FinishedChild> {
 /// The same, where a failure of the command is no error yet.
 ///
 /// # Errors
-/// When it can't be started, or does not end within `limit`.
+/// When the command can't be started, or does not end within `limit`.
 pub fn run_to_exit(command: Command, limit: Duration) -> Result<ExitedChild> {
     let name = describe_command(&command);
     let mut command = tie_to_parent(&command, "KILL");
@@ -133,7 +133,7 @@ pub fn run_to_exit(command: Command, limit: Duration) -> Result<ExitedChild> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| BenchError::io(format_args!("can't start {name}"), &e))?;
-    // One reader per pipe, so that neither pipe fills up.
+    // A reader per pipe, so that neither pipe fills up.
     let drain = |pipe: Option<Box<dyn std::io::Read + Send>>| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -148,7 +148,7 @@ pub fn run_to_exit(command: Command, limit: Duration) -> Result<ExitedChild> {
     let err = drain(child.stderr.take().map(|p| Box::new(p) as _));
     let status = wait_for_exit(&mut child, &name, limit);
     if status.is_err() {
-        // Its group, for tools such as fio that fork.
+        // The group, for tools such as fio that fork.
         let _ = rustix::process::kill_process_group(Pid::from_child(&child), Signal::KILL);
         let _ = child.wait();
     }
@@ -178,7 +178,7 @@ pub fn describe_command(command: &Command) -> String {
     text
 }
 
-/// A process that serves until it is dropped.
+/// A process that serves until dropped.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
@@ -190,7 +190,7 @@ impl ServerProcess {
     /// Starts the process, with standard error and standard output written to `log`.
     ///
     /// # Errors
-    /// When it can't be started.
+    /// When the server can't be started.
     pub fn start(command: Command, name: &str, log: &Path) -> Result<Self> {
         Self::spawn(command, name, log, false)
     }
@@ -201,7 +201,7 @@ impl ServerProcess {
         let words = describe_command(&command);
         let mut command = tie_to_parent(&command, "TERM");
         let child = command
-            // Some servers end with their input, which stays open for the lifetime of this value.
+            // Some servers end with the input, which stays open for the lifetime of this value.
             .stdin(if piped { Stdio::piped() } else { Stdio::null() })
             .stdout(if piped { Stdio::piped() } else { Stdio::from(second) })
             .stderr(file)
@@ -210,11 +210,11 @@ impl ServerProcess {
         Ok(ServerProcess { child, name: name.to_owned(), log: log.to_owned() })
     }
 
-    /// Starts a server that announces itself on its standard output, with one line per word of `words` that starts
-    /// with that word; returns the rest of each line.
+    /// Starts a server that announces itself on standard output, with a line for each word of `words` that starts with that word;
+    /// returns the rest of each line.
     ///
     /// # Errors
-    /// When it ends, prints another line, or does not print all of them within `limit`.
+    /// When the server ends, prints another line, or does not print all lines within `limit`.
     pub fn start_announcing(
         command: Command,
         words: &[&str],
@@ -227,7 +227,7 @@ impl ServerProcess {
         let (tx, rx) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut lines = BufReader::new(pipe);
-            // An empty line marks the end of the pipe, which is read to its end so that the server never blocks.
+            // An empty line marks the end of the pipe, which is read to the end so that the server never blocks.
             loop {
                 let mut line = String::new();
                 let ended = !matches!(lines.read_line(&mut line), Ok(n) if n > 0);
@@ -249,7 +249,7 @@ impl ServerProcess {
         Ok((daemon, said))
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -257,13 +257,13 @@ impl ServerProcess {
     /// The processor time used so far, in seconds.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the process is gone.
     pub fn cpu(&self) -> Result<f64> {
         cpu::of_process(self.pid()).map(cpu::CpuTime::total).map_err(|_| self.why_gone("is gone"))
     }
 
     /// # Errors
-    /// When it has ended, with the last lines of its log.
+    /// When the process has ended, with the last lines of the log.
     pub fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
@@ -272,7 +272,7 @@ impl ServerProcess {
         }
     }
 
-    /// The file of its standard error.
+    /// The file of standard error.
     pub fn log(&self) -> &Path {
         &self.log
     }

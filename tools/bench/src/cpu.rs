@@ -1,13 +1,13 @@
-//! Processor time of processes, from `/proc/PID/stat`: all threads, also those that have ended, and reaped children.
-//! It knows nothing of what the processes do.
+//! Processor time of processes, from `/proc/PID/stat`: all threads, also those that have ended, and reaped children. Knows
+//! nothing of the work of the processes.
 //!
-//! Work of the kernel for a process counts where it runs: page copies of a FUSE reply in the mount, those of a
+//! Work of the kernel for a process counts at the place of execution: page copies of a FUSE reply in the mount, those of a
 //! passthrough read in the reader, the receiving half of a veth pair mostly in the sender.
 
 use crate::error::{BenchError, Result};
 use std::path::Path;
 
-/// Processor seconds of a process and its reaped children.
+/// Processor seconds of a process and the reaped children.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CpuTime {
     /// The process itself, user and system, all threads.
@@ -26,7 +26,7 @@ impl CpuTime {
 /// The processor time that a process has used so far.
 ///
 /// # Errors
-/// When it is gone.
+/// When the process is gone.
 pub fn of_process(pid: u32) -> Result<CpuTime> {
     let path = format!("/proc/{pid}/stat");
     let text = std::fs::read_to_string(Path::new(&path)).map_err(|e| BenchError::io(&path, &e))?;
@@ -34,7 +34,7 @@ pub fn of_process(pid: u32) -> Result<CpuTime> {
         .ok_or_else(|| BenchError::Failed(format!("{path} reads {text:?}")))
 }
 
-/// The processor time of this process's reaped children; its growth over a child's life is the child's time.
+/// The processor time of this process's reaped children; the growth over a child's life is the child's time.
 ///
 /// # Errors
 /// When /proc is not mounted.

@@ -1,19 +1,19 @@
-//! The reasons of a failed measurement. It knows no exit code.
+//! The reasons of a failed measurement. Knows no exit code.
 
 /// Why a measurement failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// A tool, device or permission is missing; what needs it is skipped.
+    /// A tool, device or permission is missing; dependent cases are skipped.
     #[error("{0}")]
     Missing(String),
     /// The command line is wrong.
     #[error("{0}")]
     Usage(String),
-    /// It ran and failed.
+    /// A run failed.
     #[error("{0}")]
     Failed(String),
-    /// The user interrupted it.
+    /// The user interrupted the run.
     #[error("interrupted")]
     Interrupted,
 }

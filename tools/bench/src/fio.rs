@@ -1,4 +1,4 @@
-//! fio: its arguments for the workloads here, and its JSON. It knows nothing of the files that it reads.
+//! fio: the arguments for the workloads here, and the JSON. Knows nothing of the files that are read.
 
 use crate::child::{self, FinishedChild};
 use crate::error::{BenchError, Result};
@@ -6,10 +6,10 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// One run of fio.
+/// A run of fio.
 #[derive(Debug, Clone)]
 pub struct FioJob {
-    /// The files; job n reads file n modulo their number.
+    /// The files; job n reads file n modulo the number of files.
     pub files: Vec<PathBuf>,
     /// `read` or `randread`.
     pub pattern: &'static str,
@@ -51,7 +51,7 @@ pub struct FioFigures {
 }
 
 impl FioJob {
-    /// Its command line.
+    /// The command line.
     pub fn to_args(&self) -> Vec<String> {
         let mut words: Vec<String> = vec![
             format!("--rw={}", self.pattern),
@@ -69,7 +69,7 @@ impl FioJob {
         if self.depth > 1 {
             words.push("--ioengine=io_uring".into());
             words.push(format!("--iodepth={}", self.depth));
-            // As the store reads its disks: registered buffers and files.
+            // As the store reads disks: registered buffers and files.
             words.push("--fixedbufs=1".into());
             words.push("--registerfiles=1".into());
         } else {
@@ -92,7 +92,7 @@ impl FioJob {
         words
     }
 
-    /// Runs it.
+    /// Runs the job.
     ///
     /// # Errors
     /// When fio is missing or fails.
@@ -106,10 +106,10 @@ impl FioJob {
     }
 }
 
-/// Parses fio's JSON; lines before it are warnings.
+/// Parses fio's JSON; lines before are warnings.
 ///
 /// # Errors
-/// When it is not such JSON, or one of its jobs failed.
+/// When the text is not such JSON, or a job failed.
 pub fn parse_output(text: &str) -> Result<FioFigures> {
     let bad = |why: &str| BenchError::Failed(format!("fio: {why}: {}", text.chars().take(200).collect::<String>()));
     let start = text.find("{\n").or_else(|| text.find('{')).ok_or_else(|| bad("no JSON"))?;

@@ -1,4 +1,4 @@
-//! iperf3: one run between two network namespaces, and its JSON. It knows nothing of Spurline.
+//! iperf3: a run between two network namespaces, and the JSON. Knows nothing of Spurline.
 
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
@@ -46,7 +46,7 @@ pub fn receive(net: &str, addr: &str, streams: usize, runtime: Duration) -> Resu
     run_client(net, addr, streams, true, runtime, more).map(|(measured, _)| measured)
 }
 
-/// Receives from the server or sends to it, with additional arguments; also returns the client's processor seconds.
+/// Receives from the server or sends there, with additional arguments; also returns the client's processor seconds.
 ///
 /// # Errors
 /// When iperf3 fails.
@@ -70,7 +70,7 @@ pub fn run_client(
 /// Parses the JSON of an iperf3 client that received.
 ///
 /// # Errors
-/// When it is not such JSON, or it reports an error.
+/// When the text is not such JSON, or reports an error.
 pub fn parse_output(text: &str) -> Result<IperfFigures> {
     let json: Value = serde_json::from_str(text).map_err(|e| BenchError::Failed(format!("iperf3: no JSON: {e}")))?;
     if let Some(error) = json["error"].as_str() {
@@ -81,7 +81,7 @@ pub fn parse_output(text: &str) -> Result<IperfFigures> {
     let number = |v: &Value| v.as_f64().ok_or_else(|| BenchError::Failed(format!("iperf3: no figures in {end}")));
     let seconds = number(&received["seconds"])?;
     let used = &end["cpu_utilization_percent"];
-    // The client received, so it is the host and the sender the remote.
+    // The client received, and so is the host, the sender the remote.
     Ok(IperfFigures {
         bandwidth: number(&received["bits_per_second"])? / 8.0,
         bytes: number(&received["bytes"])? as u64,

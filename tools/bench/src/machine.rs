@@ -1,4 +1,4 @@
-//! The machine under test: kernel, processor, memory, kernel parameters, load. It only reads.
+//! The machine under test: kernel, processor, memory, kernel parameters, load. Only reads.
 
 use crate::stop::check_stop;
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ pub fn describe_machine(memory_dir: &Path, disk_dir: &Path) -> Value {
     })
 }
 
-/// Whether the host's TCP congestion control paces its sends.
+/// Whether the host's TCP congestion control paces sends.
 pub fn paces_sends() -> bool {
     read_line("/proc/sys/net/ipv4/tcp_congestion_control").is_some_and(|name| name.starts_with("bbr"))
 }
@@ -72,8 +72,8 @@ pub fn available_bytes() -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Writes to every page of `bytes` of memory once and frees it. A hypervisor may allocate a guest's page at its first
-/// write only, at a few hundred MB/s, which would be measured instead.
+/// Writes once to every page of `bytes` of memory, and frees the memory. A hypervisor may allocate a guest's page only at the
+/// first write, at a few hundred MB/s, which would be measured instead.
 pub fn touch_memory(bytes: u64) {
     const SYSTEM_PAGE_BYTES: usize = 4096;
     let each = bytes as usize / cpu_count();
@@ -103,7 +103,7 @@ pub fn file_system(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
     let table = MountTable::read().ok()?;
     let entry = table.seen_at(&path)?;
-    // The first word of the file system's options repeats whether it is writable.
+    // The first word of the file system's options repeats whether the file system is writable.
     let more = entry.options.split_once(',').map_or(String::new(), |(_, more)| format!(",{more}"));
     Some(format!("{} on {} ({}{more})", entry.fstype, entry.source, entry.flags))
 }

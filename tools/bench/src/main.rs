@@ -1,5 +1,5 @@
-//! Benchmarks: workloads, the ceilings they are held against, and reports. It runs the program it measures as
-//! processes of their own and deliberately knows nothing of their inside but their command line and counters.
+//! Benchmarks: workloads, ceilings for comparison, and reports. Runs the measured program as separate processes and deliberately
+//! knows nothing of that program but the command line and counters.
 #![forbid(unsafe_code)]
 
 mod checkpoint;

@@ -1,5 +1,5 @@
-//! Cases measured in turns, round after round, so that other load on the machine affects all alike. Computes medians,
-//! ratios to ceilings, and comparisons with floors. It knows no workload.
+//! Cases measured in turns, round after round, so that other load on the machine affects all alike. Computes medians, ratios to
+//! ceilings, and comparisons with floors. Knows no workload.
 
 use crate::error::{BenchError, Result};
 use crate::mount::CounterValues;
@@ -29,7 +29,7 @@ impl FigureUnit {
     }
 }
 
-/// One measurement.
+/// A measurement.
 #[derive(Debug, Clone, Default)]
 pub struct CaseSample {
     /// In the case's unit.
@@ -40,20 +40,20 @@ pub struct CaseSample {
     pub ops: u64,
     /// Processor seconds by role: `mount`, `node`, `server`, `reader`.
     pub cpu: Vec<(&'static str, f64)>,
-    /// Median and 99th percentile of one operation's time in microseconds, where known.
+    /// Median and 99th percentile of an operation's time in microseconds, where known.
     pub latency_us: Option<(f64, f64)>,
 }
 
 /// The ceilings that a case is compared with.
 #[derive(Debug, Clone)]
 pub struct CeilingSpec {
-    /// Case ids of the same group; the best measured one counts.
+    /// Case ids of the same group; the best measured case counts.
     pub ids: Vec<String>,
-    /// All of them count in series: the combined rate when each does the whole work on the same processors.
+    /// All count in series: the combined rate when each does the whole work on the same processors.
     pub series: bool,
     /// The ceiling's name in tables.
     pub name: &'static str,
-    /// The least acceptable ratio, if one is set.
+    /// The least acceptable ratio, if set.
     pub floor: Option<f64>,
 }
 
@@ -66,23 +66,23 @@ pub struct CpuLimit {
     pub per_gb: f64,
 }
 
-/// The counters that grew in a case's warm-up run, and its problem, if any.
+/// The counters that grew in a case's warm-up run, and the problem, if any.
 pub type WarmUpResult = (CounterValues, Option<String>);
 
-/// Takes one sample of a case.
+/// Takes a sample of a case.
 pub type TakeSample<'a> = Box<dyn FnMut() -> Result<CaseSample> + 'a>;
 
 /// A repeated measurement.
 pub struct BenchCase<'a> {
-    /// Unique in its section: `workload/variant`.
+    /// Unique in the section: `workload/variant`.
     pub id: String,
-    /// The workload: rows of one table section.
+    /// The workload: rows of the same table section.
     pub group: String,
     /// The variant.
     pub label: String,
-    /// The unit of its values.
+    /// The unit of the values.
     pub unit: FigureUnit,
-    /// Its ceilings.
+    /// The ceilings.
     pub against: Vec<CeilingSpec>,
     /// Processor limits.
     pub limits: Vec<CpuLimit>,
@@ -119,8 +119,7 @@ impl<'a> BenchCase<'a> {
         self.against.push(CeilingSpec { ids, series: false, name, floor });
         self
     }
-    /// Compares with the combined rate of these variants when every byte passes through all of them on the same
-    /// processors.
+    /// Compares with the combined rate of these variants when every byte passes through all on the same processors.
     #[must_use]
     pub fn against_series(mut self, name: &'static str, variants: &[&str], floor: Option<f64>) -> Self {
         let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
@@ -141,7 +140,7 @@ impl<'a> BenchCase<'a> {
     }
 }
 
-/// The result of a case relative to one ceiling.
+/// The result of a case relative to a ceiling.
 #[derive(Debug, Clone)]
 pub struct CeilingRatio {
     /// The ceiling's name.
@@ -157,14 +156,14 @@ pub struct CeilingRatio {
 }
 
 impl CeilingRatio {
-    /// Whether it reaches its floor; `None` without a floor.
+    /// Whether the ratio reaches the floor; `None` without a floor.
     pub fn is_met(&self) -> Option<bool> {
-        // It is compared with two digits, as it is shown.
+        // Compared with two digits, as shown.
         self.floor.map(|floor| (self.value * 100.0).round() >= (floor * 100.0).round())
     }
 }
 
-/// A case with its figures.
+/// A case with figures.
 #[derive(Debug, Clone)]
 pub struct ResultRow {
     /// As the case's.
@@ -175,9 +174,9 @@ pub struct ResultRow {
     pub label: String,
     /// As the case's.
     pub unit: FigureUnit,
-    /// One per round.
+    /// A sample for each round.
     pub samples: Vec<CaseSample>,
-    /// One per measured ceiling.
+    /// A ratio for each measured ceiling.
     pub ratios: Vec<CeilingRatio>,
     /// Role, seconds per GB, limit, for each limit.
     pub limits: Vec<(&'static str, f64, f64)>,
@@ -237,7 +236,7 @@ impl ResultRow {
         }
         any
     }
-    /// All of it as JSON.
+    /// The whole as JSON.
     pub fn to_json(&self) -> Value {
         let (min, max) = self.spread();
         let latency = self.latency_us();
@@ -258,7 +257,7 @@ impl ResultRow {
     }
 }
 
-/// Takes `rounds` samples of every case in turns. A failed case stays in the result with its reason.
+/// Takes `rounds` samples of every case in turns. A failed case stays in the result with the reason.
 ///
 /// # Errors
 /// Only `Interrupted`.
@@ -339,7 +338,7 @@ fn ceiling_ratio(row: &ResultRow, against: &CeilingSpec, all: &[ResultRow]) -> O
             floor: against.floor,
         });
     }
-    // The best ceiling is the one with the lowest ratio.
+    // The best ceiling is that with the lowest ratio.
     let ceiling = ceilings.min_by(|a, b| better(1.0, a.median()).total_cmp(&better(1.0, b.median())))?;
     if row.samples.is_empty() {
         return None;

@@ -1,5 +1,5 @@
-//! Mounts and nodes under test as processes of their own: started, waited for, queried for counters, unmounted. It
-//! knows only the command line of `spurline`.
+//! Mounts and nodes under test as separate processes: started, waited for, queried for counters, unmounted. Knows only the
+//! command line of `spurline`.
 
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Longest wait for a mount or node to respond.
 const MOUNT_START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A mounted file system and the process behind it.
+/// A mounted file system and the process behind.
 #[derive(Debug)]
 pub struct MountUnderTest {
     daemon: ServerProcess,
@@ -26,10 +26,10 @@ pub struct MountUnderTest {
 }
 
 impl MountUnderTest {
-    /// Runs `command`, which mounts at `at`, and waits until it responds. `net` is the namespace of its counters.
+    /// Runs `command`, which mounts at `at`, and waits for a response. `net` is the namespace of the counters.
     ///
     /// # Errors
-    /// When it does not, with the end of its log.
+    /// Without a response, with the end of the log.
     pub fn start(command: Command, at: &Path, net: Option<&str>, log: &Path) -> Result<Self> {
         std::fs::create_dir_all(at).map_err(|e| BenchError::io(at.display(), &e))?;
         if rustix::fs::access("/dev/fuse", rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK).is_err() {
@@ -51,17 +51,17 @@ impl MountUnderTest {
         Ok(mounted)
     }
 
-    /// Its mountpoint.
+    /// The mountpoint.
     pub fn at(&self) -> &Path {
         &self.at
     }
 
-    /// Its process.
+    /// The process.
     pub fn daemon(&self) -> &ServerProcess {
         &self.daemon
     }
 
-    /// Its counters.
+    /// The counters.
     ///
     /// # Errors
     /// When the query fails.
@@ -81,7 +81,7 @@ impl Drop for MountUnderTest {
     fn drop(&mut self) {
         self.daemon.end(Duration::from_secs(10));
         if is_mounted(&self.at) {
-            // Once detached, it ends with its last user.
+            // Once detached, the mount ends with the last user.
             let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
         }
     }
@@ -101,14 +101,14 @@ pub fn mountpoint_of(dir: &Path) -> PathBuf {
     above.unwrap_or(dir).to_owned()
 }
 
-/// A node and its address.
+/// A node and the address.
 #[derive(Debug)]
 pub struct NodeUnderTest {
     daemon: ServerProcess,
     /// `IP:PORT`.
     pub addr: String,
     net: Option<String>,
-    /// Seconds from the start of the process until it accepted a connection.
+    /// Seconds from the start of the process until the first accepted connection.
     pub started_in: f64,
 }
 
@@ -116,7 +116,7 @@ impl NodeUnderTest {
     /// Runs `spurline node words…` in `net` and waits until `addr` accepts a connection.
     ///
     /// # Errors
-    /// When it does not, with the end of its log.
+    /// Without a response, with the end of the log.
     pub fn start(spurline: &Path, words: &[String], addr: &str, net: Option<&str>, log: &Path) -> Result<Self> {
         let mut command = child::command_in(spurline, net);
         command.arg("node").args(words);
@@ -132,12 +132,12 @@ impl NodeUnderTest {
         Ok(node)
     }
 
-    /// Its process.
+    /// The process.
     pub fn daemon(&self) -> &ServerProcess {
         &self.daemon
     }
 
-    /// Its counters.
+    /// The counters.
     ///
     /// # Errors
     /// When the query fails.
@@ -146,7 +146,7 @@ impl NodeUnderTest {
     }
 }
 
-/// Whether the network namespace of process `pid` has a listener at `addr`, without connecting to it.
+/// Whether the network namespace of process `pid` has a listener at `addr`, without a connection.
 fn has_listener(pid: u32, addr: &str) -> bool {
     let Some(port) = addr.rsplit(':').next().and_then(|p| p.parse::<u16>().ok()) else { return false };
     let wanted = format!(":{port:04X}");
@@ -178,7 +178,7 @@ pub fn query_counters(spurline: &Path, target: &str, net: Option<&str>) -> Resul
 /// Reads what `stats --json` printed.
 ///
 /// # Errors
-/// When it is no JSON.
+/// When the text is no JSON.
 pub fn parse_counters(text: &str) -> Result<CounterValues> {
     let line = text.lines().find(|l| l.starts_with('{')).unwrap_or_default();
     let json: Value =

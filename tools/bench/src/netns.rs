@@ -1,4 +1,4 @@
-//! Two network namespaces joined by a veth pair: two hosts, from the view of TCP. It knows no service.
+//! Two network namespaces joined by a veth pair: two hosts, from the view of TCP. Knows no service.
 
 use crate::child;
 use crate::error::{BenchError, Result};
@@ -6,7 +6,7 @@ use crate::scratch;
 use std::process::Command;
 use std::time::Duration;
 
-/// The pair; dropping it removes both.
+/// The pair; a drop removes both.
 #[derive(Debug)]
 pub struct NamespacePair {
     /// The namespace of the node.
@@ -75,16 +75,16 @@ impl NamespacePair {
 
 impl Drop for NamespacePair {
     fn drop(&mut self) {
-        // Without those that an interruption kept from being made.
+        // Without namespaces that an interruption prevented.
         let made = |ns: &&String| std::path::Path::new("/run/netns").join(ns).exists();
         for ns in [&self.server, &self.client].into_iter().filter(made) {
-            // Deleting a namespace deletes its end of the pair. After Ctrl-C too: `run_to_end` would be interrupted.
+            // The deletion of a namespace deletes an end of the pair. After Ctrl-C too: `run_to_end` would be interrupted.
             let _ = Command::new("ip").args(["netns", "del", ns]).status();
         }
     }
 }
 
-/// What the kernel refuses is missing here; an interruption stays one.
+/// A refusal by the kernel means a missing prerequisite; an interruption stays an interruption.
 fn not_available(what: &str, error: BenchError) -> BenchError {
     match error {
         BenchError::Interrupted => BenchError::Interrupted,
@@ -104,7 +104,7 @@ fn sweep_stale() {
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if scratch::is_stale(&name) {
-            // Another process may have removed it.
+            // Another process may have removed the namespace.
             let _ = run_ip(&format!("netns del {name}"));
         }
     }

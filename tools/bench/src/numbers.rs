@@ -1,6 +1,6 @@
-//! Medians, spreads, and figures for display. It knows no measurement.
+//! Medians, spreads, and figures for display. Knows no measurement.
 
-/// The middle of the values (of the two middle ones their mean); 0 of none.
+/// The middle of the values (or the mean of the two middle values); 0 of none.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|v| !v.is_nan()).collect();
     sorted.sort_by(f64::total_cmp);

@@ -1,5 +1,5 @@
-//! Charts of a report: lines over time or over a count, and bars, as SVG without scripts for a page, and as text for a
-//! terminal. It knows no measurement.
+//! Charts of a report: lines over time or over a count, and bars, as SVG without scripts for a page, and as text for a terminal.
+//! Knows no measurement.
 
 use crate::numbers::three_digits;
 use crate::report::escape_html as escape;
@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 /// A named line or a named bar.
 #[derive(Debug, Clone)]
 pub struct ChartSeries {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its points, by growing x; a bar has one.
+    /// The points, by growing x; a bar has a single point.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -24,15 +24,15 @@ impl ChartSeries {
 /// A chart.
 #[derive(Debug, Clone)]
 pub struct BenchChart {
-    /// Its title.
+    /// The title.
     pub title: String,
     /// The name and the unit of the horizontal axis; empty for bars.
     pub x: String,
     /// The name and the unit of the vertical axis.
     pub y: String,
-    /// A value to compare with: its name and y.
+    /// A value for comparison: name and y.
     pub mark: Option<(String, f64)>,
-    /// Its lines or bars.
+    /// The lines or bars.
     pub series: Vec<ChartSeries>,
 }
 

@@ -1,5 +1,5 @@
 //! The forms of a report: tables for a terminal and in Markdown, a page of HTML that needs neither network nor scripts, JSON.
-//! It knows no figures.
+//! Knows no figures.
 
 use crate::error::{BenchError, Result};
 use crate::plot::BenchChart;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The page around a report, with `{title}` and `{body}`.
 const REPORT_PAGE: &str = include_str!("report.html");
 
-/// What a cell says about its figure.
+/// The verdict of a cell about the figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CellVerdict {
     /// Nothing.
@@ -47,9 +47,9 @@ impl CellVerdict {
 /// A cell of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableCell {
-    /// The text, of one line.
+    /// The text, a single line.
     pub text: String,
-    /// What the text says.
+    /// The verdict of the text.
     pub verdict: CellVerdict,
 }
 
@@ -67,9 +67,9 @@ impl TableCell {
 /// A row of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRow {
-    /// Whether the row names the columns of those below it.
+    /// Whether the row has the heads of the columns below.
     pub is_head: bool,
-    /// The cells. A row that is shorter than its head ends in a remark, which may be wider than its column.
+    /// The cells. A row that is shorter than the head ends in a remark, which may be wider than the column.
     pub cells: Vec<TableCell>,
 }
 
@@ -85,7 +85,7 @@ impl TableRow {
     }
 }
 
-/// A table with what belongs to it.
+/// A table with charts and notes.
 #[derive(Debug, Clone, Default)]
 pub struct ReportSection {
     /// The heading; empty for the only section of a report.
@@ -96,12 +96,12 @@ pub struct ReportSection {
     pub table: Vec<TableRow>,
     /// Charts.
     pub charts: Vec<BenchChart>,
-    /// Sentences behind all of it.
+    /// Sentences behind everything.
     pub notes: Vec<String>,
 }
 
 impl ReportSection {
-    /// A report's only section, whose table has its head in the first row.
+    /// A report's only section, whose table has the head in the first row.
     pub fn of_table(table: Vec<Vec<String>>, charts: Vec<BenchChart>) -> Self {
         let mut rows = table.into_iter();
         let head = rows.next().map(TableRow::head);
@@ -109,7 +109,7 @@ impl ReportSection {
         ReportSection { table: head.into_iter().chain(rows).collect(), charts, ..ReportSection::default() }
     }
 
-    /// For a terminal, without charts; the stream removes colours where they are not supported.
+    /// For a terminal, without charts; the stream removes unsupported colours.
     pub fn to_terminal(&self) -> String {
         let bold = Style::new().bold();
         let dim = CellVerdict::Dim.style();
@@ -121,7 +121,7 @@ impl ReportSection {
         out
     }
 
-    /// The table for a terminal: columns as wide as their widest cell.
+    /// The table for a terminal: columns as wide as the widest cell.
     pub fn table_text(&self) -> String {
         let columns = self.table.iter().map(|row| row.cells.len()).max().unwrap_or(0);
         let mut widths = vec![0; columns];
@@ -215,7 +215,7 @@ pub fn escape_html(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Forms of a report beside its table.
+/// Forms of a report beside the table.
 #[derive(Debug, clap::Args)]
 pub struct ReportOutputs {
     /// Write all figures as JSON
@@ -233,7 +233,7 @@ impl ReportOutputs {
     /// Checks that the requested files have a folder, before anything is measured.
     ///
     /// # Errors
-    /// `Missing` for a file without one.
+    /// `Missing` for a file without a directory.
     pub fn check_places(&self) -> Result<()> {
         check_report_place("--json", self.json.as_deref())?;
         check_report_place("--html", self.html.as_deref())
@@ -246,20 +246,20 @@ impl ReportOutputs {
         }
     }
 
-    /// Writes the requested files, and prints their names.
+    /// Writes the requested files, and prints the names.
     ///
     /// # Errors
-    /// When one can't be written.
+    /// When a file can't be written.
     pub fn write_reports(&self, result: &Value, title: &str, sections: &[ReportSection]) -> Result<()> {
         write_report(self.json.as_deref(), || format!("{result:#}\n"))?;
         write_report(self.html.as_deref(), || page(title, sections))
     }
 }
 
-/// Writes a report and prints the name of its file, where its path is given.
+/// Writes a report and prints the name of the file, where a path is given.
 ///
 /// # Errors
-/// When it can't be written.
+/// When the file can't be written.
 pub fn write_report(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     std::fs::write(path, text()).map_err(|e| BenchError::io(path.display(), &e))?;

@@ -1,5 +1,5 @@
-//! The data of a run: a directory in memory and one on the disk, both removed at its end, and files with contents
-//! reveal a wrong offset. It knows no file system under test.
+//! A directory in memory and a directory on disk, both removed at the end of the run. File contents depend on the offset, so that
+//! a read at a wrong offset is detected. Knows no file system under test.
 
 use crate::error::{BenchError, Result};
 use crate::stop;
@@ -40,20 +40,20 @@ impl ScratchDir {
         &self.root
     }
 
-    /// A directory inside it, created if absent.
+    /// A directory inside, created if absent.
     ///
     /// # Errors
-    /// When it can't be created.
+    /// When the directory can't be created.
     pub fn subdir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(name);
         std::fs::create_dir_all(&dir).map_err(|e| BenchError::io(dir.display(), &e))?;
         Ok(dir)
     }
 
-    /// An empty directory inside it.
+    /// An empty directory inside.
     ///
     /// # Errors
-    /// When it can't be emptied or created.
+    /// When the directory can't be emptied or created.
     pub fn empty_subdir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(name);
         if dir.exists() {
@@ -65,13 +65,13 @@ impl ScratchDir {
 
 impl Drop for ScratchDir {
     fn drop(&mut self) {
-        // A mount that is still there keeps its mountpoint; never descend into one.
+        // A mount that is still there keeps the mountpoint; never descend into a mount.
         let table = MountTable::read().unwrap_or_default();
         if table.entries().iter().any(|entry| entry.mountpoint.starts_with(&self.root)) {
             eprintln!("left behind, as something is still mounted in it: {}", self.root.display());
             return;
         }
-        // The next run's sweep removes what is left.
+        // The next run's sweep removes the rest.
         let _ = std::fs::remove_dir_all(&self.root);
     }
 }
@@ -111,7 +111,7 @@ pub fn fill_pattern(seed: u64, offset: u64, bytes: &mut [u8]) {
 /// Writes a file of `len` bytes with [`fill_pattern`].
 ///
 /// # Errors
-/// When it can't be written, or the user interrupts.
+/// When the file can't be written, or the user interrupts.
 pub fn write_file(path: &Path, seed: u64, len: u64) -> Result<()> {
     let mut file = File::create(path).map_err(|e| BenchError::io(path.display(), &e))?;
     let mut buffer = vec![0u8; (1 << 20).min(len as usize)];
@@ -126,10 +126,10 @@ pub fn write_file(path: &Path, seed: u64, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads all of a file and checks that it has the contents of [`write_file`].
+/// Reads a whole file and checks for the contents of [`write_file`].
 ///
 /// # Errors
-/// When it can't be read or differs; the message has the position.
+/// When the file can't be read or differs; the message has the position.
 pub fn check_file(path: &Path, seed: u64, len: u64) -> Result<()> {
     let mut file = File::open(path).map_err(|e| BenchError::io(path.display(), &e))?;
     let size = (1 << 20).min(len.max(1) as usize);

@@ -13,7 +13,7 @@ fn stop_flag() -> &'static Arc<AtomicBool> {
     WISH.get_or_init(Arc::default)
 }
 
-/// Catches SIGINT and SIGTERM from now on; a second one ends the process at once.
+/// Catches SIGINT and SIGTERM from now on; a second signal ends the process at once.
 ///
 /// # Errors
 /// When the system refuses handlers.
@@ -41,7 +41,7 @@ pub fn check_stop() -> Result<()> {
     if stop_flag().load(Ordering::Relaxed) { Err(BenchError::Interrupted) } else { Ok(()) }
 }
 
-/// Calls `ready` every `pause` until it returns a value.
+/// Calls `ready` every `pause` until there is a value.
 ///
 /// # Errors
 /// `Interrupted`, the error of `ready`, or `Failed` naming `what` after `limit`.

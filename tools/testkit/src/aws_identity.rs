@@ -1,5 +1,5 @@
-//! A server of AWS credentials on loopback: STS, the SSO portal, container roles and the instance metadata service.
-//! It deliberately checks only that each request has the parts that the real service needs, and returns one key.
+//! A server of AWS credentials on loopback: STS, the SSO portal, container roles and the instance metadata service. Deliberately
+//! checks only that each request has the parts that the real service needs, and returns a single key.
 
 use crate::http1::HttpHead;
 use crate::{ROLE_KEY, ROLE_SECRET};
@@ -16,7 +16,7 @@ pub const SSO_TOKEN: &str = "spurline-test-sso-token";
 const CREDENTIALS_EXPIRATION: &str = "2099-01-01T00:00:00Z";
 const EXPIRATION_MS: u64 = 4_070_908_800_000;
 
-/// A server of credentials that ends when it is dropped. All of them are [`ROLE_KEY`] with [`ROLE_SECRET`].
+/// A server of credentials that ends when dropped. All credentials are [`ROLE_KEY`] with [`ROLE_SECRET`].
 pub struct AwsIdentityServer {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<String>>>,
@@ -47,7 +47,7 @@ impl AwsIdentityServer {
         Ok(AwsIdentityServer { address, requests, closed })
     }
 
-    /// Its endpoint URL.
+    /// The endpoint URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }

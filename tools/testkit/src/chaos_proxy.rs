@@ -1,5 +1,5 @@
-//! A proxy on loopback that applies faults to chosen requests: stall, cut, throttle, refuse, delay. It deliberately
-//! understands only heads and lengths of HTTP, so that all other bytes pass unchanged.
+//! A proxy on loopback that applies faults to chosen requests: stall, cut, throttle, refuse, delay. Deliberately understands only
+//! heads and lengths of HTTP, so that all other bytes pass unchanged.
 
 use crate::http1::{HttpHead, relay_body};
 use parking_lot::{Condvar, Mutex};
@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A fault of one request.
+/// A fault of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxyFault {
     /// Return 503 SlowDown without a request to the server.
@@ -55,7 +55,7 @@ struct ProxyState {
     refusing: bool,
     closed: bool,
     hook: Option<RequestHook>,
-    /// How far the server's clock is ahead, in seconds, for requests that state their time.
+    /// How far the server's clock is ahead, in seconds, for requests that state a time.
     clock_ahead_s: Option<i64>,
     connections: Vec<TcpStream>,
 }
@@ -65,7 +65,7 @@ struct ProxyShared {
     closing: Condvar,
 }
 
-/// A proxy in front of `target`. Dropping it closes all its connections.
+/// A proxy in front of `target`. A drop closes all connections.
 pub struct ChaosProxy {
     address: SocketAddr,
     shared: Arc<ProxyShared>,
@@ -98,12 +98,12 @@ impl ChaosProxy {
         Ok(ChaosProxy { address, shared })
     }
 
-    /// Its listening address.
+    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its endpoint URL.
+    /// The endpoint URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -132,7 +132,7 @@ impl ChaosProxy {
         self.shared.state.lock().latency = latency;
     }
 
-    /// Closes all connections, and new ones at once.
+    /// Closes all connections, and new connections at once.
     pub fn refuse_connections(&self, refuse: bool) {
         let mut state = self.shared.state.lock();
         state.refusing = refuse;
@@ -208,7 +208,7 @@ fn accept_clients(listener: &TcpListener, shared: &Arc<ProxyShared>) {
 }
 
 impl ProxyShared {
-    /// The fault for this request, if one is planned.
+    /// The fault for this request, if planned.
     fn take_fault(&self, method: &str, path: &str) -> Option<ProxyFault> {
         let mut state = self.state.lock();
         state.log.push((method.into(), path.into()));

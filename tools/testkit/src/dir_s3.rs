@@ -1,6 +1,6 @@
-//! S3 over a directory of buckets. s3s-fs writes; reads and listings are our own, because a test
-//! server must honour `If-Match`, use one etag for one state of a file everywhere, and list a large folder in pages
-//! at speed. It deliberately keeps no state but the names of listed folders.
+//! S3 over a directory of buckets. s3s-fs writes; reads and listings are our own, because a test server must honour `If-Match`,
+//! use the same etag for the same state of a file everywhere, and list a large folder in pages at speed. Deliberately keeps no
+//! state but the names of listed folders.
 
 use crate::listing::{self, ListedItem};
 use async_trait::async_trait;
@@ -71,7 +71,7 @@ impl DirS3 {
         }
         names.sort_unstable();
         let names = Arc::new(names);
-        // A folder changed just now may change again without changing its time.
+        // A folder changed just now may change again without another time.
         if modified.elapsed().is_ok_and(|age| age.as_millis() > 50) {
             self.listed.lock().insert(folder.into(), (modified, Arc::clone(&names)));
         }
@@ -164,7 +164,7 @@ impl S3 for DirS3 {
         let head = &prefix[..prefix.len() - partial.len()];
         let valid = folder.is_empty() || !folder.split('/').any(|part| matches!(part, "" | "." | ".."));
         let path = bucket.join(folder);
-        // A path that is not a folder has no keys below it.
+        // A path that is not a folder has no keys below.
         let names = if valid && path.is_dir() {
             self.folder_names(&path).map_err(internal_error)?
         } else {
@@ -177,7 +177,7 @@ impl S3 for DirS3 {
         let mut more = false;
         let marker = valid && !folder.is_empty() && partial.is_empty() && start.is_none() && path.is_dir();
         if marker && limit > 0 {
-            // A folder is its own marker, so that empty ones are listed.
+            // A folder is a marker, so that empty folders are listed.
             let metadata = path.metadata().map_err(internal_error)?;
             items.push(ListedItem::Object(Box::new(listed_object(head.to_owned(), &metadata))));
         }

@@ -1,4 +1,4 @@
-//! Real etcd servers on free ports of loopback, killed when they are dropped.
+//! Real etcd servers on free ports of loopback, killed when dropped.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// An etcd server with its data in a directory.
+/// An etcd server with data in a directory.
 pub struct EtcdServer {
     child: Child,
     port: u16,
@@ -20,7 +20,7 @@ impl EtcdServer {
     /// Whether etcd is installed; prints SKIP otherwise.
     ///
     /// # Panics
-    /// When it is required.
+    /// When etcd is required.
     pub fn is_installed() -> bool {
         let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_ok();
         if !found {
@@ -29,10 +29,10 @@ impl EtcdServer {
         found
     }
 
-    /// Starts a server at `port` (0: any) with the additional arguments `more`, and waits until it listens.
+    /// Starts a server at `port` (0: any) with the additional arguments `more`, and waits for the listener.
     ///
     /// # Errors
-    /// When it does not listen within two minutes.
+    /// When the server does not listen within two minutes.
     pub fn start(dir: &Path, port: u16, scheme: &str, more: &[&str]) -> io::Result<EtcdServer> {
         let begun = Instant::now();
         loop {
@@ -59,7 +59,7 @@ impl EtcdServer {
         }
     }
 
-    /// Stops the process: it accepts connections and answers nothing.
+    /// Stops the process: connections are accepted, and nothing is answered.
     pub fn hang(&self) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
             // The process id is valid: the child has not been waited for.
@@ -67,12 +67,12 @@ impl EtcdServer {
         }
     }
 
-    /// Its listening port.
+    /// The listening port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its registry URL.
+    /// The registry URL.
     pub fn url(&self) -> String {
         format!("etcd://127.0.0.1:{}", self.port)
     }

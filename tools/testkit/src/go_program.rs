@@ -1,12 +1,12 @@
-//! Programs of others that are written in Go, which tests run. It deliberately does not know how they are built: that is
+//! Programs of others that are written in Go, which tests run. Deliberately does not know the build, which is
 //! `scripts/go-program`.
 
 use crate::skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The path that `scripts/go-program NAME` prints, built if it is not there yet. `None`, with a SKIP that `thing` in
-/// `SPURLINE_REQUIRE` makes a failure, where it can't be built.
+/// The path that `scripts/go-program NAME` prints, built if not there yet. `None`, with a SKIP that `thing` in `SPURLINE_REQUIRE`
+/// makes a failure, where the build fails.
 pub fn go_program(name: &str, thing: &str) -> Option<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/go-program");
     let built = Command::new(script).arg(name).stderr(Stdio::inherit()).output();

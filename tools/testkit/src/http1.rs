@@ -1,5 +1,5 @@
-//! The part of HTTP/1.1 that a proxy needs: heads, lengths, chunks. It deliberately understands only the headers that
-//! determine a body's length.
+//! The part of HTTP/1.1 that a proxy needs: heads, lengths, chunks. Deliberately understands only the headers that determine a
+//! body's length.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -16,7 +16,7 @@ pub(crate) struct HttpHead {
 }
 
 impl HttpHead {
-    /// Reads a head; `None` when the peer closed the connection before it.
+    /// Reads a head; `None` when the peer closed the connection before.
     pub(crate) fn read(from: &mut impl BufRead) -> io::Result<Option<HttpHead>> {
         let mut head = HttpHead { raw: Vec::new(), first: String::new(), length: None, chunked: false, close: false };
         let mut from = from.take(MAX_HEAD);
@@ -53,8 +53,8 @@ impl HttpHead {
     }
 }
 
-/// Forwards a body of `head`. Before each piece, `gate(n)` returns how many of the `n` bytes to forward; fewer than
-/// `n` end it. Returns whether the whole body was forwarded.
+/// Forwards a body of `head`. Before each piece, `gate(n)` returns how many of the `n` bytes to forward; fewer than `n` end the
+/// forwarding. Returns whether the whole body was forwarded.
 pub(crate) fn relay_body(
     head: &HttpHead,
     from: &mut impl BufRead,

@@ -1,5 +1,5 @@
-//! The servers and machines that tests use: an embedded S3 server over a directory or in memory, a proxy that injects
-//! faults, real etcd servers, programs written in Go, and a virtual machine with RDMA devices. It deliberately knows nothing of Spurline.
+//! The servers and machines that tests use: an embedded S3 server over a directory or in memory, a proxy that injects faults, real etcd
+//! servers, programs written in Go, and a virtual machine with RDMA devices. Deliberately knows nothing of Spurline.
 #![forbid(unsafe_code)]
 
 mod aws_identity;

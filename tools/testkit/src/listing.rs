@@ -1,12 +1,11 @@
-//! ListObjectsV2 over sorted keys: prefixes, delimiters, pages, escaping. It deliberately does not know where the
-//! keys come from.
+//! ListObjectsV2 over sorted keys: prefixes, delimiters, pages, escaping. Deliberately does not know the source of the keys.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::{CommonPrefix, EncodingType, ListObjectsV2Input, ListObjectsV2Output, Object};
 
 const ESCAPED_IN_KEYS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/').remove(b'*');
 
-/// One item of a listing before it is divided into pages.
+/// An item of a listing before the division into pages.
 pub(crate) enum ListedItem {
     Object(Box<Object>),
     Prefix(String),
@@ -27,7 +26,7 @@ pub(crate) fn page_limit(input: &ListObjectsV2Input) -> usize {
     usize::try_from(input.max_keys.unwrap_or(1000)).unwrap_or(0).min(1000)
 }
 
-/// Builds the answer of one page; `last` is its last key or prefix when there is more.
+/// Builds the answer of a page; `last` is the last key or prefix when there is more.
 pub(crate) fn page_output(
     input: ListObjectsV2Input,
     items: Vec<ListedItem>,

@@ -1,5 +1,5 @@
-//! The embedded S3 server and the fault-injecting proxy for shell tests: one line prints the address, lines on the
-//! standard input control the proxy, and the end of the input ends the program.
+//! The embedded S3 server and the fault-injecting proxy for shell tests: a line prints the address, lines on the standard input
+//! control the proxy, and the end of the input ends the program.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! An S3 bucket in memory that accepts every valid key: `a` beside `a/b`, `a//b`, `.`, control characters. It
-//! deliberately keeps no versions and no access rights.
+//! An S3 bucket in memory that accepts every valid key: `a` beside `a/b`, `a//b`, `.`, control characters. Deliberately keeps no
+//! versions and no access rights.
 
 use crate::listing::{self, ListedItem};
 use async_trait::async_trait;
@@ -15,7 +15,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Least length of a part that is not the last, as AWS has it.
+/// Least length of a part that is not the last, as in AWS.
 const LEAST_PART: usize = 5 << 20;
 
 /// The attributes that are stored with an object.

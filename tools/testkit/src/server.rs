@@ -1,5 +1,4 @@
-//! The embedded S3 server: a listener on loopback with a runtime of its own.
-//! It deliberately listens nowhere else, and its key is public.
+//! The embedded S3 server: a listener on loopback with a separate runtime. Deliberately listens nowhere else, with a public key.
 
 use crate::dir_s3::DirS3;
 use crate::memory_s3::MemoryS3;
@@ -21,7 +20,7 @@ use tokio::runtime::Runtime;
 /// Any free port of 127.0.0.1.
 const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// The access keys that a server accepts, with their secrets.
+/// The access keys that a server accepts, with the secrets.
 #[derive(Clone)]
 struct AccessKeys(Arc<RwLock<HashMap<String, SecretKey>>>);
 
@@ -39,7 +38,7 @@ impl S3Auth for AccessKeys {
     }
 }
 
-/// An S3 server that ends when it is dropped.
+/// An S3 server that ends when dropped.
 pub struct S3Server {
     address: SocketAddr,
     keys: AccessKeys,
@@ -120,12 +119,12 @@ impl S3Server {
         Ok(S3Server { address, keys, memory, runtime: Some(runtime) })
     }
 
-    /// Its listening address.
+    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its endpoint URL.
+    /// The endpoint URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -148,7 +147,7 @@ impl S3Server {
         self.memory.as_ref().expect("a server in memory").create_bucket(bucket);
     }
 
-    /// Puts an object into a server in memory and returns its etag.
+    /// Puts an object into a server in memory and returns the etag.
     ///
     /// # Panics
     /// When the server serves a directory.

@@ -1,8 +1,8 @@
-//! Tests that need RDMA devices: a test program starts itself again in a virtual machine that has them.
-//! It deliberately knows neither kernel nor emulator: that is `scripts/vm`.
+//! Tests that need RDMA devices: a test program starts itself again in a virtual machine with such devices. Deliberately knows
+//! neither kernel nor emulator: that is `scripts/vm`.
 //!
-//! A test program marks what belongs into the guest `#[ignore]`, under names with a prefix of their own, and has one
-//! ordinary test that calls [`run_in_guest`] with that prefix. So `cargo test` drives all of it, with one boot.
+//! A test program marks tests for the guest `#[ignore]`, under names with a common prefix, and has an ordinary test that calls
+//! [`run_in_guest`] with that prefix. So `cargo test` drives everything, with a single boot.
 
 use crate::skip;
 use std::path::Path;
@@ -21,9 +21,9 @@ pub enum GuestNet {
     Two,
     /// As `Two`, on a machine of two NUMA nodes: `rail0` and `rail1` are network cards of the nodes 0 and 1.
     Numa,
-    /// Two guests with two rails each, joined by cables that can lose packets: the first has 10.77.0.1 and 10.77.1.1,
-    /// the second 10.77.0.2 and 10.77.1.2. Each runs the tests with the prefix and its letter, `a` or `b`; the run
-    /// ends when the first guest does.
+    /// Two guests with two rails each, joined by cables that can lose packets: the first has 10.77.0.1 and 10.77.1.1, the second
+    /// 10.77.0.2 and 10.77.1.2. Each runs the tests with the prefix and a letter, `a` or `b`; the run ends when the first guest
+    /// does.
     Pair,
 }
 
@@ -39,8 +39,8 @@ impl GuestNet {
     }
 }
 
-/// A guest that runs for longer hangs. No suite needs more than 300 s on an idle machine of two processors; those of every
-/// night take up to an hour.
+/// A guest that runs for longer hangs. No suite needs more than 300 s on an idle machine of two processors; suites of every night
+/// take up to an hour.
 const GUEST_LIMIT: Duration = Duration::from_secs(5400);
 
 /// Whether this process runs in such a guest.
@@ -48,14 +48,14 @@ pub fn in_guest() -> bool {
     std::env::var_os("SPURLINE_IN_VM").is_some()
 }
 
-/// Runs the ignored tests of this very test program in a guest, one after the other, and prints what they say: those
-/// with the first of `prefixes` in their names, then in a process of their own those with the next. Where there can be
-/// no guest it skips (`rdma` in `SPURLINE_REQUIRE`).
+/// Runs the ignored tests of this very test program in a guest, in turn, and prints the output: tests with the first of
+/// `prefixes` in the name, then in a separate process tests with the next. Where there can be no guest, skips (`rdma` in
+/// `SPURLINE_REQUIRE`).
 ///
 /// # Panics
-/// When one of them fails, none has a prefix, or the guest does not come to its end within 90 minutes.
+/// When a test fails, no test has a prefix, or the guest does not end within 90 minutes.
 pub fn run_in_guest(net: GuestNet, prefixes: &[&str]) {
-    // One at a time: an emulated processor that shares a real one is too slow for meaningful results.
+    // One at a time: an emulated processor that shares a real processor is too slow for meaningful results.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let exe = std::env::current_exe().expect("a test program knows its path");

@@ -1,6 +1,6 @@
-//! Counts the habits that make code and comments hard to read for a person who did not write them: several values bound in one
+//! Counts the habits that make code and comments hard to read for a person who did not write them: several values bound in a
 //! statement, tuples as parameters, local closures, arms of `true` and `false`, constants without a subject, and pronouns in
-//! comments. It reads the product's and the tools' sources, tests left out, and knows no rule.
+//! comments. Reads the product's and the tools' sources, tests left out, and knows no rule.
 
 use crate::names::is_test_only;
 use crate::{root, texts};
@@ -37,7 +37,7 @@ pub struct DialectCensus {
     pub ones: usize,
     /// Clauses `what is`, `what the`, `what it` in comments.
     pub what_clauses: usize,
-    /// Constants by name: their number.
+    /// The number of constants by name.
     constants: BTreeMap<String, usize>,
 }
 
@@ -60,11 +60,11 @@ impl DialectCensus {
     /// Adds a source text.
     ///
     /// # Panics
-    /// When it is not valid Rust.
+    /// When the text is not valid Rust.
     pub fn add_source(&mut self, text: &str) {
         let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{error}"));
         self.visit_file(&parsed);
-        // Modules of tests stand at the end of their files.
+        // Modules of tests stand at the end of files.
         let product = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
         for line in product.lines().map(str::trim).filter(|line| !line.is_empty()) {
             match line.strip_prefix("//") {
@@ -98,12 +98,12 @@ impl DialectCensus {
         PER * count as f64 / self.comment_words.max(1) as f64
     }
 
-    /// The share of constants whose name is one word, in per cent.
+    /// The share of constants whose name is a single word, in per cent.
     pub fn one_word_constants(&self) -> f64 {
         self.share_of_constants(|name, _| !name.trim_matches('_').contains('_'))
     }
 
-    /// The share of constants whose name another one has as well, in per cent.
+    /// The share of constants whose name another constant has as well, in per cent.
     pub fn shared_constants(&self) -> f64 {
         self.share_of_constants(|_, count| count > 1)
     }

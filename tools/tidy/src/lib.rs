@@ -1,5 +1,4 @@
-//! What the house rules are checked against: the tree's files and the packages it is made of.
-//! The rules themselves are the tests of this crate.
+//! The subject of the house rules: the tree's files and packages. The rules themselves are the tests of this crate.
 #![forbid(unsafe_code)]
 
 pub mod dialect;
@@ -16,7 +15,7 @@ pub fn root() -> PathBuf {
     here.ancestors().nth(2).unwrap_or(here).to_owned()
 }
 
-/// The files of the tree as git knows them, or everything but build output where there is no git.
+/// The files of the tree known to git, or everything but build output where there is no git.
 pub fn files() -> Vec<PathBuf> {
     let root = root();
     let listed = Command::new("git")
@@ -49,7 +48,7 @@ fn walk(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The files whose name ends so, with their text.
+/// The files whose name ends so, with the text.
 pub fn texts(endings: &[&str]) -> Vec<(PathBuf, String)> {
     files()
         .into_iter()
@@ -58,7 +57,7 @@ pub fn texts(endings: &[&str]) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// `cargo metadata` of what is built on this platform.
+/// `cargo metadata` of the packages built on this platform.
 ///
 /// # Panics
 /// When cargo does not answer.

@@ -1,5 +1,5 @@
-//! Counts how much a name says: one-word names of types and functions, and type names that several types share. It reads
-//! the product's and the tools' sources and knows no rule; the ceilings are a test of this crate.
+//! Counts how much a name says: one-word names of types and functions, and type names that several types share. Reads the
+//! product's and the tools' sources and knows no rule; the ceilings are a test of this crate.
 
 use crate::{root, texts};
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ impl NameCensus {
         census
     }
 
-    /// Types whose name is one word.
+    /// Types whose name is a single word.
     pub fn one_word_types(&self) -> Vec<&NamedItem> {
         self.types.iter().filter(|item| words_of_type(&item.name) <= 1).collect()
     }
@@ -56,7 +56,7 @@ impl NameCensus {
         self.types.iter().filter(|item| count[item.name.as_str()] > 1).collect()
     }
 
-    /// Functions whose name is one word.
+    /// Functions whose name is a single word.
     pub fn one_word_functions(&self) -> Vec<&NamedItem> {
         self.functions.iter().filter(|item| !item.name.trim_matches('_').contains('_')).collect()
     }

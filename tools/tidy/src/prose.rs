@@ -1,7 +1,7 @@
-//! The prose of the tree: comments and strings of Rust sources, and the text of Markdown documents, each with its line.
-//! It knows no rule; the banned words are a test of this crate.
+//! The prose of the tree: comments and strings of Rust sources, and the text of Markdown documents, each with the line. Knows no
+//! rule; the banned words are a test of this crate.
 
-/// A run of prose and the line on which it begins.
+/// A run of prose and the line of the beginning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProseRun {
     /// The line, from 1.
@@ -59,7 +59,7 @@ fn string_length(rest: &[char]) -> usize {
     rest.len()
 }
 
-/// The number of hashes where a raw string begins, with or without a `b` before it.
+/// The number of hashes where a raw string begins, with or without a `b` before.
 fn raw_string(chars: &[char], at: usize) -> Option<usize> {
     let part_of_a_name = at > 0 && (chars[at - 1].is_alphanumeric() || chars[at - 1] == '_') && chars[at - 1] != 'b';
     if chars[at] != 'r' || part_of_a_name {

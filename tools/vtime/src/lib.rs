@@ -1,6 +1,5 @@
-//! Real threads on virtual time, for tests: the clock advances only when every thread waits, and one thread runs at a
-//! time, chosen by a seed. Knows nothing of the threads' work; code under test uses `std` and `parking_lot`
-//! unchanged.
+//! Real threads on virtual time, for tests: the clock advances only when every thread waits, and a single thread runs at a time,
+//! chosen by a seed. Knows nothing of the threads' work; code under test uses `std` and `parking_lot` unchanged.
 //!
 //! [`run`] starts a first thread. That thread and its descendants are ours. This crate redefines the C library's
 //! functions for clocks, sleeping, futexes, yielding, random bytes, and starting and joining threads; the linker
@@ -19,11 +18,11 @@ pub use sched::{LeftThread, RunReport};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// One run at a time: there is one scheduler.
+/// A single run at a time: there is a single scheduler.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs `first` and its descendant threads on virtual time, in an order set by `seed`. Returns when all have ended,
-/// or one virtual hour after `first` returned.
+/// Runs `first` and its descendant threads on virtual time, in an order set by `seed`. Returns when all have ended, or a virtual
+/// hour after `first` returned.
 ///
 /// # Panics
 /// When `first` does, and when the linker left the virtual clock out. A deadlock ends the process with a list of what
@@ -56,16 +55,16 @@ pub fn run<T: Send>(seed: u64, first: impl FnOnce() -> T + Send) -> (T, RunRepor
     }
 }
 
-/// Moves the calling thread of a run, and those that it starts later, to a group; of no effect on other threads. Threads start
-/// in the group of the thread that started them, the first one in group 0.
+/// Moves the calling thread of a run, and threads that it starts later, to a group; of no effect on other threads. Threads start
+/// in the group of the thread that started them, the first thread in group 0.
 pub fn set_group(group: u64) {
     if let Some(me) = sched::current_thread() {
         sched::scheduler().set_group(me, group);
     }
 }
 
-/// No thread of the group runs for this time from now on, as those of a stopped process; zero ends an earlier pause. Locks that
-/// they hold stay locked.
+/// No thread of the group runs for this time from now on, like the threads of a stopped process; zero ends an earlier pause.
+/// Locks of these threads stay locked.
 pub fn pause_group(group: u64, time: Duration) {
     if sched::current_thread().is_some() {
         sched::scheduler().pause_group(group, time.as_nanos() as u64);

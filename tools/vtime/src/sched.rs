@@ -1,4 +1,4 @@
-//! Owns the run state: running thread, waiting threads and the clock. Only the thread with the baton touches it, and
+//! Owns the run state: running thread, waiting threads and the clock. Only the thread with the baton touches the state, and
 //! passes the baton by the next thread's semaphore. Calls no function that this crate redefines.
 
 use std::cell::{Cell, UnsafeCell};
@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Cost of reading the clock in nanoseconds, so that a polling loop ends.
 const LOOK_NS: u64 = 100;
-/// One clock read in this many switches threads.
+/// A clock read in this many switches threads.
 const PREEMPTION_PERIOD: u64 = 16;
-/// Virtual time for other threads after the first one ended, in nanoseconds.
+/// Virtual time for other threads after the end of the first, in nanoseconds.
 const AFTER_NS: u64 = 3_600_000_000_000;
 
 /// Result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunReport {
-    /// Hash over all thread switches and their times: equal for equal runs.
+    /// Hash over all thread switches and times: equal for equal runs.
     pub trace: u64,
     /// Number of thread switches.
     pub switches: u64,
@@ -22,7 +22,7 @@ pub struct RunReport {
     pub left: Vec<LeftThread>,
 }
 
-/// A thread that had not ended, by its number in start order.
+/// A thread that had not ended, by number in start order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftThread(pub u64);
 
@@ -48,7 +48,7 @@ impl ThreadBaton {
     fn new() -> ThreadBaton {
         // SAFETY: all zeroes is a valid value, and the semaphore is initialised before any other thread sees it.
         let sem = Box::into_raw(Box::new(unsafe { std::mem::zeroed::<libc::sem_t>() }));
-        // SAFETY: the memory is ours and never freed: an abandoned thread keeps waiting on it.
+        // SAFETY: the memory is ours and never freed: an abandoned thread waits on for ever.
         unsafe { libc::sem_init(sem, 0, 0) };
         ThreadBaton(sem)
     }
@@ -67,9 +67,9 @@ impl ThreadBaton {
 struct VirtualThread {
     state: ThreadState,
     baton: ThreadBaton,
-    /// That of the thread that started it, until it changes it.
+    /// The group of the starting thread, until changed.
     group: u64,
-    /// Its last wait timed out.
+    /// The last wait timed out.
     timed_out: bool,
 }
 
@@ -126,12 +126,12 @@ pub(crate) fn scheduler() -> &'static mut VirtualScheduler {
 pub(crate) struct StartedThread(u64, ThreadBaton);
 
 impl StartedThread {
-    /// Its number.
+    /// The number.
     pub fn number(&self) -> u64 {
         self.0
     }
 
-    /// Makes the calling thread this one; returns when it gets the baton.
+    /// Makes the calling thread this one; returns with the baton.
     pub fn enter(&self) {
         self.1.take();
         ME.set(self.0);
@@ -140,7 +140,7 @@ impl StartedThread {
 }
 
 impl VirtualScheduler {
-    /// Starts a run with its first thread, which gets the baton at once.
+    /// Starts a run with a first thread, which gets the baton at once.
     pub fn begin(seed: u64) -> StartedThread {
         let mut sched = VirtualScheduler {
             now: 0,
@@ -207,7 +207,7 @@ impl VirtualScheduler {
         thread.state == ThreadState::Ready && !self.paused.contains_key(&thread.group)
     }
 
-    /// When a thread can run; `None` while it waits for a wake-up only.
+    /// When a thread can run; `None` during a wait for a wake-up only.
     fn runs_at(&self, thread: &VirtualThread) -> Option<u64> {
         let at = match thread.state {
             ThreadState::Ready => self.now,
@@ -240,7 +240,7 @@ impl VirtualScheduler {
         self.now
     }
 
-    /// Chooses the next thread and advances the clock to its wake-up; `None` when the run is over.
+    /// Chooses the next thread and advances the clock to the wake-up; `None` when the run is over.
     fn choose_next(&mut self) -> Option<u64> {
         loop {
             for thread in self.threads.values_mut() {
@@ -273,12 +273,12 @@ impl VirtualScheduler {
         for (number, thread) in &self.threads {
             text.push_str(&format!("  thread {number}: {:?}\n", thread.state));
         }
-        // SAFETY: pointer and length belong to the text. Not std's stderr: a thread may hold its lock.
+        // SAFETY: pointer and length belong to the text. Not std's stderr: a thread may hold the lock there.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
         std::process::abort()
     }
 
-    /// Chooses the next thread; returns its baton when it is not `me`.
+    /// Chooses the next thread; returns the baton for another thread than `me`.
     fn pass_baton(&mut self, me: u64) -> Option<ThreadBaton> {
         match self.choose_next() {
             Some(next) => {
@@ -333,7 +333,7 @@ pub(crate) fn wait_on(me: u64, on: Option<usize>, until: Option<u64>) -> bool {
     !timed_out
 }
 
-/// Wakes up to `most` waiters of `on`; returns their number.
+/// Wakes up to `most` waiters of `on`; returns the number.
 pub(crate) fn wake_waiters(sched: &mut VirtualScheduler, on: usize, most: usize) -> usize {
     let mut woken = 0;
     while woken < most {
@@ -348,7 +348,7 @@ pub(crate) fn wake_waiters(sched: &mut VirtualScheduler, on: usize, most: usize)
     woken
 }
 
-/// Waits for the end of a thread, given its pthread_t.
+/// Waits for the end of a thread, given the pthread_t.
 pub(crate) fn join_thread(me: u64, native: usize) {
     while let Some(number) = scheduler().natives.get(&native).copied()
         && scheduler().threads.contains_key(&number)

@@ -41,12 +41,12 @@ unsafe fn next_symbol<T>(name: &std::ffi::CStr) -> T {
     unsafe { std::mem::transmute_copy(&found) }
 }
 
-/// Looks up the C library's functions. Takes no Rust lock: the first caller may hold one.
+/// Looks up the C library's functions. Takes no Rust lock: the first caller may hold a lock.
 fn libc_functions() -> &'static LibcFunctions {
     use std::sync::atomic::Ordering;
     let known = OWN.load(Ordering::Acquire);
     if !known.is_null() {
-        // SAFETY: leaked below, so it lives forever.
+        // SAFETY: leaked below, so alive for ever.
         return unsafe { &*known };
     }
     let mut exit = 0;
@@ -66,13 +66,13 @@ fn libc_functions() -> &'static LibcFunctions {
             exit,
         }
     };
-    // If two threads race here, both results are correct and one is unused.
+    // If two threads race here, both results are correct and the other is unused.
     let own: &'static LibcFunctions = Box::leak(Box::new(own));
     OWN.store(std::ptr::from_ref(own).cast_mut(), Ordering::Release);
     own
 }
 
-/// Before a run, so that no lookup happens within it.
+/// Before a run, so that no lookup happens during the run.
 pub(crate) fn resolve() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
@@ -83,7 +83,7 @@ pub(crate) fn resolve() {
 /// Pins the calling thread and its later children to the current CPU. If that is refused, equal seeds can run
 /// differently.
 pub(crate) fn pin_to_cpu() {
-    // SAFETY: all zeroes is an empty CPU set; it outlives the calls, and the size is its own.
+    // SAFETY: all zeroes is an empty CPU set; the set outlives the calls, and the size is that of the set.
     unsafe {
         let mut here: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(libc::sched_getcpu().max(0) as usize, &mut here);
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn nanosleep(time: *const timespec, left: *mut timespec) -
 pub extern "C" fn sched_yield() -> c_int {
     match current_thread() {
         Some(me) => sched::yield_thread(me),
-        // SAFETY: it has no arguments and only yields.
+        // SAFETY: the function has no arguments and only yields.
         None => return unsafe { (libc_functions().sched_yield)() },
     }
     0
@@ -277,7 +277,7 @@ extern "C" fn start_thread(start: *mut c_void) -> *mut c_void {
     body(argument)
 }
 
-/// As the C library's, see `pthread_create(3)`: a thread started by one of ours is ours.
+/// As the C library's, see `pthread_create(3)`: a thread started by a thread of a run belongs to the run.
 ///
 /// # Safety
 /// As there.
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn pthread_create(
         // SAFETY: written by the call above.
         scheduler().set_native(number, unsafe { *native } as usize);
     } else {
-        // SAFETY: no thread received it.
+        // SAFETY: no thread received the box.
         let given = unsafe { Box::from_raw(given) };
         scheduler().remove_thread(&given.begun);
     }

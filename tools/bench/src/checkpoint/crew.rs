@@ -1,5 +1,4 @@
-//! The workers of a run, one process on each host, here or over ssh: orders to them, their answers, and their end. It
-//! knows no figures.
+//! The workers of a run, a process on each host, here or over ssh: orders, answers, and the end. Knows no figures.
 
 use super::worker::WorkerOrder;
 use crate::error::{BenchError, Result};
@@ -13,14 +12,14 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-/// Longest wait of an interrupted run for a worker to remove its files.
+/// Longest wait of an interrupted run for a worker to remove files.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest time without a line from a worker that writes or reads; its progress comes four times in a second.
+/// Longest time without a line from a worker that writes or reads; progress comes four times in a second.
 const WORKER_SILENCE_LIMIT: Duration = Duration::from_secs(600);
 /// Lines of standard error that a message carries.
 const ERROR_LINES: usize = 4;
 
-/// One worker.
+/// A worker.
 struct Worker {
     host: String,
     child: Child,
@@ -35,7 +34,7 @@ pub struct WorkerCrew {
 }
 
 impl WorkerCrew {
-    /// Starts a worker on each host, or one here where none is named.
+    /// Starts a worker on each host, or a worker here where no host is named.
     ///
     /// # Errors
     /// `Missing` without ssh; a host that does not answer shows with the first order.
@@ -58,7 +57,7 @@ impl WorkerCrew {
         self.workers.len()
     }
 
-    /// The names of their hosts.
+    /// The names of the workers' hosts.
     pub fn hosts(&self) -> Vec<&str> {
         self.workers.iter().map(|worker| worker.host.as_str()).collect()
     }
@@ -116,7 +115,7 @@ impl WorkerCrew {
         Ok(done.into_iter().flatten().collect())
     }
 
-    /// As [`WorkerCrew::order_all`], for one worker.
+    /// As [`WorkerCrew::order_all`], for a single worker.
     ///
     /// # Errors
     /// The same.
@@ -139,7 +138,7 @@ impl WorkerCrew {
 
 impl Drop for WorkerCrew {
     fn drop(&mut self) {
-        // The end of its input is what a worker removes its files at.
+        // A worker removes its files at the end of the input.
         self.workers.iter_mut().for_each(|worker| worker.orders = None);
         let end = Instant::now() + CLEANUP_TIMEOUT;
         for worker in &mut self.workers {
@@ -182,7 +181,7 @@ impl Worker {
         let line =
             serde_json::to_string(order).map_err(|e| BenchError::Failed(format!("an order can't be made: {e}")))?;
         let sent = self.orders.as_mut().map(|pipe| writeln!(pipe, "{line}").and_then(|()| pipe.flush()));
-        // A worker that is gone says why on its standard error.
+        // A worker that is gone gives the reason on standard error.
         if matches!(sent, Some(Ok(()))) { Ok(()) } else { Err(self.why_gone()) }
     }
 
@@ -211,7 +210,7 @@ impl Worker {
     }
 
     fn why_gone(&mut self) -> BenchError {
-        // Its last words may still be on their way.
+        // The last words may still be on the way.
         let end = Instant::now() + Duration::from_secs(2);
         let mut said = Vec::new();
         while let Ok(line) = self.errors.recv_timeout(end.saturating_duration_since(Instant::now())) {

@@ -26,7 +26,7 @@ use worker::{DropResult, HostPhase, WorkerOrder};
 
 pub use worker::run as run_worker;
 
-/// Bytes of a rank, unless they are given.
+/// Bytes of a rank, unless given.
 const RANK_BYTES: u64 = 256 << 20;
 
 /// The arguments of `bench checkpoint`.
@@ -154,7 +154,7 @@ fn demand_text(model: CheckpointModel, ranks: usize, size: u64) -> String {
     )
 }
 
-/// The host's name, as far as it may be part of a file name.
+/// The host's name, as far as allowed in a file name.
 fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect()
@@ -167,7 +167,7 @@ fn progress_bar(bytes: u64) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// Own places; those that lack a prerequisite become notes, unless they were named.
+/// Own places; places that lack a prerequisite become notes, unless named.
 fn own_places(
     args: &CheckpointArgs,
     spurline: &Path,
@@ -205,7 +205,7 @@ impl CheckpointBench<'_> {
         Ok(outcomes)
     }
 
-    /// The ranks that worker `index` has; with `read` those of the host before it.
+    /// The ranks that worker `index` has; with `read` those of the host before.
     fn ranks_of(&self, plans: &[RankPlan], index: usize, read: bool) -> Vec<RankPlan> {
         let workers = self.crew.len();
         let writer = if read { (index + workers - 1) % workers } else { index };
@@ -213,7 +213,7 @@ impl CheckpointBench<'_> {
         plans.iter().filter(|plan| plan.rank * workers / plans.len() == writer).cloned().collect()
     }
 
-    /// One checkpoint at one place: written, dropped from caches, read back, compared, removed.
+    /// A checkpoint at a place: written, dropped from caches, read back, compared, removed.
     fn run_round(&mut self, place: &CheckpointPlace, outcome: &mut PlaceOutcome, round: u32) -> Result<()> {
         let plans = plan_ranks(self.args.model, self.ranks, self.size, round);
         let write = place.write.join(&self.folder);
@@ -255,7 +255,7 @@ impl CheckpointBench<'_> {
         Ok(())
     }
 
-    /// Runs a phase on all workers, with counters around it.
+    /// Runs a phase on all workers, with counters before and after.
     fn run_phase(&mut self, place: &CheckpointPlace, order: impl Fn(usize) -> WorkerOrder) -> Result<PhaseRun> {
         let before = self.counters(place)?;
         let bar = self.bar.clone();

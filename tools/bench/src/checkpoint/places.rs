@@ -1,5 +1,5 @@
-//! Where checkpoints are written and read back: a plain folder, a mount that runs alone, mounts of a node, or folders
-//! that the user names. It writes no checkpoint.
+//! Where checkpoints are written and read back: a plain folder, a mount that runs alone, mounts of a node, or folders that the
+//! user names. Writes no checkpoint.
 
 use crate::child;
 use crate::error::{BenchError, Result};
@@ -23,7 +23,7 @@ impl PlaceKind {
     /// All kinds.
     pub const ALL: [PlaceKind; 3] = [PlaceKind::Directory, PlaceKind::Mount, PlaceKind::Node];
 
-    /// Its word on the command line and in reports.
+    /// The word on the command line and in reports.
     pub fn word(self) -> &'static str {
         match self {
             PlaceKind::Directory => "directory",
@@ -35,15 +35,15 @@ impl PlaceKind {
 
 /// A place.
 pub struct CheckpointPlace {
-    /// Its name in reports.
+    /// The name in reports.
     pub name: String,
     /// The folder that is written to.
     pub write: PathBuf,
     /// The folder that is read from: the same files.
     pub read: PathBuf,
-    /// The plain folder with the same files, where it is on this host.
+    /// The plain folder with the same files, where on this host.
     pub source: Option<PathBuf>,
-    // Dropped in this order: mounts before their node, both before their network.
+    // Dropped in this order: mounts before the node, both before the network.
     _mounts: Vec<MountUnderTest>,
     node: Option<NodeUnderTest>,
     _net: Option<NamespacePair>,
@@ -68,12 +68,12 @@ impl CheckpointPlace {
         Ok(place_of(name, write.into(), read.into()))
     }
 
-    /// Whether it is read through another folder than it is written through.
+    /// Whether reads and writes use different folders.
     pub fn has_reader(&self) -> bool {
         self.read != self.write
     }
 
-    /// The counters of its node, where it has one of its own.
+    /// The counters of the node, where the place has one.
     ///
     /// # Errors
     /// When the node does not answer.

@@ -1,4 +1,4 @@
-//! The checkpoints of MLPerf Storage: models, the ranks of one host, and the files that each rank writes. It touches no file.
+//! The checkpoints of MLPerf Storage: models, the ranks of a host, and the files that each rank writes. Touches no file.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,14 +19,14 @@ pub enum CheckpointModel {
     Llama3x1t,
 }
 
-/// Ranks of one host: its accelerators, as in the subset mode of MLPerf Storage.
+/// Ranks of a host: the accelerators there, as in the subset mode of MLPerf Storage.
 pub const RANKS_OF_HOST: usize = 8;
 /// Bytes of the weights, of the 14 that a parameter has in a checkpoint: weights in 16 bits, and the optimizer's three
 /// numbers in 32 bits each.
 const WEIGHT_SHARE: f64 = 2.0 / 14.0;
 
 impl CheckpointModel {
-    /// Its word on the command line.
+    /// The word on the command line.
     pub fn word(self) -> &'static str {
         match self {
             CheckpointModel::Llama3x8b => "llama3-8b",
@@ -36,7 +36,7 @@ impl CheckpointModel {
         }
     }
 
-    /// Bytes of a checkpoint, and its ranks, as published (MLPerf Storage v2.0).
+    /// Bytes and ranks of a checkpoint, as published (MLPerf Storage v2.0).
     pub fn published(self) -> (u64, usize) {
         const BYTES_PER_GB: u64 = 1_000_000_000;
         match self {
@@ -53,7 +53,7 @@ impl CheckpointModel {
         bytes / ranks as u64
     }
 
-    /// Whether only every second rank writes weights: two replicas, and an optimizer that they share (ZeRO 1).
+    /// Whether only every second rank writes weights: two replicas, and a shared optimizer (ZeRO 1).
     fn shares_weights(self) -> bool {
         matches!(self, CheckpointModel::Llama3x405b | CheckpointModel::Llama3x1t)
     }
@@ -62,25 +62,25 @@ impl CheckpointModel {
 /// A file of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankFile {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
-/// What one rank writes and reads.
+/// The files that a rank writes and reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlan {
-    /// Its number.
+    /// The number.
     pub rank: usize,
-    /// Its files, in the order in which they are written.
+    /// The files, in the order of the writes.
     pub files: Vec<RankFile>,
 }
 
 /// The files of all ranks for checkpoint number `step`, with `size` bytes for a rank in the mean.
 pub fn plan_ranks(model: CheckpointModel, ranks: usize, size: u64, step: u32) -> Vec<RankPlan> {
     let weights = (size as f64 * WEIGHT_SHARE) as u64;
-    // Two ranks of two replicas: one of them has the weights of both.
+    // Two ranks of two replicas: the first has the weights of both.
     let (own, shared) = if model.shares_weights() { (2 * weights, 0) } else { (weights, weights) };
     (0..ranks)
         .map(|rank| {

@@ -1,4 +1,4 @@
-//! The report of `bench checkpoint`: table, sentences, charts, JSON. It runs nothing.
+//! The report of `bench checkpoint`: table, sentences, charts, JSON. Runs nothing.
 
 use super::CheckpointArgs;
 use super::worker::{DropResult, HostPhase, RankFigures};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Interval over which hosts' samples are summed, in seconds.
 const BUCKET_SECONDS: f64 = 0.25;
 
-/// One phase of one checkpoint: all ranks wrote, or all read.
+/// A phase of a checkpoint: all ranks wrote, or all read.
 #[derive(Debug, Clone, Default)]
 pub struct PhaseRun {
     /// All ranks of all hosts.
@@ -34,7 +34,7 @@ impl PhaseRun {
             let mut last = (0.0, 0);
             for &(at, bytes) in &phase.over_time {
                 let rate = (bytes - last.1) as f64 / (at - last.0).max(1e-3);
-                // A short rest at the end is no sample of its own.
+                // A short rest at the end is no separate sample.
                 if at - last.0 > BUCKET_SECONDS / 5.0 || last.0 == 0.0 {
                     *buckets.entry((at / BUCKET_SECONDS).ceil() as u64).or_default() += rate;
                 }
@@ -87,12 +87,12 @@ impl PhaseRun {
 /// The bars of a place's phase: names and values.
 type BarsOf = dyn Fn(&PlaceOutcome, &'static str, &[PhaseRun]) -> Vec<(String, f64)>;
 
-/// All rounds of one place.
+/// All rounds of a place.
 pub struct PlaceOutcome {
     name: String,
     /// Whether a mount of Spurline answers there.
     has_counters: bool,
-    /// What became of page caches before the last read: of the folder that is read, then of those with the same files.
+    /// What became of page caches before the last read: of the read folder, then of folders with the same files.
     pub dropped: Vec<Vec<DropResult>>,
     /// The writes.
     pub writes: Vec<PhaseRun>,
@@ -108,7 +108,7 @@ impl PlaceOutcome {
         PlaceOutcome { name: name.to_owned(), has_counters, dropped: Vec::new(), writes: Vec::new(), reads: Vec::new() }
     }
 
-    /// A line about one round.
+    /// A line about a round.
     pub fn round_text(&self, wrote: &PhaseRun, got: &PhaseRun) -> String {
         let part =
             |run: &PhaseRun| format!("{} s ({} GB/s)", three_digits(run.seconds()), three_digits(run.rate() / 1e9));
@@ -190,9 +190,9 @@ pub struct CheckpointReport<'a> {
     pub hosts: Vec<String>,
     /// The machine.
     pub about: Value,
-    /// The machine in one line.
+    /// The machine in a line.
     pub summary: String,
-    /// The checkpoint in one line.
+    /// The checkpoint in a line.
     pub demand: String,
     /// Further sentences.
     pub notes: Vec<String>,

@@ -1,5 +1,5 @@
-//! The process that is all ranks of one host: it takes orders as lines of JSON on its standard input, and answers with
-//! lines. When its input ends it removes what it has written. It compares no figures.
+//! The process that is all ranks of a host: takes orders as lines of JSON on standard input, and answers with lines. The end of
+//! the input removes all written files. Compares no figures.
 
 use super::plan::{RankFile, RankPlan};
 use crate::cpu;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a write and of a read.
 const PIECE_BYTES: usize = 1 << 20;
-/// Distance of the words that tell one page from all others.
+/// Distance of the words that tell a page from all others.
 const PAGE_BYTES: usize = 4096;
 /// Interval of the throughput over time, and of progress.
 const WORKER_SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
@@ -48,10 +48,10 @@ pub enum WorkerOrder {
     Counters { dir: PathBuf, spurline: Option<PathBuf> },
 }
 
-/// The figures of one rank in one phase.
+/// The figures of a rank in a phase.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankFigures {
-    /// Its number.
+    /// The number.
     pub rank: usize,
     /// Bytes written or read.
     pub bytes: u64,
@@ -63,10 +63,10 @@ pub struct RankFigures {
     pub checksums: Vec<u32>,
 }
 
-/// The figures of one host in one phase.
+/// The figures of a host in a phase.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct HostPhase {
-    /// Its ranks.
+    /// The ranks.
     pub ranks: Vec<RankFigures>,
     /// Seconds since the start, and bytes so far.
     pub over_time: Vec<(f64, u64)>,
@@ -88,7 +88,7 @@ pub enum DropResult {
     InMemory,
 }
 
-/// Runs a worker until its standard input ends.
+/// Runs a worker until the end of standard input.
 ///
 /// # Errors
 /// When standard output is closed.
@@ -102,7 +102,7 @@ pub fn run() -> Result<()> {
                 break;
             }
         }
-        // The controlling process is gone, or has all it wants.
+        // The controlling process is gone, or has all figures.
         stop::request_stop();
     });
     let mut worker = Worker::default();
@@ -137,11 +137,11 @@ struct Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         for file in self.files.get_mut().unwrap_or_else(PoisonError::into_inner).iter() {
-            // What is left, the next one removes, or the user does by the name of the folder.
+            // The next run removes the rest, or the user does by the name of the folder.
             let _ = std::fs::remove_file(file);
         }
         for folder in &self.folders {
-            // Not empty while another host still has files in it: the last one removes it.
+            // Not empty while another host still has files there: the last host removes the folder.
             let _ = std::fs::remove_dir(folder);
         }
     }
@@ -398,7 +398,7 @@ fn drop_file(folder: &Path, known: &RankFile) -> DropResult {
     if fadvise(&file, 0, None, Advice::DontNeed).is_err() {
         return DropResult::Kept;
     }
-    // A read that may not wait finds only what is in memory.
+    // A read that may not wait finds only pages in memory.
     let mut kept = 0;
     let mut byte = [0u8; 1];
     for part in 0..8 {
@@ -409,7 +409,7 @@ fn drop_file(folder: &Path, known: &RankFile) -> DropResult {
             _ => return DropResult::Requested,
         }
     }
-    // Pages beside the first read may have come with it.
+    // Pages beside the first read may have come along.
     if kept > 4 { DropResult::Kept } else { DropResult::Dropped }
 }
 

@@ -1,4 +1,4 @@
-//! fio servers on hosts: started over ssh for one run, or found running. It knows no job.
+//! fio servers on hosts: started over ssh for a run, or found running. Knows no job.
 
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
@@ -12,13 +12,13 @@ use std::time::Duration;
 pub const AGENT_PORT: u16 = 8765;
 /// Longest wait for a server over ssh.
 const AGENT_START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait for a connection to a running one.
+/// Longest wait for a connection to a running server.
 const AGENT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A host with a fio server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentHost {
-    /// Name or address, as the user gave it.
+    /// Name or address, as given by the user.
     pub host: String,
     /// The server's port.
     pub port: u16,
@@ -34,7 +34,7 @@ impl AgentHost {
             || BenchError::Usage(format!("--hosts: '{text}' is no host: give HOST or HOST:PORT, with commas between"));
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
-            // A server of this run: one that ends at this moment may still hold the usual port.
+            // A server of this run: a server that ends at this moment may still hold the usual port.
             None if is_own_name(text) => (text, free_port()),
             None => (text, AGENT_PORT),
         };
@@ -46,7 +46,7 @@ impl AgentHost {
         Ok(AgentHost { host: host.to_owned(), port })
     }
 
-    /// As fio's `--client` takes it.
+    /// The form for fio's `--client`.
     pub fn client_word(&self) -> String {
         format!("--client={},{}", self.host, self.port)
     }
@@ -92,12 +92,12 @@ impl AgentHost {
         Ok(command)
     }
 
-    /// Whether it is this machine, by a name that always is.
+    /// Whether this is the local machine, by a name that always is.
     pub fn is_here(&self) -> bool {
         is_own_name(&self.host)
     }
 
-    /// Starts a server on this machine, and waits until it listens.
+    /// Starts a server on this machine, and waits for the listener.
     ///
     /// # Errors
     /// `Missing` without fio.
@@ -113,7 +113,7 @@ impl AgentHost {
         Ok(process)
     }
 
-    /// Starts a server over ssh, and waits until it listens.
+    /// Starts a server over ssh, and waits for the listener.
     ///
     /// # Errors
     /// `Missing` without ssh or fio, with what ssh said.

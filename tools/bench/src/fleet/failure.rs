@@ -1,4 +1,4 @@
-//! Why a job failed on the hosts: fio's own lines, and the remedy where the reason is a known one. It runs nothing.
+//! Why a job failed on the hosts: fio's lines, and the remedy for a known reason. Runs nothing.
 
 use crate::error::BenchError;
 
@@ -6,12 +6,12 @@ use crate::error::BenchError;
 /// pass for a success.
 pub const NOT_MADE: &str = "refusing extend of file";
 
-/// What is known of the job that failed.
+/// The known facts of the job that failed.
 #[derive(Debug, Clone)]
 pub struct FailedJob<'a> {
-    /// Its folder, or the export that was mounted for it.
+    /// The job's folder, or the export that was mounted.
     pub place: String,
-    /// Whether it reads files that `prepare` writes.
+    /// Whether the job reads files that `prepare` writes.
     pub reads_prepared: bool,
     /// SIZE of the run.
     pub size: &'a str,

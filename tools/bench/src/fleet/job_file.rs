@@ -1,4 +1,4 @@
-//! Job files of fio: those shipped in this program and the user's own, with variables filled in. It runs nothing.
+//! Job files of fio: files shipped in this program and the user's, with variables filled in. Runs nothing.
 
 use crate::error::{BenchError, Result};
 use std::path::Path;
@@ -30,7 +30,7 @@ pub fn load_job(name: &str) -> Result<String> {
     })
 }
 
-/// Whether it is a shipped job that only reads: its files were written by `prepare`.
+/// Whether this is a shipped job that only reads: `prepare` wrote the files.
 pub fn reads_prepared_files(name: &str) -> bool {
     SHIPPED_JOB_FILES.iter().any(|(known, text)| *known == name && !writes_files(text))
 }
@@ -40,7 +40,7 @@ pub fn writes_files(text: &str) -> bool {
     text.lines().any(|line| line.trim().starts_with("rw=") && line.contains("write"))
 }
 
-/// The names of the shipped job files, each with its first line.
+/// The names of the shipped job files, each with the first line.
 pub fn list_jobs() -> String {
     SHIPPED_JOB_FILES
         .iter()
@@ -50,7 +50,7 @@ pub fn list_jobs() -> String {
         .collect()
 }
 
-/// Replaces `${NAME}` by its value, and adds what records the throughput over time.
+/// Replaces `${NAME}` by the value, and adds the lines that record the throughput over time.
 ///
 /// fio itself would take variables from the environment of each server.
 ///
@@ -59,7 +59,7 @@ pub fn list_jobs() -> String {
 pub fn fill_job(text: &str, values: &[(String, String)]) -> Result<String> {
     let mut out = String::from("[global]\n");
     if !text.contains("write_bw_log") {
-        // One log for each process: in a shared one, fio's client gets the rate of one of them.
+        // A log for each process: from a shared log, fio's client gets the rate of a single process.
         out.push_str("write_bw_log=over\nlog_avg_msec=500\nper_job_logs=1\n");
     }
     let mut rest = text;

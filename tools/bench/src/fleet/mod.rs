@@ -1,5 +1,5 @@
-//! `bench fio`: one job file on many hosts at once, each with a fio server, in turn over several mounts (such as TCP
-//! and RDMA). This module runs the matrix and reports it.
+//! `bench fio`: a job file on many hosts at once, each with a fio server, in turn over several mounts (such as TCP and RDMA).
+//! This module runs and reports the matrix.
 
 mod agents;
 mod failure;
@@ -105,16 +105,16 @@ pub struct FleetArgs {
     pub spurline: Option<PathBuf>,
 }
 
-/// A folder under its name.
+/// A folder under a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FleetVariant {
     name: String,
     dir: String,
-    /// What is mounted at the folder for a run.
+    /// The mount at the folder for a run.
     nfs: Option<NfsVariant>,
 }
 
-/// One point of the matrix.
+/// A point of the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FleetPoint {
     clients: usize,
@@ -122,7 +122,7 @@ struct FleetPoint {
     depth: u32,
 }
 
-/// One run of one variant.
+/// A run of a variant.
 #[derive(Debug, Clone)]
 struct FleetRun {
     figures: FleetFigures,
@@ -134,7 +134,7 @@ struct FleetRun {
     connections: BTreeMap<String, usize>,
 }
 
-/// All runs of one variant at one point.
+/// All runs of a variant at a point.
 struct FleetRow {
     variant: FleetVariant,
     point: FleetPoint,
@@ -150,7 +150,7 @@ impl FleetRow {
         self.median_of(|run| run.figures.all.bandwidth)
     }
 
-    /// Processor seconds of a role for each GiB; `None` where it is unknown.
+    /// Processor seconds of a role for each GiB; `None` where unknown.
     fn cpu_per_gib(&self, role: &str) -> Option<f64> {
         let all: Vec<f64> = self
             .runs
@@ -164,7 +164,7 @@ impl FleetRow {
     }
 }
 
-/// `machine` is all that the hosts did, and `server` all that those of the NFS server did: the kernel's NFS belongs to no process.
+/// `machine` is the whole work of the hosts, and `server` that of the NFS server's hosts: the kernel's NFS belongs to no process.
 const FLEET_ROLES: [&str; 5] = ["fio", "mounts", "nodes", "machine", "server"];
 
 /// Further tries after a lost connection.
@@ -361,7 +361,7 @@ impl FleetBench<'_> {
         Ok(rows)
     }
 
-    /// One run, with the export mounted for it.
+    /// A run, with the export mounted.
     fn run_variant(&self, variant: &FleetVariant, point: FleetPoint) -> Result<FleetRun> {
         let Some(nfs) = &variant.nfs else { return self.run_once(variant, point) };
         let hosts = &self.hosts[..point.clients];
@@ -393,7 +393,7 @@ impl FleetBench<'_> {
             command.arg("--output-format=json").current_dir(&dir);
             for host in hosts {
                 command.arg(host.client_word());
-                // A reading job would make and extend the files that it lacks, and leave them.
+                // A reading job would make and extend missing files, and leave these.
                 command.args(reads_prepared.then_some("--readonly")).arg("job.fio");
             }
             let done = child::run_to_exit(command, self.args.time * 3 + Duration::from_secs(120))?;
@@ -432,7 +432,7 @@ impl FleetBench<'_> {
         Ok(FleetRun { figures, cpu, grown, connections: BTreeMap::new() })
     }
 
-    /// The summed counters of mounts and nodes, as far as they can be read.
+    /// The summed counters of mounts and nodes, as far as readable.
     fn read_counters(&self, variant: &FleetVariant, hosts: &[AgentHost]) -> Result<Vec<(&'static str, CounterValues)>> {
         let mut all = Vec::new();
         if self.args.ssh && self.args.mounts.is_empty() {
@@ -466,12 +466,13 @@ fn sum_counters(all: &[CounterValues]) -> CounterValues {
     sum
 }
 
-/// A server of fio that is about to end its process for the connection before closes the next one, without a job having run.
+/// A server of fio that is about to end the process of the previous connection closes the next connection, without a job having
+/// run.
 fn is_lost_connection(why: &str) -> bool {
     why.contains(" disconnected") || why.trim_end().ends_with("exit status: 1:")
 }
 
-/// fio's own lines out of a failed run, without its JSON.
+/// fio's lines out of a failed run, without the JSON.
 fn short_reason(why: &str) -> String {
     why.split(" | {").next().unwrap_or(why).to_owned()
 }
@@ -541,7 +542,7 @@ fn machine_note(servers: &[AgentHost]) -> String {
     format!("Processor time: machine is that of the hosts that run the job; {server}.")
 }
 
-/// What the kernel made of each case, and the share of the time that another export costs more than the first.
+/// The kernel's form of each case, and the share of the time that another export costs more than the first.
 fn nfs_notes(rows: &[FleetRow]) -> Vec<String> {
     let mut notes = Vec::new();
     for row in rows {
@@ -628,7 +629,7 @@ fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
     let axes: [(&str, PointValue); 3] =
         [("hosts", |point| point.clients as u32), ("jobs", |point| point.jobs), ("depth", |point| point.depth)];
     for (axis, of) in axes {
-        // One axis, with the others at their greatest value.
+        // One axis, with the others at the greatest value.
         let same = |row: &&FleetRow| {
             axes.iter()
                 .filter(|(other, _)| *other != axis)

@@ -1,5 +1,5 @@
-//! The ten NFS cases: {v3, v4.2} x {TCP, RDMA} x {one connection, nconnect}, and several addresses of v4.2, which has them.
-//! This module mounts an export for one run, reads what the kernel made of it, and unmounts. It runs no job.
+//! The ten NFS cases: {v3, v4.2} x {TCP, RDMA} x {single connection, nconnect}, and several addresses with v4.2. This module
+//! mounts an export for a run, reads the kernel's resulting connections, and unmounts. Runs no job.
 
 use super::agents::AgentHost;
 use crate::child;
@@ -17,7 +17,7 @@ const NFS_RDMA_PORT: u16 = 20049;
 /// How many connections a case asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Connections {
-    /// The kernel's default: one.
+    /// The kernel's default: a single connection.
     One,
     /// `nconnect=N`.
     Nconnect,
@@ -25,13 +25,13 @@ enum Connections {
     Addresses,
 }
 
-/// One case.
+/// A case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NfsCase {
-    /// Its name on the command line and in reports.
+    /// The name on the command line and in reports.
     pub name: &'static str,
     version: &'static str,
-    /// Whether RDMA carries it.
+    /// Whether over RDMA.
     pub rdma: bool,
     connections: Connections,
 }
@@ -55,7 +55,7 @@ pub const NFS_CASES: [NfsCase; 10] = [
 ];
 
 impl NfsCase {
-    /// The cases of these names; all of them when none is given.
+    /// The cases of these names; all when none is given.
     ///
     /// # Errors
     /// `Usage` for a name that is none.
@@ -73,7 +73,7 @@ impl NfsCase {
         let mut words = vec![format!("vers={}", self.version)];
         words.push(if self.rdma { format!("proto=rdma,port={NFS_RDMA_PORT}") } else { "proto=tcp".to_owned() });
         if self.version == "3" {
-            // No lock manager: neither end needs its port mapper.
+            // No lock manager: neither end needs a port mapper.
             words.push("nolock,mountproto=tcp".to_owned());
         }
         match self.connections {
@@ -97,7 +97,7 @@ impl NfsCase {
 /// An export: `[NAME=]HOST[,HOST]:/PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NfsExport {
-    /// Its name in reports.
+    /// The name in reports.
     pub name: String,
     /// The server's addresses.
     pub addresses: Vec<String>,
@@ -123,7 +123,7 @@ impl NfsExport {
     }
 }
 
-/// One case of one export: what a run mounts.
+/// A case of an export: the mount of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NfsVariant {
     /// The case.
@@ -150,7 +150,7 @@ pub fn run_on(host: &AgentHost, ssh: bool, words: &[&str]) -> Result<String> {
 pub struct NfsMounts<'a> {
     hosts: &'a [AgentHost],
     ssh: bool,
-    /// The last one first.
+    /// The last mount first.
     mounted: Vec<PathBuf>,
 }
 
@@ -168,7 +168,7 @@ impl<'a> NfsMounts<'a> {
         let NfsVariant { case, export, nconnect } = variant;
         let options = case.options(*nconnect, export.addresses.len());
         let mut mounts = NfsMounts { hosts, ssh, mounted: Vec::new() };
-        // A further address joins the connections of the first mount, by a mount of its own.
+        // A further address joins the connections of the first mount, by a separate mount.
         let count = if case.connections == Connections::Addresses { export.addresses.len() } else { 1 };
         for (index, address) in export.addresses.iter().take(count).enumerate() {
             let dir = at.join(format!("nfs{index}"));
@@ -189,7 +189,7 @@ impl<'a> NfsMounts<'a> {
     /// The connections that the kernel made, by transport: the `xprt:` lines of `/proc/self/mountstats` at `dir`, on the first host.
     ///
     /// # Errors
-    /// When they can't be read.
+    /// When the statistics can't be read.
     pub fn connections(&self, dir: &Path) -> Result<BTreeMap<String, usize>> {
         let text = run_on(&self.hosts[0], self.ssh, &["cat", "/proc/self/mountstats"])?;
         Ok(count_connections(&text, &dir.display().to_string()))
@@ -200,7 +200,7 @@ impl Drop for NfsMounts<'_> {
     fn drop(&mut self) {
         for host in self.hosts {
             for dir in &self.mounted {
-                // Also after Ctrl-C, which `run_to_end` would see. A folder that is busy goes with its last user.
+                // Also after Ctrl-C, which `run_to_end` would see. A busy folder goes with the last user.
                 let dir = dir.display().to_string();
                 let script = "umount \"$0\" 2>/dev/null || umount -l \"$0\" 2>/dev/null; rmdir \"$0\" 2>/dev/null";
                 let quoted = format!("'{script}'");
@@ -271,13 +271,13 @@ pub fn busy_of(hosts: &[AgentHost], ssh: bool) -> Result<f64> {
 fn busy_seconds(text: &str, ticks_per_second: f64) -> Option<f64> {
     let fields: Vec<f64> =
         text.lines().next()?.strip_prefix("cpu ")?.split_whitespace().filter_map(|w| w.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq; what a hypervisor took is not its own.
+    // user, nice, system, idle, iowait, irq, softirq; time taken by a hypervisor is not the machine's.
     let busy = [0, 1, 2, 5, 6].iter().filter_map(|index| fields.get(*index)).sum::<f64>();
     (fields.len() >= 7).then(|| busy / ticks_per_second)
 }
 
-/// Which test of perftest moves bytes as a direction of NFS does: the server writes what the client reads, and reads what
-/// the client writes.
+/// Which test of perftest moves bytes as a direction of NFS does: the server writes the bytes of the client's reads, and reads
+/// those of the client's writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PerftestKind {
     /// `ib_write_bw`, for reads.
@@ -298,7 +298,7 @@ impl PerftestKind {
     /// Runs both ends, the server's at `address` (here, or over ssh), and returns bytes per second.
     ///
     /// # Errors
-    /// `Missing` without perftest or RDMA; the message has its last lines.
+    /// `Missing` without perftest or RDMA; the message has the last lines.
     pub fn measure(self, client: &AgentHost, ssh: bool, address: &str, logs: &Path) -> Result<f64> {
         let program = self.program();
         let options = ["-F", "-R", "-s", "1048576", "-n", "256", "-t", "16", "-p", "18611"];
@@ -313,7 +313,7 @@ impl PerftestKind {
         let log = logs.join(format!("{program}.log"));
         let _server = child::ServerProcess::start(command, program, &log)?;
         let words = [&[program], &options[..], &[address]].concat();
-        // The server listens a moment after its start.
+        // The server listens a moment after the start.
         let mut last = BenchError::Interrupted;
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(250));

@@ -1,15 +1,15 @@
-//! What fio's client reports of several servers: figures of each host and of all, and the throughput over time. It
-//! starts nothing.
+//! The report of fio's client about several servers: figures of each host and of all, and the throughput over time. Starts
+//! nothing.
 
 use crate::error::{BenchError, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The figures of one host, or of all.
+/// The figures of a host, or of all.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostFigures {
-    /// The host as it was named; empty for all.
+    /// The host as named; empty for all.
     pub host: String,
     /// Bytes per second, read and written.
     pub bandwidth: f64,
@@ -23,7 +23,7 @@ pub struct HostFigures {
     pub latency_us: Option<(f64, f64)>,
 }
 
-/// The figures of one run.
+/// The figures of a run.
 #[derive(Debug, Clone, Default)]
 pub struct FleetFigures {
     /// All hosts together.
@@ -37,7 +37,7 @@ pub struct FleetFigures {
 /// Parses what `fio --client … --output-format=json` wrote.
 ///
 /// # Errors
-/// `Failed` when it is no such report, or a host failed; the message has fio's own lines.
+/// `Failed` when the text is no such report, or a host failed; the message has fio's lines.
 pub fn parse_fleet(text: &str) -> Result<FleetFigures> {
     let start = text.find("\n{\n").map(|at| at + 1).or_else(|| text.find('{')).unwrap_or(text.len());
     let said: Vec<&str> = text[..start].lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -67,7 +67,7 @@ pub fn parse_fleet(text: &str) -> Result<FleetFigures> {
     if figures.hosts.is_empty() {
         return Err(bad("no host reported"));
     }
-    // fio's own sum ("All clients") is missing with one host, and has no percentiles.
+    // fio's sum ("All clients") is missing with a single host, and has no percentiles.
     figures.hosts.iter().for_each(|host| add_figures(&mut figures.all, host));
     if figures.all.bytes == 0 {
         return Err(bad("nothing was read or written"));
@@ -91,7 +91,7 @@ fn entry_figures(host: String, entry: &Value) -> HostFigures {
         bandwidth: sum("bw_bytes"),
         iops: sum("iops"),
         bytes: sum("io_bytes") as u64,
-        // Percent of the summed time of its processes, in milliseconds.
+        // Percent of the summed time of the host's processes, in milliseconds.
         cpu: (number(&entry["usr_cpu"]) + number(&entry["sys_cpu"])) / 100.0 * number(&entry["job_runtime"]) / 1e3,
         latency_us,
     }
@@ -108,7 +108,7 @@ fn add_figures(sum: &mut HostFigures, one: &HostFigures) {
     }
 }
 
-/// Reads the bandwidth logs that servers sent into `dir`, one for each process, and sums them: half seconds since the start.
+/// Reads the bandwidth logs that servers sent into `dir`, a log for each process, and sums these: half seconds since the start.
 pub fn read_over_time(dir: &Path) -> Vec<(f64, f64)> {
     let mut sums: BTreeMap<u64, f64> = BTreeMap::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -117,7 +117,7 @@ pub fn read_over_time(dir: &Path) -> Vec<(f64, f64)> {
         }
         // Each line: milliseconds, KiB per second, direction, block size, offset.
         let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
-        // A delayed line of a process can fall into the half second of the next one: their mean counts.
+        // A delayed line of a process can fall into the half second of the next line: the mean of both counts.
         let mut rates: BTreeMap<(u64, u64), (f64, f64)> = BTreeMap::new();
         for line in text.lines() {
             let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());

@@ -1,4 +1,4 @@
-//! The bare block reader and writer of the TCP crate as processes. It knows no frames.
+//! The bare block reader and writer of the TCP crate as processes. Knows no frames.
 
 use super::{ReadLane, ReadPart, ServePart, SinkPart, print_ready, read_lanes, serve_for_ever};
 use crate::error::Result;

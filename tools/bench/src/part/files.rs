@@ -1,5 +1,5 @@
-//! The load of many small files: several threads open, read and close every file of a folder, or only stat it. It
-//! knows no file system.
+//! The load of many small files: several threads open, read and close every file of a folder, or only stat files. Knows no file
+//! system.
 
 use super::FilesPart;
 use crate::error::{BenchError, Result};
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// One pass over the folder.
+/// A pass over the folder.
 struct FilesPass {
     list_seconds: f64,
     seconds: f64,

@@ -1,5 +1,5 @@
-//! The processes that a suite starts beside mounts and nodes, each one ceiling or one load: their command lines, and
-//! the JSON line with which a reader reports its figures.
+//! The processes that a suite starts beside mounts and nodes, each a ceiling or a load: command lines, and the JSON line with
+//! which a reader reports figures.
 
 mod bare;
 mod copy;
@@ -296,9 +296,9 @@ fn serve_for_ever() -> ! {
     }
 }
 
-/// The offsets that one reading thread requests.
+/// The offsets that a reading thread requests.
 struct ReadLane {
-    /// Next block of a sequential reader, or the state of a random one.
+    /// Next block of a sequential reader, or the state of a random reader.
     at: u64,
     random: bool,
     blocks: u64,

@@ -25,7 +25,7 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
     session.wait_ready(Duration::from_secs(10)).map_err(fail)?;
     let chosen = session.transport();
     if chosen.as_ref().is_some_and(|c| c.io != io) {
-        // It is not the requested ceiling: better none than a wrong one.
+        // Not the requested ceiling: better none than a wrong one.
         return Err(BenchError::Missing(chosen.map(|c| c.to_string()).unwrap_or_default()));
     }
     print_ready(chosen.map(|c| c.to_string()).unwrap_or_default());

@@ -1,5 +1,4 @@
-//! A plain client: one object read by parallel ranges through the origin crate, into memory that is discarded; no
-//! cache, no mount.
+//! A plain client: an object read by parallel ranges through the origin crate, into memory that is discarded; no cache, no mount.
 
 use super::OriginPart;
 use crate::error::{BenchError, Result};

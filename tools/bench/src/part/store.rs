@@ -1,4 +1,4 @@
-//! The block store alone: blocks put once, then read by threads with one read each; no cache engine above.
+//! The block store alone: blocks put once, then read by threads with a single read each; no cache engine above.
 
 use super::{ReadLane, ReadPart, StorePart, read_lanes};
 use crate::error::{BenchError, Result};

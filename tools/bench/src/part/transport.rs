@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 const SOURCE_NAME: &str = "memory";
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Room of an RDMA rail beside the blocks: for the messages of its connections.
+/// Room of an RDMA rail beside the blocks: for the messages of connections.
 const MESSAGE_BYTES: u64 = 64 << 20;
 /// The token of both sides with TLS, which needs one.
 const GROUP_TOKEN: &[u8] = b"q5Ykm0WJ7b2uR1xTzv9sLd3f";
@@ -58,7 +58,7 @@ fn wire_trust(wire: &TransportWire) -> Result<Arc<Trust>> {
     Ok(Trust::with_tokens("bench", token).with_tls(None)?)
 }
 
-/// Memory for blocks and messages, and the RDMA device that reaches it.
+/// Memory for blocks and messages, and the RDMA device that reaches this memory.
 fn open_rail(
     ip: IpAddr,
     block_bytes: u64,
@@ -126,7 +126,7 @@ impl ChannelMaker {
     }
 }
 
-/// A channel with its last answer.
+/// A channel with the last answer.
 struct ReadChannel {
     channel: Box<dyn Channel>,
     body: Vec<u8>,
@@ -135,7 +135,7 @@ struct ReadChannel {
     len: usize,
 }
 
-/// Reads one block over each channel; all requests are sent before the first answer is awaited.
+/// Reads a block over each channel; all requests are sent before the first answer is awaited.
 fn read_blocks(channels: &mut [ReadChannel], lane: &mut ReadLane, size: u64) -> Result<()> {
     let Some((first, others)) = channels.split_first_mut() else { return Ok(()) };
     first.offset = lane.next_offset();

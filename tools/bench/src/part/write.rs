@@ -1,5 +1,4 @@
-//! The loads of writers: files that are written in sequence again and again, and many small files that are made. It knows no
-//! file system.
+//! The loads of writers: files that are written in sequence again and again, and many new small files. Knows no file system.
 
 use super::{CreatePart, WritePart};
 use crate::error::{BenchError, Result};
@@ -20,7 +19,7 @@ pub(crate) fn written_block(writer: usize, len: u64) -> Vec<u8> {
     block
 }
 
-/// What one writer did.
+/// The figures of a writer.
 struct WriterFigures {
     seconds: f64,
     each: Vec<Duration>,
@@ -68,7 +67,7 @@ pub(super) fn write_files(part: &WritePart) -> Result<()> {
     Ok(())
 }
 
-/// Opens a file, and gives it its length: pages that exist already are written.
+/// Opens a file, and sets the length: pages that exist already are written.
 fn open_whole(path: &Path, size: u64) -> Result<File> {
     let fail = |e: std::io::Error| BenchError::io(path.display(), &e);
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fail)?;
@@ -102,7 +101,7 @@ fn write_on(part: &WritePart, writer: usize, file: &File, path: &Path) -> Result
             break;
         }
     }
-    // What is still on its way counts: the file is closed within the measured time.
+    // Bytes that are still on the way count: the file is closed within the measured time.
     file.sync_data().map_err(fail)?;
     Ok(WriterFigures { seconds: start.elapsed().as_secs_f64(), each })
 }

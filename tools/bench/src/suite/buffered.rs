@@ -59,7 +59,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
                 ..suite.new_job(vec![file.clone()], "read", 1 << 20, 1, len)
             };
             if cold {
-                // One pass only: a second one would be hot.
+                // A single pass: a second pass would be hot.
                 job.runtime = None;
             }
             let first = FioJob { runtime: None, ..job.clone() };
@@ -71,7 +71,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             case = match *variant {
                 "dev" => case.against("of empty fs", &["null-dev"], None),
                 "uring" => case.against("of empty fs", &["null-uring"], None),
-                // The faster one should be chosen; noise of a run is not a wrong choice.
+                // The faster way should be chosen; noise of a run is not a wrong choice.
                 "auto" => case.against("of the faster kind", &["dev", "uring"], Some(0.95)),
                 "passthrough" => case.against("of tmpfs", &["tmpfs"], None),
                 _ => case,

@@ -86,7 +86,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     Ok(SuiteSection { name: "files", title, skipped: None, notes, rows })
 }
 
-/// Reads everything once and compares a part of it.
+/// Reads everything once and compares a part.
 fn warm_up(suite: &BenchSuite, mounted: &MountUnderTest, count: usize) -> Result<()> {
     super::show_progress("files", "filling the cache");
     let words = ["files", &mounted.at().display().to_string(), "--threads", "4"].map(String::from);
@@ -139,7 +139,7 @@ fn sample_files(
     if number("ops") as usize != count || number("bytes") as u64 != count as u64 * SMALL_FILE_BYTES {
         return Err(BenchError::Failed(format!("not all files were read: {last}")));
     }
-    // The processor time covers all passes, although only one of them read anything.
+    // The processor time covers all passes, although only the first read anything.
     let bytes = if stat { 0 } else { number("bytes") as u64 };
     let ops = count as u64 * (pass as u64 + 1);
     Ok(CaseSample { value: number("ops") / number("seconds"), bytes, ops, cpu, latency_us: None })

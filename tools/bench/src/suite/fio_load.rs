@@ -1,10 +1,10 @@
-//! A load of fio that a section measures over several folders. It knows no folder.
+//! A load of fio that a section measures over several folders. Knows no folder.
 
 use crate::measure::FigureUnit;
 
 /// Reads by several jobs.
 pub(super) struct FioLoad {
-    /// Its name in the table.
+    /// The name in the table.
     pub name: &'static str,
     /// As fio calls the order of reads.
     pub pattern: &'static str,
@@ -24,7 +24,7 @@ impl FioLoad {
         FioLoad { name, pattern: "read", block, jobs, floor, unit: FigureUnit::Bandwidth }
     }
 
-    /// Reads in random order: small ones are counted, larger ones measured in bytes.
+    /// Reads in random order: small reads are counted, larger reads measured in bytes.
     pub const fn random(name: &'static str, block: u64, jobs: usize, floor: f64) -> Self {
         let unit = if block > 64 << 10 { FigureUnit::Bandwidth } else { FigureUnit::Rate };
         FioLoad { name, pattern: "randread", block, jobs, floor, unit }

@@ -1,5 +1,5 @@
-//! Several nodes as one cache: hot reads from one, two and four of them, and the effect on readers when one is killed
-//! or stops responding.
+//! Several nodes as one cache: hot reads from one, two and four nodes, and the effect on readers when a node is killed or stops
+//! responding.
 
 use super::section::SuiteSection;
 use super::{BenchSuite, BytePath, file_name, fio_sample, part_sample};
@@ -19,8 +19,7 @@ const GROUP_FILES: usize = 4;
 /// In total several times the memory of a mount.
 const GROUP_FILE_BYTES: u64 = 256 << 20;
 const GROUP_SIZES: [usize; 3] = [1, 2, 4];
-/// Files read while a node is lost: enough blocks for every node to hold some, few enough to read all of them in a
-/// second.
+/// Files read while a node is lost: enough blocks for every node to hold some, few enough to read all in a second.
 const LOST_FILES: usize = 64;
 const LOST_LEN: u64 = 4 << 20;
 const NODE_SILENCE: &str = "1s";
@@ -155,8 +154,7 @@ fn file_paths(mounted: &MountUnderTest, count: usize) -> Vec<PathBuf> {
     (0..count).map(|i| mounted.at().join(file_name(i))).collect()
 }
 
-/// Loses one of three nodes under 64 readers; returns the longest read, and notes the other nodes' reads from the
-/// origin.
+/// Loses a node of three under 64 readers; returns the longest read, and notes the other nodes' reads from the origin.
 fn lose_node(
     suite: &BenchSuite,
     pair: &NamespacePair,
@@ -181,7 +179,7 @@ fn lose_node(
         let sent = pid.map_or(Ok(()), |pid| kill_process(pid, signal));
         let got = readers.join().unwrap_or_else(|_| Err(BenchError::Failed("the readers panicked".into())));
         if signal == Signal::STOP {
-            // A stopped process must be continued before it can end.
+            // A stopped process must be continued before the end.
             let _ = pid.map(|pid| kill_process(pid, Signal::CONT));
         }
         sent.map_err(|e| BenchError::Failed(format!("a node could not be lost: {e}"))).and(got)
@@ -198,7 +196,7 @@ fn lose_node(
     Ok(got)
 }
 
-/// A run of fio with its longest read, in seconds, as the value.
+/// A run of fio with the longest read, in seconds, as the value.
 fn fio_latest(job: &FioJob) -> Result<CaseSample> {
     let (got, done) = job.run()?;
     let cpu = vec![("reader", done.cpu)];

@@ -1,5 +1,5 @@
-//! Hot O_DIRECT reads of a single mount, against the empty file system on the same session code: one that sends the
-//! same mebibyte again and again, and one that holds as many bytes as are read.
+//! Hot O_DIRECT reads of a single mount, against the empty file system on the same session code: sending the same mebibyte again
+//! and again, and holding as many bytes as are read.
 
 use super::fio_load::FioLoad;
 use super::section::SuiteSection;
@@ -23,11 +23,11 @@ const LOCAL_LOADS: [FioLoad; 5] = [
     FioLoad::random("4 KiB random, 4 jobs", 4096, 4, 0.8),
 ];
 
-/// One kind of mount.
+/// A kind of mount.
 struct MountVariant {
     name: &'static str,
     label: &'static str,
-    /// Its ceilings: a file system that holds as much, and the empty one.
+    /// The ceilings: a file system that holds as much, and the empty file system.
     ceilings: &'static [&'static str],
     empty: &'static [&'static str],
     words: &'static [&'static str],
@@ -132,7 +132,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     Ok(SuiteSection { name: "local", title, skipped: None, notes, rows })
 }
 
-/// A mount. Its data was read and compared once, and comes from where `way` says.
+/// A mount. The data was read and compared once, and comes by `way`.
 pub(super) fn mount_ready(
     suite: &BenchSuite,
     name: &str,

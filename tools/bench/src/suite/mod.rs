@@ -1,5 +1,5 @@
-//! The suite: measurements, their ceilings and floors. There is one module per section; this one holds the common
-//! parts and assembles and reports a run.
+//! The suite: measurements, ceilings and floors. There is a module for each section; this module holds the common parts and
+//! assembles and reports a run.
 
 mod buffered;
 mod disk;
@@ -99,7 +99,7 @@ const SECTION_RUNS: [SectionRun; 11] = [
 /// The result of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SuiteOutcome {
-    /// Figures at their floor or above.
+    /// Figures at the floor or above.
     pub met: usize,
     /// Figures below.
     pub below: usize,
@@ -107,7 +107,7 @@ pub struct SuiteOutcome {
     pub broken: usize,
     /// Sections with figures.
     pub measured: usize,
-    /// Whether anything below its floor is a failure.
+    /// Whether anything below a floor is a failure.
     pub strict: bool,
 }
 
@@ -126,7 +126,7 @@ pub struct BenchSuite {
     tree_files: usize,
 }
 
-/// The program under test: the one given, the one beside this program, or the first in PATH.
+/// The program under test: the given program, the program beside this one, or the first in PATH.
 ///
 /// # Errors
 /// `Missing` when there is none.
@@ -145,7 +145,7 @@ pub fn program(given: Option<&Path>, me: &Path) -> Result<PathBuf> {
 /// Runs the suite.
 ///
 /// # Errors
-/// When nothing could be measured, or the user interrupts; sections that can't run are skipped with their reason.
+/// When nothing could be measured, or the user interrupts; sections that can't run are skipped with the reason.
 pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
     stop::catch_signals()?;
     args.report.check_places()?;
@@ -253,7 +253,7 @@ fn count_outcome(sections: &[SuiteSection], strict: bool) -> SuiteOutcome {
     outcome
 }
 
-/// A machine in one line.
+/// A machine in a line.
 pub fn one_line(about: &Value) -> String {
     let text = |key: &str| about[key].as_str().unwrap_or("?").to_owned();
     format!(
@@ -269,7 +269,7 @@ pub fn one_line(about: &Value) -> String {
     )
 }
 
-/// Shows progress: one line that is overwritten on a terminal, nothing elsewhere.
+/// Shows progress: a line that is overwritten on a terminal, nothing elsewhere.
 fn show_progress(section: &str, what: &str) {
     let mut err = std::io::stderr();
     if err.is_terminal() {
@@ -292,7 +292,7 @@ fn clear_line() {
 type CpuRole<'a> = (&'static str, &'a ServerProcess);
 
 impl BenchSuite {
-    /// The command of one of this program's parts, in `net`.
+    /// The command of a part of this program, in `net`.
     fn part_command(&self, words: &[String], net: Option<&str>) -> Command {
         let mut command = child::command_in(&self.me, net);
         command.arg("part").args(words);
@@ -323,7 +323,7 @@ impl BenchSuite {
         MountUnderTest::start(command, &at, net, &self.log_path(name)?)
     }
 
-    /// The empty file system, answering from one mebibyte.
+    /// The empty file system, answering from a mebibyte.
     fn mount_null(&self, io: &str) -> Result<MountUnderTest> {
         self.mount_holding(io, 1 << 20)
     }
@@ -407,7 +407,7 @@ fn with_cpu<T>(roles: &[CpuRole<'_>], work: impl FnOnce() -> Result<T>) -> Resul
     Ok((done, used))
 }
 
-/// One run of fio as a sample.
+/// A run of fio as a sample.
 fn fio_sample(job: &fio::FioJob, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Result<CaseSample> {
     let ((got, done), mut cpu) = with_cpu(roles, || job.run())?;
     cpu.push(("reader", done.cpu));
@@ -416,7 +416,7 @@ fn fio_sample(job: &fio::FioJob, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Res
     Ok(CaseSample { value, bytes: got.bytes, ops, cpu, latency_us: Some((got.p50_us, got.p99_us)) })
 }
 
-/// One run of a reading part as a sample.
+/// A run of a reading part as a sample.
 fn part_sample(command: Command, limit: Duration, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Result<CaseSample> {
     user_sample(command, limit, unit, "reader", roles)
 }

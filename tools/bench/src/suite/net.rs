@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const PROBE_PORT: u16 = 7111;
 
-/// One transfer pattern, the same for all programs.
+/// A transfer pattern, the same for all programs.
 struct NetLoad {
     name: &'static str,
     cpu: &'static str,
@@ -55,7 +55,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let (bare, _) =
         ServerProcess::start_announcing(bare, &["ready"], "bare-serve", &suite.log_path("net-bare")?, limit)?;
     let mut cases = Vec::new();
-    // Processor time is a row of its own, with the figures of the previous run in the same round.
+    // Processor time is a separate row, with the figures of the previous run in the same round.
     let mut costs = Vec::new();
     for load in &NET_LOADS {
         let mut add = |(case, cost)| {
@@ -133,7 +133,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     Ok(SuiteSection { name: "net", title, skipped: None, notes, rows })
 }
 
-/// A run as two cases: its rate, and the processor time of both ends per GiB.
+/// A run as two cases: the rate, and the processor time of both ends per GiB.
 fn both_directions<'a>(
     load: &NetLoad,
     variant: &str,
@@ -161,7 +161,7 @@ fn both_directions<'a>(
     }
 }
 
-/// `spurline net …` with its JSON and its processor seconds.
+/// `spurline net …` with the JSON and the processor seconds.
 fn run_net(suite: &BenchSuite, client: &str, words: &[String]) -> Result<(Value, f64)> {
     let mut command = child::command_in(&suite.spurline, Some(client));
     command.arg("net").args(words);

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const REMOTE_FILES: usize = 4;
-/// Several times the memory of a mount, so that its reads go to the node.
+/// Several times the memory of a mount, so that reads go to the node.
 const REMOTE_FILE_BYTES: u64 = 512 << 20;
 
 const REMOTE_LOADS: [FioLoad; 4] = [
@@ -110,7 +110,7 @@ fn start_server(
     Ok(server)
 }
 
-/// Starts a node with more memory than data; `None` with a note where it does not start.
+/// Starts a node with more memory than data; `None` with a note after a failed start.
 fn start_hot_node(
     suite: &BenchSuite,
     pair: &NamespacePair,
@@ -157,7 +157,7 @@ fn mount_node(
     Ok(mounts)
 }
 
-/// The cases of one load: the ceilings, then the mounts.
+/// The cases of a load: the ceilings, then the mounts.
 fn load_cases<'a>(suite: &'a BenchSuite, rig: &'a RemoteRig<'a>, load: &'static FioLoad) -> Vec<BenchCase<'a>> {
     let client = rig.pair.client.as_str();
     let bare = BlockReader { variant: "bare", label: "bare block reader", command: "bare-read", port: BARE_PORT };

@@ -20,7 +20,7 @@ const LINK_GBIT: u32 = 3;
 pub(super) struct S3Process {
     variant: &'static str,
     label: String,
-    /// The namespace of its clients.
+    /// The namespace of clients.
     net: Option<String>,
     daemon: ServerProcess,
     url: String,
@@ -168,7 +168,7 @@ pub(super) fn start_embedded(suite: &BenchSuite, buckets: &Path, link: Option<&N
     Ok(S3Process { variant, label, net, daemon, url: said[0].clone(), key, secret })
 }
 
-/// An independent server, where it is installed.
+/// An independent server, where installed.
 fn start_versitygw(suite: &BenchSuite, buckets: &Path) -> Result<S3Process> {
     let home = std::env::var_os("HOME").map(|h| PathBuf::from(h).join("go/bin/versitygw")).filter(|p| p.is_file());
     let program = child::find_program("versitygw").or(home).ok_or_else(|| {

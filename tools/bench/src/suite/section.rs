@@ -1,4 +1,4 @@
-//! The result of a section of the suite, and its rows as a table with charts. It knows only the rows of a measurement.
+//! The result of a section of the suite, and the rows as a table with charts. Knows only the rows of a measurement.
 
 use crate::measure::{CeilingRatio, FigureUnit, ResultRow};
 use crate::numbers::{short_count, three_digits};
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 /// The result of a section.
 #[derive(Debug, Clone)]
 pub struct SuiteSection {
-    /// Its name, as `--only` takes it.
+    /// The name for `--only`.
     pub name: &'static str,
-    /// What it measures, one sentence.
+    /// The measured quantity, a sentence.
     pub title: &'static str,
-    /// Why it was skipped.
+    /// Why the section was skipped.
     pub skipped: Option<String>,
     /// Remarks on the run.
     pub notes: Vec<String>,
-    /// Its figures.
+    /// The figures.
     pub rows: Vec<ResultRow>,
 }
 
-/// The columns behind the first one, whose head is the name of a group.
+/// The columns behind the first, whose head is the name of a group.
 const COLUMN_HEADS: [&str; 6] = ["median", "min – max", "CPU-s/GiB", "p50 / p99", "of its ceiling", "floor"];
 
 impl SuiteSection {
@@ -44,7 +44,7 @@ impl SuiteSection {
         ReportSection { heading: self.name.to_owned(), about, table, charts, notes: self.notes.clone() }
     }
 
-    /// All of it as JSON.
+    /// The whole as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "name": self.name, "title": self.title, "skipped": self.skipped, "notes": self.notes,
@@ -53,7 +53,7 @@ impl SuiteSection {
     }
 }
 
-/// A value with its unit.
+/// A value with the unit.
 fn show_value(unit: FigureUnit, value: f64) -> String {
     match unit {
         FigureUnit::Bandwidth if value < 9.995e7 => format!("{} MB/s", three_digits(value / 1e6)),

@@ -1,4 +1,4 @@
-//! The time from starting a mount until it responds: with an empty cache, and with a million indexed blocks.
+//! The time from the start of a mount to the first response: with an empty cache, and with a million indexed blocks.
 
 use super::section::SuiteSection;
 use super::{BenchSuite, show_progress};
@@ -24,7 +24,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let full = || {
         let dir = suite.disk.empty_subdir("cache-start-full")?;
         show_progress("start", "writing an index");
-        // Each time anew: the blocks do not exist, and an access to them may remove their index entries.
+        // Each time anew: the blocks do not exist, and an access may remove index entries.
         spurline_store::synthesise(&dir, START_BLOCK_BYTES, START_BLOCKS, 1, 1 << 20)?;
         let (sample, mounted) = start("start-full", &dir.display().to_string())?;
         let known = mounted.counters(&suite.spurline)?.get("blockcache.blocks").copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Writes of a lone mount and through a node: long files, many small ones, a tree that is unpacked, and syncs. Beside them the bare
-//! directory, an empty file system that drops what is written, and a bare TCP block writer.
+//! Writes of a lone mount and through a node: long files, many small files, a tree that is unpacked, and syncs. Beside these the
+//! bare directory, an empty file system that drops written bytes, and a bare TCP block writer.
 
 use super::section::SuiteSection;
 use super::{BenchSuite, CpuRole, part_sample, show_progress, user_sample, with_cpu};
@@ -22,11 +22,11 @@ const WRITE_BLOCK_BYTES: u64 = 1 << 20;
 const SMALL_FILES_AIM: f64 = 5_000.0;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// One file system to write to.
+/// A file system for the writes.
 struct WritePlace<'a> {
     name: &'static str,
     label: &'static str,
-    /// Where it is reached.
+    /// The path to the file system.
     at: PathBuf,
     roles: Vec<CpuRole<'a>>,
     mount: Option<&'a MountUnderTest>,
@@ -117,7 +117,7 @@ struct WritePlaces<'a> {
 }
 
 impl<'a> WritePlaces<'a> {
-    /// The source, its mounts over /dev/fuse, over io_uring and with passthrough, and the mount of a node.
+    /// The source, the mounts over /dev/fuse, over io_uring and with passthrough, and the mount of a node.
     fn new(
         source: &Path,
         sinks: &'a [Option<MountUnderTest>; 2],
@@ -255,7 +255,7 @@ fn synced_cases<'a>(suite: &'a BenchSuite, servers: &'a WriteServers, on_disk: &
             group,
             BareWrites { name: "trips", label: "two round trips", connections: 1, block: 4096, rate_share: 0.5 },
         ),
-        // A fifth longer than its parts.
+        // A fifth longer than the parts.
         case.against_series("of both in turn", &["disk", "trips"], Some(1.0 / 1.2)),
     ]
 }
@@ -291,7 +291,7 @@ fn start_servers(suite: &BenchSuite, source: &Path, on_disk: &Path) -> Result<Wr
     Ok(WriteServers { sink, node, mount, synced, pair })
 }
 
-/// Long files, written one mebibyte at a time.
+/// Long files, written a mebibyte at a time.
 struct LongWrites<'a> {
     suite: &'a BenchSuite,
     source: &'a Path,
@@ -325,7 +325,7 @@ impl<'a> LongWrites<'a> {
         .warm(move || LongWrites { suite, source }.warm_up(place, &first))
     }
 
-    /// Writes for a moment and compares the bytes in the source; the counters show which way they took.
+    /// Writes for a moment and compares the bytes in the source; the counters show the way of the bytes.
     fn warm_up(&self, place: &WritePlace<'_>, files: &[PathBuf]) -> Result<WarmUpResult> {
         let counters = || place.mount.map(|mount| mount.counters(&self.suite.spurline)).transpose();
         let before = counters()?.unwrap_or_default();
@@ -353,7 +353,7 @@ impl<'a> LongWrites<'a> {
     }
 }
 
-/// The empty file systems, each with one file that all writers share.
+/// The empty file systems, each with a file that all writers share.
 fn sink_cases<'a>(
     suite: &'a BenchSuite,
     group: &str,
@@ -410,7 +410,7 @@ fn bare_writer<'a>(
     })
 }
 
-/// Folders of the source, each used for one sample.
+/// Folders of the source, each used for a single sample.
 struct FreshFolders<'a> {
     source: &'a Path,
     next: Cell<usize>,
@@ -421,13 +421,13 @@ struct FreshFolder(PathBuf);
 
 impl Drop for FreshFolder {
     fn drop(&mut self) {
-        // The run's own directory is removed at its end in any case.
+        // The run's own directory is removed at the end in any case.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 impl FreshFolders<'_> {
-    /// A new folder: as `at` shows it, and its guard.
+    /// A new folder: below `at`, and the guard.
     fn make(&self, at: &Path) -> Result<(PathBuf, FreshFolder)> {
         let name = format!("folder-{}", self.next.replace(self.next.get() + 1));
         let folder = self.source.join(&name);
@@ -458,7 +458,7 @@ fn small_files<'a>(
     })
 }
 
-/// The empty file system: what the requests of the kernel cost before anything is made.
+/// The empty file system: the cost of the kernel's requests alone.
 fn small_files_sink<'a>(
     suite: &'a BenchSuite,
     group: &str,

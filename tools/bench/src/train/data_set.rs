@@ -1,16 +1,16 @@
-//! The files of a load: made scaled to the room there is, listed, and compared byte by byte. It knows no reader.
+//! The files of a load: made in proportion to the room, listed, and compared byte by byte. Knows no reader.
 
 use super::model::TrainLoad;
 use crate::error::{BenchError, Result};
 use crate::scratch;
 use std::path::{Path, PathBuf};
 
-/// A file and its length.
+/// A file and the length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataFile {
-    /// Its path below the folder that is read.
+    /// The path below the read folder.
     pub name: PathBuf,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
@@ -20,7 +20,7 @@ pub fn plan_files(load: &TrainLoad, bytes: u64) -> Vec<DataFile> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     (0..count)
         .map(|index| {
-            // A sum of twelve uniform numbers is nearly normal, with a deviation of one.
+            // A sum of twelve uniform numbers is nearly normal, with a deviation of 1.
             let normal: f64 = (0..12).map(|_| next_uniform(&mut state)).sum::<f64>() - 6.0;
             let deviation = load.deviation_bytes * (load.samples_per_file as f64).sqrt();
             // A file of MLPerf is never empty, however wide the distribution.
@@ -30,7 +30,7 @@ pub fn plan_files(load: &TrainLoad, bytes: u64) -> Vec<DataFile> {
         .collect()
 }
 
-/// Writes the files into `dir`, or keeps those that are there with the right length.
+/// Writes the files into `dir`, or keeps existing files of the right length.
 ///
 /// # Errors
 /// When there is too little room, or a file can't be written.
@@ -41,7 +41,7 @@ pub fn make_files(dir: &Path, files: &[DataFile]) -> Result<()> {
         .filter(|file| std::fs::metadata(dir.join(&file.1.name)).map_or(true, |known| known.len() != file.1.len))
         .collect();
     let bytes: u64 = wanted.iter().map(|(_, file)| file.len).sum();
-    // The folder is made only when its files fit.
+    // The folder is made only when the files fit.
     let room = dir.ancestors().find(|above| above.is_dir()).map_or(0, scratch::free_bytes);
     if bytes > room {
         let at = dir.display();
@@ -56,7 +56,7 @@ pub fn make_files(dir: &Path, files: &[DataFile]) -> Result<()> {
 /// Compares every byte of the files below `dir` with what was written.
 ///
 /// # Errors
-/// When one differs, with the position.
+/// When a file differs, with the position.
 pub fn check_files(dir: &Path, files: &[DataFile]) -> Result<()> {
     files.iter().enumerate().try_for_each(|(i, file)| scratch::check_file(&dir.join(&file.name), i as u64, file.len))
 }

@@ -1,5 +1,5 @@
-//! Where the files of a load come from: a plain folder, a mount that runs alone, a mount that reads from a node, or a
-//! folder that the user names. It replays nothing.
+//! Where the files of a load come from: a plain folder, a mount that runs alone, a mount that reads from a node, or a folder that
+//! the user names. Replays nothing.
 
 use super::data_set::{self, DataFile};
 use crate::child;
@@ -21,7 +21,7 @@ pub enum FeedKind {
 }
 
 impl FeedKind {
-    /// Its word on the command line and in reports.
+    /// The word on the command line and in reports.
     pub fn word(self) -> &'static str {
         match self {
             FeedKind::Directory => "directory",
@@ -33,7 +33,7 @@ impl FeedKind {
 
 /// A feed, ready to be read.
 pub struct TrainFeed {
-    /// Its name in reports.
+    /// The name in reports.
     pub name: String,
     /// The folder of the files.
     pub dir: PathBuf,
@@ -41,7 +41,7 @@ pub struct TrainFeed {
     pub files: Vec<DataFile>,
     /// The mountpoint of a mount of Spurline.
     mountpoint: Option<PathBuf>,
-    // Dropped in this order: the mount before its node, both before their network.
+    // Dropped in this order: the mount before the node, both before the network.
     mount: Option<MountUnderTest>,
     node: Option<NodeUnderTest>,
     _net: Option<NamespacePair>,
@@ -60,10 +60,10 @@ pub struct FeedWorkplace<'a> {
 }
 
 impl FeedWorkplace<'_> {
-    /// Makes a feed of the files, and compares every byte through it once, which also fills its caches.
+    /// Makes a feed of the files, and compares every byte there once, which also fills the caches.
     ///
     /// # Errors
-    /// `Missing` when this machine lacks a prerequisite, or `Failed` when it does not start or a byte is wrong.
+    /// `Missing` when this machine lacks a prerequisite, or `Failed` when the feed does not start or a byte is wrong.
     pub fn open_feed(&self, kind: FeedKind) -> Result<TrainFeed> {
         let feed = match kind {
             FeedKind::Directory => self.feed_of(kind, self.source.to_owned()),
@@ -113,7 +113,7 @@ impl FeedWorkplace<'_> {
     }
 }
 
-/// A folder that the user names; its mount is queried for counters where it is one of Spurline.
+/// A folder that the user names; a mount of Spurline there is queried for counters.
 ///
 /// # Errors
 /// When the folder has no files.

@@ -1,5 +1,5 @@
 //! `bench train`: how many accelerators a folder, a mount or a mount with a node feeds, by replaying the reading of MLPerf
-//! Storage. This module finds the number and reports it.
+//! Storage. This module finds and reports the number.
 
 mod data_set;
 mod feeds;
@@ -64,7 +64,7 @@ pub struct TrainArgs {
     pub spurline: Option<PathBuf>,
 }
 
-/// One measurement of a feed.
+/// A measurement of a feed.
 #[derive(Debug, Clone)]
 struct TrainRun {
     accelerators: usize,
@@ -78,7 +78,7 @@ struct TrainRun {
 /// The result of a feed.
 struct FeedOutcome {
     name: String,
-    /// Accelerators fed at the required utilisation; `None` when their number was given.
+    /// Accelerators fed at the required utilisation; `None` for a given number.
     fed: Option<usize>,
     /// Measurements on the way.
     tried: Vec<TrainRun>,
@@ -91,8 +91,8 @@ impl FeedOutcome {
         median(&self.runs.iter().map(of).collect::<Vec<_>>())
     }
 
-    /// Corrects the number that one measurement found by the median of all rounds. Where it does not confirm the number,
-    /// what was found is the next smaller one that was fed on the way, from a single measurement.
+    /// Corrects the number of a single measurement by the median of all rounds. Without a confirmation, the result is the next
+    /// smaller number that was fed on the way, from a single measurement.
     fn correct_number(&mut self, required: f64) {
         let utilisation =
             |runs: &[TrainRun]| median(&runs.iter().map(|run| run.figures.utilisation()).collect::<Vec<_>>());
@@ -197,7 +197,7 @@ fn demand_text(load: &TrainLoad) -> String {
     )
 }
 
-/// Makes the feeds; those that lack a prerequisite become notes, unless they were named.
+/// Makes the feeds; feeds that lack a prerequisite become notes, unless named.
 fn open_feeds(
     args: &TrainArgs,
     files: &[data_set::DataFile],
@@ -234,7 +234,7 @@ fn open_feeds(
     Ok((feeds, notes))
 }
 
-/// Finds the greatest number of accelerators that the feed serves, and measures it once.
+/// Finds the greatest number of accelerators that the feed serves, and measures that number once.
 fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, spurline: &Path) -> Result<FeedOutcome> {
     let measure = |n: usize| -> Result<TrainRun> {
         let run = measure_feed(args, load, feed, spurline, n, 0)?;
@@ -262,7 +262,7 @@ fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, spurline: &
     let mut tried: Vec<TrainRun> = Vec::new();
     let mut best: Option<TrainRun> = None;
     let mut least_failed = usize::MAX;
-    // Each step halves what is unknown, or moves by an eighth.
+    // Each step halves the unknown range, or moves by an eighth.
     for _ in 0..8 {
         let run = measure(n)?;
         tried.push(run.clone());
@@ -289,7 +289,7 @@ fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, spurline: &
     Ok(FeedOutcome { name, fed: Some(fed), tried, runs: reported.into_iter().collect() })
 }
 
-/// One measurement with processor times and counters around it.
+/// A measurement with processor times and counters before and after.
 fn measure_feed(
     args: &TrainArgs,
     load: &TrainLoad,
@@ -392,7 +392,7 @@ fn result_table(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<Vec<String>> 
     table
 }
 
-/// One sentence: how many are fed, and the bytes that the counters prove.
+/// A sentence: how many are fed, and the bytes that the counters prove.
 fn sentence(load: &TrainLoad, outcome: &FeedOutcome) -> String {
     let share = outcome.median_of(|run| run.figures.utilisation()) * 100.0;
     let required = load.required * 100.0;
@@ -406,7 +406,7 @@ fn sentence(load: &TrainLoad, outcome: &FeedOutcome) -> String {
     format!("{}: {fed}{}", outcome.name, outcome.runs.last().map_or(String::new(), proof))
 }
 
-/// What the counters of the mount and the node say about a run.
+/// The evidence of the mount's and the node's counters about a run.
 fn proof(run: &TrainRun) -> String {
     let grown = |name: &str| run.grown.get(name).copied().unwrap_or(0);
     let mb = |name: &str| grown(name) / 1_000_000;

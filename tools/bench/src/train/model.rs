@@ -1,5 +1,5 @@
-//! The models of MLPerf Storage as loads: sizes of files, batches, threads, and the time an accelerator computes. The
-//! figures are those of its published configurations (v2.0 and v3.0, closed division). It reads nothing.
+//! The models of MLPerf Storage as loads: sizes of files, batches, threads, and the time an accelerator computes. The figures are
+//! those of the published configurations (v2.0 and v3.0, closed division). Reads nothing.
 
 use crate::error::{BenchError, Result};
 use std::time::Duration;
@@ -26,24 +26,24 @@ pub enum AcceleratorName {
     B200,
 }
 
-/// A load: one model on one kind of accelerator.
+/// A load: a model on a kind of accelerator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainLoad {
     /// The model.
     pub model: ModelName,
     /// The accelerator.
     pub accelerator: AcceleratorName,
-    /// Mean bytes of one sample.
+    /// Mean bytes of a sample.
     pub sample_bytes: f64,
     /// Standard deviation of that.
     pub deviation_bytes: f64,
-    /// Samples in one file.
+    /// Samples in a file.
     pub samples_per_file: u64,
-    /// Samples of one step.
+    /// Samples of a step.
     pub batch: u64,
-    /// Reader threads of one accelerator.
+    /// Reader threads of an accelerator.
     pub threads: usize,
-    /// Time that one step computes.
+    /// Time that a step computes.
     pub compute: Duration,
     /// Utilisation that counts as fed.
     pub required: f64,
@@ -114,7 +114,7 @@ impl TrainLoad {
     /// The published load of a model on an accelerator.
     ///
     /// # Errors
-    /// `Missing` where MLPerf Storage has none; the message names those that there are.
+    /// `Missing` where MLPerf Storage has none; the message names the existing loads.
     pub fn find(model: ModelName, accelerator: AcceleratorName) -> Result<TrainLoad> {
         let known = TRAIN_LOADS.iter().find(|load| (load.model, load.accelerator) == (model, accelerator)).copied();
         known.ok_or_else(|| {
@@ -141,17 +141,17 @@ impl TrainLoad {
         }
     }
 
-    /// Samples per second of one accelerator that never waits.
+    /// Samples per second of an accelerator that never waits.
     pub fn samples_per_second(&self) -> f64 {
         self.batch as f64 / self.compute.as_secs_f64()
     }
 
-    /// Bytes per second of one accelerator that never waits.
+    /// Bytes per second of an accelerator that never waits.
     pub fn bytes_per_second(&self) -> f64 {
         self.samples_per_second() * self.sample_bytes
     }
 
-    /// Files per second of one accelerator that never waits.
+    /// Files per second of an accelerator that never waits.
     pub fn opens_per_second(&self) -> f64 {
         self.samples_per_second() / self.samples_per_file as f64
     }

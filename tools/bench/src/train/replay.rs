@@ -1,5 +1,5 @@
-//! Replays a training job's reading: for each emulated accelerator, reader threads that fetch whole batches and a
-//! thread that sleeps for the time a step computes. It knows neither where the files come from nor what is required.
+//! Replays a training job's reading: for each emulated accelerator, reader threads that fetch whole batches and a thread that
+//! sleeps for the time a step computes. Knows neither the source of the files nor the requirement.
 
 use super::data_set::{DataFile, next_uniform};
 use super::model::TrainLoad;
@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of one read, as numpy and TensorFlow read their formats.
+/// Bytes of a read, as numpy and TensorFlow read.
 const READ_BYTES: usize = 256 << 10;
 /// Batches that each reader thread may have ready: PyTorch's prefetch factor.
 const PREFETCH_BATCHES: usize = 2;
@@ -23,7 +23,7 @@ const FIRST_BATCH: Duration = Duration::from_secs(120);
 /// Interval of the throughput over time.
 const TRAIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What is replayed.
+/// The load of a replay.
 pub struct ReplayPlan<'a> {
     /// The load.
     pub load: &'a TrainLoad,
@@ -41,16 +41,16 @@ pub struct ReplayPlan<'a> {
     pub seed: u64,
 }
 
-/// The figures of one replay.
+/// The figures of a replay.
 #[derive(Debug, Clone, Default)]
 pub struct ReplayFigures {
     /// Length of the measurement in seconds.
     pub seconds: f64,
-    /// Bytes read in it.
+    /// Bytes read.
     pub bytes: u64,
-    /// Files opened in it.
+    /// Files opened.
     pub opens: u64,
-    /// Steps of all accelerators in it.
+    /// Steps of all accelerators.
     pub steps: u64,
     /// Share of the time that each accelerator computed.
     pub utilisations: Vec<f64>,
@@ -121,8 +121,8 @@ impl ReplayState<'_> {
         let known = &self.plan.files[index];
         let path = self.plan.dir.join(&known.name);
         let file = File::open(&path).map_err(|e| BenchError::io(path.display(), &e))?;
-        // Real data sets are larger than the memory: an earlier epoch's pages must not serve this one. A file system
-        // without the call keeps them, which the counters then show.
+        // Real data sets are larger than the memory: an earlier epoch's pages must not serve this epoch. A file system without
+        // the call keeps such pages, which the counters then show.
         let _ = fadvise(&file, 0, None, Advice::DontNeed);
         self.opens.fetch_add(1, Ordering::Relaxed);
         Ok(OpenDataFile { file, at: 0, len: known.len })
@@ -198,7 +198,7 @@ fn read_batches(state: &ReplayState<'_>, ready: &SyncSender<()>) -> Result<()> {
     }
 }
 
-/// The share of computing of one accelerator, and its steps.
+/// The share of computing of an accelerator, and the steps.
 struct AcceleratorFigures {
     utilisation: f64,
     steps: u64,
@@ -234,7 +234,7 @@ fn compute_steps(state: &ReplayState<'_>, ready: &Receiver<()>) -> AcceleratorFi
     AcceleratorFigures { utilisation, steps }
 }
 
-/// Runs the replay; `begin` is called when the measurement begins and `end` when it ends.
+/// Runs the replay; `begin` is called at the start of the measurement and `end` at the end.
 ///
 /// # Errors
 /// When a file can't be read, or the user interrupts.
@@ -297,7 +297,7 @@ fn measure_window<T>(
     let limit = Instant::now() + FIRST_BATCH;
     while state.started.load(Ordering::Relaxed) < plan.accelerators as u64 && !state.is_stopped() {
         stop::check_stop()?;
-        // Accelerators that wait this long are starved: the measurement shows it.
+        // Accelerators that wait this long are starved: the measurement shows that.
         if Instant::now() > limit {
             break;
         }
