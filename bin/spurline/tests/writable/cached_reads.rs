@@ -301,3 +301,42 @@ fn info_load_free_and_status_agree_with_the_reads() {
     assert!(!cached && why_not.contains("a directory of this host"), "{why_not}");
     mount.unmount();
 }
+
+/// A source in user space, as one on a network: another mount of the same program. Both are alone.
+#[test]
+fn a_lone_mount_reads_a_source_on_a_network_through_its_cache() {
+    for transport in TRANSPORTS {
+        let Some(near) = Group::start(0) else { return };
+        let mut text = bytes(3, FILE_LEN);
+        fs::write(near.source.join("file"), &text).unwrap();
+        let server = near.mount("server", 0, &["--attr-cache", "0"]);
+        let far = Group::start_at(0, World::new(), server.at.clone());
+        let mount = far.mount("mnt", 0, &["--fuse-io", transport, "--attr-cache", "0", "--entry-cache", "0"]);
+        let fetched = || mount.count("object", "get_bytes");
+        // The server's clock is known by the times of its files.
+        eventually("the file is read from the cache", || reads_by_info(&far, &mount, "file").0);
+        assert!(read_all(&File::open(mount.path("file")).unwrap()) == text);
+        assert_eq!(fetched(), text.len() as u64);
+        let reader = File::open(mount.path("file")).unwrap();
+        assert!(read_all(&reader) == text);
+        assert_eq!(fetched(), text.len() as u64, "{transport}");
+        // Own writes, and those of others at the next open.
+        let new = bytes(7, 5000);
+        let writer = open_to_write(&mount.path("file"));
+        writer.write_all_at(&new, 2 * MIB as u64).unwrap();
+        text[2 * MIB..][..new.len()].copy_from_slice(&new);
+        assert!(read_all(&reader) == text);
+        drop(writer);
+        open_to_write(&server.path("file")).write_all_at(&new, 100).unwrap();
+        text[100..][..new.len()].copy_from_slice(&new);
+        assert!(read_all(&File::open(mount.path("file")).unwrap()) == text, "{transport}");
+        eventually("the new version is cached", || reads_by_info(&far, &mount, "file").0);
+        assert!(read_all(&File::open(mount.path("file")).unwrap()) == text);
+        let out = far.world.run(&["load", mount.path("file").to_str().unwrap()]);
+        assert!(out.status.success(), "{out:?}");
+        drop(reader);
+        mount.unmount();
+        drop(far);
+        server.unmount();
+    }
+}

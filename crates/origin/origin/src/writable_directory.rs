@@ -51,6 +51,11 @@ pub struct WritableSource {
 }
 
 impl WritableSource {
+    /// Whether the directory at `path` is on this host, so that its own files are as near as a cache.
+    pub fn is_near(path: &Path) -> bool {
+        open_root(path).is_ok_and(|root| !is_on_network(root.fd.as_fd()))
+    }
+
     /// Opens the directory at `path` for changes. Its files are read through caches if it is on a network file system.
     ///
     /// # Errors

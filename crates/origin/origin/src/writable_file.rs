@@ -65,7 +65,7 @@ pub(crate) struct SourceFile {
     context: FileContext,
     /// While it is open, if it can be changed.
     _changer: Option<OpenChanger>,
-    /// The file system reports failures of writes when a file is closed.
+    /// The file system is of a server, or unknown: it reports failures of writes when a file is closed.
     reports_at_close: bool,
     locks: SourceLocks,
 }
@@ -356,7 +356,7 @@ impl WritableFile for SourceFile {
     }
 
     fn cache_version(&self, attr: &NodeAttr) -> CacheVersion {
-        self.context.versions.version_of(self.file.as_fd(), attr)
+        self.context.versions.version_of(self.file.as_fd(), attr, self.reports_at_close)
     }
 
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {

@@ -27,6 +27,8 @@ pub struct CacheConfig {
     pub iorpc_mode: IorpcMode,
     /// Deadline of a disk request.
     pub disk_timeout: Duration,
+    /// The warning about given flags of a writable mount whose source is on this host: such a mount has no cache.
+    pub near_source_warning: Option<String>,
 }
 
 /// Block size limits: below, the index outgrows the data; above, a miss fetches too much.
@@ -39,8 +41,9 @@ pub(crate) enum CachePlace {
     Here,
     /// The nodes of the group.
     Nodes,
-    /// None: reads of a writable mount go to the source's files.
-    Nowhere,
+    /// This one, if the source of a writable mount turns out to be on a network file system. Otherwise reads go to the source's
+    /// files.
+    HereForNetwork,
 }
 
 /// The name of the cache folder of a node in the default directory.
@@ -80,35 +83,31 @@ pub(crate) fn check_cache(
             "0.1 leaves a tenth of the disk free",
         ));
     }
-    let used = place == CachePlace::Here && args.cache_size != CacheSize::None;
+    let used = place != CachePlace::Nodes && args.cache_size != CacheSize::None;
     let dirs = match (used, args.cache_dir.is_empty()) {
         (false, _) => Vec::new(),
-        (true, true) => vec![default_cache_dir(host)?.join(folder)],
         (true, false) => expand_dirs(&args.cache_dir)?,
+        (true, true) => match default_cache_dir(host) {
+            Ok(dir) => vec![dir.join(folder)],
+            // It may never be needed.
+            Err(_) if place == CachePlace::HereForNetwork => Vec::new(),
+            Err(fault) => return Err(fault),
+        },
     };
-    let why = match place {
-        CachePlace::Here => None,
-        CachePlace::Nodes => Some("with --registry the nodes hold the cache"),
-        CachePlace::Nowhere => Some("a mount with --rw has no block cache"),
-    };
-    if let Some(why) = why {
-        let own = RawCache::default();
-        let unused = [
-            ("--cache-dir", !args.cache_dir.is_empty()),
-            ("--cache-size", args.cache_size != own.cache_size && args.cache_size != CacheSize::None),
-            ("--free-space-ratio", ratio != own.free_space_ratio),
-            ("--iorpc-mode", args.iorpc_mode != own.iorpc_mode),
-            ("--disk-timeout", args.disk_timeout != own.disk_timeout),
-        ];
-        warnings.extend(unused_flags(&unused, why));
+    if place == CachePlace::Nodes {
+        warnings.extend(unused_cache_flags(args, "with --registry the nodes hold the cache"));
     }
+    let near_source_warning = match place {
+        CachePlace::HereForNetwork => unused_cache_flags(args, NO_CACHE_OF_NEAR_SOURCE),
+        CachePlace::Here | CachePlace::Nodes => None,
+    };
     if place == CachePlace::Nodes
         && let Some(size) = args.block_size
     {
         warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
     }
     check_positive("--disk-timeout", args.disk_timeout)?;
-    if place == CachePlace::Here && args.iorpc_mode == IorpcMode::Splice {
+    if place != CachePlace::Nodes && args.iorpc_mode == IorpcMode::Splice {
         warnings.extend(check_pipes(host));
     }
     Ok(CacheConfig {
@@ -119,7 +118,32 @@ pub(crate) fn check_cache(
         block_size: block,
         iorpc_mode: args.iorpc_mode,
         disk_timeout: args.disk_timeout,
+        near_source_warning,
     })
+}
+
+impl CacheConfig {
+    /// The same without cache directories.
+    pub fn without_dirs(&self) -> CacheConfig {
+        CacheConfig { dirs: Vec::new(), is_default: false, size: CacheSize::None, ..self.clone() }
+    }
+}
+
+/// Why flags of the cache are not used where the source of a writable mount is on this host.
+const NO_CACHE_OF_NEAR_SOURCE: &str =
+    "a mount with --rw has no block cache where the source is a directory of this host";
+
+/// The warning about given flags of a cache that this process does not keep.
+fn unused_cache_flags(args: &RawCache, why: &str) -> Option<String> {
+    let own = RawCache::default();
+    let unused = [
+        ("--cache-dir", !args.cache_dir.is_empty()),
+        ("--cache-size", args.cache_size != own.cache_size && args.cache_size != CacheSize::None),
+        ("--free-space-ratio", args.free_space_ratio != own.free_space_ratio),
+        ("--iorpc-mode", args.iorpc_mode != own.iorpc_mode),
+        ("--disk-timeout", args.disk_timeout != own.disk_timeout),
+    ];
+    unused_flags(&unused, why)
 }
 
 /// The pipe of a `sendfile`, in the kernel; larger pipes are not used.
@@ -214,20 +238,30 @@ mod tests {
     }
 
     #[test]
-    fn a_writable_mount_has_no_cache_directories() {
-        let (host, given) = (HostLimits { root: true, ..HostLimits::detect() }, PathBuf::from("/given"));
+    fn flags_of_the_cache_are_in_vain_where_the_source_of_a_writable_mount_is_near() {
+        let host = HostLimits { root: true, ..HostLimits::detect() };
+        let given = PathBuf::from("/given");
         let source = || "/srv".parse().unwrap();
-        let mount = |rw, dirs: &[PathBuf]| {
+        let cache = |rw, dirs: &[PathBuf]| {
             let mut raw = RawMount::new(source(), "/mnt".into());
-            (raw.fuse.rw, raw.volume.cache.cache_dir) = (rw, dirs.to_vec());
+            raw.fuse.rw = rw;
+            raw.volume.cache.cache_dir = dirs.to_vec();
             let volume = raw.check(&host).unwrap().volume;
-            (volume.cache.dirs, volume.cache.size != CacheSize::None, volume.warnings)
+            assert!(volume.warnings.is_empty(), "the source decides");
+            volume.cache
         };
-        let (dirs, sized, warnings) = mount(false, &[]);
-        assert_eq!((dirs.len(), sized, warnings.len()), (1, true, 0));
-        assert_eq!(mount(true, &[]), (vec![], false, vec![]));
-        let said = vec!["--cache-dir is not used: a mount with --rw has no block cache".to_owned()];
-        assert_eq!(mount(true, std::slice::from_ref(&given)), (vec![], false, said));
+        assert_eq!(cache(false, std::slice::from_ref(&given)).near_source_warning, None);
+        // It may be on a network file system.
+        let writable = cache(true, &[]);
+        assert_eq!((writable.dirs.len(), writable.near_source_warning.as_ref()), (1, None));
+        let named = cache(true, std::slice::from_ref(&given));
+        let said = named.near_source_warning.as_deref().unwrap_or_default();
+        assert!(
+            named.dirs == [given.clone()] && said.starts_with("--cache-dir is not used: a mount with --rw"),
+            "{said}"
+        );
+        let without = named.without_dirs();
+        assert!(without.dirs.is_empty() && without.size == CacheSize::None);
         // A node that takes changes serves readers too.
         let mut node = RawNode::new(vec![source()]);
         (node.writable, node.cache.cache_dir) = (true, vec![given.clone()]);

@@ -254,7 +254,7 @@ impl RawVolume {
     }
 
     /// As [`RawVolume::check`], for a volume that is changed: the budget has a term for bytes that were written through nodes
-    /// and are not durable yet. Without a registry nothing is cached.
+    /// and are not durable yet. Without a registry a directory of this host is not cached.
     ///
     /// # Errors
     /// As [`RawVolume::check`], and for a source that is not a directory.
@@ -281,8 +281,7 @@ impl RawVolume {
         let alone = group.is_none();
         let place = match (alone, writes) {
             (false, _) => CachePlace::Nodes,
-            // The kernel reads the source's own file where that is a directory.
-            (true, Some(_)) if self.source.scheme() == "file" => CachePlace::Nowhere,
+            (true, Some(_)) if self.source.scheme() == "file" => CachePlace::HereForNetwork,
             (true, _) => CachePlace::Here,
         };
         let folder = reader_folder(&self.source, reader.place);

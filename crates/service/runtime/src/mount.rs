@@ -154,9 +154,7 @@ impl PreparedMount {
         let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
         // Admin services come before the mount, so that a mount that is visible can be queried, also during the start.
         let chosen = Arc::new(OnceLock::new());
-        // Nodes and buckets are read through blocks also during changes.
-        let has_blocks = writes.is_none() || volume.remote.is_some() || config.volume.source.scheme() != "file";
-        let jobs = if has_blocks { Some(start_jobs(&volume)?) } else { None };
+        let jobs = if volume.has_blocks { Some(start_jobs(&volume)?) } else { None };
         let stop = Arc::new(MountStop::default());
         let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
         let _ = behind.map(|behind| stop.behind.set(behind));

@@ -12,7 +12,7 @@ use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, PathMonitor,
 use spurline_config::{Fault, GroupConfig, VolumeConfig};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::RegistryFollower;
-use spurline_origin::{PublishedBytes, PublishingOrigin, SharedBuckets};
+use spurline_origin::{PublishedBytes, PublishingOrigin, SharedBuckets, SourceLocation, SourceScheme, WritableSource};
 use spurline_rails::LocalRail;
 use spurline_store::{FreshDirs, Store};
 use spurline_types::{ErrorKind, FileKind, Stats};
@@ -38,6 +38,8 @@ pub struct OpenVolume {
     pub(crate) buckets: SharedBuckets,
     /// What this process has published lately.
     pub(crate) published: Arc<PublishedBytes>,
+    /// Files can be read through blocks.
+    pub(crate) has_blocks: bool,
     /// Keeps the paths over rails while the volume is open.
     _keeper: Option<PathMonitor>,
     /// Cache directories that this start made; last, because a drop removes the directories.
@@ -83,6 +85,15 @@ fn named_object(config: &VolumeConfig, stats: &Arc<Stats>) -> Option<(String, St
     (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
 }
 
+/// Whether the kernel gets the source's own files: those of a directory of this host that is changed.
+fn reads_source_itself(config: &VolumeConfig) -> Result<bool, Fault> {
+    if config.writes.is_none() {
+        return Ok(false);
+    }
+    let location = SourceLocation::parse(config.source.as_str())?;
+    Ok(location.scheme() == SourceScheme::Directory && WritableSource::is_near(location.path()))
+}
+
 fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault> {
     let buckets = SharedBuckets::default();
     let source = config.source.as_str();
@@ -105,10 +116,15 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         );
     }
     let pool = BufferPool::new(pool_bytes(config), config.cache.block_size as usize)?;
+    let has_blocks = !reads_source_itself(config)?;
+    let disks = if has_blocks { config.cache.clone() } else { config.cache.without_dirs() };
+    if let Some(warning) = config.cache.near_source_warning.as_ref().filter(|_| !has_blocks) {
+        tracing::warn!("{warning}");
+    }
     // Locals are dropped in the reverse order.
     let setup::OpenCache { fresh, store, shared: folder } =
-        setup::open_store(&config.cache, config.budget.index_bytes, &pool, stats)?;
-    setup::warn_of_cache_in_source(config.source.as_str(), &config.cache);
+        setup::open_store(&disks, config.budget.index_bytes, &pool, stats)?;
+    setup::warn_of_cache_in_source(config.source.as_str(), &disks);
     let tier = MemTier::new(Arc::clone(&pool));
     let shared = CacheContext::new(
         Arc::clone(&tier),
@@ -136,6 +152,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
         follower: None,
         buckets,
         published,
+        has_blocks,
         _keeper: None,
         fresh,
     })
@@ -143,13 +160,14 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
 
 /// Lifetime and memory of the origin's metadata.
 fn metadata_limits(config: &VolumeConfig) -> MetadataLimits {
-    MetadataLimits { ttl: config.metadata_ttl, name_bytes: config.budget.metadata_bytes }
+    MetadataLimits { ttl: metadata_age(config), name_bytes: config.budget.metadata_bytes }
 }
 
-/// The greatest age of names and attributes. Programs of a writable mount get theirs from the source; jobs and `info` must not
-/// find what was before their changes.
+/// The greatest age of names and attributes. Where programs of a writable mount get theirs from the source or its node, jobs and
+/// `info` must not find the state before their changes.
 fn metadata_age(config: &VolumeConfig) -> Duration {
-    if config.writes.is_some() { Duration::ZERO } else { config.metadata_ttl }
+    let is_looked_up_elsewhere = config.group.is_some() || config.source.scheme() == "file";
+    if config.writes.is_some() && is_looked_up_elsewhere { Duration::ZERO } else { config.metadata_ttl }
 }
 
 /// The budget without the slots of the FUSE session and the tables of names.
@@ -237,6 +255,7 @@ fn open_from_group(
         _keeper: monitor?,
         buckets: SharedBuckets::default(),
         published: Arc::default(),
+        has_blocks: true,
         fresh: FreshDirs::default(),
     })
 }
