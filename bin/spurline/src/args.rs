@@ -441,6 +441,12 @@ pub struct FuseArgs {
     /// costs a request for each name. Without this flag chmod, chown and changes of times have no effect, and succeed.
     #[arg(long)]
     pub object_attrs: bool,
+    /// Abort uploads to a bucket that killed mounts have left behind when they are this old
+    ///
+    /// With --rw, when the mount starts. Uploads of other programs are never touched. A file of another mount whose upload is aborted although it is
+    /// still open is uploaded again when it is closed.
+    #[arg(long, value_name = "TIME", default_value = "1d", value_parser = parse_duration)]
+    pub abort_uploads_after: Duration,
     // The list is that of the parser, so it is whole.
     #[arg(help = options_help(), long_help = options_long_help())]
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]")]
@@ -583,6 +589,7 @@ raw! {
     }
     FuseArgs => RawFuse {
         read_only, rw, squash, local_locks, last_writer_wins, allow_unguarded_writes, rename_limit, object_attrs,
+        abort_uploads_after,
         options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads,
         no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }

@@ -151,6 +151,19 @@ impl MemoryS3 {
     pub(crate) fn keys(&self, bucket: &str) -> Vec<String> {
         self.state.read().buckets.get(bucket).into_iter().flat_map(BTreeMap::keys).cloned().collect()
     }
+    /// Begins an upload, as another program does.
+    pub(crate) fn begin_upload(&self, bucket: &str, key: &str) {
+        let mut state = self.state.write();
+        let id = format!("other-{:08x}", state.writes);
+        let upload = StoredUpload {
+            bucket: bucket.into(),
+            key: key.into(),
+            initiated: SystemTime::now(),
+            attributes: StoredAttributes::default(),
+            parts: BTreeMap::new(),
+        };
+        state.uploads.insert(id, upload);
+    }
     /// The number of objects, parts and uploads that were ever made.
     pub(crate) fn writes(&self) -> u64 {
         self.state.read().writes

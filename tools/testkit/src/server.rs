@@ -188,6 +188,14 @@ impl S3Server {
         self.memory.as_ref().expect("a server in memory").keys(bucket)
     }
 
+    /// Begins an upload to a server in memory, as another program does.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn begin_upload(&self, bucket: &str, key: &str) {
+        self.memory.as_ref().expect("a server in memory").begin_upload(bucket, key);
+    }
+
     /// The number of uploads to a server in memory that are neither completed nor aborted.
     ///
     /// # Panics

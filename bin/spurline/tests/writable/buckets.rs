@@ -32,12 +32,21 @@ impl BucketRig {
     }
 
     pub fn mount_from(&self, name: &str, endpoint: &str, more: &[&str]) -> Mount {
+        let cache = self.world.dir(&format!("cache-{name}"));
+        let flags = [&["--endpoint-url", endpoint, "--cache-dir", cache.to_str().unwrap()], more].concat();
+        self.start_mount(name, &flags)
+    }
+
+    /// A mount without a cache directory of its own.
+    pub fn mount_with_flags(&self, name: &str, flags: &[&str]) -> Mount {
+        self.start_mount(name, &[&["--endpoint-url", &self.server.endpoint()], flags].concat())
+    }
+
+    fn start_mount(&self, name: &str, flags: &[&str]) -> Mount {
         let at = self.world.dir(name);
         let source = format!("s3://{BUCKET}/p");
         let mut command = self.world.command(&["mount", &source, at.to_str().unwrap(), "--rw"]);
-        command.args(["--endpoint-url", endpoint]);
-        command.arg("--cache-dir").arg(self.world.dir(&format!("cache-{name}")));
-        self.world.mount_at(with_credentials(command.args(more)), &at)
+        self.world.mount_at(with_credentials(command.args(flags)), &at)
     }
 
     pub fn object(&self, key: &str) -> Option<Vec<u8>> {

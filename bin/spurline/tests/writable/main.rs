@@ -2,6 +2,7 @@
 //! promises, and faults from outside.
 
 mod bucket_attrs;
+mod bucket_faults;
 mod bucket_renames;
 mod buckets;
 mod cached_reads;

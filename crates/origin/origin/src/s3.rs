@@ -471,7 +471,7 @@ impl S3Backend {
                 _,
             )
             | (_, 401 | 403) => self.permission_failure(what, &said, &wire.code),
-            ("NoSuchKey" | "NoSuchVersion" | "NotFound", _) | ("", 404) => self.missing_object(what, &said, told),
+            ("NoSuchKey" | "NoSuchVersion" | "NoSuchUpload" | "NotFound", _) | ("", 404) => self.missing_object(what, &said, told),
             // Before answers without an S3 error: a gateway's own status codes (520, 530, …) are as transient as 502.
             _ if status.is_server_error() => {
                 RequestFailure::transient(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))

@@ -52,6 +52,8 @@ pub struct WritesConfig {
     pub rename_limit: u64,
     /// Owner, mode, times, symbolic links and extended attributes are in the metadata of a bucket's objects.
     pub object_attrs: bool,
+    /// Uploads that mounts of a bucket have left behind are aborted when they are this old.
+    pub abort_uploads_after: Duration,
 }
 
 impl Default for WritesConfig {
@@ -62,6 +64,7 @@ impl Default for WritesConfig {
             allow_unguarded_writes: false,
             rename_limit: RawFuse::default().rename_limit,
             object_attrs: false,
+            abort_uploads_after: RawFuse::default().abort_uploads_after,
         }
     }
 }
@@ -194,6 +197,7 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
         allow_unguarded_writes: args.allow_unguarded_writes,
         rename_limit: args.rename_limit,
         object_attrs: args.object_attrs,
+        abort_uploads_after: args.abort_uploads_after,
     }))
 }
 

@@ -328,6 +328,8 @@ pub struct RawFuse {
     pub rename_limit: u64,
     /// Owner, mode, times, symbolic links and extended attributes are in the metadata of a bucket's objects.
     pub object_attrs: bool,
+    /// Uploads that mounts of a bucket have left behind are aborted when they are this old.
+    pub abort_uploads_after: Duration,
     /// Mount options.
     pub options: Vec<String>,
     /// Largest FUSE request.
@@ -371,6 +373,7 @@ impl Default for RawFuse {
             allow_unguarded_writes: false,
             rename_limit: 10_000,
             object_attrs: false,
+            abort_uploads_after: Duration::from_secs(24 * 3600),
             options: Vec::new(),
             max_write: Size(1 << 20),
             attr_cache: Duration::from_secs(1),

@@ -87,8 +87,13 @@ fn open_bucket_writes(
     options.allow_unguarded_writes = writes.allow_unguarded_writes;
     options.rename_limit = writes.rename_limit;
     options.object_attrs = writes.object_attrs;
+    options.abort_uploads_after = writes.abort_uploads_after;
     options.squashes = writes.squash.is_some();
     options.staging_dir = config.cache.dirs.first().cloned();
+    if options.staging_dir.is_none() {
+        // In memory.
+        options.staging_max = config.budget.total;
+    }
     let origin = setup::origin_options(&config.under, &volume.buckets);
     let reads = Arc::clone(volume.volume());
     let published = Arc::clone(&volume.published);

@@ -41,6 +41,26 @@ impl ByteRanges {
         range.is_empty() || self.last_starting_up_to(range.start).is_some_and(|(_, end)| end >= range.end)
     }
 
+    /// The number of bytes of the range that are not in the set.
+    pub fn missing_in(&self, range: Range<u64>) -> u64 {
+        let mut missing = 0;
+        let mut at = range.start;
+        while at < range.end {
+            let (is_known, piece_end) = self.piece_at(at);
+            let piece_end = piece_end.min(range.end);
+            if !is_known {
+                missing += piece_end - at;
+            }
+            at = piece_end;
+        }
+        missing
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> u64 {
+        self.0.iter().map(|(start, end)| end - start).sum()
+    }
+
     /// Whether any byte of the range is in the set.
     pub fn meets(&self, range: Range<u64>) -> bool {
         !range.is_empty() && self.last_starting_up_to(range.end - 1).is_some_and(|(_, end)| end > range.start)
@@ -106,6 +126,9 @@ mod tests {
                 proptest::prop_assert!(model[at as usize..end as usize].iter().all(|byte| *byte == inside));
                 proptest::prop_assert_eq!(ranges.meets(at..at + 1), inside);
             }
+            let count = model.iter().filter(|inside| **inside).count() as u64;
+            proptest::prop_assert_eq!(ranges.len(), count);
+            proptest::prop_assert_eq!(ranges.missing_in(0..80), 80 - count);
         }
     }
 }

@@ -18,6 +18,7 @@ mod rename_folder;
 pub(crate) mod rename_record;
 mod requests;
 mod staged;
+mod upload_record;
 mod volume;
 
 pub use published::{PublishedBytes, PublishingOrigin};
@@ -26,6 +27,7 @@ pub use volume::WritableBucket;
 use spurline_types::{Error, Result};
 use std::fs::File;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// How a bucket is changed, and how its files look.
 #[derive(Debug, Clone)]
@@ -46,10 +48,14 @@ pub struct BucketWriteOptions {
     pub last_writer_wins: bool,
     /// A store that keeps no conditions is changed without them.
     pub allow_unguarded_writes: bool,
+    /// Uploads that mounts have left behind are aborted when they are this old.
+    pub abort_uploads_after: Duration,
     /// Most objects of a folder that is renamed; programs copy larger ones.
     pub rename_limit: u64,
     /// The folder of local files with bytes that are not published; `None` keeps those in memory.
     pub staging_dir: Option<PathBuf>,
+    /// Most bytes of these files together.
+    pub staging_max: u64,
     /// The source's prefix with a trailing slash, or empty.
     pub(crate) root: String,
 }
@@ -66,8 +72,10 @@ impl BucketWriteOptions {
             folder_mode: 0o755,
             last_writer_wins: false,
             allow_unguarded_writes: false,
+            abort_uploads_after: Duration::from_secs(24 * 3600),
             rename_limit: 10_000,
             staging_dir: None,
+            staging_max: u64::MAX,
             root: String::new(),
         }
     }

@@ -12,8 +12,8 @@ use super::BucketWriteOptions;
 use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::published::PublishedBytes;
-use super::requests::{BucketRequests, NewObject, marked};
-use super::staged::StagedBytes;
+use super::requests::{BucketRequests, NewObject, OpenUpload, marked};
+use super::staged::{StagedBytes, StagingSpace};
 use crate::object_origin::object_attr;
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};
@@ -91,7 +91,9 @@ enum PartBody {
 
 /// An upload under way.
 struct PartUpload {
-    id: String,
+    upload: OpenUpload,
+    /// The store knows no such upload: another program has aborted it, or a rule of the bucket.
+    is_gone: bool,
     /// With the mark of the change.
     attributes: ObjectAttributes,
     /// The attributes of the file when the upload began.
@@ -139,7 +141,10 @@ impl PartUpload {
                     self.parts.insert(number, PartState::Sent { etag });
                 }
                 Ok(Ok(_)) => {}
-                Ok(Err(error)) => tracing::debug!("part {number} of '{}' is sent again: {error}", self.key),
+                Ok(Err(error)) => {
+                    self.is_gone |= error.kind() == ErrorKind::NotFound;
+                    tracing::debug!("part {number} of '{}' is sent again: {error}", self.key);
+                }
                 Err(error) => tracing::debug!("part {number} of '{}' is sent again: {error}", self.key),
             }
         }
@@ -187,6 +192,14 @@ struct ObjectFacts {
     removed: bool,
     /// Another writer has changed the object; every later call that publishes fails with this.
     conflict: Option<Error>,
+    /// Bytes of a program are missing: nothing is published until they are cut off.
+    lost_write: Option<LostWrite>,
+}
+
+/// A write that the local disk had no space for.
+struct LostWrite {
+    offset: u64,
+    error: Error,
 }
 
 impl ObjectFacts {
@@ -202,6 +215,7 @@ impl ObjectFacts {
             mtime_is_set: false,
             removed: false,
             conflict: None,
+            lost_write: None,
         }
     }
 
@@ -232,12 +246,19 @@ struct ObjectChanges {
     attributes: Option<ObjectAttributes>,
 }
 
+/// What the open files of a bucket have in common.
+pub(super) struct ObjectContext {
+    pub requests: Arc<BucketRequests>,
+    pub reads: Arc<dyn Volume>,
+    pub options: Arc<BucketWriteOptions>,
+    pub published: Arc<PublishedBytes>,
+    /// For the changed bytes of all files.
+    pub space: Arc<StagingSpace>,
+}
+
 /// A file that is open.
 pub(super) struct OpenObject {
-    requests: Arc<BucketRequests>,
-    reads: Arc<dyn Volume>,
-    options: Arc<BucketWriteOptions>,
-    published: Arc<PublishedBytes>,
+    context: Arc<ObjectContext>,
     /// The identity of a new file.
     unpublished: FileIdentity,
     facts: Mutex<ObjectFacts>,
@@ -246,15 +267,8 @@ pub(super) struct OpenObject {
 }
 
 impl OpenObject {
-    /// An object that exists, or with `None` a new file.
-    pub fn new(
-        requests: &Arc<BucketRequests>,
-        reads: &Arc<dyn Volume>,
-        options: &Arc<BucketWriteOptions>,
-        published: &Arc<PublishedBytes>,
-        path: Vec<u8>,
-        node: OpenedNode,
-    ) -> OpenObject {
+    /// A file that exists, or a new one.
+    pub fn new(context: Arc<ObjectContext>, path: Vec<u8>, node: OpenedNode) -> OpenObject {
         let unpublished = random_identity();
         let mut changes = ObjectChanges::default();
         let facts = match node {
@@ -265,15 +279,7 @@ impl OpenObject {
             }
             OpenedNode::New(file_attrs) => ObjectFacts::new(path, None, file_attrs),
         };
-        OpenObject {
-            requests: Arc::clone(requests),
-            reads: Arc::clone(reads),
-            options: Arc::clone(options),
-            published: Arc::clone(published),
-            unpublished,
-            facts: Mutex::new(facts),
-            changes: Mutex::new(changes),
-        }
+        OpenObject { context, unpublished, facts: Mutex::new(facts), changes: Mutex::new(changes) }
     }
 
     /// The path that leads to the file, or has led to it.
@@ -387,12 +393,12 @@ impl OpenObject {
     fn object(&self) -> Option<ObjectRef> {
         let facts = self.facts.lock();
         let attr = facts.published.as_ref()?;
-        Some(ObjectRef::new(self.reads.source(), &facts.path, attr.version.clone(), attr.size))
+        Some(ObjectRef::new(self.context.reads.source(), &facts.path, attr.version.clone(), attr.size))
     }
 
     /// The key of the object.
     fn key(&self) -> Result<String> {
-        key_of(&self.options.root, &self.facts.lock().path)
+        key_of(&self.context.options.root, &self.facts.lock().path)
     }
 
     /// Fills `dst` from the object.
@@ -401,7 +407,7 @@ impl OpenObject {
         let mut read = 0;
         while read < dst.len() {
             let at = offset + read as u64;
-            let count = match self.reads.read(object, at, &mut dst[read..])? {
+            let count = match self.context.reads.read(object, at, &mut dst[read..])? {
                 ReadData::Copied(count) => count,
                 ReadData::Shared(slice) => {
                     let count = slice.len().min(dst.len() - read);
@@ -424,7 +430,8 @@ impl OpenObject {
             Some(staged) => staged,
             None => {
                 let object_len = self.facts.lock().published.as_ref().map_or(0, |attr| attr.size);
-                StagedBytes::over_object(self.options.new_staging_file()?, object_len)
+                let space = Arc::clone(&self.context.space);
+                StagedBytes::over_object(self.context.options.new_staging_file()?, object_len, space)
             }
         };
         Ok(changes.staged.insert(staged))
@@ -439,11 +446,38 @@ impl OpenObject {
         self.check_conflict()?;
         let staged = self.stage(&mut changes)?;
         let offset = offset.unwrap_or(staged.len());
-        staged.write(offset, data)?;
+        if let Err(error) = self.write_staged(staged, offset, data) {
+            return Err(self.note_lost_write(offset, error));
+        }
         let end = offset + data.len() as u64;
         self.note_change(&mut changes, offset..end);
         self.send_full_parts(&mut changes, offset..end)?;
         Ok(data.len())
+    }
+
+    /// Writes into the local file; those of files that are published already make room.
+    fn write_staged(&self, staged: &mut StagedBytes, offset: u64, data: &[u8]) -> Result<()> {
+        match staged.write(offset, data) {
+            Err(error) if error.kind() == ErrorKind::NoSpace && self.context.published.clear() => {
+                staged.write(offset, data)
+            }
+            written => written,
+        }
+    }
+
+    fn note_lost_write(&self, offset: u64, error: Error) -> Error {
+        let mut facts = self.facts.lock();
+        if facts.lost_write.is_none() {
+            let path = String::from_utf8_lossy(&facts.path).into_owned();
+            tracing::error!("a write to '/{path}' failed, and nothing of its changes is published: {error}");
+            facts.lost_write = Some(LostWrite { offset, error: error.clone() });
+        }
+        error
+    }
+
+    fn check_lost_write(&self) -> Result<()> {
+        let facts = self.facts.lock();
+        facts.lost_write.as_ref().map_or(Ok(()), |lost| Err(lost.error.clone()))
     }
 
     /// Cuts the file, or lengthens it by zeros.
@@ -456,6 +490,9 @@ impl OpenObject {
         let before = staged.len();
         if before != len {
             staged.set_len(len)?;
+            let mut facts = self.facts.lock();
+            facts.lost_write = facts.lost_write.take().filter(|lost| lost.offset < len);
+            drop(facts);
             self.note_change(&mut changes, before.min(len)..before.max(len));
         }
         Ok(())
@@ -491,7 +528,7 @@ impl OpenObject {
         let mut facts = self.facts.lock();
         facts.changed = true;
         facts.changed_at = SystemTime::now();
-        if self.options.object_attrs {
+        if self.context.options.object_attrs {
             facts.file_attrs.mtime = Some(file_time(facts.changed_at));
             facts.mtime_is_set = false;
         }
@@ -515,7 +552,7 @@ impl OpenObject {
             let is_full = changes.staged.as_ref().is_some_and(|staged| staged.is_changed(range.clone()));
             let is_sent = changes.upload.as_ref().is_some_and(|upload| upload.parts.contains_key(&number));
             if is_full && !is_sent {
-                self.requests.run(self.send_part(changes, number, range))?;
+                self.context.requests.run(self.send_part(changes, number, range))?;
             }
         }
         Ok(())
@@ -529,7 +566,7 @@ impl OpenObject {
         if let Some(attributes) = &changes.attributes {
             return Ok(attributes.clone());
         }
-        match self.requests.head(key).await {
+        match self.context.requests.head(key).await {
             Ok(found) => Ok(changes.attributes.insert(found.attributes).clone()),
             // The condition of the change finds that out.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(ObjectAttributes::default()),
@@ -543,7 +580,7 @@ impl OpenObject {
         let mut attributes = self.last_attributes(changes, key).await?;
         let facts = self.facts.lock();
         forget_old_bytes(&mut attributes, file_time(facts.changed_at));
-        if self.options.object_attrs {
+        if self.context.options.object_attrs {
             facts.file_attrs.store(&mut attributes);
         }
         Ok(marked(attributes))
@@ -554,8 +591,9 @@ impl OpenObject {
             let key = self.key()?;
             let file_attrs = self.file_attrs();
             let attributes = self.next_attributes(changes, &key).await?;
-            let id = self.requests.begin_upload(&key, &attributes).await?;
-            changes.upload = Some(PartUpload { id, attributes, file_attrs, key, parts: BTreeMap::new() });
+            let upload = self.context.requests.begin_upload(&key, &attributes).await?;
+            let parts = BTreeMap::new();
+            changes.upload = Some(PartUpload { upload, is_gone: false, attributes, file_attrs, key, parts });
         }
         Ok(())
     }
@@ -563,13 +601,17 @@ impl OpenObject {
     /// Sends a part, which goes on after this call.
     async fn send_part(&self, changes: &mut ObjectChanges, number: u32, range: Range<u64>) -> Result<()> {
         self.begin_upload(changes).await?;
+        if let Some(upload) = &mut changes.upload {
+            upload.wait_for_parts(PARTS_IN_FLIGHT).await;
+        }
+        let reserved = self.context.requests.reserve_body(range.end - range.start).await?;
         let body = self.part_body(changes, range.clone())?;
         let Some(upload) = &mut changes.upload else { return Ok(()) };
-        upload.wait_for_parts(PARTS_IN_FLIGHT).await;
-        let requests = Arc::clone(&self.requests);
+        let requests = Arc::clone(&self.context.requests);
         let key = upload.key.clone();
-        let id = upload.id.clone();
-        let sent = self.requests.spawn(async move {
+        let id = upload.upload.id.clone();
+        let sent = self.context.requests.spawn(async move {
+            let _reserved = reserved;
             match body {
                 PartBody::Bytes(bytes) => requests.upload_part(&key, &id, number, bytes).await,
                 PartBody::Copied { etag } => {
@@ -618,10 +660,11 @@ impl OpenObject {
         }
         drop(facts);
         self.check_conflict()?;
+        self.check_lost_write()?;
         if !bytes_changed {
-            return self.requests.run(self.copy_attrs(&mut changes));
+            return self.context.requests.run(self.copy_attrs(&mut changes));
         }
-        let Err(error) = self.requests.run(self.send_all(&mut changes)) else { return Ok(()) };
+        let Err(error) = self.context.requests.run(self.send_all(&mut changes)) else { return Ok(()) };
         let Some(conflict) = self.find_conflict() else { return Err(error) };
         tracing::error!("{conflict}");
         self.facts.lock().conflict = Some(conflict.clone());
@@ -636,13 +679,17 @@ impl OpenObject {
     fn find_conflict(&self) -> Option<Error> {
         let key = self.key().ok()?;
         let condition = self.condition();
-        self.requests.run(async { Ok(self.requests.find_conflict(&key, &condition).await) }).ok().flatten()
+        self.context
+            .requests
+            .run(async { Ok(self.context.requests.find_conflict(&key, &condition).await) })
+            .ok()
+            .flatten()
     }
 
     /// What must be true of the object when the file is published.
     fn condition(&self) -> WriteCondition {
         let facts = self.facts.lock();
-        if self.options.last_writer_wins {
+        if self.context.options.last_writer_wins {
             return WriteCondition::None;
         }
         match (&facts.published, facts.published_etag()) {
@@ -658,7 +705,14 @@ impl OpenObject {
         let (etag, attributes) = if changes.upload.is_none() && len <= FIRST_PART {
             self.send_whole(changes, len, &condition).await?
         } else {
-            self.send_parts(changes, len, &condition).await?
+            let sent = self.send_parts(changes, len, &condition).await;
+            if sent.is_err() && changes.upload.as_ref().is_some_and(|upload| upload.is_gone) {
+                // All bytes are here, so another upload can begin.
+                changes.upload = None;
+                self.send_parts(changes, len, &condition).await?
+            } else {
+                sent?
+            }
         };
         changes.attributes = Some(attributes);
         let staged = changes.staged.take();
@@ -680,9 +734,9 @@ impl OpenObject {
     /// The bytes that were just published are read from the local file.
     fn keep_hot(&self, staged: Option<StagedBytes>) {
         if let (Some(staged), Some(object)) = (staged, self.object()) {
-            self.published.insert(&object, staged);
-            let blocks = object.size.div_ceil(self.reads.block_size());
-            self.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);
+            self.context.published.insert(&object, staged);
+            let blocks = object.size.div_ceil(self.context.reads.block_size());
+            self.context.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);
         }
     }
 
@@ -711,7 +765,7 @@ impl OpenObject {
             return Ok(());
         }
         drop(facts);
-        let copied = self.requests.run(self.copy_attrs(&mut changes));
+        let copied = self.context.requests.run(self.copy_attrs(&mut changes));
         if copied.is_err() {
             // The next call reads what the object has.
             changes.attributes = None;
@@ -737,7 +791,7 @@ impl OpenObject {
         let attributes = marked(attributes);
         let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
         let from = CopySource { key: &key, etag: etag.as_deref() };
-        let new_etag = self.requests.copy(from, before.size, &object).await?;
+        let new_etag = self.context.requests.copy(from, before.size, &object).await?;
         changes.attributes = Some(attributes);
         let mut facts = self.facts.lock();
         let kind = facts.published.as_ref().map_or(FileKind::File, |attr| attr.kind);
@@ -746,7 +800,7 @@ impl OpenObject {
         facts.attrs_changed = false;
         drop(facts);
         if let Some(after) = self.object() {
-            self.published.move_to(before.id, after.id);
+            self.context.published.move_to(before.id, after.id);
         }
         Ok(())
     }
@@ -760,9 +814,10 @@ impl OpenObject {
     ) -> Result<(String, ObjectAttributes)> {
         let key = self.key()?;
         let attributes = self.next_attributes(changes, &key).await?;
+        let _reserved = self.context.requests.reserve_body(len).await?;
         let body = self.staged_bytes(changes, 0..len)?;
         let object = NewObject { key: &key, attributes: &attributes, condition };
-        let etag = self.requests.put(&object, body).await?;
+        let etag = self.context.requests.put(&object, body).await?;
         self.facts.lock().attrs_changed = false;
         Ok((etag, attributes))
     }
@@ -791,7 +846,7 @@ impl OpenObject {
                 upload.wait_for_parts(1).await;
             }
         }
-        let Some(upload) = &changes.upload else {
+        let Some(upload) = &mut changes.upload else {
             return Err(Error::new(ErrorKind::Invalid, "no upload"));
         };
         let missing = upload.missing_parts(count);
@@ -805,9 +860,12 @@ impl OpenObject {
         });
         let parts: Vec<UploadedPart> = parts.collect();
         let object = NewObject { key: &upload.key, attributes: &upload.attributes, condition };
-        let etag = self.requests.complete(&object, &upload.id, &parts).await?;
+        let completed = self.context.requests.complete(&object, &upload.upload, &parts).await;
+        // An object that is missing is a conflict, which shows in a second attempt.
+        upload.is_gone |= completed.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+        let etag = completed?;
         let attributes = upload.attributes.clone();
-        if self.options.object_attrs {
+        if self.context.options.object_attrs {
             self.facts.lock().note_uploaded_attrs(&upload.file_attrs);
         }
         changes.upload = None;
@@ -818,10 +876,10 @@ impl OpenObject {
         let Some(mut upload) = upload else { return };
         let aborted = async {
             upload.wait_for_parts(1).await;
-            self.requests.abort(&upload.key, &upload.id).await;
+            self.context.requests.abort(&upload.key, &upload.upload).await;
             Ok(())
         };
-        if let Err(error) = self.requests.run(aborted) {
+        if let Err(error) = self.context.requests.run(aborted) {
             tracing::warn!("an upload was not aborted: {error}");
         }
     }

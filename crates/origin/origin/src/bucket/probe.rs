@@ -37,8 +37,8 @@ async fn probe_conditions(requests: &BucketRequests, key: &str) -> Result<Option
         (WriteCondition::Version(NO_ETAG.to_owned()), "CompleteMultipartUpload with If-Match"),
     ] {
         let attributes = marked(ObjectAttributes::default());
-        let upload = requests.begin_upload(key, &attributes).await?;
-        let etag = requests.upload_part(key, &upload, 1, Bytes::from_static(b"probe")).await?;
+        let upload = requests.begin_unrecorded_upload(key, &attributes).await?;
+        let etag = requests.upload_part(key, &upload.id, 1, Bytes::from_static(b"probe")).await?;
         let object = NewObject { key, attributes: &attributes, condition: &condition };
         let completed = requests.complete(&object, &upload, &[UploadedPart { number: 1, etag }]).await;
         if is_taken(completed)? {

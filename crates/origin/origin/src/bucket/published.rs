@@ -39,6 +39,12 @@ impl PublishedBytes {
         }
     }
 
+    /// Gives up all local files; whether there were any.
+    pub(super) fn clear(&self) -> bool {
+        let objects = std::mem::take(&mut *self.list.lock()).objects;
+        !objects.is_empty()
+    }
+
     /// The bytes of an object are those of another one now: the store has copied them.
     pub(super) fn move_to(&self, old: ObjectId, new: ObjectId) {
         for (known, _) in &mut self.list.lock().objects {

@@ -9,6 +9,7 @@
 //! | the upload does not exist | yes | done, if the object has the mark of this change; else the failure |
 //! | none until the deadline | any | done, if the object has the mark of this change; else the failure |
 
+use super::upload_record::record_upload;
 use crate::backend::{RawObject, RequestFailure, RetryHint};
 use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
@@ -24,6 +25,7 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The attribute with the mark of the change that made an object.
 const MARK: &str = "spurline-op";
@@ -34,14 +36,29 @@ const LEAST_RATE: u64 = 1 << 20;
 const COPY_MAX: u64 = 5 << 30;
 /// Length of the parts in which a larger object is copied.
 const COPY_PART: u64 = 1 << 30;
+/// Memory for the bodies of requests that are under way, of all files: twenty parts of the first length.
+const BODY_BYTES: u64 = 160 << 20;
+/// Unit of that memory.
+const BODY_UNIT: u64 = 1 << 20;
 /// Parts of one object that are copied at once.
 const COPIES_AT_ONCE: usize = 8;
 
 /// The changing side of a bucket.
 pub(super) struct BucketRequests {
     bucket: Arc<SharedBucket>,
+    /// The source's prefix with a trailing slash, or empty: uploads are recorded there.
+    root: String,
     /// Largest object that one request copies.
     copy_max: u64,
+    /// Units of [`BODY_UNIT`] for the bodies of requests.
+    body_units: Arc<Semaphore>,
+}
+
+/// An upload in parts.
+pub(super) struct OpenUpload {
+    pub id: String,
+    /// The key of its record.
+    record: Option<String>,
 }
 
 /// An object to make.
@@ -78,11 +95,23 @@ pub(super) fn new_mark() -> String {
 impl BucketRequests {
     /// # Errors
     /// `ReadOnly` when the store can't be changed by this program.
-    pub fn new(bucket: Arc<SharedBucket>) -> Result<BucketRequests> {
+    pub fn new(bucket: Arc<SharedBucket>, root: &str) -> Result<BucketRequests> {
         if bucket.backend.writes().is_none() {
             return Err(unchangeable());
         }
-        Ok(BucketRequests { bucket, copy_max: COPY_MAX })
+        let body_units = Arc::new(Semaphore::new((BODY_BYTES / BODY_UNIT) as usize));
+        Ok(BucketRequests { bucket, root: root.to_owned(), copy_max: COPY_MAX, body_units })
+    }
+
+    /// Waits until there is memory for the body of a request of `len` bytes; dropping the result frees the memory. A larger body
+    /// than all of it has the memory alone.
+    ///
+    /// # Errors
+    /// `Unavailable` after the end of the bucket.
+    pub async fn reserve_body(&self, len: u64) -> Result<OwnedSemaphorePermit> {
+        let units = len.div_ceil(BODY_UNIT).clamp(1, BODY_BYTES / BODY_UNIT);
+        let permit = Arc::clone(&self.body_units).acquire_many_owned(units as u32).await;
+        permit.map_err(|_| Error::new(ErrorKind::Unavailable, "the bucket is closed"))
     }
 
     /// Runs requests on this thread.
@@ -254,14 +283,33 @@ impl BucketRequests {
         }
     }
 
-    /// Begins an upload in parts; returns its id. A lost answer leaves an upload behind, which is aborted by its age.
+    /// Begins an upload in parts, and records it. A lost answer leaves an upload without a record behind.
     ///
     /// # Errors
     /// The store's.
-    pub async fn begin_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<String> {
+    pub async fn begin_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<OpenUpload> {
+        let upload = self.begin_unrecorded_upload(key, attributes).await?;
+        let record = record_upload(self, &self.root, key, &upload.id).await;
+        Ok(OpenUpload { record, ..upload })
+    }
+
+    /// Begins an upload that ends within a moment.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn begin_unrecorded_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<OpenUpload> {
         let deadline = self.deadline(0);
         let begun = self.repeat(deadline, "the start of an upload", |backend| backend.begin_upload(key, attributes));
-        begun.await.map_err(|failure| failure.error)
+        let id = begun.await.map_err(|failure| failure.error)?;
+        Ok(OpenUpload { id, record: None })
+    }
+
+    /// An upload has ended.
+    async fn remove_record(&self, upload: &OpenUpload) {
+        let Some(record) = &upload.record else { return };
+        if let Err(error) = self.delete(record, &WriteCondition::None).await {
+            tracing::debug!("the record of an upload that has ended stays until it is old: {error}");
+        }
     }
 
     /// Uploads a part; returns its etag. A part that is sent again replaces the first one.
@@ -301,25 +349,42 @@ impl BucketRequests {
     ///
     /// # Errors
     /// `Stale` when the condition does not hold; the store's.
-    pub async fn complete(&self, object: &NewObject<'_>, upload: &str, parts: &[UploadedPart]) -> Result<String> {
+    pub async fn complete(
+        &self,
+        object: &NewObject<'_>,
+        upload: &OpenUpload,
+        parts: &[UploadedPart],
+    ) -> Result<String> {
         let NewObject { key, condition, .. } = *object;
+        let id = upload.id.as_str();
         let completed = self
-            .repeat(self.deadline(0), "the end of an upload", |backend| backend.complete(key, upload, parts, condition))
+            .repeat(self.deadline(0), "the end of an upload", |backend| backend.complete(key, id, parts, condition))
             .await;
-        match completed {
-            Ok(etag) => Ok(etag),
-            Err(failure) => self.settle(object, failure).await,
-        }
+        let etag = match completed {
+            Ok(etag) => etag,
+            Err(failure) => self.settle(object, failure).await?,
+        };
+        self.remove_record(upload).await;
+        Ok(etag)
     }
 
     /// Ends an upload without an object, as far as the store can be reached.
-    pub async fn abort(&self, key: &str, upload: &str) {
-        let aborted = self.repeat(self.deadline(0), "the end of an upload", |backend| backend.abort(key, upload)).await;
-        if let Err(ChangeFailure { error, .. }) = aborted
-            && error.kind() != ErrorKind::NotFound
-        {
-            tracing::warn!("an upload of '{key}' was not aborted, and its parts stay in the bucket: {error}");
+    pub async fn abort(&self, key: &str, upload: &OpenUpload) {
+        match self.abort_upload(key, &upload.id).await {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                tracing::warn!("an upload of '{key}' was not aborted, and its parts stay in the bucket: {error}");
+            }
+            _ => self.remove_record(upload).await,
         }
+    }
+
+    /// Ends the upload with this id without an object.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such upload; the store's.
+    pub async fn abort_upload(&self, key: &str, id: &str) -> Result<()> {
+        let aborted = self.repeat(self.deadline(0), "the end of an upload", |backend| backend.abort(key, id)).await;
+        aborted.map_err(|failure| failure.error)
     }
 
     /// Copies an object of `len` bytes within the bucket; returns the new etag.
@@ -345,7 +410,7 @@ impl BucketRequests {
         let upload = self.begin_upload(object.key, object.attributes).await?;
         let part_len = self.copy_max.min(COPY_PART);
         let count = len.div_ceil(part_len) as u32;
-        let upload_id = upload.as_str();
+        let upload_id = upload.id.as_str();
         let parts = (1..=count).map(|number| async move {
             let start = u64::from(number - 1) * part_len;
             let range = start..len.min(start + part_len);

@@ -2,13 +2,48 @@
 //! knows no request and no name.
 
 use super::byte_ranges::ByteRanges;
-use spurline_types::{Error, Result};
+use parking_lot::Mutex;
+use spurline_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 
 /// The part of a read that the object has.
 pub(super) type ReadObject<'a> = dyn Fn(u64, &mut [u8]) -> Result<()> + 'a;
+
+/// The space for changed bytes of all files.
+pub(super) struct StagingSpace {
+    max: u64,
+    used: Mutex<u64>,
+}
+
+impl StagingSpace {
+    /// At most `max` bytes.
+    pub fn new(max: u64) -> StagingSpace {
+        StagingSpace { max, used: Mutex::new(0) }
+    }
+
+    /// # Errors
+    /// `NoSpace`.
+    fn take(&self, bytes: u64) -> Result<()> {
+        let mut used = self.used.lock();
+        if bytes > self.max.saturating_sub(*used) {
+            let why = format!(
+                "the changed bytes of files lie in memory, and {} bytes are the most: give the mount a disk (--cache-dir, \
+                 --cache-size), or more memory (--buffer-size)",
+                self.max
+            );
+            return Err(Error::new(ErrorKind::NoSpace, why));
+        }
+        *used += bytes;
+        Ok(())
+    }
+
+    fn give_back(&self, bytes: u64) {
+        *self.used.lock() -= bytes;
+    }
+}
 
 /// The bytes of a file as the mount's programs see them: changed ones here, others in the object, and zeros.
 pub(super) struct StagedBytes {
@@ -17,12 +52,19 @@ pub(super) struct StagedBytes {
     len: u64,
     /// The object's bytes count up to here: a file that was cut keeps nothing behind its end.
     object_len: u64,
+    space: Arc<StagingSpace>,
+}
+
+impl Drop for StagedBytes {
+    fn drop(&mut self) {
+        self.space.give_back(self.changed.len());
+    }
 }
 
 impl StagedBytes {
     /// The bytes of an object of this length, in an empty `file`.
-    pub fn over_object(file: File, object_len: u64) -> StagedBytes {
-        StagedBytes { file, changed: ByteRanges::default(), len: object_len, object_len }
+    pub fn over_object(file: File, object_len: u64, space: Arc<StagingSpace>) -> StagedBytes {
+        StagedBytes { file, changed: ByteRanges::default(), len: object_len, object_len, space }
     }
 
     pub fn len(&self) -> u64 {
@@ -32,9 +74,15 @@ impl StagedBytes {
     /// # Errors
     /// The local file system's, as when it is full.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
-        self.file.write_all_at(data, offset).map_err(|e| Error::io("writing the changed bytes of a file", &e))?;
-        self.changed.insert(offset..offset + data.len() as u64);
-        self.len = self.len.max(offset + data.len() as u64);
+        let range = offset..offset + data.len() as u64;
+        let added = self.changed.missing_in(range.clone());
+        self.space.take(added)?;
+        if let Err(error) = self.file.write_all_at(data, offset) {
+            self.space.give_back(added);
+            return Err(Error::io("writing the changed bytes of a file into the cache directory", &error));
+        }
+        self.len = self.len.max(range.end);
+        self.changed.insert(range);
         Ok(())
     }
 
@@ -44,7 +92,9 @@ impl StagedBytes {
     /// The local file system's.
     pub fn set_len(&mut self, len: u64) -> Result<()> {
         if len < self.len {
+            let before = self.changed.len();
             self.changed.cut(len);
+            self.space.give_back(before - self.changed.len());
             self.object_len = self.object_len.min(len);
             // Frees the space. Bytes that are written there later are marked as changed again.
             self.file.set_len(len).map_err(|e| Error::io("cutting the changed bytes of a file", &e))?;
@@ -117,7 +167,7 @@ mod tests {
             dst.copy_from_slice(&object[at as usize..at as usize + dst.len()]);
             Ok(())
         };
-        let mut staged = StagedBytes::over_object(tempfile::tempfile().unwrap(), 10);
+        let mut staged = StagedBytes::over_object(tempfile::tempfile().unwrap(), 10, Arc::new(StagingSpace::new(14)));
         let text = |staged: &StagedBytes| {
             let mut bytes = vec![b'?'; 40];
             let len = staged.read(0, &mut bytes, &read_object).unwrap();
@@ -134,6 +184,12 @@ mod tests {
         assert_eq!(text(&staged), "012ab.......z");
         staged.clear(1..4).unwrap();
         assert_eq!(text(&staged), "0...b.......z");
+        // Zeros between changed bytes take no space: 0 to 5, and 12.
+        assert_eq!(staged.write(20, &[1; 10]).unwrap_err().kind(), ErrorKind::NoSpace);
+        staged.write(13, &[1; 8]).unwrap();
+        staged.set_len(13).unwrap();
+        staged.write(13, &[1; 8]).unwrap();
+        staged.set_len(13).unwrap();
         let mut few = [0; 2];
         assert_eq!(staged.read(12, &mut few, &read_object).unwrap(), 1);
     }

@@ -5,11 +5,13 @@ use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, check_space, file_time};
 use super::names::{default_mode, key_of, node_attr, path_of};
-use super::object::{FoundObject, OpenObject, OpenedNode};
+use super::object::{FoundObject, ObjectContext, OpenObject, OpenedNode};
 use super::probe::{find_ignored_condition, unguarded};
 use super::published::PublishedBytes;
 use super::rename_folder::complete_renames;
 use super::requests::{BucketRequests, NewObject, marked};
+use super::staged::StagingSpace;
+use super::upload_record::abort_leftovers;
 use crate::object_origin::{ObjectOrigin, StoredNode, file_attr, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, StoredObject, WriteCondition};
@@ -41,9 +43,8 @@ const LINK_MAX: usize = 4096;
 pub(super) struct BucketFiles {
     origin: ObjectOrigin,
     pub requests: Arc<BucketRequests>,
-    reads: Arc<dyn Volume>,
     pub options: Arc<BucketWriteOptions>,
-    published: Arc<PublishedBytes>,
+    context: Arc<ObjectContext>,
     timeout: std::time::Duration,
     pub open: Mutex<OpenTable>,
 }
@@ -154,7 +155,7 @@ impl BucketFiles {
     }
 
     fn new_object(&self, path: Vec<u8>, node: OpenedNode) -> Arc<OpenObject> {
-        Arc::new(OpenObject::new(&self.requests, &self.reads, &self.options, &self.published, path, node))
+        Arc::new(OpenObject::new(Arc::clone(&self.context), path, node))
     }
 
     /// The file at `path`, which exists.
@@ -532,7 +533,7 @@ impl WritableBucket {
         let source = SourceLocation::parse(url)?;
         let bucket = crate::open_bucket(&source, config, stats)?;
         let origin = ObjectOrigin::new(source, Arc::clone(&bucket));
-        let requests = Arc::new(BucketRequests::new(bucket)?);
+        let requests = Arc::new(BucketRequests::new(bucket, origin.root())?);
         let mut options = BucketWriteOptions { root: origin.root().to_owned(), ..options };
         if let Some(ignored) = requests.run(find_ignored_condition(&requests, &options.root))? {
             let error = unguarded(&requests.describe(), ignored);
@@ -545,14 +546,22 @@ impl WritableBucket {
         let rules = options.rename_rules();
         requests.run(async {
             complete_renames(&requests, &options.root, rules).await;
+            abort_leftovers(&requests, &options.root, options.abort_uploads_after).await;
             Ok(())
         })?;
+        let options = Arc::new(options);
+        let context = ObjectContext {
+            requests: Arc::clone(&requests),
+            reads,
+            options: Arc::clone(&options),
+            published,
+            space: Arc::new(StagingSpace::new(options.staging_max)),
+        };
         let files = BucketFiles {
             origin,
             requests,
-            reads,
-            options: Arc::new(options),
-            published,
+            options,
+            context: Arc::new(context),
             timeout: config.timeout,
             open: Mutex::default(),
         };

@@ -1,0 +1,145 @@
+//! A written bucket whose store, disk or mount fails: each object is the old or the new one, errors are reported, and nothing waits
+//! without a limit.
+
+use crate::buckets::{BUCKET, BucketRig};
+use crate::world::*;
+use rustix::mount::MountFlags;
+use spurline_testkit::{ChaosProxy, ProxyFault};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+
+/// A fault of every request until it is taken back.
+const ALWAYS: u32 = 1_000_000;
+
+fn records(rig: &BucketRig) -> usize {
+    rig.server.keys(BUCKET).iter().filter(|key| key.contains(".spurline-")).count()
+}
+
+#[test]
+fn uploads_that_were_left_behind_are_aborted() {
+    let Some(rig) = BucketRig::start() else { return };
+    rig.server.begin_upload(BUCKET, "p/of-another-program");
+    let mut killed = rig.mount("killed", &[]);
+    let file = File::create(killed.path("lost")).unwrap();
+    file.write_all_at(&bytes(2, 20 * MIB), 0).unwrap();
+    eventually("parts are uploaded", || rig.server.open_uploads() == 2);
+    killed.process_mut().kill();
+    drop(file);
+    detach(&killed.at);
+    // Uploads that are young can belong to a mount that lives.
+    let live = rig.mount("live", &[]);
+    assert_eq!((rig.server.open_uploads(), records(&rig)), (2, 1));
+    assert!(live.process().log().contains("1 uploads of other mounts are under way or were left behind"));
+    assert!(fs::read_dir(&live.at).unwrap().next().is_none(), "records are hidden");
+    // A file whose upload is aborted although it is open is uploaded again.
+    let written = bytes(3, 20 * MIB);
+    let open = File::create(live.path("open")).unwrap();
+    open.write_all_at(&written[..17 * MIB], 0).unwrap();
+    eventually("parts are uploaded", || rig.server.open_uploads() == 3);
+    let next = rig.mount("next", &["--abort-uploads-after", "0s"]);
+    assert_eq!((rig.server.open_uploads(), records(&rig)), (1, 0), "that of the other program stays");
+    open.write_all_at(&written[17 * MIB..], 17 * MIB as u64).unwrap();
+    open.sync_all().unwrap();
+    drop(open);
+    assert!(rig.object("p/open").unwrap() == written);
+    assert_eq!((rig.server.open_uploads(), records(&rig)), (1, 0));
+    next.unmount();
+    live.unmount();
+}
+
+/// Many files are written while the store refuses and closes connections for a while: each is whole.
+#[test]
+fn a_storm_delays_files_and_loses_none() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &[]);
+    for fault in [ProxyFault::SlowDown, ProxyFault::Error(500, "InternalError", "try again"), ProxyFault::Close] {
+        proxy.inject(fault, 8);
+    }
+    proxy.inject_on(Some("PUT"), "", ProxyFault::LoseAnswer, 6);
+    proxy.inject_on(Some("POST"), "", ProxyFault::LoseAnswer, 2);
+    std::thread::scope(|scope| {
+        for n in 0..6u64 {
+            let path = mount.path(format!("file{n}"));
+            scope.spawn(move || fs::write(path, bytes(n, 10_000 + n as usize * 3 * MIB)).unwrap());
+        }
+    });
+    for n in 0..6u64 {
+        assert!(rig.object(&format!("p/file{n}")).unwrap() == bytes(n, 10_000 + n as usize * 3 * MIB), "{n}");
+    }
+    mount.unmount();
+}
+
+/// A store that fails each request, does not answer, or is not there: fsync and close report the failure in time, the object is the
+/// one before, and later the same bytes are published.
+#[test]
+fn a_store_that_fails_is_an_error_in_time_and_the_object_stays() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &["--origin-timeout", "1s"]);
+    let faults = [
+        ProxyFault::SlowDown,
+        ProxyFault::Error(500, "InternalError", "try again"),
+        ProxyFault::Stall,
+        ProxyFault::Error(403, "AccessDenied", "no"),
+    ];
+    for (round, fault) in faults.iter().enumerate() {
+        for (name, len) in [("small", 5000), ("large", 17 * MIB)] {
+            let key = format!("p/{name}");
+            let before = bytes(100 + round as u64, len);
+            rig.server.put(BUCKET, &key, &before);
+            let after = bytes(200 + round as u64, len);
+            let file = OpenOptions::new().write(true).open(mount.path(name)).unwrap();
+            file.write_all_at(&after, 0).unwrap();
+            match (name, round % 2) {
+                ("small", _) => proxy.inject_on(Some("PUT"), name, fault.clone(), ALWAYS),
+                (_, 0) => proxy.inject_on(Some("POST"), "uploadId=", fault.clone(), ALWAYS),
+                _ => proxy.inject_on(Some("PUT"), "partNumber=3", fault.clone(), ALWAYS),
+            }
+            assert!(file.sync_all().is_err(), "{fault:?} {name}");
+            assert!(rig.object(&key).unwrap() == before, "{fault:?} {name}: the object before");
+            proxy.clear_faults();
+            // What was lost on its way may arrive late.
+            file.sync_all().unwrap();
+            assert!(rig.object(&key).unwrap() == after, "{fault:?} {name}: the object after");
+            drop(file);
+        }
+    }
+    proxy.refuse_connections(true);
+    let file = File::create(mount.path("new"));
+    assert!(file.is_err() || file.unwrap().write_all(b"x").is_ok());
+    proxy.refuse_connections(false);
+    mount.unmount();
+}
+
+/// Without space for changed bytes, on a disk or in memory, the write fails, close fails, and nothing is published.
+#[test]
+fn a_full_disk_publishes_nothing() {
+    let Some(rig) = BucketRig::start() else { return };
+    let disk = rig.world.dir("disk");
+    let options = Some(c"size=40m");
+    rustix::mount::mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), options).unwrap();
+    let disk_text = disk.to_str().unwrap().to_owned();
+    let on_disk: &[&str] = &["--cache-dir", &disk_text, "--free-space-ratio", "0.01"];
+    let in_memory: &[&str] = &["--cache-size", "0", "--buffer-size", "100M"];
+    for (name, flags) in [("disk-full", on_disk), ("memory-full", in_memory)] {
+        let mount = rig.mount_with_flags(name, flags);
+        fs::write(mount.path("whole"), bytes(1, 12 * MIB)).unwrap();
+        let mut file = File::create(mount.path("cut")).unwrap();
+        let piece = bytes(2, MIB);
+        let failed = (0..200).find_map(|_| file.write_all(&piece).err()).expect("there is no space for 200 MiB");
+        assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC), "{name}");
+        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC), "{name}");
+        drop(file);
+        assert!(mount.process().log().contains("nothing of its changes is published"), "{name}");
+        assert!(rig.object("p/cut").is_none(), "{name}");
+        // Afterwards there is space again.
+        eventually("the lost file is given up", || !mount.path("cut").exists());
+        fs::write(mount.path("whole"), bytes(3, 12 * MIB)).unwrap();
+        assert!(rig.object("p/whole").unwrap() == bytes(3, 12 * MIB), "{name}");
+        mount.unmount();
+        assert_eq!(rig.server.open_uploads(), 0, "{name}");
+    }
+    detach(&disk);
+}
