@@ -188,21 +188,23 @@ impl GroupPeer {
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
         let CallPlan { lands, deadline, .. } = *plan;
-        let call = PathCall { lands, deadline, may_repeat: false };
+        let call = PathCall { lands, deadline, may_repeat: false, process: None };
         let terms = AttemptTerms { call, late_is_away: true };
         self.attempt_call(terms, ask).map_err(|failure| match failure {
             PeerFailure::Answered(error) | PeerFailure::Broken(error) | PeerFailure::Refused(error) => error,
         })
     }
 
-    /// Calls this node, for a request that may change something. `near` is the address of its bytes.
+    /// Calls this node, for a request that may change something. `near` is the address of its bytes; with `process`, no other
+    /// process of the node gets the request.
     pub(crate) fn attempt_write<T>(
         &self,
         near: usize,
+        process: Option<u64>,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, PeerFailure> {
-        let call = PathCall { lands: Some(near), deadline, may_repeat: true };
+        let call = PathCall { lands: Some(near), deadline, may_repeat: true, process };
         self.attempt_call(AttemptTerms { call, late_is_away: true }, ask)
     }
 
@@ -305,7 +307,7 @@ pub(crate) fn call_ranked<T>(
             // After its deadline the request still tries one more node, which may have the answer ready.
             let late_is_away = Instant::now() + least < deadline;
             let peer = view.peer(*index);
-            let call = PathCall { lands, deadline, may_repeat: true };
+            let call = PathCall { lands, deadline, may_repeat: true, process: None };
             let terms = AttemptTerms { call, late_is_away };
             let mut send = |lease: &mut ChannelLease<'_>, deadline| {
                 retries.add(u64::from(std::mem::replace(&mut sent, true)));

@@ -2,8 +2,10 @@
 //! rdma` rules out TCP. It does not know how a path is connected, what requests contain, or when a node counts as lost.
 
 use crate::node_rails::{NodeRails, RailSet};
+use parking_lot::Mutex;
 use spurline_transport::{CallError, ChannelLease, DemandPool, PeerReach};
 use spurline_types::{Error, ErrorKind, Result};
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -37,6 +39,8 @@ pub(crate) struct PathCall {
     pub deadline: Instant,
     /// A request on an idle TCP connection that the node has closed is repeated once on another.
     pub may_repeat: bool,
+    /// The only process of the node that may get the request, by the number in its handshake.
+    pub process: Option<u64>,
 }
 
 /// Two or more rail paths that carry data, for a read in parts.
@@ -51,12 +55,14 @@ pub(crate) struct PeerPaths {
     tcp: DemandPool,
     /// Set once: the size of their buffers depends on the node's first answer.
     rails: OnceLock<Arc<NodeRails>>,
+    /// Processes of this node that have ended.
+    ended: Mutex<HashSet<u64>>,
 }
 
 impl PeerPaths {
     /// TCP alone.
     pub fn new(tcp: DemandPool) -> Self {
-        PeerPaths { tcp, rails: OnceLock::new() }
+        PeerPaths { tcp, rails: OnceLock::new(), ended: Mutex::default() }
     }
 
     /// Adds rails. Only the first call has an effect.
@@ -129,11 +135,22 @@ impl PeerPaths {
         self.call_over_tcp(call, ask)
     }
 
+    fn has_ended(&self, process: Option<u64>) -> bool {
+        process.is_some_and(|process| self.ended.lock().contains(&process))
+    }
+
+    /// Another process of the node runs.
+    fn process_ended(&self, process: Option<u64>) -> PeerFailure {
+        self.ended.lock().extend(process);
+        let why = format!("node {} was started again", self.tcp.peer());
+        PeerFailure::Answered(Error::new(ErrorKind::Stale, why))
+    }
+
     /// `None` when no rail path carries data, or no longer.
     fn call_over_rails<T>(
         &self,
         rails: &NodeRails,
-        PathCall { lands, deadline, .. }: PathCall,
+        PathCall { lands, deadline, process, .. }: PathCall,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Option<Result<T, PeerFailure>> {
         let near = rails.near_mask(lands);
@@ -142,6 +159,10 @@ impl PeerPaths {
                 Ok(lease) => lease?,
                 Err(error) => return Some(Err(PeerFailure::Broken(error))),
             };
+            if is_of_another(&lease, process) {
+                // A new TCP connection tells which of the two processes runs.
+                return rails.is_forced().then(|| Err(self.process_ended(process)));
+            }
             match ask(&mut lease, deadline) {
                 Ok(value) => return Some(Ok(value)),
                 Err(CallError::Answered(error)) => return Some(Err(PeerFailure::Answered(error))),
@@ -159,14 +180,22 @@ impl PeerPaths {
     }
 
     /// A node closes idle connections when it needs their slots; a request on such a connection may be repeated once
-    /// on another.
+    /// on another. An idle connection can be that of a process that has ended, without notice yet, so only a new connection
+    /// shows that another process runs.
     fn call_over_tcp<T>(
         &self,
-        PathCall { deadline, mut may_repeat, .. }: PathCall,
+        PathCall { deadline, mut may_repeat, process, .. }: PathCall,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, PeerFailure> {
         loop {
             let mut lease = self.tcp.checkout(deadline).map_err(failure_to_connect)?;
+            if is_of_another(&lease, process) {
+                if !lease.was_idle() || self.has_ended(process) {
+                    return Err(self.process_ended(process));
+                }
+                lease.discard_channel();
+                continue;
+            }
             match ask(&mut lease, deadline) {
                 Ok(value) => return Ok(value),
                 Err(CallError::Answered(error)) => return Err(PeerFailure::Answered(error)),
@@ -179,6 +208,11 @@ impl PeerPaths {
             }
         }
     }
+}
+
+/// Whether a connection leads to another process than the one that may get the request.
+fn is_of_another(lease: &ChannelLease<'_>, process: Option<u64>) -> bool {
+    process.is_some_and(|process| process != lease.welcome().instance)
 }
 
 fn failure_to_connect(error: Error) -> PeerFailure {

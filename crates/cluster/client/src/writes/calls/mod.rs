@@ -640,15 +640,11 @@ impl PendingCall<'_> {
         let proven_only = !matches!(target, CallTarget::Unproven(_));
         let mut instance = 0;
         // A request has bytes, or its answer has.
+        let only = target.process().map(|process| process.instance);
         let near = landing_address(if context.payload.is_empty() { landing } else { context.payload });
-        let answered = peer.attempt_write(near, until, &mut |lease, until| {
+        let answered = peer.attempt_write(near, only, until, &mut |lease, until| {
             let welcome = lease.welcome();
             instance = welcome.instance;
-            // First: the process that had the file open is gone, whatever release the next one is.
-            if target.process().is_some_and(|only| only.instance != instance) {
-                let why = format!("node {} was started again", welcome.node);
-                return Err(CallError::Answered(Error::new(ErrorKind::Stale, why)));
-            }
             check_version(welcome).map_err(CallError::Answered)?;
             if proven_only && !calls.is_trusted(instance) {
                 *unproven = Some(instance);

@@ -265,8 +265,9 @@ fn wait_closed(cluster: &WriteCluster, kept: usize) {
         }
         assert!(
             Instant::now() < until,
-            "{files} files and {locks} locks of the source are still in use, and {} files on nodes: programs have {kept}",
-            open_files()
+            "{files} files and {locks} locks of the source are still in use, and {} files on nodes: programs have {kept}; open: {:?}",
+            open_files(),
+            cluster.source.open_names()
         );
         std::thread::sleep(Duration::from_secs(1));
     }

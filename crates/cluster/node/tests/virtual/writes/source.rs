@@ -307,6 +307,20 @@ impl SharedSource {
         state.objects.get(number).map(|object| object.bytes.clone())
     }
 
+    /// The names of files that are open, and of removed files their numbers: for messages.
+    pub fn open_names(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let opened = state.objects.iter().filter(|(_, object)| !object.opened.is_empty());
+        let name_of = |number: &u64| state.names.iter().find(|(_, named)| *named == number);
+        opened
+            .map(|(number, object)| {
+                let name = name_of(number)
+                    .map_or(format!("removed {number}"), |(name, _)| String::from_utf8_lossy(name).into());
+                format!("{name} {:?}", object.opened)
+            })
+            .collect()
+    }
+
     /// Numbers of open files and of locks.
     pub fn in_use(&self) -> (usize, usize) {
         let state = self.state.lock();
