@@ -5,6 +5,7 @@ use crate::buckets::{BUCKET, OtherServer};
 use crate::world::*;
 use spurline_testkit::{ACCESS_KEY, SECRET_KEY, skip};
 use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -141,5 +142,16 @@ fn clients_of_others_read_and_write_the_same_objects() {
         client(&rclone, endpoint).args(["moveto"]).arg(format!("{remote}/from-aws")).arg(format!("{remote}/moved")),
     );
     eventually("the moved object is seen", || mount.path("moved").exists() && !mount.path("from-aws").exists());
+    // Attributes and folders of that server.
+    fs::create_dir(mount.path("folder")).unwrap();
+    fs::set_permissions(mount.path("folder"), fs::Permissions::from_mode(0o750)).unwrap();
+    fs::rename(mount.path("big.bin"), mount.path("folder/big.bin")).unwrap();
+    fs::set_permissions(mount.path("folder/big.bin"), fs::Permissions::from_mode(0o600)).unwrap();
+    symlink("big.bin", mount.path("folder/link")).unwrap();
+    fs::rename(mount.path("folder"), mount.path("again")).unwrap();
+    assert_eq!(fs::metadata(mount.path("again")).unwrap().mode() & 0o777, 0o750);
+    assert_eq!(fs::metadata(mount.path("again/big.bin")).unwrap().mode() & 0o777, 0o600);
+    assert!(mount.read("again/link") == big);
+    assert!(!mount.path("folder").exists());
     mount.unmount();
 }

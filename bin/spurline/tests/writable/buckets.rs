@@ -7,7 +7,7 @@ use crate::writable_group::WAYS;
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 
 pub const BUCKET: &str = "bucket";
@@ -179,6 +179,35 @@ fn names_are_made_and_removed() {
     fs::remove_dir(mount.path("folder")).unwrap();
     assert_eq!(rig.server.keys(BUCKET), Vec::<String>::new());
     mount.unmount();
+}
+
+/// A program that finds another time than before takes the file for one that was changed meanwhile.
+#[test]
+fn times_stay_when_a_file_is_closed_and_renamed() {
+    let Some(rig) = BucketRig::start() else { return };
+    let uncached = ["--attr-cache", "0s", "--entry-cache", "0s", "--dir-entry-cache", "0s"];
+    for flags in [&uncached[..], &[&uncached[..], &["--object-attrs"]].concat()] {
+        let mount = rig.mount("mnt", flags);
+        let mut file = File::create(mount.path("file")).unwrap();
+        file.write_all(b"bytes").unwrap();
+        let time = file.metadata().unwrap().modified().unwrap();
+        drop(file);
+        let found = |name: &str| fs::metadata(mount.path(name)).unwrap();
+        assert_eq!(found("file").modified().unwrap(), time);
+        let changed = (found("file").ctime(), found("file").ctime_nsec());
+        fs::rename(mount.path("file"), mount.path("moved")).unwrap();
+        assert_eq!(found("moved").modified().unwrap(), time);
+        fs::create_dir(mount.path("folder")).unwrap();
+        fs::rename(mount.path("moved"), mount.path("folder/file")).unwrap();
+        fs::rename(mount.path("folder"), mount.path("again")).unwrap();
+        assert_eq!(found("again/file").modified().unwrap(), time);
+        assert_eq!((found("again/file").ctime(), found("again/file").ctime_nsec()), changed);
+        let listed = fs::read_dir(mount.path("again")).unwrap().next().unwrap().unwrap();
+        assert_eq!(listed.metadata().unwrap().modified().unwrap(), time);
+        drop(listed);
+        fs::remove_dir_all(mount.path("again")).unwrap();
+        mount.unmount();
+    }
 }
 
 #[test]

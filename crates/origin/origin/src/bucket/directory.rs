@@ -83,7 +83,10 @@ impl BucketFolder {
             let path = self.files.join(&self.path, &entry.name);
             let attr = match self.files.changed_at(&path) {
                 Some(object) => self.files.open_attr(&object),
-                None => node_attr(&self.files.options, &path, &entry.attr, &FileAttrs::default()),
+                None => {
+                    let attr = self.files.shown_attr(&path, entry.attr);
+                    node_attr(&self.files.options, &path, &attr, &FileAttrs::default())
+                }
             };
             self.add_name(listing, entry.name, attr.mode & S_IFMT, Some(attr));
         }

@@ -12,7 +12,7 @@ use super::BucketWriteOptions;
 use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
-use super::published::PublishedBytes;
+use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject, marked};
 use super::staged::{StagedBytes, StagingSpace};
 use crate::object_origin::object_attr;
@@ -147,6 +147,7 @@ pub(super) struct ObjectContext {
     pub reads: Arc<dyn Volume>,
     pub options: Arc<BucketWriteOptions>,
     pub published: Arc<PublishedBytes>,
+    pub times: PublishedTimes,
     /// For the changed bytes of all files.
     pub space: Arc<StagingSpace>,
 }
@@ -224,6 +225,11 @@ impl OpenObject {
     /// Whether the name still leads to this file.
     pub fn is_current(&self) -> bool {
         self.facts.lock().is_current()
+    }
+
+    /// Whether this process has removed the file or replaced it.
+    pub fn is_removed(&self) -> bool {
+        self.facts.lock().removed
     }
 
     /// An open has found the object in this version; a file with changes keeps the one that it was opened with.
@@ -620,7 +626,9 @@ impl OpenObject {
     /// The object has the bytes of the file; whether attributes are left to be changed.
     fn note_published(&self, len: u64, etag: String) -> bool {
         let mut facts = self.facts.lock();
-        facts.published = Some(object_attr(len, SystemTime::now(), etag));
+        let attr = object_attr(len, facts.changed_at, etag);
+        self.context.times.insert(&facts.path, &attr);
+        facts.published = Some(attr);
         facts.len = len;
         facts.changed = false;
         facts.attrs_changed
@@ -690,7 +698,9 @@ impl OpenObject {
         changes.attributes = Some(attributes);
         let mut facts = self.facts.lock();
         let kind = facts.published.as_ref().map_or(FileKind::File, |attr| attr.kind);
-        facts.published = Some(ObjectAttr { kind, ..object_attr(before.size, SystemTime::now(), new_etag) });
+        let attr = ObjectAttr { kind, ..object_attr(before.size, SystemTime::now(), new_etag) };
+        self.context.times.insert(&facts.path, &attr);
+        facts.published = Some(attr);
         facts.file_attrs = attrs;
         facts.attrs_changed = false;
         drop(facts);

@@ -5,9 +5,9 @@ use super::staged::StagedBytes;
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore};
 use parking_lot::Mutex;
 use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectId, ObjectRef, Result};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Most objects whose local files are kept.
 const OBJECTS_MAX: usize = 64;
@@ -62,6 +62,48 @@ impl PublishedBytes {
     fn is_empty(&self) -> bool {
         self.list.lock().objects.is_empty()
     }
+}
+
+/// Most objects whose times are known.
+const TIMES_MAX: usize = 50_000;
+
+#[derive(Default)]
+struct TimeList {
+    times: HashMap<ObjectId, SystemTime>,
+    /// The oldest first.
+    order: VecDeque<ObjectId>,
+}
+
+/// The times of the objects that this process has written last, as programs have seen them. The store's own time is that of the
+/// request, in whole seconds: a file whose time changed after its close would count as changed by another program.
+#[derive(Default)]
+pub(super) struct PublishedTimes {
+    list: Mutex<TimeList>,
+}
+
+impl PublishedTimes {
+    /// From now on, the object at `path` in this version has this time.
+    pub(super) fn insert(&self, path: &[u8], attr: &ObjectAttr) {
+        let id = time_id(path, attr);
+        let mut list = self.list.lock();
+        if list.times.insert(id, attr.mtime).is_none() {
+            list.order.push_back(id);
+        }
+        while list.order.len() > TIMES_MAX {
+            let Some(oldest) = list.order.pop_front() else { return };
+            list.times.remove(&oldest);
+        }
+    }
+
+    /// The attributes with the time that programs have seen.
+    pub(super) fn shown(&self, path: &[u8], attr: ObjectAttr) -> ObjectAttr {
+        let known = self.list.lock().times.get(&time_id(path, &attr)).copied();
+        ObjectAttr { mtime: known.unwrap_or(attr.mtime), ..attr }
+    }
+}
+
+fn time_id(path: &[u8], attr: &ObjectAttr) -> ObjectId {
+    ObjectId::from_text("", path, attr.version.as_str())
 }
 
 /// An origin whose objects are read from their local files as long as these are kept.

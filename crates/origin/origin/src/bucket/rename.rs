@@ -11,6 +11,7 @@ use super::volume::{BucketFiles, FoundNode, exists, found_object};
 use crate::backend::RawObject;
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, StoredObject, WriteCondition};
+use bytes::Bytes;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{NamePath, NodeAttr};
 use std::sync::{Arc, Weak};
@@ -75,7 +76,7 @@ impl BucketFiles {
             keeps_mtime: self.options.object_attrs,
         };
         let CopiedObject { found, source_etag } = self.requests.run(copy_object(&self.requests, &plan))?;
-        self.move_published(old_path, source_etag.as_deref(), new_path, &found.attr);
+        let found = self.note_copied(old_path, source_etag.as_deref(), new_path, found);
         self.requests.run(self.requests.delete(&old_key, &self.version_condition(source_etag)))?;
         self.forget_open(new_path);
         let attr = node_attr(&self.options, new_path, &found.attr, &self.shown_attrs(&found));
@@ -123,7 +124,7 @@ impl BucketFiles {
             if !object.is_marker() {
                 let old = self.join(old_path, object.name.as_bytes());
                 let new = self.join(new_path, object.name.as_bytes());
-                self.move_published(&old, object.etag.as_deref(), &new, &copy.attr);
+                let copy = self.note_copied(&old, object.etag.as_deref(), &new, copy);
                 self.move_open(&old, &new, copy);
             }
         }
@@ -201,7 +202,12 @@ pub(super) async fn copy_object(requests: &BucketRequests, plan: &CopyPlan<'_>) 
     let attributes = marked_as(attributes, plan.mark);
     let object = NewObject { key: plan.new_key, attributes: &attributes, condition: plan.condition };
     let from = CopySource { key: plan.old_key, etag: source_etag.as_deref() };
-    let new_etag = requests.copy(from, source.raw.size, &object).await?;
+    // Some stores copy no markers of folders.
+    let new_etag = if plan.old_key.ends_with('/') && source.raw.size == 0 {
+        requests.put(&object, Bytes::new()).await?
+    } else {
+        requests.copy(from, source.raw.size, &object).await?
+    };
     let raw = RawObject { key: plan.new_key.to_owned(), etag: Some(new_etag), ..source.raw };
     Ok(CopiedObject { found: found_object(StoredObject { raw, attributes }), source_etag })
 }

@@ -451,3 +451,44 @@ struct ChangeFailure {
 fn unchangeable() -> Error {
     Error::new(ErrorKind::ReadOnly, "buckets of this kind can't be changed; mount it without --rw")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AwsCredentials, OriginOptions, SourceLocation};
+    use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+
+    #[test]
+    fn an_object_too_large_for_one_request_is_copied_in_parts() {
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket("bucket");
+        let bytes: Vec<u8> = (0..20_000_001_u32).map(|n| (n / 7) as u8).collect();
+        let etag = server.put("bucket", "from", &bytes);
+        let config = OriginOptions {
+            endpoint: Some(server.endpoint()),
+            credentials: Some(AwsCredentials {
+                access_key_id: ACCESS_KEY.to_owned(),
+                secret_access_key: SECRET_KEY.to_owned(),
+                session_token: None,
+            }),
+            ..OriginOptions::default()
+        };
+        let source = SourceLocation::parse("s3://bucket").unwrap();
+        let bucket = crate::open_bucket(&source, &config, Arc::default()).unwrap();
+        let requests = BucketRequests { copy_max: 6 << 20, ..BucketRequests::new(bucket, "").unwrap() };
+        let attributes = marked(ObjectAttributes::with_content_type("text/plain"));
+        let copy = |etag: &str, condition: WriteCondition| {
+            let object = NewObject { key: "to", attributes: &attributes, condition: &condition };
+            let from = CopySource { key: "from", etag: Some(etag) };
+            requests.run(requests.copy(from, bytes.len() as u64, &object))
+        };
+        copy(&etag, WriteCondition::Absent).unwrap();
+        assert!(server.bytes("bucket", "to").unwrap() == bytes);
+        let found = requests.run(requests.head("to")).unwrap();
+        assert_eq!(found.attributes, attributes);
+        assert_eq!(copy(&etag, WriteCondition::Absent).unwrap_err().kind(), ErrorKind::Stale);
+        assert_eq!(copy("another", WriteCondition::None).unwrap_err().kind(), ErrorKind::Stale);
+        assert_eq!(server.open_uploads(), 0);
+        assert_eq!(server.keys("bucket"), ["from", "to"], "the records of uploads are removed");
+    }
+}

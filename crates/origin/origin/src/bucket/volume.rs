@@ -7,7 +7,7 @@ use super::file_attrs::{FileAttrs, check_space, file_time};
 use super::names::{default_mode, key_of, node_attr, path_of};
 use super::object::{FoundObject, ObjectContext, OpenObject, OpenedNode};
 use super::probe::{find_ignored_condition, unguarded};
-use super::published::PublishedBytes;
+use super::published::{PublishedBytes, PublishedTimes};
 use super::rename_folder::complete_renames;
 use super::requests::{BucketRequests, NewObject, marked};
 use super::staged::StagingSpace;
@@ -103,7 +103,8 @@ impl BucketFiles {
     /// The attributes of an open file.
     pub fn open_attr(&self, object: &OpenObject) -> NodeAttr {
         let attr = node_attr(&self.options, &object.path(), &object.attr(), &object.file_attrs());
-        NodeAttr { identity: object.identity(), ..attr }
+        let nlink = u32::from(!object.is_removed());
+        NodeAttr { identity: object.identity(), nlink, ..attr }
     }
 
     /// The file with changes that are not published at this path.
@@ -111,13 +112,34 @@ impl BucketFiles {
         self.open.lock().find(path).filter(|object| object.is_changed())
     }
 
-    /// The store has copied the bytes of an object: those in a local file count for the copy.
-    pub fn move_published(&self, old_path: &[u8], old_etag: Option<&str>, new_path: &[u8], copy: &ObjectAttr) {
-        let Some(etag) = old_etag else { return };
+    /// The store has copied an object under a new name: the time that programs have seen stays, and its bytes in a local file
+    /// count for the copy.
+    pub fn note_copied(
+        &self,
+        old_path: &[u8],
+        old_etag: Option<&str>,
+        new_path: &[u8],
+        copy: FoundObject,
+    ) -> FoundObject {
+        let Some(etag) = old_etag else { return copy };
+        let old_attr = ObjectAttr { version: Version::new(etag), ..copy.attr.clone() };
+        let mtime = self.context.times.shown(old_path, old_attr).mtime;
+        let copy = FoundObject { attr: ObjectAttr { mtime, ..copy.attr }, ..copy };
+        self.context.times.insert(new_path, &copy.attr);
         let source = self.context.reads.source();
-        let old = ObjectRef::new(source, old_path, Version::new(etag), copy.size);
-        let new = ObjectRef::new(source, new_path, copy.version.clone(), copy.size);
+        let old = ObjectRef::new(source, old_path, Version::new(etag), copy.attr.size);
+        let new = ObjectRef::new(source, new_path, copy.attr.version.clone(), copy.attr.size);
         self.context.published.move_to(old.id, new.id);
+        copy
+    }
+
+    /// The attributes of an object with the time that programs have seen.
+    pub fn shown_attr(&self, path: &[u8], attr: ObjectAttr) -> ObjectAttr {
+        self.context.times.shown(path, attr)
+    }
+
+    fn shown_object(&self, path: &[u8], found: FoundObject) -> FoundObject {
+        FoundObject { attr: self.shown_attr(path, found.attr), ..found }
     }
 
     /// What a path leads to.
@@ -133,14 +155,14 @@ impl BucketFiles {
         if self.options.object_attrs {
             return Ok(match self.origin.lookup_stored(path, self.deadline())? {
                 StoredNode::Folder(marker) => FoundNode::Folder(marker.map(found_object)),
-                StoredNode::Object(object) => FoundNode::Object(found_object(object)),
+                StoredNode::Object(object) => FoundNode::Object(self.shown_object(path, found_object(object))),
             });
         }
         let attr = self.origin.lookup(path, self.deadline())?;
         if attr.kind == FileKind::Directory {
             return Ok(FoundNode::Folder(None));
         }
-        Ok(FoundNode::Object(FoundObject { attr, attributes: None }))
+        Ok(FoundNode::Object(FoundObject { attr: self.shown_attr(path, attr), attributes: None }))
     }
 
     pub fn attr_at(&self, path: &[u8]) -> Result<NodeAttr> {
@@ -247,6 +269,7 @@ impl BucketFiles {
         let etag = put.map_err(|error| if error.kind() == ErrorKind::Stale { exists(&path) } else { error })?;
         let attr = object_attr(target.len() as u64, SystemTime::now(), etag);
         let attr = ObjectAttr { kind: FileKind::Symlink, ..attr };
+        self.context.times.insert(&path, &attr);
         Ok(node_attr(&self.options, &path, &attr, new))
     }
 
@@ -444,11 +467,12 @@ impl BucketFiles {
         self.requests.run(async {
             let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
             match &marker {
-                Some(marker) => {
+                // Some stores copy no markers of folders.
+                Some(marker) if marker.attr.size > 0 => {
                     let etag = marker.attr.etag.as_deref().map(bare_etag);
                     self.requests.copy(CopySource { key: &key, etag }, marker.attr.size, &object).await
                 }
-                None => self.requests.put(&object, Bytes::new()).await,
+                _ => self.requests.put(&object, Bytes::new()).await,
             }
         })?;
         let attr = ObjectAttr { mtime: SystemTime::now(), ..folder_attr() };
@@ -478,7 +502,8 @@ impl BucketFiles {
         if listed.is_folder {
             return Ok(Some(self.folder_attr(&listed.path, found.as_ref())));
         }
-        Ok(found.map(|found| self.attr_of(&listed.path, &FoundNode::Object(found))))
+        let found = found.map(|found| FoundNode::Object(self.shown_object(&listed.path, found)));
+        Ok(found.map(|found| self.attr_of(&listed.path, &found)))
     }
 }
 
@@ -564,6 +589,7 @@ impl WritableBucket {
             reads,
             options: Arc::clone(&options),
             published,
+            times: PublishedTimes::default(),
             space: Arc::new(StagingSpace::new(options.staging_max)),
         };
         let files = BucketFiles {
