@@ -143,7 +143,11 @@ fn change_in_every_way(way: &[&str]) {
     model.truncate(5_000_000);
     model.resize(6_000_000, 0);
     check(&model, "a cut and zeros");
-    fs::write(mount.path("file"), b"short").unwrap();
+    let mut file = File::create(mount.path("file")).unwrap();
+    file.write_all(b"sh").unwrap();
+    assert!(rig.object("p/file").unwrap() == model, "others see the object before until the close");
+    file.write_all(b"ort").unwrap();
+    drop(file);
     check(b"short", "an overwrite");
     // The length first, then the bytes, as safetensors does.
     let mut file = File::create(mount.path("file")).unwrap();

@@ -28,14 +28,30 @@ impl BucketFile {
     /// # Errors
     /// Those of the local file system.
     pub fn open(files: &Arc<BucketFiles>, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
-        if flags & libc::O_TRUNC as u32 != 0 && flags & ACCESS_MODE != libc::O_RDONLY as u32 {
-            object.set_len(0)?;
+        let file = BucketFile { files: Arc::clone(files), object, flags };
+        if file.writes() {
+            file.object.add_writer();
+            if flags & libc::O_TRUNC as u32 != 0 {
+                file.object.set_len(0)?;
+            }
         }
-        Ok(BucketFile { files: Arc::clone(files), object, flags })
+        Ok(file)
+    }
+
+    fn writes(&self) -> bool {
+        self.flags & ACCESS_MODE != libc::O_RDONLY as u32
     }
 
     pub fn attr(&self) -> NodeAttr {
         self.files.open_attr(&self.object)
+    }
+}
+
+impl Drop for BucketFile {
+    fn drop(&mut self) {
+        if self.writes() {
+            self.object.remove_writer();
+        }
     }
 }
 

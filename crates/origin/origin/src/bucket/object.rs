@@ -26,6 +26,7 @@ use spurline_volume::{ReadData, Volume};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 /// Least length of a part that is copied, as S3 has it for all parts but the last.
@@ -157,6 +158,8 @@ pub(super) struct OpenObject {
     context: Arc<ObjectContext>,
     /// The identity of a new file.
     unpublished: FileIdentity,
+    /// Open files that write.
+    writers: AtomicUsize,
     facts: Mutex<ObjectFacts>,
     /// Locked before `facts`.
     changes: Mutex<ObjectChanges>,
@@ -175,7 +178,28 @@ impl OpenObject {
             }
             OpenedNode::New(file_attrs) => ObjectFacts::new(path, None, file_attrs),
         };
-        OpenObject { context, unpublished, facts: Mutex::new(facts), changes: Mutex::new(changes) }
+        OpenObject {
+            context,
+            unpublished,
+            writers: AtomicUsize::new(0),
+            facts: Mutex::new(facts),
+            changes: Mutex::new(changes),
+        }
+    }
+
+    /// An open file that writes begins.
+    pub fn add_writer(&self) {
+        self.writers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// An open file that writes has ended.
+    pub fn remove_writer(&self) {
+        self.writers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether an open file writes, whose close publishes.
+    pub fn has_writers(&self) -> bool {
+        self.writers.load(Ordering::SeqCst) > 0
     }
 
     /// The path that leads to the file, or has led to it.
