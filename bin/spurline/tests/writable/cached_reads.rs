@@ -392,3 +392,30 @@ fn readers_find_what_was_closed_before_their_open_while_others_write() {
     });
     mounts.into_iter().for_each(Mount::unmount);
 }
+
+#[test]
+fn a_lost_node_costs_a_reader_of_cached_bytes_no_error() {
+    let Some(mut group) = Group::start(2) else { return };
+    let mut text = bytes(3, FILE_LEN);
+    fs::write(group.source.join("file"), &text).unwrap();
+    wait_for_tick();
+    let mount = group.mount("mnt", 0, &["--max-readahead", "0", "--peer-silence", "1s"]);
+    let reader = File::open(mount.path("file")).unwrap();
+    assert!(read_part(&reader, 0, 1000) == text[..1000]);
+    for lost in 0..2 {
+        group.nodes[lost].process.kill();
+        assert!(read_all(&reader) == text, "without node {lost}");
+        let port = group.nodes[lost].port();
+        group.nodes[lost] = group.node(lost, port);
+        eventually("the file is read from the cache again", || reads_by_info(&group, &mount, "file").0);
+        let next = File::open(mount.path("file")).unwrap();
+        assert!(read_all(&next) == text);
+        let new = bytes(40 + lost as u64, 100);
+        open_to_write(&mount.path("file")).write_all_at(&new, 50).unwrap();
+        text[50..150].copy_from_slice(&new);
+        assert!(read_all(&next) == text && read_all(&reader) == text, "after node {lost}");
+        eventually("the new version is final", || reads_by_info(&group, &mount, "file").0);
+    }
+    drop(reader);
+    mount.unmount();
+}
