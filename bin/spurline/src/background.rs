@@ -134,7 +134,6 @@ impl ReadySignal {
             }
             return Ok(());
         };
-        let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
         // A working directory would prevent the unmount of the file system there.
         std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
         rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
@@ -142,13 +141,18 @@ impl ReadySignal {
         rustix::process::set_parent_process_death_signal(None)
             .map_err(|e| Fault::failed(format!("detaching from the command that started this process: {e}"), ""))?;
         let mut out = std::io::stdout().lock();
-        out.write_all(READY_LINE).and_then(|()| out.flush()).map_err(gone)?;
+        out.write_all(READY_LINE)
+            .and_then(|()| out.flush())
+            .map_err(|e| Fault::failed(format!("the command that started this process is gone: {e}"), ""))?;
         drop(out);
         // Everything that can fail comes before this word.
-        let os = |e: rustix::io::Errno| Fault::failed(format!("detaching from the terminal: {e}"), "");
-        rustix::stdio::dup2_stdout(&null).map_err(os)?;
-        rustix::stdio::dup2_stderr(&null).map_err(os)
+        rustix::stdio::dup2_stdout(&null).map_err(detach_fault)?;
+        rustix::stdio::dup2_stderr(&null).map_err(detach_fault)
     }
+}
+
+fn detach_fault(e: rustix::io::Errno) -> Fault {
+    Fault::failed(format!("detaching from the terminal: {e}"), "")
 }
 
 /// Reports that this service is ready.

@@ -36,15 +36,15 @@ pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Faul
 
 /// The arguments of `spurline` for arguments of mount(8); `None` when nothing is to be mounted (`mount -f`).
 fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
-    let usage = |what: String| Fault::usage(what, HELPER_USAGE);
     let mut places = Vec::new();
     let mut given = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_bytes() {
             b"-o" => {
-                let options = words.next().ok_or_else(|| usage("-o wants options".into()))?;
-                let options = options.to_str().ok_or_else(|| usage(format!("-o {}: no text", options.display())))?;
+                let options = words.next().ok_or_else(|| helper_usage_fault("-o wants options".into()))?;
+                let options =
+                    options.to_str().ok_or_else(|| helper_usage_fault(format!("-o {}: no text", options.display())))?;
                 given.extend(flags_of_options(flags, &split_option_list(options))?);
             }
             // mount(8) handles types and namespaces.
@@ -54,7 +54,7 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
                     return Ok(None);
                 }
                 if !letters.iter().all(|letter| b"snvrw".contains(letter)) {
-                    return Err(usage(format!("{}: unknown argument", word.display())));
+                    return Err(helper_usage_fault(format!("{}: unknown argument", word.display())));
                 }
             }
             _ => places.push(word.clone()),
@@ -62,10 +62,14 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
     }
     let places: [OsString; 2] = places
         .try_into()
-        .map_err(|places: Vec<_>| usage(format!("a source and a mountpoint, not {}", places.len())))?;
+        .map_err(|places: Vec<_>| helper_usage_fault(format!("a source and a mountpoint, not {}", places.len())))?;
     let begins = ["mount", "-d"].map(OsString::from).into_iter();
     // After the dashes, as a path may begin with a dash.
     Ok(Some(begins.chain(given).chain(["--".into()]).chain(places).collect()))
+}
+
+fn helper_usage_fault(what: String) -> Fault {
+    Fault::usage(what, HELPER_USAGE)
 }
 
 /// The words of `spurline mount` for options in mount(8)'s form.

@@ -177,7 +177,6 @@ fn print_table(group: &str, lines: &[NodeReport]) {
 
 fn table_row(line: &NodeReport) -> [String; 11] {
     let NodeReport { member, answer } = line;
-    let dash = || "-".to_owned();
     let address = member.addresses.first().cloned().unwrap_or_else(dash);
     let zone = if member.zone.is_empty() { dash() } else { member.zone.clone() };
     let Ok(NodeFigures { status, stats, sent, fetched }) = answer else {
@@ -201,6 +200,10 @@ fn table_row(line: &NodeReport) -> [String; 11] {
         format!("{}/s", human_bytes(*sent as u64)),
         format!("{}/s", human_bytes(*fetched as u64)),
     ]
+}
+
+fn dash() -> String {
+    "-".to_owned()
 }
 
 #[cfg(test)]

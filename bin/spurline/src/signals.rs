@@ -14,9 +14,8 @@ use std::sync::{Arc, mpsc};
 /// # Errors
 /// When the handlers can't be installed.
 pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> {
-    let failed = |e: std::io::Error| Fault::failed(format!("signal handlers: {e}"), "");
     let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGQUIT].into_iter().chain(hangup)).map_err(failed)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGQUIT].into_iter().chain(hangup)).map_err(handler_fault)?;
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
@@ -28,8 +27,12 @@ pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> 
                 }
             }
         })
-        .map_err(failed)?;
+        .map_err(handler_fault)?;
     Ok(())
+}
+
+fn handler_fault(e: std::io::Error) -> Fault {
+    Fault::failed(format!("signal handlers: {e}"), "")
 }
 
 /// Lets a write above `ulimit -f` fail with EFBIG, as any other failed write, instead of ending the process.

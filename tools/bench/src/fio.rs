@@ -119,20 +119,23 @@ pub fn parse_output(text: &str) -> Result<FioFigures> {
         return Err(bad(&format!("error {error}")));
     }
     let read = &job["read"];
-    let number = |v: &Value| v.as_f64().unwrap_or_default();
-    let percentile = |p: &str| number(&read["clat_ns"]["percentile"][p]) / 1e3;
+    let percentile = |p: &str| number_of(&read["clat_ns"]["percentile"][p]) / 1e3;
     let bytes = read["io_bytes"].as_u64().ok_or_else(|| bad("no io_bytes"))?;
     if bytes == 0 {
         return Err(bad("it read nothing"));
     }
     Ok(FioFigures {
-        bandwidth: number(&read["bw_bytes"]),
-        iops: number(&read["iops"]),
+        bandwidth: number_of(&read["bw_bytes"]),
+        iops: number_of(&read["iops"]),
         bytes,
         p50_us: percentile("50.000000"),
         p99_us: percentile("99.000000"),
-        max_us: number(&read["clat_ns"]["max"]) / 1e3,
+        max_us: number_of(&read["clat_ns"]["max"]) / 1e3,
     })
+}
+
+fn number_of(v: &Value) -> f64 {
+    v.as_f64().unwrap_or_default()
 }
 
 /// Whether this file system supports O_DIRECT.

@@ -326,14 +326,13 @@ fn ceiling_ratio(row: &ResultRow, against: &CeilingSpec, all: &[ResultRow]) -> O
         if row.samples.is_empty() || parts.len() != against.ids.len() {
             return None;
         }
-        let in_turn = |values: &mut dyn Iterator<Item = f64>| 1.0 / values.map(|v| 1.0 / v).sum::<f64>();
         let paired: Vec<f64> = (0..parts.iter().map(|p| p.samples.len()).min().unwrap_or(0).min(row.samples.len()))
-            .map(|i| row.samples[i].value / in_turn(&mut parts.iter().map(|p| p.samples[i].value)))
+            .map(|i| row.samples[i].value / rate_in_turn(&mut parts.iter().map(|p| p.samples[i].value)))
             .collect();
         return Some(CeilingRatio {
             name: against.name,
             id: against.ids.join(" + "),
-            value: row.median() / in_turn(&mut parts.iter().map(|p| p.median())),
+            value: row.median() / rate_in_turn(&mut parts.iter().map(|p| p.median())),
             spread: spread(&paired),
             floor: against.floor,
         });
@@ -352,6 +351,10 @@ fn ceiling_ratio(row: &ResultRow, against: &CeilingSpec, all: &[ResultRow]) -> O
         spread: spread(&paired),
         floor: against.floor,
     })
+}
+
+fn rate_in_turn(values: &mut dyn Iterator<Item = f64>) -> f64 {
+    1.0 / values.map(|v| 1.0 / v).sum::<f64>()
 }
 
 #[cfg(test)]

@@ -95,10 +95,13 @@ pub fn is_mounted(at: &Path) -> bool {
 
 /// The folder above which another device begins.
 pub fn mountpoint_of(dir: &Path) -> PathBuf {
-    let device = |path: &Path| std::fs::metadata(path).map(|known| known.dev()).ok();
-    let own = device(dir);
-    let above = dir.ancestors().take_while(|path| device(path) == own).last();
+    let own = device_of(dir);
+    let above = dir.ancestors().take_while(|path| device_of(path) == own).last();
     above.unwrap_or(dir).to_owned()
+}
+
+fn device_of(path: &Path) -> Option<u64> {
+    std::fs::metadata(path).map(|known| known.dev()).ok()
 }
 
 /// A node and the address.

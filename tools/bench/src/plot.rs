@@ -58,10 +58,9 @@ impl BenchChart {
     /// Greatest x and y, and the smallest x.
     fn bounds(&self) -> (f64, f64, f64) {
         let all = || self.series.iter().flat_map(|series| &series.points);
-        let most = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0_f64, f64::max);
-        let high = most(&mut all().map(|point| point.1).chain(self.mark.iter().map(|mark| mark.1)));
+        let high = greatest(&mut all().map(|point| point.1).chain(self.mark.iter().map(|mark| mark.1)));
         let least = all().map(|point| point.0).fold(f64::INFINITY, f64::min);
-        (least.min(1e300), most(&mut all().map(|point| point.0)), if high > 0.0 { high * 1.05 } else { 1.0 })
+        (least.min(1e300), greatest(&mut all().map(|point| point.0)), if high > 0.0 { high * 1.05 } else { 1.0 })
     }
 
     /// As SVG, to be placed in a page.
@@ -239,6 +238,10 @@ impl BenchChart {
         let _ = writeln!(out, "  {:>7}  {}", "", legend.join("   "));
         out
     }
+}
+
+fn greatest(values: &mut dyn Iterator<Item = f64>) -> f64 {
+    values.fold(0.0_f64, f64::max)
 }
 
 fn svg_head(title: &str, width: f64, height: f64) -> String {

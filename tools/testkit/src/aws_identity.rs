@@ -85,11 +85,6 @@ fn serve_client(client: &TcpStream, log: &Mutex<Vec<String>>) -> io::Result<()> 
     let action = parameter("Action").unwrap_or_default();
     log.lock().push(format!("{method} {path} {action} {}", parameter("RoleArn").unwrap_or_default()));
 
-    let json = |token: &str| {
-        format!(
-            r#"{{"Code":"Success","AccessKeyId":"{ROLE_KEY}","SecretAccessKey":"{ROLE_SECRET}","{token}":"t","Expiration":"{CREDENTIALS_EXPIRATION}"}}"#
-        )
-    };
     let answer = match (method, path) {
         ("GET" | "POST", "/") if action == "AssumeRole" => {
             header("authorization").map(|_| sts_answer(action)).ok_or((403, "unsigned"))
@@ -109,18 +104,24 @@ fn serve_client(client: &TcpStream, log: &Mutex<Vec<String>>) -> io::Result<()> 
         ("GET", path) if path.starts_with("/latest/") => {
             match (header("x-aws-ec2-metadata-token").as_deref(), path.rsplit_once("/security-credentials/")) {
                 (Some("imds-token"), Some((_, ""))) => Ok("test-role".into()),
-                (Some("imds-token"), Some((_, "test-role"))) => Ok(json("Token")),
+                (Some("imds-token"), Some((_, "test-role"))) => Ok(credentials_json("Token")),
                 (Some("imds-token"), _) => Err((404, "no such page")),
                 _ => Err((401, "no session token")),
             }
         }
-        ("GET", "/container") => header("authorization").map(|_| json("Token")).ok_or((401, "no token")),
+        ("GET", "/container") => header("authorization").map(|_| credentials_json("Token")).ok_or((401, "no token")),
         _ => Err((404, "no such page")),
     };
     let (status, body) = answer.map_or_else(|(status, why)| (status, why.to_owned()), |body| (200, body));
     let mut to = client;
     write!(to, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())?;
     to.flush()
+}
+
+fn credentials_json(token: &str) -> String {
+    format!(
+        r#"{{"Code":"Success","AccessKeyId":"{ROLE_KEY}","SecretAccessKey":"{ROLE_SECRET}","{token}":"t","Expiration":"{CREDENTIALS_EXPIRATION}"}}"#
+    )
 }
 
 fn sts_answer(action: &str) -> String {

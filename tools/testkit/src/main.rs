@@ -37,13 +37,12 @@ fn run(words: &[&str]) -> Result<(), String> {
         _ => return Err("usage error".into()),
     };
     let at = at.parse().map_err(|_| format!("'{at}' is not an IP:PORT"))?;
-    let failed = |e: std::io::Error| format!("can't start: {e}");
     match what {
         "s3-server" | "s3-memory" => {
             let server = if what == "s3-server" {
-                S3Server::start_on(Path::new(of), at).map_err(failed)?
+                S3Server::start_on(Path::new(of), at).map_err(start_error)?
             } else {
-                let server = S3Server::in_memory_on(at).map_err(failed)?;
+                let server = S3Server::in_memory_on(at).map_err(start_error)?;
                 server.create_bucket(of);
                 server
             };
@@ -53,7 +52,7 @@ fn run(words: &[&str]) -> Result<(), String> {
         }
         "proxy" => {
             let target = of.parse().map_err(|_| format!("'{of}' is not a HOST:PORT"))?;
-            let proxy = ChaosProxy::start(target).map_err(failed)?;
+            let proxy = ChaosProxy::start(target).map_err(start_error)?;
             print_line(&format!("listening {}", proxy.endpoint()));
             for line in std::io::stdin().lock().lines().map_while(Result::ok) {
                 let answer = run_command(&proxy, &line.split_whitespace().collect::<Vec<_>>());
@@ -63,6 +62,10 @@ fn run(words: &[&str]) -> Result<(), String> {
         }
         other => Err(format!("'{other}' is not a command")),
     }
+}
+
+fn start_error(e: std::io::Error) -> String {
+    format!("can't start: {e}")
 }
 
 fn print_line(line: &str) {

@@ -72,6 +72,9 @@ pub fn metadata() -> Value {
 
 /// The anchor a renderer gives a heading.
 pub fn slug(heading: &str) -> String {
-    let keep = |c: char| c.is_alphanumeric() || c == '-' || c == '_' || c == ' ';
-    heading.trim().to_lowercase().chars().filter(|c| keep(*c)).collect::<String>().replace(' ', "-")
+    heading.trim().to_lowercase().chars().filter(|c| stays_in_slug(*c)).collect::<String>().replace(' ', "-")
+}
+
+fn stays_in_slug(c: char) -> bool {
+    c.is_alphanumeric() || c == '-' || c == '_' || c == ' '
 }

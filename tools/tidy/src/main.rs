@@ -6,11 +6,10 @@ use spurline_tidy::names::{NameCensus, NamedItem};
 
 fn main() {
     let census = NameCensus::of_this_tree();
-    let share = |part: &[&NamedItem], all: &[NamedItem]| 100.0 * part.len() as f64 / all.len().max(1) as f64;
     println!("{} types, {} functions", census.types.len(), census.functions.len());
-    println!("one-word type names      {:5.1} %", share(&census.one_word_types(), &census.types));
-    println!("types that share a name  {:5.1} %", share(&census.shared_types(), &census.types));
-    println!("one-word function names  {:5.1} %", share(&census.one_word_functions(), &census.functions));
+    println!("one-word type names      {:5.1} %", share_of(&census.one_word_types(), &census.types));
+    println!("types that share a name  {:5.1} %", share_of(&census.shared_types(), &census.types));
+    println!("one-word function names  {:5.1} %", share_of(&census.one_word_functions(), &census.functions));
     let dialect = DialectCensus::of_this_tree();
     println!("{} lines of code, {} words of comments", dialect.code_lines, dialect.comment_words);
     println!("per 10,000 lines of code:");
@@ -37,4 +36,8 @@ fn main() {
             println!("function  {:24} {}", item.name, item.file.display());
         }
     }
+}
+
+fn share_of(part: &[&NamedItem], all: &[NamedItem]) -> f64 {
+    100.0 * part.len() as f64 / all.len().max(1) as f64
 }

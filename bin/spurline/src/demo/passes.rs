@@ -114,13 +114,12 @@ fn read_one(
     control: &DemoControl,
 ) -> Result<(), Fault> {
     let path = root.join(&sample.path);
-    let wrong = |e: std::io::Error| Fault::failed(format!("reading {}: {e}", path.display()), "");
-    let mut file = File::open(&path).map_err(wrong)?;
+    let mut file = File::open(&path).map_err(|e| Fault::failed(format!("reading {}: {e}", path.display()), ""))?;
     let mut hash = Xxh3::new();
     let mut total = 0;
     loop {
         control.go_on()?;
-        let n = file.read(buffer).map_err(wrong)?;
+        let n = file.read(buffer).map_err(|e| Fault::failed(format!("reading {}: {e}", path.display()), ""))?;
         if n == 0 {
             break;
         }

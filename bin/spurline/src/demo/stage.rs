@@ -171,9 +171,17 @@ impl DemoStage {
     }
 
     fn spawn(&self, mut command: Command, name: &str) -> Result<Child, Fault> {
-        let wrong = |e: std::io::Error| Fault::failed(format!("starting the {name}: {e}"), "");
-        let log = File::options().create(true).append(true).open(self.log(name)).map_err(wrong)?;
-        command.stdin(Stdio::null()).stdout(log.try_clone().map_err(wrong)?).stderr(log).spawn().map_err(wrong)
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log(name))
+            .map_err(|e| Fault::failed(format!("starting the {name}: {e}"), ""))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().map_err(|e| Fault::failed(format!("starting the {name}: {e}"), ""))?)
+            .stderr(log)
+            .spawn()
+            .map_err(|e| Fault::failed(format!("starting the {name}: {e}"), ""))
     }
 
     fn log(&self, name: &str) -> PathBuf {
@@ -279,7 +287,6 @@ impl DemoStage {
     /// Ends what still runs, by force if needed. Never fails.
     fn remove_all(&mut self) {
         let mountpoint = self.mountpoint();
-        let mounted = || locate::list_mounts().is_ok_and(|all| all.iter().any(|m| m.mountpoint == mountpoint));
         for role in [ServiceRole::Mount, ServiceRole::Node] {
             let Some(mut child) = self.child_of(role).take() else { continue };
             terminate_child(&child);
@@ -292,12 +299,12 @@ impl DemoStage {
                 let _ = child.wait();
             }
         }
-        if mounted() {
+        if locate::list_mounts().is_ok_and(|all| all.iter().any(|m| m.mountpoint == mountpoint)) {
             let mut command = Command::new(&self.exe);
             command.env(RUNTIME_DIR_ENV, self.path("run")).args(["umount", "--force"]).arg(&mountpoint);
             let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
-        if mounted() {
+        if locate::list_mounts().is_ok_and(|all| all.iter().any(|m| m.mountpoint == mountpoint)) {
             // Removing the directory now would delete through the mount.
             eprintln!("{} is still mounted and stays", mountpoint.display());
             self.dir.disable_cleanup(true);

@@ -41,13 +41,7 @@ pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Re
     let options = fstab::flags_of_options(&flags, &options.collect::<Vec<_>>())?;
     let named = settings.flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}")));
     let mut given: Vec<OsString> = named.chain(options).collect();
-    let has = |given: &[OsString], flag: &str| {
-        given.iter().filter_map(|word| word.to_str()?.strip_prefix("--")).any(|word| {
-            let name = word.split('=').next().unwrap_or_default();
-            name == flag
-        })
-    };
-    if let Some((flag, remedy)) = REFUSED_VOLUME_FLAGS.iter().find(|(flag, _)| has(&given, flag)) {
+    if let Some((flag, remedy)) = REFUSED_VOLUME_FLAGS.iter().find(|(flag, _)| has_flag(&given, flag)) {
         return Err(Fault::usage(format!("the mount option {flag} is not for volumes"), *remedy));
     }
     given.extend(request.own_flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}"))));
@@ -55,7 +49,7 @@ pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Re
     given.extend(["-o".into(), "allow_other".into()]);
     let places = [OsString::from(&settings.source), request.mountpoint.as_os_str().to_owned()];
     let mut memory = settings.memory.unwrap_or(request.default_memory);
-    if !has(&given, "buffer-size") {
+    if !has_flag(&given, "buffer-size") {
         // As much as the limit allows, with room for what lies outside of the buffer.
         given.push(format!("--buffer-size={}M", (memory.saturating_sub(OUTSIDE) / 4 * 3) >> 20).into());
     } else if settings.memory.is_none() {
@@ -70,6 +64,13 @@ pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Re
     let words = words.map(|word| word.into_string()).collect::<Result<_, _>>();
     let words = words.map_err(|word| Fault::usage(format!("{} is no text", word.display()), ""))?;
     Ok(MountWords { words, memory, writable })
+}
+
+fn has_flag(given: &[OsString], flag: &str) -> bool {
+    given.iter().filter_map(|word| word.to_str()?.strip_prefix("--")).any(|word| {
+        let name = word.split('=').next().unwrap_or_default();
+        name == flag
+    })
 }
 
 /// The raw settings of the words.

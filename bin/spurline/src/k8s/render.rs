@@ -162,16 +162,19 @@ fn check_devices(values: &ClusterValues) -> Result<Option<String>, Fault> {
     let test = if values.is_on("test.enabled") { values.text("test.rdmaResource") } else { "" };
     let wanted = [("nodes.rdmaResource", values.text("nodes.rdmaResource")), ("test.rdmaResource", test)];
     let unknown = wanted.into_iter().filter(|(_, name)| !name.is_empty() && !known.iter().any(|one| one == name));
-    let prefix = |name: &str| name.split('/').next().map(str::to_owned);
     let mut warning = None;
     for (key, name) in unknown {
         let what = format!("{key} is {name}, which no entry of devicePlugin.config makes: the pods stay Pending");
-        if known.iter().any(|one| prefix(one) == prefix(name)) {
+        if known.iter().any(|one| first_path_part(one) == first_path_part(name)) {
             return Err(Fault::usage(what, format!("write one of {}, or add the entry", known.join(", "))));
         }
         warning.get_or_insert(format!("{what}, unless another device plugin does"));
     }
     Ok(warning)
+}
+
+fn first_path_part(name: &str) -> Option<String> {
+    name.split('/').next().map(str::to_owned)
 }
 
 /// Checks the options of the StorageClass with the parser of `spurline mount`.
@@ -206,8 +209,10 @@ fn remove_others(dir: &Path, files: &[RenderedFile]) -> Result<(), Fault> {
     for path in parents.iter().filter_map(|parent| std::fs::read_dir(parent).ok()).flatten().flatten() {
         let path = path.path();
         let is_ours = files.iter().any(|file| dir.join(&file.path) == path);
-        let is_made = || std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with(FIRST_LINE));
-        if !is_ours && path.extension().is_some_and(|end| end == "yaml") && is_made() {
+        if !is_ours
+            && path.extension().is_some_and(|end| end == "yaml")
+            && std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with(FIRST_LINE))
+        {
             std::fs::remove_file(&path)
                 .map_err(|e| Fault::failed(format!("{}: {e}", path.display()), "remove it: it is of an earlier run"))?;
             println!("removed {}, which was of an earlier run", path.display());

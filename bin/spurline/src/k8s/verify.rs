@@ -251,11 +251,10 @@ fn latency_row(args: &VerifyArgs, subject: &str, figures: &RailFigures) -> Verif
     let (Some(median), Some(min)) = (figures.median_us, figures.min_us) else {
         return VerifyRow::failed("latency", subject, "no round trip was completed", "see the other rows");
     };
-    let more = |name: &str, value: Option<f64>| value.map_or(String::new(), |v| format!(", {name} {v:.2}"));
     let evidence = format!(
         "minimum {min:.2}, median {median:.2}{}{} us",
-        more("p99", figures.p99_us),
-        more("standard deviation", figures.stdev_us)
+        named_figure("p99", figures.p99_us),
+        named_figure("standard deviation", figures.stdev_us)
     );
     match args.max_latency {
         Some(limit) if median > limit.as_secs_f64() * 1e6 => {
@@ -264,6 +263,10 @@ fn latency_row(args: &VerifyArgs, subject: &str, figures: &RailFigures) -> Verif
         }
         _ => VerifyRow::passed("latency", subject, evidence),
     }
+}
+
+fn named_figure(name: &str, value: Option<f64>) -> String {
+    value.map_or(String::new(), |v| format!(", {name} {v:.2}"))
 }
 
 /// Rows from what perftest printed.

@@ -241,12 +241,11 @@ fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, direction: BwDire
     for (op, times) in measured.times.iter().filter(|(_, times)| times.count() > 0) {
         anstream::println!("{DIM}each {}{DIM:#} {}", op_word(*op), times_line(times));
     }
-    let cost = |seconds: f64, bytes: u64| per_gib(seconds, bytes).map_or("unknown".into(), |n| format!("{n:.3}"));
     let theirs =
-        outcome.report.as_ref().map_or("unknown".into(), |r| cost(r.cpu_seconds, r.sent_bytes + r.received_bytes));
+        outcome.report.as_ref().map_or("unknown".into(), |r| cost_text(r.cpu_seconds, r.sent_bytes + r.received_bytes));
     anstream::println!(
         "{DIM}CPU{DIM:#}    {} s/GiB here, {theirs} s/GiB there",
-        cost(measured.cpu_seconds, measured.moved_bytes)
+        cost_text(measured.cpu_seconds, measured.moved_bytes)
     );
     if let Some(mine) = &measured.tcp {
         let there = outcome.report.as_ref().map(|r| &r.tcp);
@@ -259,6 +258,10 @@ fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, direction: BwDire
             judge::format_micros(rtt as f64)
         );
     }
+}
+
+fn cost_text(seconds: f64, bytes: u64) -> String {
+    per_gib(seconds, bytes).map_or("unknown".into(), |n| format!("{n:.3}"))
 }
 
 /// The name of an operation, in text and JSON.

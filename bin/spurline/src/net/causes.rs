@@ -86,8 +86,9 @@ fn of_end(tree: &HostTree, interfaces: &[String], here: bool) -> Vec<RelatedFind
 /// Whether a finding may slow down traffic over the interfaces and devices of these names.
 fn bears_on(finding: &HostFinding, names: &[&str]) -> bool {
     let weighs = finding.severity != Severity::Info || finding.id == id::IPOIB_MODE;
-    let whole = |c: char| !(c.is_alphanumeric() || "_-.@".contains(c));
-    let about = || finding.subject.split(whole).any(|word| names.contains(&word));
+    let about = || {
+        finding.subject.split(|c: char| !(c.is_alphanumeric() || "_-.@".contains(c))).any(|word| names.contains(&word))
+    };
     weighs && (OF_A_HOST.contains(&finding.id) || (OF_A_PORT.contains(&finding.id) && about()))
 }
 

@@ -215,12 +215,11 @@ fn write_script(
         PersistMode::NetworkManager => NetworkSystem::NetworkManager,
         PersistMode::ModulesLoad => NetworkSystem::ModulesLoad,
     };
-    let failed = |e: FixError| Fault::failed(e.to_string(), "run it as root, or name another --root");
     let mut journal = open_journal(&args.root)?;
     let changes: Vec<HostChange> =
         journal.changes.iter().cloned().chain(steps.iter().map(|s| s.change.clone())).collect();
-    for wanted in files::wanted_files(&changes, host, system, &args.root).map_err(failed)? {
-        let written = journal.write_file(&wanted, &args.root).map_err(failed)?;
+    for wanted in files::wanted_files(&changes, host, system, &args.root).map_err(fix_fault)? {
+        let written = journal.write_file(&wanted, &args.root).map_err(fix_fault)?;
         let path = format!("/{}", wanted.path);
         if args.json {
             report.files.push(json!({ "path": path, "written": written }));
@@ -230,6 +229,10 @@ fn write_script(
         }
     }
     Ok(())
+}
+
+fn fix_fault(e: FixError) -> Fault {
+    Fault::failed(e.to_string(), "run it as root, or name another --root")
 }
 
 fn revert_fixes(args: &FixArgs) -> Result<ExitCode, Fault> {

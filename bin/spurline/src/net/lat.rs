@@ -97,11 +97,9 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
         }
     }
     // The worst verdict; of equal verdicts that of the slowest path.
-    let slow =
-        |outcome: &ProbeOutcome| outcome.measured.times.iter().map(|(_, t)| t.quantile_us(0.5)).fold(0.0, f64::max);
-    let worst = done
-        .iter()
-        .max_by(|(a, x), (b, y)| x.level.severity().cmp(&y.level.severity()).then(slow(a).total_cmp(&slow(b))));
+    let worst = done.iter().max_by(|(a, x), (b, y)| {
+        x.level.severity().cmp(&y.level.severity()).then(slowest_median(a).total_cmp(&slowest_median(b)))
+    });
     let Some((outcome, judgement)) = worst else { return Err(Fault::failed("nothing was measured", "")) };
     if args.peer.json {
         let of = |(outcome, judgement): (&ProbeOutcome, &ProbeVerdict)| {
@@ -116,6 +114,10 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
         anstream::println!("{all:#}");
     }
     Ok(print_verdict(judgement, args.peer.json))
+}
+
+fn slowest_median(outcome: &ProbeOutcome) -> f64 {
+    outcome.measured.times.iter().map(|(_, t)| t.quantile_us(0.5)).fold(0.0, f64::max)
 }
 
 /// Measures over a path.

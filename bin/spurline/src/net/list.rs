@@ -191,8 +191,7 @@ fn devices_table(out: &mut String, host: &HostFacts) {
         vec![table_row(&["DEVICE", "PCI", "ID", "MODEL", "DRIVER", "FIRMWARE", "NUMA", "PCIE", "FUNCTIONS"])];
     for device in &host.devices {
         let pci = device.pci.clone().unwrap_or_default();
-        let gts = |s: u32| (f64::from(s) / 10.0).to_string();
-        let pcie = pci.speed.zip(pci.width).map(|(s, w)| format!("{} GT/s x{w}", gts(s)));
+        let pcie = pci.speed.zip(pci.width).map(|(s, w)| format!("{} GT/s x{w}", f64::from(s) / 10.0));
         let is_slow =
             pci.speed.is_some() && pci.speed < pci.max_speed || pci.width.is_some() && pci.width < pci.max_width;
         let functions = match (&pci.physical, pci.virtual_functions) {

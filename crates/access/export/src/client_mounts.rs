@@ -81,24 +81,27 @@ pub fn client_mounts(
     };
     let target = |ip: Option<&IpAddr>| target_at(ip, CLIENT_MOUNTPOINT);
     let tcp = target(addresses.first());
-    let line = |title: &str, options: &str, target: &str, note: &str| ClientMount {
-        title: title.to_owned(),
-        command: format!(
-            "mount -t nfs -o {options},rsize={CLIENT_REQUEST_BYTES},wsize={CLIENT_REQUEST_BYTES},hard {target}"
-        ),
-        note: note.to_owned(),
-    };
     let mut lines = Vec::new();
     if service.v4 {
-        lines.push(line("NFSv4.2, TCP", &format!("vers=4.2,proto=tcp,nconnect={TCP_MOUNT_CONNECTIONS}"), &tcp, ""));
+        lines.push(client_mount(
+            "NFSv4.2, TCP",
+            &format!("vers=4.2,proto=tcp,nconnect={TCP_MOUNT_CONNECTIONS}"),
+            &tcp,
+            "",
+        ));
     }
     if service.v3 {
-        lines.push(line("NFSv3, TCP", &format!("vers=3,proto=tcp,nconnect={TCP_MOUNT_CONNECTIONS}"), &tcp, v3_note));
+        lines.push(client_mount(
+            "NFSv3, TCP",
+            &format!("vers=3,proto=tcp,nconnect={TCP_MOUNT_CONNECTIONS}"),
+            &tcp,
+            v3_note,
+        ));
     }
     let Some(port) = service.rdma_port else { return lines };
     let rail = target(rails.first().or(addresses.first()));
     if service.v4 {
-        lines.push(line(
+        lines.push(client_mount(
             "NFSv4.2, RDMA",
             &format!("vers=4.2,proto=rdma,port={port}"),
             &rail,
@@ -107,7 +110,12 @@ pub fn client_mounts(
         ));
     }
     if service.v3 {
-        lines.push(line("NFSv3, RDMA", &format!("vers=3,proto=rdma,port={port},mountproto=tcp"), &rail, v3_note));
+        lines.push(client_mount(
+            "NFSv3, RDMA",
+            &format!("vers=3,proto=rdma,port={port},mountproto=tcp"),
+            &rail,
+            v3_note,
+        ));
     }
     if rails.len() > 1 {
         let max = rails.len();
@@ -117,14 +125,14 @@ pub fn client_mounts(
             let options = format!("vers=4.2,proto=rdma,port={port},max_connect={max}");
             let note = "mount it through each address: the connections are then shared. Stock kernels do not fail over \
                         from one rail to another";
-            lines.push(line(&title, &options, &target_at(Some(ip), &at), if n == 0 { note } else { "" }));
+            lines.push(client_mount(&title, &options, &target_at(Some(ip), &at), if n == 0 { note } else { "" }));
         }
         let same_family: Vec<String> =
             rails.iter().filter(|ip| ip.is_ipv4() == rails[0].is_ipv4()).map(ToString::to_string).collect();
         if !service.v3 {
             return lines;
         }
-        lines.push(line(
+        lines.push(client_mount(
             "NFSv3, RDMA, several rails with VAST's client",
             &format!(
                 "vers=3,proto=rdma,port={port},nconnect={},remoteports={}",
@@ -136,6 +144,16 @@ pub fn client_mounts(
         ));
     }
     lines
+}
+
+fn client_mount(title: &str, options: &str, target: &str, note: &str) -> ClientMount {
+    ClientMount {
+        title: title.to_owned(),
+        command: format!(
+            "mount -t nfs -o {options},rsize={CLIENT_REQUEST_BYTES},wsize={CLIENT_REQUEST_BYTES},hard {target}"
+        ),
+        note: note.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -40,7 +40,6 @@ pub struct ServerState {
 impl ServerState {
     /// Reads the state from /proc; all is empty where the module is not loaded.
     pub fn read() -> ServerState {
-        let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let nfsd = Path::new("/proc/fs/nfsd");
         let mut clients: BTreeSet<String> = BTreeSet::new();
         // NFSv4 clients have a folder each, others are in the cache of addresses.
@@ -49,10 +48,10 @@ impl ServerState {
             let address = info.lines().find_map(|line| line.strip_prefix("address: "));
             clients.extend(address.map(|a| trim_port(a.trim_matches('"')).to_owned()));
         }
-        for line in text("/proc/net/rpc/auth.unix.ip/content").lines().filter(|l| l.starts_with("nfsd ")) {
+        for line in read_text("/proc/net/rpc/auth.unix.ip/content").lines().filter(|l| l.starts_with("nfsd ")) {
             clients.extend(line.split_whitespace().nth(1).map(|a| trim_mapped(a).to_owned()));
         }
-        let lines = |path: &str| text(path).lines().map(str::to_owned).collect::<Vec<_>>();
+        let lines = |path: &str| read_text(path).lines().map(str::to_owned).collect::<Vec<_>>();
         let exported = lines("/proc/fs/nfsd/exports")
             .iter()
             .filter(|line| !line.starts_with('#'))
@@ -60,7 +59,7 @@ impl ServerState {
             .collect();
         // Each port has a line for each address family.
         let ports: BTreeSet<String> = lines("/proc/fs/nfsd/portlist").into_iter().collect();
-        let memory = text("/proc/meminfo")
+        let memory = read_text("/proc/meminfo")
             .lines()
             .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
         ServerState {
@@ -68,8 +67,8 @@ impl ServerState {
             ports: ports.into_iter().collect(),
             clients,
             exported,
-            versions: text("/proc/fs/nfsd/versions").trim().to_owned(),
-            request_bytes: text("/proc/fs/nfsd/max_block_size").trim().parse().unwrap_or(0),
+            versions: read_text("/proc/fs/nfsd/versions").trim().to_owned(),
+            request_bytes: read_text("/proc/fs/nfsd/max_block_size").trim().parse().unwrap_or(0),
             memory_bytes: memory.unwrap_or(0) << 10,
         }
     }
@@ -126,6 +125,10 @@ impl ServerState {
             "exported": self.exported,
         })
     }
+}
+
+fn read_text(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
 }
 
 fn trim_port(address: &str) -> &str {
@@ -248,10 +251,13 @@ impl ExportPlan {
 
     /// Whether the tools have read the export's table since the write.
     fn is_in_table(&self, root: &Path) -> bool {
-        let time = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
-        let written = time(&root.join(exports_path(&self.id())));
-        is_exported(&self.shown_path) && written.is_some() && time(Path::new(EXPORT_TABLE_FILE)) >= written
+        let written = modified_at(&root.join(exports_path(&self.id())));
+        is_exported(&self.shown_path) && written.is_some() && modified_at(Path::new(EXPORT_TABLE_FILE)) >= written
     }
+}
+
+fn modified_at(path: &Path) -> Option<std::time::SystemTime> {
+    std::fs::metadata(path).and_then(|m| m.modified()).ok()
 }
 
 /// Makes the changes of a plan in order, and records each. `prepare` is called when the export has its folder and no client has a
@@ -474,13 +480,16 @@ fn answer_to(line: &str, fsid: &str, expires: u64, mountpoint: &Path) -> Option<
     let hex = number.strip_prefix("0x")?;
     // The kernel shows the UUID as numbers of four bytes in this machine's order, and takes bytes.
     let bytes: String = fsid.chars().filter(|c| *c != '-').collect();
-    let reversed = |word: &str| (0..4).rev().map(|n| word.get(2 * n..2 * n + 2)).collect::<Option<String>>();
-    let shown = (0..4).map(|n| reversed(bytes.get(8 * n..8 * n + 8)?)).collect::<Option<String>>()?;
+    let shown = (0..4).map(|n| reversed_bytes(bytes.get(8 * n..8 * n + 8)?)).collect::<Option<String>>()?;
     // FSID_UUID16, the kind of an export with a UUID.
     if kind != "6" || (hex != shown && hex != bytes) {
         return None;
     }
     Some(format!("{domain} {kind} \\x{bytes} {expires} {}\n", escape_path(mountpoint)))
+}
+
+fn reversed_bytes(word: &str) -> Option<String> {
+    (0..4).rev().map(|n| word.get(2 * n..2 * n + 2)).collect::<Option<String>>()
 }
 
 #[cfg(test)]

@@ -71,9 +71,15 @@ fn trunked_addresses(root: &Path) -> Vec<BTreeSet<IpAddr>> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect::<Vec<_>>()
     };
-    let address = |path: &Path| std::fs::read_to_string(path.join("dstaddr")).ok()?.trim().parse().ok();
     let switches = folders(&root.join("sys/kernel/sunrpc/xprt-switches"));
-    switches.iter().map(|switch| folders(switch).iter().filter_map(|path| address(path)).collect()).collect()
+    switches
+        .iter()
+        .map(|switch| folders(switch).iter().filter_map(|path| destination_address(path)).collect())
+        .collect()
+}
+
+fn destination_address(path: &Path) -> Option<IpAddr> {
+    std::fs::read_to_string(path.join("dstaddr")).ok()?.trim().parse().ok()
 }
 
 /// Adds the servers' addresses, which `/proc/self/mountstats` does not show.

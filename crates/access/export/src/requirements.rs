@@ -187,8 +187,7 @@ fn check_privilege() -> RequirementOutcome {
         let remedy = "run it as root: the NFS server belongs to the kernel";
         return outcome("privilege", RequirementState::Missing, format!("this is user {}", user.as_raw()), remedy);
     }
-    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    match missing_right(&text("/proc/self/uid_map"), &text("/proc/self/status")) {
+    match missing_right(&read_text("/proc/self/uid_map"), &read_text("/proc/self/status")) {
         None => outcome("privilege", RequirementState::Met, "this is root", ""),
         Some(evidence) => outcome(
             "privilege",
@@ -197,6 +196,10 @@ fn check_privilege() -> RequirementOutcome {
             "run it as root of the host, or in a privileged container: the NFS server belongs to the kernel",
         ),
     }
+}
+
+fn read_text(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
 }
 
 /// The right that root lacks, by the map of users and the status.
@@ -241,8 +244,6 @@ fn check_fsid(plan: &ExportPlan, exports: &[(String, ExportRecord)]) -> Requirem
 fn check_versions(server: &ServerState, settings: &NfsSettings) -> RequirementOutcome {
     let refused: Vec<(&str, String)> =
         ["4.2", "3"].into_iter().filter_map(|version| Some((version, server.refusal_of(version, settings)?))).collect();
-    let remedy =
-        |version: &str| format!("for NFSv{version}, set vers{version}=y in nfs.conf and start the server again");
     match refused.as_slice() {
         [] => outcome("nfs-versions", RequirementState::Met, "NFSv3 and NFSv4.2", ""),
         [(version, why)] => {
@@ -251,16 +252,20 @@ fn check_versions(server: &ServerState, settings: &NfsSettings) -> RequirementOu
                 "nfs-versions",
                 RequirementState::Limited,
                 format!("NFSv{version} is switched off ({why})"),
-                format!("clients use NFSv{other}; {}", remedy(version)),
+                format!("clients use NFSv{other}; {}", version_remedy(version)),
             )
         }
         [(_, why), ..] => outcome(
             "nfs-versions",
             RequirementState::Missing,
             format!("NFSv3 and NFSv4.2 are switched off ({why})"),
-            remedy("4.2"),
+            version_remedy("4.2"),
         ),
     }
+}
+
+fn version_remedy(version: &str) -> String {
+    format!("for NFSv{version}, set vers{version}=y in nfs.conf and start the server again")
 }
 
 /// Whether the RDMA drivers that run are a vendor's, while the module of NFS over RDMA is the kernel's: the symbols differ.

@@ -154,8 +154,6 @@ impl SessionConfig {
     /// the kernel's read-ahead both are equal. /dev/fuse takes a quarter less CPU for reads through the page cache, since data in
     /// memory goes to the kernel without a copy.
     pub(crate) fn choose_transport(&self, cpus: &ring::QueueCpus) -> TransportChoice {
-        let dev = |reason: String| TransportChoice { io: FuseIo::Dev, reason };
-        let uring = |reason: String| TransportChoice { io: FuseIo::Uring, reason };
         let least = (cpus.all + 1) as u64 * self.slot_len() as u64;
         let too_many = (least > self.slot_memory).then(|| {
             format!(
@@ -164,25 +162,33 @@ impl SessionConfig {
             )
         });
         match self.io {
-            FuseIo::Dev => dev("requested".into()),
+            FuseIo::Dev => dev_choice("requested".into()),
             // An explicit request is granted, with a note on the memory beyond the budget.
             FuseIo::Uring => match (ring::check_available(true), too_many) {
-                (Ok(note), None) => uring(format!("requested{note}")),
-                (Ok(note), Some(much)) => uring(format!("requested{note}, though {much}")),
-                (Err(why), _) => dev(format!("io_uring was requested, but {why}")),
+                (Ok(note), None) => uring_choice(format!("requested{note}")),
+                (Ok(note), Some(much)) => uring_choice(format!("requested{note}, though {much}")),
+                (Err(why), _) => dev_choice(format!("io_uring was requested, but {why}")),
             },
             FuseIo::Auto => {
                 if self.workload == WorkloadHint::Sequential {
-                    return dev("it takes less CPU for sequential reads through the page cache".into());
+                    return dev_choice("it takes less CPU for sequential reads through the page cache".into());
                 }
                 if let Some(why) = too_many {
-                    return dev(format!("io_uring is not used: {why}; --fuse-io uring forces it"));
+                    return dev_choice(format!("io_uring is not used: {why}; --fuse-io uring forces it"));
                 }
                 match ring::check_available(false) {
-                    Ok(note) => uring(format!("faster for small and random reads{note}")),
-                    Err(why) => dev(format!("io_uring is not offered: {why}")),
+                    Ok(note) => uring_choice(format!("faster for small and random reads{note}")),
+                    Err(why) => dev_choice(format!("io_uring is not offered: {why}")),
                 }
             }
         }
     }
+}
+
+fn dev_choice(reason: String) -> TransportChoice {
+    TransportChoice { io: FuseIo::Dev, reason }
+}
+
+fn uring_choice(reason: String) -> TransportChoice {
+    TransportChoice { io: FuseIo::Uring, reason }
 }

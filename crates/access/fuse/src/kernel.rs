@@ -2,7 +2,6 @@
 
 use crate::abi::InHeader;
 use crate::backing::{BackingRegistrar, RegisteredFile};
-use crate::errno::Errno;
 use crate::notify::KernelNotifier;
 use crate::waiting::WaitingSlots;
 use parking_lot::Mutex;
@@ -163,8 +162,9 @@ impl KernelView for KernelNotifier {
 
 impl BeginWait for WaitingSlots {
     fn begin_wait(&self) -> FsResult<Box<dyn Any>> {
-        let no_slot = |errno: Errno| Error::new(ErrorKind::Io(errno.0), "no slot for a request that waits").into();
-        self.begin_wait().map(|slot| Box::new(slot) as _).map_err(no_slot)
+        self.begin_wait()
+            .map(|slot| Box::new(slot) as _)
+            .map_err(|errno| Error::new(ErrorKind::Io(errno.0), "no slot for a request that waits").into())
     }
 
     fn has_all_closes(&self, fh: u64) -> bool {

@@ -36,18 +36,19 @@ pub(crate) struct QueueCpus {
 
 impl QueueCpus {
     pub(crate) fn detect() -> QueueCpus {
-        let list = |file: &str| {
-            let text = fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).unwrap_or_default();
-            parse_cpu_list(&text)
-        };
-        let on = list("online");
-        let possible = list("possible");
+        let on = read_cpu_list("online");
+        let possible = read_cpu_list("possible");
         let all = possible.len().max(on.len()).max(1);
         QueueCpus { on: if on.is_empty() { (0..all).collect() } else { on }, all }
     }
     pub(crate) fn offline_count(&self) -> usize {
         self.all.saturating_sub(self.on.len())
     }
+}
+
+fn read_cpu_list(file: &str) -> Vec<usize> {
+    let text = fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).unwrap_or_default();
+    parse_cpu_list(&text)
 }
 
 /// Parses `0-3,8`, the kernel's format; invalid parts are skipped.
@@ -343,9 +344,8 @@ fn push_entry(ring: &mut FuseRing, entry: &squeue::Entry128) -> io::Result<()> {
 fn register_entry(slot: &mut RequestSlot, cpu: usize, ring: &mut FuseRing) -> io::Result<()> {
     let bytes = slot_bytes(&mut *slot.buffer);
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
-    let part = |bytes: &mut [u8], len: usize| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
     let len = payload.len();
-    let iovecs = [part(head, size_of::<UringReqHeader>()), part(payload, len)];
+    let iovecs = [io_part(head, size_of::<UringReqHeader>()), io_part(payload, len)];
     let cmd = UringCmdReq { qid: cpu as u16, ..Default::default() };
     let until = Instant::now() + Duration::from_secs(2);
     loop {
@@ -359,6 +359,10 @@ fn register_entry(slot: &mut RequestSlot, cpu: usize, ring: &mut FuseRing) -> io
             errno => return Err(io::Error::from_raw_os_error(errno)),
         }
     }
+}
+
+fn io_part(bytes: &mut [u8], len: usize) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }
 }
 
 fn serve_ring<S: FileService>(

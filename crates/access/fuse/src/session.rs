@@ -484,12 +484,11 @@ impl FuseSession {
         let broken = state.broken;
         drop(state);
         let left = if failure.is_some() || broken { self.core.remove_dead() } else { Ok(false) };
-        let broken_off = || "its connection to the kernel was aborted from outside".to_owned();
         let detail = match (failure, left) {
             (None, Ok(false)) => return Ok(()),
-            (failure, Ok(_)) => failure.unwrap_or_else(broken_off),
+            (failure, Ok(_)) => failure.unwrap_or_else(aborted_outside),
             (failure, Err(error)) => {
-                format!("{}; the dead mount is left: {error}", failure.unwrap_or_else(broken_off))
+                format!("{}; the dead mount is left: {error}", failure.unwrap_or_else(aborted_outside))
             }
         };
         Err(MountError::Session { path: self.core.path.clone(), detail })
@@ -522,6 +521,10 @@ impl FuseSession {
         }
         Ok(self.wait_ended(ABORT_GRACE))
     }
+}
+
+fn aborted_outside() -> String {
+    "its connection to the kernel was aborted from outside".to_owned()
 }
 
 impl Drop for FuseSession {

@@ -133,27 +133,33 @@ pub fn resolve_mountpoint(path: &Path) -> io::Result<PathBuf> {
 fn parse_mountinfo(table: &[u8]) -> Vec<MountEntry> {
     let line = |line: &[u8]| -> Option<MountEntry> {
         let mut words = line.split(|b| *b == b' ');
-        let number = |word: Option<&[u8]>| std::str::from_utf8(word?).ok()?.parse().ok();
-        let id = number(words.next())?;
-        let parent = number(words.next())?;
+        let id = number_of_word(words.next())?;
+        let parent = number_of_word(words.next())?;
         let device = std::str::from_utf8(words.next()?).ok()?;
         let (major, minor) = device.split_once(':')?;
         let mountpoint = OsString::from_vec(unescape_octal(words.nth(1)?));
-        let text = |word: &[u8]| String::from_utf8_lossy(&unescape_octal(word)).into_owned();
-        let flags = text(words.next()?);
+        let flags = unescaped_text(words.next()?);
         let mut rest = words.skip_while(|w| *w != b"-").skip(1);
         Some(MountEntry {
             id,
             parent,
             device: (major.parse().ok()?, minor.parse().ok()?),
             mountpoint: mountpoint.into(),
-            fstype: text(rest.next()?),
-            source: text(rest.next()?),
+            fstype: unescaped_text(rest.next()?),
+            source: unescaped_text(rest.next()?),
             flags,
-            options: rest.next().map(text).unwrap_or_default(),
+            options: rest.next().map(unescaped_text).unwrap_or_default(),
         })
     };
     table.split(|b| *b == b'\n').filter_map(line).collect()
+}
+
+fn number_of_word(word: Option<&[u8]>) -> Option<u32> {
+    std::str::from_utf8(word?).ok()?.parse().ok()
+}
+
+fn unescaped_text(word: &[u8]) -> String {
+    String::from_utf8_lossy(&unescape_octal(word)).into_owned()
 }
 
 #[cfg(test)]

@@ -122,9 +122,12 @@ impl NodeAttr {
 
     /// Whether another observation shows the same bytes: only the times and the length say so.
     pub fn same_bytes(&self, other: &NodeAttr) -> bool {
-        let version = |attr: &NodeAttr| (attr.identity, attr.size, attr.mtime, attr.ctime);
-        version(self) == version(other)
+        version_fields(self) == version_fields(other)
     }
+}
+
+fn version_fields(attr: &NodeAttr) -> (FileIdentity, u64, FileTime, FileTime) {
+    (attr.identity, attr.size, attr.mtime, attr.ctime)
 }
 
 /// The version whose cached bytes an open file may be read from, or why there is none.

@@ -457,10 +457,6 @@ fn run_fill(
     mut fill: BlockFill,
     for_good: bool,
 ) -> PutOutcome {
-    let failed = |fill: BlockFill, error: Error| {
-        fill.fail(error);
-        PutOutcome::NoRoom
-    };
     let id = fill.id();
     let len = object.block_len(id.index, shared.block_size);
     if let Some(store) = &shared.store
@@ -473,7 +469,7 @@ fn run_fill(
             }
             Ok(ReadOutcome::Lost) => {
                 let why = "a cache disk does not answer; the block is fetched again";
-                return failed(fill, Error::new(ErrorKind::Unavailable, why));
+                return fail_fill(fill, Error::new(ErrorKind::Unavailable, why));
             }
             Ok(ReadOutcome::Miss) | Err(_) => {}
         }
@@ -485,9 +481,14 @@ fn run_fill(
     if fetched == PeerFetched::Missing
         && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.origin_timeout)
     {
-        return failed(fill, error);
+        return fail_fill(fill, error);
     }
     finish_fill(shared, under.source_url(), object, fill, fetched == PeerFetched::FoundHot && !for_good)
+}
+
+fn fail_fill(fill: BlockFill, error: Error) -> PutOutcome {
+    fill.fail(error);
+    PutOutcome::NoRoom
 }
 
 /// Ends a fill whose bytes have arrived and stores them on disk; a `passing` replica stays in memory alone. Returns

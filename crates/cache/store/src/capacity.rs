@@ -86,10 +86,9 @@ pub fn distribute(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<StoreFi
 /// Whether shares must be recomputed: a share exceeds its disk's room, a disk begins or ceases to hold a block, or the usable
 /// total grows by more than a hundredth. Otherwise the shares stay, and so does the placement of files.
 fn shares_outdated(shares: &[u64], rooms: &[u64], next: &[u64], block: u64) -> bool {
-    let sum = |shares: &[u64]| shares.iter().sum::<u64>();
     shares.iter().zip(rooms).any(|(share, room)| share > room)
         || shares.iter().zip(next).any(|(share, next)| (*share < block) != (*next < block))
-        || sum(next).saturating_sub(sum(shares)) > sum(next) / 100
+        || next.iter().sum::<u64>().saturating_sub(shares.iter().sum::<u64>()) > next.iter().sum::<u64>() / 100
 }
 
 /// Redistributes the capacity when the capacity changed or the shares are outdated; returns whether that was so. Callers must

@@ -80,20 +80,22 @@ impl CacheRoot {
     /// removed, so that another process may lock the directory.
     pub fn lost_reason(&self, path: &Path) -> Option<&'static str> {
         // Other errors come up in reads and writes.
-        let is_gone =
-            |e: &std::io::Error| matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory);
         let is_other = |path: &Path, wanted: (u64, u64)| match std::fs::metadata(path) {
             Ok(found) => (found.dev(), found.ino()) != wanted,
-            Err(e) => is_gone(&e),
+            Err(e) => is_missing(&e),
         };
         if self.dir_identity.is_some_and(|place| is_other(path, place)) {
             return Some("another directory has taken its place; mount the disk again");
         }
         let lock = self.lock.metadata().ok().map(|held| (held.dev(), held.ino()));
-        let removed = std::fs::metadata(path.join("data")).is_err_and(|e| is_gone(&e))
+        let removed = std::fs::metadata(path.join("data")).is_err_and(|e| is_missing(&e))
             || lock.is_some_and(|lock| is_other(&path.join(LOCK), lock));
         removed.then_some("its files were removed under this process; start it again")
     }
+}
+
+fn is_missing(e: &std::io::Error) -> bool {
+    matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
 }
 
 /// Takes the lock of a directory. Other processes may test the lock for a moment, which is no use of the directory.

@@ -538,12 +538,11 @@ impl JobManager {
     /// # Errors
     /// When the request is invalid or names no job.
     pub fn answer_request(&self, request: &Value) -> Result<Value> {
-        let invalid = |why: String| Error::new(ErrorKind::Invalid, why);
-        let id = || request["id"].as_str().ok_or_else(|| invalid("which job? 'id' is missing".to_owned()));
+        let id = || request["id"].as_str().ok_or_else(|| invalid_error("which job? 'id' is missing".to_owned()));
         match request["do"].as_str() {
             Some("submit") => {
                 let spec = serde_json::from_value(request["spec"].clone())
-                    .map_err(|e| invalid(format!("this version cannot read the job: {e}")))?;
+                    .map_err(|e| invalid_error(format!("this version cannot read the job: {e}")))?;
                 let (id, joined) = self.begin_job(spec, request["after"].as_u64().unwrap_or(0))?;
                 let mut begun = first_with_others(&self.jobs_named(&id)?);
                 begun["joined"] = joined.into();
@@ -570,7 +569,11 @@ impl JobManager {
                 .map(|(id, spec, progress)| job_json(id, spec, progress))
                 .collect::<Vec<_>>()
                 .into()),
-            other => Err(invalid(format!("unknown job request '{}'", other.unwrap_or("(nothing)")))),
+            other => Err(invalid_error(format!("unknown job request '{}'", other.unwrap_or("(nothing)")))),
         }
     }
+}
+
+fn invalid_error(why: String) -> Error {
+    Error::new(ErrorKind::Invalid, why)
 }

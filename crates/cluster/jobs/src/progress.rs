@@ -156,9 +156,8 @@ impl JobProgress {
         let CountOptions { verify, metadata_only } = counts;
         let bytes_total = if metadata_only { 0 } else { self.bytes_total };
         let passes = if verify { 2.0 } else { 1.0 };
-        let part = |done: u64, all: u64| if all == 0 { 1.0 } else { (done as f64 / all as f64).min(1.0) };
         // The cost of small files is their number, of large files the bytes.
-        let both = |files: u64, bytes: u64| (part(files, self.files_total) + part(bytes, bytes_total)) / 2.0;
+        let both = |files: u64, bytes: u64| (part_of(files, self.files_total) + part_of(bytes, bytes_total)) / 2.0;
         let loaded = both(self.files_done + self.files_failed, self.bytes_done);
         let verified = if verify { both(self.files_verified, self.bytes_verified) } else { 0.0 };
         Some(((loaded + verified) / passes).min(1.0))
@@ -169,6 +168,10 @@ impl JobProgress {
         let share = self.share(counts).filter(|_| !self.state.is_ended())?;
         (share > 0.005 && self.seconds > 1.0).then(|| self.seconds * (1.0 - share) / share)
     }
+}
+
+fn part_of(done: u64, all: u64) -> f64 {
+    if all == 0 { 1.0 } else { (done as f64 / all as f64).min(1.0) }
 }
 
 #[cfg(test)]

@@ -35,15 +35,14 @@ impl JobRecord {
     /// # Errors
     /// When the state cannot be made short enough.
     pub fn to_parts(&self, most: usize) -> Result<(Vec<u8>, Vec<u8>)> {
-        let wrong = |e: serde_json::Error| Error::new(ErrorKind::Corrupt, format!("the job can't be written: {e}"));
-        let spec = serde_json::to_vec(&self.spec).map_err(wrong)?;
-        let mut state = serde_json::to_vec(&self.checkpoint).map_err(wrong)?;
+        let spec = serde_json::to_vec(&self.spec).map_err(unwritable_error)?;
+        let mut state = serde_json::to_vec(&self.checkpoint).map_err(unwritable_error)?;
         let mut shorter = self.checkpoint.clone();
         while state.len() > most && !shorter.progress.failed.is_empty() {
             let room = shorter.progress.failed.len() * most / state.len();
             shorter.progress.failed.truncate(room);
             shorter.failed_by.truncate(room);
-            state = serde_json::to_vec(&shorter).map_err(wrong)?;
+            state = serde_json::to_vec(&shorter).map_err(unwritable_error)?;
         }
         Ok((spec, state))
     }
@@ -59,6 +58,10 @@ impl JobRecord {
             checkpoint: serde_json::from_slice(state).map_err(wrong)?,
         })
     }
+}
+
+fn unwritable_error(e: serde_json::Error) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the job can't be written: {e}"))
 }
 
 /// Stores jobs by name. The default methods suit a store that only a single process uses.

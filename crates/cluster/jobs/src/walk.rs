@@ -27,16 +27,7 @@ impl FileFilter {
     /// # Errors
     /// Which pattern is invalid, and why.
     pub fn new(include: &[String], exclude: &[String]) -> Result<Self, String> {
-        let compile = |patterns: &[String]| -> Result<Vec<Pattern>, String> {
-            patterns
-                .iter()
-                .map(|text| {
-                    Pattern::new(text.trim_start_matches('/'))
-                        .map_err(|e| format!("'{text}' is not a valid pattern: {} (character {})", e.msg, e.pos + 1))
-                })
-                .collect()
-        };
-        Ok(FileFilter { include: compile(include)?, exclude: compile(exclude)? })
+        Ok(FileFilter { include: compile_patterns(include)?, exclude: compile_patterns(exclude)? })
     }
 
     fn matches(patterns: &[Pattern], path: &str) -> bool {
@@ -54,6 +45,16 @@ impl FileFilter {
     pub fn enters_folder(&self, path: &[u8]) -> bool {
         !Self::matches(&self.exclude, &String::from_utf8_lossy(path))
     }
+}
+
+fn compile_patterns(patterns: &[String]) -> Result<Vec<Pattern>, String> {
+    patterns
+        .iter()
+        .map(|text| {
+            Pattern::new(text.trim_start_matches('/'))
+                .map_err(|e| format!("'{text}' is not a valid pattern: {} (character {})", e.msg, e.pos + 1))
+        })
+        .collect()
 }
 
 /// A position in a walk: all earlier files were reported.

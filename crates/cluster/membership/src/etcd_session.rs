@@ -68,12 +68,11 @@ impl EtcdSession {
     pub(crate) fn new(url: &EtcdUrl) -> Result<Self> {
         let tls = tls_config(url)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let invalid = |what: String| Error::new(ErrorKind::Invalid, what);
         let mut servers = Vec::new();
         for node in &url.nodes {
             let wrong = |e: tonic::transport::Error| {
                 let cause = std::error::Error::source(&e).map_or(String::new(), |cause| format!(": {cause}"));
-                invalid(format!("etcd://{node}: {e}{cause}"))
+                invalid_error(format!("etcd://{node}: {e}{cause}"))
             };
             let mut endpoint = Endpoint::from_shared(format!("{scheme}://{node}"))
                 .map_err(wrong)?
@@ -93,7 +92,7 @@ impl EtcdSession {
                 let password = match &url.password_file {
                     Some(path) => String::from_utf8_lossy(&read_file(path)?).trim_end_matches(['\r', '\n']).to_owned(),
                     None => std::env::var("SPURLINE_ETCD_PASSWORD").map_err(|_| {
-                        invalid(format!(
+                        invalid_error(format!(
                             "etcd: user {user} has no password: name a file with password-file=, or set \
                              SPURLINE_ETCD_PASSWORD"
                         ))
@@ -248,6 +247,10 @@ impl EtcdSession {
         let ((answers, open), server) = self.on_any_server(asked).await?;
         Ok(KeyWatch { answers, server, _requests: open })
     }
+}
+
+fn invalid_error(what: String) -> Error {
+    Error::new(ErrorKind::Invalid, what)
 }
 
 /// etcd's messages for an unusable token: after a restart, or when users or rights have changed since a JWT was

@@ -56,8 +56,7 @@ impl RecordTable {
     /// # Errors
     /// When the file exists and can't be read.
     pub(crate) fn open(file: Option<PathBuf>) -> Result<Self> {
-        let parse = |text: &[u8]| serde_json::from_slice::<BTreeMap<String, Value>>(text).map_err(|e| e.to_string());
-        let records = file.as_deref().map(|file| state_file::read_file(file, parse)).transpose()?.flatten();
+        let records = file.as_deref().map(|file| state_file::read_file(file, parse_records)).transpose()?.flatten();
         let records = records.unwrap_or_default();
         let versions = records.iter().map(|(group, value)| (group.clone(), text_version(value))).collect();
         Ok(RecordTable { records: Mutex::new(records), versions: RwLock::new(versions), file })
@@ -107,6 +106,10 @@ impl RecordTable {
             Error::new(ErrorKind::Unavailable, what)
         })
     }
+}
+
+fn parse_records(text: &[u8]) -> std::result::Result<BTreeMap<String, Value>, String> {
+    serde_json::from_slice::<BTreeMap<String, Value>>(text).map_err(|e| e.to_string())
 }
 
 pub(crate) struct RecordsService(pub Arc<RecordTable>);

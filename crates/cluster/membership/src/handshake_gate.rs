@@ -127,20 +127,20 @@ async fn check_handshake(
     trust: &Trust,
     peer: SocketAddr,
 ) -> std::result::Result<GuardedStream<TcpStream>, (RefusalReason, Error)> {
-    let gone = |e: io::Error| Error::new(ErrorKind::Unavailable, format!("the connection ended: {e}"));
     // Without this option answers wait for other answers; a connection that refuses the option works too.
     let _ = stream.set_nodelay(true);
     let mut first = [0];
-    let began = within_deadline(async { stream.peek(&mut first).await.map_err(gone) }).await?;
+    let began = within_deadline(async { stream.peek(&mut first).await.map_err(connection_ended) }).await?;
     if trust.checks_peers() && began > 0 && first[0] == HTTP2_PREFACE[0] {
         // The client speaks plain gRPC, and understands a plain answer.
         let error = proof_required(trust);
-        let _ = within_deadline(async { send_goaway(&mut stream, error.message()).await.map_err(gone) }).await;
+        let _ =
+            within_deadline(async { send_goaway(&mut stream, error.message()).await.map_err(connection_ended) }).await;
         return Err((RefusalReason::Proof, error));
     }
     let mut stream = accept_stream(stream, trust, &peer.to_string()).await?;
     let mut begin = [0; HTTP2_PREFACE.len()];
-    within_deadline(async { stream.read_exact(&mut begin).await.map_err(gone) }).await?;
+    within_deadline(async { stream.read_exact(&mut begin).await.map_err(connection_ended) }).await?;
     if !trust.checks_peers() && begin.starts_with(b"SPUR") {
         return Err((RefusalReason::Proof, decline_proof(&mut stream, &begin).await));
     }
@@ -149,6 +149,10 @@ async fn check_handshake(
         return Err((RefusalReason::Frames, Error::new(ErrorKind::Protocol, why)));
     }
     Ok(stream)
+}
+
+fn connection_ended(e: io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("the connection ended: {e}"))
 }
 
 /// The error for a client that offers no proof.
@@ -193,10 +197,10 @@ async fn send_goaway(stream: &mut TcpStream, why: &str) -> io::Result<()> {
 /// Connects to a coordinator and gives the required proof.
 pub(crate) async fn connect_coordinator(address: HostPort, trust: Arc<Trust>) -> Result<GuardedStream<TcpStream>> {
     let shown = address.to_string();
-    let cant = |e: io::Error| Error::new(ErrorKind::Unavailable, format!("can't connect: {e}"));
     let opened = tokio::time::timeout(ANSWER_TIMEOUT, TcpStream::connect((address.host.as_str(), address.port))).await;
-    let late = || Error::new(ErrorKind::Unavailable, format!("no connection within {ANSWER_TIMEOUT:?}"));
-    let stream = opened.map_err(|_| late())?.map_err(cant)?;
+    let stream = opened
+        .map_err(|_| Error::new(ErrorKind::Unavailable, format!("no connection within {ANSWER_TIMEOUT:?}")))?
+        .map_err(|e| Error::new(ErrorKind::Unavailable, format!("can't connect: {e}")))?;
     let _ = stream.set_nodelay(true);
     connect_stream(stream, &trust, &shown).await.map_err(|error| match error.kind() {
         // The coordinator answers, but without the proof.

@@ -102,25 +102,24 @@ impl LeaseTable {
     }
 
     fn check_limits(&self, group: &str, member: &Member) -> Result<()> {
-        let wrong = |what: String| Err(Error::new(ErrorKind::Unsupported, what));
         let words = [group, &member.name].into_iter().chain(member.addresses.iter().map(String::as_str));
         for word in words {
             if word.is_empty() || word.len() > self.limits.word || word.chars().any(char::is_control) {
-                return wrong(format!("'{}' is no name or address", word.escape_debug()));
+                return unsupported(format!("'{}' is no name or address", word.escape_debug()));
             }
         }
         if member.zone.len() > self.limits.word || member.zone.chars().any(char::is_control) {
-            return wrong(format!("the zone '{}' is too long", member.zone.escape_debug()));
+            return unsupported(format!("the zone '{}' is too long", member.zone.escape_debug()));
         }
         if member.addresses.is_empty() || member.addresses.len() > self.limits.addresses {
-            return wrong(format!("a node has 1 to {} addresses", self.limits.addresses));
+            return unsupported(format!("a node has 1 to {} addresses", self.limits.addresses));
         }
         match self.groups.get(group) {
             None if self.groups.len() >= self.limits.groups => {
-                wrong(format!("at most {} groups are possible", self.limits.groups))
+                unsupported(format!("at most {} groups are possible", self.limits.groups))
             }
             Some(known) if known.nodes.len() >= self.limits.nodes && !known.nodes.contains_key(&member.name) => {
-                wrong(format!("group {group} has {} nodes already, the most possible", self.limits.nodes))
+                unsupported(format!("group {group} has {} nodes already, the most possible", self.limits.nodes))
             }
             _ => Ok(()),
         }
@@ -196,8 +195,7 @@ impl LeaseTable {
 
     /// All nodes by group.
     pub fn all_groups(&self) -> BTreeMap<String, Vec<Member>> {
-        let members = |group: &GroupTable| group.nodes.values().map(|held| held.member.clone()).collect();
-        self.groups.iter().map(|(name, group)| (name.clone(), members(group))).collect()
+        self.groups.iter().map(|(name, group)| (name.clone(), members_of(group))).collect()
     }
 
     /// Nodes of all groups.
@@ -209,6 +207,14 @@ impl LeaseTable {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+fn unsupported(what: String) -> Result<()> {
+    Err(Error::new(ErrorKind::Unsupported, what))
+}
+
+fn members_of(group: &GroupTable) -> Vec<Member> {
+    group.nodes.values().map(|held| held.member.clone()).collect()
 }
 
 #[cfg(test)]

@@ -36,10 +36,14 @@ struct GroupsFile {
 
 /// All groups as the text of a state file.
 pub(crate) fn format_groups(groups: &BTreeMap<String, Vec<Member>>) -> String {
-    let records = |members: &Vec<Member>| members.iter().map(NodeRecord::from).collect();
-    let file = GroupsFile { groups: groups.iter().map(|(name, members)| (name.clone(), records(members))).collect() };
+    let file =
+        GroupsFile { groups: groups.iter().map(|(name, members)| (name.clone(), records_of(members))).collect() };
     // Strings and numbers only: serialising can't fail.
     serde_json::to_string_pretty(&file).unwrap_or_default()
+}
+
+fn records_of(members: &[Member]) -> Vec<NodeRecord> {
+    members.iter().map(NodeRecord::from).collect()
 }
 
 /// Parses a state file.
@@ -48,8 +52,11 @@ pub(crate) fn format_groups(groups: &BTreeMap<String, Vec<Member>>) -> String {
 /// Why the text is invalid.
 pub(crate) fn parse_groups(text: &[u8]) -> Result<BTreeMap<String, Vec<Member>>, String> {
     let file: GroupsFile = serde_json::from_slice(text).map_err(|e| e.to_string())?;
-    let members = |records: Vec<NodeRecord>| records.into_iter().map(Member::from).collect();
-    Ok(file.groups.into_iter().map(|(name, records)| (name, members(records))).collect())
+    Ok(file.groups.into_iter().map(|(name, records)| (name, members_from(records))).collect())
+}
+
+fn members_from(records: Vec<NodeRecord>) -> Vec<Member> {
+    records.into_iter().map(Member::from).collect()
 }
 
 /// A node as text.

@@ -175,13 +175,12 @@ impl fmt::Display for DnsName {
 impl fmt::Display for EtcdUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&join_hosts(&self.nodes))?;
-        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let options = [
-            ("ca", path(&self.ca)),
-            ("cert", path(&self.cert)),
-            ("key", path(&self.key)),
+            ("ca", path_text(&self.ca)),
+            ("cert", path_text(&self.cert)),
+            ("key", path_text(&self.key)),
             ("user", self.user.clone()),
-            ("password-file", path(&self.password_file)),
+            ("password-file", path_text(&self.password_file)),
         ];
         let mut before = '?';
         for (key, value) in options {
@@ -192,6 +191,10 @@ impl fmt::Display for EtcdUrl {
         }
         Ok(())
     }
+}
+
+fn path_text(path: &Option<PathBuf>) -> Option<String> {
+    path.as_ref().map(|path| path.display().to_string())
 }
 
 #[cfg(test)]

@@ -37,13 +37,13 @@ impl RuleSet {
         if value.is_null() {
             return Ok(RuleSet::default());
         }
-        let wrong = |what: &str| Error::new(ErrorKind::Invalid, format!("folder rules: {what} is missing or wrong"));
         let revision =
-            value["revision"].as_u64().filter(|n| *n <= REVISION_MAX).ok_or_else(|| wrong("the revision"))?;
-        let list = value["rules"].as_array().filter(|list| list.len() <= RULES_MAX).ok_or_else(|| wrong("the list"))?;
+            value["revision"].as_u64().filter(|n| *n <= REVISION_MAX).ok_or_else(|| wrong_rule("the revision"))?;
+        let list =
+            value["rules"].as_array().filter(|list| list.len() <= RULES_MAX).ok_or_else(|| wrong_rule("the list"))?;
         let mut rules: Vec<FolderRule> = Vec::with_capacity(list.len());
         for one in list {
-            let url = one["url"].as_str().filter(|url| is_valid_url(url)).ok_or_else(|| wrong("a folder"))?;
+            let url = one["url"].as_str().filter(|url| is_valid_url(url)).ok_or_else(|| wrong_rule("a folder"))?;
             rules.push(FolderRule {
                 url: url.to_owned(),
                 pin: one["pin"].as_bool().unwrap_or(false),
@@ -54,7 +54,7 @@ impl RuleSet {
         rules.sort_by(|a, b| a.url.cmp(&b.url));
         let set = RuleSet { revision, rules };
         if set.shared_class().is_some() {
-            return Err(wrong("a folder that occurs once"));
+            return Err(wrong_rule("a folder that occurs once"));
         }
         Ok(set)
     }
@@ -75,11 +75,10 @@ impl RuleSet {
     /// # Errors
     /// `Invalid` when the rules would exceed a limit.
     pub fn with_changes(&self, urls: &[String], change: &dyn Fn(&mut FolderRule)) -> Result<RuleSet> {
-        let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
         let mut set = self.clone();
         for url in urls {
             if !is_valid_url(url) {
-                return invalid(format!("a URL of {} bytes; a rule's has at most {URL_MAX}", url.len()));
+                return invalid_rules(format!("a URL of {} bytes; a rule's has at most {URL_MAX}", url.len()));
             }
             let at = set.rules.binary_search_by(|rule| rule.url.cmp(url)).unwrap_or_else(|at| {
                 set.rules.insert(at, FolderRule { url: url.clone(), ..FolderRule::default() });
@@ -93,13 +92,17 @@ impl RuleSet {
         }
         set.revision += 1;
         if set.rules.len() > RULES_MAX {
-            return invalid(format!("a group has at most {RULES_MAX} rules: remove some, or name a parent folder"));
+            return invalid_rules(format!(
+                "a group has at most {RULES_MAX} rules: remove some, or name a parent folder"
+            ));
         }
         if set.to_json().to_string().len() > TEXT_MAX {
-            return invalid(format!("the group's rules would be longer than {TEXT_MAX} bytes: remove some"));
+            return invalid_rules(format!("the group's rules would be longer than {TEXT_MAX} bytes: remove some"));
         }
         if let Some((one, two)) = set.shared_class() {
-            return invalid(format!("{one} and {two} have the same 64-bit hash: name a parent folder of one of them"));
+            return invalid_rules(format!(
+                "{one} and {two} have the same 64-bit hash: name a parent folder of one of them"
+            ));
         }
         Ok(set)
     }
@@ -110,6 +113,14 @@ impl RuleSet {
         classes.sort_unstable();
         classes.windows(2).find(|pair| pair[0].0 == pair[1].0).map(|pair| (pair[0].1, pair[1].1))
     }
+}
+
+fn wrong_rule(what: &str) -> Error {
+    Error::new(ErrorKind::Invalid, format!("folder rules: {what} is missing or wrong"))
+}
+
+fn invalid_rules<T>(what: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Invalid, what))
 }
 
 fn is_valid_url(url: &str) -> bool {

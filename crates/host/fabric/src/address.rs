@@ -63,12 +63,11 @@ pub fn route_to(routes: &[IpRoute], ip: IpAddr) -> Option<&IpRoute> {
 
 /// `/proc/net/route`: addresses are hexadecimal words in the machine's byte order, which is little-endian here.
 fn parse_proc_routes(text: &str) -> Vec<IpRoute> {
-    let v4 = |hex: &str| u32::from_str_radix(hex, 16).ok().map(|v| Ipv4Addr::from(v.swap_bytes()));
     let line = |line: &str| {
         let f: Vec<&str> = line.split_whitespace().collect();
-        let to = v4(f.get(1)?)?;
-        let gateway = v4(f.get(2)?)?;
-        let mask = v4(f.get(7)?)?;
+        let to = v4_of_hex(f.get(1)?)?;
+        let gateway = v4_of_hex(f.get(2)?)?;
+        let mask = v4_of_hex(f.get(7)?)?;
         // 1: the route is up.
         let up = u32::from_str_radix(f.get(3)?, 16).ok()? & 1 != 0;
         let via = (!gateway.is_unspecified()).then_some(IpAddr::V4(gateway));
@@ -77,6 +76,10 @@ fn parse_proc_routes(text: &str) -> Vec<IpRoute> {
         up.then(|| IpRoute { to: to.into(), prefix, interface: (*f[0]).to_owned(), via, metric })
     };
     text.lines().skip(1).filter_map(line).take(4096).collect()
+}
+
+fn v4_of_hex(hex: &str) -> Option<Ipv4Addr> {
+    u32::from_str_radix(hex, 16).ok().map(|v| Ipv4Addr::from(v.swap_bytes()))
 }
 
 /// The host's own IPv4 addresses in `/proc/net/fib_trie`: a line with the address, then `/32 host LOCAL`.
@@ -98,13 +101,14 @@ fn parse_proc_local(text: &str) -> Vec<IpAddr> {
 
 /// `/proc/net/if_inet6`: address, interface number, prefix, scope, flags, name.
 fn parse_proc_inet6(text: &str) -> Vec<InterfaceAddress> {
-    let line = |line: &str| {
-        let f: Vec<&str> = line.split_whitespace().collect();
-        let ip = Ipv6Addr::from(u128::from_str_radix(f.first().filter(|a| a.len() == 32)?, 16).ok()?);
-        let prefix = u8::from_str_radix(f.get(2)?, 16).ok().filter(|p| *p <= 128)?;
-        Some(InterfaceAddress { interface: (*f.get(5)?).to_owned(), ip: ip.into(), prefix })
-    };
-    text.lines().filter_map(line).take(4096).collect()
+    text.lines().filter_map(address_of_line).take(4096).collect()
+}
+
+fn address_of_line(line: &str) -> Option<InterfaceAddress> {
+    let f: Vec<&str> = line.split_whitespace().collect();
+    let ip = Ipv6Addr::from(u128::from_str_radix(f.first().filter(|a| a.len() == 32)?, 16).ok()?);
+    let prefix = u8::from_str_radix(f.get(2)?, 16).ok().filter(|p| *p <= 128)?;
+    Some(InterfaceAddress { interface: (*f.get(5)?).to_owned(), ip: ip.into(), prefix })
 }
 
 #[cfg(test)]

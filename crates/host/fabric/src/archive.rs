@@ -41,7 +41,6 @@ pub fn write_archive(entries: &BTreeMap<String, TreeEntry>, out: &mut dyn Write)
 /// # Errors
 /// `InvalidData` when the input is no such archive, or exceeds a limit.
 pub fn read_archive(mut from: impl Read) -> io::Result<BTreeMap<String, TreeEntry>> {
-    let bad = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     let mut start = [0; 4];
     let mut got = 0;
     while got < start.len() {
@@ -53,7 +52,9 @@ pub fn read_archive(mut from: impl Read) -> io::Result<BTreeMap<String, TreeEntr
     let all = (&start[..got]).chain(from);
     // The magic number of a zstd frame.
     let plain: Box<dyn Read + '_> = if start == [0x28, 0xb5, 0x2f, 0xfd] {
-        Box::new(ruzstd::decoding::StreamingDecoder::new(all).map_err(|e| bad(format!("not a zstd frame: {e}")))?)
+        Box::new(
+            ruzstd::decoding::StreamingDecoder::new(all).map_err(|e| invalid_data(format!("not a zstd frame: {e}")))?,
+        )
     } else {
         Box::new(all)
     };
@@ -61,7 +62,8 @@ pub fn read_archive(mut from: impl Read) -> io::Result<BTreeMap<String, TreeEntr
     let mut entries = BTreeMap::new();
     for entry in tar.entries()? {
         // The library's message quotes bytes of the input, which may be anything.
-        let mut entry = entry.map_err(|_| bad("not an archive of `net collect`, or an incomplete one".into()))?;
+        let mut entry =
+            entry.map_err(|_| invalid_data("not an archive of `net collect`, or an incomplete one".into()))?;
         let Some(path) = plain_path(&entry.path()?) else { continue };
         let kind = entry.header().entry_type();
         if kind.is_symlink() {
@@ -74,13 +76,17 @@ pub fn read_archive(mut from: impl Read) -> io::Result<BTreeMap<String, TreeEntr
             entries.insert(path, TreeEntry::File(bytes));
         }
         if entries.len() > MAX_ARCHIVE_ENTRIES {
-            return Err(bad(format!("more than {MAX_ARCHIVE_ENTRIES} files")));
+            return Err(invalid_data(format!("more than {MAX_ARCHIVE_ENTRIES} files")));
         }
     }
     if entries.is_empty() {
-        return Err(bad("the archive is empty".into()));
+        return Err(invalid_data("the archive is empty".into()));
     }
     Ok(entries)
+}
+
+fn invalid_data(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// A path without `/`, `.` and `..`; `None` when the path is not UTF-8.

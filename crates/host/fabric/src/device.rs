@@ -524,9 +524,8 @@ impl PciFunction {
     pub(crate) fn read_from(tree: &HostTree, at: &str) -> Option<Self> {
         let files = ["vendor", "device", "uevent"].map(|f| tree.read_text(&format!("{at}/{f}")));
         let [vendor, device, uevent] = files;
-        let id = |text: Option<String>| u16::try_from(parse_number(&text?)?).ok();
-        let vendor = id(vendor);
-        let device = id(device);
+        let vendor = id_of_text(vendor);
+        let device = id_of_text(device);
         let said = |key: &str| {
             let line = uevent.as_deref()?.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix('='))?;
             Some(line.trim().to_owned())
@@ -575,6 +574,10 @@ impl PciFunction {
     }
 }
 
+fn id_of_text(text: Option<String>) -> Option<u16> {
+    u16::try_from(parse_number(&text?)?).ok()
+}
+
 /// Tenths of GT/s in `16.0 GT/s PCIe`, `8 GT/s`; `None` for `Unknown`.
 fn transfer_rate(text: &str) -> Option<u32> {
     let rate: f64 = text.split_whitespace().next()?.parse().ok()?;
@@ -583,12 +586,15 @@ fn transfer_rate(text: &str) -> Option<u32> {
 
 /// `0000:17:00.0`; the domain is longer behind a volume management device.
 pub(crate) fn is_pci_address(name: &str) -> bool {
-    let hex = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_hexdigit());
     let mut parts = name.split(':');
     let (Some(domain), Some(bus), Some(slot), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
         return false;
     };
-    hex(domain) && hex(bus) && slot.split_once('.').is_some_and(|(d, f)| hex(d) && hex(f))
+    is_hex(domain) && is_hex(bus) && slot.split_once('.').is_some_and(|(d, f)| is_hex(d) && is_hex(f))
+}
+
+fn is_hex(s: &str) -> bool {
+    !s.is_empty() && s.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 #[cfg(test)]

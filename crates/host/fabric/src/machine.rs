@@ -285,7 +285,6 @@ fn limited_units(tree: &HostTree) -> Vec<(String, String, String)> {
             .rev()
             .find_map(|l| l.trim().strip_prefix(key)?.trim().strip_prefix('=').map(|v| v.trim().to_owned()))
     };
-    let infinite = |v: &str| v.starts_with("infinity");
     let mut default = None;
     for dir in ["usr/lib/systemd/system.conf.d", "etc/systemd/system.conf.d"] {
         for name in tree.list_names(dir) {
@@ -293,7 +292,7 @@ fn limited_units(tree: &HostTree) -> Vec<(String, String, String)> {
         }
     }
     default = default.or_else(|| said("etc/systemd/system.conf", "DefaultLimitMEMLOCK"));
-    if default.as_deref().is_some_and(infinite) {
+    if default.as_deref().is_some_and(|v| v.starts_with("infinity")) {
         return Vec::new();
     }
     let mut limited = Vec::new();
@@ -307,7 +306,7 @@ fn limited_units(tree: &HostTree) -> Vec<(String, String, String)> {
             }
         }
         let (value, from) = match value {
-            Some(value) if infinite(&value) => continue,
+            Some(value) if value.starts_with("infinity") => continue,
             Some(value) => (format!("LimitMEMLOCK={value}"), format!("/{file}")),
             None => (
                 default.as_ref().map_or("no LimitMEMLOCK".to_owned(), |d| format!("DefaultLimitMEMLOCK={d}")),
@@ -328,9 +327,12 @@ fn docker_limits(text: &str) -> String {
 }
 
 fn effective_capabilities(tree: &HostTree) -> Option<u64> {
-    let kept = |text: &str| text.lines().filter(|l| l.starts_with("CapEff:")).collect::<String>();
-    let text = tree.read_text_filtered("proc/self/status", kept)?;
+    let text = tree.read_text_filtered("proc/self/status", capability_lines)?;
     u64::from_str_radix(text.strip_prefix("CapEff:")?.trim(), 16).ok()
+}
+
+fn capability_lines(text: &str) -> String {
+    text.lines().filter(|l| l.starts_with("CapEff:")).collect::<String>()
 }
 
 fn container_evidence(tree: &HostTree) -> Option<String> {

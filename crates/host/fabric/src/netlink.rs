@@ -122,16 +122,15 @@ impl NetlinkFacts {
                 found.routes.extend(parse_route(m, &links));
             }
         });
-        let rdma = |command: u16| (5 << 10) | command;
         let mut devices = Vec::new();
-        dump_table(Some(netlink::RDMA), rdma(1), FLAG_DUMP, &[], |m| devices.extend(parse_rdma_device(m)));
+        dump_table(Some(netlink::RDMA), rdma_message(1), FLAG_DUMP, &[], |m| devices.extend(parse_rdma_device(m)));
         for (index, protocol) in devices {
             let asked = encode_attribute(1, &index.to_ne_bytes());
-            dump_table(Some(netlink::RDMA), rdma(5), FLAG_DUMP, &asked, |m| {
+            dump_table(Some(netlink::RDMA), rdma_message(5), FLAG_DUMP, &asked, |m| {
                 found.rdma.extend(parse_rdma_port(m, protocol.clone()))
             });
         }
-        dump_table(Some(netlink::RDMA), rdma(6), 0, &[], |m| {
+        dump_table(Some(netlink::RDMA), rdma_message(6), 0, &[], |m| {
             found.rdma_exclusive = parse_rdma_exclusive(m).or(found.rdma_exclusive)
         });
         for name in links.iter().filter(|l| l.kind.is_none()).map(|l| &l.name) {
@@ -141,6 +140,10 @@ impl NetlinkFacts {
         }
         found
     }
+}
+
+fn rdma_message(command: u16) -> u16 {
+    (5 << 10) | command
 }
 
 /// Sends a message and passes the body of each reply to `take`, until the end, a timeout or an error.

@@ -52,12 +52,11 @@ pub fn parse_peer(words: &str) -> std::result::Result<String, Fault> {
             "write a name, 192.0.2.1, 2001:db8::1 or fe80::1%eth0; with a port name:1234 or [fe80::1%eth0]:1234",
         )
     };
-    let clean = |host: &str| !host.is_empty() && host.chars().all(|c| !c.is_whitespace() && !"[]/".contains(c));
     let port = |text: &str| text.parse::<u16>().map_err(|_| wrong());
     if let Some(rest) = words.strip_prefix('[') {
         let (host, after) = rest.split_once(']').ok_or_else(wrong)?;
         let number = if after.is_empty() { DEFAULT_PORT } else { port(after.strip_prefix(':').ok_or_else(wrong)?)? };
-        return if clean(host) && host.contains(':') { Ok(format!("[{host}]:{number}")) } else { Err(wrong()) };
+        return if is_clean_host(host) && host.contains(':') { Ok(format!("[{host}]:{number}")) } else { Err(wrong()) };
     }
     let (host, number) = match words.rsplit_once(':') {
         // Several colons: an IPv6 address without a port.
@@ -65,7 +64,11 @@ pub fn parse_peer(words: &str) -> std::result::Result<String, Fault> {
         Some((host, number)) => (host.to_owned(), port(number)?),
         None => (words.to_owned(), DEFAULT_PORT),
     };
-    if clean(host.trim_matches(['[', ']'])) { Ok(format!("{host}:{number}")) } else { Err(wrong()) }
+    if is_clean_host(host.trim_matches(['[', ']'])) { Ok(format!("{host}:{number}")) } else { Err(wrong()) }
+}
+
+fn is_clean_host(host: &str) -> bool {
+    !host.is_empty() && host.chars().all(|c| !c.is_whitespace() && !"[]/".contains(c))
 }
 
 /// A control connection to a server.

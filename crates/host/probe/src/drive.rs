@@ -424,14 +424,17 @@ impl<'a> StreamMeter<'a> {
 
     fn add_counts(&self, moved: StreamProgress) {
         // A single writer: no atomic addition needed.
-        let add = |to: &AtomicU64, n: u64| to.store(to.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         if moved.bytes > 0 {
-            add(&self.counter.bytes, moved.bytes);
+            add_alone(&self.counter.bytes, moved.bytes);
         }
         if moved.ops > 0 {
-            add(&self.counter.ops, moved.ops.into());
+            add_alone(&self.counter.ops, moved.ops.into());
         }
     }
+}
+
+fn add_alone(to: &AtomicU64, n: u64) {
+    to.store(to.load(Ordering::Relaxed) + n, Ordering::Relaxed)
 }
 
 /// Runs a stream on this thread, `count` operations (0: until `stop`) with `pause` in between; `each` gets every latency.

@@ -75,12 +75,11 @@ pub fn send_frame(socket: &TcpStream, kind: u16, body: &[u8], deadline: Instant)
     let Some(len) = len else {
         return Err(Error::new(ErrorKind::Invalid, format!("a message of {} bytes is too long", body.len())));
     };
-    let failed = |e: std::io::Error| Error::io("sending a message", &e);
-    socket.set_write_timeout(Some(time_left(deadline)?)).map_err(failed)?;
+    socket.set_write_timeout(Some(time_left(deadline)?)).map_err(|e| Error::io("sending a message", &e))?;
     let mut bytes = FrameHead { version: VERSION, kind, len }.encode().to_vec();
     bytes.extend_from_slice(body);
     let mut socket = socket;
-    socket.write_all(&bytes).map_err(failed)
+    socket.write_all(&bytes).map_err(|e| Error::io("sending a message", &e))
 }
 
 /// Receives a frame. `None` when the peer closed the connection before the first byte.
@@ -120,13 +119,12 @@ pub fn receive_frame(socket: &TcpStream, max: u32, deadline: Instant) -> Result<
 fn read_full(mut socket: &TcpStream, into: &mut [u8], deadline: Instant) -> Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
-        let failed = |e: std::io::Error| Error::io("receiving a message", &e);
-        socket.set_read_timeout(Some(time_left(deadline)?)).map_err(failed)?;
+        socket.set_read_timeout(Some(time_left(deadline)?)).map_err(|e| Error::io("receiving a message", &e))?;
         match socket.read(&mut into[filled..]) {
             Ok(0) => break,
             Ok(n) => filled += n,
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(failed(e)),
+            Err(e) => return Err(Error::io("receiving a message", &e)),
         }
     }
     Ok(filled)

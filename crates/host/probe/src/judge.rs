@@ -216,8 +216,7 @@ fn likely_cause(
     let report = outcome.report.as_ref();
     let mine = outcome.measured.tcp.clone().unwrap_or_default();
     let theirs = report.map(|r| r.tcp.clone()).unwrap_or_default();
-    let datagram = |link: &InterfaceLink| link.medium == LinkMedium::Ipoib && link.mode.as_deref() == Some("datagram");
-    if all_ends(outcome).into_iter().any(datagram) {
+    if all_ends(outcome).into_iter().any(is_datagram_ipoib) {
         return ("IPoIB datagram mode, see IPOIB-MODE".into(), Some("IPOIB-MODE"));
     }
     let lost = mine.retransmits + theirs.retransmits;
@@ -256,6 +255,10 @@ fn likely_cause(
         );
     }
     ("less than the ports can do, and no single cause shows: spurline net doctor on both hosts".into(), None)
+}
+
+fn is_datagram_ipoib(link: &InterfaceLink) -> bool {
+    link.medium == LinkMedium::Ipoib && link.mode.as_deref() == Some("datagram")
 }
 
 /// Judges latency.

@@ -271,27 +271,30 @@ impl ProbePlan {
     /// # Errors
     /// `Invalid`, with the exceeded bound.
     pub fn check_bounds(&self) -> Result<()> {
-        let wrong = |why: String| Err(Error::new(ErrorKind::Invalid, why));
         if self.size == 0 || self.size > MAX_SIZE {
-            return wrong(format!("operations of {} bytes: 1 to {MAX_SIZE} are possible", self.size));
+            return invalid(format!("operations of {} bytes: 1 to {MAX_SIZE} are possible", self.size));
         }
         if self.depth == 0 || self.depth > MAX_DEPTH {
-            return wrong(format!("depth {}: 1 to {MAX_DEPTH} are possible", self.depth));
+            return invalid(format!("depth {}: 1 to {MAX_DEPTH} are possible", self.depth));
         }
         if self.streams.is_empty() || self.streams.len() > MAX_STREAMS {
-            return wrong(format!("{} streams: 1 to {MAX_STREAMS} in all are possible", self.streams.len()));
+            return invalid(format!("{} streams: 1 to {MAX_STREAMS} in all are possible", self.streams.len()));
         }
         if self.paths.len() > MAX_PATHS {
-            return wrong(format!("{} paths: {MAX_PATHS} are possible", self.paths.len()));
+            return invalid(format!("{} paths: {MAX_PATHS} are possible", self.paths.len()));
         }
         if self.transport == ProbeTransport::Tcp && self.streams.iter().any(|op| op.needs_verbs()) {
-            return wrong("that is an operation of verbs: over tcp there are reads, writes and echoes".into());
+            return invalid("that is an operation of verbs: over tcp there are reads, writes and echoes".into());
         }
         if self.depth > 1 && self.streams.iter().any(|op| op.is_round_trip()) {
-            return wrong(format!("depth {}: echoes go one at a time", self.depth));
+            return invalid(format!("depth {}: echoes go one at a time", self.depth));
         }
         Ok(())
     }
+}
+
+fn invalid(why: String) -> Result<()> {
+    Err(Error::new(ErrorKind::Invalid, why))
 }
 
 /// Requests a measurement.

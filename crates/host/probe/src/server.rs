@@ -153,14 +153,13 @@ impl ProbeServer {
         });
         let mut server = ProbeServer { shared, listeners: Vec::new(), addresses: Vec::new() };
         for socket in sockets {
-            let failed = |e: std::io::Error| Error::io("can't listen", &e);
-            server.addresses.push(socket.local_addr().map_err(failed)?);
+            server.addresses.push(socket.local_addr().map_err(|e| Error::io("can't listen", &e))?);
             let shared = Arc::clone(&server.shared);
             server.listeners.push(
                 std::thread::Builder::new()
                     .name("listen".into())
                     .spawn(move || accept_connections(&shared, &socket))
-                    .map_err(failed)?,
+                    .map_err(|e| Error::io("can't listen", &e))?,
             );
         }
         Ok(server)
@@ -318,8 +317,7 @@ fn serve_connection(shared: &Arc<ServerShared>, socket: TcpStream, from: IpAddr)
 /// Serves a client's control connection, from the hello to the end.
 fn serve_control(shared: &Arc<ServerShared>, socket: &TcpStream, from: IpAddr, _hello: &ClientHello) -> Result<()> {
     let number = shared.next.fetch_add(1, Ordering::Relaxed);
-    let failed = |e: std::io::Error| Error::io("a connection", &e);
-    let here = socket.local_addr().map_err(failed)?;
+    let here = socket.local_addr().map_err(|e| Error::io("a connection", &e))?;
     let link = shared.files.link_of(here);
     let rdma = rdma::check_device(here.ip().to_canonical());
     let welcome = ServerWelcome {
@@ -337,7 +335,7 @@ fn serve_control(shared: &Arc<ServerShared>, socket: &TcpStream, from: IpAddr, _
     };
     let reply = |kind: u16, body: &[u8]| frame::send_frame(socket, kind, body, Instant::now() + shared.config.patience);
     reply(kind::WELCOME, &message::encode_message(&welcome))?;
-    shared.controls.lock().insert(number, socket.try_clone().map_err(failed)?);
+    shared.controls.lock().insert(number, socket.try_clone().map_err(|e| Error::io("a connection", &e))?);
     let mut running: Option<RegisteredMeasurement> = None;
     let result = loop {
         let frame = match frame::receive_frame(socket, MAX_BODY, Instant::now() + shared.config.patience) {
@@ -419,10 +417,9 @@ fn open_measurement(
         plan,
     });
     let mut tests = shared.tests.lock();
-    let loads = |test: &ActiveMeasurement| usize::from(test.plan.streams.iter().any(|op| !op.is_round_trip()));
-    let all: usize = tests.values().map(|t| loads(t)).sum::<usize>() + loads(&test);
+    let all: usize = tests.values().map(|t| load_count(t)).sum::<usize>() + load_count(&test);
     for one in tests.values().chain([&test]) {
-        one.shared_with.fetch_max(all - loads(one), Ordering::Relaxed);
+        one.shared_with.fetch_max(all - load_count(one), Ordering::Relaxed);
     }
     // Unpredictable: the standard library's hash keys are random.
     let token = std::collections::hash_map::RandomState::new().build_hasher().finish();
@@ -442,6 +439,10 @@ fn open_measurement(
         thread.map_err(|e| Error::io("no thread for rdma", &e))?;
     }
     Ok((running, OpenReply { token, answer }))
+}
+
+fn load_count(test: &ActiveMeasurement) -> usize {
+    usize::from(test.plan.streams.iter().any(|op| !op.is_round_trip()))
 }
 
 impl RegisteredMeasurement {

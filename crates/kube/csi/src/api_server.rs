@@ -41,7 +41,6 @@ impl ApiServer {
     /// # Errors
     /// When this is no pod, or the service account is not mounted.
     pub(crate) fn in_cluster(account: &Path) -> Result<Self, Fault> {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let (Some(host), Some(port)) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT"))
         else {
             return Err(Fault::missing(
@@ -55,8 +54,7 @@ impl ApiServer {
         };
         let namespace = read("namespace")?.trim().to_owned();
         let authorities = read("ca.crt")?;
-        let setup = |e: reqwest::Error| Fault::missing(format!("the API server's client: {}", root_cause(&e)), "");
-        let certificates = Certificate::from_pem_bundle(authorities.as_bytes()).map_err(setup)?;
+        let certificates = Certificate::from_pem_bundle(authorities.as_bytes()).map_err(client_fault)?;
         let client = Client::builder()
             .tls_certs_only(certificates)
             .no_proxy()
@@ -64,7 +62,7 @@ impl ApiServer {
             .connect_timeout(CONNECT_LIMIT)
             .user_agent(concat!("spurline/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(setup)?;
+            .map_err(client_fault)?;
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         Ok(ApiServer { client, base: format!("https://{host}:{port}"), token_file: account.join("token"), namespace })
     }
@@ -112,6 +110,14 @@ impl ApiServer {
         answer.check(&method, path, also)?;
         Ok(answer)
     }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn client_fault(e: reqwest::Error) -> Fault {
+    Fault::missing(format!("the API server's client: {}", root_cause(&e)), "")
 }
 
 impl ApiAnswer {

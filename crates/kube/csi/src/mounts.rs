@@ -62,15 +62,11 @@ pub(crate) fn is_mounted_below(dir: &Path) -> Result<bool, Fault> {
 /// # Errors
 /// When a directory can't be made, or the kernel refuses the bind.
 pub(crate) fn bind(from: &Path, to: &Path, read_only: bool, step: &Path) -> Result<(), Fault> {
-    let make = |dir: &Path| {
-        let made = DirBuilder::new().recursive(true).mode(0o750).create(dir);
-        made.map_err(|e| Fault::failed(format!("the directory {}: {e}", dir.display()), ""))
-    };
     remove_mountpoint(step)?;
-    make(step)?;
+    make_dir(step)?;
     // A dead mount does not even answer whether this is a directory.
     if mount_at(to)?.is_none() {
-        make(to)?;
+        make_dir(to)?;
     }
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     let bound = mount_bind(from, step)
@@ -83,6 +79,11 @@ pub(crate) fn bind(from: &Path, to: &Path, read_only: bool, step: &Path) -> Resu
         let remedy = if e == Errno::PERM { "run the driver as root, in a pod with privileged: true" } else { "" };
         Fault::failed(format!("binding {} to {}: {e}", from.display(), to.display()), remedy)
     })
+}
+
+fn make_dir(dir: &Path) -> Result<(), Fault> {
+    let made = DirBuilder::new().recursive(true).mode(0o750).create(dir);
+    made.map_err(|e| Fault::failed(format!("the directory {}: {e}", dir.display()), ""))
 }
 
 /// Detaches all mounts at `path`, also dead and busy mounts, which leave the tree at once.

@@ -169,11 +169,10 @@ impl pb::node_server::Node for NodeService {
             let text = format!("volume {} is not mounted at {}", request.volume_id, request.volume_path);
             return Err(Status::not_found(text));
         };
-        let bytes = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let usage = pb::VolumeUsage {
-            available: bytes(health.cache_bytes.saturating_sub(health.cached_bytes)),
-            total: bytes(health.cache_bytes),
-            used: bytes(health.cached_bytes),
+            available: signed_bytes(health.cache_bytes.saturating_sub(health.cached_bytes)),
+            total: signed_bytes(health.cache_bytes),
+            used: signed_bytes(health.cached_bytes),
             unit: pb::volume_usage::Unit::Bytes.into(),
         };
         Ok(Response::new(pb::NodeGetVolumeStatsResponse {
@@ -208,4 +207,8 @@ impl pb::node_server::Node for NodeService {
     ) -> Result<Response<pb::NodeGetInfoResponse>, Status> {
         Ok(Response::new(pb::NodeGetInfoResponse { node_id: self.node_id.clone(), ..Default::default() }))
     }
+}
+
+fn signed_bytes(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -219,7 +219,6 @@ fn append(array: &mut Value, item: Value) {
 fn state_of(pod: &Value) -> ProcessState {
     let status = &pod["status"];
     let container = &status["containerStatuses"][0]["state"];
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     match status["phase"].as_str() {
         Some("Running") => ProcessState::Running,
         Some("Succeeded") => ProcessState::Ended("it was unmounted by another program".to_owned()),
@@ -231,15 +230,15 @@ fn state_of(pod: &Value) -> ProcessState {
             }
             let how = match ended["exitCode"].as_i64() {
                 Some(code) => format!("exit code {code}"),
-                None => [text(&status["reason"]), text(&status["message"])].join(": "),
+                None => [text_of(&status["reason"]), text_of(&status["message"])].join(": "),
             };
-            ProcessState::Ended(cause_of_end(text(&ended["message"]).as_bytes(), &how))
+            ProcessState::Ended(cause_of_end(text_of(&ended["message"]).as_bytes(), &how))
         }
         _ => {
             let waiting = &container["waiting"];
             let why = match waiting["message"].as_str() {
-                Some(message) => format!("{}: {message}", text(&waiting["reason"])),
-                None => text(&waiting["reason"]),
+                Some(message) => format!("{}: {message}", text_of(&waiting["reason"])),
+                None => text_of(&waiting["reason"]),
             };
             if HOPELESS_REASONS.iter().any(|reason| waiting["reason"] == *reason) {
                 ProcessState::Ended(format!("its pod can't start: {why}"))
@@ -248,6 +247,10 @@ fn state_of(pod: &Value) -> ProcessState {
             }
         }
     }
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 #[tonic::async_trait]

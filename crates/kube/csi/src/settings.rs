@@ -111,20 +111,18 @@ impl VolumeSettings {
     /// When the volume would read directories of the node, files of the mount process or a bucket with the node's rights, or take
     /// more memory than the driver grants.
     pub fn check_inline(&self, secrets: &HashMap<String, String>) -> Result<(), Fault> {
-        const INLINE_REMEDY: &str = "make a PersistentVolume, or start the driver with --trust-inline-volumes where every author of a \
-                              pod may have the node's rights";
-        let refuse = |what: String| Err(Fault::usage(format!("an inline volume can't have {what}"), INLINE_REMEDY));
         let source: SourceUrl =
             self.source.parse().map_err(|what: String| Fault::usage(what, "correct the attribute source"))?;
         if source.scheme() == "file" {
-            return refuse(format!("the directory {} as its source", self.source));
+            return refuse_inline(format!("the directory {} as its source", self.source));
         }
-        let name = |option: &String| option.split('=').next().unwrap_or_default().to_owned();
-        if let Some(option) = self.options.iter().map(name).find(|name| !INLINE_OPTIONS.contains(&name.as_str())) {
-            return refuse(format!("the mount option {option}"));
+        if let Some(option) =
+            self.options.iter().map(|option| option_name(option)).find(|name| !INLINE_OPTIONS.contains(&name.as_str()))
+        {
+            return refuse_inline(format!("the mount option {option}"));
         }
         if self.memory.is_some() {
-            return refuse("the attribute memory".to_owned());
+            return refuse_inline("the attribute memory".to_owned());
         }
         let registry = self.flags.iter().find(|(name, _)| name == "registry").map(|(_, url)| url.parse());
         // The options there name files, whose content would be sent to servers that the pod's author chooses.
@@ -132,7 +130,7 @@ impl VolumeSettings {
             && (url.user.is_some()
                 || [&url.ca, &url.cert, &url.key, &url.password_file].iter().any(|file| file.is_some()))
         {
-            return refuse("a registry with a user or with files".to_owned());
+            return refuse_inline("a registry with a user or with files".to_owned());
         }
         let keys = match source.scheme() {
             "s3" => secrets.contains_key("AWS_ACCESS_KEY_ID"),
@@ -195,6 +193,18 @@ impl VolumeSettings {
         }
         Ok(settings)
     }
+}
+
+/// The remedy for an inline volume that asks for too much.
+const INLINE_REMEDY: &str = "make a PersistentVolume, or start the driver with --trust-inline-volumes where every author of a pod may \
+     have the node's rights";
+
+fn refuse_inline(what: String) -> Result<(), Fault> {
+    Err(Fault::usage(format!("an inline volume can't have {what}"), INLINE_REMEDY))
+}
+
+fn option_name(option: &str) -> String {
+    option.split('=').next().unwrap_or_default().to_owned()
 }
 
 /// A memory limit as in Kubernetes (512Mi, 2Gi) or as in flags (512M).

@@ -599,12 +599,6 @@ fn is_yaml(text: &str) -> bool {
 
 /// Why kubelet refuses a prefix: a prefix has to be a DNS subdomain outside Kubernetes' own.
 fn prefix_error(prefix: &str) -> Option<&'static str> {
-    let label = |l: &str| {
-        !l.is_empty()
-            && l.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-            && !l.starts_with('-')
-            && !l.ends_with('-')
-    };
     if prefix.contains('_') {
         return Some("has an underscore, and a domain has none");
     }
@@ -615,10 +609,17 @@ fn prefix_error(prefix: &str) -> Option<&'static str> {
     if prefix.starts_with("requests.") {
         return Some("begins like a quota's name");
     }
-    if prefix.len() > 253 - "requests.".len() || !prefix.split('.').all(label) {
+    if prefix.len() > 253 - "requests.".len() || !prefix.split('.').all(is_label) {
         return Some("is no domain in lower case");
     }
     None
+}
+
+fn is_label(l: &str) -> bool {
+    !l.is_empty()
+        && l.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !l.starts_with('-')
+        && !l.ends_with('-')
 }
 
 /// The correct spelling of a value that no device can have.
@@ -629,7 +630,6 @@ fn spelling_remedy(key: SelectorKey, value: &str) -> Option<String> {
     if value.trim() != value {
         return Some(format!("remove the spaces: \"{}\"", value.trim()));
     }
-    let is_hex_id = |v: &str| v.len() == 4 && v.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     match key {
         SelectorKey::Vendors | SelectorKey::DeviceIds => {
             if is_hex_id(value) {
@@ -681,4 +681,8 @@ fn spelling_remedy(key: SelectorKey, value: &str) -> Option<String> {
             }
         }
     }
+}
+
+fn is_hex_id(v: &str) -> bool {
+    v.len() == 4 && v.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }

@@ -262,7 +262,6 @@ fn has_connection_manager(tree: &HostTree) -> bool {
 
 fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca {
     let pci = device.pci.as_ref();
-    let hex = |id: Option<u16>| id.map(|id| format!("{id:04x}"));
     let (interfaces, bonds) = interfaces_of(facts, device);
     let active = device.ports.iter().filter(|p| p.state == PortState::Active);
     let rate = active.filter_map(|p| p.rate.as_ref().map(|r| r.gbps)).max_by(f64::total_cmp);
@@ -270,8 +269,8 @@ fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca 
     let mut hca = Hca {
         name: device.name.clone(),
         pci: pci.and_then(|p| p.address.clone()),
-        vendor: hex(pci.and_then(|p| p.vendor)),
-        device_id: hex(pci.and_then(|p| p.device)),
+        vendor: hex_id(pci.and_then(|p| p.vendor)),
+        device_id: hex_id(pci.and_then(|p| p.device)),
         driver: pci.and_then(|p| p.driver.clone()),
         model: pci.and_then(|p| p.known_model),
         is_virtual: device.is_virtual(),
@@ -291,6 +290,10 @@ fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca 
     };
     nodes.assign_to(&mut hca);
     hca
+}
+
+fn hex_id(id: Option<u16>) -> Option<String> {
+    id.map(|id| format!("{id:04x}"))
 }
 
 fn link_of(device: &RdmaDevice) -> HcaLink {

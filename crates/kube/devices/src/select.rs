@@ -33,12 +33,15 @@ pub fn first_miss(hca: &Hca, selectors: &DeviceSelectors) -> Option<SelectorMiss
 
 /// An HCA's values for a selector.
 pub fn values_of(hca: &Hca, key: SelectorKey) -> Vec<String> {
-    let one = |value: &Option<String>| value.iter().cloned().collect();
     match key {
-        SelectorKey::Vendors => one(&hca.vendor),
-        SelectorKey::DeviceIds => one(&hca.device_id),
-        SelectorKey::Drivers => one(&hca.driver),
+        SelectorKey::Vendors => own_value(&hca.vendor),
+        SelectorKey::DeviceIds => own_value(&hca.device_id),
+        SelectorKey::Drivers => own_value(&hca.driver),
         SelectorKey::IfNames => hca.interfaces.clone(),
         SelectorKey::LinkTypes => hca.link_types().iter().map(|t| (*t).to_owned()).collect(),
     }
+}
+
+fn own_value(value: &Option<String>) -> Vec<String> {
+    value.iter().cloned().collect()
 }

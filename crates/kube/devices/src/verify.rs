@@ -171,20 +171,23 @@ pub fn identify_rail(facts: &HostFacts, device: &RdmaDevice, port: &DevicePort) 
 }
 
 fn verify_memlock(limits: &PodLimits<'_>) -> VerifyRow {
-    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     match limits.memlock {
         Some(limit) if limit < limits.needed => VerifyRow::failed(
             "memlock",
             "this process",
-            format!("{} KiB can be locked, {} are needed", limit >> 10, mib(limits.needed)),
+            format!("{} KiB can be locked, {} are needed", limit >> 10, mib_text(limits.needed)),
             format!(
                 "as root: securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}; as another user: {MEMLOCK_REMEDY}. The first \
                  of these sets the limit of the container's own program: run this there, not by `kubectl exec`"
             ),
         ),
-        Some(limit) => VerifyRow::passed("memlock", "this process", format!("{} can be locked", mib(limit))),
+        Some(limit) => VerifyRow::passed("memlock", "this process", format!("{} can be locked", mib_text(limit))),
         None => VerifyRow::passed("memlock", "this process", "unlimited"),
     }
+}
+
+fn mib_text(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
 }
 
 /// An end of a measurement.

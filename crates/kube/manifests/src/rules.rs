@@ -70,12 +70,15 @@ fn check(is_right: bool, text: &str, wrong: &str) -> Result<(), String> {
 
 /// A name of DNS, whose parts between dots have lower-case letters, digits and hyphens.
 fn is_name(text: &str) -> bool {
-    let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     text.len() <= 253
         && text.split('.').all(|part| {
             let inner = part.chars().all(|c| c == '-' || c.is_ascii_lowercase() || c.is_ascii_digit());
-            inner && is_end(part.chars().next()) && is_end(part.chars().last())
+            inner && is_label_end(part.chars().next()) && is_label_end(part.chars().last())
         })
+}
+
+fn is_label_end(c: Option<char>) -> bool {
+    c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
 }
 
 fn namespace(text: &str) -> Result<(), String> {

@@ -84,9 +84,12 @@ fn scalar(value: &Value) -> String {
 fn is_plain(text: &str) -> bool {
     let first = text.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '/');
     let word = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
-    let rest = |c: char| c.is_ascii_alphanumeric() || "/._-=+$()".contains(c);
-    let inner = text.strip_suffix(':').is_none() && text.chars().all(|c| rest(c) || c == ':');
+    let inner = text.strip_suffix(':').is_none() && text.chars().all(|c| is_plain_rest(c) || c == ':');
     first && inner && !word.iter().any(|w| w.eq_ignore_ascii_case(text))
+}
+
+fn is_plain_rest(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "/._-=+$()".contains(c)
 }
 
 #[cfg(test)]

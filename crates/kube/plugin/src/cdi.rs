@@ -72,13 +72,12 @@ pub fn write_spec(
     state: &AdvertisedResource,
     memlock: Option<LockedMemory>,
 ) -> io::Result<()> {
-    let node = |path: String| json!({"path": path.clone(), "hostPath": path, "permissions": "rw"});
     let devices: Vec<_> = state
         .hcas
         .iter()
         .filter(|hca| !hca.device_nodes.is_empty())
         .map(|hca| {
-            let nodes: Vec<_> = state.device_paths(hca).into_iter().map(node).collect();
+            let nodes: Vec<_> = state.device_paths(hca).into_iter().map(device_node_json).collect();
             json!({"name": hca.name, "containerEdits": {"deviceNodes": nodes}})
         })
         .collect();
@@ -94,6 +93,10 @@ pub fn write_spec(
     }
     // A runtime reads every .json file of the directory at any time.
     replace_file(&file, format!("{spec:#}\n").as_bytes(), 0o644)
+}
+
+fn device_node_json(path: String) -> serde_json::Value {
+    json!({"path": path.clone(), "hostPath": path, "permissions": "rw"})
 }
 
 /// Removes this plugin's files of other resources than `resources`, of an earlier process, too; gives the files that could not be

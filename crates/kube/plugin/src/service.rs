@@ -152,6 +152,9 @@ pub fn plugin_options() -> pb::DevicePluginOptions {
 /// prefix.
 fn variable_of(resource: &str) -> String {
     let (prefix, name) = resource.split_once('/').unwrap_or(("rdma", resource));
-    let word = |text: &str| text.to_ascii_uppercase().replace(['.', '-'], "_");
-    format!("SPURLINE_HCAS_{}_{}", word(prefix), word(name))
+    format!("SPURLINE_HCAS_{}_{}", variable_word(prefix), variable_word(name))
+}
+
+fn variable_word(text: &str) -> String {
+    text.to_ascii_uppercase().replace(['.', '-'], "_")
 }

@@ -69,17 +69,19 @@ impl RdmaConnector {
             None => {
                 self.rail.forget_device(&open);
                 open = self.rail.open_device()?;
-                let changing = || Error::new(ErrorKind::Unavailable, "its RDMA device is being changed");
-                connect(&open).and_then(|session| session.ok_or_else(changing)).map_err(context)?
+                connect(&open)
+                    .and_then(|session| {
+                        session.ok_or_else(|| Error::new(ErrorKind::Unavailable, "its RDMA device is being changed"))
+                    })
+                    .map_err(context)?
             }
         };
         open.watch_breaker(session.pair.breaker());
         let (local, peer) = session.pair.id().addresses();
-        let shown = |addr: Option<SocketAddr>, or: String| addr.map_or(or, |addr| addr.to_string());
         let endpoints = ConnectionEndpoints {
             kind: TransportKind::Rdma,
-            local: shown(local, self.rail.ip().to_string()),
-            peer: shown(peer, self.shown.clone()),
+            local: shown_address(local, self.rail.ip().to_string()),
+            peer: shown_address(peer, self.shown.clone()),
         };
         let mut channel = RdmaChannel {
             session,
@@ -96,6 +98,10 @@ impl RdmaConnector {
         prove_token(&mut channel, &self.trust, b"", deadline)?;
         Ok(channel)
     }
+}
+
+fn shown_address(addr: Option<SocketAddr>, or: String) -> String {
+    addr.map_or(or, |addr| addr.to_string())
 }
 
 impl Connector for RdmaConnector {
@@ -164,7 +170,6 @@ impl RdmaChannel {
         body.clear();
         request.encode(id, &mut self.request).map_err(|e| CallError::not_sent(&e))?;
         // Other requests that can't be sent leave the channel usable too.
-        let refused = |e: Error| CallError::Answered(e);
         let payload = request.payload();
         let within_frame = payload.len() + self.request.len() <= self.session.line.message_room();
         if within_frame {
@@ -184,21 +189,24 @@ impl RdmaChannel {
         if !payload.is_empty() && !within_frame {
             if !self.memory.allows_remote_read() || !dst.is_empty() {
                 let why = format!("{request}: nodes may not read the memory of {}", self.endpoints);
-                return Err(refused(Error::new(ErrorKind::Unsupported, why)));
+                return Err(CallError::Answered(Error::new(ErrorKind::Unsupported, why)));
             }
             let mut offer = |payload: &[u8]| {
                 nearness.count_bytes(self.memory.pool(), self.numa_node, payload);
                 let offered = pair.offer_memory(&self.memory, payload, |pair, region| {
                     loan_outcome(call.run_call(pair, line, wire_region(region), body, progress, meanwhile))
                 });
-                offered.map_err(|e| refused(e.into()))?
+                offered.map_err(|e| CallError::Answered(e.into()))?
             };
             let answer = if self.memory.contains(payload) {
                 offer(payload)?
             } else {
                 // Memory that the node cannot access: the bytes go through a buffer of the pool.
-                let mut bounce =
-                    self.memory.pool().alloc_near(payload.len(), self.numa_node, deadline).map_err(refused)?;
+                let mut bounce = self
+                    .memory
+                    .pool()
+                    .alloc_near(payload.len(), self.numa_node, deadline)
+                    .map_err(CallError::Answered)?;
                 bounce[..payload.len()].copy_from_slice(payload);
                 let answer = offer(&bounce[..payload.len()])?;
                 self.stats.rdma.bounced_bytes.add(payload.len() as u64);
@@ -218,11 +226,11 @@ impl RdmaChannel {
             let lent = pair.lend_memory(&self.memory, dst, |pair, lent| {
                 loan_outcome(call.run_call(pair, line, wire_region(lent.region()), body, progress, meanwhile))
             });
-            lent.map_err(|e| refused(e.into()))??
+            lent.map_err(|e| CallError::Answered(e.into()))??
         } else {
             // Memory that the node cannot access: the payload goes through a buffer of the pool.
             let pool = self.memory.pool();
-            let mut bounce = pool.alloc_near(dst.len(), self.numa_node, deadline).map_err(refused)?;
+            let mut bounce = pool.alloc_near(dst.len(), self.numa_node, deadline).map_err(CallError::Answered)?;
             nearness.count_bytes(pool, self.numa_node, &bounce);
             let lent = pair.lend_memory(&self.memory, &mut bounce, |pair, lent| {
                 let mut copied = 0;
@@ -235,7 +243,7 @@ impl RdmaChannel {
                 };
                 loan_outcome(call.run_call(pair, line, wire_region(lent.region()), body, &mut landed, meanwhile))
             });
-            let answer = lent.map_err(|e| refused(e.into()))??;
+            let answer = lent.map_err(|e| CallError::Answered(e.into()))??;
             self.stats.rdma.bounced_bytes.add(answer.payload_len as u64);
             answer
         };

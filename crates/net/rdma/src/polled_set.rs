@@ -126,7 +126,7 @@ impl<'a> PolledSet<'a> {
             let mut found = false;
             rounds = rounds.wrapping_add(1);
             // Not while another worker waits for events; and with a full set only now and then.
-            let takes = self.count() < MAX_POLLED || rounds % FULL_ROUNDS == 0;
+            let takes = self.count() < MAX_POLLED || rounds.is_multiple_of(FULL_ROUNDS);
             if takes
                 && !crew.others_idle()
                 && let Some(conn) = WorkerPool::take_ready(self.shared)

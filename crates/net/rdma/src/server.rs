@@ -476,8 +476,8 @@ impl RdmaAcceptor {
             }
         };
         let (local, peer) = id.addresses();
-        let shown = |addr: Option<SocketAddr>| addr.map_or_else(|| "?".into(), |addr| addr.to_string());
-        let endpoints = ConnectionEndpoints { kind: TransportKind::Rdma, local: shown(local), peer: shown(peer) };
+        let endpoints =
+            ConnectionEndpoints { kind: TransportKind::Rdma, local: shown_address(local), peer: shown_address(peer) };
         let number = self.next_id;
         self.next_id += 1;
         let key = id.key();
@@ -571,4 +571,8 @@ impl RdmaAcceptor {
             listener.listen_again(&self.channel);
         }
     }
+}
+
+fn shown_address(addr: Option<SocketAddr>) -> String {
+    addr.map_or_else(|| "?".into(), |addr| addr.to_string())
 }

@@ -73,7 +73,6 @@ impl FrameAssembly {
     }
 
     fn add_part(&mut self, prelude: &MessagePrelude, part: &[u8], takes: FrameLimits) -> Result<ArrivedMessage> {
-        let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, why));
         match (prelude.kind, &self.want) {
             (MessageKind::Grant, _) => return Ok(ArrivedMessage::Grant),
             (MessageKind::Rest, Some(_)) => {}
@@ -104,6 +103,10 @@ impl FrameAssembly {
         self.want = None;
         Ok(ArrivedMessage::Frame(kind, region))
     }
+}
+
+fn refuse<T>(why: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Protocol, why))
 }
 
 /// A queue pair with message state. The fields are separate, so that receiving continues during writes.

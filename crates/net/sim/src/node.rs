@@ -326,9 +326,8 @@ struct AnswerReplay<'a> {
 
 impl ByteStream for AnswerReplay<'_> {
     fn receive_into(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
-        let ended = || Error::new(ErrorKind::Unavailable, "the connection ended");
         if self.bytes.is_empty() && self.after == AfterAnswer::Close {
-            return Err(ended());
+            return Err(connection_ended());
         }
         if self.bytes.is_empty() {
             let mut life = self.node.life.lock();
@@ -337,7 +336,7 @@ impl ByteStream for AnswerReplay<'_> {
                     return Err(Error::new(ErrorKind::Timeout, "no answer before the deadline"));
                 }
             }
-            return Err(ended());
+            return Err(connection_ended());
         }
         let there = self.bytes.len().min(first.len() + second.len());
         let n = if all { there } else { 1 + self.node.plan.draw_below(there) };
@@ -348,6 +347,10 @@ impl ByteStream for AnswerReplay<'_> {
         self.bytes = rest;
         Ok(now.len())
     }
+}
+
+fn connection_ended() -> Error {
+    Error::new(ErrorKind::Unavailable, "the connection ended")
 }
 
 /// The sending half.

@@ -213,17 +213,16 @@ fn receive_payload(
     here: &[u8],
     len: usize,
 ) -> std::result::Result<PoolBuf, ServeOutcome> {
-    let failed = |error: Error| ServeOutcome::Failed(error.context("receiving the bytes of a write"));
     let deadline = Instant::now() + shared.config.request_timeout;
     let Some(pool) = &shared.config.payload_pool else {
-        return Err(failed(Error::new(ErrorKind::Unsupported, "this server has no memory for them")));
+        return Err(receive_failed(Error::new(ErrorKind::Unsupported, "this server has no memory for them")));
     };
     // Neither the memory nor the bytes have to be there, and other requests are answered meanwhile.
     let mut buffer = match pool.try_alloc(len) {
         Some(buffer) => buffer,
         None => {
             shared.worker_pool().release_permit();
-            pool.alloc(len, deadline).map_err(failed)?
+            pool.alloc(len, deadline).map_err(receive_failed)?
         }
     };
     buffer[..here.len()].copy_from_slice(here);
@@ -242,13 +241,13 @@ fn receive_payload(
         match received {
             Ok(0) => {
                 let why = format!("the reader closed the connection after {got} of {len} bytes");
-                return Err(failed(Error::new(ErrorKind::Protocol, why)));
+                return Err(receive_failed(Error::new(ErrorKind::Protocol, why)));
             }
             Ok(n) => got += n,
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if Instant::now() >= deadline || shared.worker_pool().stopping() => {
                 let why = format!("{got} of {len} bytes came within {:?}", shared.config.request_timeout);
-                return Err(failed(Error::new(ErrorKind::Timeout, why)));
+                return Err(receive_failed(Error::new(ErrorKind::Timeout, why)));
             }
             Err(Errno::AGAIN) => {
                 if flags == RecvFlags::DONTWAIT {
@@ -256,10 +255,14 @@ fn receive_payload(
                 }
                 flags = RecvFlags::WAITALL;
             }
-            Err(e) => return Err(failed(Error::io("the connection failed", &e.into()))),
+            Err(e) => return Err(receive_failed(Error::io("the connection failed", &e.into()))),
         }
     }
     Ok(buffer)
+}
+
+fn receive_failed(error: Error) -> ServeOutcome {
+    ServeOutcome::Failed(error.context("receiving the bytes of a write"))
 }
 
 /// Whether the reader closed the connection. The request then was sent to another node, and must not be executed here any more:

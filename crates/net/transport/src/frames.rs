@@ -37,9 +37,6 @@ pub fn receive_answer(
     progress: &mut dyn FnMut(usize),
     deadline: Instant,
 ) -> Result<CallAnswer, CallError> {
-    let broken = |e: Error| CallError::Broken(e);
-    let protocol = |why: String| CallError::Broken(Error::new(ErrorKind::Protocol, why));
-
     // The first call receives the header and any payload directly behind it. An answer without payload has its body
     // there.
     let mut head = [0u8; HEADER_LEN];
@@ -52,15 +49,18 @@ pub fn receive_answer(
     while got < HEADER_LEN {
         let first_piece = dst.len().min(PAYLOAD_PIECE_BYTES);
         let rest: &mut [u8] = if no_payload { body } else { &mut dst[..first_piece] };
-        got += stream.receive_into(&mut head[got..], rest, false, deadline).map_err(broken)?;
-        FrameHeader::check_start(&head[..got.min(HEADER_LEN)]).map_err(|e| broken(e.into()))?;
+        got += stream.receive_into(&mut head[got..], rest, false, deadline).map_err(CallError::Broken)?;
+        FrameHeader::check_start(&head[..got.min(HEADER_LEN)]).map_err(|e| CallError::Broken(e.into()))?;
     }
-    let header = FrameHeader::decode(&head).map_err(|e| broken(e.into()))?;
-    header.check_answer(op, id).map_err(|e| broken(e.into()))?;
+    let header = FrameHeader::decode(&head).map_err(|e| CallError::Broken(e.into()))?;
+    header.check_answer(op, id).map_err(|e| CallError::Broken(e.into()))?;
     let payload_len = header.payload_len as usize;
     let body_len = header.body_len as usize;
     if payload_len > dst.len() {
-        return Err(protocol(format!("the payload has {payload_len} bytes, at most {} were requested", dst.len())));
+        return Err(protocol_error(format!(
+            "the payload has {payload_len} bytes, at most {} were requested",
+            dst.len()
+        )));
     }
 
     // The tail (body and padding) follows the payload. The part that was received already lies behind the payload in `dst`, or in
@@ -69,7 +69,7 @@ pub fn receive_answer(
     let mut landed = (got - HEADER_LEN).min(payload_len);
     let mut tail_got = got - HEADER_LEN - landed;
     if tail_got > tail_len {
-        return Err(protocol(format!("{} bytes follow the answer", tail_got - tail_len)));
+        return Err(protocol_error(format!("{} bytes follow the answer", tail_got - tail_len)));
     }
     if !no_payload {
         body.extend_from_slice(&dst[landed..landed + tail_got]);
@@ -88,7 +88,7 @@ pub fn receive_answer(
         } else {
             stream.receive_into(tail, &mut [], true, deadline)
         }
-        .map_err(|e| broken(e.context(format_args!("{landed} of {payload_len} bytes had arrived"))))?;
+        .map_err(|e| CallError::Broken(e.context(format_args!("{landed} of {payload_len} bytes had arrived"))))?;
         tail_got += n.saturating_sub(piece);
         if piece > 0 {
             landed += n.min(piece);
@@ -101,6 +101,10 @@ pub fn receive_answer(
     } else {
         Err(CallError::Answered(decode_error(header.status, body)))
     }
+}
+
+fn protocol_error(why: String) -> CallError {
+    CallError::Broken(Error::new(ErrorKind::Protocol, why))
 }
 
 /// The sending half of a connection.

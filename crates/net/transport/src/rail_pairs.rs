@@ -24,8 +24,7 @@ pub struct RailPair {
 /// When there is no pair: the reason, as text.
 pub fn pair_rails(local: &[RailInfo], remote: &[RailInfo]) -> Result<Vec<RailPair>, String> {
     let make = |l: usize, r: usize| {
-        let speed = |rail: &RailInfo| if rail.speed_mbit == 0 { u32::MAX } else { rail.speed_mbit };
-        let slower = speed(&local[l]).min(speed(&remote[r]));
+        let slower = known_speed(&local[l]).min(known_speed(&remote[r]));
         // If neither side knows a speed, all pairs count the same.
         RailPair { local: l, remote: r, speed_mbit: if slower == u32::MAX { 1 } else { slower } }
     };
@@ -37,11 +36,8 @@ pub fn pair_rails(local: &[RailInfo], remote: &[RailInfo]) -> Result<Vec<RailPai
             }
         }
     }
-    let alone = |taken: &[RailPair], of: fn(&RailPair) -> usize, count: usize| -> Vec<usize> {
-        (0..count).filter(|i| !taken.iter().any(|p| of(p) == *i)).collect()
-    };
-    let mut locals = alone(&pairs, |p| p.local, local.len());
-    for r in alone(&pairs, |p| p.remote, remote.len()) {
+    let mut locals = pairless_rails(&pairs, |p| p.local, local.len());
+    for r in pairless_rails(&pairs, |p| p.remote, remote.len()) {
         let theirs = &remote[r];
         let routed = |l: &usize| {
             let ours = &local[*l];
@@ -53,6 +49,14 @@ pub fn pair_rails(local: &[RailInfo], remote: &[RailInfo]) -> Result<Vec<RailPai
         }
     }
     if pairs.is_empty() { Err(why_none(local, remote)) } else { Ok(pairs) }
+}
+
+fn known_speed(rail: &RailInfo) -> u32 {
+    if rail.speed_mbit == 0 { u32::MAX } else { rail.speed_mbit }
+}
+
+fn pairless_rails(taken: &[RailPair], of: fn(&RailPair) -> usize, count: usize) -> Vec<usize> {
+    (0..count).filter(|i| !taken.iter().any(|p| of(p) == *i)).collect()
 }
 
 fn same_fabric(ours: &RailInfo, theirs: &RailInfo) -> bool {

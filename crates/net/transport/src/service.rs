@@ -230,28 +230,23 @@ pub fn dispatch_request(
     service: &dyn Service,
     responder: &mut dyn Responder,
 ) -> NextStep {
-    let refuse = |error: Error, responder: &mut dyn Responder| {
-        // The connection ends in any case, so a failed answer changes nothing.
-        let _ = responder.send_error(&error);
-        NextStep::Close(error)
-    };
     if let Err(e) = header.check_request() {
-        return refuse(e.into(), responder);
+        return close_with_error(e.into(), responder);
     }
     if conn.peer_name().is_none() {
         if header.body_len as usize > MAX_GREETING_BODY {
             let len = header.body_len.into();
             let max = MAX_GREETING_BODY as u64;
-            return refuse(FrameError::TooLong { what: "a handshake", len, max }.into(), responder);
+            return close_with_error(FrameError::TooLong { what: "a handshake", len, max }.into(), responder);
         }
         match (header.op, &conn.gate) {
             (FrameOp::Challenge | FrameOp::Prove, _) => {}
             // A request before the proof is not examined at all.
-            (_, Some(gate)) if !gate.passed() => return refuse(gate.unproved_error(), responder),
+            (_, Some(gate)) if !gate.passed() => return close_with_error(gate.unproved_error(), responder),
             (FrameOp::Hello, _) => {}
             (op, _) => {
                 let why = format!("{op:?} arrived before the handshake");
-                return refuse(Error::new(ErrorKind::Protocol, why), responder);
+                return close_with_error(Error::new(ErrorKind::Protocol, why), responder);
             }
         }
     }
@@ -264,22 +259,22 @@ pub fn dispatch_request(
     }
     let answered = match NodeRequest::decode(header.op, body).and_then(|request| request.with_payload(payload)) {
         // Before the handshake there is no second attempt.
-        Err(e) if conn.peer_name().is_none() => return refuse(e.into(), responder),
+        Err(e) if conn.peer_name().is_none() => return close_with_error(e.into(), responder),
         Err(e) => Err(Error::new(ErrorKind::Invalid, e.to_string())),
         Ok(NodeRequest::Challenge(challenge)) => {
             match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.answer_challenge(&challenge)) {
-                Err(e) => return refuse(e, responder),
+                Err(e) => return close_with_error(e, responder),
                 Ok(challenged) => send_answer(&challenged, responder),
             }
         }
         Ok(NodeRequest::Prove(proof)) => {
             match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.check_proof(&proof)) {
-                Err(e) => return refuse(e, responder),
+                Err(e) => return close_with_error(e, responder),
                 Ok(proof) => send_answer(&proof, responder),
             }
         }
         Ok(NodeRequest::Hello(hello)) => match hello.negotiate_version() {
-            Err(e) => return refuse(e.into(), responder),
+            Err(e) => return close_with_error(e.into(), responder),
             Ok(version) => service.handle_hello(conn, &hello).and_then(|welcome| {
                 conn.peer_name.get_or_init(|| hello.peer.to_owned());
                 conn.version.store(version, Ordering::Release);
@@ -309,6 +304,12 @@ pub fn dispatch_request(
         Ok(()) => NextStep::Continue,
         Err(error) => NextStep::Close(error),
     }
+}
+
+fn close_with_error(error: Error, responder: &mut dyn Responder) -> NextStep {
+    // The connection ends in any case, so a failed answer changes nothing.
+    let _ = responder.send_error(&error);
+    NextStep::Close(error)
 }
 
 /// The refusal of a write by a peer whose release is too old for writes.

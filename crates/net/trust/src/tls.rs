@@ -44,22 +44,21 @@ impl TlsContext {
     /// With a key made now. The connection is encrypted but the peer is unknown: a proof of the token bound to
     /// [`TlsSession::channel_binding`] must follow.
     pub(crate) fn with_token() -> Result<TlsContext> {
-        let wrong = |what: &str| Error::new(ErrorKind::Io(5), format!("TLS: {what}"));
         let key = signature::EcdsaKeyPair::generate_pkcs8(
             &signature::ECDSA_P256_SHA256_ASN1_SIGNING,
             &rand::SystemRandom::new(),
         )
-        .map_err(|_| wrong("can't make a key"))?;
+        .map_err(|_| tls_error("can't make a key"))?;
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.as_ref().to_vec()));
-        let key = provider::sign::any_ecdsa_type(&key).map_err(|e| wrong(&e.to_string()))?;
-        let public = key.public_key().ok_or_else(|| wrong("the key has no public part"))?;
+        let key = provider::sign::any_ecdsa_type(&key).map_err(|e| tls_error(&e.to_string()))?;
+        let public = key.public_key().ok_or_else(|| tls_error("the key has no public part"))?;
         let shown = vec![CertificateDer::from(public.as_ref().to_vec())];
         let resolver = AlwaysResolvesServerRawPublicKeys::new(Arc::new(CertifiedKey::new(shown, key)));
-        let client = client_builder(&wrong)?
+        let client = client_builder(&tls_error)?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AnyKey(Arc::new(provider::default_provider()))))
             .with_no_client_auth();
-        let server = server_builder(&wrong)?.with_no_client_auth().with_cert_resolver(Arc::new(resolver));
+        let server = server_builder(&tls_error)?.with_no_client_auth().with_cert_resolver(Arc::new(resolver));
         Ok(TlsContext::from_configs(client, server, None))
     }
 
@@ -154,6 +153,10 @@ impl TlsContext {
             .map_err(|e| Error::new(ErrorKind::Io(5), format!("{peer}: TLS: {e}")))?;
         Ok(TlsSession::new(connection.into(), peer, self.cert.clone()))
     }
+}
+
+fn tls_error(what: &str) -> Error {
+    Error::new(ErrorKind::Io(5), format!("TLS: {what}"))
 }
 
 type TlsBuilder<S> = rustls::ConfigBuilder<S, rustls::WantsVerifier>;
@@ -282,14 +285,13 @@ pub(crate) fn explain_failure(error: &rustls::Error, peer: &str, own: Option<&Pa
 
 /// Describes the fault of a certificate that a peer has `shown` and that `authority` should have signed.
 fn explain_certificate(why: &CertificateError, shown: &str, authority: &str) -> String {
-    let apart = |from: &UnixTime, to: &UnixTime| show_span(to.as_secs().saturating_sub(from.as_secs()));
     match why {
         CertificateError::ExpiredContext { time, not_after } => {
-            format!("{shown} expired {} ago: renew it, or correct this host's clock", apart(not_after, time))
+            format!("{shown} expired {} ago: renew it, or correct this host's clock", span_between(not_after, time))
         }
         CertificateError::NotValidYetContext { time, not_before } => format!(
             "{shown} becomes valid in {}: this host's clock is behind, or the clock of the issuer was ahead",
-            apart(time, not_before)
+            span_between(time, not_before)
         ),
         CertificateError::NotValidForNameContext { expected, presented } => format!(
             "{shown} is for {}, not for {}: reach it by a name in the certificate, or put this name (or IP address) into \
@@ -306,6 +308,10 @@ fn explain_certificate(why: &CertificateError, shown: &str, authority: &str) -> 
         ),
         other => format!("{shown} is not valid: {other}"),
     }
+}
+
+fn span_between(from: &UnixTime, to: &UnixTime) -> String {
+    show_span(to.as_secs().saturating_sub(from.as_secs()))
 }
 
 fn show_span(secs: u64) -> String {

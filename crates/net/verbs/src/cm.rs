@@ -291,9 +291,8 @@ impl CmId {
     pub fn subject(&self) -> String {
         let context = self.context_raw();
         let (local, peer) = self.addresses();
-        let shown = |addr: Option<SocketAddr>| addr.map_or_else(|| "?".into(), |addr| addr.to_string());
         if context.is_null() {
-            return format!("{} to {}", shown(local), shown(peer));
+            return format!("{} to {}", shown_address(local), shown_address(peer));
         }
         // SAFETY: rdma_cm keeps context and device while the id is bound there.
         let name: String = unsafe {
@@ -305,7 +304,12 @@ impl CmId {
                 .collect()
         };
         let (sgid, dgid) = self.gids();
-        format!("{name} port {}, GID {sgid} to {dgid} ({} to {})", self.port_number(), shown(local), shown(peer))
+        format!(
+            "{name} port {}, GID {sgid} to {dgid} ({} to {})",
+            self.port_number(),
+            shown_address(local),
+            shown_address(peer)
+        )
     }
 
     /// Binds to a local address and, if that belongs to a device, to the device; with port 0 the kernel chooses.
@@ -352,16 +356,12 @@ impl CmId {
             _ => SocketAddr::new(local, 0),
         });
         let mut to = RawSockaddr::from(remote);
-        let timeout = |deadline: Instant| {
-            let left = deadline.saturating_duration_since(Instant::now()).as_millis();
-            c_int::try_from(left).unwrap_or(c_int::MAX).max(1)
-        };
         let subject = || format!("{remote} from {local}");
         loop {
             let until = deadline.min(Instant::now() + ADDRESS_TRY);
             // SAFETY: the id is open, both addresses have the sizes of the address families.
             let failed =
-                unsafe { (self.verbs().cm.rdma_resolve_addr)(self.raw, from.as_mut(), to.as_mut(), timeout(until)) };
+                unsafe { (self.verbs().cm.rdma_resolve_addr)(self.raw, from.as_mut(), to.as_mut(), timeout_ms(until)) };
             if failed != 0 {
                 return Err(VerbsError::last_os("rdma_resolve_addr", subject()));
             }
@@ -372,7 +372,7 @@ impl CmId {
             }
         }
         // SAFETY: the id is open and the address resolved.
-        if unsafe { (self.verbs().cm.rdma_resolve_route)(self.raw, timeout(deadline)) } != 0 {
+        if unsafe { (self.verbs().cm.rdma_resolve_route)(self.raw, timeout_ms(deadline)) } != 0 {
             return Err(VerbsError::last_os("rdma_resolve_route", subject()));
         }
         match self.expect_event(deadline, "resolving the route")? {
@@ -415,6 +415,15 @@ impl CmId {
             unsafe { set(self.raw, sys::OPTION_ID, option, value.as_mut_ptr().cast::<c_void>(), value.len()) };
         }
     }
+}
+
+fn shown_address(addr: Option<SocketAddr>) -> String {
+    addr.map_or_else(|| "?".into(), |addr| addr.to_string())
+}
+
+fn timeout_ms(deadline: Instant) -> c_int {
+    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+    c_int::try_from(left).unwrap_or(c_int::MAX).max(1)
 }
 
 pub(crate) fn unexpected_event(subject: String, kind: &CmEventKind) -> VerbsError {

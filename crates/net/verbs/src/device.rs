@@ -344,13 +344,12 @@ impl DeviceContext {
     /// [`VerbsError::Call`] when the query fails.
     pub fn limits(&self) -> Result<DeviceLimits, VerbsError> {
         let attr = self.query_attributes()?;
-        let count = |n: i32| u32::try_from(n).unwrap_or(0);
         Ok(DeviceLimits {
-            queue_pairs: count(attr.max_qp),
-            work_requests: count(attr.max_qp_wr),
-            sge: count(attr.max_sge).max(1),
-            completions: count(attr.max_cqe),
-            reads: count(attr.max_qp_rd_atom),
+            queue_pairs: count_of(attr.max_qp),
+            work_requests: count_of(attr.max_qp_wr),
+            sge: count_of(attr.max_sge).max(1),
+            completions: count_of(attr.max_cqe),
+            reads: count_of(attr.max_qp_rd_atom),
             region: attr.max_mr_size,
             ports: attr.phys_port_cnt,
             vendor: (attr.vendor_id, attr.vendor_part_id),
@@ -489,6 +488,10 @@ impl DeviceContext {
             other => DeviceProblem::Other(other),
         })
     }
+}
+
+fn count_of(n: i32) -> u32 {
+    u32::try_from(n).unwrap_or(0)
 }
 
 /// Makes event reads non-blocking: rdma_cm gives all rails of a device the same context, so another thread may have

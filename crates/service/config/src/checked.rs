@@ -504,14 +504,17 @@ fn in_a_directory(flag: &str, file: &Path) -> Result<PathBuf, Fault> {
 
 /// The name of a group, node or zone: a word that fits in a line and in an etcd path.
 fn check_name(flag: &str, name: &str) -> Result<(), Fault> {
-    let odd = |c: char| c.is_control() || c.is_whitespace() || c == '/';
-    if name.is_empty() || name.len() > 255 || name.contains(odd) {
+    if name.is_empty() || name.len() > 255 || name.contains(is_odd_character) {
         return Err(Fault::usage(
             format!("{flag} '{}' is not a valid name", name.escape_debug()),
             "give a word of at most 255 bytes without blanks and slashes",
         ));
     }
     Ok(())
+}
+
+fn is_odd_character(c: char) -> bool {
+    c.is_control() || c.is_whitespace() || c == '/'
 }
 
 /// The default group.

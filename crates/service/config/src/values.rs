@@ -91,9 +91,12 @@ pub fn parse_mode(s: &str) -> Result<u16, String> {
 /// # Errors
 /// Why the word is no such pair.
 pub fn parse_squash(s: &str) -> Result<(u32, u32), String> {
-    let number = |word: &str| word.parse().ok().filter(|id| *id != u32::MAX);
-    let pair = s.split_once(':').and_then(|(uid, gid)| Some((number(uid)?, number(gid)?)));
+    let pair = s.split_once(':').and_then(|(uid, gid)| Some((id_of_word(uid)?, id_of_word(gid)?)));
     pair.ok_or_else(|| format!("'{s}' is not UID:GID; give two numbers, such as 1000:1000 (id -u, id -g)"))
+}
+
+fn id_of_word(word: &str) -> Option<u32> {
+    word.parse().ok().filter(|id| *id != u32::MAX)
 }
 
 /// The URL of an origin in normal form (`s3://bucket/prefix`, `file:///dir`).

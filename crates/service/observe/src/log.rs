@@ -105,18 +105,18 @@ pub fn init_logging(settings: &LogSettings) -> Result<()> {
     // A line that cannot be written (terminal closed, disk full) is lost. A report of that on standard error could
     // panic in the thread that logs, because standard error may be what failed.
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).log_internal_errors(false);
-    let again = || Error::new(ErrorKind::Invalid, "logging was started before");
     macro_rules! finish {
         ($builder:expr, $format:expr) => {{
             let builder = $builder.event_format(LimitedFormat::new($format));
             match file {
                 Some(file) => {
                     let start = settings.during_start.map(StartWarnings);
-                    builder.with_writer(Mutex::new(file)).finish().with(start).try_init().map_err(|_| again())
+                    builder.with_writer(Mutex::new(file)).finish().with(start).try_init().map_err(|_| started_before())
                 }
-                None => {
-                    builder.with_writer(Mutex::new(LossyWriter::new(std::io::stderr()))).try_init().map_err(|_| again())
-                }
+                None => builder
+                    .with_writer(Mutex::new(LossyWriter::new(std::io::stderr())))
+                    .try_init()
+                    .map_err(|_| started_before()),
             }
         }};
     }
@@ -127,6 +127,10 @@ pub fn init_logging(settings: &LogSettings) -> Result<()> {
     } else {
         finish!(builder, format.with_target(true).with_timer(LineStamp { process }))
     }
+}
+
+fn started_before() -> Error {
+    Error::new(ErrorKind::Invalid, "logging was started before")
 }
 
 /// What distinguishes the lines of this process in a file that several processes share.

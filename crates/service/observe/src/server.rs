@@ -200,30 +200,35 @@ fn is_end_watch(line: &[u8]) -> bool {
 }
 
 fn reply_to(line: &[u8], target: &dyn AdminTarget) -> Value {
-    let invalid = |text: String| error_reply(&Error::new(ErrorKind::Invalid, text));
     let request: Value = match serde_json::from_slice(line) {
         Ok(request) => request,
-        Err(e) => return invalid(format!("the request is not JSON: {e}")),
+        Err(e) => return invalid_reply(format!("the request is not JSON: {e}")),
     };
     let answer = match request["op"].as_str() {
         Some("stats") => Ok(target.stats()),
         Some("status") => Ok(target.status()),
         Some("info") => match path_of(&request) {
             Some(path) => target.info(&path),
-            None => return invalid("info needs a path: text in 'path', or hexadecimal in 'path_hex'".into()),
+            None => return invalid_reply("info needs a path: text in 'path', or hexadecimal in 'path_hex'".into()),
         },
         Some("jobs") => target.jobs(&request),
         Some("export") => target.prepare_export().map(|()| json!("ok")),
         Some("health") => target.health().map(|()| json!("ok")),
         other => {
             let named = other.unwrap_or("(none)");
-            return invalid(format!("unknown op '{named}'; there are stats, status, info, jobs, export, health, end"));
+            return invalid_reply(format!(
+                "unknown op '{named}'; there are stats, status, info, jobs, export, health, end"
+            ));
         }
     };
     match answer {
         Ok(value) => json!({ "ok": value }),
         Err(error) => error_reply(&error),
     }
+}
+
+fn invalid_reply(text: String) -> Value {
+    error_reply(&Error::new(ErrorKind::Invalid, text))
 }
 
 fn error_reply(error: &Error) -> Value {
@@ -239,6 +244,9 @@ fn path_of(request: &Value) -> Option<Vec<u8>> {
     if !hex.len().is_multiple_of(2) {
         return None;
     }
-    let digit = |b: u8| (b as char).to_digit(16);
-    hex.chunks(2).map(|pair| Some((digit(pair[0])? * 16 + digit(pair[1])?) as u8)).collect()
+    hex.chunks(2).map(|pair| Some((hex_digit(pair[0])? * 16 + hex_digit(pair[1])?) as u8)).collect()
+}
+
+fn hex_digit(b: u8) -> Option<u32> {
+    (b as char).to_digit(16)
 }

@@ -234,8 +234,6 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
     let pool = reach.pool(node);
     let mut lease = pool.checkout(Instant::now() + NODE_LIST_TIMEOUT)?;
     let block_size = lease.welcome().block_size;
-    let senseless =
-        |what: &str| Error::new(ErrorKind::Protocol, format!("its list of cached blocks is malformed: {what}"));
     let mut objects = Vec::new();
     let mut after = None;
     let mut body = Vec::new();
@@ -243,7 +241,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
     loop {
         let request = NodeRequest::HeldObjects { after };
         lease.call(&request, &mut body, &mut [], &mut |_| {}, Instant::now() + DRAIN_REQUEST_TIMEOUT)?;
-        let mut page: Value = serde_json::from_slice(&body).map_err(|error| senseless(&error.to_string()))?;
+        let mut page: Value = serde_json::from_slice(&body).map_err(|error| malformed_list(&error.to_string()))?;
         let Value::Array(some) = page["objects"].take() else {
             let why = "it is of a version that does not say what it holds; upgrade it first";
             return Err(Error::new(ErrorKind::Unsupported, why));
@@ -251,7 +249,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
         objects.extend(some);
         cached_bytes += page["cached_bytes"].as_u64().unwrap_or(0);
         match page["next"].as_str() {
-            Some(next) => after = Some(u128::from_str_radix(next, 16).map_err(|_| senseless("next"))?),
+            Some(next) => after = Some(u128::from_str_radix(next, 16).map_err(|_| malformed_list("next"))?),
             None => break,
         }
     }
@@ -259,7 +257,7 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
     // Sources in the order of the hottest object.
     let (mut held, mut places): (Vec<HeldObjects>, BTreeMap<String, usize>) = Default::default();
     for one in &objects {
-        let (source, object) = object_of_json(one).ok_or_else(|| senseless("an object"))?;
+        let (source, object) = object_of_json(one).ok_or_else(|| malformed_list("an object"))?;
         let at = *places.entry(source.to_owned()).or_insert_with(|| {
             held.push(HeldObjects { source: source.to_owned(), extents: Vec::new() });
             held.len() - 1
@@ -277,6 +275,10 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
         }
     }
     Ok(HeldList { sources: held, block_size, cached_bytes })
+}
+
+fn malformed_list(what: &str) -> Error {
+    Error::new(ErrorKind::Protocol, format!("its list of cached blocks is malformed: {what}"))
 }
 
 /// The remaining nodes of the group, as a volume of `source`.

@@ -93,8 +93,11 @@ pub fn name_in_group(config: &NodeConfig, host: &str, listening: &[String]) -> S
 
 /// The addresses at which other machines reach the node: loopback addresses only if there are no others.
 fn public_addresses(listening: &[String]) -> Vec<String> {
-    let loopback = |at: &&String| at.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_loopback());
-    let far: Vec<String> = listening.iter().filter(|at| !loopback(at)).cloned().collect();
+    let far: Vec<String> = listening
+        .iter()
+        .filter(|at| !at.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_loopback()))
+        .cloned()
+        .collect();
     if far.is_empty() { listening.to_vec() } else { far }
 }
 

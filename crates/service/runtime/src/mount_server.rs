@@ -63,9 +63,12 @@ fn connection_of(info: &str) -> Option<u32> {
 
 /// Whether the process runs this program, by name.
 fn is_ours(process: &Path) -> bool {
-    let name = |process: &Path| fs::read_to_string(process.join("comm")).unwrap_or_default();
-    let of = name(process);
-    of.starts_with("spurline") || (!of.is_empty() && of == name(Path::new("/proc/self")))
+    let of = program_name(process);
+    of.starts_with("spurline") || (!of.is_empty() && of == program_name(Path::new("/proc/self")))
+}
+
+fn program_name(process: &Path) -> String {
+    fs::read_to_string(process.join("comm")).unwrap_or_default()
 }
 
 /// Whether an argument is this path, relative to the working directory.

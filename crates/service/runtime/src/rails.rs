@@ -33,14 +33,17 @@ fn locked_bytes(budget: &MemoryBudget, before: usize, rails: usize) -> u64 {
 /// # Errors
 /// For the first interface that can't be used, with the remedy (exit code 3).
 pub fn find_rails(config: &RdmaConfig, budget: &MemoryBudget, before: usize) -> Result<Vec<LocalRail>, Fault> {
-    let missing = |e: UnusableRail| Fault::missing(e.to_string(), e.remedy());
-    let rails = resolve_rails(&config.interfaces, &HostTree::live(), &host_addresses()?).map_err(missing)?;
+    let rails = resolve_rails(&config.interfaces, &HostTree::live(), &host_addresses()?).map_err(unusable_rail)?;
     let needed = locked_bytes(budget, before, rails.len());
     for rail in &rails {
-        check_memlock(&rail.rail.name, needed, MemlockLimit::of_process()).map_err(missing)?;
+        check_memlock(&rail.rail.name, needed, MemlockLimit::of_process()).map_err(unusable_rail)?;
         tracing::info!("rail {}", rail.why);
     }
     Ok(rails)
+}
+
+fn unusable_rail(e: UnusableRail) -> Fault {
+    Fault::missing(e.to_string(), e.remedy())
 }
 
 /// Places the memory of `pool` on the NUMA nodes of the rails. To be called before any registration, also with io_uring, as
@@ -61,24 +64,21 @@ fn open_rails(
     access: MemoryAccess,
     locked: u64,
 ) -> Result<Vec<Arc<spurline_net_rdma::RdmaRail>>, Fault> {
-    let named = |name: &str, what: &dyn std::fmt::Display, remedy: String| {
-        Fault::missing(format!("--rdma-network {name}: {what}"), remedy)
-    };
     let Some(first) = found.first() else { return Ok(Vec::new()) };
-    let verbs = VerbsLibrary::load().map_err(|e| named(&first.rail.name, &e, String::new()))?;
+    let verbs = VerbsLibrary::load().map_err(|e| rail_fault(&first.rail.name, &e, String::new()))?;
     let open = |f: &LocalRail| {
         let name = &f.rail.name;
         spurline_net_rdma::RdmaRail::open_on(&verbs, name, f.rail.address, f.numa_node, pool, access).map_err(|e| {
             match e.kind() {
                 // Other processes of this user may have locked part of the limit.
-                ErrorKind::NoMemory => named(name, &e, UnusableRail::memlock_remedy(locked)),
+                ErrorKind::NoMemory => rail_fault(name, &e, UnusableRail::memlock_remedy(locked)),
                 _ => match f.device_node_error() {
-                    Some((node, why)) => named(
+                    Some((node, why)) => rail_fault(
                         name,
                         &format!("{node}, through which {} is used, can't be opened: {why}", f.device),
                         format!("in a container, pass {node} in beside /dev/infiniband/rdma_cm"),
                     ),
-                    None => named(name, &e, String::new()),
+                    None => rail_fault(name, &e, String::new()),
                 },
             }
         })
@@ -102,6 +102,10 @@ fn open_rails(
         }
     }
     Ok(rails)
+}
+
+fn rail_fault(name: &str, what: &dyn std::fmt::Display, remedy: String) -> Fault {
+    Fault::missing(format!("--rdma-network {name}: {what}"), remedy)
 }
 
 /// The memory that the rails of a server register.

@@ -110,9 +110,7 @@ impl PlaceOutcome {
 
     /// A line about a round.
     pub fn round_text(&self, wrote: &PhaseRun, got: &PhaseRun) -> String {
-        let part =
-            |run: &PhaseRun| format!("{} s ({} GB/s)", three_digits(run.seconds()), three_digits(run.rate() / 1e9));
-        format!("{}: slowest rank: write {}, read {}", self.name, part(wrote), part(got))
+        format!("{}: slowest rank: write {}, read {}", self.name, phase_text(wrote), phase_text(got))
     }
 
     fn phases(&self) -> [(&'static str, &Vec<PhaseRun>); 2] {
@@ -167,6 +165,10 @@ impl PlaceOutcome {
         }
         notes
     }
+}
+
+fn phase_text(run: &PhaseRun) -> String {
+    format!("{} s ({} GB/s)", three_digits(run.seconds()), three_digits(run.rate() / 1e9))
 }
 
 fn median_of(runs: &[PhaseRun], of: impl Fn(&PhaseRun) -> f64) -> f64 {

@@ -149,9 +149,6 @@ impl Drop for Worker {
 
 impl Worker {
     fn obey(&mut self, order: WorkerOrder) -> Result<Value> {
-        let value = |made: serde_json::Result<Value>| {
-            made.map_err(|e| BenchError::Failed(format!("an answer can't be made: {e}")))
-        };
         match order {
             WorkerOrder::Open { dir, folder, bytes } => self.open(&dir, folder, bytes),
             WorkerOrder::Find { folder } => {
@@ -162,14 +159,14 @@ impl Worker {
             }
             WorkerOrder::Write { folder, ranks } => {
                 self.folders.insert(folder.clone());
-                value(serde_json::to_value(run_ranks(&ranks, |plan, done| self.write_rank(&folder, plan, done))?))
+                made_value(serde_json::to_value(run_ranks(&ranks, |plan, done| self.write_rank(&folder, plan, done))?))
             }
             WorkerOrder::Drop { folders, ranks } => {
                 let dropped: Vec<DropResult> = folders.iter().map(|folder| drop_pages(folder, &ranks)).collect();
-                value(serde_json::to_value(dropped))
+                made_value(serde_json::to_value(dropped))
             }
             WorkerOrder::Read { folder, ranks } => {
-                value(serde_json::to_value(run_ranks(&ranks, |plan, done| read_rank(&folder, plan, done))?))
+                made_value(serde_json::to_value(run_ranks(&ranks, |plan, done| read_rank(&folder, plan, done))?))
             }
             WorkerOrder::Remove { folder, ranks } => self.remove(&folder, &ranks),
             WorkerOrder::Counters { dir, spurline } => {
@@ -256,6 +253,10 @@ impl Worker {
     }
 }
 
+fn made_value(made: serde_json::Result<Value>) -> Result<Value> {
+    made.map_err(|e| BenchError::Failed(format!("an answer can't be made: {e}")))
+}
+
 fn why_not_writable(dir: &Path, error: &std::io::Error) -> BenchError {
     let at = dir.display();
     BenchError::Missing(match error.raw_os_error().map(Errno::from_raw_os_error) {
@@ -307,8 +308,7 @@ fn run_ranks(
     let done = AtomicU64::new(0);
     let barrier = Barrier::new(plans.len() + 1);
     let work = &work;
-    let own = || cpu::of_process(std::process::id()).map(|time| time.own);
-    let cpu_before = own()?;
+    let cpu_before = own_cpu()?;
     let mut over_time = Vec::new();
     let figures: Vec<Result<RankFigures>> = std::thread::scope(|scope| {
         let done = &done;
@@ -339,11 +339,17 @@ fn run_ranks(
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let failed = || Err(BenchError::Failed("a rank panicked".to_owned()));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| failed())).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(BenchError::Failed("a rank panicked".to_owned()))))
+            .collect()
     });
     let ranks = figures.into_iter().collect::<Result<Vec<_>>>()?;
-    Ok(HostPhase { ranks, over_time, cpu: own()? - cpu_before })
+    Ok(HostPhase { ranks, over_time, cpu: own_cpu()? - cpu_before })
+}
+
+fn own_cpu() -> Result<f64> {
+    cpu::of_process(std::process::id()).map(|time| time.own)
 }
 
 fn read_rank(folder: &Path, plan: &RankPlan, done: &AtomicU64) -> Result<RankFigures> {

@@ -39,8 +39,7 @@ impl AgentHost {
             None => (text, AGENT_PORT),
         };
         // A name that begins with a dash would be an option of ssh.
-        let odd = |c: char| c.is_whitespace() || matches!(c, ',' | '/' | ':');
-        if host.is_empty() || host.starts_with('-') || host.contains(odd) {
+        if host.is_empty() || host.starts_with('-') || host.contains(is_odd_character) {
             return Err(wrong());
         }
         Ok(AgentHost { host: host.to_owned(), port })
@@ -133,6 +132,10 @@ impl AgentHost {
         )?;
         Ok(process)
     }
+}
+
+fn is_odd_character(c: char) -> bool {
+    c.is_whitespace() || matches!(c, ',' | '/' | ':')
 }
 
 fn is_own_name(host: &str) -> bool {

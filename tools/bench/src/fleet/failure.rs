@@ -24,9 +24,11 @@ impl FailedJob<'_> {
     pub fn explain(&self, printed: &str, other: BenchError) -> BenchError {
         let place = &self.place;
         let found = |what: &str| printed.lines().find(|line| line.contains(what)).map(str::trim);
-        let missing = |why: String, line: &str| BenchError::Missing(format!("{why} (fio: {line})"));
         if let Some(line) = found("failed parsing directory") {
-            return missing(format!("there is no folder {place}: make it on each host, or name another one"), line);
+            return missing_reason(
+                format!("there is no folder {place}: make it on each host, or name another one"),
+                line,
+            );
         }
         let absent =
             found("No such file or directory").or_else(|| found("func=full resid")).or_else(|| found(NOT_MADE));
@@ -35,7 +37,7 @@ impl FailedJob<'_> {
             let size = self.size;
             let last = self.jobs.saturating_sub(1);
             let files = if last == 0 { "spurline.0".to_owned() } else { format!("spurline.0 to spurline.{last}") };
-            return missing(
+            return missing_reason(
                 format!(
                     "{place} has no files {files} of {size} each, which this job reads: write them once, in the source of the \
                      mount, with 'spurline bench fio --job prepare --dir SOURCE --jobs {jobs} --size {size} --rounds 1'"
@@ -44,7 +46,7 @@ impl FailedJob<'_> {
             );
         }
         if let Some(line) = found("Read-only file system") {
-            return missing(
+            return missing_reason(
                 format!(
                     "{place} is read-only, and this job writes files: name a folder that is writable, such as the source of the \
                      mount (for --job prepare) or a mount with --rw"
@@ -53,7 +55,7 @@ impl FailedJob<'_> {
             );
         }
         if let Some(line) = found("No space left on device") {
-            return missing(
+            return missing_reason(
                 format!(
                     "{place} has too little room: give a smaller --size or fewer --jobs; files spurline.N that --job prepare \
                      began are still there"
@@ -62,10 +64,17 @@ impl FailedJob<'_> {
             );
         }
         if let Some(line) = found("Permission denied") {
-            return missing(format!("{place} may not be used by the user of the fio server: change its rights"), line);
+            return missing_reason(
+                format!("{place} may not be used by the user of the fio server: change its rights"),
+                line,
+            );
         }
         other
     }
+}
+
+fn missing_reason(why: String, line: &str) -> BenchError {
+    BenchError::Missing(format!("{why} (fio: {line})"))
 }
 
 #[cfg(test)]

@@ -527,9 +527,12 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &
 
 /// The row at the same point that a row is compared with: of the first folder, or of the first export in the same case.
 fn first_row<'a>(rows: &'a [FleetRow], row: &FleetRow) -> Option<&'a FleetRow> {
-    let case = |row: &FleetRow| row.variant.nfs.as_ref().map(|nfs| nfs.case);
-    let mut same = rows.iter().filter(|first| first.point == row.point && case(first) == case(row));
+    let mut same = rows.iter().filter(|first| first.point == row.point && nfs_case(first) == nfs_case(row));
     same.next().filter(|first| first.variant != row.variant)
+}
+
+fn nfs_case(row: &FleetRow) -> Option<NfsCase> {
+    row.variant.nfs.as_ref().map(|nfs| nfs.case)
 }
 
 /// Whose processor time is counted where whole machines are.

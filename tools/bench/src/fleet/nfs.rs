@@ -61,9 +61,8 @@ impl NfsCase {
     /// `Usage` for a name that is none.
     pub fn parse_all(names: &[String]) -> Result<Vec<NfsCase>> {
         let find = |name: &String| {
-            let known = || NFS_CASES.map(|case| case.name).join(", ");
             let found = NFS_CASES.iter().find(|case| case.name == name).copied();
-            found.ok_or_else(|| BenchError::Usage(format!("--nfs-case {name}: the cases are {}", known())))
+            found.ok_or_else(|| BenchError::Usage(format!("--nfs-case {name}: the cases are {}", known_cases())))
         };
         if names.is_empty() { Ok(NFS_CASES.to_vec()) } else { names.iter().map(find).collect() }
     }
@@ -94,6 +93,10 @@ impl NfsCase {
     }
 }
 
+fn known_cases() -> String {
+    NFS_CASES.map(|case| case.name).join(", ")
+}
+
 /// An export: `[NAME=]HOST[,HOST]:/PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NfsExport {
@@ -115,12 +118,15 @@ impl NfsExport {
         let (hosts, path) = place.split_once(":/").ok_or_else(wrong)?;
         let addresses: Vec<String> = hosts.split(',').map(str::to_owned).collect();
         // A name that begins with a dash would be an option of mount.
-        let odd = |host: &String| host.is_empty() || host.starts_with('-') || host.contains(char::is_whitespace);
-        if name.is_empty() || addresses.iter().any(odd) || path.contains(['\n', '\r']) {
+        if name.is_empty() || addresses.iter().any(|address| is_odd_host(address)) || path.contains(['\n', '\r']) {
             return Err(wrong());
         }
         Ok(NfsExport { name: name.to_owned(), addresses, path: format!("/{path}") })
     }
+}
+
+fn is_odd_host(host: &str) -> bool {
+    host.is_empty() || host.starts_with('-') || host.contains(char::is_whitespace)
 }
 
 /// A case of an export: the mount of a run.
@@ -332,8 +338,7 @@ impl PerftestKind {
 
 /// The average of perftest's table, in bytes per second; the table has MiB.
 fn parse_perftest(text: &str) -> Option<f64> {
-    let row = |line: &&str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
-    let line = text.lines().rev().find(row)?;
+    let line = text.lines().rev().find(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()))?;
     let numbers: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     numbers.get(3).filter(|rate| **rate > 0.0).map(|rate| rate * f64::from(1u32 << 20))
 }

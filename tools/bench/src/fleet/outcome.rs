@@ -76,9 +76,8 @@ pub fn parse_fleet(text: &str) -> Result<FleetFigures> {
 }
 
 fn entry_figures(host: String, entry: &Value) -> HostFigures {
-    let number = |value: &Value| value.as_f64().unwrap_or_default();
     let ways = [&entry["read"], &entry["write"]];
-    let sum = |name: &str| ways.iter().map(|way| number(&way[name])).sum::<f64>();
+    let sum = |name: &str| ways.iter().map(|way| number_of(&way[name])).sum::<f64>();
     let latency_us = ways
         .iter()
         .filter_map(|way| {
@@ -92,9 +91,14 @@ fn entry_figures(host: String, entry: &Value) -> HostFigures {
         iops: sum("iops"),
         bytes: sum("io_bytes") as u64,
         // Percent of the summed time of the host's processes, in milliseconds.
-        cpu: (number(&entry["usr_cpu"]) + number(&entry["sys_cpu"])) / 100.0 * number(&entry["job_runtime"]) / 1e3,
+        cpu: (number_of(&entry["usr_cpu"]) + number_of(&entry["sys_cpu"])) / 100.0 * number_of(&entry["job_runtime"])
+            / 1e3,
         latency_us,
     }
+}
+
+fn number_of(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_default()
 }
 
 fn add_figures(sum: &mut HostFigures, one: &HostFigures) {

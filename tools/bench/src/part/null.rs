@@ -12,7 +12,6 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
         "uring" => FuseIo::Uring,
         other => return Err(BenchError::Failed(format!("--io {other}: dev or uring"))),
     };
-    let fail = |e: spurline_fuse::MountError| BenchError::Failed(e.to_string());
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
         .map_err(|e| BenchError::io("can't catch signals", &e))?;
     let mut config = SessionConfig { io, ..SessionConfig::default() };
@@ -21,8 +20,8 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
         config.writes = Some(SessionWrites { acls: false, locks: false });
     }
     let files = NullFs::with_buffer(part.size.0, part.held.0).map_err(|e| BenchError::Failed(e.to_string()))?;
-    let session = FuseSession::mount(Arc::new(files), &part.mountpoint, config).map_err(fail)?;
-    session.wait_ready(Duration::from_secs(10)).map_err(fail)?;
+    let session = FuseSession::mount(Arc::new(files), &part.mountpoint, config).map_err(mount_error)?;
+    session.wait_ready(Duration::from_secs(10)).map_err(mount_error)?;
     let chosen = session.transport();
     if chosen.as_ref().is_some_and(|c| c.io != io) {
         // Not the requested ceiling: better none than a wrong one.
@@ -37,5 +36,9 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
             }
         }
     });
-    session.join().map_err(fail)
+    session.join().map_err(mount_error)
+}
+
+fn mount_error(e: spurline_fuse::MountError) -> BenchError {
+    BenchError::Failed(e.to_string())
 }

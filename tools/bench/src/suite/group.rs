@@ -167,8 +167,7 @@ fn lose_node(
     suite.check_files("group", mounted.at(), LOST_FILES, LOST_LEN)?;
     let gets = |node: &NodeUnderTest| -> Result<_> { node.counters(&suite.spurline) };
     let before = nodes.iter().map(gets).collect::<Result<Vec<_>>>()?;
-    let of = |counters: &crate::mount::CounterValues, name: &str| counters.get(name).copied().unwrap_or(0);
-    let held = of(&before[0], "object.get_bytes");
+    let held = counter(&before[0], "object.get_bytes");
     let mut job: FioJob = suite.new_job(file_paths(&mounted, LOST_FILES), "randread", 128 << 10, LOST_FILES, LOST_LEN);
     // Long enough for every reader to pass the lost blocks.
     job.runtime = Some(suite.time.max(Duration::from_secs(1)) * 3);
@@ -186,14 +185,18 @@ fn lose_node(
     })?;
     let after = nodes[1..].iter().map(gets).collect::<Result<Vec<_>>>()?;
     let grown: Vec<_> = before[1..].iter().zip(&after).map(|(b, a)| counter_growth(b, a)).collect();
-    let bytes: u64 = grown.iter().map(|g| of(g, "object.get_bytes")).sum();
-    let ops: u64 = grown.iter().map(|g| of(g, "object.get_ops")).sum();
+    let bytes: u64 = grown.iter().map(|g| counter(g, "object.get_bytes")).sum();
+    let ops: u64 = grown.iter().map(|g| counter(g, "object.get_ops")).sum();
     note(format!(
         "the others read {} MiB in {ops} requests from the origin; the lost node held {} MiB.",
         bytes >> 20,
         held >> 20
     ));
     Ok(got)
+}
+
+fn counter(counters: &crate::mount::CounterValues, name: &str) -> u64 {
+    counters.get(name).copied().unwrap_or(0)
 }
 
 /// A run of fio with the longest read, in seconds, as the value.

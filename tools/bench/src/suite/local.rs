@@ -94,12 +94,13 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             Err(e) => notes.push(format!("No {label}: {e}")),
         }
     }
-    let files = |at: &Path| (0..LOCAL_FILES).map(|i| at.join(file_name(i))).collect::<Vec<PathBuf>>();
     let mut cases = Vec::new();
     for load in LOCAL_LOADS.iter().filter(|l| !suite.quick || l.jobs != 2) {
-        let job = |files: Vec<PathBuf>, size: u64| suite.new_job(files, load.pattern, load.block, load.jobs, size);
+        let job = |local_files: Vec<PathBuf>, size: u64| {
+            suite.new_job(local_files, load.pattern, load.block, load.jobs, size)
+        };
         let direct = fio::takes_direct(&source.join(file_name(0)));
-        let plain = fio::FioJob { direct, ..job(files(&source), LOCAL_FILE_BYTES) };
+        let plain = fio::FioJob { direct, ..job(local_files(&source), LOCAL_FILE_BYTES) };
         cases.push(BenchCase::new(load.name, "tmpfs", "tmpfs", load.unit, move || fio_sample(&plain, load.unit, &[])));
         for (variant, label, null) in &nulls {
             // Each job reads a part of the single file.
@@ -109,7 +110,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             }));
         }
         for (variant, mounted) in &mounts {
-            let job = job(files(mounted.at()), LOCAL_FILE_BYTES);
+            let job = job(local_files(mounted.at()), LOCAL_FILE_BYTES);
             let first = job.clone();
             let case = BenchCase::new(load.name, variant.name, variant.label, load.unit, move || {
                 fio_sample(&job, load.unit, &[("mount", mounted.daemon())])
@@ -130,6 +131,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     notes.push("The kernel copies a passthrough read in the reader, an empty-fs or block read in the mount.".into());
     let title = "Hot O_DIRECT reads of a single mount, cache and source on tmpfs.";
     Ok(SuiteSection { name: "local", title, skipped: None, notes, rows })
+}
+
+fn local_files(at: &Path) -> Vec<PathBuf> {
+    (0..LOCAL_FILES).map(|i| at.join(file_name(i))).collect::<Vec<PathBuf>>()
 }
 
 /// A mount. The data was read and compared once, and comes by `way`.

@@ -115,11 +115,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let lat = BenchCase::new(around, "own", "net lat", FigureUnit::Rate, move || {
         let before = server.cpu()?;
         let (said, used) = run_net(suite, client, &words)?;
-        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
-        let ops = number(&said["operations"]);
-        let seconds = number(&said["seconds"]);
+        let ops = number_of(&said["operations"]);
+        let seconds = number_of(&said["seconds"]);
         let cpu = vec![("client", used), ("server", server.cpu()? - before)];
-        let latency_us = Some((number(&said["echo_us"]["p50"]), number(&said["echo_us"]["p99"])));
+        let latency_us = Some((number_of(&said["echo_us"]["p50"]), number_of(&said["echo_us"]["p99"])));
         Ok(CaseSample { value: ops / seconds.max(1e-9), bytes: 0, ops: ops as u64, cpu, latency_us })
     });
     cases.push(lat.against("of bare", &["bare"], Some(0.9)));
@@ -131,6 +130,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let title =
         "Point-to-point measurements over veth between two network namespaces, `net bw` and `net lat` beside iperf3.";
     Ok(SuiteSection { name: "net", title, skipped: None, notes, rows })
+}
+
+fn number_of(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
 }
 
 /// A run as two cases: the rate, and the processor time of both ends per GiB.

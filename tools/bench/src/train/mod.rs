@@ -307,13 +307,12 @@ fn measure_feed(
         time: args.time,
         seed: u64::from(round) * 1000 + accelerators as u64 + 1,
     };
-    let own = || cpu::of_process(std::process::id()).map(|time| time.own);
     let mut outcome = None;
     let figures = run_replay(
         &plan,
-        || Ok((own()?, feed.read_counters(spurline)?)),
+        || Ok((own_cpu()?, feed.read_counters(spurline)?)),
         |(cpu_before, before)| {
-            let used = own()? - cpu_before;
+            let used = own_cpu()? - cpu_before;
             outcome = Some((used, before, feed.read_counters(spurline)?));
             Ok(())
         },
@@ -321,6 +320,10 @@ fn measure_feed(
     let (used, before, after) = outcome.unwrap_or_default();
     let (cpu, grown) = role_figures(used, &before, &after);
     Ok(TrainRun { accelerators, figures, cpu, grown })
+}
+
+fn own_cpu() -> Result<f64> {
+    cpu::of_process(std::process::id()).map(|time| time.own)
 }
 
 /// Processor seconds by role, and what grew: the node's counters with a prefix.
@@ -396,14 +399,17 @@ fn result_table(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<Vec<String>> 
 fn sentence(load: &TrainLoad, outcome: &FeedOutcome) -> String {
     let share = outcome.median_of(|run| run.figures.utilisation()) * 100.0;
     let required = load.required * 100.0;
-    let count = |n: usize| if n == 1 { "1 accelerator".to_owned() } else { format!("{n} accelerators") };
     let measured = outcome.runs.first().map_or(0, |run| run.accelerators);
     let fed = match outcome.fed {
-        Some(0) => format!("none is fed: {} at {share:.1} %, {required:.0} % required", count(measured)),
-        Some(n) => format!("{} fed at {required:.0} % or more (median {share:.1} %)", count(n)),
-        None => format!("{} at {share:.1} %, {required:.0} % required", count(measured)),
+        Some(0) => format!("none is fed: {} at {share:.1} %, {required:.0} % required", accelerator_count(measured)),
+        Some(n) => format!("{} fed at {required:.0} % or more (median {share:.1} %)", accelerator_count(n)),
+        None => format!("{} at {share:.1} %, {required:.0} % required", accelerator_count(measured)),
     };
     format!("{}: {fed}{}", outcome.name, outcome.runs.last().map_or(String::new(), proof))
+}
+
+fn accelerator_count(n: usize) -> String {
+    if n == 1 { "1 accelerator".to_owned() } else { format!("{n} accelerators") }
 }
 
 /// The evidence of the mount's and the node's counters about a run.

@@ -152,7 +152,6 @@ fn measure_path(
     }
     let times = latency.measured.times.iter().map(|(_, times)| times).find(|times| times.count() > 0);
     // perftest reports half a round trip, and so does this.
-    let half = |value: Option<f64>| value.map(|us| us / 2.0);
     Ok(RailFigures {
         interface: interface.to_owned(),
         gbps: (rates.read + rates.write) * 8.0 / 1e9,
@@ -162,4 +161,8 @@ fn measure_path(
         p99_us: half(times.map(|t| t.quantile_us(0.99))),
         stdev_us: half(times.map(|t| t.deviation_us())),
     })
+}
+
+fn half(value: Option<f64>) -> Option<f64> {
+    value.map(|us| us / 2.0)
 }

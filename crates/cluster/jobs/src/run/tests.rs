@@ -339,8 +339,7 @@ impl JobTarget for BatchingTarget {
 #[test]
 fn short_files_are_asked_for_together_and_never_more_at_once_than_was_said() {
     // Long files among short ones, and behind them.
-    let size = |n: u64| if n % 40 == 39 || n > 1150 { 3 << 20 } else { n };
-    let files: BTreeMap<String, u64> = (0..1200).map(|n| (format!("f{n:05}"), size(n))).collect();
+    let files: BTreeMap<String, u64> = (0..1200).map(|n| (format!("f{n:05}"), long_or_short(n))).collect();
     for parallel in [1, 3, 8, 20, 50] {
         let source = BatchingTarget { files: files.clone(), ..BatchingTarget::default() };
         let job = JobRun::new();
@@ -356,11 +355,15 @@ fn short_files_are_asked_for_together_and_never_more_at_once_than_was_said() {
             source_most = source.most
         );
         for (at_once, sizes) in &*source.batches.lock() {
-            let short = sizes.iter().all(|size| *size <= SHORT);
+            let short = sizes.iter().all(|long_or_short| *long_or_short <= SHORT);
             assert_eq!(*at_once, if short { 8.min(parallel as usize) } else { 1 }, "{parallel}: {sizes:?}");
-            assert!(short || sizes.iter().all(|size| *size > SHORT) || parallel == 1, "{sizes:?}");
+            assert!(short || sizes.iter().all(|long_or_short| *long_or_short > SHORT) || parallel == 1, "{sizes:?}");
         }
     }
+}
+
+fn long_or_short(n: u64) -> u64 {
+    if n % 40 == 39 || n > 1150 { 3 << 20 } else { n }
 }
 
 #[test]

@@ -149,17 +149,8 @@ fn compare_layer(
 
 /// Hosts with different kinds of RDMA share a subnet through a gateway at most.
 fn compare_layers(case: &CheckInput<'_>, peer: &HostFacts, them: &str, found: &mut Vec<HostFinding>) {
-    let of = |host: &HostFacts| {
-        let mut all: Vec<LinkLayer> = Vec::new();
-        for port in host.devices.iter().flat_map(|d| &d.ports) {
-            if port.link_layer != LinkLayer::Unknown && !all.contains(&port.link_layer) {
-                all.push(port.link_layer);
-            }
-        }
-        all
-    };
-    let here = of(case.host);
-    let there = of(peer);
+    let here = link_layers(case.host);
+    let there = link_layers(peer);
     let told = found.iter().any(|f| f.id == id::PEER_LINK_LAYER);
     if !told && !here.is_empty() && !there.is_empty() && !here.iter().any(|l| there.contains(l)) {
         found.push(HostFinding::new(
@@ -170,6 +161,16 @@ fn compare_layers(case: &CheckInput<'_>, peer: &HostFacts, them: &str, found: &m
             "RDMA needs the same on both ends: a VPI card changes its link layer (mlxconfig … LINK_TYPE_P1=1 or 2); until then TCP carries the data",
         ));
     }
+}
+
+fn link_layers(host: &HostFacts) -> Vec<LinkLayer> {
+    let mut all: Vec<LinkLayer> = Vec::new();
+    for port in host.devices.iter().flat_map(|d| &d.ports) {
+        if port.link_layer != LinkLayer::Unknown && !all.contains(&port.link_layer) {
+            all.push(port.link_layer);
+        }
+    }
+    all
 }
 
 fn compare_route(
@@ -190,14 +191,13 @@ fn compare_route(
     let evidence = match (tried, route_to(&case.host.routes, ip)) {
         (Some((_, [None, None])), _) => return,
         (Some((bytes, [here, there])), _) => {
-            let name = |by: &Option<String>, meant: &NetInterface| by.clone().unwrap_or_else(|| meant.name.clone());
             format!(
                 "of {} KiB sent from {} to {ip} ({} on {them}) the interfaces' counters (/proc/net/dev) moved on {} here and on {} there",
                 bytes >> 10,
                 own.name,
                 theirs.name,
-                name(here, own),
-                name(there, theirs)
+                carrying_name(here, own),
+                carrying_name(there, theirs)
             )
         }
         // With routes of several interfaces into the same subnet the first applies; SAME-SUBNET reports that too.
@@ -216,4 +216,8 @@ fn compare_route(
             own.name, own.name
         ),
     ));
+}
+
+fn carrying_name(by: &Option<String>, meant: &NetInterface) -> String {
+    by.clone().unwrap_or_else(|| meant.name.clone())
 }

@@ -168,8 +168,7 @@ fn check_pcie_memory(case: &CheckInput<'_>, device: &RdmaDevice, address: &str, 
 
 fn check_numa(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     let machine = case.machine;
-    let node = |d: &RdmaDevice| d.pci.as_ref().and_then(|p| p.numa_node);
-    let nics: Vec<(&RdmaDevice, u32)> = case.host.devices.iter().filter_map(|d| Some((d, node(d)?))).collect();
+    let nics: Vec<(&RdmaDevice, u32)> = case.host.devices.iter().filter_map(|d| Some((d, numa_node_of(d)?))).collect();
     if nics.is_empty() || machine.distances.len() < 2 {
         return;
     }
@@ -189,6 +188,10 @@ fn check_numa(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             format!("small reads are about a third slower across nodes: put a card beside each {what}, or the {what}s of the cache beside the card"),
         ));
     }
+}
+
+fn numa_node_of(d: &RdmaDevice) -> Option<u32> {
+    d.pci.as_ref().and_then(|p| p.numa_node)
 }
 
 #[cfg(test)]

@@ -265,7 +265,6 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
     }
     let name = port_name(device, port);
     let path = port_path(device, port);
-    let word = |layer: LinkLayer| if layer == LinkLayer::InfiniBand { "InfiniBand" } else { "Ethernet" };
     let number = if port.link_layer == LinkLayer::InfiniBand { 2 } else { 1 };
     let address = device.pci.as_ref().and_then(|p| p.address.clone()).unwrap_or_else(|| "PCI-ADDRESS".into());
     let is_vpi = device.pci.as_ref().is_some_and(|p| p.vendor == Some(VPI_VENDOR));
@@ -276,7 +275,7 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
         port.number
     );
     let remedy = if is_vpi { vpi_remedy } else { "this card has no other link layer: name another port".to_owned() };
-    let evidence = format!("{path}/link_layer is {}", word(port.link_layer));
+    let evidence = format!("{path}/link_layer is {}", layer_word(port.link_layer));
     if case.options.expect.is_some_and(|wanted| wanted != port.link_layer) {
         found.push(HostFinding::new(
             id::LINK_LAYER,
@@ -304,11 +303,9 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
         }
     }
     // Two ports of a card with different link layers: valid, but often unintended.
-    let slot =
-        |d: &RdmaDevice| d.pci.as_ref().and_then(|p| p.address.as_ref()?.rsplit_once('.').map(|(s, _)| s.to_owned()));
     let other = case.all_ports().find(|(d, p)| {
-        slot(device).is_some()
-            && slot(d) == slot(device)
+        slot_of(device).is_some()
+            && slot_of(d) == slot_of(device)
             && p.link_layer != LinkLayer::Unknown
             && p.link_layer != port.link_layer
     });
@@ -317,10 +314,18 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
             id::LINK_LAYER,
             Severity::Info,
             name,
-            format!("{evidence}, and {} of the same card is {}", port_name(d, p), word(p.link_layer)),
+            format!("{evidence}, and {} of the same card is {}", port_name(d, p), layer_word(p.link_layer)),
             remedy,
         ));
     }
+}
+
+fn layer_word(layer: LinkLayer) -> &'static str {
+    if layer == LinkLayer::InfiniBand { "InfiniBand" } else { "Ethernet" }
+}
+
+fn slot_of(d: &RdmaDevice) -> Option<String> {
+    d.pci.as_ref().and_then(|p| p.address.as_ref()?.rsplit_once('.').map(|(s, _)| s.to_owned()))
 }
 
 /// Counters with the same meaning in different drivers, except zeros.

@@ -167,17 +167,12 @@ fn ifupdown_file(
 }
 
 fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &InterfaceSettings) -> String {
-    let begins = |line: &str| {
-        let word = line.split_whitespace().next().unwrap_or_default();
-        matches!(word, "iface" | "auto" | "mapping" | "source" | "source-directory" | "no-auto-down" | "no-scripts")
-            || word.starts_with("allow-")
-    };
     let mode_file = format!("/sys/class/net/{name}/mode");
     let mut out = String::new();
     let mut inside = false;
     let mut done = false;
     for line in text.lines() {
-        if begins(line) {
+        if begins_stanza(line) {
             inside = own(line);
         }
         let word = line.split_whitespace().next().unwrap_or_default();
@@ -201,6 +196,12 @@ fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &Interfac
         }
     }
     out
+}
+
+fn begins_stanza(line: &str) -> bool {
+    let word = line.split_whitespace().next().unwrap_or_default();
+    matches!(word, "iface" | "auto" | "mapping" | "source" | "source-directory" | "no-auto-down" | "no-scripts")
+        || word.starts_with("allow-")
 }
 
 /// A drop-in for the file that matches the interface; without such a file, a new file that keeps the addresses.

@@ -140,17 +140,20 @@ impl FixJournal {
 
     fn save(&self, root: &Path) -> Result<(), FixError> {
         let path = root.join(JOURNAL_FILE);
-        let failed = |e: std::io::Error| FixError::from_io(format!("/{JOURNAL_FILE}"), &e);
         if self.is_empty() {
             return match fs::remove_file(&path) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e)),
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(journal_error(e)),
                 _ => Ok(()),
             };
         }
         let text = serde_json::to_vec_pretty(self).map_err(|e| FixError::File(e.to_string()))?;
         // The journal contains configuration text, which may hold keys.
-        write_file(&path, &text, 0o600).map_err(failed)
+        write_file(&path, &text, 0o600).map_err(journal_error)
     }
+}
+
+fn journal_error(e: std::io::Error) -> FixError {
+    FixError::from_io(format!("/{JOURNAL_FILE}"), &e)
 }
 
 /// Copies are in another directory, so that no system reads a copy as configuration.

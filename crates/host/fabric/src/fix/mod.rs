@@ -86,18 +86,19 @@ fn same_target(a: &HostChange, b: &HostChange) -> bool {
 
 /// Names come from files that may contain anything, and are used in paths and commands.
 fn is_sane(change: &HostChange) -> bool {
-    let plain = |name: &str, more: &str| {
-        !name.is_empty()
-            && name.len() < 128
-            && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.:@".contains(c) || more.contains(c))
-            && !name.starts_with(['-', '.'])
-            && !name.contains("..")
-    };
     match change {
-        HostChange::Module { name } => plain(name, ""),
-        HostChange::Sysctl { key, to, .. } => plain(key, "/") && plain(to, ""),
-        other => other.interface().is_some_and(|i| plain(i, "") && i.len() < 16),
+        HostChange::Module { name } => is_plain(name, ""),
+        HostChange::Sysctl { key, to, .. } => is_plain(key, "/") && is_plain(to, ""),
+        other => other.interface().is_some_and(|i| is_plain(i, "") && i.len() < 16),
     }
+}
+
+fn is_plain(name: &str, more: &str) -> bool {
+    !name.is_empty()
+        && name.len() < 128
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.:@".contains(c) || more.contains(c))
+        && !name.starts_with(['-', '.'])
+        && !name.contains("..")
 }
 
 /// Whether a change is made only when the finding is named. A larger Ethernet MTU stops all traffic through a switch port that

@@ -92,17 +92,15 @@ impl FileReader {
 
     pub(super) fn run_query(&mut self, question: FileQuery) -> io::Result<FileReply> {
         let owner = question.owner_path();
-        let late = |why: String| Err(io::Error::new(io::ErrorKind::TimedOut, why));
         let all: usize = self.late.values().sum();
         if self.late.get(&owner).is_some_and(|n| *n >= MAX_LATE) || all >= MAX_LATE_HOST {
-            return late("skipped after other files did not answer".into());
+            return late_error("skipped after other files did not answer".into());
         }
         if self.line.is_none() {
             self.line = Some(start_thread(self.root.clone())?);
         }
         let Some(line) = &self.line else { return Err(io::ErrorKind::Other.into()) };
-        let gone = || io::Error::other("the reading thread has ended");
-        line.questions.send(question).map_err(|_| gone())?;
+        line.questions.send(question).map_err(|_| io::Error::other("the reading thread has ended"))?;
         let mut idle = 0;
         let mut seen = line.progress.load(Ordering::Relaxed);
         for _ in 0..DIR_SLICES {
@@ -110,7 +108,7 @@ impl FileReader {
                 Ok(reply) => return reply,
                 Err(RecvTimeoutError::Disconnected) => {
                     self.line = None;
-                    return Err(gone());
+                    return Err(io::Error::other("the reading thread has ended"));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -124,8 +122,12 @@ impl FileReader {
         // The blocked thread is abandoned in the kernel; the next query starts another.
         self.line = None;
         *self.late.entry(owner).or_default() += 1;
-        late(format!("no answer within {} s", (READ_SLICE * FILE_SLICES as u32).as_secs()))
+        late_error(format!("no answer within {} s", (READ_SLICE * FILE_SLICES as u32).as_secs()))
     }
+}
+
+fn late_error<T>(why: String) -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::TimedOut, why))
 }
 
 fn start_thread(root: PathBuf) -> io::Result<ReaderThread> {

@@ -82,19 +82,18 @@ fn ipoib_in_datagram_mode() {
 
 #[test]
 fn causes_by_the_strength_of_their_evidence() {
-    let slow = || outcome(30.0, 100);
-    says(&slow(), VerdictLevel::Poor, "3.75 GB/s of 12.5: less than the ports can do");
-    let mut one = slow();
+    says(&slow_outcome(), VerdictLevel::Poor, "3.75 GB/s of 12.5: less than the ports can do");
+    let mut one = slow_outcome();
     one.plan.streams = vec![ProbeOp::Read];
     says(&one, VerdictLevel::Poor, "--streams 4 shows");
-    let mut mtu = slow();
+    let mut mtu = slow_outcome();
     (mtu.link.mtu, report(&mut mtu).link.mtu) = (Some(1500), Some(1500));
     says(&mtu, VerdictLevel::Poor, "MTU 1500");
-    let mut far = slow();
+    let mut far = slow_outcome();
     far.plan.depth = 1;
     report(&mut far).tcp.rtt_us = 5000;
     says(&far, VerdictLevel::Poor, "too little is under way");
-    let mut buffer = slow();
+    let mut buffer = slow_outcome();
     report(&mut buffer).tcp.buffer_limited = 0.5;
     says(&buffer, VerdictLevel::Poor, "tcp_wmem");
     report(&mut buffer).tcp.window_limited = 0.5;
@@ -105,6 +104,10 @@ fn causes_by_the_strength_of_their_evidence() {
     says(&buffer, VerdictLevel::Poor, "one core is full on this host");
     report(&mut buffer).tcp.retransmits = 5000;
     says(&buffer, VerdictLevel::Poor, "packets are lost");
+}
+
+fn slow_outcome() -> ProbeOutcome {
+    outcome(30.0, 100)
 }
 
 #[test]

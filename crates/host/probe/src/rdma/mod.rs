@@ -92,9 +92,8 @@ impl StreamDevice {
         let small = SMALL * (depth * 2 + 4);
         // The pool rounds each buffer up to a power of two, and to at least a page.
         let parts = [small, if lends { size } else { SMALL }, size * messages];
-        let round = |len: usize| len.max(16 << 10).next_power_of_two();
-        let largest = parts.into_iter().map(round).max().unwrap_or(0);
-        let all: usize = parts.into_iter().map(round).sum();
+        let largest = parts.into_iter().map(slot_bytes).max().unwrap_or(0);
+        let all: usize = parts.into_iter().map(slot_bytes).sum();
         let pool = BufferPool::new(all.next_multiple_of(largest) as u64, largest)?;
         let access = if op == ProbeOp::Fetch { MemoryAccess::PeerReadsAndWrites } else { MemoryAccess::PeerWrites };
         let memory = domain.register_pool(&pool, access)?;
@@ -144,6 +143,10 @@ impl StreamDevice {
     fn memory_and_data(&mut self) -> (&MemoryRegion, &mut PoolBuf) {
         (&self.memory, &mut self.data)
     }
+}
+
+fn slot_bytes(len: usize) -> usize {
+    len.max(16 << 10).next_power_of_two()
 }
 
 /// Sends a few bytes from a spare slot; completed slots become spare.

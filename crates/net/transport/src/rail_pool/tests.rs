@@ -56,10 +56,9 @@ fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
     let rails = Arc::new(RailLoads::default());
     let pool = two_rails(8, &rails);
     let other = two_rails(8, &rails);
-    let soon = || Instant::now() + Duration::from_secs(60);
     let take = |from: &'static str, near| {
         let pool = if from == "other" { &other } else { &pool };
-        pool.checkout(soon(), near).unwrap().unwrap()
+        pool.checkout(Instant::now() + Duration::from_secs(60), near).unwrap().unwrap()
     };
     let path = |lease: &ChannelLease<'_>| lease.path();
     for _ in 0..64 {
@@ -86,8 +85,7 @@ fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
 #[test]
 fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
     let stats = Arc::new(Stats::default());
-    let spec = |name: &str| PathSpec { name: name.into(), kind: TransportKind::Rdma, local: 0, speed_mbit: 400_000 };
-    let specs = vec![spec("a"), spec("b")];
+    let specs = vec![path_spec("a"), path_spec("b")];
     let pool = RailPool::new("n:7000", specs, 2, PathTiming::default(), 1, Arc::clone(&stats), Arc::default());
     let compare = || pool.compare_load(0, 1);
     let shown = |name: &str| stats.to_json()["paths"][0][name].as_u64();
@@ -105,6 +103,10 @@ fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
     reads(&pool, 10);
     assert_eq!((shown("speed_checks"), shown("slower"), compare().is_eq()), (Some(2), Some(0), true));
     assert_eq!(shown("checked_bytes_per_s"), Some(100 << 20));
+}
+
+fn path_spec(name: &str) -> PathSpec {
+    PathSpec { name: name.into(), kind: TransportKind::Rdma, local: 0, speed_mbit: 400_000 }
 }
 
 #[test]

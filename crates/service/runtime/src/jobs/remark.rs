@@ -41,10 +41,11 @@ impl GroupCapacity<'_> {
 
     /// Whether `bytes` more can't be pinned: no space in all, or less than a block on a node.
     fn refuses_pins(&self, bytes: u64) -> bool {
-        let left =
-            |node: &Value| Some(node["most_pinned_bytes"].as_u64()?.saturating_sub(node["pinned_bytes"].as_u64()?));
-        let is_full = |node: &Value| left(node).zip(node["block_size"].as_u64()).is_some_and(|(left, one)| left < one);
-        self.sum_over_nodes(left).is_some_and(|left| left < bytes) || self.told.iter().any(is_full)
+        self.sum_over_nodes(pin_room).is_some_and(|room| room < bytes)
+            || self
+                .told
+                .iter()
+                .any(|node| pin_room(node).zip(node["block_size"].as_u64()).is_some_and(|(room, block)| room < block))
     }
 
     /// Whether `bytes` fit for certain, whatever the files.
@@ -90,6 +91,10 @@ impl GroupCapacity<'_> {
         }
         (!said.is_empty()).then(|| said.join("; "))
     }
+}
+
+fn pin_room(node: &Value) -> Option<u64> {
+    Some(node["most_pinned_bytes"].as_u64()?.saturating_sub(node["pinned_bytes"].as_u64()?))
 }
 
 #[cfg(test)]

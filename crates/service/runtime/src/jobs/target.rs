@@ -176,9 +176,14 @@ fn removal_done(bytes: RemovedBytes) -> WorkDone {
 /// A message if so many nodes can't hold `copies`.
 fn short_of(copies: u32, up: usize) -> Option<String> {
     let most = up.min(spurline_client::placement::FIRST_HOLDERS);
-    let many = |n: usize, one: &str, more: &str| if n == 1 { format!("1 {one}") } else { format!("{n} {more}") };
     let short = copies as usize > most.max(1);
-    short.then(|| format!("{} up: {} at most", many(up, "node is", "nodes are"), many(most, "copy", "copies")))
+    short.then(|| {
+        format!("{} up: {} at most", counted_noun(up, "node is", "nodes are"), counted_noun(most, "copy", "copies"))
+    })
+}
+
+fn counted_noun(n: usize, one: &str, more: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {more}") }
 }
 
 /// The copies of a block that so many nodes with a share can hold.
