@@ -689,11 +689,10 @@ pub fn with_environment(command: Command) -> Command {
 /// Other flags of these commands have no variables.
 pub fn with_group_environment(command: Command) -> Command {
     let trust = TrustArgs::augment_args(Command::new("trust"));
-    let of_trust = |arg: &Arg| trust.get_arguments().any(|other| other.get_id() == arg.get_id());
     command.mut_args(|arg| match arg.get_long() {
         // The help names the variables, because the other flags of these commands have none.
         Some("registry" | "cache-group") => with_variable(arg).hide_env(false),
-        _ if of_trust(&arg) => with_variable(arg).hide_env(false),
+        _ if trust.get_arguments().any(|other| other.get_id() == arg.get_id()) => with_variable(arg).hide_env(false),
         _ => arg,
     })
 }

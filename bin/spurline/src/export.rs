@@ -84,10 +84,11 @@ fn parse_client(text: &str) -> Result<String, String> {
             Ok(IpAddr::V6(_)) => 128,
             Err(_) => return Err(format!("{address} is no address")),
         };
-        let is_mask = |mask: Ipv4Addr| most == 32 && mask.to_bits().leading_ones() == mask.to_bits().count_ones();
         match (prefix.parse::<u8>(), prefix.parse::<Ipv4Addr>()) {
             (Ok(n), _) if n <= most => Ok(text.to_owned()),
-            (_, Ok(mask)) if is_mask(mask) => Ok(text.to_owned()),
+            (_, Ok(mask)) if most == 32 && mask.to_bits().leading_ones() == mask.to_bits().count_ones() => {
+                Ok(text.to_owned())
+            }
             _ => Err(format!("/{prefix} is no prefix length from 0 to {most}")),
         }
     };

@@ -45,10 +45,13 @@ pub fn of_children() -> Result<f64> {
 /// Fields 14 to 17 of `proc_pid_stat(5)`; the name in field 2 may hold blanks and parentheses.
 fn parse_stat(text: &str, ticks_per_second: f64) -> Option<CpuTime> {
     let rest = &text[text.rfind(')')? + 1..];
-    let field = |n: usize| rest.split_ascii_whitespace().nth(n - 3)?.parse::<f64>().ok();
-    let own = (field(14)? + field(15)?) / ticks_per_second;
-    let children = (field(16)? + field(17)?) / ticks_per_second;
+    let own = (stat_field(rest, 14)? + stat_field(rest, 15)?) / ticks_per_second;
+    let children = (stat_field(rest, 16)? + stat_field(rest, 17)?) / ticks_per_second;
     Some(CpuTime { own, children })
+}
+
+fn stat_field(rest: &str, n: usize) -> Option<f64> {
+    rest.split_ascii_whitespace().nth(n - 3)?.parse::<f64>().ok()
 }
 
 #[cfg(test)]

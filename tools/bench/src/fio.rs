@@ -111,18 +111,17 @@ impl FioJob {
 /// # Errors
 /// When the text is not such JSON, or a job failed.
 pub fn parse_output(text: &str) -> Result<FioFigures> {
-    let bad = |why: &str| BenchError::Failed(format!("fio: {why}: {}", text.chars().take(200).collect::<String>()));
-    let start = text.find("{\n").or_else(|| text.find('{')).ok_or_else(|| bad("no JSON"))?;
-    let json: Value = serde_json::from_str(&text[start..]).map_err(|e| bad(&e.to_string()))?;
-    let job = json["jobs"].get(0).ok_or_else(|| bad("no job"))?;
+    let start = text.find("{\n").or_else(|| text.find('{')).ok_or_else(|| fio_error(text, "no JSON"))?;
+    let json: Value = serde_json::from_str(&text[start..]).map_err(|e| fio_error(text, &e.to_string()))?;
+    let job = json["jobs"].get(0).ok_or_else(|| fio_error(text, "no job"))?;
     if let Some(error) = job["error"].as_i64().filter(|&e| e != 0) {
-        return Err(bad(&format!("error {error}")));
+        return Err(fio_error(text, &format!("error {error}")));
     }
     let read = &job["read"];
     let percentile = |p: &str| number_of(&read["clat_ns"]["percentile"][p]) / 1e3;
-    let bytes = read["io_bytes"].as_u64().ok_or_else(|| bad("no io_bytes"))?;
+    let bytes = read["io_bytes"].as_u64().ok_or_else(|| fio_error(text, "no io_bytes"))?;
     if bytes == 0 {
-        return Err(bad("it read nothing"));
+        return Err(fio_error(text, "it read nothing"));
     }
     Ok(FioFigures {
         bandwidth: number_of(&read["bw_bytes"]),
@@ -132,6 +131,10 @@ pub fn parse_output(text: &str) -> Result<FioFigures> {
         p99_us: percentile("99.000000"),
         max_us: number_of(&read["clat_ns"]["max"]) / 1e3,
     })
+}
+
+fn fio_error(text: &str, why: &str) -> BenchError {
+    BenchError::Failed(format!("fio: {why}: {}", text.chars().take(200).collect::<String>()))
 }
 
 fn number_of(v: &Value) -> f64 {

@@ -298,8 +298,11 @@ pub fn run_rounds(mut cases: Vec<BenchCase<'_>>, rounds: usize, mut tell: impl F
     for (case, row) in cases.iter().zip(&mut rows) {
         row.ratios = case.against.iter().filter_map(|a| ceiling_ratio(row, a, &done)).collect();
         let cpu = row.cpu_per_gib();
-        let per_gb = |role| cpu.get(role).map(|s| s * 1e9 / f64::from(1u32 << 30));
-        row.limits = case.limits.iter().filter_map(|l| Some((l.role, per_gb(l.role)?, l.per_gb))).collect();
+        row.limits = case
+            .limits
+            .iter()
+            .filter_map(|l| Some((l.role, cpu.get(l.role).map(|s| s * 1e9 / f64::from(1u32 << 30))?, l.per_gb)))
+            .collect();
     }
     Ok(rows)
 }

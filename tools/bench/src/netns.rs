@@ -76,8 +76,9 @@ impl NamespacePair {
 impl Drop for NamespacePair {
     fn drop(&mut self) {
         // Without namespaces that an interruption prevented.
-        let made = |ns: &&String| std::path::Path::new("/run/netns").join(ns).exists();
-        for ns in [&self.server, &self.client].into_iter().filter(made) {
+        for ns in
+            [&self.server, &self.client].into_iter().filter(|ns| std::path::Path::new("/run/netns").join(ns).exists())
+        {
             // The deletion of a namespace deletes an end of the pair. After Ctrl-C too: `run_to_end` would be interrupted.
             let _ = Command::new("ip").args(["netns", "del", ns]).status();
         }

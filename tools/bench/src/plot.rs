@@ -204,10 +204,9 @@ impl BenchChart {
             grid[row(*value)].fill('-');
         }
         for (index, series) in self.series.iter().enumerate() {
-            let column = |x: f64| ((x - least) / span * (columns - 1) as f64).round() as usize;
             let mut last: Option<(usize, f64)> = None;
             for (x, y) in &series.points {
-                let here = column(*x).min(columns - 1);
+                let here = (((*x - least) / span * (columns - 1) as f64).round() as usize).min(columns - 1);
                 let (from, before) = last.unwrap_or((here, *y));
                 for step in 0..=here - from {
                     let part = step as f64 / (here - from).max(1) as f64;

@@ -308,12 +308,11 @@ fn serve_client(client: &TcpStream, shared: &ProxyShared) -> io::Result<()> {
                 _ => u64::MAX,
             };
             let mut left = limit;
-            let gate = |n: u64| {
+            if !relay_body(&response, &mut from_server, &mut to_client, |n| {
                 let allowed = n.min(left);
                 left -= allowed;
                 allowed
-            };
-            if !relay_body(&response, &mut from_server, &mut to_client, gate)? {
+            })? {
                 if matches!(fault, Some(ProxyFault::StallAfter(_))) {
                     shared.hold_open();
                 }

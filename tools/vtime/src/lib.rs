@@ -32,7 +32,7 @@ pub fn run<T: Send>(seed: u64, first: impl FnOnce() -> T + Send) -> (T, RunRepor
     symbols::resolve();
     let out = std::thread::scope(|scope| {
         let begun = VirtualScheduler::begin(seed);
-        let body = move || {
+        let thread = std::thread::Builder::new().name("virtual".into()).spawn_scoped(scope, move || {
             symbols::pin_to_cpu();
             begun.enter();
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -43,8 +43,7 @@ pub fn run<T: Send>(seed: u64, first: impl FnOnce() -> T + Send) -> (T, RunRepor
                 assert!(virtual_time, "an hour of virtual time took {slept:?}");
                 first()
             }))
-        };
-        let thread = std::thread::Builder::new().name("virtual".into()).spawn_scoped(scope, body);
+        });
         let out = thread.expect("the thread can be started").join().expect("panics are caught inside");
         (out, VirtualScheduler::wait_done())
     });

@@ -152,15 +152,13 @@ pub struct DemoPass {
 impl DemoPass {
     /// From the counters of node and mount before and after.
     pub fn new(name: &'static str, read: ReadAll, before: &StageCounters, after: &StageCounters) -> Self {
-        let grown =
-            |metric_of: fn(&StageCounters) -> &Metric| metric_of(after).get().saturating_sub(metric_of(before).get());
         DemoPass {
             name,
             read,
-            under: grown(|counters| &counters.node.object.get_bytes),
-            remote: grown(|counters| &counters.mount.remotecache.recv_bytes),
-            node_cpu: Duration::from_micros(grown(|counters| &counters.node.usage.cpu_us)),
-            mount_cpu: Duration::from_micros(grown(|counters| &counters.mount.usage.cpu_us)),
+            under: counter_growth(after, before, |counters| &counters.node.object.get_bytes),
+            remote: counter_growth(after, before, |counters| &counters.mount.remotecache.recv_bytes),
+            node_cpu: Duration::from_micros(counter_growth(after, before, |counters| &counters.node.usage.cpu_us)),
+            mount_cpu: Duration::from_micros(counter_growth(after, before, |counters| &counters.mount.usage.cpu_us)),
         }
     }
 
@@ -192,4 +190,8 @@ impl DemoPass {
             "node_cpu_seconds": self.node_cpu.as_secs_f64(), "mount_cpu_seconds": self.mount_cpu.as_secs_f64(),
         })
     }
+}
+
+fn counter_growth(after: &StageCounters, before: &StageCounters, metric_of: fn(&StageCounters) -> &Metric) -> u64 {
+    metric_of(after).get().saturating_sub(metric_of(before).get())
 }

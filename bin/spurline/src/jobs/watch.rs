@@ -148,21 +148,20 @@ impl<'a> JobWatch<'a> {
 
     /// Queries the progress of the job `id`; `seen` is the job's submission.
     fn query_job(&self, id: &str, seen: &mut u64, interrupted: &AtomicBool) -> std::result::Result<Value, Fault> {
-        let say = |error: Option<&Error>| {
-            self.bar.say(&match error {
-                Some(error) => format!(
-                    "{} does not answer: {error}; {id} goes on when it is back, and is asked for until then",
-                    self.place.who()
-                ),
-                None => format!("{} answers again", self.place.who()),
-            });
-        };
         let answer = request_with_retry(
             || self.place.send_request(&json!({"do": "progress", "id": id}), *seen),
             |error| self.place.continues_after(error),
             WATCH_SILENCE_LIMIT,
             interrupted,
-            say,
+            |error| {
+                self.bar.say(&match error {
+                    Some(error) => format!(
+                        "{} does not answer: {error}; {id} goes on when it is back, and is asked for until then",
+                        self.place.who()
+                    ),
+                    None => format!("{} answers again", self.place.who()),
+                });
+            },
         );
         let answer = answer.map_err(|lost| match lost {
             RequestFailure::Told(error) => self.place.fault_of(&error),

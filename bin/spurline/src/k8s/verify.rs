@@ -128,9 +128,6 @@ fn verify_here(args: &VerifyArgs, report: &mut VerifyReport) -> Result<(), Fault
     let facts = HostFacts::read_from(&tree);
     let node = NodeHcas::read_from(&tree);
     let memlock = MemlockLimit::of_process();
-    let open_node = |path: &str| {
-        std::fs::File::options().read(true).write(true).open(path).map(drop).map_err(|error| error.to_string())
-    };
     let limits = PodLimits {
         memlock: memlock.limit.filter(|_| !memlock.lifted),
         needed: args.memlock.bytes(),
@@ -160,6 +157,10 @@ fn verify_here(args: &VerifyArgs, report: &mut VerifyReport) -> Result<(), Fault
         measure_rails(args, &facts, session.as_mut(), report)?;
     }
     Ok(())
+}
+
+fn open_node(path: &str) -> std::result::Result<(), String> {
+    std::fs::File::options().read(true).write(true).open(path).map(drop).map_err(|error| error.to_string())
 }
 
 fn measure_rails(

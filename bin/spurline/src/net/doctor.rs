@@ -131,21 +131,29 @@ fn rail_obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>
         return Ok(Vec::new());
     }
     let here = host_addresses()?;
-    let refused = |name: &String| {
-        let refused = resolve_rails(std::slice::from_ref(name), tree, &here).err()?;
-        let id = match &refused {
-            UnusableRail::PortDown { .. } => id::PORT_DOWN,
-            UnusableRail::NoAddress { .. } => id::NO_ADDRESS,
-            UnusableRail::NoGid { .. } => id::GID_ROCE_V2,
-            _ => id::NO_RDMA_DEVICE,
-        };
-        let port = match &refused {
-            UnusableRail::PortDown { device, port, .. } => Some(format!("{device}/{port}")),
-            _ => None,
-        };
-        Some(RailObstacle { interface: name.clone(), port, id, what: refused.to_string(), remedy: refused.remedy() })
-    };
-    Ok(names.iter().filter_map(refused).collect())
+    Ok(names
+        .iter()
+        .filter_map(|name| {
+            let refused = resolve_rails(std::slice::from_ref(name), tree, &here).err()?;
+            let id = match &refused {
+                UnusableRail::PortDown { .. } => id::PORT_DOWN,
+                UnusableRail::NoAddress { .. } => id::NO_ADDRESS,
+                UnusableRail::NoGid { .. } => id::GID_ROCE_V2,
+                _ => id::NO_RDMA_DEVICE,
+            };
+            let port = match &refused {
+                UnusableRail::PortDown { device, port, .. } => Some(format!("{device}/{port}")),
+                _ => None,
+            };
+            Some(RailObstacle {
+                interface: name.clone(),
+                port,
+                id,
+                what: refused.to_string(),
+                remedy: refused.remedy(),
+            })
+        })
+        .collect())
 }
 
 /// The facts of a host that runs `net serve`, and the port there.
@@ -207,11 +215,10 @@ pub fn findings_text(found: &[HostFinding]) -> String {
         let _ = writeln!(out, "    {}", f.evidence);
         let _ = writeln!(out, "    {GOOD}fix{GOOD:#}: {}", f.remedy);
     }
-    let count = |severity| found.iter().filter(|f| f.severity == severity).count();
     let words = [("error", Severity::Error), ("warning", Severity::Warning), ("note", Severity::Info)];
     let sums: Vec<String> = words
         .iter()
-        .map(|(word, severity)| (word, count(*severity)))
+        .map(|(word, severity)| (word, found.iter().filter(|f| f.severity == *severity).count()))
         .filter(|(_, n)| *n > 0)
         .map(|(word, n)| format!("{n} {word}{}", if n == 1 { "" } else { "s" }))
         .collect();

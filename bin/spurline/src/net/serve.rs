@@ -181,7 +181,6 @@ fn print_addresses(args: &ServeArgs, server: &ProbeServer) -> Result<(), Fault> 
 
 /// A plan in a few words.
 fn plan_text(plan: &ProbePlan) -> String {
-    let count = |op: ProbeOp| plan.streams.iter().filter(|one| **one == op).count();
     let mut parts = Vec::new();
     for (op, word) in [
         (ProbeOp::Read, "reads"),
@@ -192,12 +191,17 @@ fn plan_text(plan: &ProbePlan) -> String {
         (ProbeOp::Echo, "echoes"),
         (ProbeOp::PingPong, "ping-pongs"),
     ] {
-        if count(op) > 0 {
-            let streams = if count(op) == 1 { "1 stream" } else { &format!("{} streams", count(op)) };
+        if stream_count(plan, op) > 0 {
+            let streams =
+                if stream_count(plan, op) == 1 { "1 stream" } else { &format!("{} streams", stream_count(plan, op)) };
             parts.push(format!("{word} of {} on {streams}", human_bytes(plan.size)));
         }
     }
     format!("{} over {}", parts.join(" and "), plan.transport.name())
+}
+
+fn stream_count(plan: &ProbePlan, op: ProbeOp) -> usize {
+    plan.streams.iter().filter(|one| **one == op).count()
 }
 
 fn event_line(event: &ServerEvent) -> Option<String> {

@@ -31,8 +31,8 @@ pub fn run_trials(
     trust: &Arc<Trust>,
 ) -> Vec<RouteTrial> {
     let end = Instant::now() + TRIALS_TIMEOUT;
-    let meant = |name: &String| wanted.is_empty() || wanted.contains(name);
-    let all = interface_pairs(host, peer).into_iter().filter(|pair| meant(&pair.own.name));
+    let all =
+        interface_pairs(host, peer).into_iter().filter(|pair| wanted.is_empty() || wanted.contains(&pair.own.name));
     all.map(|pair| {
         let carried = match end.saturating_duration_since(Instant::now()) {
             left if left.is_zero() => Err(format!("the {} s for all of them were over", TRIALS_TIMEOUT.as_secs())),

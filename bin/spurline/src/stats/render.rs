@@ -219,15 +219,17 @@ impl StatsTable {
     /// When a letter names no section, or there is none.
     pub fn new(schema: &str) -> Result<Self, Fault> {
         let known: Vec<String> = STATS_SECTIONS.iter().map(|s| format!("{} {}", s.letter, s.title)).collect();
-        let find = |letter: char| {
-            STATS_SECTIONS.iter().find(|s| s.letter == letter).ok_or_else(|| {
-                Fault::usage(
-                    format!("--schema '{schema}': no section '{letter}'"),
-                    format!("there are {}", known.join(", ")),
-                )
+        let sections: Vec<_> = schema
+            .chars()
+            .map(|letter| {
+                STATS_SECTIONS.iter().find(|s| s.letter == letter).ok_or_else(|| {
+                    Fault::usage(
+                        format!("--schema '{schema}': no section '{letter}'"),
+                        format!("there are {}", known.join(", ")),
+                    )
+                })
             })
-        };
-        let sections: Vec<_> = schema.chars().map(find).collect::<Result<_, _>>()?;
+            .collect::<Result<_, _>>()?;
         if sections.is_empty() {
             return Err(Fault::usage("--schema is empty", format!("there are {}", known.join(", "))));
         }
@@ -318,34 +320,42 @@ impl ColumnKind {
 
     fn cell_text(self, before: &Stats, now: &Stats, seconds: f64) -> (String, Style) {
         // A restarted process counts from 0 again; the first line shows zeros.
-        let grown = |of: MetricOf| of(now).get().saturating_sub(of(before).get()) as f64;
         match self {
             ColumnKind::Percent(of) => {
-                let percent = grown(of) / seconds.max(1e-9) / 10_000.0;
+                let percent = metric_growth(now, before, of) / seconds.max(1e-9) / 10_000.0;
                 let style = if percent >= 90.0 { AnsiColor::Red.on_default() } else { heat_style(percent > 0.0) };
                 (fixed_digits(percent) + "%", style)
             }
             ColumnKind::Bytes(of) => scaled_number(of(now).get() as f64, 1024.0),
             ColumnKind::Count(of) => scaled_number(of(now).get() as f64, 1000.0),
-            ColumnKind::Rate(of) => scaled_number(grown(of) / seconds.max(1e-9), 1000.0),
+            ColumnKind::Rate(of) => scaled_number(metric_growth(now, before, of) / seconds.max(1e-9), 1000.0),
             ColumnKind::Failures(of) => {
-                let (text, style) = scaled_number(grown(of) / seconds.max(1e-9), 1000.0);
-                (text, if grown(of) > 0.0 { AnsiColor::Red.on_default().bold() } else { style })
+                let (text, style) = scaled_number(metric_growth(now, before, of) / seconds.max(1e-9), 1000.0);
+                (text, if metric_growth(now, before, of) > 0.0 { AnsiColor::Red.on_default().bold() } else { style })
             }
-            ColumnKind::Flow(of) => scaled_number(grown(of) / seconds.max(1e-9), 1024.0),
+            ColumnKind::Flow(of) => scaled_number(metric_growth(now, before, of) / seconds.max(1e-9), 1024.0),
             ColumnKind::Latency(time, operations) => {
-                let operations = grown(operations);
+                let operations = metric_growth(now, before, operations);
                 if operations == 0.0 {
                     return ("-".into(), DIM);
                 }
-                let ms = grown(time) / operations / 1000.0;
+                let ms = metric_growth(now, before, time) / operations / 1000.0;
                 let style = if ms >= 100.0 { AnsiColor::Red.on_default() } else { heat_style(true) };
                 (fixed_digits(ms), style)
             }
-            ColumnKind::Share(part, other) => percent_of(grown(part), grown(other)),
-            ColumnKind::PairShare([a, b], [c, d]) => percent_of(grown(a) + grown(b), grown(c) + grown(d)),
+            ColumnKind::Share(part, other) => {
+                percent_of(metric_growth(now, before, part), metric_growth(now, before, other))
+            }
+            ColumnKind::PairShare([a, b], [c, d]) => percent_of(
+                metric_growth(now, before, a) + metric_growth(now, before, b),
+                metric_growth(now, before, c) + metric_growth(now, before, d),
+            ),
         }
     }
+}
+
+fn metric_growth(now: &Stats, before: &Stats, of: MetricOf) -> f64 {
+    of(now).get().saturating_sub(of(before).get()) as f64
 }
 
 /// `part` as percent of both.

@@ -39,18 +39,22 @@ pub struct ClientMount {
 
 /// Addresses of this host that clients can reach: all, and an address of each RDMA interface.
 pub fn reach_of(host: &HostFacts) -> (Vec<IpAddr>, Vec<IpAddr>) {
-    let usable = |ip: &IpAddr| {
-        !ip.is_loopback()
-            && match ip {
-                IpAddr::V4(_) => true,
-                // Link-local addresses need an interface on the client.
-                IpAddr::V6(v6) => !v6.is_unicast_link_local(),
-            }
-    };
     let mut all = Vec::new();
     let mut rails = Vec::new();
     for interface in host.interfaces.iter().filter(|i| i.is_up) {
-        let mut own: Vec<IpAddr> = interface.addresses.iter().map(|(ip, _)| *ip).filter(&usable).collect();
+        let mut own: Vec<IpAddr> = interface
+            .addresses
+            .iter()
+            .map(|(ip, _)| *ip)
+            .filter(|ip: &IpAddr| {
+                !ip.is_loopback()
+                    && match ip {
+                        IpAddr::V4(_) => true,
+                        // Link-local addresses need an interface on the client.
+                        IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+                    }
+            })
+            .collect();
         own.sort_by_key(IpAddr::is_ipv6);
         if interface.rdma.is_some() {
             rails.extend(own.first());

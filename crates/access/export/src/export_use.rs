@@ -26,14 +26,12 @@ pub struct ExportUse {
 impl ExportUse {
     /// Reads the use from `proc` below `root`.
     pub fn read(root: &Path, mountpoint: &Path) -> ExportUse {
-        let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
         let mut found = ExportUse::default();
-        let is_own = |word: Option<&str>| word.is_some_and(|word| Path::new(&decode_path(word)) == mountpoint);
         let mut domains = BTreeSet::new();
         // Lines of clients that were refused, or whose time is over, begin with #.
-        for line in text("proc/net/rpc/nfsd.export/content").lines().filter(|line| !line.starts_with('#')) {
+        for line in read_below(root, "proc/net/rpc/nfsd.export/content").lines().filter(|line| !line.starts_with('#')) {
             let mut words = line.split_whitespace();
-            if !is_own(words.next()) {
+            if !is_word_of_path(mountpoint, words.next()) {
                 continue;
             }
             let Some((domain, options)) = words.next().and_then(|word| word.split_once('(')) else { continue };
@@ -41,7 +39,7 @@ impl ExportUse {
             found.writable |= options.trim_end_matches(')').split(',').any(|word| word == "rw");
             domains.insert(domain.to_owned());
         }
-        for line in text("proc/net/rpc/auth.unix.ip/content").lines() {
+        for line in read_below(root, "proc/net/rpc/auth.unix.ip/content").lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             if let ["nfsd", address, domain] = words[..]
                 && domains.contains(domain)
@@ -51,9 +49,9 @@ impl ExportUse {
         }
         // A block for each path and domain; Linux 5.13.
         let mut own = false;
-        for line in text("proc/fs/nfsd/export_stats").lines().filter(|line| !line.starts_with('#')) {
+        for line in read_below(root, "proc/fs/nfsd/export_stats").lines().filter(|line| !line.starts_with('#')) {
             if !line.starts_with(char::is_whitespace) {
-                own = is_own(line.split_whitespace().next());
+                own = is_word_of_path(mountpoint, line.split_whitespace().next());
                 continue;
             }
             let Some((name, value)) = line.trim().split_once(": ").filter(|_| own) else { continue };
@@ -67,6 +65,14 @@ impl ExportUse {
         }
         found
     }
+}
+
+fn read_below(root: &Path, path: &str) -> String {
+    std::fs::read_to_string(root.join(path)).unwrap_or_default()
+}
+
+fn is_word_of_path(mountpoint: &Path, word: Option<&str>) -> bool {
+    word.is_some_and(|word| Path::new(&decode_path(word)) == mountpoint)
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ fn filtering_chain(rules: &str) -> Option<String> {
 
 /// Whether the chain of incoming packets of iptables drops packets, or sends packets to a chain that may.
 fn drops_input(rules: &str) -> bool {
-    let ends = |line: &str| {
+    rules.lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["-P", _, policy] => policy == "DROP",
@@ -87,8 +87,7 @@ fn drops_input(rules: &str) -> bool {
                 .windows(2)
                 .any(|pair| matches!(pair, ["-j" | "-g", target] if !["ACCEPT", "LOG"].contains(target))),
         }
-    };
-    rules.lines().any(ends)
+    })
 }
 
 #[cfg(test)]

@@ -51,14 +51,13 @@ impl ServerState {
         for line in read_text("/proc/net/rpc/auth.unix.ip/content").lines().filter(|l| l.starts_with("nfsd ")) {
             clients.extend(line.split_whitespace().nth(1).map(|a| trim_mapped(a).to_owned()));
         }
-        let lines = |path: &str| read_text(path).lines().map(str::to_owned).collect::<Vec<_>>();
-        let exported = lines("/proc/fs/nfsd/exports")
+        let exported = read_lines("/proc/fs/nfsd/exports")
             .iter()
             .filter(|line| !line.starts_with('#'))
             .filter_map(|line| line.split_whitespace().next().map(decode_path))
             .collect();
         // Each port has a line for each address family.
-        let ports: BTreeSet<String> = lines("/proc/fs/nfsd/portlist").into_iter().collect();
+        let ports: BTreeSet<String> = read_lines("/proc/fs/nfsd/portlist").into_iter().collect();
         let memory = read_text("/proc/meminfo")
             .lines()
             .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
@@ -125,6 +124,10 @@ impl ServerState {
             "exported": self.exported,
         })
     }
+}
+
+fn read_lines(path: &str) -> Vec<String> {
+    read_text(path).lines().map(str::to_owned).collect::<Vec<_>>()
 }
 
 fn read_text(path: &str) -> String {

@@ -4,7 +4,7 @@ use crate::kernel_server::decode_path;
 use spurline_sys::MountTable;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// An NFS mount of this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -67,15 +67,16 @@ impl NfsMount {
 /// Addresses that are reached through the same connections, as shown by Linux 5.15 and later: the mounts of several rails of a server
 /// all have the address of the first.
 fn trunked_addresses(root: &Path) -> Vec<BTreeSet<IpAddr>> {
-    let folders = |path: &Path| {
-        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).collect::<Vec<_>>()
-    };
-    let switches = folders(&root.join("sys/kernel/sunrpc/xprt-switches"));
+    let switches = subfolders(&root.join("sys/kernel/sunrpc/xprt-switches"));
     switches
         .iter()
-        .map(|switch| folders(switch).iter().filter_map(|path| destination_address(path)).collect())
+        .map(|switch| subfolders(switch).iter().filter_map(|path| destination_address(path)).collect())
         .collect()
+}
+
+fn subfolders(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect::<Vec<_>>()
 }
 
 fn destination_address(path: &Path) -> Option<IpAddr> {

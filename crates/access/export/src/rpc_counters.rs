@@ -53,13 +53,12 @@ impl NfsServerCounters {
     /// Reads the counters below `root`; zero where no server has run.
     pub fn read(root: &Path) -> NfsServerCounters {
         let text = std::fs::read_to_string(root.join("proc/net/rpc/nfsd")).unwrap_or_default();
-        let at = |name: &str, n: usize| numbers(&text, name).get(n).copied().unwrap_or(0);
         NfsServerCounters {
-            calls: at("rpc", 0),
-            refused: at("rpc", 1),
-            tcp_connections: at("net", 3),
-            read_bytes: at("io", 0),
-            write_bytes: at("io", 1),
+            calls: number_at(&text, "rpc", 0),
+            refused: number_at(&text, "rpc", 1),
+            tcp_connections: number_at(&text, "net", 3),
+            read_bytes: number_at(&text, "io", 0),
+            write_bytes: number_at(&text, "io", 1),
         }
     }
 
@@ -73,6 +72,10 @@ impl NfsServerCounters {
             "write_bytes": self.write_bytes,
         })
     }
+}
+
+fn number_at(text: &str, name: &str, n: usize) -> u64 {
+    numbers(text, name).get(n).copied().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -139,8 +139,11 @@ fn quote_word(word: &str) -> String {
 
 /// Clients that `exportfs` has left out, by the output.
 fn unresolved_clients(lines: &[String], clients: &[String]) -> Vec<String> {
-    let said = |client: &String| lines.iter().any(|line| line.ends_with(&format!("Failed to resolve {client}")));
-    clients.iter().filter(|client| said(client)).cloned().collect()
+    clients
+        .iter()
+        .filter(|client| lines.iter().any(|line| line.ends_with(&format!("Failed to resolve {client}"))))
+        .cloned()
+        .collect()
 }
 
 /// The outcome of a command.

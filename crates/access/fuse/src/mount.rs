@@ -241,8 +241,7 @@ pub(crate) fn mount_device(
 /// # Errors
 /// See [`MountError`].
 pub fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
-    let given = || mountpoint.to_path_buf();
-    let path = resolve_mountpoint(mountpoint).map_err(|e| look_error(given(), e))?;
+    let path = resolve_mountpoint(mountpoint).map_err(|e| look_error(mountpoint.to_path_buf(), e))?;
     let automount = check_mounted(&path, options)?;
     let metadata = fs::metadata(&path).map_err(|source| match automount {
         Some(_) => MountError::Automount { path: path.clone(), source },

@@ -131,27 +131,28 @@ pub fn resolve_mountpoint(path: &Path) -> io::Result<PathBuf> {
 }
 
 fn parse_mountinfo(table: &[u8]) -> Vec<MountEntry> {
-    let line = |line: &[u8]| -> Option<MountEntry> {
-        let mut words = line.split(|b| *b == b' ');
-        let id = number_of_word(words.next())?;
-        let parent = number_of_word(words.next())?;
-        let device = std::str::from_utf8(words.next()?).ok()?;
-        let (major, minor) = device.split_once(':')?;
-        let mountpoint = OsString::from_vec(unescape_octal(words.nth(1)?));
-        let flags = unescaped_text(words.next()?);
-        let mut rest = words.skip_while(|w| *w != b"-").skip(1);
-        Some(MountEntry {
-            id,
-            parent,
-            device: (major.parse().ok()?, minor.parse().ok()?),
-            mountpoint: mountpoint.into(),
-            fstype: unescaped_text(rest.next()?),
-            source: unescaped_text(rest.next()?),
-            flags,
-            options: rest.next().map(unescaped_text).unwrap_or_default(),
-        })
-    };
-    table.split(|b| *b == b'\n').filter_map(line).collect()
+    table.split(|b| *b == b'\n').filter_map(mount_entry_of_line).collect()
+}
+
+fn mount_entry_of_line(line: &[u8]) -> Option<MountEntry> {
+    let mut words = line.split(|b| *b == b' ');
+    let id = number_of_word(words.next())?;
+    let parent = number_of_word(words.next())?;
+    let device = std::str::from_utf8(words.next()?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let mountpoint = OsString::from_vec(unescape_octal(words.nth(1)?));
+    let flags = unescaped_text(words.next()?);
+    let mut rest = words.skip_while(|w| *w != b"-").skip(1);
+    Some(MountEntry {
+        id,
+        parent,
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        mountpoint: mountpoint.into(),
+        fstype: unescaped_text(rest.next()?),
+        source: unescaped_text(rest.next()?),
+        flags,
+        options: rest.next().map(unescaped_text).unwrap_or_default(),
+    })
 }
 
 fn number_of_word(word: Option<&[u8]>) -> Option<u32> {

@@ -141,12 +141,7 @@ impl Error {
     /// Chooses between this error of reaching a peer and that of a `later` route: a peer's own answer is more
     /// informative than no answer.
     pub fn prefer_informative(self, later: Error) -> Error {
-        let worth = |error: &Error| match error.kind {
-            ErrorKind::Unavailable | ErrorKind::Timeout => 0,
-            ErrorKind::Throttled => 1,
-            _ => 2,
-        };
-        if worth(&self) == 0 || worth(&later) > worth(&self) { later } else { self }
+        if error_worth(&self) == 0 || error_worth(&later) > error_worth(&self) { later } else { self }
     }
     /// An operating-system error, and the operation that failed.
     pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
@@ -174,6 +169,14 @@ impl Error {
             _ => ErrorKind::Io(5),
         };
         Error::new(kind, format!("{what}: {error}"))
+    }
+}
+
+fn error_worth(error: &Error) -> u8 {
+    match error.kind {
+        ErrorKind::Unavailable | ErrorKind::Timeout => 0,
+        ErrorKind::Throttled => 1,
+        _ => 2,
     }
 }
 

@@ -15,22 +15,25 @@ pub struct HostPort {
 impl FromStr for HostPort {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        let wrong = |why: &str| format!("'{s}' is not HOST:PORT: {why}; write node1:7000, 10.0.0.1:7000 or [::1]:7000");
-        let (host, port) = s.rsplit_once(':').ok_or_else(|| wrong("there is no colon"))?;
+        let (host, port) = s.rsplit_once(':').ok_or_else(|| invalid_host_port(s, "there is no colon"))?;
         let port = match port.parse::<u16>() {
-            Ok(0) | Err(_) => return Err(wrong(&format!("'{port}' is not a port from 1 to 65535"))),
+            Ok(0) | Err(_) => return Err(invalid_host_port(s, &format!("'{port}' is not a port from 1 to 65535"))),
             Ok(port) => port,
         };
         let host = match host.strip_prefix('[') {
-            Some(inner) => inner.strip_suffix(']').ok_or_else(|| wrong("the bracket is not closed"))?,
-            None if host.contains(':') => return Err(wrong("an IPv6 address must stand in brackets")),
+            Some(inner) => inner.strip_suffix(']').ok_or_else(|| invalid_host_port(s, "the bracket is not closed"))?,
+            None if host.contains(':') => return Err(invalid_host_port(s, "an IPv6 address must stand in brackets")),
             None => host,
         };
         if host.is_empty() || host.chars().any(char::is_whitespace) {
-            return Err(wrong("the host is missing"));
+            return Err(invalid_host_port(s, "the host is missing"));
         }
         Ok(HostPort { host: host.to_owned(), port })
     }
+}
+
+fn invalid_host_port(s: &str, why: &str) -> String {
+    format!("'{s}' is not HOST:PORT: {why}; write node1:7000, 10.0.0.1:7000 or [::1]:7000")
 }
 
 impl fmt::Display for HostPort {

@@ -33,37 +33,40 @@ impl FromStr for Size {
     type Err = UnitError;
     fn from_str(s: &str) -> Result<Self, UnitError> {
         let t = s.trim();
-        let wrong = |why: &str| {
-            UnitError(format!("'{s}' is not a size: {why}; write 64K, 4M, 4MiB, 1.5G (powers of 1024) or 4096B"))
-        };
         let split = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
         let (number, suffix) = t.split_at(split);
         if number.is_empty() {
-            return Err(wrong("it does not start with a digit"));
+            return Err(invalid_size(s, "it does not start with a digit"));
         }
         let shift = match suffix.trim().to_ascii_lowercase().as_str() {
             "" if is_zero(number) => 0,
-            "" => return Err(wrong(&format!("it has no unit; did you mean {number}M? ({number}B are bytes)"))),
+            "" => {
+                return Err(invalid_size(s, &format!("it has no unit; did you mean {number}M? ({number}B are bytes)")));
+            }
             "b" => 0,
             "k" | "kb" | "kib" => 10,
             "m" | "mb" | "mib" => 20,
             "g" | "gb" | "gib" => 30,
             "t" | "tb" | "tib" => 40,
             "p" | "pb" | "pib" => 50,
-            other => return Err(wrong(&format!("unknown unit '{other}'"))),
+            other => return Err(invalid_size(s, &format!("unknown unit '{other}'"))),
         };
         let bytes = if let Ok(whole) = number.parse::<u64>() {
-            whole.checked_mul(1u64 << shift).ok_or_else(|| wrong("it is larger than 16 EiB"))?
+            whole.checked_mul(1u64 << shift).ok_or_else(|| invalid_size(s, "it is larger than 16 EiB"))?
         } else {
-            let fraction = number.parse::<f64>().map_err(|_| wrong("the number does not parse"))?;
+            let fraction = number.parse::<f64>().map_err(|_| invalid_size(s, "the number does not parse"))?;
             let bytes = fraction * (1u64 << shift) as f64;
             if bytes >= u64::MAX as f64 {
-                return Err(wrong("it is larger than 16 EiB"));
+                return Err(invalid_size(s, "it is larger than 16 EiB"));
             }
             bytes as u64
         };
         Ok(Size(bytes))
     }
+}
+
+fn invalid_size(s: &str, why: &str) -> UnitError {
+    UnitError(format!("'{s}' is not a size: {why}; write 64K, 4M, 4MiB, 1.5G (powers of 1024) or 4096B"))
 }
 
 impl fmt::Display for Size {
@@ -116,34 +119,37 @@ const LONGEST_DURATION: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// # Errors
 /// When the text is no number with one of these units.
 pub fn parse_duration(s: &str) -> Result<Duration, UnitError> {
-    let wrong = |why: &str| UnitError(format!("'{s}' is not a duration: {why}; write 250ms, 5s, 5m, 1h30m or 1d"));
     let mut rest = s.trim();
     let mut seconds = 0.0;
     loop {
         let split = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
         let (number, tail) = rest.split_at(split);
-        let value: f64 = number.parse().map_err(|_| wrong("it does not start with a number"))?;
+        let value: f64 = number.parse().map_err(|_| invalid_duration(s, "it does not start with a number"))?;
         let (unit, next) = tail.split_at(tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len()));
         let scale = match unit.trim().to_ascii_lowercase().as_str() {
             "us" => 1e-6,
             "ms" => 1e-3,
             "" if is_zero(number) && next.is_empty() => 1.0,
-            "" => return Err(wrong(&format!("{number} has no unit; did you mean {number}s?"))),
+            "" => return Err(invalid_duration(s, &format!("{number} has no unit; did you mean {number}s?"))),
             "s" | "sec" => 1.0,
             "m" | "min" => 60.0,
             "h" => 3600.0,
             "d" => 86_400.0,
-            other => return Err(wrong(&format!("unknown unit '{other}'"))),
+            other => return Err(invalid_duration(s, &format!("unknown unit '{other}'"))),
         };
         seconds += value * scale;
         rest = next;
         if rest.is_empty() {
             if seconds > LONGEST_DURATION.as_secs_f64() {
-                return Err(wrong("it is longer than 100 years"));
+                return Err(invalid_duration(s, "it is longer than 100 years"));
             }
-            return Duration::try_from_secs_f64(seconds).map_err(|_| wrong("it is out of range"));
+            return Duration::try_from_secs_f64(seconds).map_err(|_| invalid_duration(s, "it is out of range"));
         }
     }
+}
+
+fn invalid_duration(s: &str, why: &str) -> UnitError {
+    UnitError(format!("'{s}' is not a duration: {why}; write 250ms, 5s, 5m, 1h30m or 1d"))
 }
 
 #[cfg(test)]

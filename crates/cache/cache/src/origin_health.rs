@@ -56,12 +56,11 @@ impl OriginHealth {
         }
         let health = Arc::downgrade(self);
         // A new thread: the workers may all wait for this origin.
-        let probes = move || {
+        if let Err(error) = std::thread::Builder::new().name("probe-origin".into()).spawn(move || {
             while health.upgrade().is_some_and(|health| health.probe_fails()) {
                 std::thread::sleep(PROBE_PAUSE);
             }
-        };
-        if let Err(error) = std::thread::Builder::new().name("probe-origin".into()).spawn(probes) {
+        }) {
             tracing::warn!(%error, "cannot start the thread that probes the origin");
             self.probing.store(false, Ordering::Release);
         }

@@ -169,12 +169,22 @@ impl RuleTable {
 
 fn apply_rules(rules: &FolderRules, share: f64, store: Option<&Store>) {
     let Some(store) = store else { return };
-    let class = |rule: &FolderRule| BlockClass {
-        pinned: rule.pin,
-        ttl: rule.ttl_seconds.map(Duration::from_secs),
-        quota_bytes: rule.quota_bytes.map(|quota| (quota as f64 * share) as u64),
-    };
-    store.set_classes(rules.0.iter().map(|(rule, id)| (*id, class(rule))).collect::<BTreeMap<_, _>>());
+    store.set_classes(
+        rules
+            .0
+            .iter()
+            .map(|(rule, id)| {
+                (
+                    *id,
+                    BlockClass {
+                        pinned: rule.pin,
+                        ttl: rule.ttl_seconds.map(Duration::from_secs),
+                        quota_bytes: rule.quota_bytes.map(|quota| (quota as f64 * share) as u64),
+                    },
+                )
+            })
+            .collect::<BTreeMap<_, _>>(),
+    );
 }
 
 impl CacheContext {

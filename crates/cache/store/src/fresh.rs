@@ -15,14 +15,18 @@ pub struct FreshDirs(Vec<PathBuf>);
 impl FreshDirs {
     /// Creates those of `dirs` that are missing. A failure is reported later, by opening the store.
     pub fn create_missing<'a>(dirs: impl IntoIterator<Item = &'a PathBuf>) -> Self {
-        let made = |dir: &&PathBuf| {
-            if let Some(parent) = dir.parent() {
-                let _ = std::fs::create_dir_all(parent);
-            }
-            // Of two processes that start together, only the first creates the directory.
-            std::fs::create_dir(dir).is_ok()
-        };
-        FreshDirs(dirs.into_iter().filter(made).cloned().collect())
+        FreshDirs(
+            dirs.into_iter()
+                .filter(|dir| {
+                    if let Some(parent) = dir.parent() {
+                        let _ = std::fs::create_dir_all(parent);
+                    }
+                    // Of two processes that start together, only the first creates the directory.
+                    std::fs::create_dir(dir).is_ok()
+                })
+                .cloned()
+                .collect(),
+        )
     }
 
     /// The start succeeded: the directories stay.

@@ -104,8 +104,9 @@ fn perform_work(core: &StoreCore, disk: &CacheDisk, work: DiskWork, later: &mut 
             log::push_remove(&mut record, &block);
             // The block may have returned to this disk meanwhile. A writer enters a block in the index before the log, so the
             // record of a block that is absent under the log's lock follows this record.
-            let here = || core.index.shard_of(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
-            let logged = disk.append_log_with(record, |_| u64::from(!here()));
+            let logged = disk.append_log_with(record, |_| {
+                u64::from(core.index.shard_of(&block.object).read().get(&block).is_none_or(|e| e.disk != disk.number))
+            });
             let broken = logged.is_err_and(|error| core.write_failed(disk, "writing to the index log", &error));
             if !broken && !core.reclaim_space(disk, &block, whole) {
                 later.insert(DiskWork::Reclaim(block, whole));

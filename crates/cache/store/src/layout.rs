@@ -80,17 +80,20 @@ impl CacheRoot {
     /// removed, so that another process may lock the directory.
     pub fn lost_reason(&self, path: &Path) -> Option<&'static str> {
         // Other errors come up in reads and writes.
-        let is_other = |path: &Path, wanted: (u64, u64)| match std::fs::metadata(path) {
-            Ok(found) => (found.dev(), found.ino()) != wanted,
-            Err(e) => is_missing(&e),
-        };
-        if self.dir_identity.is_some_and(|place| is_other(path, place)) {
+        if self.dir_identity.is_some_and(|place| is_other_file(path, place)) {
             return Some("another directory has taken its place; mount the disk again");
         }
         let lock = self.lock.metadata().ok().map(|held| (held.dev(), held.ino()));
         let removed = std::fs::metadata(path.join("data")).is_err_and(|e| is_missing(&e))
-            || lock.is_some_and(|lock| is_other(&path.join(LOCK), lock));
+            || lock.is_some_and(|lock| is_other_file(&path.join(LOCK), lock));
         removed.then_some("its files were removed under this process; start it again")
+    }
+}
+
+fn is_other_file(path: &Path, wanted: (u64, u64)) -> bool {
+    match std::fs::metadata(path) {
+        Ok(found) => (found.dev(), found.ino()) != wanted,
+        Err(e) => is_missing(&e),
     }
 }
 
@@ -176,14 +179,9 @@ fn check_format(path: &Path, block_size: u32) -> Result<u64> {
     let name = path.join("format");
     match std::fs::read_to_string(&name) {
         Ok(text) if !text.is_empty() => {
-            let value = |key: &str| {
-                text.lines()
-                    .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
-                    .and_then(|v| v.parse::<u64>().ok())
-            };
-            let layout = value("layout");
-            let size = value("block_size");
-            let id = value("disk_id");
+            let layout = format_value(&text, "layout");
+            let size = format_value(&text, "block_size");
+            let id = format_value(&text, "disk_id");
             if layout != Some(u64::from(LAYOUT_VERSION)) || id.is_none() {
                 return Err(Error::new(
                     ErrorKind::Invalid,
@@ -215,6 +213,10 @@ fn check_format(path: &Path, block_size: u32) -> Result<u64> {
             Err(dir_error(path, "its format file can't be read", &error, "check its permissions and the disk"))
         }
     }
+}
+
+fn format_value(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).and_then(|v| v.parse::<u64>().ok())
 }
 
 fn write_format(path: &Path, block_size: u32) -> Result<u64> {

@@ -378,8 +378,11 @@ impl StoreCore {
 
     /// The range of block indexes of a file.
     pub(crate) fn index_range(&self, key: &FileKey) -> Range<u32> {
-        let of = |tag: u32| tag.saturating_mul(self.extent_blocks());
-        if key.tag == 0 { 0..u32::MAX } else { of(key.tag - 1)..of(key.tag) }
+        if key.tag == 0 {
+            0..u32::MAX
+        } else {
+            (key.tag - 1).saturating_mul(self.extent_blocks())..key.tag.saturating_mul(self.extent_blocks())
+        }
     }
 
     pub(crate) fn extent_blocks(&self) -> u32 {

@@ -192,7 +192,7 @@ impl JobManager {
         self.remove_lists(&id, Some(&spool));
         let held = Arc::clone(&keep);
         run_.only_while(move || held.may_work());
-        let work = move || {
+        std::thread::Builder::new().name("job".into()).spawn(move || {
             let mut saved = Instant::now();
             let mut save = |run: &JobRun| {
                 let ended = run.update_progress(|progress| progress.state.is_ended());
@@ -259,8 +259,7 @@ impl JobManager {
                     let _ = std::fs::remove_file(&spool);
                 }
             }
-        };
-        std::thread::Builder::new().name("job".into()).spawn(work).map_err(|e| Error::io("can't start a thread", &e))
+        }).map_err(|e| Error::io("can't start a thread", &e))
     }
 
     /// Starts a job and returns the name. Another submission of a running job has no effect; an ended job starts anew.

@@ -136,11 +136,11 @@ impl JobSpec {
     /// Whether a path is listed twice or lies below another.
     pub fn has_overlaps(&self) -> bool {
         let all: HashSet<&str> = self.paths.iter().map(|path| path.trim_matches('/')).collect();
-        let is_below = |path: &&str| {
-            let mut above = path.match_indices('/').map(|(end, _)| &path[..end]);
-            !path.is_empty() && all.contains("") || above.any(|folder| all.contains(folder))
-        };
-        all.len() < self.paths.len() || all.iter().any(is_below)
+        all.len() < self.paths.len()
+            || all.iter().any(|path| {
+                let mut above = path.match_indices('/').map(|(end, _)| &path[..end]);
+                !path.is_empty() && all.contains("") || above.any(|folder| all.contains(folder))
+            })
     }
 
     /// The include and exclude patterns.

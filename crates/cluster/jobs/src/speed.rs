@@ -37,13 +37,14 @@ impl SpeedMeter {
             let (files_now, bytes_now) = Self::done_counts(progress, self.pass);
             // Half-life of two seconds.
             let keep = 0.5f64.powf(passed / 2.0);
-            let mix = |old: f64, new: u64, before: u64| {
-                let now = new.saturating_sub(before) as f64 / passed;
-                if old == 0.0 { now } else { old * keep + now * (1.0 - keep) }
-            };
-            progress.files_per_second = mix(progress.files_per_second, files_now, files);
-            progress.bytes_per_second = mix(progress.bytes_per_second, bytes_now, bytes);
+            progress.files_per_second = mixed_speed(keep, passed, progress.files_per_second, files_now, files);
+            progress.bytes_per_second = mixed_speed(keep, passed, progress.bytes_per_second, bytes_now, bytes);
             self.last = (Instant::now(), files_now, bytes_now);
         });
     }
+}
+
+fn mixed_speed(keep: f64, passed: f64, old: f64, new: u64, before: u64) -> f64 {
+    let now = new.saturating_sub(before) as f64 / passed;
+    if old == 0.0 { now } else { old * keep + now * (1.0 - keep) }
 }

@@ -200,8 +200,11 @@ fn hash_names(entries: &[DirEntry]) -> u64 {
 
 /// Whether `name` may be listed after `other`: folders sort by name, or by name with `/`.
 fn may_follow(name: &[u8], other: &[u8]) -> bool {
-    let slashed = |name: &[u8]| [name, b"/"].concat();
-    name > other || slashed(name) > slashed(other)
+    name > other || with_slash(name) > with_slash(other)
+}
+
+fn with_slash(name: &[u8]) -> Vec<u8> {
+    [name, b"/"].concat()
 }
 
 impl FolderWalk<'_> {

@@ -130,12 +130,15 @@ impl MemberView {
     pub fn expire_absent(&mut self, now: Instant, answers: &dyn Fn(&str) -> bool) -> bool {
         self.returns.retain(|_, (_, last)| now.duration_since(*last) <= RETURN_MEMORY);
         let many = self.holds.joint;
-        let over = |name: &str, place: &MemberEntry| {
-            place.away_until.is_some_and(|until| now >= until)
-                && (now.duration_since(place.changed_at) >= many || !answers(name))
-        };
-        let gone: Vec<String> =
-            self.places.iter().filter(|(name, place)| over(name, place)).map(|(name, _)| name.clone()).collect();
+        let gone: Vec<String> = self
+            .places
+            .iter()
+            .filter(|(name, place)| {
+                place.away_until.is_some_and(|until| now >= until)
+                    && (now.duration_since(place.changed_at) >= many || !answers(name))
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
         if gone.is_empty() || gone.len() == self.places.len() {
             return false;
         }

@@ -10,21 +10,16 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// When the file can't be read or renamed: such a file must not be overwritten.
 pub(crate) fn read_file<T>(file: &Path, understand: impl Fn(&[u8]) -> Result<T, String>) -> Result<Option<T>> {
-    let cant = |what: &str, e: &io::Error| {
-        let remedy = "let this user read and write it, or name another by --state-file; a start without it would lose \
-                      its contents";
-        let error = Error::io(format_args!("{} {what}", file.display()), e);
-        Error::new(error.kind(), format!("{}; {remedy}", error.message()))
-    };
     let text = match std::fs::read(file) {
         Ok(text) => text,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(cant("can't be read", &e)),
+        Err(e) => return Err(state_file_error(file, "can't be read", &e)),
     };
     match understand(&text) {
         Ok(sense) => Ok(Some(sense)),
         Err(why) => {
-            let aside = set_aside(file).map_err(|e| cant(&format!("is damaged ({why}) and can't be renamed"), &e))?;
+            let aside = set_aside(file)
+                .map_err(|e| state_file_error(file, &format!("is damaged ({why}) and can't be renamed"), &e))?;
             tracing::error!(
                 "{} is damaged ({why}): it was renamed to {}, and this start begins without it; stop the process, repair \
                  the file and give it its old name, or remove it",
@@ -34,6 +29,13 @@ pub(crate) fn read_file<T>(file: &Path, understand: impl Fn(&[u8]) -> Result<T, 
             Ok(None)
         }
     }
+}
+
+fn state_file_error(file: &Path, what: &str, e: &io::Error) -> Error {
+    let remedy = "let this user read and write it, or name another by --state-file; a start without it would lose \
+                      its contents";
+    let error = Error::io(format_args!("{} {what}", file.display()), e);
+    Error::new(error.kind(), format!("{}; {remedy}", error.message()))
 }
 
 /// Renames a file to an unused name.

@@ -63,19 +63,20 @@ pub fn route_to(routes: &[IpRoute], ip: IpAddr) -> Option<&IpRoute> {
 
 /// `/proc/net/route`: addresses are hexadecimal words in the machine's byte order, which is little-endian here.
 fn parse_proc_routes(text: &str) -> Vec<IpRoute> {
-    let line = |line: &str| {
-        let f: Vec<&str> = line.split_whitespace().collect();
-        let to = v4_of_hex(f.get(1)?)?;
-        let gateway = v4_of_hex(f.get(2)?)?;
-        let mask = v4_of_hex(f.get(7)?)?;
-        // 1: the route is up.
-        let up = u32::from_str_radix(f.get(3)?, 16).ok()? & 1 != 0;
-        let via = (!gateway.is_unspecified()).then_some(IpAddr::V4(gateway));
-        let prefix = u32::from(mask).count_ones() as u8;
-        let metric = f.get(6)?.parse().ok()?;
-        up.then(|| IpRoute { to: to.into(), prefix, interface: (*f[0]).to_owned(), via, metric })
-    };
-    text.lines().skip(1).filter_map(line).take(4096).collect()
+    text.lines().skip(1).filter_map(route_of_line).take(4096).collect()
+}
+
+fn route_of_line(line: &str) -> Option<IpRoute> {
+    let f: Vec<&str> = line.split_whitespace().collect();
+    let to = v4_of_hex(f.get(1)?)?;
+    let gateway = v4_of_hex(f.get(2)?)?;
+    let mask = v4_of_hex(f.get(7)?)?;
+    // 1: the route is up.
+    let up = u32::from_str_radix(f.get(3)?, 16).ok()? & 1 != 0;
+    let via = (!gateway.is_unspecified()).then_some(IpAddr::V4(gateway));
+    let prefix = u32::from(mask).count_ones() as u8;
+    let metric = f.get(6)?.parse().ok()?;
+    up.then(|| IpRoute { to: to.into(), prefix, interface: (*f[0]).to_owned(), via, metric })
 }
 
 fn v4_of_hex(hex: &str) -> Option<Ipv4Addr> {

@@ -404,8 +404,7 @@ pub fn port_state(tree: &HostTree, device: &str, port: u32) -> PortState {
 
 fn read_device(tree: &HostTree, name: &str, counters: bool) -> RdmaDevice {
     let at = format!("{RDMA_CLASS_DIR}/{name}");
-    let text = |file: &str| tree.read_text(&format!("{at}/{file}"));
-    let node_type = text("node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned());
+    let node_type = device_text(tree, &at, "node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned());
     let is_ca = node_type.as_deref() == Some("CA");
     let mut ports: Vec<DevicePort> = tree
         .list_names(&format!("{at}/ports"))
@@ -417,18 +416,22 @@ fn read_device(tree: &HostTree, name: &str, counters: bool) -> RdmaDevice {
     RdmaDevice {
         name: name.to_owned(),
         node_type,
-        node_guid: text("node_guid"),
-        firmware: text("fw_ver"),
+        node_guid: device_text(tree, &at, "node_guid"),
+        firmware: device_text(tree, &at, "fw_ver"),
         protocol: None,
-        hca_type: text("hca_type"),
-        board_id: text("board_id"),
-        parent: text("parent"),
+        hca_type: device_text(tree, &at, "hca_type"),
+        board_id: device_text(tree, &at, "board_id"),
+        parent: device_text(tree, &at, "parent"),
         pci: PciFunction::read_from(tree, &format!("{at}/device")),
         function_netdevs: tree.list_names(&format!("{at}/device/net")),
         ports,
         roce_tos: tree.read_number(&tos),
-        traffic_class: text("tc/1/traffic_class"),
+        traffic_class: device_text(tree, &at, "tc/1/traffic_class"),
     }
+}
+
+fn device_text(tree: &HostTree, at: &str, file: &str) -> Option<String> {
+    tree.read_text(&format!("{at}/{file}"))
 }
 
 fn read_port(tree: &HostTree, at: &str, number: u32, is_ca: bool, with_counters: bool) -> DevicePort {
@@ -506,17 +509,19 @@ fn read_gids(tree: &HostTree, at: &str) -> Vec<PortGid> {
     };
     let types = attributes("types");
     let netdevs = attributes("ndevs");
-    let gid = |(index, address): (&u32, &Ipv6Addr)| {
-        let key = index.to_string();
-        let kind = match types.get(&key).map(String::as_str) {
-            Some("IB/RoCE v1") if netdevs.contains_key(&key) => GidType::RoceV1,
-            Some("IB/RoCE v1") => GidType::Ib,
-            Some("RoCE v2") => GidType::RoceV2,
-            _ => GidType::Unknown,
-        };
-        PortGid { index: *index, address: *address, kind, netdev: netdevs.get(&key).cloned() }
-    };
-    addresses.iter().map(gid).collect()
+    addresses
+        .iter()
+        .map(|(index, address)| {
+            let key = index.to_string();
+            let kind = match types.get(&key).map(String::as_str) {
+                Some("IB/RoCE v1") if netdevs.contains_key(&key) => GidType::RoceV1,
+                Some("IB/RoCE v1") => GidType::Ib,
+                Some("RoCE v2") => GidType::RoceV2,
+                _ => GidType::Unknown,
+            };
+            PortGid { index: *index, address: *address, kind, netdev: netdevs.get(&key).cloned() }
+        })
+        .collect()
 }
 
 impl PciFunction {
@@ -535,17 +540,17 @@ impl PciFunction {
         if address.is_none() && vendor.is_none() {
             return None;
         }
-        let number = |file: &str| tree.read_number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
         let gts = |file: &str| tree.read_text(&format!("{at}/{file}")).and_then(|t| transfer_rate(&t));
         // 0 and 255 mean an unknown width; a virtual function has no link.
-        let lanes = |file: &str| number(file).filter(|w| (1..=32).contains(w));
+        let lanes = |file: &str| device_number(tree, at, file).filter(|w| (1..=32).contains(w));
         let speed = gts("current_link_speed");
         let max_speed = gts("max_link_speed");
         let width = lanes("current_link_width");
         let max_width = lanes("max_link_width");
         let is_on_board = max_speed == Some(ON_BOARD_LINK_TENTHS_GTS) && max_width == Some(ON_BOARD_LINK_LANES);
-        let virtual_functions =
-            number("sriov_totalvfs").filter(|t| *t > 0).map(|t| (number("sriov_numvfs").unwrap_or(0), t));
+        let virtual_functions = device_number(tree, at, "sriov_totalvfs")
+            .filter(|t| *t > 0)
+            .map(|t| (device_number(tree, at, "sriov_numvfs").unwrap_or(0), t));
         Some(PciFunction {
             address,
             vendor,
@@ -553,7 +558,7 @@ impl PciFunction {
             known_model: vendor.zip(device).and_then(|(v, d)| model::model_of(v, d)).map(|m| m.name),
             driver: tree.link_name(&format!("{at}/driver")).or_else(|| said("DRIVER")),
             // A virtual device has no node: the PCI function has.
-            numa_node: number("numa_node").or_else(|| number("../numa_node")),
+            numa_node: device_number(tree, at, "numa_node").or_else(|| device_number(tree, at, "../numa_node")),
             speed: speed.filter(|_| !is_on_board),
             max_speed: max_speed.filter(|_| !is_on_board),
             width: width.filter(|_| !is_on_board),
@@ -572,6 +577,10 @@ impl PciFunction {
     pub fn id_text(&self) -> Option<String> {
         self.vendor.zip(self.device).map(|(v, d)| format!("{v:04x}:{d:04x}"))
     }
+}
+
+fn device_number(tree: &HostTree, at: &str, file: &str) -> Option<u32> {
+    tree.read_number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok())
 }
 
 fn id_of_text(text: Option<String>) -> Option<u16> {

@@ -106,10 +106,11 @@ pub fn examine(tree: &HostTree, ask: &DoctorOptions) -> Vec<HostFinding> {
 /// Adds the obstacles that a node or a mount would report and no check has found.
 fn report_obstacles(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     for o in &case.options.obstacles {
-        let names = |f: &HostFinding| {
-            f.subject.contains(&o.interface) || o.port.as_ref().is_some_and(|p| f.subject.contains(p))
-        };
-        if !found.iter().any(|f| f.severity == Severity::Error && names(f)) {
+        if !found.iter().any(|f| {
+            f.severity == Severity::Error && {
+                f.subject.contains(&o.interface) || o.port.as_ref().is_some_and(|p| f.subject.contains(p))
+            }
+        }) {
             found.push(HostFinding::new(o.id, Severity::Error, &o.interface, &o.what, &o.remedy));
         }
     }

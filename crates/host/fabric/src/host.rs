@@ -190,17 +190,6 @@ fn correct_rates(device: &mut RdmaDevice, interfaces: &[NetInterface]) {
 fn attach_interfaces(device: &mut RdmaDevice, interfaces: &[NetInterface], netlink: &NetlinkFacts) {
     let address = device.pci.as_ref().and_then(|p| p.address.as_deref());
     for port in &mut device.ports {
-        let fits = |i: &&NetInterface| {
-            let same = i.pci.as_ref().and_then(|p| p.address.as_deref());
-            let layer = match port.link_layer {
-                LinkLayer::InfiniBand => i.is_ipoib(),
-                _ => !i.is_ipoib(),
-            };
-            // Some drivers have a function for each port and count from 0; others have a single function and number the ports.
-            let number = i.dev_port.is_none_or(|n| n + 1 == port.number || n == 0);
-            let alone = i.dev_port.is_some_and(|n| n + 1 == port.number);
-            address.is_some() && same == address && layer && if port.number == 1 { number } else { alone }
-        };
         let told = netlink.rdma.iter().find(|r| r.device == device.name && r.port == port.number);
         let mut found: Vec<String> = told.and_then(|r| r.netdev.clone()).into_iter().collect();
         if let Some(protocol) = told.and_then(|r| r.protocol.clone()) {
@@ -208,7 +197,22 @@ fn attach_interfaces(device: &mut RdmaDevice, interfaces: &[NetInterface], netli
         }
         // An Ethernet port whose GIDs name the interfaces needs no more: the function may also carry representors.
         if port.netdevs.is_empty() && found.is_empty() || port.link_layer == LinkLayer::InfiniBand {
-            found.extend(interfaces.iter().filter(fits).map(|i| i.name.clone()));
+            found.extend(
+                interfaces
+                    .iter()
+                    .filter(|i| {
+                        let same = i.pci.as_ref().and_then(|p| p.address.as_deref());
+                        let layer = match port.link_layer {
+                            LinkLayer::InfiniBand => i.is_ipoib(),
+                            _ => !i.is_ipoib(),
+                        };
+                        // Some drivers have a function for each port and count from 0; others have a single function and number the ports.
+                        let number = i.dev_port.is_none_or(|n| n + 1 == port.number || n == 0);
+                        let alone = i.dev_port.is_some_and(|n| n + 1 == port.number);
+                        address.is_some() && same == address && layer && if port.number == 1 { number } else { alone }
+                    })
+                    .map(|i| i.name.clone()),
+            );
         }
         found.extend(device.parent.clone());
         // Children of IPoIB interfaces have no device.

@@ -116,18 +116,15 @@ pub fn read_interfaces(tree: &HostTree) -> Vec<NetInterface> {
 
 fn read_interface(tree: &HostTree, name: &str) -> NetInterface {
     let at = format!("{NET_CLASS_DIR}/{name}");
-    let text = |file: &str| tree.read_text(&format!("{at}/{file}"));
-    let number = |file: &str| tree.read_number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
-    let uevent = text("uevent").unwrap_or_default();
+    let uevent = interface_text(tree, &at, "uevent").unwrap_or_default();
     let mut kind = uevent.lines().find_map(|l| l.strip_prefix("DEVTYPE=")).map(|k| k.trim().to_owned());
-    let has = |file: &str| tree.exists(&format!("{at}/{file}"));
     if kind.is_none() {
         kind = [("bonding", "bond"), ("bridge", "bridge"), ("tun_flags", "tun")]
             .iter()
-            .find(|(file, _)| has(file))
+            .find(|(file, _)| tree.exists(&format!("{at}/{file}")))
             .map(|(_, kind)| (*kind).to_owned());
     }
-    let hardware = number("type");
+    let hardware = interface_number(tree, &at, "type");
     let lower = tree.list_names(&at).iter().filter_map(|n| n.strip_prefix("lower_")).map(str::to_owned).collect();
     NetInterface {
         name: name.to_owned(),
@@ -137,27 +134,36 @@ fn read_interface(tree: &HostTree, name: &str) -> NetInterface {
         lower_is_elsewhere: false,
         rdma: None,
         hardware,
-        operstate: text("operstate"),
-        is_up: text("flags").and_then(|f| parse_number(&f)).is_some_and(|flags| flags & 1 != 0),
-        carrier: number("carrier").map(|c| c == 1),
-        mtu: number("mtu"),
-        speed_mbps: number("speed").filter(|s| (1..10_000_000).contains(s)),
-        ipoib_mode: match text("mode").as_deref() {
+        operstate: interface_text(tree, &at, "operstate"),
+        is_up: interface_text(tree, &at, "flags").and_then(|f| parse_number(&f)).is_some_and(|flags| flags & 1 != 0),
+        carrier: interface_number(tree, &at, "carrier").map(|c| c == 1),
+        mtu: interface_number(tree, &at, "mtu"),
+        speed_mbps: interface_number(tree, &at, "speed").filter(|s| (1..10_000_000).contains(s)),
+        ipoib_mode: match interface_text(tree, &at, "mode").as_deref() {
             Some("datagram") => Some(IpoibMode::Datagram),
             Some("connected") => Some(IpoibMode::Connected),
             _ => None,
         },
-        address: text("address"),
+        address: interface_text(tree, &at, "address"),
         pci: PciFunction::read_from(tree, &format!("{at}/device")),
         // Old kernels put a function's port number in the other file.
-        dev_port: number("dev_port").max(number("dev_id")),
+        dev_port: interface_number(tree, &at, "dev_port").max(interface_number(tree, &at, "dev_id")),
         master: tree.link_name(&format!("{at}/master")),
         lower,
-        parent: text("parent"),
-        bond_mode: text("bonding/mode").and_then(|m| m.split_whitespace().next().map(str::to_owned)),
-        bond_active: text("bonding/active_slave"),
+        parent: interface_text(tree, &at, "parent"),
+        bond_mode: interface_text(tree, &at, "bonding/mode")
+            .and_then(|m| m.split_whitespace().next().map(str::to_owned)),
+        bond_active: interface_text(tree, &at, "bonding/active_slave"),
         kind,
     }
+}
+
+fn interface_text(tree: &HostTree, at: &str, file: &str) -> Option<String> {
+    tree.read_text(&format!("{at}/{file}"))
+}
+
+fn interface_number(tree: &HostTree, at: &str, file: &str) -> Option<u32> {
+    tree.read_number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok())
 }
 
 /// The operational state of an interface; no other file is read.

@@ -163,9 +163,12 @@ impl MachineFacts {
         let names = tree.list_names("dev/infiniband");
         if tree.is_live() {
             let both = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
-            let denied = |n: &&String| rustix::fs::access(format!("/dev/infiniband/{n}"), both).is_err();
-            self.denied =
-                names.iter().filter(|n| n.starts_with("uverbs") || *n == "rdma_cm").filter(denied).cloned().collect();
+            self.denied = names
+                .iter()
+                .filter(|n| n.starts_with("uverbs") || *n == "rdma_cm")
+                .filter(|n| rustix::fs::access(format!("/dev/infiniband/{n}"), both).is_err())
+                .cloned()
+                .collect();
         }
         self.char_devices = Some(names);
         let class = "sys/class/infiniband_verbs";
@@ -203,10 +206,11 @@ impl MachineFacts {
         for address in tree.list_names(all) {
             let at = format!("{all}/{address}");
             let Some(class) = tree.read_number(&format!("{at}/class")).map(|c| c >> 8) else { continue };
-            let vendor = || tree.read_number(&format!("{at}/vendor"));
             match class {
                 // Display controllers: AMD and NVIDIA devices that compute.
-                0x0300 | 0x0302 | 0x1200 if matches!(vendor(), Some(0x10de | 0x1002)) => {
+                0x0300 | 0x0302 | 0x1200
+                    if matches!(tree.read_number(&format!("{at}/vendor")), Some(0x10de | 0x1002)) =>
+                {
                     let node = tree.read_number(&format!("{at}/numa_node")).and_then(|n| u32::try_from(n).ok());
                     self.gpus.push((address.clone(), node));
                 }
@@ -277,10 +281,9 @@ fn process_limit(tree: &HostTree, name: &str) -> Option<(u64, u64)> {
 /// Units without an infinite limit, where the manager's default is not infinite either.
 fn limited_units(tree: &HostTree) -> Vec<(String, String, String)> {
     let said = |path: &str, key: &str| {
-        let kept = |text: &str| {
+        let text = tree.read_text_filtered(path, |text| {
             text.lines().filter(|l| l.contains("LimitMEMLOCK") || l.starts_with('[')).collect::<Vec<_>>().join("\n")
-        };
-        let text = tree.read_text_filtered(path, kept)?;
+        })?;
         text.lines()
             .rev()
             .find_map(|l| l.trim().strip_prefix(key)?.trim().strip_prefix('=').map(|v| v.trim().to_owned()))
@@ -365,9 +368,14 @@ fn nvme_disks(tree: &HostTree) -> Vec<(String, Option<u32>)> {
 }
 
 fn kernel_parameters(tree: &HostTree) -> Vec<String> {
-    let known = |word: &&str| READ_PARAMETERS.contains(&word.split('=').next().unwrap_or_default());
-    let kept = |text: &str| text.split_whitespace().filter(known).collect::<Vec<_>>().join(" ");
-    let text = tree.read_text_filtered("proc/cmdline", kept).unwrap_or_default();
+    let text = tree
+        .read_text_filtered("proc/cmdline", |text| {
+            text.split_whitespace()
+                .filter(|word| READ_PARAMETERS.contains(&word.split('=').next().unwrap_or_default()))
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
+        .unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()
 }
 

@@ -154,15 +154,17 @@ fn keep_ini_lines(text: &str) -> String {
 }
 
 fn keep_ifupdown_lines(text: &str) -> String {
-    let known = |line: &&str| {
-        let mut words = line.split_whitespace();
-        match words.next().unwrap_or_default() {
-            "auto" | "iface" | "address" | "netmask" | "mtu" | "gateway" => true,
-            "pre-up" | "up" | "post-up" => line.contains("/mode") || line.contains(" mtu "),
-            word => word.starts_with("allow-"),
-        }
-    };
-    text.lines().filter(known).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .filter(|line| {
+            let mut words = line.split_whitespace();
+            match words.next().unwrap_or_default() {
+                "auto" | "iface" | "address" | "netmask" | "mtu" | "gateway" => true,
+                "pre-up" | "up" | "post-up" => line.contains("/mode") || line.contains(" mtu "),
+                word => word.starts_with("allow-"),
+            }
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn parse_ip(text: &str) -> Option<IpAddr> {

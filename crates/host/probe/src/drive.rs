@@ -152,12 +152,11 @@ pub fn drive_streams(
             let stop = &stop;
             let budget = budget.as_ref();
             let counter = &counters[index].1;
-            let work = move || {
+            match std::thread::Builder::new().name(format!("stream-{index}")).spawn_scoped(scope, move || {
                 let meter = StreamMeter::new(depth, limits.pause, budget, counter);
                 // The receiver waits for every thread.
                 let _ = tx.send(run_stream(op, lane, meter, stop));
-            };
-            match std::thread::Builder::new().name(format!("stream-{index}")).spawn_scoped(scope, work) {
+            }) {
                 Ok(_) => started += 1,
                 Err(e) => failed = Some(Error::io("can't start a thread for a stream", &e)),
             }

@@ -65,7 +65,6 @@ pub fn choose_paths(
     ours: &[InterfaceRecord],
     theirs: &[InterfaceRecord],
 ) -> Result<Vec<PathPlan>, String> {
-    let listed = |rails: &[InterfaceRecord]| rails.iter().map(|r| r.interface.as_str()).collect::<Vec<_>>().join(", ");
     let mut chosen: Vec<&InterfaceRecord> = Vec::new();
     match names {
         None => chosen.extend(ours),
@@ -73,7 +72,7 @@ pub fn choose_paths(
             for name in names {
                 let found = ours.iter().find(|rail| rail.interface == *name);
                 let found = found.ok_or_else(|| {
-                    let there = if ours.is_empty() { "none".to_owned() } else { listed(ours) };
+                    let there = if ours.is_empty() { "none".to_owned() } else { interface_names(ours) };
                     format!("{name} can't be used for it here; interfaces that can: {there}")
                 })?;
                 if !chosen.contains(&found) {
@@ -112,11 +111,15 @@ pub fn choose_paths(
     if let Some(alone) = local.iter().zip(&used_here).find(|(_, used)| **used == 0).map(|(rail, _)| rail)
         && names.is_some()
     {
-        return Err(format!("{alone} reaches none of the other end's interfaces ({})", listed(theirs)));
+        return Err(format!("{alone} reaches none of the other end's interfaces ({})", interface_names(theirs)));
     }
     // In the order of `names`.
     paths.sort_by_key(|(local, _)| *local);
     Ok(paths.into_iter().map(|(_, path)| path).collect())
+}
+
+fn interface_names(rails: &[InterfaceRecord]) -> String {
+    rails.iter().map(|r| r.interface.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -249,13 +249,12 @@ fn accept_connections(shared: &Arc<ServerShared>, listener: &TcpListener) {
             (shared.config.on_event)(ServerEvent::Refused { from, why });
             continue;
         }
-        let work = move || {
+        if let Err(e) = std::thread::Builder::new().name("caller".into()).spawn(move || {
             let shared = &held.0;
             if let Err(e) = serve_connection(shared, socket, from) {
                 (shared.config.on_event)(ServerEvent::Refused { from, why: e.message().to_owned() });
             }
-        };
-        if let Err(e) = std::thread::Builder::new().name("caller".into()).spawn(work) {
+        }) {
             (shared.config.on_event)(ServerEvent::Refused { from, why: format!("no thread for it: {e}") });
         }
     }
@@ -600,13 +599,12 @@ fn serve_rdma(
         (shared.config.on_event)(ServerEvent::Begun { from: test.from, plan: test.plan.clone() });
     }
     let mine = Arc::clone(test);
-    let work = move || {
+    if let Err(e) = std::thread::Builder::new().name("stream".into()).spawn(move || {
         let mut served = tcp::ServedBytes::default();
         let cpu = thread_cpu();
         let result = rdma::serve_stream(connected, &mine.plan, &mine.stop, &mut served);
         mine.record_end(thread_cpu() - cpu, served, None, result);
-    };
-    if let Err(e) = std::thread::Builder::new().name("stream".into()).spawn(work) {
+    }) {
         test.record_end(0.0, tcp::ServedBytes::default(), None, Err(Error::io("no thread for a stream", &e)));
     }
 }

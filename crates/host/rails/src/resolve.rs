@@ -30,10 +30,9 @@ impl LocalRail {
     /// The device node through which programs use the device, and why the node cannot be opened; `None` when that works. The
     /// libraries report only that there is no such device.
     pub fn device_node_error(&self) -> Option<(String, std::io::Error)> {
-        let is_of_it = |entry: &std::fs::DirEntry| {
+        let entry = std::fs::read_dir("/sys/class/infiniband_verbs").ok()?.flatten().find(|entry| {
             std::fs::read_to_string(entry.path().join("ibdev")).is_ok_and(|name| name.trim() == self.device)
-        };
-        let entry = std::fs::read_dir("/sys/class/infiniband_verbs").ok()?.flatten().find(is_of_it)?;
+        })?;
         let node = format!("/dev/infiniband/{}", entry.file_name().to_string_lossy());
         let opened = std::fs::File::options().read(true).write(true).open(&node);
         opened.err().map(|why| (node, why))
@@ -205,12 +204,11 @@ fn find_ports<'a>(interface: &NetInterface, seen: &'a HostSnapshot) -> Vec<PortM
     }
     // A bond of IPoIB interfaces or a VLAN on iWARP: the lower interface carries the packets. On RoCE the GID table would name
     // the interface.
-    let below = |(device, port): &(&RdmaDevice, &DevicePort)| is_infiniband(port) || is_iwarp(device);
     bond_members(interface, seen)
         .into_iter()
         .flat_map(|member| -> Vec<PortMatch<'a>> {
             seen.all_ports()
-                .filter(below)
+                .filter(|(device, port)| is_infiniband(port) || is_iwarp(device))
                 .filter(|(device, port)| owns_interface(device, port, member))
                 .map(of)
                 .collect()
@@ -284,7 +282,7 @@ fn choose_gid<'a>(
     }
     for link in [RailLink::RoceV2, RailLink::RoceV1] {
         for address in routable {
-            let fits = |gid: &&&PortGid| {
+            if let Some(gid) = gids.iter().find(|gid| {
                 let kind = match gid.kind {
                     GidType::RoceV2 => RailLink::RoceV2,
                     // Without an interface, the kernel's type text of both is the same.
@@ -292,8 +290,7 @@ fn choose_gid<'a>(
                     GidType::Unknown => return false,
                 };
                 kind == link && gid.ip_address() == address.ip.to_canonical()
-            };
-            if let Some(gid) = gids.iter().find(fits) {
+            }) {
                 let reason = format!("the {link} GID of {name}'s address {}/{}", address.ip, address.prefix_len);
                 return Some((address, *gid, link, reason));
             }

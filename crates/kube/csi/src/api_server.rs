@@ -48,12 +48,8 @@ impl ApiServer {
                 "run the driver as a pod ('spurline k8s render'), or give --launcher process",
             ));
         };
-        let read = |name: &str| {
-            let file = account.join(name);
-            std::fs::read_to_string(&file).map_err(|e| account_fault(&file, &e))
-        };
-        let namespace = read("namespace")?.trim().to_owned();
-        let authorities = read("ca.crt")?;
+        let namespace = read_account_file(account, "namespace")?.trim().to_owned();
+        let authorities = read_account_file(account, "ca.crt")?;
         let certificates = Certificate::from_pem_bundle(authorities.as_bytes()).map_err(client_fault)?;
         let client = Client::builder()
             .tls_certs_only(certificates)
@@ -110,6 +106,11 @@ impl ApiServer {
         answer.check(&method, path, also)?;
         Ok(answer)
     }
+}
+
+fn read_account_file(account: &Path, name: &str) -> Result<String, Fault> {
+    let file = account.join(name);
+    std::fs::read_to_string(&file).map_err(|e| account_fault(&file, &e))
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -90,8 +90,15 @@ fn demand(
 
 /// The pod that the kubelet names, with `podInfoOnMount` in the CSIDriver object.
 fn pod_of(context: &HashMap<String, String>) -> Option<PodReference> {
-    let word = |key: &str| context.get(&format!("csi.storage.k8s.io/pod.{key}")).cloned();
-    Some(PodReference { name: word("name")?, namespace: word("namespace")?, uid: word("uid")? })
+    Some(PodReference {
+        name: pod_word(context, "name")?,
+        namespace: pod_word(context, "namespace")?,
+        uid: pod_word(context, "uid")?,
+    })
+}
+
+fn pod_word(context: &HashMap<String, String>, key: &str) -> Option<String> {
+    context.get(&format!("csi.storage.k8s.io/pod.{key}")).cloned()
 }
 
 #[tonic::async_trait]

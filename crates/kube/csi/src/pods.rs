@@ -95,8 +95,11 @@ impl PodLauncher {
         let answer = self.api.expect(Method::GET, &path, None, &[]).await?;
         let events = answer.object["items"].as_array().into_iter().flatten();
         let last = events.max_by_key(|event| {
-            let time = |key: &str| event[key].as_str().unwrap_or_default();
-            time("lastTimestamp").max(time("eventTime")).to_owned()
+            event["lastTimestamp"]
+                .as_str()
+                .unwrap_or_default()
+                .max(event["eventTime"].as_str().unwrap_or_default())
+                .to_owned()
         });
         Ok(last.and_then(|event| Some(event["message"].as_str()?.to_owned())))
     }
@@ -293,8 +296,10 @@ impl MountLauncher for PodLauncher {
         let path = format!("{}?labelSelector={NODE_LABEL}%3D{}", self.pods_path(), self.node_word());
         let answer = self.api.expect(Method::GET, &path, None, &[]).await?;
         for pod in answer.object["items"].as_array().into_iter().flatten() {
-            let is_other = |name: &&str| !known.iter().any(|one| one == name) && !self.own().contains(*name);
-            if let Some(name) = pod["metadata"]["name"].as_str().filter(is_other) {
+            if let Some(name) = pod["metadata"]["name"]
+                .as_str()
+                .filter(|name| !known.iter().any(|one| one == name) && !self.own().contains(*name))
+            {
                 tracing::info!("the pod {name} belongs to no volume of this node and is deleted");
                 self.delete(name).await?;
             }

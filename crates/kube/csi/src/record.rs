@@ -86,13 +86,16 @@ impl VolumeRecord {
     /// When the file can't be read or parsed.
     pub(crate) fn load(dir: &Path) -> Result<Option<VolumeRecord>, Fault> {
         let file = dir.join(RECORD_FILE);
-        let failed = |why: &dyn std::fmt::Display| Fault::failed(format!("the record {}: {why}", file.display()), "");
         match fs::read(&file) {
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| failed(&e)),
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| record_error(&file, &e)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(failed(&e)),
+            Err(e) => Err(record_error(&file, &e)),
         }
     }
+}
+
+fn record_error(file: &Path, why: &dyn std::fmt::Display) -> Fault {
+    Fault::failed(format!("the record {}: {why}", file.display()), "")
 }
 
 /// Makes a directory that only its owner may enter, and the directories above.

@@ -34,25 +34,22 @@ pub(crate) struct SecretFiles {
 /// # Errors
 /// When a key is unknown, or half of a pair is missing.
 pub(crate) fn check_secrets(secrets: &HashMap<String, String>) -> Result<(), Fault> {
-    let known =
-        || AWS_KEYS.iter().map(|(key, _)| *key).chain(FLAG_KEYS.iter().chain(&VARIABLE_KEYS).map(|(key, _)| *key));
     for key in secrets.keys() {
-        if !known().any(|name| name == key) {
-            let remedy = match nearest_word(key, known()) {
+        if !known_keys().any(|name| name == key) {
+            let remedy = match nearest_word(key, known_keys()) {
                 Some(near) => format!("did you mean {near}?"),
-                None => format!("the keys are {}", known().collect::<Vec<_>>().join(", ")),
+                None => format!("the keys are {}", known_keys().collect::<Vec<_>>().join(", ")),
             };
             return Err(Fault::usage(format!("the volume's secret has the unknown key '{key}'"), remedy));
         }
     }
-    let has = |key: &str| secrets.contains_key(key);
     for (one, other) in [
         (AWS_KEYS[0].0, AWS_KEYS[1].0),
         (AWS_KEYS[1].0, AWS_KEYS[0].0),
         (AWS_KEYS[2].0, AWS_KEYS[0].0),
         ("tls.crt", "tls.key"),
     ] {
-        if has(one) && !has(other) {
+        if secrets.contains_key(one) && !secrets.contains_key(other) {
             return Err(Fault::usage(
                 format!("the volume's secret has {one} and no {other}"),
                 format!("add {other} to the secret"),
@@ -70,6 +67,10 @@ pub(crate) fn check_secrets(secrets: &HashMap<String, String>) -> Result<(), Fau
         ));
     }
     Ok(())
+}
+
+fn known_keys() -> impl Iterator<Item = &'static str> {
+    AWS_KEYS.iter().map(|(key, _)| *key).chain(FLAG_KEYS.iter().chain(&VARIABLE_KEYS).map(|(key, _)| *key))
 }
 
 /// Writes the secrets to files in `dir`; a file whose key is gone is removed.

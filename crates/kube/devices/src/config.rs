@@ -555,8 +555,9 @@ fn merge_repeated(first: JsonNode, last: JsonNode) -> (JsonNode, &'static str) {
 fn nearest_key(key: &str, known: &'static [&'static str]) -> Option<&'static str> {
     let lower = key.to_ascii_lowercase();
     let simple: String = lower.chars().filter(char::is_ascii_alphanumeric).collect();
-    let plain = |k: &&&'static str| k.eq_ignore_ascii_case(&simple) || k.eq_ignore_ascii_case(&format!("{simple}s"));
-    if let Some(found) = known.iter().find(plain) {
+    if let Some(found) =
+        known.iter().find(|k| k.eq_ignore_ascii_case(&simple) || k.eq_ignore_ascii_case(&format!("{simple}s")))
+    {
         return Some(found);
     }
     let lowered: Vec<String> = known.iter().map(|k| k.to_ascii_lowercase()).collect();

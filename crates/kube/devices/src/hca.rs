@@ -303,13 +303,16 @@ fn link_of(device: &RdmaDevice) -> HcaLink {
     if device.is_omni_path() {
         return HcaLink::OmniPath;
     }
-    let has = |layer: LinkLayer| device.ports.iter().any(|p: &DevicePort| p.link_layer == layer);
-    match (has(LinkLayer::InfiniBand), has(LinkLayer::Ethernet)) {
+    match (has_layer(device, LinkLayer::InfiniBand), has_layer(device, LinkLayer::Ethernet)) {
         (true, true) => HcaLink::Mixed,
         (true, false) => HcaLink::InfiniBand,
         (false, true) => HcaLink::Roce,
         (false, false) => HcaLink::Other,
     }
+}
+
+fn has_layer(device: &RdmaDevice, layer: LinkLayer) -> bool {
+    device.ports.iter().any(|p: &DevicePort| p.link_layer == layer)
 }
 
 /// The interfaces whose traffic a device carries, and the bonds among these.
@@ -321,12 +324,11 @@ fn interfaces_of(facts: &HostFacts, device: &RdmaDevice) -> (Vec<String>, Vec<St
         let interface = facts.interface(name);
         interface.is_some_and(|i| facts.ports_of(i).iter().any(|(d, _)| d.name == device.name))
     };
-    let is_bond = |name: &str| facts.interface(name).is_some_and(|i| i.bond_mode.is_some());
     for interface in &facts.interfaces {
         // An RDMA device may carry a bond's traffic, and belongs to the function of the first member only, and the others have no
         // device. A member with a separate device names that device alone.
         let has_device = facts.devices.iter().any(|other| other.function_netdevs.contains(&interface.name));
-        let of_bond = interface.master.as_deref().filter(|master| is_bond(master) && !has_device);
+        let of_bond = interface.master.as_deref().filter(|master| is_bond(facts, master) && !has_device);
         if carries(&interface.name) || of_bond.is_some_and(carries) {
             names.push(interface.name.clone());
         }
@@ -337,6 +339,10 @@ fn interfaces_of(facts: &HostFacts, device: &RdmaDevice) -> (Vec<String>, Vec<St
             unique.push(name);
         }
     }
-    let bonds = unique.iter().filter(|n| is_bond(n)).cloned().collect();
+    let bonds = unique.iter().filter(|n| is_bond(facts, n)).cloned().collect();
     (unique, bonds)
+}
+
+fn is_bond(facts: &HostFacts, name: &str) -> bool {
+    facts.interface(name).is_some_and(|i| i.bond_mode.is_some())
 }

@@ -421,7 +421,6 @@ impl<'a> PodExamination<'a> {
     /// Compares the interfaces of the pod's attachments with the possible HCAs.
     fn check_interfaces(&mut self, requests: &[NodeRequest<'a>], masters: &[String]) {
         let is_attached = |hca: &Hca| hca.interfaces.iter().any(|interface| masters.contains(interface));
-        let names = |hcas: &[&Hca]| hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>().join(", ");
         for request in requests {
             let (attached, bare): (Vec<&Hca>, Vec<&Hca>) = request.hcas.iter().partition(|hca| is_attached(hca));
             let node = request.node.label();
@@ -433,7 +432,7 @@ impl<'a> PodExamination<'a> {
                 let evidence = format!(
                     "on {node} it may get {}, and has no interface on it: verbs with LIDs work there, rdma_cm and IP \
                      addresses do not",
-                    names(&bare)
+                    hca_names(&bare)
                 );
                 let remedy = "none for programs that exchange LIDs (MPI, NCCL, perftest); else attach those, too";
                 self.add(id::K8S_POD_NETWORK, Severity::Info, &request.subject, evidence, remedy);
@@ -444,17 +443,20 @@ impl<'a> PodExamination<'a> {
                 all.map(String::as_str).collect::<Vec<_>>().join(", ")
             };
             if attached.is_empty() {
-                let is_served = |other: &NodeRequest<'_>| {
+                let severity = if requests.iter().any(|other| {
                     other.subject == request.subject
                         && other.resource == request.resource
                         && other.hcas.iter().any(|hca| is_attached(hca))
+                }) {
+                    Severity::Warning
+                } else {
+                    Severity::Error
                 };
-                let severity = if requests.iter().any(is_served) { Severity::Warning } else { Severity::Error };
                 let evidence = format!(
                     "its attachments are on {}, and none of the HCAs that {resource} gives on {node} is there ({}): all \
                      GIDs are zero in the pod",
                     masters.join(", "),
-                    names(&bare)
+                    hca_names(&bare)
                 );
                 let remedy = format!("attach a macvlan or ipvlan on {}", masters_of(&bare));
                 self.add(id::K8S_POD_NETWORK, severity, &request.subject, evidence, remedy);
@@ -466,8 +468,8 @@ impl<'a> PodExamination<'a> {
                     "on {node} it gets {} of {all} HCAs of {resource} and has an interface on {} only: with {} all GIDs \
                      are zero in the pod",
                     request.count,
-                    names(&attached),
-                    names(&bare)
+                    hca_names(&attached),
+                    hca_names(&bare)
                 );
                 let mut remedy = format!("request {resource}: {all} and attach {}, too", masters_of(&bare));
                 let split = entries_per_hca(&self.context.config, request.resource, &request.hcas);
@@ -479,7 +481,7 @@ impl<'a> PodExamination<'a> {
                 let evidence = format!(
                     "on {node} it gets all HCAs of {resource} and has no interface on {}: all GIDs of it are zero in the \
                      pod",
-                    names(&bare)
+                    hca_names(&bare)
                 );
                 (evidence, format!("attach {}, too, or use the others only", masters_of(&bare)))
             };
@@ -489,9 +491,8 @@ impl<'a> PodExamination<'a> {
 
     /// An attachment of a resource's devices: the pod has to request the resource, whose device decides on the interface.
     fn check_attached_resource(&mut self, label: &str, name: &str, resource: &str) {
-        let is_it = |request: &str| request.rsplit('/').next() == Some(resource);
         let mut containers = self.pod.spec["containers"].as_array().into_iter().flatten();
-        if containers.any(|container| requests_any(container, is_it)) {
+        if containers.any(|container| requests_any(container, |request| request.rsplit('/').next() == Some(resource))) {
             return;
         }
         let evidence =
@@ -561,6 +562,10 @@ impl<'a> PodExamination<'a> {
             }
         }
     }
+}
+
+fn hca_names(hcas: &[&Hca]) -> String {
+    hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 fn is_privileged(container: &Value) -> bool {

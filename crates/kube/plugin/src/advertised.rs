@@ -2,7 +2,7 @@
 //! configuration changes, and compared with the last state.
 
 use crate::pb;
-use spurline_kube_devices::{Hca, NodeHcas, ResourceConfig, SlotTable, hca_of_slot, select_hcas};
+use spurline_kube_devices::{NodeHcas, ResourceConfig, SlotTable, hca_of_slot, select_hcas};
 use std::collections::BTreeSet;
 
 /// The directory of RDMA device nodes, on the host and in pods.
@@ -38,22 +38,24 @@ impl AdvertisedResource {
     /// The state of `resource` on `node`.
     pub fn of_node(resource: &ResourceConfig, node: &NodeHcas) -> Self {
         let exclusive = node.rdma_exclusive == Some(true);
-        let entry = |hca: &Hca| {
-            let mut device_nodes: Vec<String> = hca.uverbs.iter().cloned().collect();
-            if resource.extra.umad {
-                device_nodes.extend(hca.umad.iter().cloned());
-            }
-            if resource.extra.issm {
-                device_nodes.extend(hca.issm.iter().cloned());
-            }
-            let obstacle = if exclusive {
-                Some("RDMA devices are exclusive to a network namespace (rdma system set netns shared)".into())
-            } else {
-                hca.obstacle()
-            };
-            AdvertisedHca { name: hca.name.clone(), numa_node: hca.numa_node, device_nodes, obstacle }
-        };
-        let hcas: Vec<AdvertisedHca> = select_hcas(node, &resource.selectors).into_iter().map(entry).collect();
+        let hcas: Vec<AdvertisedHca> = select_hcas(node, &resource.selectors)
+            .into_iter()
+            .map(|hca| {
+                let mut device_nodes: Vec<String> = hca.uverbs.iter().cloned().collect();
+                if resource.extra.umad {
+                    device_nodes.extend(hca.umad.iter().cloned());
+                }
+                if resource.extra.issm {
+                    device_nodes.extend(hca.issm.iter().cloned());
+                }
+                let obstacle = if exclusive {
+                    Some("RDMA devices are exclusive to a network namespace (rdma system set netns shared)".into())
+                } else {
+                    hca.obstacle()
+                };
+                AdvertisedHca { name: hca.name.clone(), numa_node: hca.numa_node, device_nodes, obstacle }
+            })
+            .collect();
         let names: Vec<&str> = hcas.iter().map(|h| h.name.as_str()).collect();
         let table = SlotTable::divide(&names, resource.slots);
         AdvertisedResource { table, rdma_cm: node.rdma_cm, hcas, cdi_error: None }
@@ -80,13 +82,20 @@ impl AdvertisedResource {
 
     /// The message that lists the slots.
     pub fn list_message(&self) -> pb::ListAndWatchResponse {
-        let device = |slot: &spurline_kube_devices::DeviceSlot| {
-            let hca = &self.hcas[slot.hca];
-            let topology = hca.numa_node.map(|n| pb::TopologyInfo { nodes: vec![pb::NumaNode { id: i64::from(n) }] });
-            let health = if hca.obstacle.is_none() { "Healthy" } else { "Unhealthy" };
-            pb::Device { id: slot.id.clone(), health: health.to_owned(), topology }
-        };
-        pb::ListAndWatchResponse { devices: self.table.slots.iter().map(device).collect() }
+        pb::ListAndWatchResponse {
+            devices: self
+                .table
+                .slots
+                .iter()
+                .map(|slot| {
+                    let hca = &self.hcas[slot.hca];
+                    let topology =
+                        hca.numa_node.map(|n| pb::TopologyInfo { nodes: vec![pb::NumaNode { id: i64::from(n) }] });
+                    let health = if hca.obstacle.is_none() { "Healthy" } else { "Unhealthy" };
+                    pb::Device { id: slot.id.clone(), health: health.to_owned(), topology }
+                })
+                .collect(),
+        }
     }
 
     /// The HCAs that the slots name, each once.
@@ -98,16 +107,18 @@ impl AdvertisedResource {
         for id in slots {
             names.insert(hca_of_slot(id).ok_or_else(|| format!("'{id}' is no slot of this plugin"))?);
         }
-        let find = |name: &str| {
-            let hca = self.hcas.iter().find(|h| h.name == name);
-            let hca =
-                hca.ok_or_else(|| format!("the HCA {name} is no longer on this node, or no longer configured"))?;
-            if hca.device_nodes.is_empty() {
-                return Err(format!("the HCA {name} has no device node now: its driver was unloaded"));
-            }
-            Ok(hca)
-        };
-        names.into_iter().map(find).collect()
+        names
+            .into_iter()
+            .map(|name| {
+                let hca = self.hcas.iter().find(|h| h.name == name);
+                let hca =
+                    hca.ok_or_else(|| format!("the HCA {name} is no longer on this node, or no longer configured"))?;
+                if hca.device_nodes.is_empty() {
+                    return Err(format!("the HCA {name} has no device node now: its driver was unloaded"));
+                }
+                Ok(hca)
+            })
+            .collect()
     }
 
     /// The paths of an HCA's device nodes, with the connection manager's.

@@ -67,7 +67,7 @@ impl PluginStatus {
     }
 
     fn to_json(&self) -> Value {
-        let resource = |r: &ObservedResource| {
+        let resources: Vec<Value> = self.resources.lock().iter().map(|r| {
             let state = r.state.borrow();
             let (slots, healthy) = state.slot_counts();
             let hcas: Vec<Value> = state
@@ -87,8 +87,7 @@ impl PluginStatus {
                 "hcas": hcas,
                 "cdi_error": state.cdi_error,
             })
-        };
-        let resources: Vec<Value> = self.resources.lock().iter().map(resource).collect();
+        }).collect();
         json!({
             "resources": resources,
             "config_loads": self.loads.load(Ordering::Relaxed),

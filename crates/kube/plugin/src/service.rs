@@ -73,12 +73,16 @@ impl DevicePlugin for ResourceService {
         &self,
         request: Request<pb::PreferredAllocationRequest>,
     ) -> Result<Response<pb::PreferredAllocationResponse>, Status> {
-        let choose = |wanted: &pb::ContainerPreferredAllocationRequest| {
-            let size = usize::try_from(wanted.allocation_size).unwrap_or(0);
-            let ids = spread_slots(&wanted.available_device_i_ds, &wanted.must_include_device_i_ds, size);
-            pb::ContainerPreferredAllocationResponse { device_i_ds: ids }
-        };
-        let container_responses = request.get_ref().container_requests.iter().map(choose).collect();
+        let container_responses = request
+            .get_ref()
+            .container_requests
+            .iter()
+            .map(|wanted| {
+                let size = usize::try_from(wanted.allocation_size).unwrap_or(0);
+                let ids = spread_slots(&wanted.available_device_i_ds, &wanted.must_include_device_i_ds, size);
+                pb::ContainerPreferredAllocationResponse { device_i_ds: ids }
+            })
+            .collect();
         Ok(Response::new(pb::PreferredAllocationResponse { container_responses }))
     }
 

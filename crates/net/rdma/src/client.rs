@@ -234,14 +234,20 @@ impl RdmaChannel {
             nearness.count_bytes(pool, self.numa_node, &bounce);
             let lent = pair.lend_memory(&self.memory, &mut bounce, |pair, lent| {
                 let mut copied = 0;
-                let mut landed = |n: usize| {
-                    if n > copied {
-                        lent.copy_to(copied, &mut dst[copied..n]);
-                        copied = n;
-                    }
-                    progress(n);
-                };
-                loan_outcome(call.run_call(pair, line, wire_region(lent.region()), body, &mut landed, meanwhile))
+                loan_outcome(call.run_call(
+                    pair,
+                    line,
+                    wire_region(lent.region()),
+                    body,
+                    &mut |n| {
+                        if n > copied {
+                            lent.copy_to(copied, &mut dst[copied..n]);
+                            copied = n;
+                        }
+                        progress(n);
+                    },
+                    meanwhile,
+                ))
             });
             let answer = lent.map_err(|e| CallError::Answered(e.into()))??;
             self.stats.rdma.bounced_bytes.add(answer.payload_len as u64);

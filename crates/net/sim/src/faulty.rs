@@ -76,8 +76,7 @@ impl Channel for FaultyChannel {
             Some(SimFault::Cut) => {
                 // The bytes reported as landed are correct; those behind are damaged.
                 let cut = self.plan.draw_below(dst.len() + 1);
-                let mut within = |n: usize| progress(n.min(cut));
-                if inner.call(request, body, dst, &mut within, deadline).is_ok() {
+                if inner.call(request, body, dst, &mut |n| progress(n.min(cut)), deadline).is_ok() {
                     dst[cut..].fill(0xdb);
                 }
                 self.break_with(ErrorKind::Unavailable, "the connection ended within the answer")

@@ -69,13 +69,18 @@ impl SimNode {
     /// A running node that answers by `service` and fails by `plan`.
     pub fn new(name: &str, service: Arc<dyn Service>, plan: Arc<FaultPlan>) -> Self {
         let served = Arc::clone(&service);
-        let play = move |request: &ArrivedRequest<'_>| {
-            let mut sink = MemorySink { bytes: Vec::new(), reader_waits: request.reader_waits };
-            let mut to = FrameResponder::new(&mut sink, request.header);
-            let next = dispatch_request(request.conn, request.header, request.body, request.payload, &*served, &mut to);
-            (sink.bytes, if next == NextStep::Continue { AfterAnswer::Continue } else { AfterAnswer::Close })
-        };
-        Self::build_node(name, Box::new(play), Some(service), plan)
+        Self::build_node(
+            name,
+            Box::new(move |request| {
+                let mut sink = MemorySink { bytes: Vec::new(), reader_waits: request.reader_waits };
+                let mut to = FrameResponder::new(&mut sink, request.header);
+                let next =
+                    dispatch_request(request.conn, request.header, request.body, request.payload, &*served, &mut to);
+                (sink.bytes, if next == NextStep::Continue { AfterAnswer::Continue } else { AfterAnswer::Close })
+            }),
+            Some(service),
+            plan,
+        )
     }
 
     /// A running node that answers by `play`: maps a request to the bytes to send and what follows.

@@ -213,14 +213,19 @@ impl Channel for RailChannel {
             if let RailMode::Slow(delay) = mode {
                 rail.wait_delay(deadline.min(Instant::now() + delay), broken);
             }
-            let mut report = |n: usize| {
-                landed = n;
-                progress(n);
-            };
             if let Some(breaker) = inner.breaker() {
                 rail.inner.breakers.lock().insert(self.number, breaker);
             }
-            let answer = inner.call(request, body, dst, &mut report, deadline);
+            let answer = inner.call(
+                request,
+                body,
+                dst,
+                &mut |n| {
+                    landed = n;
+                    progress(n);
+                },
+                deadline,
+            );
             rail.inner.breakers.lock().remove(&self.number);
             rail.pass_rail(deadline, broken).map_err(CallError::Broken).and(answer)
         });

@@ -44,21 +44,23 @@ fn serve_connections(
     let listener = TcpListener::bind(addr).map_err(|e| Error::io(format_args!("can't listen on {addr}"), &e))?;
     options.apply_before_connect(listener.as_fd()).map_err(|e| Error::io(format_args!("can't set up {addr}"), &e))?;
     let local = listener.local_addr().map_err(|e| Error::io("can't read the listening address", &e))?;
-    let accept = move || {
-        for socket in listener.incoming().flatten() {
-            let serve_one = Arc::clone(&serve_one);
-            let serve = move || {
-                // A client that disconnects is the normal end.
-                let _ = options.apply_options(socket.as_fd()).and_then(|()| serve_one(socket));
-            };
-            if std::thread::Builder::new().name("bare".into()).spawn(serve).is_err() {
-                return;
-            }
-        }
-    };
     std::thread::Builder::new()
         .name("bare-accept".into())
-        .spawn(accept)
+        .spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let serve_one = Arc::clone(&serve_one);
+                if std::thread::Builder::new()
+                    .name("bare".into())
+                    .spawn(move || {
+                        // A client that disconnects is the normal end.
+                        let _ = options.apply_options(socket.as_fd()).and_then(|()| serve_one(socket));
+                    })
+                    .is_err()
+                {
+                    return;
+                }
+            }
+        })
         .map_err(|e| Error::io("can't start a thread", &e))?;
     Ok(local)
 }

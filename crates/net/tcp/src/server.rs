@@ -98,8 +98,8 @@ impl SlotHolder for TcpConnection {
     }
     fn is_evictable(&self) -> bool {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let nothing_came = || matches!(poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&at_once)), Ok(0));
-        self.partial.try_lock().is_some_and(|partial| partial.is_none()) && nothing_came()
+        self.partial.try_lock().is_some_and(|partial| partial.is_none())
+            && matches!(poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&at_once)), Ok(0))
     }
 }
 
@@ -370,14 +370,13 @@ fn adopt_socket(shared: &TcpServerState, socket: TcpStream, peer: SocketAddr, id
 /// wakes cleans up.
 fn close_late(shared: &TcpServerState) {
     let limit = shared.config.request_timeout;
-    let is_late = |conn: &Arc<TcpConnection>| {
+    for conn in shared.places.all_connections().iter().filter(|conn| {
         let ungreeted = conn.state.peer_name().is_none() && conn.opened.elapsed() > limit;
         ungreeted
             || conn.partial.try_lock().is_some_and(|partial| {
                 partial.as_ref().is_some_and(|(_, since)| since.is_some_and(|since| since.elapsed() > limit))
             })
-    };
-    for conn in shared.places.all_connections().iter().filter(|conn| is_late(conn)) {
+    }) {
         let why = format!("no complete request within {limit:?}");
         shared.refusals.record_refusal(&conn.state.endpoints().peer, RefusalReason::Silent, &why);
         let _ = conn.socket.shutdown(std::net::Shutdown::Both);

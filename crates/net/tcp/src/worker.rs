@@ -162,10 +162,7 @@ fn take_received_part(conn: &TcpConnection, inbox: &mut [u8]) -> ReceivedPart {
 fn receive_bytes(conn: &TcpConnection, room: &mut [u8], flags: RecvFlags) -> std::result::Result<usize, ReceiveStop> {
     match &conn.tls {
         None => recv(&conn.socket, room, flags).map(|(_, n)| n).map_err(ReceiveStop::Os),
-        Some(tls) => {
-            let bind = |binding: &[u8]| conn.state.set_binding(binding);
-            tls.lock().receive_plain(&conn.socket, room, flags, &bind)
-        }
+        Some(tls) => tls.lock().receive_plain(&conn.socket, room, flags, &|binding| conn.state.set_binding(binding)),
     }
 }
 

@@ -39,12 +39,11 @@ pub fn pair_rails(local: &[RailInfo], remote: &[RailInfo]) -> Result<Vec<RailPai
     let mut locals = pairless_rails(&pairs, |p| p.local, local.len());
     for r in pairless_rails(&pairs, |p| p.remote, remote.len()) {
         let theirs = &remote[r];
-        let routed = |l: &usize| {
+        if let Some(at) = locals.iter().position(|l| {
             let ours = &local[*l];
             let crosses = theirs.link.is_routable() || theirs.link == RailLink::InfiniBand;
             crosses && same_fabric(ours, theirs) && ours.address.is_ipv4() == theirs.address.is_ipv4()
-        };
-        if let Some(at) = locals.iter().position(routed) {
+        }) {
             pairs.push(make(locals.remove(at), r));
         }
     }
@@ -77,7 +76,6 @@ fn same_subnet(ours: &RailInfo, theirs: &RailInfo) -> bool {
 }
 
 fn why_none(local: &[RailInfo], remote: &[RailInfo]) -> String {
-    let list = |rails: &[RailInfo]| rails.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     if remote.is_empty() {
         return "the node serves TCP only: it was started without --rdma-network".to_owned();
     }
@@ -89,7 +87,15 @@ fn why_none(local: &[RailInfo], remote: &[RailInfo]) -> String {
     } else {
         "their InfiniBand subnet prefixes differ"
     };
-    format!("no rail of this side reaches one of the node's, {reason}: here {}; there {}", list(local), list(remote))
+    format!(
+        "no rail of this side reaches one of the node's, {reason}: here {}; there {}",
+        rail_names(local),
+        rail_names(remote)
+    )
+}
+
+fn rail_names(rails: &[RailInfo]) -> String {
+    rails.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

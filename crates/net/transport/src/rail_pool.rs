@@ -327,9 +327,9 @@ impl RailPool {
                 if !inner.slots[index].channels.has_idle() || !self.may_take(inner, index, taken) {
                     continue;
                 }
-                let compared =
-                    |best| self.compare_load(index, best).then_with(|| self.compare_nearness(index, best, near));
-                match best.map_or(Order::Less, compared) {
+                match best.map_or(Order::Less, |best| {
+                    self.compare_load(index, best).then_with(|| self.compare_nearness(index, best, near))
+                }) {
                     Order::Less => (best, equals) = (Some(index), 1),
                     Order::Equal => {
                         // The n-th of n equals replaces the choice with probability 1/n.

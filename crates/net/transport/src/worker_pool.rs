@@ -319,7 +319,7 @@ fn serve_deferred<S: PooledServer>(shared: &Arc<S>, id: u64) {
     // Counted as a worker, so that [`WorkerPool::join`] waits for this thread.
     *pool.workers.lock() += 1;
     let work = Arc::clone(shared);
-    let serve = move || {
+    if let Err(e) = std::thread::Builder::new().name(format!("{}-aside", pool.kind)).spawn(move || {
         let mut inbox = vec![0u8; work.inbox_len()].into_boxed_slice();
         while let Some(id) = next_deferred(work.worker_pool()) {
             if let Some(conn) = work.connection_slots().get(id) {
@@ -328,8 +328,7 @@ fn serve_deferred<S: PooledServer>(shared: &Arc<S>, id: u64) {
         }
         *work.worker_pool().workers.lock() -= 1;
         work.worker_pool().ended.notify_all();
-    };
-    if let Err(e) = std::thread::Builder::new().name(format!("{}-aside", pool.kind)).spawn(serve) {
+    }) {
         tracing::warn!("can't start a thread for requests that may block: {e}; their connections are closed");
         *pool.workers.lock() -= 1;
         while let Some(id) = next_deferred(pool) {

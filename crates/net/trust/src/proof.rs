@@ -121,8 +121,11 @@ impl TokenProver {
     /// # Errors
     /// `PermissionDenied` when the node does not hold the token.
     pub fn check_answer(&self, answer: &TokenProof) -> Result<()> {
-        let fits = |shown: &TokenProof| self.transcript.verify_role(&self.tokens.keys[0], NODE_ROLE, &shown.0, answer);
-        if self.shown.as_ref().is_some_and(fits) {
+        if self
+            .shown
+            .as_ref()
+            .is_some_and(|shown| self.transcript.verify_role(&self.tokens.keys[0], NODE_ROLE, &shown.0, answer))
+        {
             return Ok(());
         }
         let why = format!(

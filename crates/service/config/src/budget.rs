@@ -149,9 +149,8 @@ impl MemoryBudget {
 
     /// The least budget that suffices for the terms: a larger budget has more requests and larger tables.
     fn least_total(demand: BudgetDemand) -> u64 {
-        let with_total = |total: u64| BudgetDemand { total, ..demand };
         let mut least = Self::derive_need(demand).div_ceil(1 << 20) << 20;
-        while Self::derive_need(with_total(least)) > least {
+        while Self::derive_need(BudgetDemand { total: least, ..demand }) > least {
             least += 1 << 20;
         }
         least

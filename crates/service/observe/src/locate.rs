@@ -54,11 +54,10 @@ pub fn list_mounts() -> Result<Vec<SpurlineMount>> {
 pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
     let Some(process) = dial::listener_process(socket) else { return false };
     let table = MountTable::read_file(Path::new(&format!("/proc/{}/mountinfo", process.as_raw_pid())));
-    let serves = || {
+    table.is_ok_and(|table| !spurline_mounts(&table).iter().any(|mount| mount.mountpoint == mountpoint)) && {
         let peer = AdminPeer::Socket(socket.to_owned(), None);
         peer.fetch_status(DETACHED_ANSWER).is_ok_and(|status| !status.is_starting())
-    };
-    table.is_ok_and(|table| !spurline_mounts(&table).iter().any(|mount| mount.mountpoint == mountpoint)) && serves()
+    }
 }
 
 fn spurline_mounts(table: &MountTable) -> Vec<SpurlineMount> {

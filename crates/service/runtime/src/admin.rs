@@ -10,7 +10,6 @@ use spurline_observe::server::AdminServer;
 use spurline_observe::{AdminTarget, usage};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -32,7 +31,7 @@ impl AdminServices {
         target: &Arc<ProcessTarget>,
     ) -> std::result::Result<Self, Fault> {
         let answers: Arc<dyn AdminTarget> = Arc::clone(target) as _;
-        let start = |path: PathBuf| {
+        let admin = match locate::make_socket_path(owner).and_then(|path| {
             if let SocketOwner::Mount(at) = owner
                 && locate::is_detached(&path, at)
             {
@@ -40,8 +39,7 @@ impl AdminServices {
                 let _ = std::fs::remove_file(&path);
             }
             AdminServer::start(&path, Arc::clone(&answers))
-        };
-        let admin = match locate::make_socket_path(owner).and_then(start) {
+        }) {
             Ok(server) => {
                 tracing::info!(socket = %server.path().display(), "admin socket");
                 Some(server)

@@ -84,15 +84,21 @@ fn query_all(reach: &PeerConnector, members: Vec<Arc<Member>>) -> Vec<NodeReport
     let next = &next;
     let members = &members;
     let mut lines: Vec<(usize, NodeReport)> = std::thread::scope(|scope| {
-        let worker = || {
-            let mut done = Vec::new();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(member) = members.get(index) else { return done };
-                done.push((index, NodeReport { member: Arc::clone(member), answer: query_node(reach, member) }));
-            }
-        };
-        let threads: Vec<_> = (0..CONCURRENT_NODES.min(members.len())).map(|_| scope.spawn(worker)).collect();
+        let threads: Vec<_> = (0..CONCURRENT_NODES.min(members.len()))
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut done = Vec::new();
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(member) = members.get(index) else { return done };
+                        done.push((
+                            index,
+                            NodeReport { member: Arc::clone(member), answer: query_node(reach, member) },
+                        ));
+                    }
+                })
+            })
+            .collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
     });
     lines.sort_by_key(|(index, _)| *index);

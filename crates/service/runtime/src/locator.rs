@@ -222,19 +222,21 @@ fn by_other_address(name: &str) -> Option<AdminPeer> {
     if wanted.is_empty() {
         return None;
     }
-    let listens = |(_, socket): (String, PathBuf)| {
-        let peer = own_peer(socket);
-        let status = peer.fetch_status(SEARCH_QUERY_TIMEOUT).ok()?;
-        let addresses = status.addresses().iter().filter_map(|at| at.parse().ok());
-        Some((peer, addresses.collect::<Vec<SocketAddr>>()))
-    };
-    let processes: Vec<_> = node_sockets().into_iter().filter_map(listens).collect();
+    let processes: Vec<_> = node_sockets()
+        .into_iter()
+        .filter_map(|(_, socket)| {
+            let peer = own_peer(socket);
+            let status = peer.fetch_status(SEARCH_QUERY_TIMEOUT).ok()?;
+            let addresses = status.addresses().iter().filter_map(|at| at.parse().ok());
+            Some((peer, addresses.collect::<Vec<SocketAddr>>()))
+        })
+        .collect();
     let find = |is: &dyn Fn(&SocketAddr) -> bool| {
         processes.iter().find(|(_, addresses)| addresses.iter().any(is)).map(|(peer, _)| peer.clone())
     };
     // localhost means this machine, also when no process listens at the loopback address.
-    let loopback = |at: &SocketAddr| wanted.iter().any(|w| w.ip().is_loopback() && w.port() == at.port());
-    find(&|at| wanted.contains(at)).or_else(|| find(&loopback))
+    find(&|at| wanted.contains(at))
+        .or_else(|| find(&|at| wanted.iter().any(|w| w.ip().is_loopback() && w.port() == at.port())))
 }
 
 /// The admin sockets of this user's nodes and coordinators, by name, whether or not a process answers there.

@@ -66,24 +66,26 @@ fn open_rails(
 ) -> Result<Vec<Arc<spurline_net_rdma::RdmaRail>>, Fault> {
     let Some(first) = found.first() else { return Ok(Vec::new()) };
     let verbs = VerbsLibrary::load().map_err(|e| rail_fault(&first.rail.name, &e, String::new()))?;
-    let open = |f: &LocalRail| {
-        let name = &f.rail.name;
-        spurline_net_rdma::RdmaRail::open_on(&verbs, name, f.rail.address, f.numa_node, pool, access).map_err(|e| {
-            match e.kind() {
-                // Other processes of this user may have locked part of the limit.
-                ErrorKind::NoMemory => rail_fault(name, &e, UnusableRail::memlock_remedy(locked)),
-                _ => match f.device_node_error() {
-                    Some((node, why)) => rail_fault(
-                        name,
-                        &format!("{node}, through which {} is used, can't be opened: {why}", f.device),
-                        format!("in a container, pass {node} in beside /dev/infiniband/rdma_cm"),
-                    ),
-                    None => rail_fault(name, &e, String::new()),
-                },
-            }
+    let rails = found
+        .iter()
+        .map(|f| {
+            let name = &f.rail.name;
+            spurline_net_rdma::RdmaRail::open_on(&verbs, name, f.rail.address, f.numa_node, pool, access).map_err(|e| {
+                match e.kind() {
+                    // Other processes of this user may have locked part of the limit.
+                    ErrorKind::NoMemory => rail_fault(name, &e, UnusableRail::memlock_remedy(locked)),
+                    _ => match f.device_node_error() {
+                        Some((node, why)) => rail_fault(
+                            name,
+                            &format!("{node}, through which {} is used, can't be opened: {why}", f.device),
+                            format!("in a container, pass {node} in beside /dev/infiniband/rdma_cm"),
+                        ),
+                        None => rail_fault(name, &e, String::new()),
+                    },
+                }
+            })
         })
-    };
-    let rails = found.iter().map(open).collect::<Result<_, Fault>>()?;
+        .collect::<Result<_, Fault>>()?;
     // Registration has touched every page.
     match pool.numa_placement() {
         None => {}

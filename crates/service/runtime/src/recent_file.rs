@@ -51,7 +51,7 @@ impl RecentObjectsFile {
         let (stop, stopped) = channel();
         let path = file.clone();
         let node = Arc::downgrade(node);
-        let keep_current = move || {
+        let thread = std::thread::Builder::new().name("recent-objects".into()).spawn(move || {
             let mut written = 0;
             let mut interval = WRITE_INTERVAL;
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
@@ -59,8 +59,7 @@ impl RecentObjectsFile {
                 written = write_if_changed(&path, &node, written);
                 interval = WRITE_INTERVAL.max(begun.elapsed() * WRITE_SHARE_DIVISOR);
             }
-        };
-        let thread = std::thread::Builder::new().name("recent-objects".into()).spawn(keep_current);
+        });
         let thread = thread.map_err(|error| Error::io("can't start a thread", &error))?;
         Ok(Some(RecentObjectsFile { file, stop, thread }))
     }

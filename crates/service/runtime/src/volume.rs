@@ -102,8 +102,9 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
     tracing::info!("source {}", under.describe());
     // A bucket has no folders that could be missing: a misspelt prefix is empty.
     let until = Instant::now() + config.under.timeout;
-    let empty = || under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty() && page.next.is_none());
-    if config.source.scheme() != "file" && empty() {
+    if config.source.scheme() != "file"
+        && under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty() && page.next.is_none())
+    {
         if let Some((parent, name)) = named_object(config, stats) {
             return Err(Fault::usage(
                 format!("{} is an object, and a folder is mounted", config.source),

@@ -221,8 +221,8 @@ impl CheckpointBench<'_> {
         self.bar.set_message(format!("{}: write, round {round} of {}", place.name, self.args.rounds));
         let shares: Vec<Vec<RankPlan>> =
             (0..self.crew.len()).map(|index| self.ranks_of(&plans, index, false)).collect();
-        let order = |index: usize| WorkerOrder::Write { folder: write.clone(), ranks: shares[index].clone() };
-        let wrote = self.run_phase(place, order)?;
+        let wrote =
+            self.run_phase(place, |index| WorkerOrder::Write { folder: write.clone(), ranks: shares[index].clone() })?;
         let folders: Vec<PathBuf> = [
             Some(read.clone()),
             place.has_reader().then(|| write.clone()),

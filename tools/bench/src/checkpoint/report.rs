@@ -322,7 +322,17 @@ impl CheckpointReport<'_> {
     }
 
     fn json(&self) -> Value {
-        let run = |run: &PhaseRun| {
+        json!({
+            "schema": "spurline-bench-checkpoint/1", "spurline": env!("CARGO_PKG_VERSION"), "model": self.args.model.word(),
+            "ranks": self.ranks, "rank_bytes": self.size, "hosts": self.hosts, "rounds": self.args.rounds,
+            "machine": self.about, "notes": self.notes, "places": self.outcomes.iter().map(|outcome| {
+            let phase = |index: usize| {
+                let runs = outcome.phases()[index].1;
+                json!({
+                    "seconds": median_of(runs, PhaseRun::seconds), "bytes_per_second": median_of(runs, PhaseRun::rate),
+                    "slowest_rank_bytes_per_second": median_of(runs, PhaseRun::slowest_rate),
+                    "ratio": self.ratio(outcome, index).map(|(ratio, _)| ratio),
+                    "runs": runs.iter().map(|run| {
             let cpu: serde_json::Map<String, Value> = run
                 .cpu
                 .iter()
@@ -339,26 +349,14 @@ impl CheckpointReport<'_> {
                 "over_time": run.over_time.iter()
                     .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
             })
-        };
-        let place = |outcome: &PlaceOutcome| {
-            let phase = |index: usize| {
-                let runs = outcome.phases()[index].1;
-                json!({
-                    "seconds": median_of(runs, PhaseRun::seconds), "bytes_per_second": median_of(runs, PhaseRun::rate),
-                    "slowest_rank_bytes_per_second": median_of(runs, PhaseRun::slowest_rate),
-                    "ratio": self.ratio(outcome, index).map(|(ratio, _)| ratio),
-                    "runs": runs.iter().map(run).collect::<Vec<_>>(),
+        }).collect::<Vec<_>>(),
                 })
             };
             json!({
                 "place": outcome.name, "spurline_mount": outcome.has_counters, "page_cache": outcome.dropped,
                 "checksums_agree": true, "write": phase(0), "read": phase(1),
             })
-        };
-        json!({
-            "schema": "spurline-bench-checkpoint/1", "spurline": env!("CARGO_PKG_VERSION"), "model": self.args.model.word(),
-            "ranks": self.ranks, "rank_bytes": self.size, "hosts": self.hosts, "rounds": self.args.rounds,
-            "machine": self.about, "notes": self.notes, "places": self.outcomes.iter().map(place).collect::<Vec<_>>(),
+        }).collect::<Vec<_>>(),
         })
     }
 }

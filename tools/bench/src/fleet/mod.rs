@@ -306,12 +306,19 @@ impl FleetBench<'_> {
         }
         let cases = NfsCase::parse_all(&self.args.nfs_case)?;
         let dir = self.scratch.path().join("nfs").join("nfs0").display().to_string();
-        let one = |case: NfsCase, export: &NfsExport| FleetVariant {
-            name: format!("{} {}", export.name, case.name),
-            dir: dir.clone(),
-            nfs: Some(NfsVariant { case, export: export.clone(), nconnect: self.args.nconnect }),
-        };
-        Ok(cases.iter().flat_map(|case| exports.iter().map(|export| one(*case, export)).collect::<Vec<_>>()).collect())
+        Ok(cases
+            .iter()
+            .flat_map(|case| {
+                exports
+                    .iter()
+                    .map(|export| FleetVariant {
+                        name: format!("{} {}", export.name, case.name),
+                        dir: dir.clone(),
+                        nfs: Some(NfsVariant { case: *case, export: export.clone(), nconnect: self.args.nconnect }),
+                    })
+                    .collect::<Vec<_>>()
+            })
+            .collect())
     }
 
     /// Which test of perftest is the ceiling of this job.
@@ -633,21 +640,22 @@ fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
         [("hosts", |point| point.clients as u32), ("jobs", |point| point.jobs), ("depth", |point| point.depth)];
     for (axis, of) in axes {
         // One axis, with the others at the greatest value.
-        let same = |row: &&FleetRow| {
-            axes.iter()
-                .filter(|(other, _)| *other != axis)
-                .all(|(_, of)| of(&row.point) == rows.iter().map(|row| of(&row.point)).max().unwrap_or(0))
-        };
-        let line = |name: &&str| ChartSeries {
-            name: (*name).to_owned(),
-            points: rows
-                .iter()
-                .filter(same)
-                .filter(|row| row.variant.name == **name)
-                .map(|row| (f64::from(of(&row.point)), row.bandwidth() / 1e9))
-                .collect(),
-        };
-        let series: Vec<ChartSeries> = names.iter().map(line).collect();
+        let series: Vec<ChartSeries> = names
+            .iter()
+            .map(|name| ChartSeries {
+                name: (*name).to_owned(),
+                points: rows
+                    .iter()
+                    .filter(|row| {
+                        axes.iter()
+                            .filter(|(other, _)| *other != axis)
+                            .all(|(_, of)| of(&row.point) == rows.iter().map(|row| of(&row.point)).max().unwrap_or(0))
+                    })
+                    .filter(|row| row.variant.name == **name)
+                    .map(|row| (f64::from(of(&row.point)), row.bandwidth() / 1e9))
+                    .collect(),
+            })
+            .collect();
         if series.iter().any(|series| series.points.len() > 1) {
             charts.push(BenchChart::lines(format!("Throughput over {axis}"), axis, "GB/s", series));
         }

@@ -60,11 +60,18 @@ impl NfsCase {
     /// # Errors
     /// `Usage` for a name that is none.
     pub fn parse_all(names: &[String]) -> Result<Vec<NfsCase>> {
-        let find = |name: &String| {
-            let found = NFS_CASES.iter().find(|case| case.name == name).copied();
-            found.ok_or_else(|| BenchError::Usage(format!("--nfs-case {name}: the cases are {}", known_cases())))
-        };
-        if names.is_empty() { Ok(NFS_CASES.to_vec()) } else { names.iter().map(find).collect() }
+        if names.is_empty() {
+            Ok(NFS_CASES.to_vec())
+        } else {
+            names
+                .iter()
+                .map(|name| {
+                    let found = NFS_CASES.iter().find(|case| case.name == name).copied();
+                    found
+                        .ok_or_else(|| BenchError::Usage(format!("--nfs-case {name}: the cases are {}", known_cases())))
+                })
+                .collect()
+        }
     }
 
     /// Options of mount(8).
@@ -262,15 +269,17 @@ fn count_connections(text: &str, dir: &str) -> BTreeMap<String, usize> {
 /// `Missing` for a host whose `/proc/stat` can't be read.
 pub fn busy_of(hosts: &[AgentHost], ssh: bool) -> Result<f64> {
     let ticks = rustix::param::clock_ticks_per_second() as f64;
-    let busy = |host: &AgentHost| {
-        let missing = |why: &str| BenchError::Missing(format!("processor time of {}: {why}", host.host));
-        let text = run_on(host, ssh, &["cat", "/proc/stat"]).map_err(|error| match error {
-            BenchError::Failed(why) => missing(&why),
-            error => error,
-        })?;
-        busy_seconds(&text, ticks).ok_or_else(|| missing("/proc/stat has no times"))
-    };
-    hosts.iter().map(busy).sum()
+    hosts
+        .iter()
+        .map(|host| {
+            let missing = |why: &str| BenchError::Missing(format!("processor time of {}: {why}", host.host));
+            let text = run_on(host, ssh, &["cat", "/proc/stat"]).map_err(|error| match error {
+                BenchError::Failed(why) => missing(&why),
+                error => error,
+            })?;
+            busy_seconds(&text, ticks).ok_or_else(|| missing("/proc/stat has no times"))
+        })
+        .sum()
 }
 
 /// Processor seconds that a whole machine has been busy, from the first line of `/proc/stat`.

@@ -27,27 +27,30 @@ pub(super) fn run(part: &CopyPart) -> Result<()> {
     std::fs::create_dir_all(&part.to).map_err(|e| BenchError::io(part.to.display(), &e))?;
     let listed = Mutex::new(CopyQueue::default());
     let failed = AtomicBool::new(false);
-    let work = || -> Result<(u64, u64)> {
-        let mut bytes = 0;
-        let mut files = 0;
-        let mut buffer = Vec::new();
-        while let Some((object, to)) =
-            next_object(part, &*under, &listed).inspect_err(|_| failed.store(true, Ordering::Relaxed))?
-        {
-            if failed.load(Ordering::Relaxed) {
-                break;
-            }
-            buffer.resize(object.size as usize, 0);
-            under.read(&object, 0, &mut SliceSink::new(&mut buffer), Instant::now() + COPY_TIMEOUT)?;
-            std::fs::write(&to, &buffer).map_err(|e| BenchError::io(to.display(), &e))?;
-            bytes += object.size;
-            files += 1;
-        }
-        Ok((bytes, files))
-    };
     let start = Instant::now();
     let (bytes, files) = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..part.depth.max(1)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..part.depth.max(1))
+            .map(|_| {
+                scope.spawn(|| -> Result<(u64, u64)> {
+                    let mut bytes = 0;
+                    let mut files = 0;
+                    let mut buffer = Vec::new();
+                    while let Some((object, to)) =
+                        next_object(part, &*under, &listed).inspect_err(|_| failed.store(true, Ordering::Relaxed))?
+                    {
+                        if failed.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        buffer.resize(object.size as usize, 0);
+                        under.read(&object, 0, &mut SliceSink::new(&mut buffer), Instant::now() + COPY_TIMEOUT)?;
+                        std::fs::write(&to, &buffer).map_err(|e| BenchError::io(to.display(), &e))?;
+                        bytes += object.size;
+                        files += 1;
+                    }
+                    Ok((bytes, files))
+                })
+            })
+            .collect();
         let mut sum = (0, 0);
         for worker in workers {
             let (bytes, files) = worker.join().map_err(|_| BenchError::Failed("a copier panicked".into()))??;

@@ -36,34 +36,37 @@ fn read_folder(dir: &Path, threads: usize, stat: bool) -> Result<FilesPass> {
         .collect::<Result<_>>()?;
     let list_seconds = start.elapsed().as_secs_f64();
     let next = AtomicUsize::new(0);
-    let work = || -> Result<u64> {
-        let mut bytes = 0u64;
-        let mut buffer = vec![0u8; 1 << 20];
-        loop {
-            // Sixteen at a time, so that the counter costs little.
-            let from = next.fetch_add(16, Ordering::Relaxed);
-            if from >= names.len() {
-                return Ok(bytes);
-            }
-            for name in &names[from..names.len().min(from + 16)] {
-                let path = dir.join(name);
-                let fail = |e: std::io::Error| BenchError::io(path.display(), &e);
-                if stat {
-                    bytes += std::fs::symlink_metadata(&path).map_err(fail)?.len();
-                    continue;
-                }
-                let mut file = std::fs::File::open(&path).map_err(fail)?;
-                loop {
-                    match file.read(&mut buffer).map_err(fail)? {
-                        0 => break,
-                        n => bytes += n as u64,
-                    }
-                }
-            }
-        }
-    };
     let bytes = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| -> Result<u64> {
+                    let mut bytes = 0u64;
+                    let mut buffer = vec![0u8; 1 << 20];
+                    loop {
+                        // Sixteen at a time, so that the counter costs little.
+                        let from = next.fetch_add(16, Ordering::Relaxed);
+                        if from >= names.len() {
+                            return Ok(bytes);
+                        }
+                        for name in &names[from..names.len().min(from + 16)] {
+                            let path = dir.join(name);
+                            let fail = |e: std::io::Error| BenchError::io(path.display(), &e);
+                            if stat {
+                                bytes += std::fs::symlink_metadata(&path).map_err(fail)?.len();
+                                continue;
+                            }
+                            let mut file = std::fs::File::open(&path).map_err(fail)?;
+                            loop {
+                                match file.read(&mut buffer).map_err(fail)? {
+                                    0 => break,
+                                    n => bytes += n as u64,
+                                }
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
         let mut sum = 0;
         for worker in workers {
             sum += worker.join().map_err(|_| BenchError::Failed("a reader panicked".into()))??;

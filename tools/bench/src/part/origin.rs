@@ -19,23 +19,26 @@ pub(super) fn run(part: &OriginPart) -> Result<()> {
     let object = ObjectRef::new(under.source_url(), part.path.as_bytes(), version, attr.size);
     let next = AtomicU64::new(0);
     let block = part.block.0.max(1);
-    let work = || -> Result<u64> {
-        let mut buffer = vec![0u8; block as usize];
-        let mut bytes = 0;
-        loop {
-            let at = next.fetch_add(block, Ordering::Relaxed);
-            if at >= object.size {
-                return Ok(bytes);
-            }
-            let len = (object.size - at).min(block) as usize;
-            let mut sink = SliceSink::new(&mut buffer[..len]);
-            under.read(&object, at, &mut sink, Instant::now() + ORIGIN_TIMEOUT)?;
-            bytes += len as u64;
-        }
-    };
     let start = Instant::now();
     let bytes = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..part.depth.max(1)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..part.depth.max(1))
+            .map(|_| {
+                scope.spawn(|| -> Result<u64> {
+                    let mut buffer = vec![0u8; block as usize];
+                    let mut bytes = 0;
+                    loop {
+                        let at = next.fetch_add(block, Ordering::Relaxed);
+                        if at >= object.size {
+                            return Ok(bytes);
+                        }
+                        let len = (object.size - at).min(block) as usize;
+                        let mut sink = SliceSink::new(&mut buffer[..len]);
+                        under.read(&object, at, &mut sink, Instant::now() + ORIGIN_TIMEOUT)?;
+                        bytes += len as u64;
+                    }
+                })
+            })
+            .collect();
         let mut sum = 0;
         for worker in workers {
             sum += worker.join().map_err(|_| BenchError::Failed("a reader panicked".into()))??;

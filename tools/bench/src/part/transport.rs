@@ -150,9 +150,10 @@ fn read_blocks(channels: &mut [ReadChannel], lane: &mut ReadLane, size: u64) -> 
     });
     let deadline = Instant::now() + CALL_TIMEOUT;
     let mut of_others = Ok(());
-    let mut read_others = || of_others = read_blocks(others, lane, size);
     let answer =
-        first.channel.call_while(&request, &mut first.body, &mut first.dst, &mut |_| (), deadline, &mut read_others);
+        first.channel.call_while(&request, &mut first.body, &mut first.dst, &mut |_| (), deadline, &mut || {
+            of_others = read_blocks(others, lane, size)
+        });
     first.len = answer.map_err(WireError::from)?.payload_len;
     of_others
 }

@@ -110,19 +110,26 @@ pub(super) fn create_files(part: &CreatePart) -> Result<()> {
     let text = written_block(0, part.size.0);
     let next = AtomicUsize::new(0);
     let start = Instant::now();
-    let make = || -> Result<()> {
-        loop {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            if n >= part.files {
-                return Ok(());
-            }
-            let path = part.dir.join(format!("{}{n}", part.prefix));
-            let made = OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut f| f.write_all(&text));
-            made.map_err(|e| BenchError::io(path.display(), &e))?;
-        }
-    };
     std::thread::scope(|scope| {
-        let makers: Vec<_> = (0..part.threads.max(1)).map(|_| scope.spawn(make)).collect();
+        let makers: Vec<_> = (0..part.threads.max(1))
+            .map(|_| {
+                scope.spawn(|| -> Result<()> {
+                    loop {
+                        let n = next.fetch_add(1, Ordering::Relaxed);
+                        if n >= part.files {
+                            return Ok(());
+                        }
+                        let path = part.dir.join(format!("{}{n}", part.prefix));
+                        let made = OpenOptions::new()
+                            .write(true)
+                            .create_new(true)
+                            .open(&path)
+                            .and_then(|mut f| f.write_all(&text));
+                        made.map_err(|e| BenchError::io(path.display(), &e))?;
+                    }
+                })
+            })
+            .collect();
         for maker in makers {
             maker.join().map_err(|_| BenchError::Failed("a maker panicked".into()))??;
         }

@@ -135,14 +135,17 @@ fn sample_files(
     let json: Value = serde_json::from_str(done.out.trim())
         .map_err(|e| BenchError::Failed(format!("the file reader printed {:?}: {e}", done.out)))?;
     let last = &json["passes"][pass];
-    let number = |key: &str| last[key].as_f64().unwrap_or(0.0);
-    if number("ops") as usize != count || number("bytes") as u64 != count as u64 * SMALL_FILE_BYTES {
+    if number_in(last, "ops") as usize != count || number_in(last, "bytes") as u64 != count as u64 * SMALL_FILE_BYTES {
         return Err(BenchError::Failed(format!("not all files were read: {last}")));
     }
     // The processor time covers all passes, although only the first read anything.
-    let bytes = if stat { 0 } else { number("bytes") as u64 };
+    let bytes = if stat { 0 } else { number_in(last, "bytes") as u64 };
     let ops = count as u64 * (pass as u64 + 1);
-    Ok(CaseSample { value: number("ops") / number("seconds"), bytes, ops, cpu, latency_us: None })
+    Ok(CaseSample { value: number_in(last, "ops") / number_in(last, "seconds"), bytes, ops, cpu, latency_us: None })
+}
+
+fn number_in(json: &Value, key: &str) -> f64 {
+    json[key].as_f64().unwrap_or(0.0)
 }
 
 /// The last of `pass + 1` runs of `ls -l` on a fresh mount.

@@ -26,41 +26,44 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     }
     let server = s3::start_embedded(suite, &buckets, None)?;
     let source = format!("s3://{LOAD_BUCKET}");
-    let copy = || {
-        let to = suite.memory.empty_subdir("copied")?.display().to_string();
-        let words = ["copy", &source, "set", "--to", &to, "--depth", LOAD_REQUESTS].map(String::from);
-        let mut command = suite.part_command(&words, None);
-        command.envs(server.env());
-        let sample = part_sample(command, LOAD_TIMEOUT, FigureUnit::Rate, &[("server", server.daemon())])?;
-        if sample.ops == count as u64 { Ok(sample) } else { Err(BenchError::Failed(format!("{} files", sample.ops))) }
-    };
-    let load = || {
-        let cache = suite.memory.empty_subdir("cache-load")?.display().to_string();
-        let words = ["--cache-dir", &cache, "--cache-size", "8G", "--free-space-ratio", "0"];
-        let mounted = suite.mount_with("load", &source, None, &words, &server.env())?;
-        let mut command = child::command_in(&suite.spurline, None);
-        command.arg("load").arg(mounted.at().join("set")).args(["-p", LOAD_REQUESTS, "--json"]);
-        let roles = [("mount", mounted.daemon()), ("server", server.daemon())];
-        let (done, cpu) = with_cpu(&roles, || child::run_to_end(command, LOAD_TIMEOUT))?;
-        let job: Value =
-            serde_json::from_str(done.out.trim()).map_err(|e| BenchError::Failed(format!("load: no JSON: {e}")))?;
-        let number = |key: &str| job[key].as_f64().unwrap_or(0.0);
-        if job["state"] != "SUCCEEDED" || number("bytes_moved") != (count as u64 * LOAD_FILE_BYTES) as f64 {
-            return Err(BenchError::Failed(format!("unexpected end of the job: {job}")));
-        }
-        let value = number("files_done") / number("seconds");
-        Ok(CaseSample { value, bytes: count as u64 * LOAD_FILE_BYTES, ops: count as u64, cpu, latency_us: None })
-    };
     let group = format!("{count} files of 10 KiB, {LOAD_REQUESTS} at a time");
     let cases = vec![
-        BenchCase::new(&group, "copy", "plain copy to files", FigureUnit::Rate, copy),
-        BenchCase::new(&group, "load", "spurline load, mount alone", FigureUnit::Rate, load).against(
-            "of the plain copy",
-            &["copy"],
-            Some(0.9),
-        ),
+        BenchCase::new(&group, "copy", "plain copy to files", FigureUnit::Rate, || {
+            let to = suite.memory.empty_subdir("copied")?.display().to_string();
+            let words = ["copy", &source, "set", "--to", &to, "--depth", LOAD_REQUESTS].map(String::from);
+            let mut command = suite.part_command(&words, None);
+            command.envs(server.env());
+            let sample = part_sample(command, LOAD_TIMEOUT, FigureUnit::Rate, &[("server", server.daemon())])?;
+            if sample.ops == count as u64 {
+                Ok(sample)
+            } else {
+                Err(BenchError::Failed(format!("{} files", sample.ops)))
+            }
+        }),
+        BenchCase::new(&group, "load", "spurline load, mount alone", FigureUnit::Rate, || {
+            let cache = suite.memory.empty_subdir("cache-load")?.display().to_string();
+            let words = ["--cache-dir", &cache, "--cache-size", "8G", "--free-space-ratio", "0"];
+            let mounted = suite.mount_with("load", &source, None, &words, &server.env())?;
+            let mut command = child::command_in(&suite.spurline, None);
+            command.arg("load").arg(mounted.at().join("set")).args(["-p", LOAD_REQUESTS, "--json"]);
+            let roles = [("mount", mounted.daemon()), ("server", server.daemon())];
+            let (done, cpu) = with_cpu(&roles, || child::run_to_end(command, LOAD_TIMEOUT))?;
+            let job: Value =
+                serde_json::from_str(done.out.trim()).map_err(|e| BenchError::Failed(format!("load: no JSON: {e}")))?;
+            if job["state"] != "SUCCEEDED" || number_in(&job, "bytes_moved") != (count as u64 * LOAD_FILE_BYTES) as f64
+            {
+                return Err(BenchError::Failed(format!("unexpected end of the job: {job}")));
+            }
+            let value = number_in(&job, "files_done") / number_in(&job, "seconds");
+            Ok(CaseSample { value, bytes: count as u64 * LOAD_FILE_BYTES, ops: count as u64, cpu, latency_us: None })
+        })
+        .against("of the plain copy", &["copy"], Some(0.9)),
     ];
     let rows = suite.rounds("load", cases)?;
     let title = "Filling an empty cache on tmpfs from the embedded S3 server on this machine.";
     Ok(SuiteSection { name: "load", title, skipped: None, notes: Vec::new(), rows })
+}
+
+fn number_in(json: &Value, key: &str) -> f64 {
+    json[key].as_f64().unwrap_or(0.0)
 }

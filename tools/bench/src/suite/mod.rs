@@ -255,18 +255,21 @@ fn count_outcome(sections: &[SuiteSection], strict: bool) -> SuiteOutcome {
 
 /// A machine in a line.
 pub fn one_line(about: &Value) -> String {
-    let text = |key: &str| about[key].as_str().unwrap_or("?").to_owned();
     format!(
         "{}, Linux {}, {} × {}{}, {:.0} GiB of memory; memory dir: {}; disk dir: {}",
-        text("os"),
-        text("kernel"),
+        text_of(about, "os"),
+        text_of(about, "kernel"),
         about["cpus"],
-        text("cpu"),
+        text_of(about, "cpu"),
         if about["hypervisor"] == true { " (virtual)" } else { "" },
         about["memory_bytes"].as_f64().unwrap_or(0.0) / f64::from(1u32 << 30),
-        text("memory_dir"),
-        text("disk_dir"),
+        text_of(about, "memory_dir"),
+        text_of(about, "disk_dir"),
     )
+}
+
+fn text_of(about: &Value, key: &str) -> String {
+    about[key].as_str().unwrap_or("?").to_owned()
 }
 
 /// Shows progress: a line that is overwritten on a terminal, nothing elsewhere.
@@ -459,24 +462,27 @@ enum BytePath {
 
 /// Whether a mount's counters confirm that `bytes` came by `way`; otherwise the reason.
 fn wrong_path(way: BytePath, bytes: u64, grown: &CounterValues) -> Option<String> {
-    let of = |name: &str| grown.get(name).copied().unwrap_or(0);
     let most = bytes / 10 * 9;
     let (right, names): (bool, &[&str]) = match way {
         BytePath::Passthrough => (
-            of("fuse.passthrough_opens") > 0 && of("fuse.read_bytes") < bytes / 20,
+            growth_of(grown, "fuse.passthrough_opens") > 0 && growth_of(grown, "fuse.read_bytes") < bytes / 20,
             &["fuse.passthrough_opens", "fuse.read_bytes"],
         ),
         BytePath::Memory => (
-            of("fuse.read_bytes") >= most && of("blockcache.mem_hit_bytes") >= most,
+            growth_of(grown, "fuse.read_bytes") >= most && growth_of(grown, "blockcache.mem_hit_bytes") >= most,
             &["fuse.read_bytes", "blockcache.mem_hit_bytes", "blockcache.disk_hit_bytes", "blockcache.miss_bytes"],
         ),
-        BytePath::Tcp => (of("tcp.recv_bytes") >= most, &["tcp.recv_bytes", "blockcache.mem_hit_bytes"]),
+        BytePath::Tcp => (growth_of(grown, "tcp.recv_bytes") >= most, &["tcp.recv_bytes", "blockcache.mem_hit_bytes"]),
     };
     if right {
         return None;
     }
-    let seen: Vec<String> = names.iter().map(|n| format!("{n} {}", of(n))).collect();
+    let seen: Vec<String> = names.iter().map(|n| format!("{n} {}", growth_of(grown, n))).collect();
     Some(format!("{bytes} bytes did not come by {way:?}: {}", seen.join(", ")))
+}
+
+fn growth_of(grown: &crate::mount::CounterValues, name: &str) -> u64 {
+    grown.get(name).copied().unwrap_or(0)
 }
 
 impl BenchSuite {

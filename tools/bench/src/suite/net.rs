@@ -85,11 +85,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             add(both_directions(load, variant, label, move || {
                 let before = server.cpu()?;
                 let (said, used) = run_net(suite, client, &words)?;
-                let number = |key: &str| said[key].as_f64().unwrap_or(0.0);
                 Ok(CaseSample {
-                    value: number("read_bytes_per_second") + number("write_bytes_per_second"),
-                    bytes: (number("read_bytes") + number("write_bytes")) as u64,
-                    ops: number("operations") as u64,
+                    value: number_in(&said, "read_bytes_per_second") + number_in(&said, "write_bytes_per_second"),
+                    bytes: (number_in(&said, "read_bytes") + number_in(&said, "write_bytes")) as u64,
+                    ops: number_in(&said, "operations") as u64,
                     cpu: vec![("client", used), ("server", server.cpu()? - before)],
                     latency_us: None,
                 })
@@ -130,6 +129,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let title =
         "Point-to-point measurements over veth between two network namespaces, `net bw` and `net lat` beside iperf3.";
     Ok(SuiteSection { name: "net", title, skipped: None, notes, rows })
+}
+
+fn number_in(json: &Value, key: &str) -> f64 {
+    json[key].as_f64().unwrap_or(0.0)
 }
 
 fn number_of(value: &Value) -> f64 {

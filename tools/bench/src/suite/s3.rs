@@ -86,7 +86,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             [("direct", "mount, O_DIRECT 1 MiB, 1 job", true), ("buffered", "mount, buffered 1 MiB, 1 job", false)]
         {
             let name = format!("s3-{}", server.variant);
-            let take = move || {
+            let case = BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, move || {
                 // Each pass has a new mount and cache, so that all data comes from the server.
                 let cache = suite.memory.empty_subdir(&format!("cache-{name}"))?.display().to_string();
                 let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
@@ -111,12 +111,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
                     return Err(BenchError::Failed(format!("{got} bytes came from the server, the object has {len}")));
                 }
                 Ok(sample)
-            };
-            let case = BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, take).against(
-                "of the plain client",
-                &["plain-8", "plain-16"],
-                Some(0.9),
-            );
+            })
+            .against("of the plain client", &["plain-8", "plain-16"], Some(0.9));
             cases.push(case.warm(move || check_object(suite, server, len).map(|()| Default::default())));
         }
     }

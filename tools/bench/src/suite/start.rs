@@ -17,27 +17,25 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         let cpu = vec![("mount", mounted.daemon().cpu()?)];
         Ok((CaseSample { value: mounted.started_in, bytes: 0, ops: 1, cpu, latency_us: None }, mounted))
     };
-    let empty = || {
-        let cache = suite.disk.empty_subdir("cache-start")?.display().to_string();
-        Ok(start("start-empty", &cache)?.0)
-    };
-    let full = || {
-        let dir = suite.disk.empty_subdir("cache-start-full")?;
-        show_progress("start", "writing an index");
-        // Each time anew: the blocks do not exist, and an access may remove index entries.
-        spurline_store::synthesise(&dir, START_BLOCK_BYTES, START_BLOCKS, 1, 1 << 20)?;
-        let (sample, mounted) = start("start-full", &dir.display().to_string())?;
-        let known = mounted.counters(&suite.spurline)?.get("blockcache.blocks").copied().unwrap_or(0);
-        if known < START_BLOCKS / 10 * 9 {
-            return Err(BenchError::Failed(format!("the mount knows {known} blocks, {START_BLOCKS} are indexed")));
-        }
-        Ok(sample)
-    };
     let total = Size(START_BLOCKS << 20);
     let label = format!("{START_BLOCKS} blocks indexed ({total})");
     let cases = vec![
-        BenchCase::new("until it answers", "empty", "empty cache", FigureUnit::Time, empty),
-        BenchCase::new("until it answers", "million", &label, FigureUnit::Time, full),
+        BenchCase::new("until it answers", "empty", "empty cache", FigureUnit::Time, || {
+            let cache = suite.disk.empty_subdir("cache-start")?.display().to_string();
+            Ok(start("start-empty", &cache)?.0)
+        }),
+        BenchCase::new("until it answers", "million", &label, FigureUnit::Time, || {
+            let dir = suite.disk.empty_subdir("cache-start-full")?;
+            show_progress("start", "writing an index");
+            // Each time anew: the blocks do not exist, and an access may remove index entries.
+            spurline_store::synthesise(&dir, START_BLOCK_BYTES, START_BLOCKS, 1, 1 << 20)?;
+            let (sample, mounted) = start("start-full", &dir.display().to_string())?;
+            let known = mounted.counters(&suite.spurline)?.get("blockcache.blocks").copied().unwrap_or(0);
+            if known < START_BLOCKS / 10 * 9 {
+                return Err(BenchError::Failed(format!("the mount knows {known} blocks, {START_BLOCKS} are indexed")));
+            }
+            Ok(sample)
+        }),
     ];
     let rows = suite.rounds("start", cases)?;
     let title = "Time from starting the process until its root directory is listed.";

@@ -340,17 +340,25 @@ impl<'a> LongWrites<'a> {
                 return Err(BenchError::Failed(format!("{}: wrong bytes in the source", place.label)));
             }
         }
-        let of = |name: &str| grown.get(name).copied().unwrap_or(0);
-        let requests = of("fuse.write_bytes");
+        let requests = growth_of(&grown, "fuse.write_bytes");
         let remote = place.roles.len() > 1;
         let right = match place.mount {
             None => true,
-            Some(_) if place.passthrough => of("fuse.passthrough_opens") > 0 && requests < written / 20,
-            Some(_) => requests >= written / 10 * 9 && (!remote || of("tcp.send_bytes") >= written / 10 * 9),
+            Some(_) if place.passthrough => growth_of(&grown, "fuse.passthrough_opens") > 0 && requests < written / 20,
+            Some(_) => {
+                requests >= written / 10 * 9 && (!remote || growth_of(&grown, "tcp.send_bytes") >= written / 10 * 9)
+            }
         };
-        let seen = format!("{written} bytes; fuse.write_bytes {requests}, tcp.send_bytes {}", of("tcp.send_bytes"));
+        let seen = format!(
+            "{written} bytes; fuse.write_bytes {requests}, tcp.send_bytes {}",
+            growth_of(&grown, "tcp.send_bytes")
+        );
         Ok((grown, (!right).then(|| format!("another path than intended: {seen}"))))
     }
+}
+
+fn growth_of(grown: &crate::mount::CounterValues, name: &str) -> u64 {
+    grown.get(name).copied().unwrap_or(0)
 }
 
 /// The empty file systems, each with a file that all writers share.

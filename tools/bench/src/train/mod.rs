@@ -94,10 +94,8 @@ impl FeedOutcome {
     /// Corrects the number of a single measurement by the median of all rounds. Without a confirmation, the result is the next
     /// smaller number that was fed on the way, from a single measurement.
     fn correct_number(&mut self, required: f64) {
-        let utilisation =
-            |runs: &[TrainRun]| median(&runs.iter().map(|run| run.figures.utilisation()).collect::<Vec<_>>());
         let Some(fed) = self.fed else { return };
-        if utilisation(&self.runs) >= required {
+        if median(&self.runs.iter().map(|run| run.figures.utilisation()).collect::<Vec<_>>()) >= required {
             // A single measurement may also fail by chance.
             self.fed = Some(self.runs.first().map_or(fed, |run| run.accelerators));
             return;
@@ -113,9 +111,9 @@ impl FeedOutcome {
             .filter(|run| run.accelerators < refused && run.figures.utilisation() >= required)
             .max_by_key(|run| run.accelerators)
             .cloned();
-        let none = || self.tried.iter().min_by_key(|run| run.accelerators).cloned();
         self.fed = Some(best.as_ref().map_or(0, |run| run.accelerators));
-        self.runs = best.or_else(none).into_iter().collect();
+        self.runs =
+            best.or_else(|| self.tried.iter().min_by_key(|run| run.accelerators).cloned()).into_iter().collect();
     }
 }
 

@@ -8,7 +8,7 @@ use spurline_probe::client::{self, ConnectConfig, ProbeSession};
 use spurline_probe::drive::RunLimits;
 use spurline_probe::judge::byte_rates;
 use spurline_probe::measure::run_measurement;
-use spurline_probe::message::{InterfaceRecord, ProbeOp, ProbePlan, ProbeTransport};
+use spurline_probe::message::{ProbeOp, ProbePlan, ProbeTransport};
 use spurline_probe::paths::{PathPlan, choose_paths, local_interfaces};
 use spurline_probe::server::{ProbeServer, ServeConfig};
 use spurline_runtime::group;
@@ -77,15 +77,17 @@ pub fn fetch_tree(session: &mut ProbeSession, timeout: Duration) -> Result<HostT
 pub fn measure_to_peer(session: &mut ProbeSession, limits: &RunLimits) -> Result<Vec<RailMeasurement>, Fault> {
     let ours = local_interfaces(ProbeTransport::Rdma, session.local().ip())?;
     let theirs = session.fetch_interfaces(ProbeTransport::Rdma)?;
-    let measure = |rail: &InterfaceRecord| {
-        let names = [rail.interface.clone()];
-        let paths = choose_paths(Some(&names), &ours, &theirs);
-        let result = paths
-            .map_err(|why| Fault::missing(why, "see both ends with: spurline net list"))
-            .and_then(|paths| measure_path(session, &rail.interface, paths, limits));
-        RailMeasurement { interface: rail.interface.clone(), result }
-    };
-    Ok(ours.iter().map(measure).collect())
+    Ok(ours
+        .iter()
+        .map(|rail| {
+            let names = [rail.interface.clone()];
+            let paths = choose_paths(Some(&names), &ours, &theirs);
+            let result = paths
+                .map_err(|why| Fault::missing(why, "see both ends with: spurline net list"))
+                .and_then(|paths| measure_path(session, &rail.interface, paths, limits));
+            RailMeasurement { interface: rail.interface.clone(), result }
+        })
+        .collect())
 }
 
 /// Measures each rail of this pod to itself.
@@ -108,17 +110,19 @@ pub fn measure_loopback(limits: &RunLimits) -> Result<Vec<RailMeasurement>, Faul
         facts: None,
         on_event: Box::new(|_| {}),
     })?;
-    let measure = |rail: &InterfaceRecord| {
-        let at = server.addresses().iter().find(|at| at.ip() == rail.address);
-        let peer = at.map(ToString::to_string).unwrap_or_default();
-        let config =
-            ConnectConfig { peer, from: vec![rail.address], timeout: limits.patience, trust: Arc::clone(&trust) };
-        let path = PathPlan { from: rail.address, to: rail.address };
-        let result = ProbeSession::connect(&config)
-            .and_then(|mut session| measure_path(&mut session, &rail.interface, vec![path], limits));
-        RailMeasurement { interface: rail.interface.clone(), result }
-    };
-    Ok(ours.iter().map(measure).collect())
+    Ok(ours
+        .iter()
+        .map(|rail| {
+            let at = server.addresses().iter().find(|at| at.ip() == rail.address);
+            let peer = at.map(ToString::to_string).unwrap_or_default();
+            let config =
+                ConnectConfig { peer, from: vec![rail.address], timeout: limits.patience, trust: Arc::clone(&trust) };
+            let path = PathPlan { from: rail.address, to: rail.address };
+            let result = ProbeSession::connect(&config)
+                .and_then(|mut session| measure_path(&mut session, &rail.interface, vec![path], limits));
+            RailMeasurement { interface: rail.interface.clone(), result }
+        })
+        .collect())
 }
 
 fn measure_path(

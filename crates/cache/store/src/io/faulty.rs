@@ -167,8 +167,9 @@ impl DiskIo for FaultyDisk {
     ) -> io::Result<usize> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let touched = offset..offset + target.len as u64;
-        let slow = |fault| matches!(fault, DiskFault::SlowSector(at) if touched.contains(&at));
-        match self.wait_while(timeout, |fault| fault == DiskFault::Hangs || slow(fault)) {
+        match self.wait_while(timeout, |fault| {
+            fault == DiskFault::Hangs || matches!(fault, DiskFault::SlowSector(at) if touched.contains(&at))
+        }) {
             // The worst case of a hung disk: the bytes arrive after the reader has timed out.
             Err(error) => {
                 let keep = (target.keep)();

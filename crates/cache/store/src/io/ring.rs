@@ -338,9 +338,10 @@ impl RingSet {
             opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr()).flags(flags).mode(0o600).build()
         };
         let mut fd = None;
-        let mut opened = |range: Range<usize>| fd = Some(range.end as RawFd);
         // A single operation whose result is a descriptor: `run_transfer` passes the result as the end of a range.
-        match run_transfer(&mut ring.uring, 0, &entry, Instant::now() + timeout, &mut opened) {
+        match run_transfer(&mut ring.uring, 0, &entry, Instant::now() + timeout, &mut |range| {
+            fd = Some(range.end as RawFd)
+        }) {
             Ok(_) => {
                 self.return_ring(ring);
                 // SAFETY: the kernel just made this descriptor for this call.

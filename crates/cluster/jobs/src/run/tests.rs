@@ -92,16 +92,18 @@ impl JobTarget for ScriptedSource {
     }
     fn warm_parts(&self, parts: &[FilePart], _: Option<u32>, _: usize) -> Vec<Result<WorkDone>> {
         self.request();
-        let one = |part: &FilePart| {
-            let path = text(&part.object.path);
-            *self.asked.lock().entry(path.clone()).or_default() += 1;
-            if path.ends_with("bad") {
-                return Err(Error::new(ErrorKind::PermissionDenied, "bad"));
-            }
-            let blocks = part.blocks.clone();
-            Ok(WorkDone { held: 0, moved: blocks.map(|block| part.object.block_len(block, BLOCK) as u64).sum() })
-        };
-        parts.iter().map(one).collect()
+        parts
+            .iter()
+            .map(|part| {
+                let path = text(&part.object.path);
+                *self.asked.lock().entry(path.clone()).or_default() += 1;
+                if path.ends_with("bad") {
+                    return Err(Error::new(ErrorKind::PermissionDenied, "bad"));
+                }
+                let blocks = part.blocks.clone();
+                Ok(WorkDone { held: 0, moved: blocks.map(|block| part.object.block_len(block, BLOCK) as u64).sum() })
+            })
+            .collect()
     }
     fn check_parts(&self, parts: &[FilePart], _: Option<u32>) -> Vec<Result<WorkDone>> {
         let missing = |path: &str| path.ends_with("bad") || path.ends_with("lost");
@@ -313,17 +315,19 @@ impl JobTarget for BatchingTarget {
         std::thread::sleep(Duration::from_millis(1));
         self.under_way.fetch_sub(at_once, Ordering::SeqCst);
         assert!(!self.panics.swap(false, Ordering::SeqCst), "told to panic");
-        let one = |part: &FilePart| {
-            if *part.object.path == *self.throttled {
-                let mut asked = self.asked_with.lock();
-                asked.push(at_once);
-                if asked.len() < 3 {
-                    return Err(Error::new(ErrorKind::Throttled, "slower"));
+        parts
+            .iter()
+            .map(|part| {
+                if *part.object.path == *self.throttled {
+                    let mut asked = self.asked_with.lock();
+                    asked.push(at_once);
+                    if asked.len() < 3 {
+                        return Err(Error::new(ErrorKind::Throttled, "slower"));
+                    }
                 }
-            }
-            Ok(WorkDone { held: 0, moved: part.object.size })
-        };
-        parts.iter().map(one).collect()
+                Ok(WorkDone { held: 0, moved: part.object.size })
+            })
+            .collect()
     }
     fn check_parts(&self, parts: &[FilePart], _: Option<u32>) -> Vec<Result<WorkDone>> {
         parts.iter().map(|_| Ok(WorkDone::default())).collect()

@@ -26,15 +26,20 @@ pub fn check_peer(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     }
     if !shared {
         let list = |host: &HostFacts| {
-            let of = |i: &NetInterface| {
-                let all = i
-                    .addresses
-                    .iter()
-                    .filter(|(ip, _)| !is_link_local(*ip))
-                    .map(|(ip, p)| format!("{} {ip}/{p}", i.name));
-                all.collect::<Vec<_>>()
-            };
-            host.interfaces.iter().filter(|i| !i.is_loopback()).flat_map(of).take(8).collect::<Vec<_>>().join(", ")
+            host.interfaces
+                .iter()
+                .filter(|i| !i.is_loopback())
+                .flat_map(|i| {
+                    let all = i
+                        .addresses
+                        .iter()
+                        .filter(|(ip, _)| !is_link_local(*ip))
+                        .map(|(ip, p)| format!("{} {ip}/{p}", i.name));
+                    all.collect::<Vec<_>>()
+                })
+                .take(8)
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         found.push(HostFinding::new(
             id::PEER_SUBNET,

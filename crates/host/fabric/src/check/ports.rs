@@ -233,10 +233,11 @@ fn check_rate(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fou
         ));
         return;
     }
-    let same =
-        |d: &RdmaDevice| d.pci.as_ref().and_then(|p| p.id_text()) == device.pci.as_ref().and_then(|p| p.id_text());
-    let siblings =
-        case.all_ports().filter(|(d, p)| same(d) && p.state == PortState::Active && p.link_layer == port.link_layer);
+    let siblings = case.all_ports().filter(|(d, p)| {
+        d.pci.as_ref().and_then(|p| p.id_text()) == device.pci.as_ref().and_then(|p| p.id_text())
+            && p.state == PortState::Active
+            && p.link_layer == port.link_layer
+    });
     let best =
         siblings.filter_map(|(d, p)| Some((port_name(d, p), p.rate.as_ref()?.gbps))).max_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((other, most)) = best.filter(|(_, most)| *most > rate.gbps * 1.01 && device.pci.is_some()) {

@@ -227,12 +227,11 @@ fn check_device_files(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
 
 /// Devices whose file for verbs is missing although others have theirs.
 fn check_missing_nodes(case: &CheckInput<'_>, names: &[String], found: &mut Vec<HostFinding>) {
-    let is_there = |device: &RdmaDevice| {
-        let node = case.machine.verbs_nodes.get(&device.name);
-        node.is_some_and(|node| names.contains(node))
-    };
     let (present, missing): (Vec<&RdmaDevice>, Vec<&RdmaDevice>) =
-        case.host.devices.iter().filter(|device| !device.is_bare()).partition(|device| is_there(device));
+        case.host.devices.iter().filter(|device| !device.is_bare()).partition(|device| {
+            let node = case.machine.verbs_nodes.get(&device.name);
+            node.is_some_and(|node| names.contains(node))
+        });
     if present.is_empty() || missing.is_empty() {
         return;
     }
@@ -285,11 +284,10 @@ fn check_namespaces(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
 /// Software devices, and devices without the operations that RDMA data needs.
 fn check_device_kinds(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     for device in &case.host.devices {
-        let names = || device.ports.iter().flat_map(|p| &p.netdevs);
         if device.is_efa() {
             found.push(HostFinding::new(
                 id::NO_RELIABLE_CONNECTION,
-                case.severity_for(names(), Severity::Info),
+                case.severity_for(device.ports.iter().flat_map(|p| &p.netdevs), Severity::Info),
                 &device.name,
                 format!("/sys/class/infiniband/{}: an Elastic Fabric Adapter has datagrams of its own kind and no reliable connections", device.name),
                 "TCP carries the data: leave --rdma-network out",
@@ -315,7 +313,7 @@ fn check_device_kinds(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             let severity = if is_down && case.is_used(port) { Severity::Error } else { Severity::Warning };
             found.push(HostFinding::new(
                 id::GUID_ZERO,
-                case.severity_for(names(), severity),
+                case.severity_for(device.ports.iter().flat_map(|p| &p.netdevs), severity),
                 &device.name,
                 format!("/sys/class/infiniband/{}/node_guid is zero: no subnet manager makes a virtual function without a GUID active{states}", device.name),
                 "on the host of the physical function: ip link set PF vf N node_guid … and port_guid …, then echo Follow > /sys/class/infiniband/PF/device/sriov/N/policy, and unbind and bind the function",

@@ -62,14 +62,13 @@ pub fn plan_steps(found: &[HostFinding], host: &HostFacts) -> Vec<FixStep> {
         let interface = change.interface().and_then(|n| host.interface(n));
         interface.map_or(0, |i| usize::from(host.physical_interfaces(i).iter().all(|p| p.name != i.name)))
     };
-    let rank = |change: &HostChange| match change {
+    steps.sort_by_key(|s| match &s.change {
         HostChange::Module { .. } => 0,
         HostChange::Mode { .. } => 1,
-        HostChange::Mtu { .. } => 2 + height(change),
+        HostChange::Mtu { .. } => 2 + height(&s.change),
         HostChange::Sysctl { .. } => 4,
         HostChange::Up { .. } => 5,
-    };
-    steps.sort_by_key(|s| rank(&s.change));
+    });
     steps
 }
 

@@ -97,12 +97,10 @@ impl StreamDevice {
         let pool = BufferPool::new(all.next_multiple_of(largest) as u64, largest)?;
         let access = if op == ProbeOp::Fetch { MemoryAccess::PeerReadsAndWrites } else { MemoryAccess::PeerWrites };
         let memory = domain.register_pool(&pool, access)?;
-        let take = |len: usize| {
-            pool.try_alloc(len).ok_or_else(|| Error::new(ErrorKind::NoMemory, format!("no {len} bytes of memory")))
-        };
-        let small = memory.split_slots(take(small)?, SMALL)?;
-        let large = if messages > 0 { memory.split_slots(take(size * messages)?, size)? } else { Vec::new() };
-        let mut data = take(if lends { size } else { SMALL })?;
+        let small = memory.split_slots(take_memory(&pool, small)?, SMALL)?;
+        let large =
+            if messages > 0 { memory.split_slots(take_memory(&pool, size * messages)?, size)? } else { Vec::new() };
+        let mut data = take_memory(&pool, if lends { size } else { SMALL })?;
         // Like real data, not all zero.
         data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]);
         if let (ProbeOp::PingPong, Some(last)) = (op, data.get_mut(size - 1)) {
@@ -143,6 +141,10 @@ impl StreamDevice {
     fn memory_and_data(&mut self) -> (&MemoryRegion, &mut PoolBuf) {
         (&self.memory, &mut self.data)
     }
+}
+
+fn take_memory(pool: &Arc<BufferPool>, len: usize) -> Result<PoolBuf> {
+    pool.try_alloc(len).ok_or_else(|| Error::new(ErrorKind::NoMemory, format!("no {len} bytes of memory")))
 }
 
 fn slot_bytes(len: usize) -> usize {

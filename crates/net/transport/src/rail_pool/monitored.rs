@@ -137,14 +137,18 @@ impl RailPool {
     /// The paths that need a further channel, with the generation for [`RailPool::add_channel`].
     pub fn begin_growing(&self) -> Vec<(usize, u64)> {
         let mut inner = self.inner.lock();
-        let grows = |(path, slot): (usize, &mut PathSlot)| {
-            let grow = slot.wanted && self.may_grow(slot);
-            if grow {
-                (slot.wanted, slot.growing) = (false, true);
-            }
-            grow.then_some((path, slot.channels.generation()))
-        };
-        inner.slots.iter_mut().enumerate().filter_map(grows).collect()
+        inner
+            .slots
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(path, slot)| {
+                let grow = slot.wanted && self.may_grow(slot);
+                if grow {
+                    (slot.wanted, slot.growing) = (false, true);
+                }
+                grow.then_some((path, slot.channels.generation()))
+            })
+            .collect()
     }
 
     /// Reports the result of making a further channel. A failure does not affect working channels; without any, the path fails,
@@ -218,12 +222,16 @@ impl RailPool {
     pub fn quiet_paths(&self, silence: Duration) -> Vec<QuietPath> {
         let now = self.now();
         let mut inner = self.inner.lock();
-        let quiet = |(path, slot): (usize, &mut PathSlot)| {
-            let up = slot.state.phase() == PathPhase::Up;
-            let last_heard = if up { self.paths[path].liveness.claim_overdue(now, silence)? } else { return None };
-            Some(QuietPath { path, probe: slot.probe.take(), last_heard, generation: slot.channels.generation() })
-        };
-        inner.slots.iter_mut().enumerate().filter_map(quiet).collect()
+        inner
+            .slots
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(path, slot)| {
+                let up = slot.state.phase() == PathPhase::Up;
+                let last_heard = if up { self.paths[path].liveness.claim_overdue(now, silence)? } else { return None };
+                Some(QuietPath { path, probe: slot.probe.take(), last_heard, generation: slot.channels.generation() })
+            })
+            .collect()
     }
 
     /// Reports that a heartbeat could not be sent; the path is offered again while quiet.
@@ -285,20 +293,23 @@ impl RailPool {
     pub fn view(&self) -> Vec<PathView> {
         let now = self.now();
         let inner = self.inner.lock();
-        let view = |(path, slot): (&PathEntry, &PathSlot)| PathView {
-            spec: path.spec.clone(),
-            phase: slot.state.phase(),
-            for_time: now.saturating_sub(slot.state.since()),
-            channels: slot.channels.open_count(),
-            in_flight: path.liveness.in_flight(),
-            silent: (slot.state.phase() == PathPhase::Up).then(|| path.liveness.silent_for(now)),
-            reason: slot.state.reason().map(str::to_owned),
-            failovers: slot.state.failovers(),
-            failbacks: slot.state.failbacks(),
-            speed: path.speed.lock().last(),
-            ends: slot.channels.distinct_ends(),
-        };
-        self.paths.iter().zip(&inner.slots).map(view).collect()
+        self.paths
+            .iter()
+            .zip(&inner.slots)
+            .map(|(path, slot)| PathView {
+                spec: path.spec.clone(),
+                phase: slot.state.phase(),
+                for_time: now.saturating_sub(slot.state.since()),
+                channels: slot.channels.open_count(),
+                in_flight: path.liveness.in_flight(),
+                silent: (slot.state.phase() == PathPhase::Up).then(|| path.liveness.silent_for(now)),
+                reason: slot.state.reason().map(str::to_owned),
+                failovers: slot.state.failovers(),
+                failbacks: slot.state.failbacks(),
+                speed: path.speed.lock().last(),
+                ends: slot.channels.distinct_ends(),
+            })
+            .collect()
     }
 }
 

@@ -60,24 +60,23 @@ fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
         let pool = if from == "other" { &other } else { &pool };
         pool.checkout(Instant::now() + Duration::from_secs(60), near).unwrap().unwrap()
     };
-    let path = |lease: &ChannelLease<'_>| lease.path();
     for _ in 0..64 {
         for near in 0..2 {
-            assert_eq!(path(&take("", 1 << near)), near, "both are idle");
+            assert_eq!(take("", 1 << near).path(), near, "both are idle");
             let first = take("", 1 << near);
             let second = take("", 1 << near);
-            assert_eq!((path(&first), path(&second)), (near, 1 - near), "no rail is left idle");
+            assert_eq!((first.path(), second.path()), (near, 1 - near), "no rail is left idle");
             // The load is equal on both.
-            assert_eq!(path(&take("", 1 << near)), near);
+            assert_eq!(take("", 1 << near).path(), near);
             drop((first, second));
             // Another peer's reads keep the near rail busy.
             let busy = take("other", 1 << near);
             let beside = pool.checkout_beside(0, 1 << near).unwrap();
-            assert_eq!((path(&busy), path(&beside.0)), (near, 1 - near));
+            assert_eq!((busy.path(), beside.0.path()), (near, 1 - near));
         }
     }
     // Where all memory is equally near, both are taken, at random.
-    let taken: Vec<usize> = (0..64).map(|_| path(&take("", 0))).collect();
+    let taken: Vec<usize> = (0..64).map(|_| take("", 0).path()).collect();
     assert!(taken.contains(&0) && taken.contains(&1));
     assert!(rails.0.iter().all(|load| load.load(Ordering::Relaxed) == 0));
 }
@@ -87,11 +86,10 @@ fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
     let stats = Arc::new(Stats::default());
     let specs = vec![path_spec("a"), path_spec("b")];
     let pool = RailPool::new("n:7000", specs, 2, PathTiming::default(), 1, Arc::clone(&stats), Arc::default());
-    let compare = || pool.compare_load(0, 1);
     let shown = |name: &str| stats.to_json()["paths"][0][name].as_u64();
     reads(&pool, 10);
     assert_eq!(
-        (shown("usual_bytes_per_s"), shown("speed_checks"), compare().is_eq()),
+        (shown("usual_bytes_per_s"), shown("speed_checks"), pool.compare_load(0, 1).is_eq()),
         (Some(100 << 20), Some(0), true)
     );
     pool.paths[0].speed.lock().path_returned();
@@ -99,9 +97,9 @@ fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
     assert_eq!((shown("speed_checks"), shown("slower")), (Some(1), Some(1)));
     assert!(pool.view()[0].speed.is_some_and(|check| check.slower) && pool.view()[1].speed.is_none());
     // Loaded as if a tenth as fast, so the other path is preferred.
-    assert!((40_000..48_000).contains(&pool.paths[0].load_speed()) && compare().is_gt());
+    assert!((40_000..48_000).contains(&pool.paths[0].load_speed()) && pool.compare_load(0, 1).is_gt());
     reads(&pool, 10);
-    assert_eq!((shown("speed_checks"), shown("slower"), compare().is_eq()), (Some(2), Some(0), true));
+    assert_eq!((shown("speed_checks"), shown("slower"), pool.compare_load(0, 1).is_eq()), (Some(2), Some(0), true));
     assert_eq!(shown("checked_bytes_per_s"), Some(100 << 20));
 }
 
@@ -141,13 +139,16 @@ fn a_path_whose_last_channel_is_gone_and_that_gets_no_other_is_down() {
 #[test]
 fn idle_channels_of_each_path_are_closed_but_for_one() {
     let pool = two_rails(4, &Arc::default());
-    let channels = |pool: &RailPool| pool.view().iter().map(|path| path.channels).collect::<Vec<_>>();
     let used = pool.checkout(Instant::now() + Duration::from_secs(60), 1).unwrap().unwrap();
     pool.close_idle(Duration::from_secs(3600));
-    assert_eq!(channels(&pool), [4, 4], "all are new");
+    assert_eq!(channel_counts(&pool), [4, 4], "all are new");
     pool.close_idle(Duration::ZERO);
-    assert_eq!(channels(&pool), [2, 1], "one of the first is in use");
+    assert_eq!(channel_counts(&pool), [2, 1], "one of the first is in use");
     drop(used);
     pool.close_idle(Duration::ZERO);
-    assert_eq!((channels(&pool), pool.up()), (vec![1, 1], 2));
+    assert_eq!((channel_counts(&pool), pool.up()), (vec![1, 1], 2));
+}
+
+fn channel_counts(pool: &RailPool) -> Vec<usize> {
+    pool.view().iter().map(|path| path.channels).collect::<Vec<_>>()
 }

@@ -150,7 +150,6 @@ impl GroupJobs {
             return Ok(());
         }
         let all = store.active_jobs()?;
-        let strange = |of: &(String, String)| self.strange().contains(of);
         self.strange().retain(|of| all.get(of).is_some_and(|now| now.open));
         for (of, now) in &all {
             let (plain, id) = of;
@@ -163,7 +162,7 @@ impl GroupJobs {
             } else if now.mine {
                 // The job ended here while the store could not record that.
                 store.release_job(plain, id)?;
-            } else if now.open && !now.owned && (now.stop || !strange(of)) {
+            } else if now.open && !now.owned && (now.stop || !self.strange().contains(of)) {
                 self.take_over(store, &board, of, now.stop)?;
             }
         }

@@ -64,14 +64,16 @@ fn check_fits(
 ) -> Result<(), Fault> {
     let room: u64 = node_answers(told).filter_map(|now| now["most_pinned_bytes"].as_u64()).sum();
     // Pins below a folder are counted with the folder.
-    let counted = |rule: &Value| {
-        let url = rule["url"].as_str().unwrap_or_default();
-        urls.iter().any(|new| is_within(url, new))
-    };
     let taken: u64 = node_answers(told)
         .map(|now| -> u64 {
             let rules = now["rules"].as_array().into_iter().flatten();
-            let pinned = rules.filter(|rule| rule["pin"] == true && !counted(rule));
+            let pinned = rules.filter(|rule| {
+                rule["pin"] == true
+                    && !{
+                        let url = rule["url"].as_str().unwrap_or_default();
+                        urls.iter().any(|new| is_within(url, new))
+                    }
+            });
             pinned.filter_map(|rule| rule["held_bytes"].as_u64()).sum()
         })
         .sum();
@@ -105,8 +107,9 @@ fn check_fits(
 /// Checks that nodes serve each of the folders or a part, or that there is a rule.
 fn check_served(told: &[NodeAnswer], rules: &RuleSet, urls: &[String]) -> Result<(), Fault> {
     let sources = nodes::sources_in(told, "sources");
-    let known = |url: &String| rules.rules.iter().any(|rule| rule.url == *url);
-    match urls.iter().find(|url| !known(url) && nodes::places_in_sources(url, &sources).is_empty()) {
+    match urls.iter().find(|url| {
+        !rules.rules.iter().any(|rule| rule.url == **url) && nodes::places_in_sources(url, &sources).is_empty()
+    }) {
         Some(url) if !sources.is_empty() => Err(Fault::failed(
             format!("{url}: {}; nothing was changed", nodes::not_served(&sources)),
             "name a folder of one of them",

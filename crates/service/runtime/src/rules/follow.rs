@@ -36,7 +36,7 @@ pub fn start_following(
     kept.store_rules(&node.rules());
     let (open, ended) = mpsc::channel();
     let node = Arc::downgrade(node);
-    let run = move || {
+    let thread = std::thread::Builder::new().name("rules".into()).spawn(move || {
         let draw = RandomState::new();
         for look in 0u64.. {
             if ended.recv_timeout(jittered_pause(draw.hash_one(look))) != Err(RecvTimeoutError::Timeout) {
@@ -46,8 +46,7 @@ pub fn start_following(
             said = report_failure(exchange_rules(&node, &store, &node.rules()), said);
             kept.store_rules(&node.rules());
         }
-    };
-    let thread = std::thread::Builder::new().name("rules".into()).spawn(run);
+    });
     thread.map_err(|e| Error::io("a thread for the rules of the group", &e))?;
     Ok(Some(RuleFollower { _open: open }))
 }

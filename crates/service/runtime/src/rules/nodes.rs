@@ -113,14 +113,18 @@ impl RuleNodes {
     /// Requests the rules of every node, or sends `set`.
     pub fn query_nodes(&self, set: Option<&RuleSet>) -> Vec<NodeAnswer> {
         let text = set.map_or_else(String::new, |set| set.to_json().to_string());
-        let one = |member: &Arc<Member>| NodeAnswer {
-            member: Arc::clone(member),
-            answer: exchange_with_node(&self.reach, member, &text),
-        };
         let mut told = Vec::with_capacity(self.members.len());
         for some in self.members.chunks(CONCURRENT_RULE_NODES) {
             std::thread::scope(|scope| {
-                let asked: Vec<_> = some.iter().map(|member| scope.spawn(|| one(member))).collect();
+                let asked: Vec<_> = some
+                    .iter()
+                    .map(|member| {
+                        scope.spawn(|| NodeAnswer {
+                            member: Arc::clone(member),
+                            answer: exchange_with_node(&self.reach, member, &text),
+                        })
+                    })
+                    .collect();
                 told.extend(asked.into_iter().filter_map(|thread| thread.join().ok()));
             });
         }

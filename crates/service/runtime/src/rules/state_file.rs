@@ -67,9 +67,12 @@ impl RuleFiles {
 
     /// Keeps these, where others are kept.
     pub fn store_rules(&mut self, set: &RuleSet) {
-        let text = || json!({"group": self.group, "registry": self.registry, "rules": set.to_json()}).to_string();
         for place in self.places.iter_mut().filter(|place| place.has != *set) {
-            match replace_file(&place.file, text().as_bytes(), 0o600) {
+            match replace_file(
+                &place.file,
+                json!({"group": self.group, "registry": self.registry, "rules": set.to_json()}).to_string().as_bytes(),
+                0o600,
+            ) {
                 Ok(()) => (place.has, place.said) = (set.clone(), false),
                 Err(error) => {
                     if !place.said {
