@@ -135,35 +135,7 @@ pub fn check_requirements(
     ));
     all.push(check_versions(server, settings));
     if plan.rdma {
-        let loaded = Path::new("/sys/module/rpcrdma").is_dir();
-        let remedy = "install the module that belongs to the running RDMA drivers: with a vendor's drivers their own NFS over \
-                      RDMA package, else the kernel's modules package";
-        all.push(match foreign_drivers().filter(|_| !loaded) {
-            Some(evidence) => outcome("rpcrdma", Limited, evidence, remedy),
-            None => check_module("rpcrdma", loaded, remedy),
-        });
-        let devices: Vec<&str> = host.devices.iter().map(|d| d.name.as_str()).collect();
-        all.push(if devices.is_empty() {
-            outcome(
-                "rdma-device",
-                Missing,
-                "this host has no RDMA device",
-                "export without --rdma, or see `spurline net doctor`",
-            )
-        } else {
-            outcome("rdma-device", Met, devices.join(", "), "")
-        });
-        let listens = server.rdma_port();
-        let wanted = settings.rdma_port();
-        all.push(match listens.filter(|port| *port != wanted) {
-            None => outcome("rdma-port", Met, format!("port {wanted}"), ""),
-            Some(port) => outcome(
-                "rdma-port",
-                Limited,
-                format!("the server listens at rdma {port} already, and a kernel's listener can't be closed"),
-                format!("give clients that port, or restart the server to use {wanted}"),
-            ),
-        });
+        all.extend(check_rdma(server, settings, host));
     }
     if let Some(limit) = pseudo_root_limit(plan) {
         all.push(limit);
@@ -172,6 +144,41 @@ pub fn check_requirements(
     }
     all.push(check_firewall(plan.rdma));
     all
+}
+
+/// Checks the module, the device and the port of NFS over RDMA.
+fn check_rdma(server: &ServerState, settings: &NfsSettings, host: &HostFacts) -> [RequirementOutcome; 3] {
+    use RequirementState::{Limited, Met, Missing};
+    let loaded = Path::new("/sys/module/rpcrdma").is_dir();
+    let remedy = "install the module that belongs to the running RDMA drivers: with a vendor's drivers their own NFS over \
+                  RDMA package, else the kernel's modules package";
+    let module = match foreign_drivers().filter(|_| !loaded) {
+        Some(evidence) => outcome("rpcrdma", Limited, evidence, remedy),
+        None => check_module("rpcrdma", loaded, remedy),
+    };
+    let devices: Vec<&str> = host.devices.iter().map(|d| d.name.as_str()).collect();
+    let device = if devices.is_empty() {
+        outcome(
+            "rdma-device",
+            Missing,
+            "this host has no RDMA device",
+            "export without --rdma, or see `spurline net doctor`",
+        )
+    } else {
+        outcome("rdma-device", Met, devices.join(", "), "")
+    };
+    let listens = server.rdma_port();
+    let wanted = settings.rdma_port();
+    let port = match listens.filter(|port| *port != wanted) {
+        None => outcome("rdma-port", Met, format!("port {wanted}"), ""),
+        Some(port) => outcome(
+            "rdma-port",
+            Limited,
+            format!("the server listens at rdma {port} already, and a kernel's listener can't be closed"),
+            format!("give clients that port, or restart the server to use {wanted}"),
+        ),
+    };
+    [module, device, port]
 }
 
 fn find_program(name: &str) -> Option<PathBuf> {

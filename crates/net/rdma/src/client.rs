@@ -155,6 +155,21 @@ struct ChannelCall<'a> {
 }
 
 impl RdmaChannel {
+    /// Encodes a request; returns the request's number, and whether the payload is part of the frame. A request that can't
+    /// be sent leaves the channel usable.
+    fn encode_request(&mut self, request: &NodeRequest<'_>) -> Result<(u64, bool), CallError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.request.clear();
+        request.encode(id, &mut self.request).map_err(|e| CallError::not_sent(&e))?;
+        let payload = request.payload();
+        let within_frame = payload.len() + self.request.len() <= self.session.line.message_room();
+        if within_frame {
+            self.request.extend_from_slice(payload);
+        }
+        Ok((id, within_frame))
+    }
+
     fn exchange_frames(
         &mut self,
         request: &NodeRequest<'_>,
@@ -164,17 +179,9 @@ impl RdmaChannel {
         deadline: Instant,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<CallAnswer, CallError> {
-        let id = self.next_id;
-        self.next_id += 1;
-        self.request.clear();
         body.clear();
-        request.encode(id, &mut self.request).map_err(|e| CallError::not_sent(&e))?;
-        // Other requests that can't be sent leave the channel usable too.
+        let (id, within_frame) = self.encode_request(request)?;
         let payload = request.payload();
-        let within_frame = payload.len() + self.request.len() <= self.session.line.message_room();
-        if within_frame {
-            self.request.extend_from_slice(payload);
-        }
         let call = ChannelCall {
             op: request.op(),
             id,
