@@ -187,7 +187,7 @@ fn listed_object(key: &str, stored: &StoredObject) -> Object {
     }
 }
 
-/// All bytes of a request, whose checksum is right if there is one.
+/// All bytes of a request, whose checksum, if any, is right.
 async fn received(body: Option<StreamingBlob>, crc64nvme: Option<&str>) -> S3Result<Bytes> {
     let mut bytes = Vec::new();
     if let Some(mut body) = body {

@@ -6,9 +6,9 @@
 //! prefers them. Calls from our threads go to the scheduler, all others to the C library. A wait costs no real time,
 //! a pause is measured exactly on a busy machine, and a deadlock is detected at once.
 //!
-//! Any other wait in the kernel (a socket, a disk) stops all threads in real time without virtual time passing. All
-//! threads of a run stay on one CPU, because programs can see where they run: equal seeds run equally. A program that
-//! used [`run`] must not share `parking_lot` locks between its threads and others meanwhile.
+//! Any other wait in the kernel (a socket, a disk) stops all threads in real time without virtual time passing. All threads of a
+//! run stay on a single CPU, because programs can see where they run: equal seeds run equally. A program that used [`run`] must
+//! not share `parking_lot` locks between its threads and others meanwhile.
 
 mod sched;
 mod symbols;

@@ -113,8 +113,8 @@ pub(crate) fn current_thread() -> Option<u64> {
 
 /// The scheduler, for the holder of the baton.
 pub(crate) fn scheduler() -> &'static mut VirtualScheduler {
-    // SAFETY: the caller is one of our threads (see `current_thread`) and runs, so it holds the baton. No reference
-    // is kept over a call that passes the baton on.
+    // SAFETY: the caller is a thread of the run (see `current_thread`) and runs, and so holds the baton. No reference is kept
+    // over a call that passes the baton on.
     let held = unsafe { &mut *SCHED.0.get() };
     match held {
         Some(sched) => sched,
@@ -131,7 +131,7 @@ impl StartedThread {
         self.0
     }
 
-    /// Makes the calling thread this one; returns with the baton.
+    /// Makes the calling thread this thread; returns with the baton.
     pub fn enter(&self) {
         self.1.take();
         ME.set(self.0);

@@ -97,7 +97,7 @@ pub(crate) fn on_exit() {
     unsafe { libc::pthread_setspecific(libc_functions().exit, std::ptr::dangling::<u8>().cast()) };
 }
 
-/// Called when one of our threads ends, after its other storage was dropped.
+/// Called at the end of a thread of the run, after the drop of other storage.
 extern "C" fn on_thread_exit(_: *mut c_void) {
     if let Some(me) = current_thread() {
         sched::exit_thread(me);

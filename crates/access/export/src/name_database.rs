@@ -27,7 +27,7 @@ struct NameChange {
     added: bool,
 }
 
-/// By inode; at most one change of each name.
+/// By inode; at most a single change of each name.
 type WaitingNames = HashMap<u64, Vec<NameChange>>;
 
 /// The database of a mount.

@@ -105,7 +105,7 @@ impl<S: FileService> ReplaceSlot for SessionSlots<S> {
             return Err(ENOLCK);
         }
         let Some(cpu) = queue else {
-            // The limit of threads has just grown by one; an idle thread starts another when it takes a request.
+            // The limit of threads has just grown; an idle thread starts another when it takes a request.
             if shared.dev_idle.load(Ordering::Acquire) == 0 {
                 dev::grow_threads(&shared);
             }

@@ -47,7 +47,7 @@ pub struct WorkerPermit<'a> {
 }
 
 impl WorkerPermits {
-    /// Permits for `at_once` workers, at least one. A worker loses the permit when a request takes `long`.
+    /// Permits for `at_once` workers, never none. A worker loses the permit when a request takes `long`.
     pub fn new(at_once: usize, long: Duration) -> Self {
         let at_once = at_once.max(1);
         WorkerPermits {

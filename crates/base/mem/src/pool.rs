@@ -224,7 +224,8 @@ impl BufferPool {
         let page = self.free.lock().buddy.take_run(order, near);
         match page {
             Some(page) => Some(self.make_buf(page, order, len)),
-            // Evicted and allocated in a single step: otherwise short allocations would take the memory freed for a long one.
+            // Evicted and allocated in a single step: otherwise short allocations would take the memory freed for a long
+            // allocation.
             None => self.reclaim.get()?.upgrade()?.reclaim_buffer(len),
         }
     }

@@ -186,7 +186,7 @@ impl ArenaStretch {
     }
 }
 
-/// One reference belongs to the table; the others belong to readers, fillers or waiters.
+/// A reference belongs to the table; the others belong to readers, fillers or waiters.
 fn is_in_use(block: &Arc<MemBlock>) -> bool {
     Arc::strong_count(block) > 1
 }

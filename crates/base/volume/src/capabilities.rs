@@ -49,7 +49,7 @@ pub struct WriteCapabilities {
 pub enum DirectoryRename {
     /// At once, or not at all.
     Atomic,
-    /// One object after the other, for up to this many, which the source counts.
+    /// Objects in turn, for up to this many, which the source counts.
     EachUpTo(u64),
     /// Not at all.
     No,

@@ -552,7 +552,7 @@ pub trait WritableFile: WritableObject {
     /// file.
     fn release_locks(&self) {}
 
-    /// The attributes at the open, or later ones.
+    /// The attributes at the open, or later attributes.
     ///
     /// # Errors
     /// The source's errno.
@@ -691,7 +691,7 @@ pub trait WritableVolume: Send + Sync {
         caller: &Caller,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)>;
 
-    /// Gives an open file a name, also a file without one (`linkat` with `AT_EMPTY_PATH`).
+    /// Gives an open file a name, also a file without a name (`linkat` with `AT_EMPTY_PATH`).
     ///
     /// # Errors
     /// As [`WritableVolume::lookup`].

@@ -448,7 +448,7 @@ fn add_to_runs(held: &mut Vec<BlockRun>, index: u32, place: &str) {
     }
 }
 
-/// Fills one block from disk or else from the origin, and stores fetched bytes on disk; returns the result of storing. Without
+/// Fills a block from disk or else from the origin, and stores fetched bytes on disk; returns the result of storing. Without
 /// disks, memory is enough. A replica of a block that is hot elsewhere stays in memory alone, unless `for_good`.
 fn run_fill(
     shared: &CacheContext,

@@ -66,7 +66,7 @@ impl OriginHealth {
         }
     }
 
-    /// Sends one probe; false, which ends the probes, when the probe succeeded.
+    /// Sends a probe; false, which ends the probes, when the probe succeeded.
     fn probe_fails(&self) -> bool {
         let source = self.origin.source_url();
         match self.origin.check(Instant::now() + PROBE_TIMEOUT) {

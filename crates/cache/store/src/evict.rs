@@ -319,7 +319,7 @@ impl StoreCore {
     }
 
     fn remove_chosen(&self, mut blocks: Vec<BlockId>) {
-        // Not in the map's order: each search for a remaining block would step over all removed ones.
+        // Not in the map's order: each search for a remaining block would step over all removed blocks.
         blocks.sort_unstable();
         for block in blocks {
             let disk = self.index.shard_of(&block.object).write().begin_removal(&block);

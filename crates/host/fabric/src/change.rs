@@ -78,7 +78,7 @@ impl HostChange {
         }
     }
 
-    /// The change that undoes this one; `None` where the previous value is unknown, or where the change does no harm.
+    /// The reverse change; `None` where the previous value is unknown, or where the change does no harm.
     pub fn back(&self) -> Option<HostChange> {
         match self.clone() {
             HostChange::Mtu { interface, from: Some(from), to } => {

@@ -111,7 +111,7 @@ fn is_same_host(local: IpAddr, remote: IpAddr, link: &InterfaceLink) -> bool {
     local.to_canonical() == remote.to_canonical() || link.interface == "lo" || link.carried_by.as_deref() == Some("lo")
 }
 
-/// Why streams ended: the server's reason, if one came.
+/// Why streams ended: the server's reason, if any came.
 fn explain_failure(session: &ProbeSession, e: &Error) -> String {
     let peer = session.peer();
     match session.refusal_reason() {

@@ -200,7 +200,7 @@ pub enum ProbeOp {
     Echo,
     /// Bytes that the client reads from the server's memory: READ of verbs.
     Fetch,
-    /// Bytes from the server to the client by SEND of verbs, one for each request.
+    /// Bytes from the server to the client by SEND of verbs, a message for each request.
     Receive,
     /// Bytes written into the server's memory and back into the client's, one message at a time; each end polls memory.
     PingPong,

@@ -56,7 +56,7 @@ fn tcp_rails(addresses: &[HostAddress]) -> Vec<RailInfo> {
     rails
 }
 
-/// Paths over the local interfaces `names`, or over all, so that each is in at least one path.
+/// Paths over the local interfaces `names`, or over all, so that no interface is left out.
 ///
 /// # Errors
 /// A message with what is missing: an unknown interface, or an interface without a route.
@@ -91,7 +91,7 @@ pub fn choose_paths(
     } else {
         pair_rails(&local, &remote)?
     };
-    // In one subnet every pair is connected. Use each interface once, and twice only where the other side has fewer.
+    // In a subnet every pair is connected. Use each interface once, and twice only where the other side has fewer.
     let mut used_here = vec![0; local.len()];
     let mut used_there = vec![0; remote.len()];
     let mut paths = Vec::new();

@@ -77,7 +77,7 @@ impl DeviceSelectors {
         &self.lists[key as usize]
     }
 
-    /// The same selectors, one with other values.
+    /// The same selectors, with other values for a key.
     pub fn with_values(mut self, key: SelectorKey, values: Vec<String>) -> Self {
         self.lists[key as usize] = values;
         self

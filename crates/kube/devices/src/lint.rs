@@ -279,7 +279,7 @@ impl EntryLint<'_> {
         }
     }
 
-    /// Several HCAs, of which a pod with a single slot gets one.
+    /// Several HCAs, of which a pod with a single slot gets any.
     fn check_one_hca(&mut self) {
         let count = self.selected.len();
         if count < 2 || self.resource.slots == 0 {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-/// Maximum size of the set: the requests are answered one after the other.
+/// Maximum size of the set: the requests are answered in turn.
 const MAX_POLLED: usize = 8;
 /// Empty rounds in a row before the set is released. A set with 40 is no faster.
 const EMPTY_ROUNDS: u32 = 2;
@@ -161,7 +161,7 @@ impl<'a> PolledSet<'a> {
                 crew.renew_permit();
             }
             if crew.others_idle() && self.count() > 1 {
-                // One per round, so that the other worker is busy in the next round.
+                // A single connection per round, so that the other worker is busy in the next round.
                 (0..MAX_POLLED)
                     .rev()
                     .find(|at| self.conns.borrow()[*at].is_some())

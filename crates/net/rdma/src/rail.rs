@@ -1,5 +1,5 @@
-//! A rail: an RDMA device reached through one of this host's addresses, with the pool registered once, and a thread that monitors
-//! the device. Knows no peer.
+//! A rail: an RDMA device reached through an address of this host, with the pool registered once, and a thread that monitors the
+//! device. Knows no peer.
 //!
 //! A device that fails or is removed is released; the next user opens the device again.
 
@@ -111,7 +111,7 @@ impl Drop for OpenRail {
     }
 }
 
-/// An RDMA device reached through one of this host's addresses.
+/// An RDMA device reached through an address of this host.
 pub struct RdmaRail {
     verbs: Arc<VerbsLibrary>,
     name: String,

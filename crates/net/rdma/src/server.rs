@@ -540,7 +540,7 @@ impl RdmaAcceptor {
                 }
                 continue;
             };
-            // The polling worker waits for another connection and has not released this one.
+            // The polling worker waits for another connection and has not released this connection.
             if conn.polled.check_neglected()
                 && let ServeOutcome::Failed(error) = ring_bell(&self.shared, conn)
             {

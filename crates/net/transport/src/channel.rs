@@ -101,7 +101,7 @@ impl From<CallError> for Error {
     }
 }
 
-/// Ends the current call on a channel, and every later one, with [`CallError::Broken`]. Used when a path has failed while
+/// Ends the current call on a channel, and every later call, with [`CallError::Broken`]. Used when a path has failed while
 /// requests there still wait for answers.
 pub trait ChannelBreaker: Send + Sync {
     /// Returns at once; the call ends shortly after. Has no effect on a channel that is already closed.

@@ -127,7 +127,7 @@ impl ConnState {
     }
 }
 
-/// Receives the answer to a request. Exactly one of the answering methods succeeds per request.
+/// Receives the answer to a request. Exactly a single call of an answering method succeeds per request.
 ///
 /// Payload slices are the node's own memory and only have to live until the method returns.
 ///

@@ -2,7 +2,7 @@
 //! Knows no message format.
 //!
 //! Both sides draw a nonce. The connecting peer proves first, with the first token; the node tries all tokens and answers with
-//! the matching one, so that files with old and new tokens are compatible. A proof is HMAC-SHA-256 under the token over the
+//! the matching token, so that files with old and new tokens are compatible. A proof is HMAC-SHA-256 under the token over the
 //! following fields, each preceded by its length: the name of this scheme, the role of the prover, the kind of connection, its
 //! channel binding, both nonces, both names, and in the node's proof the peer's proof. Roles prevent reflection of a proof;
 //! nonces prevent replay; the kind and the binding prevent use on another connection where that one is encrypted.

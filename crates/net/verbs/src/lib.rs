@@ -14,7 +14,7 @@
 //! }
 //! ```
 //!
-//! Memory for the peer's writes is loaned for one exchange. Meanwhile no other code can access the memory, and an exchange that
+//! Memory for the peer's writes is loaned for an exchange. Meanwhile no other code can access the memory, and an exchange that
 //! does not complete destroys the queue pair before the memory is returned:
 //!
 //! ```compile_fail

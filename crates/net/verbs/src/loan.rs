@@ -1,5 +1,5 @@
-//! Memory used by a connection for one exchange: loaned to the peer's writes or reads, the source of writes to the peer, or
-//! the destination of reads from it. When the exchange fails, the queue pair is destroyed first.
+//! Memory used by a connection for an exchange: loaned to the peer's writes or reads, the source of writes to the peer, or the
+//! destination of reads from it. When the exchange fails, the queue pair is destroyed first.
 
 use crate::error::VerbsError;
 use crate::memory::MemoryRegion;
@@ -210,8 +210,7 @@ pub struct BorrowedWrites<'q, 'm> {
 }
 
 impl<'m> BorrowedWrites<'_, 'm> {
-    /// Writes `bytes` into `region` from `offset` on. With `immediate` the peer gets a completion, which consumes one
-    /// of its receives.
+    /// Writes `bytes` into `region` from `offset` on. With `immediate` the peer gets a completion, which consumes a receive.
     ///
     /// # Errors
     /// [`VerbsError::Misuse`] when the bytes are not in `memory` or would not fit in the region; when the connection

@@ -1,5 +1,5 @@
-//! The completion queues of a queue pair and the channel of both: one queue for receives, one for sends, so that acknowledgements
-//! do not wake a thread that waits for the peer. Knows no memory.
+//! The completion queues of a queue pair and the channel of both: a queue for receives and a queue for sends, so that
+//! acknowledgements do not wake a thread that waits for the peer. Knows no memory.
 
 use crate::device::DeviceContext;
 use crate::error::VerbsError;

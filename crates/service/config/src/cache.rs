@@ -41,8 +41,8 @@ pub(crate) enum CachePlace {
     Here,
     /// The nodes of the group.
     Nodes,
-    /// This one, if the source of a writable mount turns out to be on a network file system. Otherwise reads go to the source's
-    /// files.
+    /// This process, if the source of a writable mount turns out to be on a network file system. Otherwise reads go to the
+    /// source's files.
     HereForNetwork,
 }
 

@@ -206,7 +206,7 @@ impl EndWatch {
     /// The report of a process that has ended, or ends within `limit`.
     ///
     /// # Errors
-    /// When the process ended without a report, as a killed one does, or does not end in time.
+    /// When the process ended without a report, as a killed process does, or does not end in time.
     pub fn read_report(mut self, limit: Duration) -> Result<Option<WritesBehind>> {
         self.stream.until = Instant::now() + limit;
         let report = read_answer(self.stream, &self.socket, limit)?;

@@ -24,7 +24,7 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 /// Deadline for a client's request line and headers.
 const HEADER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How many ports after a taken default port are tried: more than processes of one host that show metrics.
+/// How many ports after a taken default port are tried: more than a host has processes with metrics.
 const NEXT_PORTS: u16 = 200;
 
 const STATUS_PAGE: &str = include_str!("page.html");

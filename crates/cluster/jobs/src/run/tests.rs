@@ -10,7 +10,7 @@ const BLOCK: u64 = 100;
 /// Names of a page.
 const NAMES: usize = 3;
 
-/// A source that counts its requests; at one of them it saves the job's record and stops the job.
+/// A source that counts its requests; at a chosen request the source saves the job's record and stops the job.
 #[derive(Default)]
 struct ScriptedSource {
     files: BTreeMap<String, u64>,
@@ -218,7 +218,7 @@ fn a_job_broken_off_at_any_request_ends_the_same_and_lists_nothing_before_its_re
         let before = files_by_page.iter().filter(|found| **found < settled).count();
         let listed = second.pages.into_inner().len();
         assert!(listed <= pages.len() - before + 4, "{listed} of {} pages, {before} were settled", pages.len());
-        // No file is left out: each was requested by one of the two.
+        // No file is left out: each was requested by the first or the second.
         let mut asked = first.asked.into_inner();
         asked.extend(second.asked.into_inner());
         let sized = files.iter().filter(|(path, size)| **size > 0 && !path.contains("closed"));
@@ -342,7 +342,7 @@ impl JobTarget for BatchingTarget {
 
 #[test]
 fn short_files_are_asked_for_together_and_never_more_at_once_than_was_said() {
-    // Long files among short ones, and behind them.
+    // Long files among short files, and behind.
     let files: BTreeMap<String, u64> = (0..1200).map(|n| (format!("f{n:05}"), long_or_short(n))).collect();
     for parallel in [1, 3, 8, 20, 50] {
         let source = BatchingTarget { files: files.clone(), ..BatchingTarget::default() };
@@ -373,7 +373,7 @@ fn long_or_short(n: u64) -> u64 {
 #[test]
 fn the_requests_of_a_thread_that_panicked_are_given_back() {
     let files: BTreeMap<String, u64> = (0..500).map(|n| (format!("f{n:05}"), 10)).collect();
-    // All permits of the job belong to one thread, or a third of them.
+    // All permits of the job belong to a single thread, or a third of the permits.
     for parallel in [8, 24] {
         let source = BatchingTarget { files: files.clone(), panics: true.into(), ..BatchingTarget::default() };
         let job = JobRun::new();

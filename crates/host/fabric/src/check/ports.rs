@@ -42,7 +42,7 @@ pub(super) fn describe_states(device: &RdmaDevice, port: &DevicePort) -> String 
     format!("{path}/state is {}, phys_state is {}", port.state.as_str(), port.phys_state.as_str())
 }
 
-/// An unused port may have no cable; a port with an address, or a required port, must have one.
+/// An unused port may have no cable; a port with an address, or a required port, must have a cable.
 fn down_severity(case: &CheckInput<'_>, port: &DevicePort) -> Severity {
     if case.is_used(port) { Severity::Error } else { Severity::Warning }
 }
@@ -219,7 +219,7 @@ fn check_rate(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fou
         None => format!("{path}/rate is {}", rate.describe()),
     };
     let model = device.pci.as_ref().and_then(|p| p.model());
-    // Ethernet has one lane or four depending on the speed, and HDR100 splits a port in two: only a single lane is a fault.
+    // Ethernet has a single lane or four depending on the speed, and HDR100 splits a port in two: only a single lane is a fault.
     if port.link_layer == LinkLayer::InfiniBand && rate.lanes == 1 {
         found.push(HostFinding::new(
             id::LINK_WIDTH,

@@ -249,7 +249,7 @@ fn match_name(text: &str) -> Option<String> {
     None
 }
 
-/// Changes the interface's connection; without a connection, adds one with the current addresses.
+/// Changes the interface's connection; without a connection, adds a connection with the current addresses.
 fn network_manager_file(root: &Path, name: &str, want: &InterfaceSettings) -> Result<WantedFile, FixError> {
     let dir = "etc/NetworkManager/system-connections";
     let section = if want.is_ipoib { "infiniband" } else { "ethernet" };

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// 32 reads of one MiB over the first of two paths, each this long.
+/// 32 reads of a MiB over the first of two paths, each this long.
 fn reads(pool: &RailPool, ms: u64) {
     for _ in 0..32 {
         pool.record_read(0, 1 << 20, Duration::from_millis(ms));

@@ -22,7 +22,7 @@ pub struct ProcessStatus {
     /// The process number.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// The address of the metrics page; `None` without one.
+    /// The address of the metrics page; `None` without a page.
     #[serde(default)]
     pub metrics: Option<String>,
 }
@@ -73,7 +73,7 @@ pub struct MountStatus {
     pub peers: Vec<PeerStatus>,
     /// The cache group; `None` where the mount follows no registry.
     pub group: Option<FollowedGroup>,
-    /// The export by the kernel's NFS server; `None` without one.
+    /// The export by the kernel's NFS server; `None` without an export.
     pub export: Option<ExportStatus>,
 }
 
@@ -93,7 +93,7 @@ pub struct NodeStatus {
     pub rails: Vec<RailStatus>,
     /// The share of the group's blocks relative to other nodes; 0 gets none.
     pub weight: u64,
-    /// The registration; `None` without one.
+    /// The registration; `None` without a registration.
     pub group: Option<GroupRegistration>,
     /// Served sources.
     pub sources: Vec<String>,
