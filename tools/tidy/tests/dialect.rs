@@ -19,11 +19,11 @@ fn habits() -> Vec<Habit> {
     let per_comment = |count| census.per_comment(count);
     vec![
         habit("let (a, b) = (x, y)", per_code(census.tuple_lets), 13.8, 5.0, "two statements"),
-        habit("local closures", per_code(census.local_closures), 47.2, 30.0, "a function, or the expression in place"),
+        habit("local closures", per_code(census.local_closures), 47.1, 30.0, "a function, or the expression in place"),
         habit("arms of true and false", per_code(census.bool_arms), 2.7, 4.0, "if"),
         habit("tuples as parameters", census.tuple_parameters as f64, 25.0, 5.0, "named arguments or a struct"),
         habit("pronouns", per_comment(census.pronouns), 132.8, 200.0, "the noun"),
-        habit("one, ones", per_comment(census.ones), 39.5, 40.0, "the noun"),
+        habit("one, ones", per_comment(census.ones), 39.4, 40.0, "the noun"),
         habit("what is, what the, what it", per_comment(census.what_clauses), 3.1, 7.0, "the noun of the field"),
         habit("one-word constants, in per cent", census.one_word_constants(), 22.6, 30.0, "subject and unit"),
         habit("constants that share a name, in per cent", census.shared_constants(), 11.2, 15.0, "subject and unit"),
