@@ -5,9 +5,9 @@ use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, Typ
 use clap::{Arg, ArgAction, Args, Command};
 use spurline_config::values::{parse_log_file, parse_mode, parse_squash, parse_weight};
 use spurline_config::{
-    CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount,
-    RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl, TransportMode,
-    TrustConfig, fuse,
+    CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGroup,
+    RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl,
+    TransportMode, TrustConfig, fuse,
 };
 use spurline_types::{Congestion, Size, parse_duration};
 use std::path::PathBuf;
@@ -97,15 +97,18 @@ pub struct NodeArgs {
     /// this flag the node refuses to start and names the settings that differ.
     #[arg(long, help_heading = "Node")]
     pub yes: bool,
-    /// Take changes of the sources from mounts with --rw; all sources have to be directories
+    /// Take changes of the sources from mounts with --rw: directories and S3 buckets
     ///
-    /// Each change is made once in the source, with the user and groups that the mount reports: the node believes its
-    /// mounts (docs/trust.md).
+    /// Each change is made once in the source. A change of a directory is made with the user and groups that the mount reports: the
+    /// node believes its mounts (docs/trust.md).
     #[arg(long, help_heading = "Node")]
     pub writable: bool,
     /// Make all changes as this user and group, in place of those that mounts report
     #[arg(long, value_name = "UID:GID", value_parser = parse_squash, help_heading = "Node")]
     pub squash: Option<(u32, u32)>,
+    /// How buckets are changed.
+    #[command(flatten)]
+    pub bucket: BucketWriteArgs,
     /// The cache group.
     #[command(flatten)]
     pub group: GroupArgs,
@@ -397,6 +400,33 @@ pub struct TrustArgs {
     pub tls_ca: Option<PathBuf>,
 }
 
+/// How a bucket is changed: by a mount with --rw, or by a node with --writable.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Writing to a bucket")]
+pub struct BucketWriteArgs {
+    /// Writes to a bucket replace what others have written since the file was opened, in place of failing
+    ///
+    /// With --rw, or --writable of a node.
+    #[arg(long)]
+    pub last_writer_wins: bool,
+    /// Write to a store that ignores the conditions of writes, which guard the changes of others
+    ///
+    /// With --rw, or --writable of a node. The conditions are tried at the start, which is refused without this flag if the store keeps no conditions.
+    #[arg(long)]
+    pub allow_unguarded_writes: bool,
+    /// Most files and folders below a folder of a bucket that is renamed; programs copy a larger one
+    ///
+    /// With --rw, or --writable of a node. Each object is copied within the store and then removed.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub rename_limit: u64,
+    /// Abort uploads to a bucket that killed mounts have left behind when they are this old
+    ///
+    /// With --rw, or --writable of a node, at the start. Uploads of other programs are never touched. A file of another mount whose upload is aborted
+    /// although it is still open is uploaded again when it is closed.
+    #[arg(long, value_name = "TIME", default_value = "1d", value_parser = parse_duration)]
+    pub abort_uploads_after: Duration,
+}
+
 /// Flags of the FUSE session.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Mount")]
@@ -404,7 +434,7 @@ pub struct FuseArgs {
     /// Mount read-only (the default)
     #[arg(long)]
     pub read_only: bool,
-    /// Mount for reading and writing (also -o rw): a directory, or an S3 bucket without --registry
+    /// Mount for reading and writing (also -o rw): a directory or an S3 bucket
     ///
     /// Changes of a directory are made there with the identity of the calling process: permissions and quotas are the
     /// source's own. Through nodes, written bytes may come there later: at an fsync or a close, and after a second. A mount
@@ -420,33 +450,12 @@ pub struct FuseArgs {
     /// With --rw. NFSv3 clients of an export need it for locks: the kernel refuses them on a mount that sets locks in the source.
     #[arg(long)]
     pub local_locks: bool,
-    /// Writes to a bucket replace what others have written since the file was opened, in place of failing
-    ///
-    /// With --rw.
-    #[arg(long)]
-    pub last_writer_wins: bool,
-    /// Write to a store that ignores the conditions of writes, which guard the changes of others
-    ///
-    /// With --rw. A mount of a bucket tries the conditions when it starts, and is refused without this flag if the store does not keep them.
-    #[arg(long)]
-    pub allow_unguarded_writes: bool,
-    /// Most files and folders below a folder of a bucket that is renamed; programs copy a larger one
-    ///
-    /// With --rw. Each of them is copied within the store and then removed.
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
-    pub rename_limit: u64,
     /// Keep owner, mode, times, symbolic links and extended attributes in the metadata of a bucket's objects
     ///
-    /// With --rw. The metadata are those that FSx for Lustre and DataSync write; those of s3fs are read and kept. A listing with attributes then
-    /// costs a request for each name. Without this flag chmod, chown and changes of times have no effect, and succeed.
+    /// With --rw, without --registry. The metadata are those that FSx for Lustre and DataSync write; those of s3fs are read and kept. A listing
+    /// with attributes then costs a request for each name. Without this flag chmod, chown and changes of times have no effect, and succeed.
     #[arg(long)]
     pub object_attrs: bool,
-    /// Abort uploads to a bucket that killed mounts have left behind when they are this old
-    ///
-    /// With --rw, when the mount starts. Uploads of other programs are never touched. A file of another mount whose upload is aborted although it is
-    /// still open is uploaded again when it is closed.
-    #[arg(long, value_name = "TIME", default_value = "1d", value_parser = parse_duration)]
-    pub abort_uploads_after: Duration,
     // The list is that of the parser, so it is whole.
     #[arg(help = options_help(), long_help = options_long_help())]
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]")]
@@ -496,6 +505,9 @@ pub struct FuseArgs {
     /// Write one line per kernel request to this file
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
+    /// How a bucket is changed.
+    #[command(flatten)]
+    pub bucket: BucketWriteArgs,
 }
 
 fn options_help() -> String {
@@ -588,11 +600,11 @@ raw! {
         peer_timeout, peer_silence,
     }
     FuseArgs => RawFuse {
-        read_only, rw, squash, local_locks, last_writer_wins, allow_unguarded_writes, rename_limit, object_attrs,
-        abort_uploads_after,
-        options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads,
+        read_only, rw, squash, local_locks, object_attrs, bucket, options, max_write, attr_cache, entry_cache, dir_entry_cache,
+        fuse_io, fuse_threads,
         no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }
+    BucketWriteArgs => RawBucketWrites { last_writer_wins, allow_unguarded_writes, rename_limit, abort_uploads_after }
     LogArgs => RawLog { log, log_filter, log_format, metrics }
     TrustArgs => RawTrust { group_token_file, tls, tls_cert, tls_key, tls_ca }
     CoordinatorArgs => RawCoordinator {
@@ -645,6 +657,7 @@ impl From<NodeArgs> for RawNode {
             yes: args.yes,
             writable: args.writable,
             squash: args.squash,
+            bucket: args.bucket.into(),
             group: args.group.into(),
             group_port: args.group_port,
             rdma_port: args.rdma_port,

@@ -197,9 +197,16 @@ fn check_mount_options(values: &ClusterValues) -> Result<(), Fault> {
     let request = MountRequest { settings: &settings, own_flags: &[], mountpoint: Path::new("/mnt"), default_memory };
     // This machine is no part of the cluster.
     let host = HostLimits { memory_bytes: None, ..HostLimits::detect() };
-    words_of_mount(request, &host)
-        .map(drop)
-        .map_err(|fault| Fault { what: format!("storageClass.mountOptions: {}", fault.what), ..fault })
+    let words = words_of_mount(request, &host)
+        .map_err(|fault| Fault { what: format!("storageClass.mountOptions: {}", fault.what), ..fault })?;
+    let is_directory = values.text("storageClass.source").starts_with('/');
+    if words.writable && values.is_on("nodes.enabled") && !is_directory {
+        return Err(Fault::usage(
+            "storageClass.mountOptions: rw: the nodes of these manifests take no changes of a bucket",
+            "leave rw out, or give the volume a registry that names nodes with --writable",
+        ));
+    }
+    Ok(())
 }
 
 /// Removes files of an earlier run that this run did not make: files of a chart would be applied.
@@ -290,7 +297,7 @@ mod tests {
                 "storageClass.mountOptions=[cachesize=1G]",
                 "storageClass.mountOptions: -o cachesize=1G: unknown mount option",
             ),
-            ("storageClass.mountOptions=[rw]", "can't be changed through nodes"),
+            ("storageClass.mountOptions=[rw]", "take no changes of a bucket"),
             ("csi.memory=8Mi", "buffer-size"),
         ] {
             let said = check_mount_options(&with(&[setting])).unwrap_err().to_string();

@@ -8,7 +8,7 @@ use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY}
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub const BUCKET: &str = "bucket";
 
@@ -110,11 +110,17 @@ fn files_are_changed_in_every_way() {
 
 fn change_in_every_way(way: &[&str]) {
     let Some(rig) = BucketRig::start() else { return };
-    let mut model = bytes(7, 20 * MIB);
-    rig.server.put(BUCKET, "p/file", &model);
+    rig.server.put(BUCKET, "p/file", &bytes(7, 20 * MIB));
     let mount = rig.mount("mnt", way);
+    make_every_change(&mount, &rig.server);
+    mount.unmount();
+}
+
+/// Changes the file `file` of 20 MiB in every way, and compares it and its object after each.
+pub fn make_every_change(mount: &Mount, server: &S3Server) {
+    let mut model = mount.read("file");
     let check = |model: &[u8], what: &str| {
-        assert!(rig.object("p/file").unwrap() == model, "{what}: the object");
+        assert!(server.bytes(BUCKET, "p/file").unwrap() == model, "{what}: the object");
         assert!(mount.read("file") == model, "{what}: the file");
     };
     // In the middle: parts that did not change are copied in the store.
@@ -145,7 +151,7 @@ fn change_in_every_way(way: &[&str]) {
     check(&model, "a cut and zeros");
     let mut file = File::create(mount.path("file")).unwrap();
     file.write_all(b"sh").unwrap();
-    assert!(rig.object("p/file").unwrap() == model, "others see the object before until the close");
+    assert!(server.bytes(BUCKET, "p/file").unwrap() == model, "others see the object before until the close");
     file.write_all(b"ort").unwrap();
     drop(file);
     check(b"short", "an overwrite");
@@ -157,23 +163,28 @@ fn change_in_every_way(way: &[&str]) {
     file.write_all(&model).unwrap();
     drop(file);
     check(&model, "a file of known length");
-    assert_eq!(rig.server.open_uploads(), 0);
-    mount.unmount();
+    assert_eq!(server.open_uploads(), 0);
 }
 
 #[test]
 fn names_are_made_and_removed() {
     let Some(rig) = BucketRig::start() else { return };
     let mount = rig.mount("mnt", &[]);
+    make_and_remove_names(&mount, &rig.server);
+    mount.unmount();
+}
+
+/// Makes and removes files and folders in an empty bucket, and compares the keys.
+pub fn make_and_remove_names(mount: &Mount, server: &S3Server) {
     fs::create_dir(mount.path("folder")).unwrap();
-    assert!(rig.object("p/folder/").unwrap().is_empty());
+    assert!(server.bytes(BUCKET, "p/folder/").unwrap().is_empty());
     assert_eq!(fs::create_dir(mount.path("folder")).unwrap_err().kind(), ErrorKind::AlreadyExists);
     fs::write(mount.path("folder/a"), b"one").unwrap();
     assert_eq!(fs::remove_dir(mount.path("folder")).unwrap_err().kind(), ErrorKind::DirectoryNotEmpty);
     let exclusive = || OpenOptions::new().write(true).create_new(true).open(mount.path("folder/a"));
     assert_eq!(exclusive().unwrap_err().kind(), ErrorKind::AlreadyExists);
     fs::rename(mount.path("folder/a"), mount.path("folder/b")).unwrap();
-    assert_eq!(rig.server.keys(BUCKET), ["p/folder/", "p/folder/b"]);
+    assert_eq!(server.keys(BUCKET), ["p/folder/", "p/folder/b"]);
     assert_eq!(mount.read("folder/b"), b"one");
     fs::write(mount.path("folder/c"), b"two").unwrap();
     fs::rename(mount.path("folder/c"), mount.path("folder/b")).unwrap();
@@ -181,8 +192,7 @@ fn names_are_made_and_removed() {
     fs::remove_file(mount.path("folder/b")).unwrap();
     assert_eq!(fs::metadata(mount.path("folder/b")).unwrap_err().kind(), ErrorKind::NotFound);
     fs::remove_dir(mount.path("folder")).unwrap();
-    assert_eq!(rig.server.keys(BUCKET), Vec::<String>::new());
-    mount.unmount();
+    assert_eq!(server.keys(BUCKET), Vec::<String>::new());
 }
 
 /// A program that finds another time than before takes the file for one that was changed meanwhile.
@@ -302,6 +312,13 @@ fn lost_answers_and_refusals_leave_whole_objects() {
     let Some(rig) = BucketRig::start() else { return };
     let proxy = ChaosProxy::start(rig.server.address()).unwrap();
     let mount = rig.mount_from("mnt", &proxy.endpoint(), &["--origin-timeout", "30s"]);
+    write_through_faults(&mount, &rig.server, &proxy);
+    mount.unmount();
+}
+
+/// Writes while requests lose their answers, are refused, and meet closed connections.
+pub fn write_through_faults(mount: &Mount, server: &S3Server, proxy: &ChaosProxy) {
+    let object = |key: &str| server.bytes(BUCKET, key);
     let faults = [
         ProxyFault::LoseAnswer,
         ProxyFault::SlowDown,
@@ -316,7 +333,7 @@ fn lost_answers_and_refusals_leave_whole_objects() {
             }
         }
         fs::write(mount.path("small"), format!("round {round}")).unwrap();
-        assert_eq!(rig.object("p/small").unwrap(), format!("round {round}").into_bytes(), "{fault:?}");
+        assert_eq!(object("p/small").unwrap(), format!("round {round}").into_bytes(), "{fault:?}");
         let file = File::create(mount.path("large")).unwrap();
         file.write_all_at(&large, 0).unwrap();
         file.sync_all().unwrap();
@@ -325,16 +342,15 @@ fn lost_answers_and_refusals_leave_whole_objects() {
         drop(file);
         let mut wanted = large;
         wanted[100..107].copy_from_slice(b"changed");
-        assert!(rig.object("p/large").unwrap() == wanted, "{fault:?}");
+        assert!(object("p/large").unwrap() == wanted, "{fault:?}");
         proxy.inject_on(Some("PUT"), "moved", fault.clone(), 1);
         proxy.inject_on(Some("DELETE"), "large", fault.clone(), 1);
         fs::rename(mount.path("large"), mount.path("moved")).unwrap();
-        assert!(rig.object("p/moved").unwrap() == wanted && rig.object("p/large").is_none(), "{fault:?}");
+        assert!(object("p/moved").unwrap() == wanted && object("p/large").is_none(), "{fault:?}");
         proxy.inject_on(Some("DELETE"), "moved", fault.clone(), 1);
         fs::remove_file(mount.path("moved")).unwrap();
-        assert!(rig.object("p/moved").is_none(), "{fault:?}");
+        assert!(object("p/moved").is_none(), "{fault:?}");
     }
-    mount.unmount();
 }
 
 /// Random operations on one file of several parts, each read compared.
@@ -349,17 +365,22 @@ fn run_fsx(way: &[&str]) {
     let Some(program) = tool("fsx") else { return };
     let Some(rig) = BucketRig::start() else { return };
     let mount = rig.mount("mnt", way);
-    let operations =
-        fsx::OPERATIONS.replace("flen = 1048576", "flen = 18874368").replace("max = 131072", "max = 2097152");
-    let config = rig.world.file("fsx.toml", operations.as_bytes());
-    let count = fsx::more_operations().map_or(300, |ops| ops / 100).to_string();
-    let mut command = std::process::Command::new(program);
-    command.args(["-N", &count, "-S", "7", "-f"]).arg(config).arg("-P").arg(rig.world.dir("left"));
-    let out = command.arg(mount.path("file")).output().unwrap();
-    assert!(out.status.success(), "{out:?}");
+    run_fsx_on(&program, &mount, &rig.world);
     assert!(rig.object("p/file").unwrap() == mount.read("file"));
     assert_eq!(rig.server.open_uploads(), 0);
     mount.unmount();
+}
+
+/// Runs fsx on the file `file`.
+pub fn run_fsx_on(program: &Path, mount: &Mount, world: &World) {
+    let operations =
+        fsx::OPERATIONS.replace("flen = 1048576", "flen = 18874368").replace("max = 131072", "max = 2097152");
+    let config = world.file("fsx.toml", operations.as_bytes());
+    let count = fsx::more_operations().map_or(300, |ops| ops / 100).to_string();
+    let mut command = std::process::Command::new(program);
+    command.args(["-N", &count, "-S", "7", "-f"]).arg(config).arg("-P").arg(world.dir("left"));
+    let out = command.arg(mount.path("file")).output().unwrap();
+    assert!(out.status.success(), "{out:?}");
 }
 
 #[test]

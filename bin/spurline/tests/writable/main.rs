@@ -3,6 +3,7 @@
 
 mod bucket_attrs;
 mod bucket_faults;
+mod bucket_nodes;
 mod bucket_renames;
 mod bucket_strangers;
 mod buckets;

@@ -259,8 +259,8 @@ fn a_source_that_cannot_be_written_is_refused_with_the_reason() {
         2,
         &["gs://bucket", "neither a directory nor an S3 bucket"],
     );
-    let through_nodes = world.run(&["mount", "s3://bucket", at, "--rw", "--registry", "static:127.0.0.1:1"]);
-    refused(&through_nodes, 2, &["s3://bucket", "can't be changed through nodes"]);
+    let through_nodes = ["mount", "s3://bucket", at, "--rw", "--registry", "static:127.0.0.1:1", "--last-writer-wins"];
+    refused(&world.run(&through_nodes), 2, &["--last-writer-wins", "give them to the nodes"]);
     refused(&mount(&["--last-writer-wins"]), 2, &["--last-writer-wins", "give --rw too"]);
     let read_only = TmpFs::mount(&world.dir("small"), "ro");
     let out = world.run(&["mount", read_only.0.to_str().unwrap(), at, "--rw", "--cache-size", "0"]);

@@ -286,8 +286,8 @@ fn a_node_without_writable_is_named() {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(!out.status.success() && said.contains("takes no changes") && said.contains("--writable"), "{said}");
     group.nodes.push(node);
-    // A bucket, and a squash without changes.
-    for words in [["--writable", "--source", "s3://b"], ["--squash", "1:1", "--source=/tmp"]] {
+    // A source that can't be changed, and a squash without changes.
+    for words in [["--writable", "--source", "gs://b"], ["--squash", "1:1", "--source=/tmp"]] {
         let out = group.world.run(&[&["node"], &words[..]].concat());
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{words:?}: {said}");

@@ -42,6 +42,8 @@ pub struct WriteCapabilities {
     pub holes: bool,
     /// Bytes are copied within the source.
     pub copy: bool,
+    /// Others see the changes of a file at the publication, by a close or a sync, all at once.
+    pub publishes: bool,
 }
 
 /// How a source renames directories.
@@ -95,6 +97,7 @@ impl WriteCapabilities {
         locks: LockScope::Mount,
         holes: false,
         copy: false,
+        publishes: false,
     };
 
     /// Refuses a call that the source can't answer.

@@ -13,7 +13,7 @@ use spurline_sys::join_path;
 use spurline_types::open_flags::O_RDONLY;
 use spurline_types::{FileKind, Result, Version};
 use std::fs::File;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 /// The calling process. A source on another host trusts these numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -582,6 +582,11 @@ pub trait WritableFile: WritableObject {
         None
     }
 
+    /// The number of the file's pending version; 0 before a mount has continued one here.
+    fn pending_number(&self) -> u64 {
+        0
+    }
+
     /// Opens the same file once more, even without a name.
     ///
     /// # Errors
@@ -617,6 +622,24 @@ pub struct CreatedFile {
     /// The directory's attributes after that, if the source has these without a further request: the kernel requests the same
     /// next.
     pub directory: Option<NodeAttr>,
+}
+
+/// The changes of a file that are not published, by the mount's number: a process that has changes under another number has the
+/// changes of an earlier time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PendingVersion {
+    /// The number under which a process has all changes that the mount has sent; 0 for the one that opened the file first.
+    pub known: u64,
+    /// The number of a file that is opened anew, without changes; with 0 no file is.
+    pub next: u64,
+}
+
+/// A file that [`WritableVolume::open_again`] has opened.
+pub struct ContinuedFile {
+    /// The open file.
+    pub file: Box<dyn WritableFile>,
+    /// The file has the changes of the known pending version.
+    pub has_changes: bool,
 }
 
 /// A tree of files to change. Paths are as for [`crate::Volume`]. A call may block as long as the source does.
@@ -657,6 +680,27 @@ pub trait WritableVolume: Send + Sync {
     /// # Errors
     /// As [`WritableVolume::stat`].
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>>;
+
+    /// The files of a mount apart from other mounts, where changes are seen after the publication; `None` where all mounts
+    /// have the same files. Nothing is published that the mount does not publish.
+    fn for_mount(&self, _mount: u64) -> Option<Arc<dyn WritableVolume>> {
+        None
+    }
+
+    /// Opens a file that the mount had open in another process, which was lost; `None` for a pending version that may not be
+    /// opened anew, and that is not there.
+    ///
+    /// # Errors
+    /// `ESTALE` when another writer has changed the object; as [`WritableVolume::stat`].
+    fn open_again(
+        &self,
+        at: NodePath<'_>,
+        flags: u32,
+        _pending: PendingVersion,
+        caller: &Caller,
+    ) -> Result<Option<ContinuedFile>> {
+        Ok(Some(ContinuedFile { file: self.open(at, flags, caller)?, has_changes: false }))
+    }
 
     /// As [`WritableVolume::create_marked`], without a mark.
     ///

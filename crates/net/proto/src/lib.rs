@@ -28,6 +28,7 @@ mod proof;
 mod rail;
 pub mod rdma;
 mod request;
+mod wire_caller;
 mod write_answer;
 mod writes;
 
@@ -42,8 +43,9 @@ pub use open_flags::OpenFlags;
 pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, TokenProof};
 pub use rail::{MAX_RAILS, RailInfo, RailLink};
 pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
+pub use wire_caller::{MAX_GROUPS, WireCaller};
 pub use write_answer::WriteAnswer;
-pub use writes::{ChangeId, FileNumbers, MAX_GROUPS, WireCaller, WriteCall, WriteRequest};
+pub use writes::{ChangeId, FileNumbers, WriteCall, WriteRequest};
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 64;

@@ -45,6 +45,23 @@ pub enum WriteAnswer {
 }
 
 impl WriteAnswer {
+    /// Gives all objects of the answer to this user and group.
+    pub fn set_owner(&mut self, uid: u32, gid: u32) {
+        let set = |attr: &mut NodeAttr| {
+            attr.uid = uid;
+            attr.gid = gid;
+        };
+        match self {
+            WriteAnswer::Attr(attr) | WriteAnswer::Opened(attr, _) => set(attr),
+            WriteAnswer::Created(attr, directory) => {
+                set(attr);
+                directory.iter_mut().for_each(set);
+            }
+            WriteAnswer::Names(names) => names.iter_mut().filter_map(|name| name.attr.as_mut()).for_each(set),
+            _ => {}
+        }
+    }
+
     fn code(&self) -> u8 {
         match self {
             WriteAnswer::Done => 0,
@@ -279,6 +296,7 @@ fn put_capabilities(can: &WriteCapabilities, out: &mut Vec<u8>) {
         can.holes,
         can.copy,
         can.locks == LockScope::Source,
+        can.publishes,
     ];
     out.put_u16(bits.iter().rev().fold(0, |all, bit| all << 1 | u16::from(*bit)));
 }
@@ -291,7 +309,7 @@ fn take_capabilities(take: &mut ByteCursor<'_>) -> Result<WriteCapabilities, Fra
         value => return Err(FrameError::Value { what: "how directories are renamed", value: value.into() }),
     };
     let bits = take.take_u16("abilities")?;
-    if bits >= 1 << 8 {
+    if bits >= 1 << 9 {
         return Err(FrameError::Value { what: "abilities", value: bits.into() });
     }
     let bit = |at: u16| bits >> at & 1 != 0;
@@ -305,5 +323,6 @@ fn take_capabilities(take: &mut ByteCursor<'_>) -> Result<WriteCapabilities, Fra
         holes: bit(5),
         copy: bit(6),
         locks: if bit(7) { LockScope::Source } else { LockScope::Mount },
+        publishes: bit(8),
     })
 }

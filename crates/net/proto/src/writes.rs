@@ -10,75 +10,13 @@
 use crate::codec::{ByteCursor, PutValue};
 use crate::open_attrs::{put_attr_call, take_attr_call};
 use crate::request::{VolumeId, check_name, take_path, take_switch, take_volume};
+use crate::wire_caller::WireCaller;
 use crate::{FrameError, MAX_WRITE, OpenFlags};
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, FileIdentity, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime, NodePath,
-    OpenAttrCall,
+    AttrChange, Change, FileIdentity, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime, NodePath,
+    OpenAttrCall, PendingVersion,
 };
-
-/// The most supplementary groups of a caller: the kernel's own limit.
-pub const MAX_GROUPS: usize = 65_536 / 8;
-/// The bit beside the mask that says [`Caller::rights_checked`]. A node that does not know it leaves it out with the mask.
-const RIGHTS_CHECKED: u32 = 1 << 31;
-
-/// The caller of a request, as its mount reports it. Decoding borrows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WireCaller<'a> {
-    /// Its user.
-    pub uid: u32,
-    /// Its group.
-    pub gid: u32,
-    /// Its thread, for messages.
-    pub pid: u32,
-    /// Its file mode creation mask, and a flag.
-    mask_and_flag: u32,
-    /// Its supplementary groups, four bytes each.
-    groups: &'a [u8],
-}
-
-impl<'a> WireCaller<'a> {
-    /// The caller with its groups encoded into `scratch`.
-    pub fn new(caller: &Caller, scratch: &'a mut Vec<u8>) -> Self {
-        scratch.clear();
-        caller.groups.iter().for_each(|group| scratch.put_u32(*group));
-        let flag = if caller.rights_checked { RIGHTS_CHECKED } else { 0 };
-        let mask_and_flag = caller.umask & !RIGHTS_CHECKED | flag;
-        WireCaller { uid: caller.uid, gid: caller.gid, pid: caller.pid, mask_and_flag, groups: scratch }
-    }
-
-    /// The caller as the writable volume has it.
-    pub fn to_caller(&self) -> Caller {
-        let groups = self.groups.as_chunks::<4>().0.iter().map(|group| u32::from_le_bytes(*group)).collect();
-        let (umask, rights_checked) = (self.mask_and_flag & !RIGHTS_CHECKED, self.mask_and_flag & RIGHTS_CHECKED != 0);
-        Caller { uid: self.uid, gid: self.gid, groups, pid: self.pid, umask, rights_checked }
-    }
-
-    fn put(&self, out: &mut Vec<u8>) {
-        for n in [self.uid, self.gid, self.pid, self.mask_and_flag] {
-            out.put_u32(n);
-        }
-        out.put_bytes(self.groups);
-    }
-
-    fn take(take: &mut ByteCursor<'a>) -> Result<Self, FrameError> {
-        let caller = WireCaller {
-            uid: take.take_u32("a user")?,
-            gid: take.take_u32("a group")?,
-            pid: take.take_u32("a thread")?,
-            mask_and_flag: take.take_u32("a mask")?,
-            groups: take.take_bytes("groups")?,
-        };
-        if !caller.groups.len().is_multiple_of(4) {
-            return Err(FrameError::Value { what: "the length of groups", value: caller.groups.len() as u64 });
-        }
-        if caller.groups.len() / 4 > MAX_GROUPS {
-            let (len, max) = (caller.groups.len() as u64 / 4, MAX_GROUPS as u64);
-            return Err(FrameError::TooLong { what: "the groups of a caller", len, max });
-        }
-        Ok(caller)
-    }
-}
 
 /// Numbers of open files, eight bytes each. Decoding borrows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +74,18 @@ pub enum WriteCall<'a> {
         flags: OpenFlags,
         /// The number.
         file: u64,
+    },
+    /// Opens a file under the number that the file had in another process, which was lost. Answered as an opening where the
+    /// file was opened anew, without the changes that were not published, else by attributes.
+    OpenAgain {
+        /// The file.
+        at: NodePath<'a>,
+        /// The flags.
+        flags: OpenFlags,
+        /// The number.
+        file: u64,
+        /// The numbers of the pending version.
+        pending: PendingVersion,
     },
     /// Opens a file that is made if it does not exist.
     Create {
@@ -646,6 +596,7 @@ impl WriteCall<'_> {
             WriteCall::Reopen { .. } => (30, "second opening of an open file"),
             WriteCall::AttrOpen { .. } => (31, "rights or extended attributes of an open object"),
             WriteCall::FindGrant { .. } => (32, "search for a granted lock"),
+            WriteCall::OpenAgain { .. } => (33, "opening of a file of a lost node"),
         }
     }
 
@@ -663,6 +614,7 @@ impl WriteCall<'_> {
             | WriteCall::GetXattr(at, _)
             | WriteCall::ListXattr(at)
             | WriteCall::Open { at, .. }
+            | WriteCall::OpenAgain { at, .. }
             | WriteCall::CreateUnnamed { directory: at, .. }
             | WriteCall::OpenDirectory { at, .. } => Some(at.path),
             _ => None,
@@ -713,6 +665,13 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
             out.put_u64(*of);
             out.put_u32(flags.bits());
             out.put_u64(*file);
+        }
+        WriteCall::OpenAgain { at, flags, file, pending } => {
+            put_node(at, out);
+            out.put_u32(flags.bits());
+            for n in [*file, pending.known, pending.next] {
+                out.put_u64(n);
+            }
         }
         WriteCall::LinkOpen { file, to } => {
             out.put_u64(*file);
@@ -889,6 +848,15 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
         29 => WriteCall::Renew,
         30 => WriteCall::Reopen { of: take.take_u64(FILE)?, flags: take_flags(take)?, file: take.take_u64(FILE)? },
         31 => WriteCall::AttrOpen { file: take.take_u64(FILE)?, call: take_attr_call(take)? },
+        33 => WriteCall::OpenAgain {
+            at: take_node(take)?,
+            flags: take_flags(take)?,
+            file: take.take_u64(FILE)?,
+            pending: PendingVersion {
+                known: take.take_u64("a pending version")?,
+                next: take.take_u64("a pending version")?,
+            },
+        },
         value => return Err(FrameError::Value { what: "the kind of a call", value: value.into() }),
     })
 }

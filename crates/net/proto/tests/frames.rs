@@ -12,7 +12,7 @@ use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr,
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, Change, FileIdentity, FileTime, ListedName, LockConflict, LockFamily, LockKind,
-    LockRange, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, SourceSpace,
+    LockRange, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, PendingVersion, SourceSpace,
 };
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -184,6 +184,7 @@ proptest! {
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
             WriteCall::FindGrant { of: identity, family: LockFamily::Posix, range, kind: LockKind::Write },
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { files }, WriteCall::Reopen { of: long, flags: open, file },
+            WriteCall::OpenAgain { at: node, flags: open, file, pending: PendingVersion { known: long, next: offset } },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });
         let sent = WireCaller::new(&caller, &mut scratch);
@@ -252,7 +253,7 @@ proptest! {
         for rename_directory in rename_directory {
             body_round_trip(&WriteAnswer::Capabilities(WriteCapabilities {
                 rename_directory, hard_links: bits[0], symlinks: bits[1], modes: bits[2], xattrs: bits[3], acls: bits[4],
-                locks, holes: bits[5], copy: bits[6],
+                locks, holes: bits[5], copy: bits[6], publishes: bits[6] != bits[5],
             }));
         }
     }

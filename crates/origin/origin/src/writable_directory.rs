@@ -364,6 +364,7 @@ fn find_capabilities(root: BorrowedFd<'_>) -> WriteCapabilities {
         locks: LockScope::Source,
         holes: true,
         copy: true,
+        publishes: false,
     }
 }
 

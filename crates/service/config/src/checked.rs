@@ -5,7 +5,10 @@ use crate::budget::{BudgetDemand, MemoryBudget};
 use crate::cache::{CacheConfig, CachePlace, NODE_FOLDER, check_cache, reader_folder};
 use crate::fuse::{self, FuseConfig, WritesConfig};
 use crate::host::HostLimits;
-use crate::raw::{RawCache, RawCoordinator, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawVolume};
+use crate::raw::{
+    RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin,
+    RawVolume,
+};
 use crate::trust::TrustConfig;
 use crate::values::{LogFormat, ReplicaCounts, SourceUrl, TransportMode, absolute_path};
 use spurline_membership::url::{EtcdUrl, RegistryUrl as Registry};
@@ -326,7 +329,7 @@ impl RawMount {
         let (fuse, readahead) = fuse::check_fuse(&self.fuse)?;
         let writes = fuse::check_writes(&self.fuse)?;
         if writes.is_some() {
-            check_mount_source(&self.volume)?;
+            check_mount_source(&self.volume, &self.fuse)?;
         }
         let name = mountpoint.display().to_string();
         let reader = VolumeReader {
@@ -348,13 +351,18 @@ impl RawMount {
 }
 
 /// Checks that the source of a writable mount can be changed.
-fn check_mount_source(volume: &RawVolume) -> Result<(), Fault> {
+fn check_mount_source(volume: &RawVolume, args: &RawFuse) -> Result<(), Fault> {
     match volume.source.scheme() {
         "file" => Ok(()),
         "s3" if volume.group.registry.is_none() => Ok(()),
+        "s3" if args.object_attrs => Err(Fault::usage(
+            "--object-attrs: a bucket that is changed through nodes keeps no attributes in the metadata of objects",
+            "leave --object-attrs out, or leave --registry out, to change the bucket from this mount",
+        )),
+        "s3" if args.bucket == RawBucketWrites::default() => Ok(()),
         "s3" => Err(Fault::usage(
-            format!("--rw: {} can't be changed through nodes", volume.source),
-            "leave --registry out, to write to the bucket from this mount",
+            "--last-writer-wins, --allow-unguarded-writes, --rename-limit and --abort-uploads-after have no effect in a mount through nodes",
+            "give them to the nodes, which change the bucket (spurline node --writable), and leave them out here",
         )),
         _ => Err(Fault::usage(
             format!("--rw: {} is neither a directory nor an S3 bucket, and only those can be changed", volume.source),
@@ -366,22 +374,27 @@ fn check_mount_source(volume: &RawVolume) -> Result<(), Fault> {
 /// Checks that the sources of a node that takes changes can be changed.
 fn check_node_writes(
     writable: bool,
-    squash: Option<(u32, u32)>,
+    writes: WritesConfig,
     sources: &[SourceUrl],
 ) -> Result<Option<WritesConfig>, Fault> {
     if !writable {
-        return match squash {
+        let given = [
+            ("--squash", writes.squash.is_some()),
+            ("--last-writer-wins", writes.bucket.last_writer_wins),
+            ("--allow-unguarded-writes", writes.bucket.allow_unguarded_writes),
+        ];
+        return match given.iter().find(|(_, given)| *given) {
             None => Ok(None),
-            Some(_) => Err(Fault::usage(
-                "--squash has no effect on a node that takes no changes",
+            Some((flag, _)) => Err(Fault::usage(
+                format!("{flag} has no effect on a node that takes no changes"),
                 "give --writable too, or leave it out",
             )),
         };
     }
-    match sources.iter().find(|source| source.scheme() != "file") {
-        None => Ok(Some(WritesConfig { squash, ..WritesConfig::default() })),
+    match sources.iter().find(|source| !matches!(source.scheme(), "file" | "s3")) {
+        None => Ok(Some(writes)),
         Some(source) => Err(Fault::usage(
-            format!("--writable: {source} is not a directory, and nodes change only directories"),
+            format!("--writable: {source} is neither a directory nor an S3 bucket, and nodes change only those"),
             "leave --writable out, or serve that source from another node",
         )),
     }
@@ -415,7 +428,8 @@ impl RawNode {
                         move: give --name, or a fixed --group-port";
             warnings.push(text.to_owned());
         }
-        let writes = check_node_writes(self.writable, self.squash, &sources)?;
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, object_attrs: false };
+        let writes = check_node_writes(self.writable, writes, &sources)?;
         let cache = check_cache(&self.cache, host, CachePlace::Here, NODE_FOLDER, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
         let needs = BudgetNeeds { kernel: None, rdma, origin: true, writes: false };

@@ -1,6 +1,6 @@
 //! The checked FUSE settings of a mount: request sizes, cache times, mount options. Handles words and numbers only.
 
-use crate::raw::RawFuse;
+use crate::raw::{RawBucketWrites, RawFuse};
 use crate::values::FuseIo;
 use spurline_types::fault::Fault;
 use spurline_types::{LABEL_OPTIONS, split_option_list};
@@ -40,33 +40,14 @@ pub struct FuseConfig {
 }
 
 /// A volume that is changed, or a node that takes changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WritesConfig {
     /// User and group of all changes; `None` for the users of the calling processes.
     pub squash: Option<(u32, u32)>,
-    /// Changes of a bucket replace those of another writer since the open.
-    pub last_writer_wins: bool,
-    /// A store that keeps no conditions is changed without conditions.
-    pub allow_unguarded_writes: bool,
-    /// Most objects of a folder of a bucket that is renamed.
-    pub rename_limit: u64,
+    /// How a bucket is changed.
+    pub bucket: RawBucketWrites,
     /// Owner, mode, times, symbolic links and extended attributes are in the metadata of a bucket's objects.
     pub object_attrs: bool,
-    /// Uploads that mounts of a bucket have left behind are aborted when they are this old.
-    pub abort_uploads_after: Duration,
-}
-
-impl Default for WritesConfig {
-    fn default() -> Self {
-        WritesConfig {
-            squash: None,
-            last_writer_wins: false,
-            allow_unguarded_writes: false,
-            rename_limit: RawFuse::default().rename_limit,
-            object_attrs: false,
-            abort_uploads_after: RawFuse::default().abort_uploads_after,
-        }
-    }
 }
 
 /// Cache times of metadata per layer; the sums never exceed the flags.
@@ -167,8 +148,8 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
         let given = [
             ("--squash", args.squash.is_some()),
             ("--local-locks", args.local_locks),
-            ("--last-writer-wins", args.last_writer_wins),
-            ("--allow-unguarded-writes", args.allow_unguarded_writes),
+            ("--last-writer-wins", args.bucket.last_writer_wins),
+            ("--allow-unguarded-writes", args.bucket.allow_unguarded_writes),
             ("--object-attrs", args.object_attrs),
         ];
         return match given.iter().find(|(_, given)| *given) {
@@ -191,14 +172,7 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
             "leave it out; --squash UID:GID makes all changes as one user",
         ));
     }
-    Ok(Some(WritesConfig {
-        squash: args.squash,
-        last_writer_wins: args.last_writer_wins,
-        allow_unguarded_writes: args.allow_unguarded_writes,
-        rename_limit: args.rename_limit,
-        object_attrs: args.object_attrs,
-        abort_uploads_after: args.abort_uploads_after,
-    }))
+    Ok(Some(WritesConfig { squash: args.squash, bucket: args.bucket, object_attrs: args.object_attrs }))
 }
 
 /// The supported mount options without a value.

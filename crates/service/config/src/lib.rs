@@ -20,7 +20,8 @@ pub use checked::{
 pub use fuse::{FuseConfig, MOUNT_OPTIONS, WritesConfig};
 pub use host::HostLimits;
 pub use raw::{
-    RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume,
+    RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin,
+    RawTrust, RawVolume,
 };
 pub use spurline_membership::url::RegistryUrl as Registry;
 pub use spurline_types::fault::{ExitKind, Fault};

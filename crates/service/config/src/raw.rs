@@ -93,6 +93,8 @@ pub struct RawNode {
     pub writable: bool,
     /// User and group of all changes; `None` for the users of the calling processes.
     pub squash: Option<(u32, u32)>,
+    /// How buckets are changed.
+    pub bucket: RawBucketWrites,
     /// The cache group.
     pub group: RawGroup,
     /// Fixed TCP port, or 0.
@@ -127,6 +129,7 @@ impl RawNode {
             yes: false,
             writable: false,
             squash: None,
+            bucket: RawBucketWrites::default(),
             group: RawGroup::default(),
             group_port: 0,
             rdma_port: 0,
@@ -309,6 +312,30 @@ pub struct RawTrust {
     pub tls_ca: Option<PathBuf>,
 }
 
+/// How buckets are changed, by this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawBucketWrites {
+    /// Changes of a bucket replace changes of others.
+    pub last_writer_wins: bool,
+    /// A store that keeps no conditions is changed without conditions.
+    pub allow_unguarded_writes: bool,
+    /// Most objects of a folder of a bucket that is renamed.
+    pub rename_limit: u64,
+    /// Uploads that mounts of a bucket have left behind are aborted at this age.
+    pub abort_uploads_after: Duration,
+}
+
+impl Default for RawBucketWrites {
+    fn default() -> Self {
+        RawBucketWrites {
+            last_writer_wins: false,
+            allow_unguarded_writes: false,
+            rename_limit: 10_000,
+            abort_uploads_after: Duration::from_secs(24 * 3600),
+        }
+    }
+}
+
 /// The FUSE session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawFuse {
@@ -320,16 +347,10 @@ pub struct RawFuse {
     pub squash: Option<(u32, u32)>,
     /// Locks hold among the programs of this mount only.
     pub local_locks: bool,
-    /// Changes of a bucket replace changes of others.
-    pub last_writer_wins: bool,
-    /// A store that keeps no conditions is changed without conditions.
-    pub allow_unguarded_writes: bool,
-    /// Most objects of a folder of a bucket that is renamed.
-    pub rename_limit: u64,
+    /// How a bucket is changed.
+    pub bucket: RawBucketWrites,
     /// Owner, mode, times, symbolic links and extended attributes are in the metadata of a bucket's objects.
     pub object_attrs: bool,
-    /// Uploads that mounts of a bucket have left behind are aborted when they are this old.
-    pub abort_uploads_after: Duration,
     /// Mount options.
     pub options: Vec<String>,
     /// Largest FUSE request.
@@ -369,11 +390,8 @@ impl Default for RawFuse {
             rw: false,
             squash: None,
             local_locks: false,
-            last_writer_wins: false,
-            allow_unguarded_writes: false,
-            rename_limit: 10_000,
+            bucket: RawBucketWrites::default(),
             object_attrs: false,
-            abort_uploads_after: Duration::from_secs(24 * 3600),
             options: Vec::new(),
             max_write: Size(1 << 20),
             attr_cache: Duration::from_secs(1),

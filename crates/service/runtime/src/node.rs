@@ -6,11 +6,11 @@ use crate::rails::RailMemory;
 use crate::recent_file::RecentObjectsFile;
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
-use crate::writes::{open_node_writes, unwritable};
+use crate::writes::{bucket_options, open_node_directory, unwritable, unwritable_bucket};
 use crate::{group, limits, rails, settings, setup};
 use spurline_cache::CacheContext;
 use spurline_client::placement::PLACEMENT_RULE;
-use spurline_config::{Fault, GroupConfig, IorpcMode, NodeConfig};
+use spurline_config::{Fault, GroupConfig, IorpcMode, NodeConfig, WritesConfig};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::NodeAnnouncer;
 use spurline_net_rdma::RdmaServer;
@@ -18,13 +18,17 @@ use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
 use spurline_node::CacheNode;
 use spurline_observe::documents::{InfoDocument, NodeDescription, NodeStatus, NodeWrites, ProcessRole, RailStatus};
 use spurline_observe::locate::SocketOwner;
-use spurline_origin::SharedBuckets;
+use spurline_origin::{
+    BucketWriteOptions, OriginOptions, OriginStore, PublishedBytes, PublishingOrigin, SharedBuckets, SourceLocation,
+    SourceScheme, WritableBucket,
+};
 use spurline_proto::LOCK_TIMES;
 use spurline_rails::LocalRail;
 use spurline_store::{FreshDirs, Store};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Stats};
-use spurline_volume::Volume as _;
+use spurline_volume::Volume;
+use spurline_volume::writes::WritableVolume;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -190,20 +194,68 @@ fn open_service(
     let limits = metadata_limits(config);
     let origin_stats = Arc::clone(stats);
     let buckets = SharedBuckets::default();
-    let open =
-        Box::new(move |source: &str| setup::open_under(source, &within, &under, limits, &origin_stats, &buckets));
-    let node = CacheNode::new(name, Arc::clone(shared), sources.clone(), open);
-    if let Some(writes) = config.writes {
-        // A source that can't be changed is an error at the start.
-        for source in &sources {
-            open_node_writes(source, &writes).map_err(|error| unwritable(error, "leave --writable out"))?;
+    let published = Arc::<PublishedBytes>::default();
+    let changes = config.writes.map(|writes| NodeChanges {
+        options: bucket_options(&writes, config.cache.dirs.first().cloned(), config.budget.total),
+        origin: setup::origin_options(&under, &buckets),
+        published: Arc::clone(&published),
+        stats: Arc::clone(stats),
+        writes,
+    });
+    let is_written = changes.is_some();
+    let open = Box::new(move |source: &str| {
+        let origin = setup::open_under(source, &within, &under, limits, &origin_stats, &buckets)?;
+        if !is_written || is_directory(source) {
+            return Ok(origin);
         }
-        node.accept_writes(Box::new(move |source| Ok(open_node_writes(source, &writes)?)));
+        Ok(Arc::new(PublishingOrigin::new(origin, Arc::clone(&published))) as Arc<dyn OriginStore>)
+    });
+    let node = CacheNode::new(name, Arc::clone(shared), sources.clone(), open);
+    if let Some(changes) = changes {
+        // A source that can't be changed is an error at the start.
+        sources.iter().try_for_each(|source| changes.check(source))?;
+        node.accept_writes(Box::new(move |volume| changes.open(volume)));
         expire_sessions(&node)?;
         tracing::info!("changes are taken from mounts with --rw");
     }
     node.set_placement_rule(PLACEMENT_RULE);
     Ok(node)
+}
+
+fn is_directory(source: &str) -> bool {
+    SourceLocation::parse(source).is_ok_and(|location| location.scheme() == SourceScheme::Directory)
+}
+
+/// The settings of a node that changes sources.
+struct NodeChanges {
+    writes: WritesConfig,
+    options: BucketWriteOptions,
+    origin: OriginOptions,
+    published: Arc<PublishedBytes>,
+    stats: Arc<Stats>,
+}
+
+impl NodeChanges {
+    /// Checks that a source can be changed.
+    fn check(&self, source: &str) -> Result<(), Fault> {
+        if is_directory(source) {
+            let opened = open_node_directory(source, &self.writes);
+            return opened.map(drop).map_err(|error| unwritable(error, "leave --writable out"));
+        }
+        let checked = WritableBucket::check(source, &self.origin, self.options.clone(), Arc::clone(&self.stats));
+        checked.map_err(|error| unwritable_bucket(error, "--writable"))
+    }
+
+    /// Opens a source for changes, which is read through `volume`.
+    fn open(&self, volume: &Arc<dyn Volume>) -> spurline_types::Result<Arc<dyn WritableVolume>> {
+        let source = volume.source();
+        if is_directory(source) {
+            return Ok(open_node_directory(source, &self.writes)?);
+        }
+        let options = self.options.clone();
+        let published = Arc::clone(&self.published);
+        Ok(WritableBucket::open(source, &self.origin, options, Arc::clone(volume), published, Arc::clone(&self.stats))?)
+    }
 }
 
 fn start_tcp_server(

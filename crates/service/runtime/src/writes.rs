@@ -13,6 +13,7 @@ use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::writes::{CacheVersion, Caller, NodePath, WritableVolume};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The most files that a message names.
@@ -57,12 +58,16 @@ pub(crate) fn open_writes(
         let opened = remote.open_writes(writes.squash, config.budget.write_bytes);
         // The node's error names the remedy.
         let source = opened.map_err(|error| unwritable(error, ""))?;
+        let (uid, gid) = owner_of_files(&writes);
+        source.set_owner(uid, gid);
         let behind = Some(Arc::clone(&source));
         return Ok(Some(OpenWrites { behind, source, serves_all_users: true, local_locks }));
     }
     let location = SourceLocation::parse(config.source.as_str())?;
     if location.scheme() != SourceScheme::Directory {
-        let source = open_bucket_writes(config, &writes, volume, stats)?;
+        let staging_dir = config.cache.dirs.first().cloned();
+        let options = bucket_options(&writes, staging_dir, config.budget.total);
+        let source = open_bucket_writes(config, options, volume, stats)?;
         // All files have the same owner, so no caller acts as itself.
         return Ok(Some(OpenWrites { source, behind: None, serves_all_users: true, local_locks }));
     }
@@ -73,36 +78,56 @@ pub(crate) fn open_writes(
     Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
 }
 
-/// Opens a bucket for changes by this process; files there belong to the user of the mount.
+/// The owner of files that have no owner in the source: the user of this process.
+fn owner_of_files(writes: &WritesConfig) -> (u32, u32) {
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    writes.squash.unwrap_or(own)
+}
+
+/// How this process changes a bucket; bytes that are not published lie in a file of `staging_dir`,
+/// or in memory, up to `memory_bytes`.
+pub(crate) fn bucket_options(
+    writes: &WritesConfig,
+    staging_dir: Option<PathBuf>,
+    memory_bytes: u64,
+) -> BucketWriteOptions {
+    let (uid, gid) = owner_of_files(writes);
+    let mut options = BucketWriteOptions::new(uid, gid);
+    options.last_writer_wins = writes.bucket.last_writer_wins;
+    options.allow_unguarded_writes = writes.bucket.allow_unguarded_writes;
+    options.rename_limit = writes.bucket.rename_limit;
+    options.object_attrs = writes.object_attrs;
+    options.abort_uploads_after = writes.bucket.abort_uploads_after;
+    options.squashes = writes.squash.is_some();
+    if staging_dir.is_none() {
+        // In memory.
+        options.staging_max = memory_bytes;
+    }
+    options.staging_dir = staging_dir;
+    options
+}
+
+/// Opens a bucket for changes by this process.
 fn open_bucket_writes(
     config: &VolumeConfig,
-    writes: &WritesConfig,
+    options: BucketWriteOptions,
     volume: &OpenVolume,
     stats: &Arc<Stats>,
 ) -> Result<Arc<WritableBucket>, Fault> {
-    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let (uid, gid) = writes.squash.unwrap_or(own);
-    let mut options = BucketWriteOptions::new(uid, gid);
-    options.last_writer_wins = writes.last_writer_wins;
-    options.allow_unguarded_writes = writes.allow_unguarded_writes;
-    options.rename_limit = writes.rename_limit;
-    options.object_attrs = writes.object_attrs;
-    options.abort_uploads_after = writes.abort_uploads_after;
-    options.squashes = writes.squash.is_some();
-    options.staging_dir = config.cache.dirs.first().cloned();
-    if options.staging_dir.is_none() {
-        // In memory.
-        options.staging_max = config.budget.total;
-    }
     let origin = setup::origin_options(&config.under, &volume.buckets);
     let reads = Arc::clone(volume.volume());
     let published = Arc::clone(&volume.published);
     let source = config.source.as_str();
     let opened = WritableBucket::open(source, &origin, options, reads, published, Arc::clone(stats));
-    opened.map_err(|error| match error.kind() {
-        ErrorKind::Unsupported => Fault::missing(error.message(), "use another store, or leave --rw out"),
-        _ => unwritable(error, "leave --rw out"),
-    })
+    opened.map_err(|error| unwritable_bucket(error, "--rw"))
+}
+
+/// The error of a bucket that can't be changed; `flag` requests changes.
+pub(crate) fn unwritable_bucket(error: Error, flag: &str) -> Fault {
+    match error.kind() {
+        ErrorKind::Unsupported => Fault::missing(error.message(), format!("use another store, or leave {flag} out")),
+        _ => unwritable(error, &format!("leave {flag} out")),
+    }
 }
 
 /// The error of a source that can't be changed, which is a missing prerequisite for a read-only source.
@@ -117,11 +142,11 @@ pub(crate) fn unwritable(error: Error, or_else: &str) -> Fault {
     }
 }
 
-/// Opens a node's source for changes.
+/// Opens a node's directory for changes.
 ///
 /// # Errors
 /// When the source is read-only, or this process can't act for callers.
-pub(crate) fn open_node_writes(source: &str, writes: &WritesConfig) -> Result<Arc<WritableSource>> {
+pub(crate) fn open_node_directory(source: &str, writes: &WritesConfig) -> Result<Arc<WritableSource>> {
     let location = SourceLocation::parse(source)?;
     let opened = WritableSource::open_for_node(location.path(), writes.squash.map(|(uid, gid)| Squash { uid, gid }))?;
     if writes.squash.is_none() && !opened.serves_all_users() {

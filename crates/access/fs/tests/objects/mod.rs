@@ -302,6 +302,7 @@ impl WritableVolume for MemorySource {
             locks: LockScope::Source,
             holes: false,
             copy: false,
+            publishes: false,
         }
     }
 

@@ -6,13 +6,13 @@ use super::open_file::{
     FileOpening, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, query_open, set_call,
 };
 use super::{CAPABILITIES, no_capabilities};
-use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
+use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::errno::{ENODATA, EXDEV};
 use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
-    AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpenAttrCall,
-    WritableDirectory, WritableFile, WritableObject, WritePlace,
+    AttrChange, CacheVersion, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr,
+    OpenAttrCall, WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -20,6 +20,12 @@ use std::time::Instant;
 
 /// From `linux/falloc.h`: the only mode that changes no bytes.
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
+/// Bytes of a range become zeros.
+const FALLOC_FL_PUNCH_HOLE: u32 = 2;
+/// As [`FALLOC_FL_PUNCH_HOLE`].
+const FALLOC_FL_ZERO_RANGE: u32 = 16;
+/// Zeros of one write.
+const ZEROS_LEN: usize = 64 << 10;
 
 /// An open file.
 pub(crate) struct RemoteFile {
@@ -76,6 +82,7 @@ impl RemoteFile {
     /// Takes bytes that fit into one request.
     fn write_piece(&self, place: WritePlace, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<()> {
         self.opened.note_used();
+        self.opened.bytes.unpublished.check()?;
         let appends = match place {
             WritePlace::AsOpened => self.opened.has_flag(O_APPEND),
             WritePlace::End => true,
@@ -86,11 +93,67 @@ impl RemoteFile {
         let offset = if appends { self.opened.bytes.end() } else { offset };
         let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));
         let (owner, mapped) = (self.opened.number(), place == WritePlace::MappedPages);
-        let new = NewBytes { owner, offset, data, appended: appends, mapped, lose_privileges, awaited: false };
+        // Where only this mount has the changes, the end is known.
+        let publishes = self.files.publishes();
+        let appended = appends && !publishes;
+        let new = NewBytes { owner, offset, data, appended, mapped, lose_privileges, awaited: false };
         self.files.write_behind(&self.opened, new)?;
         self.opened.bytes.raise_end(offset + data.len() as u64);
+        if publishes {
+            self.opened.bytes.unpublished.note_change();
+            if self.opened.writes_durably() && !mapped {
+                self.files.publish(&self.opened)?;
+            }
+        }
         Ok(())
     }
+
+    /// As [`WritableFile::allocate`], where changes are published: freed space reads as zeros, which are written.
+    fn allocate_unpublished(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
+        let keeps_size = mode & FALLOC_FL_KEEP_SIZE != 0;
+        let end = offset.saturating_add(len);
+        match mode & !FALLOC_FL_KEEP_SIZE {
+            0 => {}
+            FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE => {
+                let mut at = offset;
+                while at < end.min(self.opened.bytes.end()) {
+                    let left = end.min(self.opened.bytes.end()) - at;
+                    let zeros = &[0; ZEROS_LEN][..ZEROS_LEN.min(usize::try_from(left).unwrap_or(ZEROS_LEN))];
+                    self.write_piece(WritePlace::Offset, at, zeros, None)?;
+                    at += zeros.len() as u64;
+                }
+            }
+            _ => return Err(Error::new(ErrorKind::Unsupported, "the source can't insert or collapse ranges")),
+        }
+        if !keeps_size && end > self.opened.bytes.end() {
+            self.set_attr(&AttrChange { size: Some(end), ..AttrChange::default() }, caller)?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens an open file once more.
+pub(crate) fn reopen_file(
+    files: &Arc<OpenFiles>,
+    opened: &OpenFile,
+    flags: u32,
+    caller: &Caller,
+) -> Result<(NodeAttr, RemoteFile)> {
+    let number = files.calls.new_file_number();
+    let call = WriteCall::Reopen { of: opened.number(), flags: files.sent_flags(flags), file: number };
+    files.send_all(&opened.bytes)?;
+    let answer = change_open(files, opened, &call, RequestContext::of(caller))?;
+    let version = cache_version_of(&answer);
+    let attr = attr_of(answer)?;
+    let home = opened.home();
+    let opening = FileOpening { number, attr, flags, caller, home };
+    let path = opened.current_path();
+    let file = if files.publishes() {
+        files.add_file_of(Arc::clone(&opened.bytes), path, opening)
+    } else {
+        files.add_file(path, opening)
+    };
+    Ok((attr, RemoteFile::new(Arc::clone(files), file, attr, version)))
 }
 
 impl Drop for RemoteFile {
@@ -117,7 +180,9 @@ impl WritableObject for RemoteFile {
     fn stat(&self) -> Result<NodeAttr> {
         self.send_bytes()?;
         let attr = self.opened.stat_open(&self.files)?;
-        self.opened.bytes.note_size(attr.size);
+        if !self.files.publishes() {
+            self.opened.bytes.note_size(attr.size);
+        }
         Ok(attr)
     }
 
@@ -125,6 +190,10 @@ impl WritableObject for RemoteFile {
         let call = WriteCall::SetAttrOpen { file: self.opened.number(), set: *set };
         self.files.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
+        if self.files.publishes() {
+            set.size.iter().for_each(|size| self.files.cut_bytes(&self.opened.bytes, *size));
+            return Ok(attr);
+        }
         self.opened.bytes.note_size(attr.size);
         if let Some(size) = set.size {
             self.files.cut_bytes_of(attr.identity, size);
@@ -156,6 +225,9 @@ impl WritableObject for RemoteFile {
 
     fn sync(&self, data_only: bool) -> Result<()> {
         let opened = &*self.opened;
+        if self.files.publishes() {
+            return self.files.publish(opened);
+        }
         self.files.sync_file(opened, data_only)?;
         opened.bytes.report_at_sync(&opened.reported)
     }
@@ -164,6 +236,7 @@ impl WritableObject for RemoteFile {
 impl WritableFile for RemoteFile {
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
         self.files.send_all(&self.opened.bytes)?;
+        self.opened.bytes.unpublished.check()?;
         let deadline = self.files.calls.begin();
         let mut read = 0;
         for piece in dst.chunks_mut(self.files.most_bytes()) {
@@ -201,6 +274,9 @@ impl WritableFile for RemoteFile {
     }
 
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
+        if self.files.publishes() {
+            return self.allocate_unpublished(mode, offset, len, caller);
+        }
         if mode & !FALLOC_FL_KEEP_SIZE == 0 {
             self.files.send_all(&self.opened.bytes)?;
         } else {
@@ -214,7 +290,8 @@ impl WritableFile for RemoteFile {
     fn copy_range(&self, offset: u64, to: &dyn WritableFile, to_offset: u64, len: u64, caller: &Caller) -> Result<u64> {
         let apart = || Error::new(ErrorKind::Io(EXDEV), "the files are open on different nodes");
         let to = to.as_any().downcast_ref::<RemoteFile>().ok_or_else(apart)?;
-        if self.opened.home() != to.opened.home() {
+        // Copied bytes could not be sent again.
+        if self.files.publishes() || self.opened.home() != to.opened.home() {
             return Err(apart());
         }
         self.files.send_all(&self.opened.bytes)?;
@@ -252,6 +329,11 @@ impl WritableFile for RemoteFile {
 
     fn flush(&self) -> Result<()> {
         let opened = &*self.opened;
+        if self.files.publishes() {
+            let published = self.files.publish(opened);
+            opened.set_failed_close(published.is_err());
+            return published;
+        }
         let sent = self.files.send_at_close(opened);
         opened.set_failed_close(sent.is_err());
         // The call finds out whether the process still has the bytes; so does a write that goes there.
@@ -308,17 +390,17 @@ impl WritableFile for RemoteFile {
         if *attr == self.attr_at_open { self.version_at_open.clone() } else { CacheVersion::JustChanged }
     }
 
+    fn publishes_at_flush(&self) -> bool {
+        self.files.publishes()
+    }
+
+    fn new_identity(&self) -> Option<FileIdentity> {
+        if self.files.publishes() { self.opened.identity() } else { None }
+    }
+
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
-        let number = self.files.calls.new_file_number();
-        let call = WriteCall::Reopen { of: self.opened.number(), flags: OpenFlags::new(flags), file: number };
-        self.files.send_all(&self.opened.bytes)?;
-        let answer = self.change(&call, RequestContext::of(caller))?;
-        let version = cache_version_of(&answer);
-        let attr = attr_of(answer)?;
-        let home = self.opened.home();
-        let opening = FileOpening { number, attr, flags, caller, home };
-        let file = self.files.add_file(self.opened.current_path(), opening);
-        Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, version)))
+        let (_, file) = reopen_file(&self.files, &self.opened, flags, caller)?;
+        Ok(Box::new(file))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -23,19 +23,20 @@ mod open_file;
 
 use crate::remote::GroupClient;
 use calls::{CallEnd, CallTarget, NodeAnswer, RequestContext, WriteCalls, attr_of, settle_answer, unexpected};
-use files::{RemoteDirectory, RemoteFile, cache_version_of};
+use files::{RemoteDirectory, RemoteFile, cache_version_of, reopen_file};
 use known::KnownObjects;
 pub use losses::WriteLosses;
-use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles};
+use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles, change_open};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
-use spurline_types::errno::{EIO, ENODATA, EXDEV};
+use spurline_types::errno::{EEXIST, EIO, ENODATA, ENOENT, EXDEV};
+use spurline_types::open_flags::O_EXCL;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
-    CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, SourceSpace,
-    WritableDirectory, WritableFile, WritableVolume,
+    AttrChange, CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath,
+    SourceSpace, WritableDirectory, WritableFile, WritableVolume,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -84,6 +85,7 @@ impl GroupWrites {
         let root = Caller::default();
         match writes.query(b"", WriteCall::Capabilities, &root)? {
             WriteAnswer::Capabilities(can) => {
+                writes.files.publishes.store(can.publishes, Ordering::Relaxed);
                 // Set here only.
                 let _ = writes.capabilities.set(can);
                 writes.files.start()?;
@@ -108,6 +110,10 @@ impl GroupWrites {
     fn new_file(&self, path: Vec<u8>, opened: FileOpening<'_>) -> Box<dyn WritableFile> {
         let attr = opened.attr;
         let file = self.files.add_file(path, opened);
+        if self.files.publishes() {
+            // A new file is published although it may stay empty.
+            file.bytes.unpublished.note_change();
+        }
         Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, CacheVersion::JustChanged))
     }
 
@@ -167,6 +173,13 @@ impl GroupWrites {
         self.files.finish_closing();
     }
 
+    /// All files belong to this user and group, where the source has no owners. Only the first call has an effect.
+    pub fn set_owner(&self, uid: u32, gid: u32) {
+        if !self.capabilities().modes {
+            self.calls.set_owner(uid, gid);
+        }
+    }
+
     /// Memory of bytes that are not durable, and its limit.
     pub fn memory(&self) -> (u64, u64) {
         self.files.memory_use()
@@ -204,6 +217,26 @@ impl GroupWrites {
         }
     }
 
+    /// Sets attributes of a file with unpublished changes, which are published when it is closed.
+    fn set_attr_of_changed(&self, open: Arc<OpenFile>, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
+        self.files.send_all(&open.bytes)?;
+        let call = WriteCall::SetAttrOpen { file: open.number(), set: *set };
+        let attr = attr_of(change_open(&self.files, &open, &call, RequestContext::of(caller))?)?;
+        set.size.iter().for_each(|size| self.files.cut_bytes(&open.bytes, *size));
+        Ok(attr)
+    }
+
+    /// Whether a change removes the name of a file that is only in the process which has it open.
+    fn is_removed_here(&self, change: &Change<'_>, path: &[u8]) -> bool {
+        matches!(change, Change::Unlink { .. }) && self.files.find_changed(path).is_some()
+    }
+
+    /// The attributes of a file with unpublished changes, by the process that has them.
+    fn attr_of_changed(&self, open: &OpenFile) -> Result<NodeAttr> {
+        self.files.send_all(&open.bytes)?;
+        open.stat_open(&self.files)
+    }
+
     /// The attributes of a file that other programs of this mount may be writing: again if its bytes were unsent, and by
     /// its open file if it is shorter than what was written. Another mount has cut it then, or a node was lost with bytes,
     /// which the open file finds out.
@@ -219,13 +252,18 @@ impl GroupWrites {
     }
 }
 
+/// Whether no object has the name.
+fn is_absent(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io(ENOENT))
+}
+
 fn no_capabilities() -> Error {
     Error::new(ErrorKind::Io(ENODATA), "the file has no capabilities")
 }
 
 impl WritableVolume for GroupWrites {
     fn capabilities(&self) -> WriteCapabilities {
-        // None before a node has said what the source can do.
+        // None before a node has named the abilities of the source.
         self.capabilities.get().cloned().unwrap_or(WriteCapabilities::NONE)
     }
 
@@ -235,6 +273,9 @@ impl WritableVolume for GroupWrites {
     }
 
     fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr> {
+        if let Some(open) = self.files.find_changed(at.path) {
+            return self.attr_of_changed(&open);
+        }
         self.files.send_bytes_of(at.expected)?;
         let attr = attr_of(self.query(at.path, WriteCall::Stat(at), caller)?)?;
         self.complete_attr(attr, || attr_of(self.query(at.path, WriteCall::Stat(at), caller)?))
@@ -242,6 +283,9 @@ impl WritableVolume for GroupWrites {
 
     fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
         let path = join_path(at.directory.path, at.name);
+        if let Some(open) = self.files.find_changed(&path) {
+            return self.attr_of_changed(&open).inspect(|attr| self.known.note_object(&path, attr.identity));
+        }
         let answer =
             self.query(&path, WriteCall::Lookup(at), caller).inspect_err(|_| self.known.note_absence(&path))?;
         self.note(&path, &answer);
@@ -256,13 +300,21 @@ impl WritableVolume for GroupWrites {
     }
 
     fn access(&self, at: NodePath<'_>, mask: u32, caller: &Caller) -> Result<()> {
+        // Perhaps only this mount has the file.
+        if self.files.find_changed(at.path).is_some() {
+            return Ok(());
+        }
         self.query(at.path, WriteCall::Access(at, mask), caller).map(drop)
     }
 
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
+        if let Some(open) = self.files.find_changed(at.path) {
+            let (_, file) = reopen_file(&self.files, &open, flags, caller)?;
+            return Ok(Box::new(file));
+        }
         self.files.send_bytes_of(at.expected)?;
         let number = self.calls.new_file_number();
-        let call = WriteCall::Open { at, flags: OpenFlags::new(flags), file: number };
+        let call = WriteCall::Open { at, flags: self.files.sent_flags(flags), file: number };
         let NodeAnswer { answer, home, .. } = self.change_at(at.path, call, RequestContext::of(caller))?;
         let version = cache_version_of(&answer);
         let attr = attr_of(answer)?;
@@ -279,19 +331,23 @@ impl WritableVolume for GroupWrites {
         _mark: Option<ChangeMark>,
     ) -> Result<CreatedFile> {
         let (number, path) = (self.calls.new_file_number(), join_path(at.directory.path, at.name));
+        if let Some(open) = self.files.find_changed(&path) {
+            if flags & O_EXCL != 0 {
+                return Err(Error::new(ErrorKind::Io(EEXIST), "the name exists"));
+            }
+            let (attr, file) = reopen_file(&self.files, &open, flags, caller)?;
+            return Ok(CreatedFile { attr, file: Box::new(file), directory: None });
+        }
         self.files.send_bytes_of(self.known.object(&path))?;
-        let call = WriteCall::Create { at, flags: OpenFlags::new(flags), mode, file: number };
+        let call = WriteCall::Create { at, flags: self.files.sent_flags(flags), mode, file: number };
         let NodeAnswer { answer, home, .. } = self.change_at(&path, call, RequestContext::of(caller))?;
         self.note(&path, &answer);
         let (attr, directory) = match answer {
             WriteAnswer::Created(attr, directory) => (attr, directory),
             answer => (attr_of(answer)?, None),
         };
-        Ok(CreatedFile {
-            attr,
-            file: self.new_file(path, FileOpening { number, attr, flags, caller, home }),
-            directory,
-        })
+        let file = self.new_file(path, FileOpening { number, attr, flags, caller, home });
+        Ok(CreatedFile { attr, file, directory })
     }
 
     fn create_unnamed(
@@ -349,7 +405,12 @@ impl WritableVolume for GroupWrites {
                 join_path(at.directory.path, at.name)
             }
             Change::Rename { from, to, .. } => {
-                self.files.send_bytes_below(&join_path(from.directory.path, from.name))?;
+                let old = join_path(from.directory.path, from.name);
+                if self.files.publishes() {
+                    self.files.publish_below(&old)?;
+                } else {
+                    self.files.send_bytes_below(&old)?;
+                }
                 self.calls.report_closed();
                 context.known = [self.known_at(from), self.known_at(to)];
                 join_path(to.directory.path, to.name)
@@ -359,6 +420,9 @@ impl WritableVolume for GroupWrites {
                 join_path(to.directory.path, to.name)
             }
             Change::SetAttr { of, .. } | Change::RemoveXattr { of, .. } => {
+                if let (Change::SetAttr { set, .. }, Some(open)) = (change, self.files.find_writer(of.path)) {
+                    return self.set_attr_of_changed(open, set, caller).map(Some);
+                }
                 self.files.send_bytes_of(of.expected)?;
                 of.path.to_vec()
             }
@@ -368,9 +432,19 @@ impl WritableVolume for GroupWrites {
                 of.path.to_vec()
             }
         };
-        let NodeAnswer { answer, .. } = self.change_at(&path, WriteCall::Change(*change), context)?;
+        let answer = match self.change_at(&path, WriteCall::Change(*change), context) {
+            Ok(sent) => sent.answer,
+            // Another process than that of the name has the new file.
+            Err(error) if is_absent(&error) && self.is_removed_here(change, &path) => WriteAnswer::Done,
+            Err(error) => return Err(error),
+        };
         match change {
-            Change::Unlink { .. } | Change::Rmdir { .. } => self.known.note_absence(&path),
+            Change::Unlink { .. } | Change::Rmdir { .. } => {
+                self.known.note_absence(&path);
+                if self.files.publishes() {
+                    self.files.note_removed(&path);
+                }
+            }
             Change::Rename { from, flags, .. } => {
                 // From `linux/fs.h`.
                 const RENAME_EXCHANGE: u32 = 2;
@@ -381,8 +455,17 @@ impl WritableVolume for GroupWrites {
                 };
                 note(&path, context.known[0]);
                 note(&old, context.known[1].filter(|_| exchange));
+                if self.files.publishes() {
+                    self.note(&path, &answer);
+                    self.files.note_removed(&path);
+                }
                 self.files.move_open_files(&old, &path, exchange);
+                if self.files.publishes() {
+                    self.files.follow_renamed(&path);
+                }
             }
+            // A file that is published by the new length has no other changes.
+            Change::SetAttr { .. } if self.files.publishes() => {}
             Change::SetAttr { set, .. } => {
                 if let (Some(size), WriteAnswer::Attr(attr)) = (set.size, &answer) {
                     self.files.cut_bytes_of(attr.identity, size);

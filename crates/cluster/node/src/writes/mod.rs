@@ -15,17 +15,17 @@ use spurline_transport::Responder;
 use spurline_types::errno::{EBADF, EIO};
 use spurline_types::open_flags::{O_ACCMODE, O_RDONLY};
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::Volume;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
-    CacheVersion, Caller, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall,
-    WritableFile, WritableObject, WritableVolume, WritePlace,
+    CacheVersion, Caller, ContinuedFile, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr,
+    NodePath, OpenAttrCall, WritableFile, WritableObject, WritableVolume, WritePlace,
 };
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Opens the writable side of a source.
-pub type OpenWritable = dyn Fn(&str) -> Result<Arc<dyn WritableVolume>> + Send + Sync;
+/// Opens the writable side of a source, which is read through this volume.
+pub type OpenWritable = dyn Fn(&Arc<dyn Volume>) -> Result<Arc<dyn WritableVolume>> + Send + Sync;
 
 /// How long a repeated request waits for the first one; the mount's own deadline is shorter.
 const REPEATED_WAIT: Duration = Duration::from_secs(120);
@@ -125,7 +125,7 @@ impl CacheNode {
     }
 
     fn writable_source(&self, volume: spurline_proto::VolumeId) -> Result<Arc<dyn WritableVolume>> {
-        let cache = self.volume_by_id(volume)?;
+        let cache: Arc<dyn Volume> = self.volume_by_id(volume)?;
         if let Some((_, source)) = self.writes.sources.read().iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
         }
@@ -133,11 +133,11 @@ impl CacheNode {
             let why = format!(
                 "node {} takes no changes of {}: start it with --writable, or mount without --rw",
                 self.name(),
-                spurline_volume::Volume::source(&*cache)
+                cache.source()
             );
             return Err(Error::new(ErrorKind::ReadOnly, why));
         };
-        let source = open(spurline_volume::Volume::source(&*cache))?;
+        let source = open(&cache)?;
         let mut sources = self.writes.sources.write();
         if let Some((_, source)) = sources.iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
@@ -150,7 +150,7 @@ impl CacheNode {
     pub(crate) fn serve_write(&self, request: &WriteRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         // Almost every call waits for the source.
         responder.before_wait();
-        if request.is_change() || matches!(request.call, WriteCall::Write { .. }) {
+        if request.is_change() || matches!(request.call, WriteCall::Write { .. } | WriteCall::Sync { .. }) {
             responder.check_reader()?;
         }
         if responder.keeps_identity() && (acts_as_caller(&request.call) || !self.writes.has_source(request.volume)) {
@@ -167,7 +167,8 @@ impl CacheNode {
             return self.serve_open_read(&session, file, offset, len, responder);
         }
         let grants = &self.writes.grants;
-        let serve = ServedWrite { volume: &*source, session: &session, grants, request };
+        let volume = session.volume_of(request.id.session, &source);
+        let serve = ServedWrite { volume: &**volume, session: &session, grants, request };
         if !request.is_change() {
             let in_order =
                 matches!(request.call, WriteCall::Write { .. } | WriteCall::SetLock { .. } | WriteCall::Close { .. });
@@ -238,6 +239,15 @@ fn failed(errno: i32, why: &str) -> WriteAnswer {
 fn grant_answer(at: Option<Instant>, now: Instant) -> WriteAnswer {
     let Some(at) = at else { return WriteAnswer::Done };
     WriteAnswer::Number(now.saturating_duration_since(at).as_micros() as u64)
+}
+
+/// Makes an open object durable; a file that is published by that has another identity afterwards.
+fn sync_open(open: &OpenObject, data_only: bool) -> Result<WriteAnswer> {
+    open.object().sync(data_only)?;
+    match open {
+        OpenObject::File(file) if file.publishes_at_flush() => Ok(WriteAnswer::Attr(file.stat()?)),
+        _ => Ok(WriteAnswer::Done),
+    }
 }
 
 /// One request being executed.
@@ -341,11 +351,22 @@ impl ServedWrite<'_> {
             WriteCall::GetXattr(at, name) => WriteAnswer::Bytes(volume.get_xattr(at, name, &caller)?),
             WriteCall::ListXattr(at) => WriteAnswer::Bytes(volume.list_xattr(at, &caller)?),
             WriteCall::Open { at, flags, file } => {
-                // The mount lost its connections and found this process again: the file's locks stay.
-                if let Some(open) = self.file(file)? {
+                self.keep_open(file, flags, volume.open(at, flags.bits(), &caller)?)?
+            }
+            WriteCall::OpenAgain { at, flags, file, pending } => {
+                // The mount lost its connections and found this process again: the file's locks and changes stay.
+                if let Some(open) = self.file(file)?.filter(|open| open.pending_number() == pending.known) {
                     return Ok(WriteAnswer::Attr(open.stat()?));
                 }
-                self.keep_open(file, flags, volume.open(at, flags.bits(), &caller)?)?
+                match volume.open_again(at, flags.bits(), pending, &caller)? {
+                    None => WriteAnswer::UnknownFile,
+                    Some(ContinuedFile { file: opened, has_changes: false }) => self.keep_open(file, flags, opened)?,
+                    Some(ContinuedFile { file: opened, .. }) => {
+                        let attr = opened.stat()?;
+                        self.session.add_object(file, OpenObject::File(opened.into()))?;
+                        WriteAnswer::Attr(attr)
+                    }
+                }
             }
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
@@ -393,13 +414,16 @@ impl ServedWrite<'_> {
                 Some(OpenObject::File(_)) => failed(EBADF, "it is no directory"),
                 None => WriteAnswer::UnknownFile,
             },
-            WriteCall::Sync { file, .. }
-            | WriteCall::StatOpen { file }
-            | WriteCall::SetAttrOpen { file, .. }
-            | WriteCall::AttrOpen { file, .. } => match self.session.open_object(file) {
-                Some(open) => self.execute_on_object(&call, open.object(), &caller)?,
+            WriteCall::Sync { file, data_only } => match self.session.open_object(file) {
+                Some(open) => sync_open(&open, data_only)?,
                 None => WriteAnswer::UnknownFile,
             },
+            WriteCall::StatOpen { file } | WriteCall::SetAttrOpen { file, .. } | WriteCall::AttrOpen { file, .. } => {
+                match self.session.open_object(file) {
+                    Some(open) => self.execute_on_object(&call, open.object(), &caller)?,
+                    None => WriteAnswer::UnknownFile,
+                }
+            }
             WriteCall::Read { file, .. }
             | WriteCall::Write { file, .. }
             | WriteCall::Allocate { file, .. }
@@ -427,10 +451,6 @@ impl ServedWrite<'_> {
         caller: &Caller,
     ) -> Result<WriteAnswer> {
         Ok(match *call {
-            WriteCall::Sync { data_only, .. } => {
-                open.sync(data_only)?;
-                WriteAnswer::Done
-            }
             WriteCall::StatOpen { .. } => WriteAnswer::Attr(open.stat()?),
             WriteCall::SetAttrOpen { ref set, .. } => WriteAnswer::Attr(open.set_attr(set, caller)?),
             WriteCall::AttrOpen { ref call, .. } => {

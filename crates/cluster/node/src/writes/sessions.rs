@@ -5,9 +5,9 @@ use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use spurline_proto::LOCK_TIMES;
 use spurline_types::errno::EMFILE;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject};
+use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject, WritableVolume};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Limit of sessions: one per mount.
@@ -92,6 +92,8 @@ pub(crate) struct WriteSession {
     files: RwLock<HashMap<u64, OpenObject>>,
     /// The files that were locked since they were opened.
     locked: Mutex<HashSet<u64>>,
+    /// The source, as the mount has it.
+    volume: OnceLock<Arc<dyn WritableVolume>>,
 }
 
 impl WriteSession {
@@ -102,7 +104,13 @@ impl WriteSession {
             attempts: RwLock::default(),
             files: RwLock::default(),
             locked: Mutex::default(),
+            volume: OnceLock::new(),
         }
+    }
+
+    /// The files of the source for a mount, whose changes may be in no other view until the publication.
+    pub fn volume_of(&self, number: u64, source: &Arc<dyn WritableVolume>) -> &Arc<dyn WritableVolume> {
+        self.volume.get_or_init(|| source.for_mount(number).unwrap_or_else(|| Arc::clone(source)))
     }
 
     /// A lock was set through this file.

@@ -187,6 +187,10 @@ impl WritableFile for BucketFile {
         Some(self.object.identity())
     }
 
+    fn pending_number(&self) -> u64 {
+        self.object.pending_number()
+    }
+
     fn reopen(&self, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {
         Ok(Box::new(BucketFile::open(&self.files, Arc::clone(&self.object), flags)?))
     }

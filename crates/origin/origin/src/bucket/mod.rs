@@ -6,6 +6,7 @@
 //! effect, as programs that copy files need.
 
 mod byte_ranges;
+mod continued;
 mod directory;
 mod file;
 mod file_attrs;
@@ -59,6 +60,8 @@ pub struct BucketWriteOptions {
     pub staging_max: u64,
     /// The source's prefix with a trailing slash, or empty.
     pub(crate) root: String,
+    /// The number of the mount whose changes these are, in a node: that mount publishes them, and an end of its files drops them.
+    pub(crate) mount: Option<u64>,
 }
 
 impl BucketWriteOptions {
@@ -78,6 +81,7 @@ impl BucketWriteOptions {
             staging_dir: None,
             staging_max: u64::MAX,
             root: String::new(),
+            mount: None,
         }
     }
 

@@ -43,16 +43,26 @@ pub(super) fn identity_of(path: &[u8], attr: &ObjectAttr) -> FileIdentity {
     identity_from(hash)
 }
 
-/// An identity that nothing else has.
+/// The place in an identity that says whether the file has not been published.
+const UNPUBLISHED_AT: usize = 16;
+
+/// An identity that nothing else has, for a file that is not published.
 pub(super) fn random_identity() -> FileIdentity {
     let random = || u128::from(RandomState::new().build_hasher().finish());
-    identity_from(random() << 64 | random())
+    let mut bytes = *identity_from(random() << 64 | random()).bytes();
+    bytes[UNPUBLISHED_AT] = 1;
+    FileIdentity::new(bytes, false)
+}
+
+/// Whether the file had not been published when it had this identity.
+pub(super) fn is_unpublished(identity: &FileIdentity) -> bool {
+    identity.bytes()[UNPUBLISHED_AT] != 0
 }
 
 /// The same bytes can be the same version again later.
 fn identity_from(hash: u128) -> FileIdentity {
     let mut bytes = [0; FileIdentity::LEN];
-    bytes[..16].copy_from_slice(&hash.to_le_bytes());
+    bytes[..UNPUBLISHED_AT].copy_from_slice(&hash.to_le_bytes());
     FileIdentity::new(bytes, false)
 }
 

@@ -13,7 +13,7 @@ use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
 use super::published::{PublishedBytes, PublishedTimes};
-use super::requests::{BucketRequests, NewObject, marked};
+use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
 use super::staged::{StagedBytes, StagingSpace};
 use crate::object_origin::object_attr;
 use crate::s3_wire::bare_etag;
@@ -21,6 +21,7 @@ use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCond
 use bytes::Bytes;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Result};
+use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::FileIdentity;
 use spurline_volume::{ReadData, Volume};
 use std::collections::BTreeMap;
@@ -140,6 +141,8 @@ struct ObjectChanges {
     upload: Option<PartUpload>,
     /// The attributes of the published object, once they are known.
     attributes: Option<ObjectAttributes>,
+    /// The mark of the next publication, where the request has a mark.
+    mark: Option<ChangeMark>,
 }
 
 /// What the open files of a bucket have in common.
@@ -160,6 +163,8 @@ pub(super) struct OpenObject {
     unpublished: FileIdentity,
     /// Open files that write.
     writers: AtomicUsize,
+    /// The number of the pending version, by the mount.
+    pending_number: u64,
     facts: Mutex<ObjectFacts>,
     /// Locked before `facts`.
     changes: Mutex<ObjectChanges>,
@@ -181,6 +186,7 @@ impl OpenObject {
         OpenObject {
             context,
             unpublished,
+            pending_number: 0,
             writers: AtomicUsize::new(0),
             facts: Mutex::new(facts),
             changes: Mutex::new(changes),
@@ -200,6 +206,19 @@ impl OpenObject {
     /// Whether an open file writes, whose close publishes.
     pub fn has_writers(&self) -> bool {
         self.writers.load(Ordering::SeqCst) > 0
+    }
+
+    /// The same object, for the pending version of this number; `unpublished` is the identity of a new file before the publication.
+    pub fn continuing(self, pending_number: u64, unpublished: FileIdentity) -> OpenObject {
+        let mut continued = self;
+        continued.pending_number = pending_number;
+        continued.unpublished = unpublished;
+        continued
+    }
+
+    /// The number of the pending version.
+    pub fn pending_number(&self) -> u64 {
+        self.pending_number
     }
 
     /// The path that leads to the file, or has led to it.
@@ -508,7 +527,7 @@ impl OpenObject {
         if self.context.options.object_attrs {
             facts.file_attrs.store(&mut attributes);
         }
-        Ok(marked(attributes))
+        Ok(marked_as(attributes, &mark_of(self.context.options.mount, changes.mark.take())))
     }
 
     async fn begin_upload(&self, changes: &mut ObjectChanges) -> Result<()> {
@@ -570,6 +589,15 @@ impl OpenObject {
             body.truncate(count);
         }
         Ok(body.into())
+    }
+
+    /// As [`OpenObject::publish`], with the mark of a request.
+    ///
+    /// # Errors
+    /// As [`OpenObject::publish`].
+    pub fn publish_marked(&self, mark: Option<ChangeMark>) -> Result<()> {
+        self.changes.lock().mark = mark;
+        self.publish()
     }
 
     /// Makes the file's bytes the object's. Nothing of them is visible before, and all of them are when this returns.
@@ -817,8 +845,10 @@ impl OpenObject {
 
 impl Drop for OpenObject {
     fn drop(&mut self) {
-        // Pages of a memory map can come after the last close.
-        if let Err(error) = self.publish() {
+        // Pages of a memory map can come after the last close. A mount that uses a node publishes these pages itself.
+        if self.context.options.mount.is_none()
+            && let Err(error) = self.publish()
+        {
             let facts = self.facts.lock();
             let path = String::from_utf8_lossy(&facts.path).into_owned();
             let len = facts.len;

@@ -2,18 +2,19 @@
 //! rename that is aborted leaves some names twice and loses none. That of a folder is in `rename_folder`.
 
 use super::file_attrs::{FileAttrs, file_time};
-use super::names::{KEY_MAX, key_of, node_attr, path_of};
+use super::names::{KEY_MAX, identity_of, key_of, node_attr, path_of};
 use super::object::FoundObject;
-use super::rename_folder::{FolderRename, RenameEnd, RenamedCopy};
+use super::rename_folder::{FolderRename, RenameEnd, RenamedCopy, complete_renames};
 use super::rename_record::{RenameRecord, RenamedObject};
-use super::requests::{BucketRequests, NewObject, marked_as, new_mark};
+use super::requests::{BucketRequests, NewObject, is_marked_as, mark_of, marked_as};
 use super::volume::{BucketFiles, FoundNode, exists, found_object};
 use crate::backend::RawObject;
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, StoredObject, WriteCondition};
 use bytes::Bytes;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{NamePath, NodeAttr};
+use spurline_volume::repeated::{ChangeMark, ChangeOutcome};
+use spurline_volume::writes::{FileIdentity, NamePath, NodeAttr};
 use std::sync::{Arc, Weak};
 
 /// From `linux/fs.h`.
@@ -24,7 +25,14 @@ impl BucketFiles {
     ///
     /// # Errors
     /// `EXDEV` for a folder of too many objects; `EEXIST`, `ENOTEMPTY`, `EISDIR`, `ENOTDIR` for what has the new name; the store's.
-    pub fn rename(&self, from: &NamePath<'_>, to: &NamePath<'_>, flags: u32) -> Result<NodeAttr> {
+    pub fn rename(
+        &self,
+        from: &NamePath<'_>,
+        to: &NamePath<'_>,
+        flags: u32,
+        mark: Option<ChangeMark>,
+    ) -> Result<NodeAttr> {
+        let mark = mark_of(self.options.mount, mark);
         let old_path = path_of(from);
         let new_path = path_of(to);
         if flags & !RENAME_NOREPLACE != 0 {
@@ -50,7 +58,7 @@ impl BucketFiles {
                 Some(FoundNode::Folder(_)) => {}
                 Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "the new name is a file")),
             }
-            return self.rename_folder(&old_path, &new_path);
+            return self.rename_folder(&old_path, &new_path, mark);
         }
         let condition = match new {
             None => WriteCondition::Absent,
@@ -61,17 +69,23 @@ impl BucketFiles {
         if let FoundNode::Changed(object) = old {
             object.publish()?;
         }
-        self.rename_file(&old_path, &new_path, &condition)
+        self.rename_file(&old_path, &new_path, &condition, &mark)
     }
 
-    fn rename_file(&self, old_path: &[u8], new_path: &[u8], condition: &WriteCondition) -> Result<NodeAttr> {
+    fn rename_file(
+        &self,
+        old_path: &[u8],
+        new_path: &[u8],
+        condition: &WriteCondition,
+        mark: &str,
+    ) -> Result<NodeAttr> {
         let old_key = key_of(&self.options.root, old_path)?;
         let new_key = key_of(&self.options.root, new_path)?;
         let plan = CopyPlan {
             old_key: &old_key,
             new_key: &new_key,
             etag: None,
-            mark: &new_mark(),
+            mark,
             condition,
             keeps_mtime: self.options.object_attrs,
         };
@@ -101,7 +115,7 @@ impl BucketFiles {
         }
     }
 
-    fn rename_folder(&self, old_path: &[u8], new_path: &[u8]) -> Result<NodeAttr> {
+    fn rename_folder(&self, old_path: &[u8], new_path: &[u8], mark: String) -> Result<NodeAttr> {
         if new_path.strip_prefix(old_path).is_some_and(|rest| rest.starts_with(b"/")) {
             return Err(Error::new(ErrorKind::Invalid, "a folder can't be moved into itself"));
         }
@@ -110,7 +124,8 @@ impl BucketFiles {
         let new_key = format!("{}/", key_of(&self.options.root, new_path)?);
         let ended = self.requests.run(async {
             let objects = self.objects_below(&old_key, &new_key).await?;
-            let record = RenameRecord::begin(&self.requests, &self.options.root, old_key, new_key, objects).await?;
+            let record =
+                RenameRecord::begin(&self.requests, &self.options.root, mark, old_key, new_key, objects).await?;
             FolderRename::of_new_record(&self.requests, record, self.options.rename_rules()).run().await
         });
         let copies = match ended? {
@@ -152,6 +167,76 @@ impl BucketFiles {
             return Err(Error::new(ErrorKind::Io(libc::ENAMETOOLONG), why));
         }
         Ok(objects)
+    }
+
+    /// What became of a rename that another process got before it was lost. The rename of a folder is completed, or undone, by the
+    /// record. A copy of a file has the mark of the rename before the source is removed.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn rename_outcome(
+        &self,
+        from: &NamePath<'_>,
+        to: &NamePath<'_>,
+        known: Option<FileIdentity>,
+        mark: ChangeMark,
+    ) -> Result<ChangeOutcome> {
+        let old_path = path_of(from);
+        let new_path = path_of(to);
+        let mut old = self.find_if_there(&old_path)?;
+        let mut new = self.find_if_there(&new_path)?;
+        if [&old, &new].iter().any(|found| matches!(found, Some(FoundNode::Folder(_)))) {
+            let rules = self.options.rename_rules();
+            self.requests.run(async {
+                complete_renames(&self.requests, &self.options.root, rules).await;
+                Ok(())
+            })?;
+            old = self.find_if_there(&old_path)?;
+            new = self.find_if_there(&new_path)?;
+        }
+        match (&old, new) {
+            (_, Some(FoundNode::Object(found))) if self.has_mark(&new_path, mark)? => {
+                self.remove_source(&old_path, old, known)?;
+                Ok(ChangeOutcome::Made(Some(self.attr_of(&new_path, &FoundNode::Object(found)))))
+            }
+            (None, Some(FoundNode::Folder(marker))) => {
+                Ok(ChangeOutcome::Made(Some(self.attr_of(&new_path, &FoundNode::Folder(marker)))))
+            }
+            (None, _) => Ok(ChangeOutcome::Unclear("the old name leads to nothing, and the new one not to its copy")),
+            (Some(_), _) => Ok(ChangeOutcome::NotMade),
+        }
+    }
+
+    /// Removes the source of a copy, unless another writer has changed it.
+    fn remove_source(&self, path: &[u8], found: Option<FoundNode>, known: Option<FileIdentity>) -> Result<()> {
+        match found {
+            Some(FoundNode::Object(found)) if known == Some(identity_of(path, &found.attr)) => {
+                let key = key_of(&self.options.root, path)?;
+                self.requests.run(self.requests.delete(&key, &self.version_condition(found.attr.etag)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The object of a path; `None` without an object.
+    fn find_if_there(&self, path: &[u8]) -> Result<Option<FoundNode>> {
+        match self.find(path) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the object at `path`, or with a trailing slash the marker of a folder, has the mark of a request.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn has_mark(&self, path: &[u8], mark: ChangeMark) -> Result<bool> {
+        match self.requests.run(self.requests.head(&key_of(&self.options.root, path)?)) {
+            Ok(found) => Ok(is_marked_as(&found.attributes, &mark_of(None, Some(mark)))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Publishes the open files below a folder.

@@ -85,11 +85,11 @@ impl RenameRecord {
     pub async fn begin(
         requests: &BucketRequests,
         root: &str,
+        mark: String,
         from: String,
         to: String,
         objects: Vec<RenamedObject>,
     ) -> Result<RenameRecord> {
-        let mark = super::requests::new_mark();
         let key = format!("{root}{RECORD_NAME}{mark}");
         let content = RecordContent { version: RECORD_VERSION, phase: RenamePhase::Copying, mark, from, to, objects };
         let etag = put_content(requests, &key, &content, &WriteCondition::Absent).await?;

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::repeated::ChangeMark;
 use std::future::Future;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
@@ -90,6 +91,21 @@ pub(super) fn new_mark() -> String {
     let first = RandomState::new().build_hasher().finish();
     let second = RandomState::new().build_hasher().finish();
     format!("{first:016x}{second:016x}")
+}
+
+/// The mark of a change: the mark of the request, or a mark that begins with the number of the mount.
+pub(super) fn mark_of(mount: Option<u64>, request: Option<ChangeMark>) -> String {
+    match (request, mount) {
+        (Some(mark), _) => format!("{:032x}", mark.0),
+        (None, Some(mount)) => format!("{mount:016x}{:016x}", RandomState::new().build_hasher().finish()),
+        (None, None) => new_mark(),
+    }
+}
+
+/// Whether a change of this mount has made an object.
+pub(super) fn is_made_by(attributes: &ObjectAttributes, mount: Option<u64>) -> bool {
+    let own = mount.map(|mount| format!("{mount:016x}"));
+    own.is_some_and(|own| attributes.get(MARK).is_some_and(|mark| mark.starts_with(&own)))
 }
 
 impl BucketRequests {

@@ -9,7 +9,7 @@ use super::object::{FoundObject, ObjectContext, OpenObject, OpenedNode};
 use super::probe::{find_ignored_condition, unguarded};
 use super::published::{PublishedBytes, PublishedTimes};
 use super::rename_folder::complete_renames;
-use super::requests::{BucketRequests, NewObject, marked};
+use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
 use super::staged::StagingSpace;
 use super::upload_record::abort_leftovers;
 use crate::object_origin::{ObjectOrigin, StoredNode, file_attr, folder_attr, object_attr};
@@ -23,10 +23,10 @@ use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
-use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
+use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG,
-    SourceSpace, WritableDirectory, WritableFile, WritableVolume,
+    AttrChange, Caller, Change, ContinuedFile, CreatedFile, NamePath, NodeAttr, NodePath, PendingVersion, S_IFDIR,
+    S_IFLNK, S_IFMT, S_IFREG, SourceSpace, WritableDirectory, WritableFile, WritableVolume,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -41,12 +41,14 @@ const LINK_MAX: usize = 4096;
 
 /// The files of a bucket, and those of them that are open.
 pub(super) struct BucketFiles {
-    origin: ObjectOrigin,
+    pub origin: Arc<ObjectOrigin>,
     pub requests: Arc<BucketRequests>,
     pub options: Arc<BucketWriteOptions>,
     context: Arc<ObjectContext>,
     timeout: std::time::Duration,
     pub open: Mutex<OpenTable>,
+    /// New files of all mounts: an exclusive creation has a single winner.
+    making: Arc<Mutex<OpenTable>>,
 }
 
 /// Open files by their paths.
@@ -58,7 +60,7 @@ pub(super) struct OpenTable {
 }
 
 impl OpenTable {
-    fn find(&self, path: &[u8]) -> Option<Arc<OpenObject>> {
+    pub fn find(&self, path: &[u8]) -> Option<Arc<OpenObject>> {
         self.files.get(path).and_then(Weak::upgrade).filter(|object| object.is_current())
     }
 
@@ -72,7 +74,29 @@ impl OpenTable {
 }
 
 impl BucketFiles {
-    fn deadline(&self) -> Instant {
+    /// The files of one mount.
+    fn of_mount(&self, mount: u64) -> BucketFiles {
+        let options = Arc::new(BucketWriteOptions { mount: Some(mount), ..(*self.options).clone() });
+        let context = ObjectContext {
+            requests: Arc::clone(&self.requests),
+            reads: Arc::clone(&self.context.reads),
+            options: Arc::clone(&options),
+            published: Arc::clone(&self.context.published),
+            times: PublishedTimes::default(),
+            space: Arc::clone(&self.context.space),
+        };
+        BucketFiles {
+            origin: Arc::clone(&self.origin),
+            requests: Arc::clone(&self.requests),
+            options,
+            context: Arc::new(context),
+            timeout: self.timeout,
+            open: Mutex::default(),
+            making: Arc::clone(&self.making),
+        }
+    }
+
+    pub fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
     }
 
@@ -185,12 +209,12 @@ impl BucketFiles {
         node_attr(&self.options, path, &ObjectAttr { mtime, ..folder_attr() }, &own)
     }
 
-    fn new_object(&self, path: Vec<u8>, node: OpenedNode) -> Arc<OpenObject> {
-        Arc::new(OpenObject::new(Arc::clone(&self.context), path, node))
+    pub fn new_object(&self, path: Vec<u8>, node: OpenedNode) -> OpenObject {
+        OpenObject::new(Arc::clone(&self.context), path, node)
     }
 
     /// The file at `path`, which exists.
-    fn open_object(&self, path: &[u8]) -> Result<Arc<OpenObject>> {
+    pub fn open_object(&self, path: &[u8]) -> Result<Arc<OpenObject>> {
         self.open_found(path, self.find(path)?)
     }
 
@@ -207,7 +231,7 @@ impl BucketFiles {
             object.note_found(found);
             return Ok(object);
         }
-        let object = self.new_object(path.to_vec(), OpenedNode::Found(found));
+        let object = Arc::new(self.new_object(path.to_vec(), OpenedNode::Found(found)));
         open.insert(path.to_vec(), &object);
         Ok(object)
     }
@@ -239,31 +263,43 @@ impl BucketFiles {
         if let Some(object) = open.find(&path).filter(|object| object.is_changed()) {
             return if exclusive { Err(exists(&path)) } else { Ok(object) };
         }
-        let object = self.new_object(path.clone(), OpenedNode::New(new));
+        let object = Arc::new(self.new_object(path.clone(), OpenedNode::New(new)));
+        let mut making = self.making.lock();
+        if exclusive && making.find(&path).is_some_and(|other| other.is_changed()) {
+            return Err(exists(&path));
+        }
+        making.insert(path.clone(), &object);
+        drop(making);
         open.insert(path, &object);
         Ok(object)
     }
 
-    fn make_folder(&self, at: &NamePath<'_>, new: &FileAttrs) -> Result<NodeAttr> {
+    fn make_folder(&self, at: &NamePath<'_>, new: &FileAttrs, mark: Option<ChangeMark>) -> Result<NodeAttr> {
         let path = path_of(at);
         self.check_absent(&path)?;
         let mut attributes = ObjectAttributes::with_content_type("application/x-directory");
         new.store(&mut attributes);
         let key = format!("{}/", key_of(&self.options.root, &path)?);
-        let attributes = marked(attributes);
+        let attributes = marked_as(attributes, &mark_of(self.options.mount, mark));
         let marker = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
         self.requests.run(self.requests.put(&marker, Bytes::new()))?;
         let attr = ObjectAttr { mtime: SystemTime::now(), ..folder_attr() };
         Ok(self.folder_attr(&path, Some(&FoundObject { attr, attributes: Some(attributes) })))
     }
 
-    fn make_link(&self, at: &NamePath<'_>, target: &[u8], new: &FileAttrs) -> Result<NodeAttr> {
+    fn make_link(
+        &self,
+        at: &NamePath<'_>,
+        target: &[u8],
+        new: &FileAttrs,
+        mark: Option<ChangeMark>,
+    ) -> Result<NodeAttr> {
         let path = path_of(at);
         self.check_absent(&path)?;
         let mut attributes = ObjectAttributes::with_content_type("application/octet-stream");
         new.store(&mut attributes);
         let key = key_of(&self.options.root, &path)?;
-        let attributes = marked(attributes);
+        let attributes = marked_as(attributes, &mark_of(self.options.mount, mark));
         let link = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::Absent };
         let put = self.requests.run(self.requests.put(&link, Bytes::copy_from_slice(target)));
         let etag = put.map_err(|error| if error.kind() == ErrorKind::Stale { exists(&path) } else { error })?;
@@ -565,6 +601,55 @@ impl WritableBucket {
         published: Arc<PublishedBytes>,
         stats: Arc<Stats>,
     ) -> Result<Arc<WritableBucket>> {
+        let CheckedBucket { origin, requests, options } = CheckedBucket::open(url, config, options, stats)?;
+        let options = Arc::new(options);
+        let context = ObjectContext {
+            requests: Arc::clone(&requests),
+            reads,
+            options: Arc::clone(&options),
+            published,
+            times: PublishedTimes::default(),
+            space: Arc::new(StagingSpace::new(options.staging_max)),
+        };
+        let files = BucketFiles {
+            origin: Arc::new(origin),
+            requests,
+            options,
+            context: Arc::new(context),
+            timeout: config.timeout,
+            open: Mutex::default(),
+            making: Arc::default(),
+        };
+        Ok(Arc::new(WritableBucket { files: Arc::new(files) }))
+    }
+
+    /// Checks that a bucket can be changed.
+    ///
+    /// # Errors
+    /// As [`WritableBucket::open`].
+    pub fn check(url: &str, config: &OriginOptions, options: BucketWriteOptions, stats: Arc<Stats>) -> Result<()> {
+        CheckedBucket::open(url, config, options, stats).map(drop)
+    }
+
+    fn open_file(&self, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
+        BucketFile::open(&self.files, object, flags)
+    }
+}
+
+/// A bucket whose store was tried, without renames that were left behind.
+struct CheckedBucket {
+    origin: ObjectOrigin,
+    requests: Arc<BucketRequests>,
+    options: BucketWriteOptions,
+}
+
+impl CheckedBucket {
+    fn open(
+        url: &str,
+        config: &OriginOptions,
+        options: BucketWriteOptions,
+        stats: Arc<Stats>,
+    ) -> Result<CheckedBucket> {
         let source = SourceLocation::parse(url)?;
         let bucket = crate::open_bucket(&source, config, stats)?;
         let origin = ObjectOrigin::new(source, Arc::clone(&bucket));
@@ -584,28 +669,7 @@ impl WritableBucket {
             abort_leftovers(&requests, &options.root, options.abort_uploads_after).await;
             Ok(())
         })?;
-        let options = Arc::new(options);
-        let context = ObjectContext {
-            requests: Arc::clone(&requests),
-            reads,
-            options: Arc::clone(&options),
-            published,
-            times: PublishedTimes::default(),
-            space: Arc::new(StagingSpace::new(options.staging_max)),
-        };
-        let files = BucketFiles {
-            origin,
-            requests,
-            options,
-            context: Arc::new(context),
-            timeout: config.timeout,
-            open: Mutex::default(),
-        };
-        Ok(Arc::new(WritableBucket { files: Arc::new(files) }))
-    }
-
-    fn open_file(&self, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
-        BucketFile::open(&self.files, object, flags)
+        Ok(CheckedBucket { origin, requests, options })
     }
 }
 
@@ -621,6 +685,7 @@ impl WritableVolume for WritableBucket {
             locks: LockScope::Mount,
             holes: true,
             copy: true,
+            publishes: true,
         }
     }
 
@@ -642,6 +707,21 @@ impl WritableVolume for WritableBucket {
 
     fn open(&self, at: NodePath<'_>, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {
         Ok(Box::new(self.open_file(self.files.open_object(at.path)?, flags)?))
+    }
+
+    fn for_mount(&self, mount: u64) -> Option<Arc<dyn WritableVolume>> {
+        Some(Arc::new(WritableBucket { files: Arc::new(self.files.of_mount(mount)) }))
+    }
+
+    fn open_again(
+        &self,
+        at: NodePath<'_>,
+        flags: u32,
+        pending: PendingVersion,
+        _caller: &Caller,
+    ) -> Result<Option<ContinuedFile>> {
+        let Some((object, has_changes)) = self.files.open_again(&at, pending)? else { return Ok(None) };
+        Ok(Some(ContinuedFile { file: Box::new(self.open_file(object, flags)?), has_changes }))
     }
 
     fn create_marked(
@@ -681,34 +761,55 @@ impl WritableVolume for WritableBucket {
         Ok(Box::new(BucketFolder::new(Arc::clone(&self.files), at.path.to_vec())))
     }
 
-    fn outcome_of(&self, _repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
-        Ok(ChangeOutcome::Unclear("a bucket is changed by one mount alone"))
+    fn outcome_of(&self, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
+        let made = match repeated.call {
+            RepeatedCall::Change(Change::Rename { from, to, .. }) => {
+                return self.files.rename_outcome(&from, &to, repeated.known[0], repeated.mark);
+            }
+            RepeatedCall::Change(Change::Unlink { .. }) => return outcome_by_names(self, repeated),
+            RepeatedCall::Change(Change::Mkdir { at, .. }) => {
+                Some((path_of(&at), [path_of(&at).as_slice(), b"/"].concat()))
+            }
+            RepeatedCall::Change(Change::Mknod { at, .. } | Change::Symlink { at, .. }) => {
+                Some((path_of(&at), path_of(&at)))
+            }
+            // A new file is in no store before it is published. All other changes have the same result when made again.
+            RepeatedCall::CreateExclusive(_) | RepeatedCall::LinkOpen(_) | RepeatedCall::Change(_) => None,
+        };
+        match made {
+            Some((path, marked)) if self.files.has_mark(&marked, repeated.mark)? => {
+                Ok(ChangeOutcome::Made(Some(self.files.attr_at(&path)?)))
+            }
+            _ => Ok(ChangeOutcome::NotMade),
+        }
     }
 
     fn change_marked(
         &self,
         change: &Change<'_>,
         caller: &Caller,
-        _mark: Option<ChangeMark>,
+        mark: Option<ChangeMark>,
     ) -> Result<Option<NodeAttr>> {
         let files = &self.files;
         match change {
-            Change::Mkdir { at, mode } => files.make_folder(at, &files.new_attrs(S_IFDIR, *mode, caller)).map(Some),
+            Change::Mkdir { at, mode } => {
+                files.make_folder(at, &files.new_attrs(S_IFDIR, *mode, caller), mark).map(Some)
+            }
             Change::Mknod { at, mode, .. } if mode & S_IFMT == S_IFREG => {
                 let object = files.make_file(at, true, files.new_attrs(S_IFREG, *mode, caller))?;
-                object.publish()?;
+                object.publish_marked(mark)?;
                 Ok(Some(files.open_attr(&object)))
             }
             Change::Mknod { .. } => Err(not_offered("devices, pipes and sockets")),
             Change::Symlink { .. } if !files.options.object_attrs => Err(not_offered("symbolic links")),
             Change::Symlink { at, target } => {
                 let umasked = Caller { umask: 0, ..caller.clone() };
-                files.make_link(at, target, &files.new_attrs(S_IFLNK, 0o777, &umasked)).map(Some)
+                files.make_link(at, target, &files.new_attrs(S_IFLNK, 0o777, &umasked), mark).map(Some)
             }
             Change::Link { .. } => Err(not_offered("hard links")),
             Change::Unlink { at } => self.files.remove_file(at).map(|()| None),
             Change::Rmdir { at } => self.files.remove_folder(at).map(|()| None),
-            Change::Rename { from, to, flags } => self.files.rename(from, to, *flags).map(Some),
+            Change::Rename { from, to, flags } => self.files.rename(from, to, *flags, mark).map(Some),
             Change::SetAttr { of, set } => self.files.set_attr(of.path, set).map(Some),
             Change::SetXattr { of, name, value, flags } => {
                 let change = |attrs: &mut FileAttrs| attrs.set_xattr(name, value, *flags);
@@ -744,6 +845,10 @@ impl WritableVolume for WritableBucket {
     }
 
     fn sync_all(&self) -> Result<()> {
+        // A mount that uses a node publishes the files itself.
+        if self.files.options.mount.is_some() {
+            return Ok(());
+        }
         let open: Vec<_> = self.files.open.lock().files.values().filter_map(Weak::upgrade).collect();
         let mut result = Ok(());
         for object in open {

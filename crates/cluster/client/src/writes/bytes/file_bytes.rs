@@ -2,6 +2,7 @@
 
 use super::pieces::PieceList;
 use super::queue::LONGEST_WAIT;
+use super::unpublished::UnpublishedChanges;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, Result};
@@ -23,6 +24,8 @@ pub(crate) struct FileBytes {
     appending: Mutex<()>,
     /// The open files of the object whose locks are lost.
     lost_locks: AtomicUsize,
+    /// Of no meaning where changes are visible at once.
+    pub(in crate::writes) unpublished: UnpublishedChanges,
     /// Until then, it is known to have no file capabilities.
     bare_until: Mutex<Option<Instant>>,
 }
@@ -67,6 +70,11 @@ impl FileBytes {
         if let Some(_none) = self.appending.try_lock() {
             self.end.store(size, Ordering::Relaxed);
         }
+    }
+
+    /// The file has `size` bytes, and only this mount changes the length; the caller has begun an append.
+    pub fn set_end(&self, size: u64) {
+        self.end.store(size, Ordering::Relaxed);
     }
 
     /// Whether the file is known to have no file capabilities (`security.capability`).

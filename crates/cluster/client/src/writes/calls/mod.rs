@@ -49,14 +49,16 @@ use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
 use spurline_volume::writes::{Caller, FileIdentity, NodeAttr};
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Attempts on one node before the next.
 const NODE_ATTEMPTS: usize = 2;
 const FIRST_ROUND_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_ROUND_PAUSE: Duration = Duration::from_millis(500);
+/// The time of a publication grows with the file by this rate, in bytes per second, as that of requests to a store does.
+const LEAST_PUBLISHED_RATE: u64 = 1 << 20;
 /// A program's call waits for this many answers: of a process that does not answer, and of the next one.
 const CALL_ANSWERS: u32 = 2;
 
@@ -283,6 +285,8 @@ pub(crate) struct WriteCalls {
     /// Processes that executed changes which no sync of all has covered.
     touched: Mutex<Vec<HomeProcess>>,
     closes: CloseQueue,
+    /// The owner of all files, where the source has none.
+    owner: OnceLock<(u32, u32)>,
 }
 
 impl WriteCalls {
@@ -297,12 +301,26 @@ impl WriteCalls {
             squash,
             touched: Mutex::default(),
             closes: CloseQueue::default(),
+            owner: OnceLock::new(),
         }
+    }
+
+    /// All files belong to this user and group, as the source has no owners.
+    pub fn set_owner(&self, uid: u32, gid: u32) {
+        // Only the first call has an effect.
+        let _ = self.owner.set((uid, gid));
     }
 
     /// The deadline of a program's call that begins now.
     pub fn begin(&self) -> CallDeadline {
         CallDeadline::begin(self.client.patience())
+    }
+
+    /// As [`WriteCalls::begin`], for a call that publishes this many bytes.
+    pub fn begin_publication(&self, len: u64) -> CallDeadline {
+        let mut patience = self.client.patience();
+        patience.answer += Duration::from_secs(len / LEAST_PUBLISHED_RATE);
+        CallDeadline::begin(patience)
     }
 
     /// A number for a file that is to be opened.
@@ -388,7 +406,9 @@ impl WriteCalls {
     ) -> Result<NodeAnswer> {
         let sent = self.change(CallTarget::Path(path), call, context, deadline)?;
         let changes = match call {
-            WriteCall::Open { flags, .. } => flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE),
+            WriteCall::Open { flags, .. } | WriteCall::OpenAgain { flags, .. } => {
+                flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE)
+            }
             WriteCall::OpenDirectory { .. } => false,
             _ => true,
         };
@@ -524,6 +544,7 @@ impl PendingCall<'_> {
     fn close_passed(&self, home: Option<&HomeProcess>) {
         let file = match *self.plan.call {
             WriteCall::Open { file, .. }
+            | WriteCall::OpenAgain { file, .. }
             | WriteCall::Create { file, .. }
             | WriteCall::CreateUnnamed { file, .. }
             | WriteCall::OpenDirectory { file, .. }
@@ -679,7 +700,10 @@ impl PendingCall<'_> {
             })?;
             Ok((decoded, answer.payload_len))
         });
-        answered.map(|(answer, payload_len)| {
+        answered.map(|(mut answer, payload_len)| {
+            if let Some((uid, gid)) = calls.owner.get() {
+                answer.set_owner(*uid, *gid);
+            }
             let known = target.process().cloned();
             let home = known.unwrap_or_else(|| HomeProcess { node: peer.name().into(), instance });
             NodeAnswer { answer, payload_len, home }

@@ -1,12 +1,11 @@
-//! Proves that the nodes of a group write to one directory: a file that one of them makes is seen by the others. It
-//! knows no request of a program.
+//! Proves that the nodes of a group write to one source: a folder that one node makes is seen by the others. Knows
+//! no request of a program.
 
-use super::{CallDeadline, CallTarget, HomeProcess, RequestContext, WriteCalls, settle_answer, unexpected};
+use super::{CallDeadline, CallTarget, HomeProcess, RequestContext, WriteCalls, attr_of, settle_answer};
 use crate::peer::GroupPeer;
 use parking_lot::{Mutex, RwLock};
-use spurline_proto::{FileNumbers, MIN_WRITE_VERSION, OpenFlags, WelcomeAnswer, WriteAnswer, WriteCall};
+use spurline_proto::{MIN_WRITE_VERSION, WelcomeAnswer, WriteCall};
 use spurline_types::errno::ENOENT;
-use spurline_types::open_flags::{O_CREAT, O_EXCL, O_RDWR};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -128,7 +127,7 @@ impl WriteCalls {
         Error::new(
             ErrorKind::PermissionDenied,
             format!(
-                "node {} does not see a file that node {} made in {}: they have different directories at this path; \
+                "node {} does not see a folder that node {} made in {}: they have different directories at this path; \
                  mount the same file system there on all nodes, or take the node out of the group",
                 peer.name(),
                 witness.node,
@@ -144,31 +143,24 @@ impl WriteCalls {
         deadline: CallDeadline,
     ) -> Result<FileIdentity> {
         let sent = self.query(CallTarget::Unproven(process), call, &Caller::default(), deadline)?;
-        match settle_answer(sent.answer)? {
-            WriteAnswer::Attr(attr) => Ok(attr.identity),
-            other => Err(unexpected(&other)),
-        }
+        settle_answer(sent.answer).and_then(attr_of).map(|attr| attr.identity)
     }
 
-    /// Whether `other` sees a file that `witness` makes.
+    /// Whether `other` sees a folder that `witness` makes.
     fn probe(&self, witness: &HomeProcess, other: &HomeProcess, deadline: CallDeadline) -> Result<bool> {
         let name = format!(".spurline-probe-{:016x}", RandomState::new().build_hasher().finish());
         let at = NamePath { directory: ROOT, name: name.as_bytes() };
         let root = Caller::default();
-        let file = self.new_file_number();
         let target = CallTarget::Unproven(witness);
-        let call = WriteCall::Create { at, flags: OpenFlags::new(O_RDWR | O_CREAT | O_EXCL), mode: 0o600, file };
+        let call = WriteCall::Change(Change::Mkdir { at, mode: 0o700 });
         let made = settle_answer(self.change(target, &call, RequestContext::of(&root), deadline)?.answer)?;
-        let WriteAnswer::Created(made, _) = made else { return Err(unexpected(&made)) };
+        let made = attr_of(made)?;
         let seen = self.find_identity(other, &WriteCall::Lookup(at), deadline);
-        let remove = WriteCall::Change(Change::Unlink { at });
-        // A probe that stays is an empty file.
+        let remove = WriteCall::Change(Change::Rmdir { at });
+        // A probe that stays is an empty folder.
         let removed = self.change(target, &remove, RequestContext::of(&root), deadline).map_err(Error::from);
-        let mut numbers = Vec::new();
-        let close = WriteCall::Close { files: FileNumbers::new(&[file], &mut numbers) };
-        let closed = self.query(target, &close, &root, deadline).map_err(Error::from);
-        if let Err(error) = removed.and_then(|removed| settle_answer(removed.answer)).and(closed) {
-            tracing::warn!(node = %witness.node, %error, "a probe file was not removed: {name}");
+        if let Err(error) = removed.and_then(|removed| settle_answer(removed.answer)) {
+            tracing::warn!(node = %witness.node, %error, "a probe folder was not removed: {name}");
         }
         match seen {
             Ok(seen) => Ok(seen == made.identity),

@@ -6,12 +6,15 @@
 //!    requests.
 //! 3. **Opening.** The next process opens the file by its path and identity, and its locks are set there.
 //! 4. **Bytes** that the lost process had are sent again, before any other call on the file.
-//! 5. **A lost lock** fails the file until it is unlocked or closed, for all open files of the object: the owner of a lock may write
+//! 5. **Publication.** Where a source shows the changes of a file all at once, [`publishing`] has the file's process do that, and
+//!    a process that opens the file anew gets all changes that are not published.
+//! 6. **A lost lock** fails the file until it is unlocked or closed, for all open files of the object: the owner of a lock may write
 //!    through another one.
 
 mod closing;
 mod grace;
 mod moving;
+mod publishing;
 mod registry;
 mod sending;
 mod state;

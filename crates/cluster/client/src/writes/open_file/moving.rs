@@ -11,12 +11,12 @@ use crate::writes::calls::{
     unexpected, unsteady,
 };
 use parking_lot::Mutex;
-use spurline_proto::{LOCK_TIMES, OpenFlags, WriteAnswer, WriteCall};
+use spurline_proto::{LOCK_TIMES, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
 use spurline_types::errno::{EACCES, EAGAIN, EIO, ENOENT, ENOTDIR, EPERM, ESTALE};
 use spurline_types::open_flags::{O_CREAT, O_EXCL, O_TRUNC};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{Caller, FileIdentity, FileLock, ListedName, LockKind, NodePath};
+use spurline_volume::writes::{Caller, FileIdentity, FileLock, ListedName, LockKind, NodePath, PendingVersion};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -136,9 +136,15 @@ impl OpenFile {
         if lock_lost {
             drop(self.relying.write());
         }
-        let home = self.open_next(files, lost, deadline)?;
+        let home = if files.publishes() && self.flags.is_some() {
+            self.continue_at_next(files, lost, deadline)?
+        } else {
+            self.open_next(files, lost, PendingVersion::default(), deadline)?.home
+        };
         let path = self.logged_path();
-        tracing::info!(from = %lost.node, to = %home.node, "{path}, which is open, moved to another node");
+        if home.node != lost.node {
+            tracing::info!(from = %lost.node, to = %home.node, "{path}, which is open, moved to another node");
+        }
         files.client.retries().add(1);
         if home.instance == lost.instance {
             self.apply(files, &forgotten_by(&home), |file| file.check_kept(Instant::now(), LOCK_TIMES.locks_idle));
@@ -263,20 +269,26 @@ impl OpenFile {
     ///
     /// # Errors
     /// As [`OpenFile::move_on`].
-    fn open_next(&self, files: &OpenFiles, lost: &HomeProcess, deadline: CallDeadline) -> Result<HomeProcess> {
+    pub(super) fn open_next(
+        &self,
+        files: &OpenFiles,
+        lost: &HomeProcess,
+        pending: PendingVersion,
+        deadline: CallDeadline,
+    ) -> Result<NodeAnswer> {
         let FilePlace { path, identity: expected } = self.place.lock().clone();
-        let mut moved = self.open_at(files, &path, expected, deadline);
+        let mut moved = self.open_at(files, &path, expected, pending, deadline);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
             && let Some(known) = expected
         {
-            match self.open_elsewhere(files, &path, known, lost, deadline) {
-                Ok(Some((other, home))) => {
+            match self.open_elsewhere(files, &path, known, lost, pending, deadline) {
+                Ok(Some((other, opened))) => {
                     let mut place = self.place.lock();
                     // A rename of this mount may have been faster.
                     if place.path == path {
                         place.path = other;
                     }
-                    moved = Ok(home);
+                    moved = Ok(opened);
                 }
                 Ok(None) => {}
                 // It may be found later: its bytes wait, as for a node.
@@ -300,13 +312,14 @@ impl OpenFile {
         files: &OpenFiles,
         path: &[u8],
         expected: Option<FileIdentity>,
+        pending: PendingVersion,
         deadline: CallDeadline,
-    ) -> Result<HomeProcess> {
+    ) -> Result<NodeAnswer> {
         let at = NodePath { path, expected };
         let call = match self.flags {
             Some(flags) => {
-                let flags = OpenFlags::new(flags & !(O_CREAT | O_EXCL | O_TRUNC));
-                WriteCall::Open { at, flags, file: self.number }
+                let flags = files.sent_flags(flags & !(O_CREAT | O_EXCL | O_TRUNC));
+                WriteCall::OpenAgain { at, flags, file: self.number, pending }
             }
             None => WriteCall::OpenDirectory { at, file: self.number },
         };
@@ -321,15 +334,14 @@ impl OpenFile {
         path: &[u8],
         call: WriteCall<'_>,
         deadline: CallDeadline,
-    ) -> Result<HomeProcess> {
+    ) -> Result<NodeAnswer> {
         let root = Caller::default();
-        let changed = match files.calls.change_at(path, &call, RequestContext::of(&root), deadline) {
+        match files.calls.change_at(path, &call, RequestContext::of(&root), deadline) {
             Err(error) if is_denied(error.kind()) => {
                 files.calls.change_at(path, &call, RequestContext::of(&self.caller), deadline)
             }
             other => other,
-        };
-        changed.map(|sent| sent.home)
+        }
     }
 
     /// Opens it by another name than `gone`: one that the mount knows, or one in the same folder, where another host may
@@ -340,9 +352,10 @@ impl OpenFile {
         gone: &[u8],
         known: FileIdentity,
         lost: &HomeProcess,
+        pending: PendingVersion,
         deadline: CallDeadline,
-    ) -> Result<Option<(Vec<u8>, HomeProcess)>> {
-        let open = |path: &[u8]| self.open_at(files, path, Some(known), deadline);
+    ) -> Result<Option<(Vec<u8>, NodeAnswer)>> {
+        let open = |path: &[u8]| self.open_at(files, path, Some(known), pending, deadline);
         let names = files.names().map_or(Vec::new(), |names| names.paths_of(known));
         if let Some(found) = open_first(names.into_iter().filter(|path| path != gone), open)? {
             return Ok(Some(found));
@@ -376,7 +389,7 @@ impl OpenFile {
             let call = WriteCall::OpenDirectory { at: NodePath { path: folder, expected: None }, file };
             self.change_anyway(files, folder, call, deadline)
         };
-        let Some((_, home)) = open_first([folder.to_vec()], open)? else { return Ok(None) };
+        let Some((_, NodeAnswer { home, .. })) = open_first([folder.to_vec()], open)? else { return Ok(None) };
         let found = self.find_listed(files, &home, file, known, deadline);
         files.calls.close_numbers(&home, &[file]);
         Ok(found?.map(|name| join_path(folder, &name.name)))

@@ -6,8 +6,8 @@ use crate::writes::WriteLosses;
 use crate::writes::bytes::{FileBytes, SendQueue, WriteMemory};
 use crate::writes::calls::{CallTarget, HomeProcess, WriteCalls};
 use parking_lot::Mutex;
-use spurline_proto::{LOCK_TIMES, MAX_WRITE, WriteCall};
-use spurline_types::open_flags::O_TRUNC;
+use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteCall};
+use spurline_types::open_flags::{O_SYNC, O_TRUNC};
 use spurline_types::{Error, Result};
 use spurline_volume::writes::{Caller, FileIdentity, KnownNames};
 use std::collections::HashMap;
@@ -36,6 +36,8 @@ pub(crate) struct OpenFiles {
     pub(super) making_room: AtomicBool,
     pub losses: Mutex<WriteLosses>,
     pub lock_grace: LockGrace,
+    /// Whether the source shows the changes of a file when they are published.
+    pub publishes: AtomicBool,
     /// For the threads, which end when the last file does.
     pub(super) this: Weak<OpenFiles>,
 }
@@ -56,6 +58,7 @@ impl OpenFiles {
             making_room: AtomicBool::new(false),
             losses: Mutex::default(),
             lock_grace: LockGrace::default(),
+            publishes: AtomicBool::new(false),
             this: Weak::clone(this),
         })
     }
@@ -150,12 +153,27 @@ impl OpenFiles {
         self.opened.lock().remove(&number);
     }
 
+    /// The first open file or directory for which this is true.
+    pub fn find_open(&self, is_wanted: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
+        self.opened.lock().values().filter_map(Weak::upgrade).find(|open| is_wanted(open))
+    }
+
+    /// The flags of an open as the process gets them: where changes are published, this mount does that after each write.
+    pub fn sent_flags(&self, flags: u32) -> OpenFlags {
+        OpenFlags::new(if self.publishes() { flags & !O_SYNC } else { flags })
+    }
+
     /// Adds a file that a node has opened.
     pub fn add_file(&self, path: Vec<u8>, opened: FileOpening<'_>) -> Arc<OpenFile> {
         let bytes = self.bytes_of(opened.attr.identity);
+        self.add_file_of(bytes, path, opened)
+    }
+
+    /// As [`OpenFiles::add_file`], for a file with these bytes.
+    pub fn add_file_of(&self, bytes: Arc<FileBytes>, path: Vec<u8>, opened: FileOpening<'_>) -> Arc<OpenFile> {
         bytes.raise_end(opened.attr.size);
         if opened.flags & O_TRUNC != 0 {
-            self.cut_bytes_of(opened.attr.identity, 0);
+            self.cut_bytes(&bytes, 0);
         }
         self.add_open(OpenFile::new(opened, path, bytes))
     }

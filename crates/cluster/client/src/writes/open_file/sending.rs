@@ -83,8 +83,8 @@ impl OpenFiles {
             }
             SendJob::Close { number, until } => {
                 let Some(opened) = self.closing.lock().get(number).cloned() else { return };
-                let sent = self.send_all(&opened.bytes);
-                if sent.is_err() && Instant::now() < *until {
+                let sent = self.finish_changes(&opened);
+                if sent.is_err() && opened.bytes.unpublished.check().is_ok() && Instant::now() < *until {
                     self.queue.push_due(SendJob::Close { number: *number, until: *until });
                     return;
                 }
@@ -122,7 +122,7 @@ impl OpenFiles {
         };
         if at_once {
             self.send_awaited(file, piece, failures)?;
-            if opened.writes_durably() {
+            if opened.writes_durably() && !self.publishes() {
                 file.list.lock().release_durable(piece);
             }
         } else {
@@ -170,7 +170,7 @@ impl OpenFiles {
         }
     }
 
-    /// Makes room for writes: the file with the most bytes becomes durable.
+    /// Makes room for writes: the file with the most bytes becomes durable, or only the process has the bytes from now on.
     fn make_room(&self) -> Result<()> {
         let retained = |open: Arc<OpenFile>| {
             let bytes = open.bytes.list.lock().bytes();
@@ -180,6 +180,10 @@ impl OpenFiles {
         let Some((_, open)) = files.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes) else {
             return Ok(());
         };
+        if self.publishes() {
+            // A sync would show a part of the file.
+            return self.release_unpublished(&open);
+        }
         self.stats().room_syncs.add(1);
         self.sync_file(&open, true).map(drop)
     }
@@ -196,9 +200,13 @@ impl OpenFiles {
         let failures = opened.bytes.failure_count();
         self.send_all(&opened.bytes)?;
         let deadline = self.calls.begin();
+        if self.publishes() {
+            opened.bytes.unpublished.note_incomplete();
+        }
         let mut before = MaybeExecuted::Nowhere;
         while !deadline.is_over(Instant::now()) {
             match self.send_bytes(opened, new, SendAttempt { before, flush: false, deadline }, change) {
+                SendResult::Sent(_) if self.publishes() => return Ok(()),
                 SendResult::Sent(to) => {
                     if self.sync_by(opened, true, deadline)?.instance == to {
                         return opened.bytes.failure_after(failures);
@@ -306,9 +314,12 @@ impl OpenFiles {
                 PieceOutcome::Unsent(maybe_executed)
             }
             SendResult::Refused(error) => {
-                let path = owner.map_or_else(|| "a closed file".to_owned(), |owner| owner.logged_path());
+                let path = owner.as_ref().map_or_else(|| "a closed file".to_owned(), |owner| owner.logged_path());
                 tracing::warn!("{} bytes at {} of {path} were not written: {error}", piece.len, piece.offset);
                 self.stats().failures.add(1);
+                if self.publishes() {
+                    file.unpublished.fail(error.clone());
+                }
                 file.add_failure(error);
                 PieceOutcome::Refused
             }
@@ -317,6 +328,10 @@ impl OpenFiles {
         list.end_sending(piece, outcome, &self.client.stats);
         drop(list);
         file.sent.notify_all();
+        if let Some(owner) = owner.filter(|_| !file.unpublished.is_complete()) {
+            // Kept bytes are of no use without the released bytes.
+            self.forget_sent(&owner);
+        }
         unsent.map_or(Ok(outcome), Err)
     }
 
@@ -439,9 +454,10 @@ impl OpenFiles {
             // Its locks go with it.
             self.sync_retained(opened)
         } else {
-            self.send_all(&opened.bytes)
+            self.finish_changes(opened)
         };
-        if sent.is_ok() || !opened.bytes.has_unsent() {
+        let unpublished = &opened.bytes.unpublished;
+        if sent.is_ok() || !opened.bytes.has_unsent() && !unpublished.is_changed() {
             return self.end_open(opened, None);
         }
         self.closing.lock().insert(opened.number(), Arc::clone(opened));
@@ -471,7 +487,8 @@ impl OpenFiles {
         }
         let other = self.open_files().into_iter().find(|other| {
             let shares = Arc::ptr_eq(&other.bytes, file) && other.number() != opened.number();
-            shares && other.writes_anywhere() && other.home() == home
+            // The process of a file that is published knows no open file that only reads.
+            shares && (other.writes_anywhere() || self.publishes()) && other.home() == home
         });
         let (other, mut changes) = (other.map(|other| other.number()), Vec::new());
         let mut list = file.list.lock();
@@ -529,9 +546,19 @@ impl OpenFiles {
     /// The file was cut to `size` bytes: those behind are not sent again.
     pub fn cut_bytes_of(&self, identity: FileIdentity, size: u64) {
         if let Some(file) = self.known_bytes_of(identity) {
-            let mut changes = Vec::new();
-            file.list.lock().cut_at(size, &self.client.stats, &mut changes);
-            changes.into_iter().for_each(|number| self.calls.end_number(number));
+            self.cut_bytes(&file, size);
+        }
+    }
+
+    /// As [`OpenFiles::cut_bytes_of`], for a file with these bytes.
+    pub fn cut_bytes(&self, file: &FileBytes, size: u64) {
+        let mut changes = Vec::new();
+        file.list.lock().cut_at(size, &self.client.stats, &mut changes);
+        changes.into_iter().for_each(|number| self.calls.end_number(number));
+        if self.publishes() {
+            file.unpublished.note_cut(size);
+            let _none = file.begin_append();
+            file.set_end(size);
         }
     }
 

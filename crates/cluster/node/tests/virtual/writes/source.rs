@@ -435,6 +435,7 @@ impl WritableVolume for ProcessSource {
             locks: LockScope::Source,
             holes: false,
             copy: false,
+            publishes: false,
         }
     }
 

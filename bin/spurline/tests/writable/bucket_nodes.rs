@@ -1,0 +1,360 @@
+//! A bucket that is written through nodes: the objects when a call has returned, the files of other mounts, and the price of a
+//! lost node.
+
+use crate::buckets::{make_and_remove_names, make_every_change, run_fsx_on, write_through_faults};
+use crate::posix_suites::tool;
+use crate::world::*;
+use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::sync::Arc;
+
+const BUCKET: &str = "bucket";
+/// The kernel's transports.
+const TRANSPORTS: [&[&str]; 2] = [&["--fuse-io", "dev"], &["--fuse-io", "uring"]];
+
+/// A bucket in memory, and nodes that change it.
+struct NodesRig {
+    server: S3Server,
+    nodes: Vec<Node>,
+    world: World,
+}
+
+impl NodesRig {
+    fn start(count: usize) -> Option<NodesRig> {
+        if !can_mount() {
+            return None;
+        }
+        let server = S3Server::in_memory().unwrap();
+        let endpoint = server.endpoint();
+        NodesRig::start_over(count, server, &endpoint)
+    }
+
+    fn start_over(count: usize, server: S3Server, endpoint: &str) -> Option<NodesRig> {
+        server.create_bucket(BUCKET);
+        let mut rig = NodesRig { server, nodes: Vec::new(), world: World::new() };
+        for number in 0..count {
+            let node = rig.node(number, 0, endpoint);
+            rig.nodes.push(node);
+        }
+        Some(rig)
+    }
+
+    fn node(&self, number: usize, port: u16, endpoint: &str) -> Node {
+        let source = source();
+        let port = port.to_string();
+        let words = ["node", "--writable", "--source", &source, "--endpoint-url", endpoint, "--group-port", &port];
+        let mut command = self.world.command(&words);
+        command.arg("--cache-dir").arg(self.world.dir(&format!("node-cache-{number}")));
+        self.world.node_with(with_credentials(&mut command))
+    }
+
+    fn mount(&self, name: &str, more: &[&str]) -> Mount {
+        let at = self.world.dir(name);
+        let nodes: Vec<&str> = self.nodes.iter().map(|node| node.address.as_str()).collect();
+        let registry = format!("static:{}", nodes.join(","));
+        let source = source();
+        let mut command =
+            self.world.command(&["mount", &source, at.to_str().unwrap(), "--rw", "--registry", &registry]);
+        self.world.mount_at(command.args(["--peer-silence", "1s"]).args(more), &at)
+    }
+
+    fn object(&self, key: &str) -> Option<Vec<u8>> {
+        self.server.bytes(BUCKET, key)
+    }
+}
+
+fn source() -> String {
+    format!("s3://{BUCKET}/p")
+}
+
+#[test]
+fn a_file_closed_through_nodes_is_an_object_whole() {
+    for way in TRANSPORTS {
+        write_and_read_elsewhere(way);
+    }
+}
+
+fn write_and_read_elsewhere(way: &[&str]) {
+    let Some(rig) = NodesRig::start(2) else { return };
+    let one = rig.mount("one", way);
+    let two = rig.mount("two", way);
+    assert_eq!(fs::read_dir(&two.at).unwrap().count(), 0);
+    for (name, len) in [("empty", 0), ("small", 1000), ("one-part", 8 * MIB), ("parts", 30 * MIB + 17)] {
+        let bytes = bytes(len as u64, len);
+        let mut file = File::create(one.path(name)).unwrap();
+        for piece in bytes.chunks(1 << 20) {
+            file.write_all(piece).unwrap();
+        }
+        // Another program closes its copy of the descriptor when it starts.
+        assert!(std::process::Command::new("true").status().unwrap().success());
+        assert!(rig.object(&format!("p/{name}")).is_none(), "{name} is visible before its close");
+        assert_eq!(fs::metadata(one.path(name)).unwrap().len(), len as u64);
+        drop(file);
+        assert!(rig.object(&format!("p/{name}")).unwrap() == bytes, "{name}");
+        assert!(two.read(name) == bytes && one.read(name) == bytes, "{name}");
+    }
+    let uid = fs::metadata(one.path("small")).unwrap().uid();
+    assert_eq!(uid, rustix::process::geteuid().as_raw());
+    assert_eq!(rig.server.open_uploads(), 0);
+    assert_eq!(fs::read_dir(&two.at).unwrap().count(), 4);
+    one.unmount();
+    two.unmount();
+}
+
+#[test]
+fn files_are_changed_in_every_way_through_nodes() {
+    for way in TRANSPORTS {
+        let Some(rig) = NodesRig::start(2) else { return };
+        rig.server.put(BUCKET, "p/file", &bytes(7, 20 * MIB));
+        let mount = rig.mount("mnt", way);
+        make_every_change(&mount, &rig.server);
+        mount.unmount();
+    }
+}
+
+#[test]
+fn names_are_made_and_removed_through_nodes() {
+    let Some(rig) = NodesRig::start(3) else { return };
+    let mount = rig.mount("mnt", &[]);
+    make_and_remove_names(&mount, &rig.server);
+    mount.unmount();
+}
+
+#[test]
+fn fsx_finds_no_wrong_byte_in_a_bucket_through_nodes() {
+    for way in TRANSPORTS {
+        let Some(program) = tool("fsx") else { return };
+        let Some(rig) = NodesRig::start(2) else { return };
+        let mount = rig.mount("mnt", way);
+        run_fsx_on(&program, &mount, &rig.world);
+        assert!(rig.object("p/file").unwrap() == mount.read("file"));
+        assert_eq!(rig.server.open_uploads(), 0);
+        mount.unmount();
+    }
+}
+
+#[test]
+fn lost_answers_and_refusals_leave_whole_objects_through_nodes() {
+    if !can_mount() {
+        return;
+    }
+    let server = S3Server::in_memory().unwrap();
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    let Some(rig) = NodesRig::start_over(2, server, &proxy.endpoint()) else { return };
+    let mount = rig.mount("mnt", &[]);
+    write_through_faults(&mount, &rig.server, &proxy);
+    mount.unmount();
+}
+
+/// Renames with open files: they go on under their new names, in whatever process.
+#[test]
+fn open_files_follow_renames_through_nodes() {
+    let Some(rig) = NodesRig::start(3) else { return };
+    let mount = rig.mount("mnt", &[]);
+    fs::create_dir(mount.path("step.tmp")).unwrap();
+    let files: Vec<File> = (0..6)
+        .map(|number| {
+            let file = File::create(mount.path(format!("step.tmp/{number}"))).unwrap();
+            file.write_all_at(b"first", 0).unwrap();
+            file
+        })
+        .collect();
+    fs::rename(mount.path("step.tmp"), mount.path("step")).unwrap();
+    assert!(rig.server.keys(BUCKET).iter().all(|key| !key.starts_with("p/step.tmp")), "{:?}", rig.server.keys(BUCKET));
+    for (number, file) in files.iter().enumerate() {
+        assert_eq!(rig.object(&format!("p/step/{number}")).unwrap(), b"first");
+        file.write_all_at(b" and more", 5).unwrap();
+        fs::rename(mount.path(format!("step/{number}")), mount.path(format!("step/named-{number}"))).unwrap();
+        file.write_all_at(b"!", 14).unwrap();
+    }
+    drop(files);
+    for number in 0..6 {
+        assert_eq!(mount.read(format!("step/named-{number}")), b"first and more!");
+        assert_eq!(rig.object(&format!("p/step/named-{number}")).unwrap(), b"first and more!");
+    }
+    // A file that is replaced while it is open is published no more.
+    let old = File::create(mount.path("step/named-0")).unwrap();
+    old.write_all_at(b"gone", 0).unwrap();
+    fs::rename(mount.path("step/named-1"), mount.path("step/named-0")).unwrap();
+    old.write_all_at(b"gone too", 0).unwrap();
+    drop(old);
+    assert_eq!(rig.object("p/step/named-0").unwrap(), b"first and more!");
+    let removed = File::create(mount.path("removed")).unwrap();
+    removed.write_all_at(b"gone", 0).unwrap();
+    fs::remove_file(mount.path("removed")).unwrap();
+    drop(removed);
+    assert!(rig.object("p/removed").is_none());
+    mount.unmount();
+}
+
+#[test]
+fn nothing_is_written_over_the_change_of_another_mount() {
+    let Some(rig) = NodesRig::start(2) else { return };
+    rig.server.put(BUCKET, "p/file", b"first");
+    let one = rig.mount("one", TRANSPORTS[0]);
+    let two = rig.mount("two", TRANSPORTS[1]);
+    let file = OpenOptions::new().write(true).open(one.path("file")).unwrap();
+    file.write_all_at(b"ours!", 0).unwrap();
+    assert_eq!(two.read("file"), b"first", "what is not published is its own");
+    fs::write(two.path("file"), b"theirs").unwrap();
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    drop(file);
+    assert!(one.read("file") == b"theirs" && rig.object("p/file").unwrap() == b"theirs");
+    assert!(one.process().log().contains("was changed by another writer since it was opened"));
+    // An exclusive creation has one winner, also before its file is published.
+    let exclusive = |mount: &Mount| OpenOptions::new().write(true).create_new(true).open(mount.path("lock"));
+    let first = exclusive(&one).unwrap();
+    assert_eq!(exclusive(&two).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(exclusive(&one).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    drop(first);
+    assert_eq!(exclusive(&two).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    fs::remove_file(two.path("lock")).unwrap();
+    exclusive(&two).unwrap();
+    // The changes of a mount that ends go with it.
+    let mut lost = rig.mount("lost", &[]);
+    let file = OpenOptions::new().write(true).open(lost.path("file")).unwrap();
+    file.write_all_at(b"lost", 0).unwrap();
+    lost.process_mut().kill();
+    drop(file);
+    detach(&lost.at);
+    assert_eq!(two.read("file"), b"theirs");
+    one.unmount();
+    two.unmount();
+}
+
+/// A file that is changed while its home is killed: its bytes as the program sees them.
+struct KilledChange {
+    name: String,
+    file: File,
+    model: Vec<u8>,
+}
+
+impl KilledChange {
+    fn write(&mut self, offset: usize, data: &[u8]) {
+        self.file.write_all_at(data, offset as u64).unwrap();
+        self.model.resize(self.model.len().max(offset + data.len()), 0);
+        self.model[offset..offset + data.len()].copy_from_slice(data);
+    }
+
+    fn cut(&mut self, len: usize) {
+        self.file.set_len(len as u64).unwrap();
+        self.model.resize(len, 0);
+    }
+}
+
+/// The mount has all bytes that are not published: the next home gets them, and every file is published whole.
+#[test]
+fn a_killed_home_costs_a_pause_and_loses_nothing() {
+    for way in TRANSPORTS {
+        write_while_a_home_is_killed(way);
+    }
+}
+
+fn write_while_a_home_is_killed(way: &[&str]) {
+    let Some(mut rig) = NodesRig::start(2) else { return };
+    let before = bytes(3, 9 * MIB);
+    for number in 0..8 {
+        rig.server.put(BUCKET, &format!("p/old{number}"), &before);
+    }
+    let mount = rig.mount("mnt", way);
+    let mut files: Vec<KilledChange> = Vec::new();
+    for number in 0..8 {
+        let name = format!("new{number}");
+        let file = File::create(mount.path(&name)).unwrap();
+        let mut change = KilledChange { name, file, model: Vec::new() };
+        change.write(0, &bytes(number, 3 * MIB / 2));
+        files.push(change);
+        let name = format!("old{number}");
+        let file = OpenOptions::new().read(true).write(true).open(mount.path(&name)).unwrap();
+        let mut change = KilledChange { name, file, model: before.clone() };
+        change.write(100, b"changed");
+        change.cut(5 * MIB);
+        change.cut(6 * MIB);
+        change.write(7 * MIB, b"behind the end");
+        files.push(change);
+    }
+    rig.nodes[0].process.kill();
+    for (number, change) in files.iter_mut().enumerate() {
+        if number % 3 == 0 {
+            change.write(MIB, b"after the kill");
+        }
+        let mut seen = vec![0; change.model.len()];
+        if number % 4 == 1 {
+            change.file.read_exact_at(&mut seen, 0).unwrap();
+            assert!(seen == change.model, "{} before its publication", change.name);
+        }
+        assert_eq!(fs::metadata(mount.path(&change.name)).unwrap().len(), change.model.len() as u64);
+        change.file.sync_all().unwrap();
+    }
+    for change in files {
+        let KilledChange { name, file, model } = change;
+        drop(file);
+        assert!(rig.object(&format!("p/{name}")).unwrap() == model, "{name}");
+        assert!(mount.read(&name) == model, "{name}");
+    }
+    mount.unmount();
+}
+
+/// The store has made the object, and the home is killed before it learns that.
+#[test]
+fn a_publication_whose_home_is_killed_is_made_once_and_whole() {
+    if !can_mount() {
+        return;
+    }
+    let server = S3Server::in_memory().unwrap();
+    let proxy = Arc::new(ChaosProxy::start(server.address()).unwrap());
+    let Some(mut rig) = NodesRig::start_over(2, server, &proxy.endpoint()) else { return };
+    let mount = rig.mount("mnt", &[]);
+    let files: Vec<(String, File)> = (0..6)
+        .map(|number| {
+            let name = format!("file{number}");
+            let file = File::create(mount.path(&name)).unwrap();
+            file.write_all_at(name.as_bytes(), 0).unwrap();
+            (name, file)
+        })
+        .collect();
+    proxy.inject_on(Some("PUT"), "file", ProxyFault::LoseAnswer, 1000);
+    std::thread::scope(|scope| {
+        let closes: Vec<_> = files.iter().map(|(_, file)| scope.spawn(|| file.sync_all())).collect();
+        eventually("the store has the objects", || rig.server.keys(BUCKET).len() == 6);
+        rig.nodes[0].process.kill();
+        proxy.clear_faults();
+        for close in closes {
+            close.join().unwrap().unwrap();
+        }
+    });
+    for (name, file) in files {
+        file.write_all_at(b"more", name.len() as u64).unwrap();
+        drop(file);
+        assert_eq!(rig.object(&format!("p/{name}")).unwrap(), format!("{name}more").as_bytes());
+    }
+    mount.unmount();
+}
+
+/// The mount has no memory for all bytes: a lost home fails the file, and the object stays.
+#[test]
+fn a_file_larger_than_the_mounts_memory_is_lost_with_its_home_and_never_in_part() {
+    let Some(mut rig) = NodesRig::start(1) else { return };
+    rig.server.put(BUCKET, "p/file", b"before");
+    let mount = rig.mount("mnt", &["--buffer-size", "64M"]);
+    let model = bytes(1, 100 * MIB);
+    let large = File::create(mount.path("large")).unwrap();
+    large.write_all_at(&model, 0).unwrap();
+    drop(large);
+    assert!(rig.object("p/large").unwrap() == model, "it needs no memory of the mount");
+    let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
+    file.write_all_at(&model, 0).unwrap();
+    let port = rig.nodes[0].port();
+    rig.nodes[0].process.kill();
+    let endpoint = rig.server.endpoint();
+    rig.nodes[0] = rig.node(0, port, &endpoint);
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(file.write_all_at(b"x", 0).unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(rig.object("p/file").unwrap(), b"before");
+    drop(file);
+    fs::write(mount.path("file"), b"again").unwrap();
+    assert_eq!(rig.object("p/file").unwrap(), b"again");
+    mount.unmount();
+}

@@ -1,0 +1,61 @@
+//! Opens files again that a mount had open in another process, which was lost: above the version that the changes belong to. Knows no
+//! process and no byte.
+
+use super::file_attrs::FileAttrs;
+use super::names::{identity_of, is_unpublished, key_of};
+use super::object::{FoundObject, OpenObject, OpenedNode};
+use super::requests::is_made_by;
+use super::volume::BucketFiles;
+use crate::OriginStore as _;
+use crate::s3_wire::bare_etag;
+use spurline_types::{Error, ErrorKind, ObjectAttr, Result};
+use spurline_volume::writes::{FileIdentity, NodePath, PendingVersion};
+use std::sync::Arc;
+
+impl BucketFiles {
+    /// The file that the mount had open in another process, and whether it has the known changes; `None` for a file that may not be
+    /// opened anew.
+    pub fn open_again(&self, at: &NodePath<'_>, pending: PendingVersion) -> Result<Option<(Arc<OpenObject>, bool)>> {
+        let Some(expected) = at.expected else { return Ok(Some((self.open_object(at.path)?, false))) };
+        let known = self.open.lock().find(at.path).filter(|object| object.pending_number() == pending.known);
+        if let Some(object) = known.filter(|_| pending.known != 0) {
+            return Ok(Some((object, true)));
+        }
+        if pending.next == 0 {
+            return Ok(None);
+        }
+        let node = match self.find_continued(at.path, &expected)? {
+            Some(attr) => OpenedNode::Found(FoundObject { attr, attributes: None }),
+            None => OpenedNode::New(FileAttrs::default()),
+        };
+        let object = Arc::new(self.new_object(at.path.to_vec(), node).continuing(pending.next, expected));
+        // Changes of an earlier time are out of date.
+        self.forget_open(at.path);
+        self.open.lock().insert(at.path.to_vec(), &object);
+        Ok(Some((object, false)))
+    }
+
+    /// The object below the changes of a file that was open in another process: the version at the open, or a version that this mount has
+    /// published or renamed since; `None` for a new file.
+    fn find_continued(&self, path: &[u8], expected: &FileIdentity) -> Result<Option<ObjectAttr>> {
+        let attr = match self.origin.lookup(path, self.deadline()) {
+            Ok(attr) => attr,
+            Err(error) if error.kind() == ErrorKind::NotFound && is_unpublished(expected) => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(Error::new(ErrorKind::Stale, "another writer has removed the object"));
+            }
+            Err(error) => return Err(error),
+        };
+        if identity_of(path, &attr) == *expected {
+            return Ok(Some(attr));
+        }
+        let found = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
+        let is_same = found.raw.etag.as_deref().map(bare_etag) == attr.etag.as_deref().map(bare_etag);
+        if is_same && is_made_by(&found.attributes, self.options.mount) {
+            return Ok(Some(attr));
+        }
+        let etag = attr.etag.as_deref().unwrap_or("none");
+        let why = format!("another writer has changed the object since it was opened; it has ETag {etag} now");
+        Err(Error::new(ErrorKind::Stale, why))
+    }
+}
