@@ -1,7 +1,7 @@
 //! A bucket that is written through nodes: the objects when a call has returned, the files of other mounts, and the price of a
 //! lost node.
 
-use crate::buckets::{make_and_remove_names, make_every_change, run_fsx_on, write_through_faults};
+use crate::buckets::{OtherServer, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults};
 use crate::posix_suites::tool;
 use crate::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
@@ -357,4 +357,47 @@ fn a_file_larger_than_the_mounts_memory_is_lost_with_its_home_and_never_in_part(
     fs::write(mount.path("file"), b"again").unwrap();
     assert_eq!(rig.object("p/file").unwrap(), b"again");
     mount.unmount();
+}
+
+/// The store's own conditions and parts, on a server of others.
+#[test]
+fn a_server_of_others_keeps_objects_that_are_written_through_a_node() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let Some(server) = OtherServer::start(&world) else { return };
+    let source = source();
+    let words = ["node", "--writable", "--source", &source, "--endpoint-url", &server.endpoint, "--cache-dir"];
+    let node = world.node_with(with_credentials(world.command(&words).arg(world.dir("node-cache"))));
+    let mount = |name: &str| {
+        let at = world.dir(name);
+        let registry = format!("static:{}", node.address);
+        let words = ["mount", &source, at.to_str().unwrap(), "--rw", "--registry", &registry];
+        world.mount_at(&mut world.command(&words), &at)
+    };
+    let one = mount("one");
+    let two = mount("two");
+    let object = |name: &str| fs::read(server.store.join(BUCKET).join("p").join(name));
+    let mut model = bytes(3, 19 * MIB);
+    fs::write(one.path("file"), &model).unwrap();
+    assert!(object("file").unwrap() == model && two.read("file") == model);
+    let file = OpenOptions::new().write(true).open(two.path("file")).unwrap();
+    file.write_all_at(b"changed", 9_000_000).unwrap();
+    drop(file);
+    model[9_000_000..9_000_007].copy_from_slice(b"changed");
+    assert!(object("file").unwrap() == model);
+    fs::create_dir(one.path("folder")).unwrap();
+    fs::rename(one.path("file"), one.path("folder/file")).unwrap();
+    assert!(object("folder/file").unwrap() == model && object("file").is_err());
+    let file = OpenOptions::new().write(true).open(one.path("folder/file")).unwrap();
+    file.write_all_at(b"ours", 0).unwrap();
+    fs::write(two.path("folder/file"), b"theirs").unwrap();
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    drop(file);
+    assert_eq!(object("folder/file").unwrap(), b"theirs");
+    fs::remove_file(one.path("folder/file")).unwrap();
+    fs::remove_dir(one.path("folder")).unwrap();
+    one.unmount();
+    two.unmount();
 }
