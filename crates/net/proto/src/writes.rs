@@ -268,6 +268,8 @@ pub enum WriteCall<'a> {
     },
     /// Closes open files and directories.
     Close {
+        /// Changes below this number of the session may have opened them, and open none of them later.
+        opened_below: u64,
         /// Their numbers.
         files: FileNumbers<'a>,
     },
@@ -713,7 +715,10 @@ fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
             out.put_u8(u8::from(*data_only));
         }
         WriteCall::Flush { file } | WriteCall::StatOpen { file } => out.put_u64(*file),
-        WriteCall::Close { files } => out.put_bytes(files.0.as_flattened()),
+        WriteCall::Close { opened_below, files } => {
+            out.put_u64(*opened_below);
+            out.put_bytes(files.0.as_flattened());
+        }
         WriteCall::SetAttrOpen { file, set } => {
             out.put_u64(*file);
             put_set(set, out);
@@ -844,7 +849,10 @@ fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError>
             max: take.take_u32("a page's length")?,
             attrs: take_switch(take, "whether attributes follow")?,
         },
-        28 => WriteCall::Close { files: FileNumbers::take(take)? },
+        28 => {
+            let opened_below = take.take_u64("the number of a change")?;
+            WriteCall::Close { opened_below, files: FileNumbers::take(take)? }
+        }
         29 => WriteCall::Renew,
         30 => WriteCall::Reopen { of: take.take_u64(FILE)?, flags: take_flags(take)?, file: take.take_u64(FILE)? },
         31 => WriteCall::AttrOpen { file: take.take_u64(FILE)?, call: take_attr_call(take)? },

@@ -183,7 +183,7 @@ proptest! {
             WriteCall::SetLock { file, family: LockFamily::Flock, owner: len, range, kind: LockKind::Unlock },
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
             WriteCall::FindGrant { of: identity, family: LockFamily::Posix, range, kind: LockKind::Write },
-            WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { files }, WriteCall::Reopen { of: long, flags: open, file },
+            WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { opened_below: offset, files }, WriteCall::Reopen { of: long, flags: open, file },
             WriteCall::OpenAgain { at: node, flags: open, file, pending: PendingVersion { known: long, next: offset } },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });

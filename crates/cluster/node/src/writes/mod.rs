@@ -308,7 +308,12 @@ impl ServedWrite<'_> {
         let path = at.path();
         let at = NodePath { path: &path, expected: Some(made.identity) };
         let opened = self.volume.open(at, flags.without(MADE).bits(), caller)?;
-        self.session.add_object(file, OpenObject::File(opened.into()))
+        self.add_object(file, OpenObject::File(opened.into()))
+    }
+
+    /// Adds an object that this request has opened.
+    fn add_object(&self, file: u64, object: OpenObject) -> Result<()> {
+        self.session.add_object(file, self.request.id.number, object)
     }
 
     /// Keeps a file open under the mount's number; answers with its attributes, and the version whose cached bytes it may be
@@ -319,7 +324,7 @@ impl ServedWrite<'_> {
             O_RDONLY => opened.cache_version(&attr),
             _ => CacheVersion::OpenForChanges,
         };
-        self.session.add_object(file, OpenObject::File(opened.into()))?;
+        self.add_object(file, OpenObject::File(opened.into()))?;
         Ok(WriteAnswer::Opened(attr, version))
     }
 
@@ -363,19 +368,19 @@ impl ServedWrite<'_> {
                     Some(ContinuedFile { file: opened, has_changes: false }) => self.keep_open(file, flags, opened)?,
                     Some(ContinuedFile { file: opened, .. }) => {
                         let attr = opened.stat()?;
-                        self.session.add_object(file, OpenObject::File(opened.into()))?;
+                        self.add_object(file, OpenObject::File(opened.into()))?;
                         WriteAnswer::Attr(attr)
                     }
                 }
             }
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
-                self.session.add_object(file, OpenObject::File(created.file.into()))?;
+                self.add_object(file, OpenObject::File(created.file.into()))?;
                 WriteAnswer::Created(created.attr, created.directory)
             }
             WriteCall::CreateUnnamed { directory, flags, mode, file } => {
                 let (attr, opened) = volume.create_unnamed(directory, flags.bits(), mode, &caller)?;
-                self.session.add_object(file, OpenObject::File(opened.into()))?;
+                self.add_object(file, OpenObject::File(opened.into()))?;
                 WriteAnswer::Attr(attr)
             }
             WriteCall::LinkOpen { file, to } => match self.file(file)? {
@@ -388,7 +393,7 @@ impl ServedWrite<'_> {
             },
             WriteCall::OpenDirectory { at, file } => {
                 let opened = volume.open_directory(at, &caller)?;
-                self.session.add_object(file, OpenObject::Directory(opened.into()))?;
+                self.add_object(file, OpenObject::Directory(opened.into()))?;
                 WriteAnswer::Done
             }
             WriteCall::Change(change) => {
@@ -402,9 +407,9 @@ impl ServedWrite<'_> {
                 let now = Instant::now();
                 grant_answer(self.find_grant(of, &lock, now), now)
             }
-            WriteCall::Close { files } => {
+            WriteCall::Close { opened_below, files } => {
                 // Closing a second time changes nothing.
-                files.iter().for_each(|file| self.session.close_object(file));
+                files.iter().for_each(|file| self.session.close_object(file, opened_below));
                 WriteAnswer::Done
             }
             WriteCall::ReadDirectory { file, from, max, attrs } => match self.session.open_object(file) {

@@ -16,6 +16,8 @@ const SESSIONS_MAX: usize = 4096;
 const ANSWERS_MAX: usize = 4096;
 /// Limit of open files of one session.
 const FILES_MAX: usize = 1 << 20;
+/// Limit of files of one session that are closed and may be opened late: more than a mount gives up while requests are late.
+const CLOSED_MAX: usize = 4096;
 
 /// An open file or directory of a session.
 #[derive(Clone)]
@@ -90,6 +92,9 @@ pub(crate) struct WriteSession {
     /// The highest number of attempts that a write came with; held while a write is executed.
     attempts: RwLock<u64>,
     files: RwLock<HashMap<u64, OpenObject>>,
+    /// The files that were closed without being open, each with the number below which changes may still come that open it: the
+    /// mount has given them up.
+    closed: Mutex<HashMap<u64, u64>>,
     /// The files that were locked since they were opened.
     locked: Mutex<HashSet<u64>>,
     /// The source, as the mount has it.
@@ -103,6 +108,7 @@ impl WriteSession {
             answers: Mutex::default(),
             attempts: RwLock::default(),
             files: RwLock::default(),
+            closed: Mutex::default(),
             locked: Mutex::default(),
             volume: OnceLock::new(),
         }
@@ -184,12 +190,15 @@ impl WriteSession {
         self.files.read().get(&file).cloned()
     }
 
-    /// Adds an open object.
+    /// Adds an object that the change `number` has opened.
     ///
     /// # Errors
-    /// `EMFILE` at the limit.
-    pub fn add_object(&self, file: u64, object: OpenObject) -> Result<()> {
+    /// `EMFILE` at the limit; `Unavailable` for a change that is late: the mount has closed the file.
+    pub fn add_object(&self, file: u64, number: u64, object: OpenObject) -> Result<()> {
         let mut files = self.files.write();
+        if self.closed.lock().remove(&file).is_some_and(|below| number < below) {
+            return Err(Error::new(ErrorKind::Unavailable, "the mount has closed this file already"));
+        }
         if files.len() >= FILES_MAX {
             let why = format!("this mount has {FILES_MAX} files open on the node");
             return Err(Error::new(ErrorKind::Io(EMFILE), why));
@@ -199,13 +208,29 @@ impl WriteSession {
     }
 
     /// Closes an open object. Its locks are released although another request may still use it, such as one that shows the
-    /// mount to be there: the mount gives them to the next owner once it has the answer.
-    pub fn close_object(&self, file: u64) {
+    /// mount to be there: the mount gives them to the next owner once it has the answer. A change below the number
+    /// `opened_below` that comes later does not open it again.
+    pub fn close_object(&self, file: u64, opened_below: u64) {
         let was_locked = self.locked.lock().remove(&file);
-        let object = self.files.write().remove(&file);
+        let mut files = self.files.write();
+        let object = files.remove(&file);
+        if object.is_none() {
+            self.note_closed(file, opened_below);
+        }
+        drop(files);
         if let Some(object) = object.filter(|_| was_locked) {
             object.release_locks();
         }
+    }
+
+    fn note_closed(&self, file: u64, opened_below: u64) {
+        let mut closed = self.closed.lock();
+        if closed.len() >= CLOSED_MAX
+            && let Some(oldest) = closed.iter().min_by_key(|(_, below)| **below).map(|(file, _)| *file)
+        {
+            closed.remove(&oldest);
+        }
+        closed.insert(file, opened_below);
     }
 
     /// Number of open objects.
@@ -326,14 +351,35 @@ mod tests {
         for file in 1..=3 {
             let at = NodePath { path: b"", expected: None };
             let open = source.open_directory(at, &Caller::default()).unwrap();
-            session.add_object(file, OpenObject::Directory(open.into())).unwrap();
+            session.add_object(file, 1, OpenObject::Directory(open.into())).unwrap();
         }
         session.note_lock(1);
         session.note_lock(2);
-        session.close_object(2);
+        session.close_object(2, 2);
         assert_eq!(sessions.expire_idle(Instant::now() + LOCK_TIMES.locks_idle / 2), (0, 0));
         assert_eq!(sessions.expire_idle(Instant::now() + LOCK_TIMES.locks_idle), (0, 1));
         assert!(session.open_object(1).is_none() && session.open_object(3).is_some());
+    }
+
+    #[test]
+    fn a_late_change_does_not_open_a_file_that_the_mount_has_closed() {
+        use spurline_volume::writes::{Caller, NodePath, WritableVolume as _};
+        let folder = tempfile::tempdir().unwrap();
+        let source = spurline_origin::WritableSource::open(folder.path(), None).unwrap();
+        let session = WriteSession::new();
+        let opened = |file, number| {
+            let open = source.open_directory(NodePath { path: b"", expected: None }, &Caller::default()).unwrap();
+            session.add_object(file, number, OpenObject::Directory(open.into())).map_err(|error| error.kind())
+        };
+        session.close_object(1, 8);
+        session.close_object(2, 8);
+        assert_eq!(opened(1, 7), Err(ErrorKind::Unavailable));
+        assert_eq!(opened(2, 8), Ok(()), "a file that came back to this process");
+        assert_eq!(session.open_count(), 1);
+        (0..2 * CLOSED_MAX as u64).for_each(|file| session.close_object(10 + file, 9 + file));
+        assert_eq!(session.closed.lock().len(), CLOSED_MAX);
+        let last = 9 + 2 * CLOSED_MAX as u64;
+        assert_eq!(opened(last, 9), Err(ErrorKind::Unavailable), "the files closed last are known");
     }
 
     #[test]

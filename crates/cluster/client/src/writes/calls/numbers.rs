@@ -35,6 +35,11 @@ impl ChangeNumbers {
         self.state.lock().1.remove(&number);
     }
 
+    /// The number that the next change gets.
+    pub fn upcoming(&self) -> u64 {
+        self.state.lock().0 + 1
+    }
+
     /// All changes below this number are answered.
     pub fn answered_below(&self) -> u64 {
         let state = self.state.lock();
