@@ -312,6 +312,12 @@ impl WritableVolume for GroupWrites {
             let (_, file) = reopen_file(&self.files, &open, flags, caller)?;
             return Ok(Box::new(file));
         }
+        // A process that is lost, or has closed the file meanwhile, has no changes of it.
+        if let Some(open) = self.files.find_beside(at, flags)
+            && let Ok((_, file)) = reopen_file(&self.files, &open, flags, caller)
+        {
+            return Ok(Box::new(file));
+        }
         self.files.send_bytes_of(at.expected)?;
         let number = self.calls.new_file_number();
         let call = WriteCall::Open { at, flags: self.files.sent_flags(flags), file: number };

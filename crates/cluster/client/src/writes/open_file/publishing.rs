@@ -9,8 +9,9 @@ use crate::writes::calls::{
 };
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::errno::{EIO, ESTALE};
+use spurline_types::open_flags::{O_ACCMODE, O_RDONLY};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{AttrChange, Caller, FileIdentity, NodeAttr, PendingVersion};
+use spurline_volume::writes::{AttrChange, Caller, FileIdentity, NodeAttr, NodePath, PendingVersion};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -26,6 +27,17 @@ impl OpenFiles {
             return None;
         }
         self.find_open(|open| open.bytes.unpublished.is_changed() && open.place.lock().path == path)
+    }
+
+    /// The open file whose process a further open for changes goes to: a publication has the changes of one process.
+    pub fn find_beside(&self, at: NodePath<'_>, flags: u32) -> Option<Arc<OpenFile>> {
+        if !self.publishes() || flags & O_ACCMODE == O_RDONLY || at.expected.is_none() {
+            return None;
+        }
+        self.find_open(|open| {
+            let place = open.place.lock();
+            open.writes() && place.path == at.path && place.identity == at.expected
+        })
     }
 
     /// The open file of a path that can write, whose close publishes.
