@@ -5,6 +5,7 @@
 //! Owners, modes and times are in the metadata of the objects, or else those of the options: a change of them then has no
 //! effect, as programs that copy files need.
 
+mod absences;
 mod byte_ranges;
 mod continued;
 mod directory;

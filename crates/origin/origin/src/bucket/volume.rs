@@ -1,6 +1,7 @@
 //! The calls on names of a bucket: lookups, new files, removals, renames. What an open file holds is in [`OpenObject`].
 
 use super::BucketWriteOptions;
+use super::absences::RecentAbsences;
 use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, check_space, file_time};
@@ -49,6 +50,7 @@ pub(super) struct BucketFiles {
     pub open: Mutex<OpenTable>,
     /// New files of all mounts: an exclusive creation has a single winner.
     making: Arc<Mutex<OpenTable>>,
+    absences: RecentAbsences,
 }
 
 /// Open files by their paths.
@@ -93,6 +95,7 @@ impl BucketFiles {
             timeout: self.timeout,
             open: Mutex::default(),
             making: Arc::clone(&self.making),
+            absences: RecentAbsences::default(),
         }
     }
 
@@ -251,9 +254,23 @@ impl BucketFiles {
         }
     }
 
+    /// What the path of a new file leads to. A lookup has mostly shown just now that it leads to nothing; for an exclusive creation,
+    /// the store is asked for an object all the same.
+    fn find_existing(&self, path: &[u8], exclusive: bool) -> Result<FoundNode> {
+        let is_absent = self.absences.take(path);
+        if !is_absent || self.changed_at(path).is_some() {
+            return self.find(path);
+        }
+        if !exclusive {
+            return Err(Error::new(ErrorKind::NotFound, "a lookup did not find it"));
+        }
+        let found = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
+        Ok(FoundNode::Object(found_object(found)))
+    }
+
     fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
         let path = path_of(at);
-        match self.find(&path) {
+        match self.find_existing(&path, exclusive) {
             Ok(_) if exclusive => return Err(exists(&path)),
             Ok(found) => return self.open_found(&path, found),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -619,6 +636,7 @@ impl WritableBucket {
             timeout: config.timeout,
             open: Mutex::default(),
             making: Arc::default(),
+            absences: RecentAbsences::default(),
         };
         Ok(Arc::new(WritableBucket { files: Arc::new(files) }))
     }
@@ -694,7 +712,12 @@ impl WritableVolume for WritableBucket {
     }
 
     fn lookup(&self, at: NamePath<'_>, _caller: &Caller) -> Result<NodeAttr> {
-        self.files.attr_at(&path_of(&at))
+        let path = path_of(&at);
+        self.files.attr_at(&path).inspect_err(|error| {
+            if error.kind() == ErrorKind::NotFound {
+                self.files.absences.note(path);
+            }
+        })
     }
 
     fn readlink(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
@@ -791,6 +814,7 @@ impl WritableVolume for WritableBucket {
         mark: Option<ChangeMark>,
     ) -> Result<Option<NodeAttr>> {
         let files = &self.files;
+        files.absences.clear();
         match change {
             Change::Mkdir { at, mode } => {
                 files.make_folder(at, &files.new_attrs(S_IFDIR, *mode, caller), mark).map(Some)
