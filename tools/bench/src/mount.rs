@@ -120,9 +120,7 @@ impl NodeUnderTest {
     ///
     /// # Errors
     /// Without a response, with the end of the log.
-    pub fn start(spurline: &Path, words: &[String], addr: &str, net: Option<&str>, log: &Path) -> Result<Self> {
-        let mut command = child::command_in(spurline, net);
-        command.arg("node").args(words);
+    pub fn start(command: Command, addr: &str, net: Option<&str>, log: &Path) -> Result<Self> {
         let start = Instant::now();
         let daemon = ServerProcess::start(command, "the node", log)?;
         let mut node = NodeUnderTest { daemon, addr: addr.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };

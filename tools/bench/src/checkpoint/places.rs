@@ -122,7 +122,9 @@ impl PlaceBuilder<'_> {
         let more = ["--group-port", "7121", "--allow-anyone", "--metrics", "none"];
         let words: Vec<String> = words.iter().chain(&more).map(|word| (*word).to_owned()).collect();
         let log = self.scratch.subdir("logs")?.join("node.log");
-        let node = NodeUnderTest::start(self.spurline, &words, &addr, Some(&net.server), &log)?;
+        let mut command = child::command_in(self.spurline, Some(&net.server));
+        command.arg("node").args(&words);
+        let node = NodeUnderTest::start(command, &addr, Some(&net.server), &log)?;
         let registry = format!("static:{addr}");
         let mounted = |name: &str| self.start_mount(source, name, Some(&net.client), &["--registry", &registry]);
         let mut place = two_mounts(PlaceKind::Node, mounted("node-a")?, mounted("node-b")?);

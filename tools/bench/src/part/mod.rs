@@ -6,6 +6,7 @@ mod copy;
 mod files;
 mod null;
 mod origin;
+mod put;
 mod store;
 mod transport;
 mod write;
@@ -47,6 +48,8 @@ pub enum SuitePart {
     Store(StorePart),
     /// Read one object with parallel ranges, through the origin crate alone
     Under(OriginPart),
+    /// Write objects to a bucket, without a file system
+    Put(PutPart),
     /// Copy every file of a folder, through the origin crate alone
     Copy(CopyPart),
     /// Be the ranks of one host: orders on standard input
@@ -124,6 +127,28 @@ pub struct CreatePart {
     #[arg(long, default_value = "4K")]
     pub size: Size,
     /// What their names begin with
+    #[arg(long, default_value = "f")]
+    pub prefix: String,
+}
+
+/// A writer of objects; the environment names the server and the key.
+#[derive(Debug, clap::Args)]
+pub struct PutPart {
+    /// The bucket
+    pub bucket: String,
+    /// Objects on the way at once
+    #[arg(long, default_value_t = 1)]
+    pub threads: usize,
+    /// Number of objects
+    #[arg(long, default_value_t = 1)]
+    pub files: usize,
+    /// Bytes of each
+    #[arg(long, default_value = "64M")]
+    pub size: Size,
+    /// Bytes of a part; a smaller object is one request
+    #[arg(long, default_value = "8M")]
+    pub part: Size,
+    /// What their keys begin with
     #[arg(long, default_value = "f")]
     pub prefix: String,
 }
@@ -279,6 +304,7 @@ pub fn run(part: &SuitePart) -> Result<()> {
         SuitePart::Create(part) => write::create_files(part),
         SuitePart::Store(part) => store::run(part),
         SuitePart::Under(part) => origin::run(part),
+        SuitePart::Put(part) => put::run(part),
         SuitePart::Copy(part) => copy::run(part),
         SuitePart::CheckpointWorker => crate::checkpoint::run_worker(),
     }

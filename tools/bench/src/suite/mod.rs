@@ -13,6 +13,7 @@ mod remote;
 mod s3;
 mod section;
 mod start;
+mod uploads;
 mod writes;
 
 use crate::child::{self, ServerProcess};
@@ -74,15 +75,15 @@ pub struct SuiteArgs {
 }
 
 /// All sections.
-const SECTION_NAMES: [&str; 11] =
-    ["local", "remote", "group", "net", "buffered", "disk", "files", "s3", "load", "start", "writes"];
+const SECTION_NAMES: [&str; 12] =
+    ["local", "remote", "group", "net", "buffered", "disk", "files", "s3", "load", "start", "writes", "uploads"];
 
 /// Greatest memory use of a section, including data sets and page cache.
 const SECTION_MEMORY_BYTES: u64 = 10 << 30;
 
 type SectionRun = fn(&BenchSuite) -> Result<SuiteSection>;
 
-const SECTION_RUNS: [SectionRun; 11] = [
+const SECTION_RUNS: [SectionRun; 12] = [
     local::run,
     remote::run,
     group::run,
@@ -94,6 +95,7 @@ const SECTION_RUNS: [SectionRun; 11] = [
     load::run,
     start::run,
     writes::run,
+    uploads::run,
 ];
 
 /// The result of a run.
@@ -501,17 +503,30 @@ impl BenchSuite {
 
     /// A node in `net` serving `source` from a cache in memory.
     fn start_node(&self, source: &Path, addr: &str, net: Option<&str>, more: &[&str]) -> Result<NodeUnderTest> {
+        self.node_with(&source.display().to_string(), addr, net, more, &[])
+    }
+
+    /// The same with environment variables.
+    fn node_with(
+        &self,
+        source: &str,
+        addr: &str,
+        net: Option<&str>,
+        more: &[&str],
+        env: &[(&str, &str)],
+    ) -> Result<NodeUnderTest> {
         let (ip, port) = addr.rsplit_once(':').unwrap_or((addr, "0"));
         let cache = self.memory.empty_subdir(&format!("cache-node-{port}"))?.display().to_string();
-        let source = source.display().to_string();
         let mut words: Vec<String> =
-            ["--source", &source, "--cache-dir", &cache, "--group-network", ip, "--group-port", port, "--allow-anyone"]
+            ["--source", source, "--cache-dir", &cache, "--group-network", ip, "--group-port", port, "--allow-anyone"]
                 .into_iter()
                 .chain(["--metrics", "none"])
                 .map(String::from)
                 .collect();
         words.extend(more.iter().map(|w| (*w).to_owned()));
-        NodeUnderTest::start(&self.spurline, &words, addr, net, &self.log_path(&format!("node-{port}"))?)
+        let mut command = child::command_in(&self.spurline, net);
+        command.arg("node").args(words).envs(env.iter().copied());
+        NodeUnderTest::start(command, addr, net, &self.log_path(&format!("node-{port}"))?)
     }
 }
 

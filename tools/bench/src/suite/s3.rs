@@ -134,34 +134,46 @@ fn check_object(suite: &BenchSuite, server: &S3Process, len: u64) -> Result<()> 
     scratch::check_file(&mounted.at().join(file_name(0)), 0, len)
 }
 
-/// The server of the project's own tests, on this host or at the other end of a link.
+/// The server of the project's own tests over a directory of buckets, on this host or at the other end of a link.
 pub(super) fn start_embedded(suite: &BenchSuite, buckets: &Path, link: Option<&NamespacePair>) -> Result<S3Process> {
+    let mut words = vec!["s3-server".to_owned(), buckets.display().to_string()];
+    let Some(pair) = link else {
+        return start_testkit(suite, &words, "embedded", "the embedded S3 server".into(), None);
+    };
+    words.extend(["--listen".to_owned(), format!("{}:0", pair.server_ip)]);
+    let label = format!("the embedded S3 server over a link of {LINK_GBIT} Gbit/s");
+    let started = start_testkit(suite, &words, "link", label, Some(&pair.server))?;
+    Ok(S3Process { net: Some(pair.client.clone()), ..started })
+}
+
+/// The server of the project's own tests with one bucket in memory.
+pub(super) fn start_in_memory(suite: &BenchSuite, bucket: &str) -> Result<S3Process> {
+    let words = ["s3-memory", bucket].map(String::from);
+    start_testkit(suite, &words, "memory", "the S3 server in memory".into(), None)
+}
+
+fn start_testkit(
+    suite: &BenchSuite,
+    words: &[String],
+    variant: &'static str,
+    label: String,
+    net: Option<&str>,
+) -> Result<S3Process> {
     let beside = suite.me.with_file_name("spurline-testkit");
     let program = suite.s3_server.clone().unwrap_or(beside);
     if !program.exists() {
         let why = format!("no embedded S3 server: {} is not built (make bench builds it)", program.display());
         return Err(BenchError::Missing(why));
     }
-    let mut command = child::command_in(&program, link.map(|pair| pair.server.as_str()));
-    command.arg("s3-server").arg(buckets);
-    let variant = if let Some(pair) = link {
-        command.args(["--listen", &format!("{}:0", pair.server_ip)]);
-        "link"
-    } else {
-        "embedded"
-    };
-    let label = match link {
-        Some(_) => format!("the embedded S3 server over a link of {LINK_GBIT} Gbit/s"),
-        None => "the embedded S3 server".to_owned(),
-    };
+    let mut command = child::command_in(&program, net);
+    command.args(words);
     let log = suite.log_path(&format!("s3-{variant}"))?;
     let limit = Duration::from_secs(20);
     let (daemon, said) = ServerProcess::start_announcing(command, &["listening", "key"], "the S3 server", &log, limit)?;
     let (key, secret) = said[1].split_once(' ').unwrap_or((&said[1], ""));
     let key = key.to_owned();
     let secret = secret.to_owned();
-    let net = link.map(|pair| pair.client.clone());
-    Ok(S3Process { variant, label, net, daemon, url: said[0].clone(), key, secret })
+    Ok(S3Process { variant, label, net: None, daemon, url: said[0].clone(), key, secret })
 }
 
 /// An independent server, where installed.

@@ -96,7 +96,9 @@ impl FeedWorkplace<'_> {
         let network = ["--group-network", net.server_ip, "--group-port", "7120", "--allow-anyone", "--metrics", "none"];
         let words: Vec<String> = words.iter().chain(&network).map(|word| (*word).to_owned()).collect();
         let log = self.scratch.subdir("logs")?.join("node.log");
-        let node = NodeUnderTest::start(self.spurline, &words, &addr, Some(&net.server), &log)?;
+        let mut command = child::command_in(self.spurline, Some(&net.server));
+        command.arg("node").args(&words);
+        let node = NodeUnderTest::start(command, &addr, Some(&net.server), &log)?;
         let registry = format!("static:{addr}");
         let mounted = self.start_mount("remote", Some(&net.client), &["--registry", &registry])?;
         let mut feed = self.feed_of(FeedKind::Node, mounted.at().to_owned());
