@@ -198,6 +198,7 @@ const STATS_SECTIONS: [StatsSection; 9] = [
             column("ops", ColumnKind::Rate(|s| &s.object.get_ops), "reads of the origin"),
             column("lat", ColumnKind::Latency(|s| &s.object.get_us, |s| &s.object.get_ops), "time of such a read"),
             column("put", ColumnKind::Flow(|s| &s.object.put_bytes), "bytes written to the origin"),
+            column("upl", ColumnKind::Count(|s| &s.object.uploads), "uploads in parts under way"),
             column("err", ColumnKind::Failures(|s| &s.object.errors), "requests to the origin that failed finally"),
         ],
     },
@@ -437,9 +438,9 @@ mod tests {
         assert_eq!(
             [titles.as_str(), heads.as_str(), &table.table_line(&before, &now, 2.0, false)],
             [
-                " ------usage------  ---------fuse----------  -------metadata--------  ------------blockcache-------------  -----------object------------",
-                "   cpu   mem   buf|   ops   lat  read   err|   ops   lat  hits stale|  hit%   mem  disk   lat  fill  used|   get   ops   lat   put   err",
-                "  100%  300M     0| 5.00K  0.12 3.00G     0|     0     -     7     0|  95.0     0 3.00G   200     0 5.00T|     0     4     0     0     3",
+                " ------usage------  ---------fuse----------  -------metadata--------  ------------blockcache-------------  --------------object---------------",
+                "   cpu   mem   buf|   ops   lat  read   err|   ops   lat  hits stale|  hit%   mem  disk   lat  fill  used|   get   ops   lat   put   upl   err",
+                "  100%  300M     0| 5.00K  0.12 3.00G     0|     0     -     7     0|  95.0     0 3.00G   200     0 5.00T|     0     4     0     0     0     3",
             ]
         );
     }

@@ -98,6 +98,9 @@ fn a_closed_file_is_an_object_whole() {
     assert_eq!(rig.server.open_uploads(), 0);
     let names: Vec<_> = fs::read_dir(&mount.at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 4, "{names:?}");
+    // One request for each file of at most a part, and for each part.
+    let counts = ["put_ops", "put_bytes", "uploads", "conflicts"].map(|name| mount.count("object", name));
+    assert!(counts[0] >= 7 && counts[1] >= (38 * MIB + 1017) as u64 && counts[2..] == [0, 0], "{counts:?}");
     mount.unmount();
 }
 
@@ -294,6 +297,7 @@ fn nothing_is_written_over_the_change_of_somebody_else() {
     drop(new);
     assert_eq!(rig.object("p/new").unwrap(), b"theirs too");
     assert!(mount.process().log().contains("was changed by another writer since it was opened"));
+    assert_eq!(mount.count("object", "conflicts"), 2);
     let wins = rig.mount("wins", &["--last-writer-wins"]);
     let file = OpenOptions::new().write(true).truncate(true).open(wins.path("file")).unwrap();
     file.write_all_at(b"ours", 0).unwrap();
@@ -466,6 +470,7 @@ fn a_killed_mount_leaves_the_object_before() {
     let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
     file.write_all_at(&bytes(2, 20 * MIB), 0).unwrap();
     eventually("parts are uploaded", || rig.server.open_uploads() == 1);
+    assert_eq!(mount.count("object", "uploads"), 1);
     mount.process_mut().kill();
     drop(file);
     assert!(rig.object("p/file").unwrap() == before);

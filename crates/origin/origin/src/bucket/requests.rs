@@ -19,7 +19,7 @@ use crate::write_backend::{
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::repeated::ChangeMark;
 use std::future::Future;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -60,6 +60,23 @@ pub(super) struct OpenUpload {
     pub id: String,
     /// The key of its record.
     record: Option<String>,
+    _shown: ShownUpload,
+}
+
+/// Counts an upload as long as it is under way.
+struct ShownUpload(Arc<Stats>);
+
+impl ShownUpload {
+    fn begin(stats: &Arc<Stats>) -> ShownUpload {
+        stats.object.uploads.add(1);
+        ShownUpload(Arc::clone(stats))
+    }
+}
+
+impl Drop for ShownUpload {
+    fn drop(&mut self) {
+        self.0.object.uploads.sub(1);
+    }
 }
 
 /// An object to make.
@@ -239,7 +256,13 @@ impl BucketRequests {
             "'{key}' was changed by another writer since it was opened: this mount expected {expected} and found {shown}; nothing \
              was written over it. Open it again, or mount with --last-writer-wins"
         );
+        self.bucket.stats.object.conflicts.add(1);
         Some(Error::new(ErrorKind::Stale, why))
+    }
+
+    fn count_put(&self, len: u64) {
+        self.bucket.stats.object.put_ops.add(1);
+        self.bucket.stats.object.put_bytes.add(len);
     }
 
     /// One object with its attributes.
@@ -292,7 +315,7 @@ impl BucketRequests {
         let sent = self
             .repeat(self.deadline(len), "a write", |backend| backend.put(key, body.clone(), attributes, condition))
             .await;
-        self.bucket.stats.object.put_bytes.add(len);
+        self.count_put(len);
         match sent {
             Ok(etag) => Ok(etag),
             Err(failure) => self.settle(object, failure).await,
@@ -317,7 +340,7 @@ impl BucketRequests {
         let deadline = self.deadline(0);
         let begun = self.repeat(deadline, "the start of an upload", |backend| backend.begin_upload(key, attributes));
         let id = begun.await.map_err(|failure| failure.error)?;
-        Ok(OpenUpload { id, record: None })
+        Ok(OpenUpload { id, record: None, _shown: ShownUpload::begin(&self.bucket.stats) })
     }
 
     /// An upload has ended.
@@ -337,7 +360,7 @@ impl BucketRequests {
         let sent = self
             .repeat(self.deadline(len), "a part", |backend| backend.upload_part(key, upload, number, body.clone()))
             .await;
-        self.bucket.stats.object.put_bytes.add(len);
+        self.count_put(len);
         sent.map_err(|failure| failure.error)
     }
 
