@@ -1,18 +1,14 @@
 //! Writable mounts end to end with the real binary: lone ones and those through nodes, what programs do on them, locks,
 //! promises, and faults from outside.
 
-mod bucket_attrs;
-mod bucket_faults;
-mod bucket_nodes;
-mod bucket_renames;
-mod bucket_strangers;
-mod buckets;
 mod cached_reads;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/disk_image.rs"]
 mod disk_image;
 #[path = "../common/fsx.rs"]
 mod fsx;
+#[path = "../common/installed_tool.rs"]
+mod installed_tool;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/lan.rs"]
 mod lan;

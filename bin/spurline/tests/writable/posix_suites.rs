@@ -1,27 +1,15 @@
 //! Public suites of POSIX on a writable mount. Each runs on the bare directory too: what passes there has to pass on the
 //! mount.
 
+use crate::installed_tool::tool;
 use crate::world::*;
 use crate::writable_group::{Group, draw};
 use crate::{fsx, pjdfstest};
 use rustix::fs::FallocateFlags;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
-
-/// A tool that scripts/setup installs; prints the reason if it is not there.
-pub fn tool(name: &str) -> Option<PathBuf> {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/bin").join(name);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::iter::once(own).chain(std::env::split_paths(&path).map(|dir| dir.join(name)));
-    let found = found.into_iter().find(|path| path.is_file());
-    if found.is_none() {
-        skip(name, &format!("{name} is not installed (scripts/setup test does it)"));
-    }
-    found
-}
 
 /// Its outcome on a mount says nothing: the C library answers pathconf(_PC_LINK_MAX) itself, with 127 for every file system
 /// it does not know.

@@ -1,6 +1,6 @@
 //! Renames of a bucket's folders that do not come to their end: mounts that are killed, stores that refuse, and two mounts at once.
 
-use crate::buckets::{BUCKET, BucketRig};
+use crate::objects::{BUCKET, BucketRig};
 use crate::world::*;
 use rustix::process::{Pid, Signal, kill_process};
 use spurline_testkit::{ChaosProxy, ProxyFault};

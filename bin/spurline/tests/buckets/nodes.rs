@@ -1,8 +1,8 @@
 //! A bucket that is written through nodes: the objects when a call has returned, the files of other mounts, and the price of a
 //! lost node.
 
-use crate::buckets::{OtherServer, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults};
-use crate::posix_suites::tool;
+use crate::installed_tool::tool;
+use crate::objects::{OtherServer, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults};
 use crate::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::{self, File, OpenOptions};

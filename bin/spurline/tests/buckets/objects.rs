@@ -1,7 +1,7 @@
 //! A bucket that is written through a mount: what is in the bucket when a call has returned, and what others find there.
 
 use crate::fsx;
-use crate::posix_suites::tool;
+use crate::installed_tool::tool;
 use crate::world::*;
 use crate::writable_group::WAYS;
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};

@@ -1,7 +1,7 @@
 //! A written bucket whose store, disk or mount fails: each object is the old or the new one, errors are reported, and nothing waits
 //! without a limit.
 
-use crate::buckets::{BUCKET, BucketRig};
+use crate::objects::{BUCKET, BucketRig};
 use crate::world::*;
 use rustix::mount::MountFlags;
 use spurline_testkit::{ChaosProxy, ProxyFault};

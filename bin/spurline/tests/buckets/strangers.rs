@@ -1,7 +1,7 @@
 //! S3 clients of others beside a written bucket: boto3, the AWS command line and rclone read what a mount writes, and a mount reads
 //! what they write.
 
-use crate::buckets::{BUCKET, OtherServer};
+use crate::objects::{BUCKET, OtherServer};
 use crate::world::*;
 use spurline_testkit::{ACCESS_KEY, SECRET_KEY, skip};
 use std::fs::{self, File};

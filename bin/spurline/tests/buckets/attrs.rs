@@ -1,8 +1,8 @@
 //! Owner, mode, times, symbolic links and extended attributes in the metadata of a bucket's objects (`--object-attrs`).
 
-use crate::buckets::{BUCKET, BucketRig};
+use crate::installed_tool::tool;
+use crate::objects::{BUCKET, BucketRig};
 use crate::pjdfstest;
-use crate::posix_suites::tool;
 use crate::world::*;
 use crate::writable_group::{has, shell};
 use std::fs::{self, File};

@@ -1,0 +1,22 @@
+//! Buckets that are written, end to end with the real binary: alone and through nodes, attributes, renames, faults of the store,
+//! and the S3 programs of others.
+
+mod attrs;
+mod faults;
+#[path = "../common/fsx.rs"]
+mod fsx;
+#[path = "../common/installed_tool.rs"]
+mod installed_tool;
+mod nodes;
+mod objects;
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../common/pjdfstest.rs"]
+mod pjdfstest;
+mod renames;
+mod strangers;
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../common/world.rs"]
+mod world;
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../common/writable_group.rs"]
+mod writable_group;
