@@ -353,7 +353,7 @@ fn links_of_documents_lead_somewhere() {
 }
 
 /// Documents that a reader takes in at once, with their largest sizes in KiB. A longer one has parts for a page of their own.
-const DOCUMENT_SIZES_KIB: [(&str, u64); 3] = [("ARCHITECTURE.md", 14), ("BENCHMARKS.md", 16), ("CHANGELOG.md", 8)];
+const DOCUMENT_SIZES_KIB: [(&str, u64); 3] = [("ARCHITECTURE.md", 14), ("BENCHMARKS.md", 17), ("CHANGELOG.md", 8)];
 
 #[test]
 fn documents_stay_short() {
