@@ -2,7 +2,9 @@
 //! lost node.
 
 use crate::installed_tool::tool;
-use crate::objects::{OtherServer, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults};
+use crate::objects::{
+    OtherServer, check_kept_objects, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults,
+};
 use crate::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::{self, File, OpenOptions};
@@ -378,26 +380,7 @@ fn a_server_of_others_keeps_objects_that_are_written_through_a_node() {
     };
     let one = mount("one");
     let two = mount("two");
-    let object = |name: &str| fs::read(server.store.join(BUCKET).join("p").join(name));
-    let mut model = bytes(3, 19 * MIB);
-    fs::write(one.path("file"), &model).unwrap();
-    assert!(object("file").unwrap() == model && two.read("file") == model);
-    let file = OpenOptions::new().write(true).open(two.path("file")).unwrap();
-    file.write_all_at(b"changed", 9_000_000).unwrap();
-    drop(file);
-    model[9_000_000..9_000_007].copy_from_slice(b"changed");
-    assert!(object("file").unwrap() == model);
-    fs::create_dir(one.path("folder")).unwrap();
-    fs::rename(one.path("file"), one.path("folder/file")).unwrap();
-    assert!(object("folder/file").unwrap() == model && object("file").is_err());
-    let file = OpenOptions::new().write(true).open(one.path("folder/file")).unwrap();
-    file.write_all_at(b"ours", 0).unwrap();
-    fs::write(two.path("folder/file"), b"theirs").unwrap();
-    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ESTALE));
-    drop(file);
-    assert_eq!(object("folder/file").unwrap(), b"theirs");
-    fs::remove_file(one.path("folder/file")).unwrap();
-    fs::remove_dir(one.path("folder")).unwrap();
+    check_kept_objects(&server, &one, &two, &two);
     one.unmount();
     two.unmount();
 }

@@ -515,41 +515,46 @@ fn a_server_of_others_keeps_written_objects() {
     }
     let world = World::new();
     let Some(server) = OtherServer::start(&world) else { return };
-    let store = &server.store;
     let endpoint = &server.endpoint;
     let at = world.dir("mnt");
     let source = format!("s3://{BUCKET}/p");
     let mut command = world.command(&["mount", &source, at.to_str().unwrap(), "--rw", "--endpoint-url", endpoint]);
     command.arg("--cache-dir").arg(world.dir("cache"));
     let mount = world.mount_at(with_credentials(&mut command), &at);
-    let object = |name: &str| fs::read(store.join(BUCKET).join("p").join(name));
-    let mut model = bytes(3, 19 * MIB);
-    fs::write(mount.path("file"), &model).unwrap();
-    assert!(object("file").unwrap() == model);
-    let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
-    file.write_all_at(b"changed", 9_000_000).unwrap();
-    drop(file);
-    model[9_000_000..9_000_007].copy_from_slice(b"changed");
-    assert!(object("file").unwrap() == model);
-    assert!(mount.read("file") == model);
-    fs::create_dir(mount.path("folder")).unwrap();
-    fs::rename(mount.path("file"), mount.path("folder/file")).unwrap();
-    assert!(object("folder/file").unwrap() == model && object("file").is_err());
-    // Another writer replaces the object while it is open.
-    let file = OpenOptions::new().write(true).open(mount.path("folder/file")).unwrap();
-    file.write_all_at(b"ours", 0).unwrap();
     let other = world.dir("other");
     let mut command = world.command(&["mount", &source, other.to_str().unwrap(), "--rw", "--endpoint-url", endpoint]);
     command.arg("--cache-dir").arg(world.dir("other-cache"));
     let second = world.mount_at(with_credentials(&mut command), &other);
-    fs::write(second.path("folder/file"), b"theirs").unwrap();
-    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ESTALE));
-    drop(file);
-    assert_eq!(object("folder/file").unwrap(), b"theirs");
-    fs::remove_file(second.path("folder/file")).unwrap();
-    fs::remove_dir(second.path("folder")).unwrap();
-    assert!(!store.join(BUCKET).join("p/folder").exists());
+    check_kept_objects(&server, &mount, &mount, &second);
     second.unmount();
     mount.unmount();
     drop(server);
+}
+
+/// Makes, changes and renames a file of a bucket on a server of others, and lets another mount replace it while it is open. What
+/// `maker` makes, `changer` changes.
+pub fn check_kept_objects(server: &OtherServer, maker: &Mount, changer: &Mount, other: &Mount) {
+    let object = |name: &str| fs::read(server.store.join(BUCKET).join("p").join(name));
+    let mut model = bytes(3, 19 * MIB);
+    fs::write(maker.path("file"), &model).unwrap();
+    assert!(object("file").unwrap() == model && changer.read("file") == model);
+    let file = OpenOptions::new().write(true).open(changer.path("file")).unwrap();
+    file.write_all_at(b"changed", 9_000_000).unwrap();
+    drop(file);
+    model[9_000_000..9_000_007].copy_from_slice(b"changed");
+    assert!(object("file").unwrap() == model);
+    assert!(changer.read("file") == model);
+    fs::create_dir(maker.path("folder")).unwrap();
+    fs::rename(maker.path("file"), maker.path("folder/file")).unwrap();
+    assert!(object("folder/file").unwrap() == model && object("file").is_err());
+    // Another writer replaces the object while it is open.
+    let file = OpenOptions::new().write(true).open(maker.path("folder/file")).unwrap();
+    file.write_all_at(b"ours", 0).unwrap();
+    fs::write(other.path("folder/file"), b"theirs").unwrap();
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    drop(file);
+    assert_eq!(object("folder/file").unwrap(), b"theirs");
+    fs::remove_file(other.path("folder/file")).unwrap();
+    fs::remove_dir(other.path("folder")).unwrap();
+    assert!(!server.store.join(BUCKET).join("p/folder").exists());
 }

@@ -86,10 +86,8 @@ fn loads(quick: bool) -> [UploadLoad; 3] {
 fn start_rig(suite: &BenchSuite) -> Result<UploadRig<'_>> {
     let server = start_in_memory(suite, BUCKET)?;
     let source = format!("s3://{BUCKET}");
-    let cache = |name: &str| -> Result<String> {
-        Ok(suite.memory.empty_subdir(&format!("cache-uploads-{name}"))?.display().to_string())
-    };
-    let words = ["--rw", "--cache-dir", &cache("alone")?, "--cache-size", "4G", "--free-space-ratio", "0"];
+    let cache = suite.memory.empty_subdir("cache-uploads-alone")?.display().to_string();
+    let words = ["--rw", "--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
     let lone = suite.mount_with("uploads-alone", &source, None, &words, &server.env())?;
     let words = ["--writable", "--cache-size", "4G", "--free-space-ratio", "0"];
     let node = suite.node_with(&source, NODE_ADDR, None, &words, &server.env())?;

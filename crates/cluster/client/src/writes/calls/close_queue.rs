@@ -113,20 +113,12 @@ impl WriteCalls {
         self.closes.state.lock().failed.append(&mut failed);
     }
 
-    /// The request to close files.
-    pub fn close_call<'a>(&self, numbers: &[u64], scratch: &'a mut Vec<[u8; 8]>) -> WriteCall<'a> {
-        WriteCall::Close { opened_below: self.numbers.upcoming(), files: FileNumbers::new(numbers, scratch) }
-    }
-
     /// Whether the process has the files no longer open.
     pub fn try_close(&self, home: &HomeProcess, numbers: &[u64], deadline: CallDeadline) -> bool {
         let mut scratch = Vec::new();
-        match self.query(
-            CallTarget::Process(home),
-            &self.close_call(numbers, &mut scratch),
-            &Caller::default(),
-            deadline,
-        ) {
+        let files = FileNumbers::new(numbers, &mut scratch);
+        let call = WriteCall::Close { opened_below: self.numbers.upcoming(), files };
+        match self.query(CallTarget::Process(home), &call, &Caller::default(), deadline) {
             Ok(_) => true,
             // Another process has its place.
             Err(CallEnd::Lost { error, .. }) => error.kind() == ErrorKind::Stale,
