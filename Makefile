@@ -1,7 +1,7 @@
 # The two commands a fresh machine needs are `make demo` and `make test`. The work is done in scripts/.
 SHELL := /bin/bash
 
-.PHONY: help demo test build bench fmt lint deps install package image test-arm64 clean
+.PHONY: help demo test build bench fmt lint deps install package image wheel test-arm64 clean
 
 help:
 	@echo "make demo     the main job on this machine, with no set-up: node, mount, cold and hot pass"
@@ -15,6 +15,7 @@ help:
 	@echo "              and /sbin/mount.spurline for fstab"
 	@echo "make test-arm64  tests for arm64 in emulators, on amd64"
 	@echo "make package  a Debian package and an archive in target/packages; ARCH=arm64 cross-builds them"
+	@echo "make wheel    the Python package in target/wheels"
 	@echo "make image    a container image as an OCI layout in target/packages; ARCH=arm64 cross-builds it"
 
 demo:
@@ -57,6 +58,10 @@ package:
 image:
 	@scripts/setup package
 	@scripts/package --arch $(ARCH) image
+
+wheel:
+	@scripts/setup build
+	@scripts/wheel
 
 test-arm64:
 	@scripts/test-arm64

@@ -285,6 +285,7 @@ const UNSAFE: &[(&str, &str)] = &[
         "leases and locks by fcntl, which no library in use has; a thread's own mask, and a close that reports errors",
     ),
     ("crates/host/umad", "calls into libibumad"),
+    ("bin/python", "buffers of Python programs that reads fill, and one of its own"),
     ("tools/vtime", "the C library's clocks, futexes and threads, defined anew for tests"),
     ("crates/net/verbs", "calls into libibverbs and librdmacm, memory that NICs reach"),
 ];

@@ -52,6 +52,11 @@ impl OpenVolume {
         &self.volume
     }
 
+    /// What a load of files into the cache works on (`spurline_jobs::run_job`).
+    pub fn job_target(&self) -> Arc<dyn spurline_jobs::JobTarget> {
+        Arc::clone(&self.jobs)
+    }
+
     /// Keeps the cache directories that were made for the volume. Without this call, the drop of the volume removes the
     /// directories, as after a failed start.
     pub fn keep_directories(&mut self) {

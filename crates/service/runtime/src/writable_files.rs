@@ -20,7 +20,7 @@ pub struct WritableFiles {
     files: Arc<WritableFileSystem>,
     behind: Option<Arc<GroupWrites>>,
     source: String,
-    _volume: OpenVolume,
+    volume: OpenVolume,
 }
 
 impl WritableFiles {
@@ -32,6 +32,11 @@ impl WritableFiles {
     /// term of written bytes (`MemoryBudget::write_bytes`).
     pub fn service(&self) -> Arc<dyn FileService> {
         Arc::clone(&self.files) as _
+    }
+
+    /// The same source for reading by path and version, with the cache.
+    pub fn open_volume(&self) -> &OpenVolume {
+        &self.volume
     }
 
     /// Closes all files, and waits until nodes have the written bytes durably. A directory has all writes already; there, only
@@ -82,10 +87,5 @@ pub fn open_writable_files(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<
     };
     let files = WritableFileSystem::new(Arc::clone(&volume.volume), writes.source, files_config, Arc::clone(stats));
     let files = files.map_err(|error| Fault::failed(format!("{}: {error}", config.source), ""))?;
-    Ok(WritableFiles {
-        files: Arc::new(files),
-        behind: writes.behind,
-        source: config.source.to_string(),
-        _volume: volume,
-    })
+    Ok(WritableFiles { files: Arc::new(files), behind: writes.behind, source: config.source.to_string(), volume })
 }

@@ -1,0 +1,192 @@
+"""fsspec: ``spurline://PATH`` for pandas, pyarrow, zarr, datasets, DuckDB and others. Needs ``fsspec``.
+
+The source comes with ``storage_options``: ``{"source": "s3://datasets", "registry": "coordinator://head:7400"}`` and all other
+settings of :func:`spurline.open`; or from the variables ``SPURLINE_SOURCE``, ``SPURLINE_REGISTRY`` and
+``SPURLINE_GROUP_TOKEN_FILE``."""
+
+import errno as _errno
+import io
+import os
+
+from fsspec.spec import AbstractFileSystem
+
+from ._client import open as _open_client
+
+#: Settings that a variable gives where the options do not.
+_VARIABLES = {
+    "source": "SPURLINE_SOURCE",
+    "registry": "SPURLINE_REGISTRY",
+    "token_file": "SPURLINE_GROUP_TOKEN_FILE",
+}
+#: Bytes of the buffer of an open file: small reads of a parser come from there.
+_BUFFER_BYTES = 1 << 20
+
+
+class SpurlineFileSystem(AbstractFileSystem):
+    """A source as a file system of fsspec. Paths are those below the source. ``cat``, ``cat_ranges`` and ``pipe`` are one batch
+    of parallel requests each."""
+
+    protocol = "spurline"
+    root_marker = ""
+    cachable = True
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        settings = {name: value for name, value in options.items() if name not in _FSSPEC_OPTIONS}
+        for name, variable in _VARIABLES.items():
+            if name not in settings and os.environ.get(variable):
+                settings[name] = os.environ[variable]
+        if "source" not in settings:
+            raise ValueError("spurline:// needs a source: storage_options={'source': 's3://BUCKET'}, or SPURLINE_SOURCE")
+        source = settings.pop("source")
+        #: The client.
+        self.client = _open_client(source, connect=False, **settings)
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        if isinstance(path, list):
+            return [cls._strip_protocol(part) for part in path]
+        path = os.fspath(path)
+        if path.startswith("spurline://"):
+            path = path[len("spurline://") :]
+        return path.strip("/")
+
+    @property
+    def fsid(self):
+        """Names the source."""
+        return f"spurline-{self.client.source}"
+
+    def ls(self, path, detail=True, **kwargs):
+        """Names of a directory, or the file itself."""
+        path = self._strip_protocol(path)
+        try:
+            entries = [_details(entry) for entry in self.client.scandir(path)]
+        except NotADirectoryError:
+            entries = [self.info(path)]
+        return entries if detail else [entry["name"] for entry in entries]
+
+    def info(self, path, **kwargs):
+        """Attributes: ``name``, ``size`` in bytes, ``type``, ``mtime`` in seconds, ``version``, ``ETag``."""
+        path = self._strip_protocol(path)
+        return {**_details(self.client.stat(path)), "name": path}
+
+    def ukey(self, path):
+        """The version."""
+        return self.info(path)["version"]
+
+    checksum = ukey
+
+    def modified(self, path):
+        """Time of the last change."""
+        import datetime
+
+        return datetime.datetime.fromtimestamp(self.info(path)["mtime"], tz=datetime.timezone.utc)
+
+    def _open(self, path, mode="rb", block_size=None, autocommit=True, cache_options=None, **kwargs):
+        if mode == "rb":
+            return self.client.open(path, "rb", buffering=block_size or _BUFFER_BYTES)
+        if mode == "wb":
+            return io.BufferedWriter(self.client.open(path, "wb"), block_size or _BUFFER_BYTES)
+        raise OSError(_errno.EOPNOTSUPP, f"mode {mode!r}: files are read, or written whole", path)
+
+    def open(self, path, mode="rb", block_size=None, cache_options=None, compression=None, **kwargs):
+        """As fsspec's; bytes are cached by the client, and not by fsspec."""
+        return super().open(path, mode, block_size=block_size, cache_options=None, compression=compression, **kwargs)
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        """The bytes of a file, from ``start`` to ``end``."""
+        return self.cat_ranges([path], [start], [end])[0]
+
+    def cat(self, path, recursive=False, on_error="raise", **kwargs):
+        """The bytes of one file, or a dict of those of many, read as one batch."""
+        paths = self.expand_path(path, recursive=recursive)
+        paths = [path for path in paths if not recursive or self.isfile(path)]
+        single = not isinstance(path, list) and paths == [self._strip_protocol(path)]
+        read = self.cat_ranges(paths, None, None, on_error=on_error)
+        if single:
+            return read[0]
+        pairs = zip(paths, read)
+        return {path: data for path, data in pairs if on_error != "omit" or not isinstance(data, BaseException)}
+
+    def cat_ranges(self, paths, starts, ends, max_gap=None, on_error="return", **kwargs):
+        """The bytes of many ranges as one batch; negative numbers count from the end of a file."""
+        starts = starts if isinstance(starts, (list, tuple)) else [starts] * len(paths)
+        ends = ends if isinstance(ends, (list, tuple)) else [ends] * len(paths)
+        if len(starts) != len(paths) or len(ends) != len(paths):
+            raise ValueError("as many starts and ends as paths")
+        paths = [self._strip_protocol(path) for path in paths]
+        items = [self._range_of(path, start, end) for path, start, end in zip(paths, starts, ends)]
+        read = self.client.read_many(items, errors="raise" if on_error == "raise" else "return")
+        return [data if isinstance(data, BaseException) else bytes(data) for data in read]
+
+    def _range_of(self, path, start, end):
+        if (start or 0) < 0 or (end is not None and end < 0):
+            stat = self.client.stat(path)
+            start = max(0, stat.size + start) if (start or 0) < 0 else start or 0
+            end = stat.size + end if end is not None and end < 0 else end
+            path = stat
+        start = start or 0
+        return (path, start, None if end is None else max(0, end - start))
+
+    def pipe(self, path, value=None, **kwargs):
+        """Writes whole files: a path and its bytes, or a dict."""
+        pairs = {path: value} if isinstance(path, (str, os.PathLike)) else path
+        self.client.put_many([(self._strip_protocol(path), data) for path, data in pairs.items()])
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        """Writes a whole file."""
+        if mode == "create" and self.exists(path):
+            raise FileExistsError(_errno.EEXIST, "the file is there", path)
+        self.pipe({path: value})
+
+    def mkdir(self, path, create_parents=True, **kwargs):
+        """Makes a folder."""
+        self.client.makedirs(self._strip_protocol(path))
+
+    def makedirs(self, path, exist_ok=False):
+        """Makes a folder, and those above."""
+        if not exist_ok and self.exists(path):
+            raise FileExistsError(_errno.EEXIST, "the folder is there", path)
+        self.client.makedirs(self._strip_protocol(path))
+
+    def rmdir(self, path):
+        """Removes an empty folder."""
+        self.client.rmdir(self._strip_protocol(path))
+
+    def _rm(self, path):
+        path = self._strip_protocol(path)
+        if self.client.stat(path).is_dir:
+            self.client.rmdir(path)
+        else:
+            self.client.remove(path)
+
+    def mv(self, path1, path2, recursive=False, maxdepth=None, **kwargs):
+        """Renames a file or folder."""
+        self.client.rename(self._strip_protocol(path1), self._strip_protocol(path2))
+
+
+#: Options of fsspec's own.
+_FSSPEC_OPTIONS = {
+    "skip_instance_cache",
+    "use_listings_cache",
+    "listings_expiry_time",
+    "max_paths",
+    "asynchronous",
+    "loop",
+    "auto_mkdir",
+}
+
+
+def _details(stat):
+    details = {
+        "name": stat.path,
+        "size": stat.size,
+        "type": "directory" if stat.is_dir else "file",
+        "mtime": stat.mtime,
+        "version": stat.version,
+    }
+    if stat.etag is not None:
+        details["ETag"] = stat.etag
+    if stat.kind == "symlink":
+        details["islink"] = True
+    return details

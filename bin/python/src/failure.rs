@@ -1,0 +1,66 @@
+//! Failures as Python exceptions: an `OSError` with errno, sentence and path. Knows no call that fails.
+
+use pyo3::PyErr;
+use pyo3::exceptions::PyOSError;
+use rustix::io::Errno;
+use spurline_config::Fault;
+use spurline_fs::FsError;
+use spurline_types::Error;
+use spurline_types::fault::ExitKind;
+
+/// A failed call: errno and sentence, and the path if there is one. Made on any thread.
+#[derive(Debug, Clone)]
+pub(crate) struct CallFailure {
+    pub errno: i32,
+    pub sentence: String,
+    pub path: Option<Vec<u8>>,
+}
+
+impl CallFailure {
+    /// A failure of this package's own.
+    pub fn new(errno: Errno, sentence: impl Into<String>) -> Self {
+        CallFailure { errno: errno.raw_os_error(), sentence: sentence.into(), path: None }
+    }
+
+    /// The same failure, of `path`.
+    pub fn of_path(self, path: &[u8]) -> Self {
+        CallFailure { path: Some(path.to_owned()), ..self }
+    }
+}
+
+impl From<Error> for CallFailure {
+    fn from(error: Error) -> Self {
+        let sentence = error.message().to_owned();
+        CallFailure { errno: FsError::Volume(error).errno(), sentence, path: None }
+    }
+}
+
+impl From<FsError> for CallFailure {
+    fn from(error: FsError) -> Self {
+        CallFailure { errno: error.errno(), sentence: error.to_string(), path: None }
+    }
+}
+
+impl From<Fault> for CallFailure {
+    fn from(fault: Fault) -> Self {
+        let errno = match fault.code {
+            ExitKind::Usage => Errno::INVAL,
+            ExitKind::Missing => Errno::HOSTDOWN,
+            ExitKind::Failed => Errno::IO,
+        };
+        CallFailure::new(errno, fault.to_string())
+    }
+}
+
+impl From<CallFailure> for PyErr {
+    /// Python chooses the subclass by the errno (`FileNotFoundError` and so on).
+    fn from(failure: CallFailure) -> PyErr {
+        match failure.path {
+            Some(path) => {
+                let path = String::from_utf8_lossy(&path).into_owned();
+                PyOSError::new_err((failure.errno, failure.sentence, path))
+            }
+            None => PyOSError::new_err((failure.errno, failure.sentence)),
+        }
+    }
+}

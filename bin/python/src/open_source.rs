@@ -1,0 +1,159 @@
+//! An open source: volume, job target and files for writing, with the lock of the cache folder. Knows no threads of a
+//! client.
+
+use crate::failure::CallFailure;
+use crate::settings::ClientSettings;
+use rustix::io::Errno;
+use spurline_config::{CacheSize, HostLimits, RawBucketWrites, WritesConfig};
+use spurline_fs::FileService;
+use spurline_jobs::JobTarget;
+use spurline_runtime::{OpenVolume, WritableFiles, open_volume, open_writable_files};
+use spurline_types::Stats;
+use spurline_volume::Volume;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The most processes that share a cache directory.
+const MOST_CACHE_FOLDERS: usize = 256;
+
+/// The two ways a source is opened.
+enum OpenKind {
+    Reading(OpenVolume),
+    Writing(WritableFiles),
+}
+
+/// An open source; the drop closes the source and ends all threads.
+pub(crate) struct OpenSource {
+    opened: OpenKind,
+    pub stats: Arc<Stats>,
+    /// The last to be dropped.
+    folder: Option<CacheFolder>,
+}
+
+/// How long a close waits for the last threads that use the cache folder.
+const FOLDER_END_TIME: Duration = Duration::from_secs(2);
+/// The interval at which that is looked at.
+const FOLDER_END_INTERVAL: Duration = Duration::from_millis(2);
+
+/// A cache folder that no other process uses, and no client of this one.
+struct CacheFolder {
+    path: PathBuf,
+    /// Locked while this value lives.
+    _lock: File,
+}
+
+impl CacheFolder {
+    /// Whether no store uses the folder: the last threads of a closed client may still do so, and a child that was forked
+    /// meanwhile has the lock until the child ends.
+    fn is_free(&self) -> bool {
+        let Ok(lock) = File::open(self.path.join(spurline_store::LOCK)) else { return true };
+        lock.try_lock().is_ok()
+    }
+
+    fn await_free(&self) {
+        let until = Instant::now() + FOLDER_END_TIME;
+        while !self.is_free() && Instant::now() < until {
+            std::thread::sleep(FOLDER_END_INTERVAL);
+        }
+    }
+}
+
+/// A cache folder of this process alone below `cache_dir`: the first that is free.
+fn own_cache_folder(cache_dir: &Path) -> Result<CacheFolder, CallFailure> {
+    let failed = |error: std::io::Error| CallFailure {
+        errno: error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+        sentence: format!("cache_dir {}: {error}", cache_dir.display()),
+        path: None,
+    };
+    std::fs::create_dir_all(cache_dir).map_err(failed)?;
+    for number in 0..MOST_CACHE_FOLDERS {
+        let lock = File::options().create(true).append(true).open(cache_dir.join(format!("{number}.lock")));
+        let lock = lock.map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {
+                let folder = CacheFolder { path: cache_dir.join(number.to_string()), _lock: lock };
+                if folder.is_free() {
+                    return Ok(folder);
+                }
+            }
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+    }
+    let why = format!("cache_dir {} is in use by {MOST_CACHE_FOLDERS} processes", cache_dir.display());
+    Err(CallFailure::new(Errno::BUSY, why))
+}
+
+impl OpenSource {
+    /// Opens the source, and checks that the source or the group answers.
+    ///
+    /// # Errors
+    /// `EINVAL` for settings that do not fit together, `EHOSTDOWN` without an answer, `EIO` for other failures.
+    pub fn open(settings: ClientSettings) -> Result<OpenSource, CallFailure> {
+        let mut raw = settings.volume;
+        let mut folder = None;
+        if let Some(cache_dir) = settings.cache_dir.filter(|_| raw.cache.cache_size != CacheSize::None) {
+            let own = own_cache_folder(&cache_dir)?;
+            raw.cache.cache_dir = vec![own.path.clone()];
+            folder = Some(own);
+        }
+        let stats = Arc::new(Stats::default());
+        let host = HostLimits::detect();
+        let opened = if settings.writable {
+            let writes = WritesConfig { squash: None, bucket: RawBucketWrites::default(), object_attrs: false };
+            OpenKind::Writing(open_writable_files(&raw.check_writable(writes, &host)?, &stats)?)
+        } else {
+            let mut volume = open_volume(&raw.check(&host)?, &stats)?;
+            volume.keep_directories();
+            OpenKind::Reading(volume)
+        };
+        Ok(OpenSource { opened, stats, folder })
+    }
+
+    fn open_volume(&self) -> &OpenVolume {
+        match &self.opened {
+            OpenKind::Reading(volume) => volume,
+            OpenKind::Writing(files) => files.open_volume(),
+        }
+    }
+
+    /// Names, attributes and bytes.
+    pub fn volume(&self) -> &dyn Volume {
+        &**self.open_volume().volume()
+    }
+
+    /// The target of loads.
+    pub fn job_target(&self) -> Arc<dyn JobTarget> {
+        self.open_volume().job_target()
+    }
+
+    /// The files, if the source was opened for writing.
+    ///
+    /// # Errors
+    /// `EROFS` if not.
+    pub fn files(&self) -> Result<Arc<dyn FileService>, CallFailure> {
+        match &self.opened {
+            OpenKind::Reading(_) => {
+                Err(CallFailure::new(Errno::ROFS, "the source is open for reading only; open it with writable=True"))
+            }
+            OpenKind::Writing(files) => Ok(files.service()),
+        }
+    }
+
+    /// Closes the source; waits until nodes have written bytes durably.
+    ///
+    /// # Errors
+    /// When written bytes are lost.
+    pub fn finish(self) -> Result<(), CallFailure> {
+        match self.opened {
+            OpenKind::Reading(volume) => drop(volume),
+            OpenKind::Writing(files) => files.finish()?,
+        }
+        if let Some(folder) = self.folder {
+            folder.await_free();
+        }
+        Ok(())
+    }
+}

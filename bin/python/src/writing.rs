@@ -1,0 +1,392 @@
+//! Files that are written: under a temporary name first, and renamed when whole, so that a reader finds the old file
+//! or the new one. Knows the file service, and no volumes.
+
+use crate::client::ClientParts;
+use crate::failure::CallFailure;
+use crate::open_source::OpenSource;
+use crate::parallel::BatchWork;
+use crate::range_reads::closed_failure;
+use crate::source_paths::normal_path;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use spurline_fs::writable::NewNode;
+use spurline_fs::{
+    CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, HandleRef, KernelSide, LookupOutcome,
+    ROOT,
+};
+use spurline_volume::writes::{S_IFREG, WritePlace};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Bytes of one write: between two writes signals are handled.
+const WRITE_PIECE_BYTES: usize = 4 << 20;
+/// Permission bits of files before the umask is taken off.
+const FILE_MODE: u32 = 0o666;
+/// The same of folders.
+const FOLDER_MODE: u32 = 0o777;
+/// The file mode creation mask: a library can't read the process's mask without a change of the mask.
+const CREATION_MASK: u32 = 0o022;
+
+fn caller() -> FsCaller<'static> {
+    FsCaller {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: CallerGroups::All(&[]),
+        pid: std::process::id(),
+        umask: CREATION_MASK,
+    }
+}
+
+/// A folder that was found, with the lookups to give back.
+struct FoundFolder<'a> {
+    files: &'a dyn FileService,
+    ino: u64,
+    looked_up: Vec<u64>,
+}
+
+impl Drop for FoundFolder<'_> {
+    fn drop(&mut self) {
+        for ino in self.looked_up.drain(..) {
+            self.files.forget(ino, 1);
+        }
+    }
+}
+
+fn find_folder<'a>(files: &'a dyn FileService, path: &[u8], make: bool) -> Result<FoundFolder<'a>, CallFailure> {
+    let mut folder = FoundFolder { files, ino: ROOT, looked_up: Vec::new() };
+    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+        let found = match files.lookup(folder.ino, name, &caller()) {
+            Ok(LookupOutcome::Found(entry)) => entry,
+            Ok(LookupOutcome::Absent { .. }) if make => make_folder(files, folder.ino, name)?,
+            Ok(LookupOutcome::Absent { .. }) => {
+                return Err(CallFailure::new(Errno::NOENT, "there is no such folder").of_path(path));
+            }
+            Err(error) => return Err(CallFailure::from(error).of_path(path)),
+        };
+        folder.ino = found.ino;
+        folder.looked_up.push(found.ino);
+    }
+    Ok(folder)
+}
+
+fn make_folder(files: &dyn FileService, parent: u64, name: &[u8]) -> Result<spurline_fs::FileEntry, CallFailure> {
+    let made = files.make(parent, name, NewNode::Directory { mode: FOLDER_MODE & !CREATION_MASK }, &caller());
+    match made {
+        Ok(entry) => Ok(entry),
+        // Another program was faster.
+        Err(error) if error.errno() == Errno::EXIST.raw_os_error() => match files.lookup(parent, name, &caller())? {
+            LookupOutcome::Found(entry) => Ok(entry),
+            LookupOutcome::Absent { .. } => Err(error.into()),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes the folder `path`, and all folders above.
+///
+/// # Errors
+/// Failures of the source.
+pub(crate) fn make_folders(files: &dyn FileService, path: &[u8]) -> Result<(), CallFailure> {
+    find_folder(files, &normal_path(path), true).map(drop)
+}
+
+/// The folder and the name of a path.
+fn split_name(path: &[u8]) -> Result<(&[u8], &[u8]), CallFailure> {
+    let slash = path.iter().rposition(|byte| *byte == b'/');
+    let (folder, name) = slash.map_or((&[][..], path), |slash| (&path[..slash], &path[slash + 1..]));
+    if name.is_empty() {
+        return Err(CallFailure::new(Errno::ISDIR, "the path names no file").of_path(path));
+    }
+    Ok((folder, name))
+}
+
+/// Removes a name.
+///
+/// # Errors
+/// Failures of the source.
+pub(crate) fn remove_name(files: &dyn FileService, path: &[u8], is_folder: bool) -> Result<(), CallFailure> {
+    let path = normal_path(path);
+    let (folder, name) = split_name(&path)?;
+    let folder = find_folder(files, folder, false)?;
+    let removed = files.remove(folder.ino, name, is_folder, &caller());
+    removed.map_err(|error| CallFailure::from(error).of_path(&path))
+}
+
+/// Renames `from` to `to`.
+///
+/// # Errors
+/// Failures of the source.
+pub(crate) fn rename_path(files: &dyn FileService, from: &[u8], to: &[u8]) -> Result<(), CallFailure> {
+    let (from, to) = (normal_path(from), normal_path(to));
+    let (old_folder, old_name) = split_name(&from)?;
+    let (new_folder, new_name) = split_name(&to)?;
+    let old = find_folder(files, old_folder, false)?;
+    let new = find_folder(files, new_folder, false)?;
+    let old = DirName { parent: old.ino, name: old_name };
+    let new = DirName { parent: new.ino, name: new_name };
+    files.rename(old, new, 0, &caller()).map_err(|error| CallFailure::from(error).of_path(&from))
+}
+
+/// A file under the first name, open for writing.
+pub(crate) struct PutFile {
+    path: Vec<u8>,
+    first_path: Vec<u8>,
+    file: HandleRef,
+    written: u64,
+}
+
+impl PutFile {
+    /// Makes the file beside `path`, whose folder has to be there.
+    ///
+    /// # Errors
+    /// Failures of the source.
+    pub fn create(files: &dyn FileService, path: &[u8]) -> Result<PutFile, CallFailure> {
+        static NEXT_FIRST_NAME: AtomicU64 = AtomicU64::new(0);
+        let path = normal_path(path);
+        let (folder, _) = split_name(&path)?;
+        let found = find_folder(files, folder, false)?;
+        let number = NEXT_FIRST_NAME.fetch_add(1, Ordering::Relaxed);
+        let moment = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+        let first_name = format!(".spurline-{:x}-{moment:x}-{number:x}", std::process::id()).into_bytes();
+        let how =
+            CreateMode { flags: (OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY).bits(), mode: S_IFREG | FILE_MODE };
+        let made = files.create(found.ino, &first_name, how, &caller(), &KernelSide::default());
+        let (entry, opened) = made.map_err(|error| CallFailure::from(error).of_path(&path))?;
+        let mut first_path = folder.to_owned();
+        if !folder.is_empty() {
+            first_path.push(b'/');
+        }
+        first_path.extend(first_name);
+        Ok(PutFile { path, first_path, file: HandleRef { ino: entry.ino, fh: opened.fh }, written: 0 })
+    }
+
+    /// Appends bytes.
+    ///
+    /// # Errors
+    /// Failures of the source.
+    pub fn write(&mut self, files: &dyn FileService, mut data: &[u8]) -> Result<(), CallFailure> {
+        while !data.is_empty() {
+            let write = FileWrite { offset: self.written, place: WritePlace::Offset, data, lose_privileges: false };
+            let written = files.write(self.file, &write, &caller()).map_err(|error| self.failed(error))?;
+            if written == 0 {
+                return Err(CallFailure::new(Errno::IO, "the source takes no bytes").of_path(&self.path));
+            }
+            self.written += written as u64;
+            data = &data[written..];
+        }
+        Ok(())
+    }
+
+    /// Closes the file and sets the name; with `sync`, once the bytes are durable.
+    ///
+    /// # Errors
+    /// Failures of the source; the file is removed then.
+    pub fn commit(self, files: &dyn FileService, sync: bool) -> Result<(), CallFailure> {
+        let closed = self.close(files, sync);
+        let renamed = closed.and_then(|()| rename_path(files, &self.first_path, &self.path));
+        renamed.map_err(|failure| {
+            let _ = remove_name(files, &self.first_path, false);
+            failure.of_path(&self.path)
+        })
+    }
+
+    fn close(&self, files: &dyn FileService, sync: bool) -> Result<(), CallFailure> {
+        let synced = if sync { without_unserved(files.fsync(self.file, false)) } else { Ok(()) };
+        let flushed = without_unserved(files.flush(self.file, 0, &caller()));
+        let released = files.release(self.file.fh);
+        files.forget(self.file.ino, 1);
+        synced.and(flushed).and(released).map_err(|error| self.failed(error))
+    }
+
+    /// Closes and removes the file.
+    pub fn abort(self, files: &dyn FileService) {
+        let _ = self.close(files, false);
+        let _ = remove_name(files, &self.first_path, false);
+    }
+
+    fn failed(&self, error: FsError) -> CallFailure {
+        CallFailure::from(error).of_path(&self.path)
+    }
+}
+
+/// A source without this call has nothing to do.
+fn without_unserved(result: Result<(), FsError>) -> Result<(), FsError> {
+    match result {
+        Err(FsError::NotServed) => Ok(()),
+        result => result,
+    }
+}
+
+/// A file that is written from Python.
+#[pyclass(frozen, module = "spurline._native")]
+pub(crate) struct WritingFile {
+    open: Weak<OpenSource>,
+    started: Mutex<Option<PutFile>>,
+    process: u32,
+}
+
+impl WritingFile {
+    /// A file that was started.
+    pub fn new(open: Weak<OpenSource>, started: PutFile) -> Self {
+        WritingFile { open, started: Mutex::new(Some(started)), process: std::process::id() }
+    }
+
+    fn files(&self) -> Result<Arc<dyn FileService>, CallFailure> {
+        if self.process != std::process::id() {
+            return Err(CallFailure::new(Errno::BADF, "the file belongs to the parent process"));
+        }
+        self.open.upgrade().ok_or_else(closed_failure)?.files()
+    }
+
+    fn take(&self) -> Option<PutFile> {
+        self.started.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl WritingFile {
+    /// Appends the bytes of a buffer; returns the number of bytes.
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let files = self.files()?;
+        let buffer = contiguous_buffer(data)?;
+        let pieces = BufferBytes::of(&buffer);
+        // Taken out, so that no thread waits for this lock with the interpreter's lock held.
+        let mut file = self.take().ok_or_else(closed_failure)?;
+        let written = write_pieces(py, &mut file, &*files, pieces);
+        *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        written.map(|()| pieces.len)
+    }
+
+    /// Sets the name of the file; with `sync`, once the bytes are durable.
+    fn commit(&self, py: Python<'_>, sync: bool) -> PyResult<()> {
+        let files = self.files()?;
+        let started = self.take().ok_or_else(closed_failure)?;
+        Ok(py.detach(|| started.commit(&*files, sync))?)
+    }
+
+    /// Removes the file.
+    fn abort(&self, py: Python<'_>) {
+        let Ok(files) = self.files() else { return };
+        if let Some(started) = self.take() {
+            py.detach(|| started.abort(&*files));
+        }
+    }
+}
+
+fn write_pieces(py: Python<'_>, file: &mut PutFile, files: &dyn FileService, bytes: BufferBytes) -> PyResult<()> {
+    let mut done = 0;
+    while done < bytes.len {
+        let len = WRITE_PIECE_BYTES.min(bytes.len - done);
+        py.detach(|| file.write(files, bytes.part(done, len)))?;
+        done += len;
+        py.check_signals()?;
+    }
+    Ok(())
+}
+
+fn contiguous_buffer(data: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    let buffer = PyUntypedBuffer::get(data)?;
+    if !buffer.is_c_contiguous() {
+        return Err(PyBufferError::new_err("a buffer is not contiguous; give one block of memory"));
+    }
+    Ok(buffer)
+}
+
+/// The bytes of a buffer that outlives this value.
+#[derive(Clone, Copy)]
+struct BufferBytes {
+    start: *const u8,
+    len: usize,
+}
+
+// SAFETY: the bytes are only read, and the buffer is kept by the caller.
+unsafe impl Send for BufferBytes {}
+// SAFETY: as above.
+unsafe impl Sync for BufferBytes {}
+
+impl BufferBytes {
+    fn of(buffer: &PyUntypedBuffer) -> BufferBytes {
+        BufferBytes { start: buffer.buf_ptr().cast(), len: buffer.len_bytes() }
+    }
+
+    fn part(&self, at: usize, len: usize) -> &[u8] {
+        assert!(at <= self.len && len <= self.len - at, "a part inside of the buffer");
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: inside of the buffer, which is kept during the write.
+        unsafe { std::slice::from_raw_parts(self.start.add(at), len) }
+    }
+}
+
+/// Files that are written whole.
+struct PutWork {
+    open: Weak<OpenSource>,
+    paths: Vec<Vec<u8>>,
+    contents: Vec<BufferBytes>,
+    results: Vec<Mutex<Option<Result<(), CallFailure>>>>,
+    sync: bool,
+}
+
+impl PutWork {
+    fn put(&self, step: usize) -> Result<(), CallFailure> {
+        let files = self.open.upgrade().ok_or_else(closed_failure)?.files()?;
+        let mut file = PutFile::create(&*files, &self.paths[step])?;
+        let bytes = self.contents[step];
+        match file.write(&*files, bytes.part(0, bytes.len)) {
+            Ok(()) => file.commit(&*files, self.sync),
+            Err(failure) => {
+                file.abort(&*files);
+                Err(failure)
+            }
+        }
+    }
+
+    fn set(&self, step: usize, result: Result<(), CallFailure>) {
+        *self.results[step].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+    }
+}
+
+impl BatchWork for PutWork {
+    fn steps(&self) -> usize {
+        self.paths.len()
+    }
+
+    fn run_step(&self, step: usize) -> Option<usize> {
+        self.set(step, self.put(step));
+        None
+    }
+
+    fn step_panicked(&self, step: usize, cause: &str) -> Option<usize> {
+        self.set(step, Err(CallFailure::new(Errno::IO, format!("a write failed: {cause}"))));
+        None
+    }
+}
+
+/// Writes whole files; for each None, or the exception.
+///
+/// # Errors
+/// `BufferError` for contents that are not contiguous; `KeyboardInterrupt`.
+pub(crate) fn put_files<'py>(
+    py: Python<'py>,
+    parts: &ClientParts,
+    paths: Vec<Vec<u8>>,
+    contents: &[Bound<'py, PyAny>],
+    sync: bool,
+) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
+    let buffers = contents.iter().map(contiguous_buffer).collect::<PyResult<Vec<_>>>()?;
+    let results = paths.iter().map(|_| Mutex::default()).collect();
+    let contents = buffers.iter().map(BufferBytes::of).collect();
+    let work = Arc::new(PutWork { open: Arc::downgrade(&parts.open), paths, contents, results, sync });
+    parts.run_batch_with_memory(py, Arc::clone(&work) as _, buffers)?;
+    let results = work.results.iter().map(|result| result.lock().unwrap_or_else(PoisonError::into_inner).take());
+    Ok(results
+        .map(|result| match result.unwrap_or_else(|| Err(closed_failure())) {
+            Ok(()) => None,
+            Err(failure) => Some(PyErr::from(failure).into_value(py).into_bound(py).into_any()),
+        })
+        .collect())
+}

@@ -1,0 +1,84 @@
+//! Puts the package together, and runs its tests.
+
+use crate::world::*;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Packages for the tests, of these releases.
+const TOOLS: [&str; 3] = ["pytest==9.2.0", "numpy==2.4.6", "fsspec==2026.9.0"];
+
+/// The folder of the package's files.
+fn package_files() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../python")
+}
+
+/// Python with the tools, installed once; `None` prints the reason.
+fn python() -> Option<PathBuf> {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools");
+    let venv = tools.join(format!("python-{}", TOOLS.join("-").replace("==", "-")));
+    fs::create_dir_all(&venv).unwrap();
+    let lock = File::create(venv.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let is_ready = venv.join("ready");
+    if !is_ready.exists() {
+        run_tool(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+        run_tool(Command::new(venv.join("bin/pip")).args(["install", "-q"]).args(TOOLS))?;
+        fs::write(is_ready, "").unwrap();
+    }
+    Some(venv.join("bin/python"))
+}
+
+fn run_tool(command: &mut Command) -> Option<()> {
+    let why = match command.stdin(Stdio::null()).output() {
+        Ok(out) if out.status.success() => return Some(()),
+        Ok(out) => String::from_utf8_lossy(&out.stderr).lines().last().unwrap_or_default().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    skip("pypi", &format!("the tools of the Python tests can't be installed: {why}"));
+    None
+}
+
+/// The library that was built with this program.
+fn native_library() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let library = program.parent().unwrap().join("libspurline_python.so");
+    assert!(library.is_file(), "{} was not built", library.display());
+    library
+}
+
+/// A folder for PYTHONPATH with the package as an installed wheel has it.
+fn assemble(world: &World, python: &Path) -> PathBuf {
+    let site = world.dir("site");
+    let assembled =
+        finish(Command::new(python).arg(package_files().join("tests/assemble.py")).arg(native_library()).arg(&site));
+    assert!(assembled.status.success(), "{assembled:?}");
+    site
+}
+
+/// Runs pytest over files of the package's tests, with these environment variables.
+fn run_pytest(world: &World, python: &Path, files: &[&str], variables: &[(&str, &str)]) {
+    let site = assemble(world, python);
+    let mut command = Command::new(python);
+    command
+        .args(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--rootdir"])
+        .arg(package_files().join("tests"));
+    command.args(files.iter().map(|file| package_files().join("tests").join(file)));
+    command.env("PYTHONPATH", site).env("PYTHONDONTWRITEBYTECODE", "1").env("TMPDIR", world.dir("tmp"));
+    command.envs(variables.iter().copied());
+    let out = finish(with_credentials(&mut command));
+    let text = String::from_utf8_lossy(&out.stdout);
+    println!("{text}");
+    assert!(out.status.success(), "pytest: {}\n{text}\n{}", out.status, String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn reads_from_a_node_and_alone() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let source = world.dir("source");
+    let node = world.node(&[source.to_str().unwrap()], 0, &[]);
+    let registry = format!("static:{}", node.address);
+    let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_REGISTRY", registry.as_str())];
+    run_pytest(&world, &python, &["test_reads.py", "test_readme.py"], &variables);
+}
