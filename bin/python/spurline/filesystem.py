@@ -110,8 +110,8 @@ class SpurlineFileSystem(AbstractFileSystem):
 
     def cat_ranges(self, paths, starts, ends, max_gap=None, on_error="return", **kwargs):
         """The bytes of many ranges as one batch; negative numbers count from the end of a file."""
-        starts = starts if isinstance(starts, (list, tuple)) else [starts] * len(paths)
-        ends = ends if isinstance(ends, (list, tuple)) else [ends] * len(paths)
+        starts = [starts] * len(paths) if starts is None or isinstance(starts, int) else starts
+        ends = [ends] * len(paths) if ends is None or isinstance(ends, int) else ends
         if len(starts) != len(paths) or len(ends) != len(paths):
             raise ValueError("as many starts and ends as paths")
         paths = [self._strip_protocol(path) for path in paths]

@@ -20,7 +20,9 @@ def content(seed, length):
 @pytest.fixture(scope="session")
 def source():
     """The directory, with files."""
-    (SOURCE / "deep/er").mkdir(parents=True)
+    # A node has looked at the top folder a moment before: it finds later names in folders that are there from the start.
+    for folder in ["deep/er", "models", "faulty", "shards"]:
+        (SOURCE / folder).mkdir(parents=True)
     (SOURCE / "small.txt").write_bytes(b"a small file\n")
     (SOURCE / "empty").write_bytes(b"")
     (SOURCE / "big.bin").write_bytes(content(1, (9 << 20) + 5))

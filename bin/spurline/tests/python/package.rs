@@ -1,6 +1,7 @@
 //! Puts the package together, and runs its tests.
 
 use crate::world::*;
+use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -72,13 +73,63 @@ fn run_pytest(world: &World, python: &Path, files: &[&str], variables: &[(&str, 
     assert!(out.status.success(), "pytest: {}\n{text}\n{}", out.status, String::from_utf8_lossy(&out.stderr));
 }
 
+/// A node of this source and its registry.
+fn start_node(world: &World, source: &Path, cache: &str) -> Node {
+    let cache = world.dir(cache);
+    let flags = ["--writable", "--cache-dir", cache.to_str().unwrap()];
+    let source = source.to_str().unwrap();
+    world.node_with(world.command(&["node", "--group-port", "0", "--source", source]).args(flags))
+}
+
 #[test]
-fn reads_from_a_node_and_alone() {
+fn works_with_a_node_and_alone() {
     let Some(python) = python() else { return };
     let world = World::new();
     let source = world.dir("source");
-    let node = world.node(&[source.to_str().unwrap()], 0, &[]);
+    let node = start_node(&world, &source, "cache");
     let registry = format!("static:{}", node.address);
+    let files = [
+        "test_reads.py",
+        "test_readme.py",
+        "test_writes.py",
+        "test_filesystem.py",
+        "test_data.py",
+        "test_safetensors.py",
+        "test_example.py",
+    ];
     let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_REGISTRY", registry.as_str())];
-    run_pytest(&world, &python, &["test_reads.py", "test_readme.py"], &variables);
+    run_pytest(&world, &python, &files, &variables);
+}
+
+#[test]
+fn survives_a_killed_node() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let source = world.dir("source");
+    let nodes = ["cache-1", "cache-2"].map(|cache| start_node(&world, &source, cache));
+    let registry = format!("static:{},{}", nodes[0].address, nodes[1].address);
+    let pid = nodes[0].process.pid().to_string();
+    let variables = [
+        ("SPURLINE_TEST_SOURCE", source.to_str().unwrap()),
+        ("SPURLINE_TEST_REGISTRY", registry.as_str()),
+        ("SPURLINE_TEST_NODE_PID", pid.as_str()),
+    ];
+    run_pytest(&world, &python, &["test_outage.py"], &variables);
+}
+
+#[test]
+fn reads_a_bucket() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    let big: Vec<u8> = (0..6 * MIB).map(|at| (at / MIB) as u8).collect();
+    server.put("bucket", "data/big.bin", &big);
+    for number in 0..20 {
+        server.put("bucket", &format!("data/folder/{number}.txt"), format!("text {number}").as_bytes());
+    }
+    let endpoint = server.endpoint();
+    let source = world.dir("source");
+    let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_ENDPOINT", endpoint.as_str())];
+    run_pytest(&world, &python, &["test_s3.py"], &variables);
 }

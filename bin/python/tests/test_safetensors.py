@@ -1,0 +1,147 @@
+"""Models in safetensors files, beside numpy and beside a stand-in for a device."""
+
+import json
+import math
+import struct
+
+import numpy
+import pytest
+
+import spurline
+from spurline import _safetensors
+
+
+def write_model(path, tensors, metadata=None):
+    """A safetensors file of numpy arrays; a pair is a name of a type and an array of its bits."""
+    header = {"__metadata__": metadata} if metadata else {}
+    data = b""
+    for name, tensor in tensors.items():
+        kind, array = tensor if isinstance(tensor, tuple) else (KINDS[tensor.dtype.name], tensor)
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+KINDS = {"float32": "F32", "float16": "F16", "int64": "I64", "uint8": "U8", "bool": "BOOL", "float64": "F64"}
+
+
+@pytest.fixture(scope="session")
+def model(source):
+    """Two files, and their tensors."""
+    chance = numpy.random.default_rng(4)
+    first = {
+        "embed": chance.standard_normal((500, 1000), dtype=numpy.float32),
+        "half": chance.standard_normal((3, 5, 7)).astype(numpy.float16),
+        "scalar": numpy.array(3, numpy.int64),
+        "none": numpy.zeros((0, 4), numpy.float32),
+        "brain": ("BF16", chance.integers(0, 65536, (10, 3)).astype(numpy.uint16)),
+    }
+    second = {f"layer-{n}": chance.integers(0, 255, (700, 999)).astype(numpy.uint8) for n in range(4)}
+    write_model(source / "models/model-1.safetensors", first, {"format": "pt"})
+    write_model(source / "models/model-2.safetensors", second)
+    return {**first, **second}
+
+
+def test_all_tensors(client, model):
+    loaded = spurline.load_safetensors(client, client.glob("models/model-*.safetensors"))
+    assert set(loaded) == set(model)
+    for name, tensor in model.items():
+        bits = tensor[1] if isinstance(tensor, tuple) else tensor
+        assert loaded[name].shape == bits.shape and loaded[name].tobytes() == bits.tobytes(), name
+    assert loaded["embed"].dtype == numpy.float32 and loaded["brain"].dtype.itemsize == 2
+    loaded["embed"][0] = 1
+    del loaded["half"]
+    assert loaded["scalar"] == 3
+
+
+def test_chosen_tensors(client, model):
+    before = client.stats()["blockcache"]
+    chosen = spurline.load_safetensors(client, "models/model-2.safetensors", select={"layer-3"})
+    assert list(chosen) == ["layer-3"] and chosen["layer-3"].tobytes() == model["layer-3"].tobytes()
+    assert before is not None
+    odd = spurline.load_safetensors(client, [client.stat("models/model-2.safetensors")], select=lambda name: name in ("layer-0", "layer-3"))
+    assert sorted(odd) == ["layer-0", "layer-3"] and odd["layer-0"].tobytes() == model["layer-0"].tobytes()
+    with pytest.raises(KeyError, match="absent"):
+        spurline.load_safetensors(client, "models/model-1.safetensors", select=["absent"])
+
+
+def framed(text):
+    return struct.pack("<Q", len(text)) + text + bytes(20)
+
+
+FAULTY = [
+    b"",
+    b"short",
+    struct.pack("<Q", 1 << 60),
+    framed(b"{]}"),
+    framed(b"[]"),
+    framed(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}'),
+    framed(b'{"a":{"dtype":"Q9","shape":[1],"data_offsets":[0,4]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":["x"],"data_offsets":[0,4]}}'),
+    framed(b'{"a":{"dtype":"F32","data_offsets":[0,4]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}'),
+]
+
+
+def test_faulty_files(group, source):
+    for number, data in enumerate(FAULTY):
+        (source / f"faulty/{number}.safetensors").write_bytes(data)
+    for number in range(len(FAULTY)):
+        with pytest.raises(ValueError, match="faulty/"):
+            spurline.load_safetensors(group, f"faulty/{number}.safetensors")
+
+
+class FakeDevice:
+    """A device in memory, whose copies happen at the wait."""
+
+    def __init__(self, name):
+        self.copies = 0
+
+    def allocate(self, length):
+        return bytearray(length)
+
+    def staging(self, length):
+        device = self
+
+        class Staging:
+            def __init__(self):
+                self.view = memoryview(bytearray(length))
+                self.pending = None
+
+            def copy_to(self, target, at, length):
+                assert self.pending is None
+                self.pending = (target, at, length)
+
+            def wait(self):
+                if self.pending:
+                    target, at, length = self.pending
+                    target[at : at + length] = self.view[:length]
+                    device.copies += 1
+                self.pending = None
+
+        return Staging()
+
+    def view(self, target, tensor):
+        flat = numpy.frombuffer(target, numpy.uint8, tensor.length, tensor.at if tensor.length else 0)
+        assert math.prod(tensor.shape) * _safetensors._DTYPES[tensor.dtype][0] == tensor.length
+        return flat
+
+
+def test_a_device(group, model, monkeypatch):
+    monkeypatch.setattr(_safetensors, "_TorchDevice", FakeDevice)
+    monkeypatch.setattr(_safetensors, "_STAGING_BYTES", 300_000)
+    loaded = spurline.load_safetensors(group, ["models/model-1.safetensors", "models/model-2.safetensors"], device="cuda")
+    for name, tensor in model.items():
+        bits = tensor[1] if isinstance(tensor, tuple) else tensor
+        assert loaded[name].tobytes() == bits.tobytes(), name
+
+
+def test_torch(group, model):
+    torch = pytest.importorskip("torch")
+    loaded = spurline.load_safetensors(group, ["models/model-1.safetensors", "models/model-2.safetensors"], framework="torch")
+    assert loaded["brain"].dtype == torch.bfloat16 and tuple(loaded["none"].shape) == (0, 4)
+    assert numpy.array_equal(loaded["embed"].numpy(), model["embed"])

@@ -1,0 +1,91 @@
+"""Writes: whole files by name, alone in a directory and through a node."""
+
+import errno
+import os
+
+import numpy
+import pytest
+
+import spurline
+from conftest import REGISTRY, content
+
+
+@pytest.fixture(params=["alone", "group"])
+def writer(request, source):
+    settings = {"registry": REGISTRY} if request.param == "group" else {"memory": "64M"}
+    folder = f"written-{request.param}-{request.function.__name__}"
+    (source / folder).mkdir()
+    with spurline.open(source, writable=True, **settings) as client:
+        client.folder = folder
+        yield client
+
+
+def names(source, writer):
+    return sorted(os.listdir(source / writer.folder))
+
+
+def test_a_file_appears_whole(writer, source):
+    path = source / writer.folder / "file"
+    path.write_bytes(b"old")
+    data = content(3, (5 << 20) + 1)
+    with writer.open(f"{writer.folder}/file", "wb") as file:
+        assert file.writable() and not file.readable()
+        assert file.write(data[:1000]) == 1000 and file.write(memoryview(data)[1000:]) == len(data) - 1000
+        assert file.tell() == len(data) and path.read_bytes() == b"old"
+    assert path.read_bytes() == data and names(source, writer) == ["file"]
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert bytes(writer.read_many([f"{writer.folder}/file"])[0]) == data
+    with writer.open(f"{writer.folder}/text", "w", sync=True) as file:
+        print("words", file=file)
+    assert (source / writer.folder / "text").read_text() == "words\n"
+
+
+def test_an_exception_leaves_the_old_file(writer, source):
+    path = source / writer.folder / "file"
+    path.write_bytes(b"old")
+    for mode, data in [("wb", b"new"), ("w", "new")]:
+        with pytest.raises(RuntimeError):
+            with writer.open(f"{writer.folder}/file", mode) as file:
+                file.write(data)
+                raise RuntimeError
+        assert path.read_bytes() == b"old" and names(source, writer) == ["file"]
+    file = writer.open(f"{writer.folder}/file", "wb")
+    file.write(b"new")
+    del file
+    assert path.read_bytes() == b"old" and names(source, writer) == ["file"]
+
+
+def test_many_files_by_one_call(writer, source):
+    array = numpy.arange(100_000, dtype=numpy.float32)
+    files = {f"{writer.folder}/{n}": content(n, n * 1000) for n in range(50)}
+    assert writer.put_many({**files, f"{writer.folder}/array": array}) == [None] * 51
+    for name, data in files.items():
+        assert (source / name).read_bytes() == data
+    assert (source / writer.folder / "array").read_bytes() == array.tobytes()
+    failed = writer.put_many([(f"{writer.folder}/absent/x", b"1"), (f"{writer.folder}/0", b"2")], errors="return")
+    assert isinstance(failed[0], FileNotFoundError) and failed[1] is None
+    with pytest.raises(FileNotFoundError):
+        writer.put_many({f"{writer.folder}/absent/x": b"1"})
+
+
+def test_folders_and_names(writer, source):
+    writer.makedirs(f"{writer.folder}/a/b/c")
+    writer.makedirs(f"{writer.folder}/a/b")
+    writer.put_many({f"{writer.folder}/a/b/file": b"1"})
+    writer.rename(f"{writer.folder}/a/b/file", f"{writer.folder}/a/file")
+    assert os.listdir(source / writer.folder / "a/b") == ["c"]
+    with pytest.raises(OSError) as full:
+        writer.rmdir(f"{writer.folder}/a")
+    assert full.value.errno == errno.ENOTEMPTY
+    writer.remove(f"{writer.folder}/a/file")
+    writer.rmdir(f"{writer.folder}/a/b/c")
+    assert os.listdir(source / writer.folder / "a") == ["b"] and not writer.exists(f"{writer.folder}/a/file")
+
+
+def test_a_reader_does_not_write(source):
+    with spurline.open(source, memory="64M") as client:
+        with pytest.raises(OSError) as refused:
+            client.open("new", "wb")
+        assert refused.value.errno == errno.EROFS and "writable=True" in str(refused.value)
+        with pytest.raises(ValueError):
+            client.open("new", "r+b")
