@@ -14,6 +14,19 @@ import time
 
 import spurline
 
+try:
+    import numpy
+except ImportError:
+    numpy = None
+try:
+    import pandas
+except ImportError:
+    pandas = None
+try:
+    import zarr
+except ImportError:
+    zarr = None
+
 folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
 settings = {"registry": sys.argv[2]} if len(sys.argv) > 2 else {"memory": "128M"}
 data = folder / "tour"
@@ -27,6 +40,9 @@ with tarfile.open(data / "shard.tar", "w") as tar:
         tar.addfile(member, io.BytesIO(b"%03d" % number))
 header = json.dumps({"weights": {"dtype": "F32", "shape": [64, 1024], "data_offsets": [0, 64 * 4096]}}).encode()
 (data / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64 * 4096))
+(data / "table.csv").write_text("a,b\n1,2\n3,4\n")
+if zarr is not None:
+    zarr.save(str(data / "array.zarr"), numpy.arange(100_000).reshape(100, 1000))
 
 # %% Names, one file, many ranges.
 client = spurline.open(folder, **settings)
@@ -38,10 +54,6 @@ views = client.read_many(samples)
 print(f"read_many: {sum(map(len, views))} bytes of {len(views)} files in {time.perf_counter() - began:.3f} s")
 
 # %% numpy: ranges into rows of an array.
-try:
-    import numpy
-except ImportError:
-    numpy = None
 if numpy is not None:
     rows = numpy.empty((len(samples), 4096), numpy.uint8)
     client.read_many([(sample, 0, 4096) for sample in samples], into=list(rows))
@@ -76,22 +88,11 @@ except ImportError:
 if fsspec is not None:
     files = fsspec.filesystem("spurline", source=str(folder), **settings)
     print("fsspec:", len(files.cat_ranges(["tour/sample-01.bin"] * 8, range(0, 80, 10), range(10, 90, 10))))
-    try:
-        import pandas
-    except ImportError:
-        pandas = None
+    options = {"source": str(folder), **settings}
     if pandas is not None:
-        (data / "table.csv").write_text("a,b\n1,2\n3,4\n")
-        options = {"source": str(folder), **settings}
         print("pandas:", pandas.read_csv("spurline://tour/table.csv", storage_options=options).sum().to_dict())
-    try:
-        import zarr
-    except ImportError:
-        zarr = None
-    if zarr is not None and numpy is not None:
-        zarr.save(str(data / "array.zarr"), numpy.arange(100_000).reshape(100, 1000))
-        store = zarr.storage.FsspecStore(files, read_only=True, path="tour/array.zarr")
-        print("zarr:", zarr.open(store, mode="r")[7, 5])
+    if zarr is not None:
+        print("zarr:", zarr.open("spurline://tour/array.zarr", mode="r", storage_options=options)[7, 5])
     files.client.close()
 
 # %% The end.

@@ -1,6 +1,8 @@
 """The client of a source: names, attributes, reads of many ranges, loads and writes. One object serves all threads of a process;
 a child process, by fork or by spawn, opens the source anew at its first call."""
 
+from __future__ import annotations
+
 import atexit
 import collections
 import errno as _errno
@@ -10,7 +12,8 @@ import json
 import os
 import threading
 import weakref
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from . import _native
 from ._files import ReadFile, TextWriteFile, WriteFile
@@ -70,7 +73,7 @@ def _text_of(value):
     return str(value)
 
 
-def open(source, *, connect=True, **settings):
+def open(source: str | os.PathLike, *, connect: bool = True, **settings: Any) -> Client:
     """Opens a source for reading, and with ``writable=True`` for writing.
 
     ``source`` is ``s3://BUCKET[/PREFIX]``, ``gs://…``, ``az://…``, or a directory. It is read from the nodes of a group if
@@ -103,12 +106,12 @@ class Load:
     def __init__(self, job):
         self._job = job
 
-    def progress(self):
+    def progress(self) -> dict[str, Any]:
         """Counts of the load as a dict: ``state``, ``files_total``, ``files_done``, ``files_failed``, ``bytes_total``,
         ``bytes_done``, ``bytes_moved``, ``bytes_per_second``, ``failed`` (paths and reasons) and others."""
         return json.loads(self._job.progress())
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: float | None = None) -> bool:
         """Waits for the end, at most for ``timeout`` seconds; returns whether the load has ended.
 
         Raises ``OSError`` (``EIO``) if files have failed, with the first of them."""
@@ -121,7 +124,7 @@ class Load:
             raise OSError(_errno.EIO, f"{progress['files_failed']} files were not loaded; {why}")
         return True
 
-    def stop(self):
+    def stop(self) -> None:
         """Stops the load after the requests under way."""
         self._job.stop()
 
@@ -157,7 +160,7 @@ class Client:
                 self._process = os.getpid()
             return self._native
 
-    def close(self):
+    def close(self) -> None:
         """Ends all calls and threads of the client; waits until nodes have written bytes durably."""
         with self._lock:
             native = self._native
@@ -167,32 +170,32 @@ class Client:
         if native is not None and own:
             native.close()
 
-    def __enter__(self):
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_):
         self.close()
 
     @property
-    def source(self):
+    def source(self) -> str:
         """The source's URL."""
         return self._opened().source()
 
     @property
-    def block_size(self):
+    def block_size(self) -> int:
         """The unit of caching, in bytes."""
         return self._opened().block_size()
 
     # Names.
 
-    def stat(self, path):
+    def stat(self, path: PathOrStat) -> FileStat:
         """The :class:`FileStat` of ``path``, behind symbolic links.
 
         Raises ``FileNotFoundError``, ``NotADirectoryError``, ``OSError``."""
         name, attr = self._opened().find(_path_bytes(path))
         return FileStat(os.fsdecode(name), *attr)
 
-    def exists(self, path):
+    def exists(self, path: PathOrStat) -> bool:
         """Whether there is such a name."""
         try:
             self.stat(path)
@@ -200,7 +203,7 @@ class Client:
             return False
         return True
 
-    def scandir(self, path=""):
+    def scandir(self, path: PathOrStat = "") -> Iterator[FileStat]:
         """A :class:`FileStat` for each name of a directory, in the source's order; symbolic links as themselves.
 
         Raises ``FileNotFoundError``, ``NotADirectoryError``, ``OSError``."""
@@ -215,11 +218,11 @@ class Client:
             if cursor is None:
                 return
 
-    def listdir(self, path=""):
+    def listdir(self, path: PathOrStat = "") -> list[str]:
         """The names of a directory."""
         return [entry.path.rpartition("/")[2] for entry in self.scandir(path)]
 
-    def walk(self, top=""):
+    def walk(self, top: PathOrStat = "") -> Iterator[tuple[str, list[str], list[FileStat]]]:
         """As ``os.walk``, from the top down: ``(folder, names of folders, FileStats of all else)``. Names that are removed
         from the second are not entered. Symbolic links are not followed."""
         folders = []
@@ -234,7 +237,7 @@ class Client:
         for name in folders:
             yield from self.walk(f"{folder}/{name}" if folder else name)
 
-    def glob(self, pattern):
+    def glob(self, pattern: str) -> list[str]:
         """The paths that match: ``*``, ``?`` and ``[…]`` within a name, ``**`` for any number of folders. Sorted."""
         parts = [part for part in pattern.split("/") if part]
         return sorted(set(self._glob("", parts)))
@@ -265,22 +268,29 @@ class Client:
         except (FileNotFoundError, NotADirectoryError):
             return
 
-    def readlink(self, path):
+    def readlink(self, path: PathOrStat) -> str:
         """The target of a symbolic link. Raises ``OSError`` (``EINVAL``) for anything else."""
         return os.fsdecode(self._opened().read_link(_path_bytes(path)))
 
-    def info(self, path):
+    def info(self, path: PathOrStat) -> dict[str, Any]:
         """What the cache has of a file, as a dict: ``version``, ``length``, ``block_size``, ``blocks`` (counts), ``held``
         (runs of blocks with their places) and others."""
         return json.loads(self._opened().info(_path_bytes(path)))
 
-    def stats(self):
+    def stats(self) -> dict[str, dict[str, int]]:
         """The counters of this client, by section, as a dict of dicts. Those of bytes are totals since the opening."""
         return json.loads(self._opened().stats())
 
     # Reads.
 
-    def open(self, path, mode="rb", buffering=0, encoding=None, sync=False):
+    def open(
+        self,
+        path: PathOrStat,
+        mode: str = "rb",
+        buffering: int = 0,
+        encoding: str | None = None,
+        sync: bool = False,
+    ) -> ReadFile | WriteFile | io.BufferedReader | io.TextIOWrapper:
         """Opens a file: ``"rb"`` for reading, ``"r"`` for text, ``"wb"`` for writing a new one.
 
         A file that is read has the version of the moment when it was opened; once those bytes are gone from the source and
@@ -301,11 +311,13 @@ class Client:
             return io.BufferedReader(file, buffering) if buffering > 1 else file
         return io.TextIOWrapper(io.BufferedReader(file, max(buffering, 1 << 20)), encoding=encoding or "utf-8")
 
-    def read_bytes(self, path):
+    def read_bytes(self, path: PathOrStat) -> bytes:
         """All bytes of a file."""
         return bytes(self.read_many([path])[0])
 
-    def read_many(self, items, into=None, *, errors="raise"):
+    def read_many(
+        self, items: Iterable[ReadItem], into: Any = None, *, errors: str = "raise"
+    ) -> list[Any]:
         """Reads many ranges of many files in parallel.
 
         ``items``: ``(path, offset, length)`` in bytes, or a path for a whole file; a length of None reads to the end. A path is
@@ -326,7 +338,14 @@ class Client:
         plan = _ReadPlan(self, items, errors)
         return plan.read(into)
 
-    def iter_many(self, items, *, ordered=False, errors="raise", memory=_ITER_BYTES):
+    def iter_many(
+        self,
+        items: Iterable[ReadItem],
+        *,
+        ordered: bool = False,
+        errors: str = "raise",
+        memory: int = _ITER_BYTES,
+    ) -> Iterator[tuple[int, Any]]:
         """As :meth:`read_many`, one after the other: yields ``(number of the item, memoryview)`` as the ranges end, or in order
         of the items. Reads ahead, within ``memory`` bytes of arenas that are not handed out whole yet."""
         if errors not in _ERROR_MODES:
@@ -363,7 +382,15 @@ class Client:
 
     # The cache.
 
-    def load(self, paths=("",), *, verify=False, wait=True, parallel=32, progress=None):
+    def load(
+        self,
+        paths: PathOrStat | Sequence[PathOrStat] = ("",),
+        *,
+        verify: bool = False,
+        wait: bool = True,
+        parallel: int = 32,
+        progress: Callable[[dict[str, Any]], object] | bool | None = None,
+    ) -> Load:
         """Fetches files and folders into the cache (of the group, or of this process), in parallel. Returns a :class:`Load`.
 
         ``verify`` reads each block back. ``progress``: a function that gets :meth:`Load.progress` about four times a second, or
@@ -379,13 +406,19 @@ class Client:
                 raise
         return job
 
-    def prefetch(self, paths, *, wait=False):
+    def prefetch(self, paths: PathOrStat | Sequence[PathOrStat], *, wait: bool = False) -> Load:
         """Starts to fetch files and folders into the cache; returns a :class:`Load` to wait for, or to stop."""
         return self.load(paths, wait=wait)
 
     # Writes.
 
-    def put_many(self, items, *, sync=False, errors="raise"):
+    def put_many(
+        self,
+        items: Mapping[PathOrStat, Any] | Iterable[tuple[PathOrStat, Any]],
+        *,
+        sync: bool = False,
+        errors: str = "raise",
+    ) -> list[BaseException | None]:
         """Writes whole files in parallel: a mapping of paths to contents, or pairs. Contents are bytes or any contiguous buffer.
 
         Each file gets its name whole, or the old file stays. Returns a list with None for each file; with ``errors="return"``
@@ -399,21 +432,27 @@ class Client:
                     raise result
         return results
 
-    def makedirs(self, path):
+    def makedirs(self, path: PathOrStat) -> None:
         """Makes a folder, and those above; one that is there is left alone."""
         self._opened().make_folders(_path_bytes(path))
 
-    def remove(self, path):
+    def remove(self, path: PathOrStat) -> None:
         """Removes a file."""
         self._opened().remove(_path_bytes(path), False)
 
-    def rmdir(self, path):
+    def rmdir(self, path: PathOrStat) -> None:
         """Removes an empty folder."""
         self._opened().remove(_path_bytes(path), True)
 
-    def rename(self, source, target):
+    def rename(self, source: PathOrStat, target: PathOrStat) -> None:
         """Renames a file or folder; a file at ``target`` is replaced."""
         self._opened().rename(_path_bytes(source), _path_bytes(target))
+
+
+#: A path, or a name that was looked up.
+PathOrStat = str | bytes | os.PathLike | FileStat
+#: A whole file, or a range of one: path, offset and length in bytes.
+ReadItem = PathOrStat | tuple[PathOrStat, int, int | None]
 
 
 def _reopen(source, settings):

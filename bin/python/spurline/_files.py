@@ -1,5 +1,7 @@
 """Files of a source as Python's own file objects."""
 
+from __future__ import annotations
+
 import errno as _errno
 import io
 import os
@@ -22,36 +24,36 @@ class ReadFile(io.RawIOBase):
         """The file's attributes at its opening."""
 
     @property
-    def name(self):
+    def name(self) -> str:
         """Path below the source."""
         return self.stat.path
 
     @property
-    def mode(self):
+    def mode(self) -> str:
         """``"rb"``."""
         return "rb"
 
     @property
-    def size(self):
+    def size(self) -> int:
         """Length in bytes."""
         return self.stat.size
 
     @property
-    def version(self):
+    def version(self) -> str:
         """The version of the bytes."""
         return self.stat.version
 
-    def readable(self):
+    def readable(self) -> bool:
         return True
 
-    def seekable(self):
+    def seekable(self) -> bool:
         return True
 
-    def tell(self):
+    def tell(self) -> int:
         self._check_open()
         return self._position
 
-    def seek(self, offset, whence=os.SEEK_SET):
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._check_open()
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.stat.size}.get(whence)
         if base is None:
@@ -61,7 +63,7 @@ class ReadFile(io.RawIOBase):
         self._position = base + offset
         return self._position
 
-    def pread_into(self, buffer, offset):
+    def pread_into(self, buffer, offset: int) -> int:
         """Reads at ``offset`` into a contiguous writable buffer; returns the number of bytes, smaller only at the end.
 
         Raises ``OSError``: ``ESTALE`` when the version is gone, ``EHOSTDOWN`` and ``ETIMEDOUT`` when nobody answers."""
@@ -78,18 +80,18 @@ class ReadFile(io.RawIOBase):
             raise read
         return read
 
-    def pread(self, length, offset):
+    def pread(self, length: int, offset: int) -> bytes:
         """Up to ``length`` bytes at ``offset``, as ``os.pread`` has them."""
         length = max(0, min(length, self.stat.size - offset))
         arena = memoryview(_native.Arena(length))
         return bytes(arena[: self.pread_into(arena, offset)])
 
-    def readinto(self, buffer):
+    def readinto(self, buffer) -> int:
         read = self.pread_into(buffer, self._position)
         self._position += read
         return read
 
-    def readall(self):
+    def readall(self) -> bytes:
         data = self.pread(max(0, self.stat.size - self._position), self._position)
         self._position += len(data)
         return data
@@ -113,13 +115,13 @@ class WriteFile(io.RawIOBase):
         self.mode = "wb"
         """``"wb"``."""
 
-    def writable(self):
+    def writable(self) -> bool:
         return True
 
     def tell(self):
         return self._written
 
-    def write(self, data):
+    def write(self, data) -> int:
         """Appends bytes or a contiguous buffer; returns the number of bytes, which is all of them."""
         if self.closed:
             raise ValueError("the file is closed")
@@ -136,7 +138,7 @@ class WriteFile(io.RawIOBase):
         writing, self._writing = self._writing, None
         writing.commit(self._sync)
 
-    def discard(self):
+    def discard(self) -> None:
         """Removes what was written; the old file stays."""
         if not self.closed:
             super().close()

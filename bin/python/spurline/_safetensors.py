@@ -1,10 +1,17 @@
 """Models in safetensors files: all tensors of all files by one batch of reads, as views of one arena."""
 
+from __future__ import annotations
+
 import json
 import math
 import struct
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from . import _native
+
+if TYPE_CHECKING:
+    from ._client import Client, PathOrStat
 
 #: Bytes read of each file for its header; a longer header costs a second read.
 _HEADER_BYTES = 1 << 20
@@ -54,7 +61,14 @@ class _Tensor:
         self.at = 0
 
 
-def load_safetensors(client, paths, *, device="cpu", framework="numpy", select=None):
+def load_safetensors(
+    client: Client,
+    paths: PathOrStat | Iterable[PathOrStat],
+    *,
+    device: str = "cpu",
+    framework: str = "numpy",
+    select: Callable[[str], bool] | Iterable[str] | None = None,
+) -> dict[str, Any]:
     """Reads the tensors of safetensors files; returns a dict of names and tensors.
 
     ``client``: a :class:`spurline.Client`. ``paths``: a path, or several, of files below its source, or ``FileStat`` objects.

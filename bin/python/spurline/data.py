@@ -3,14 +3,18 @@ without it they are plain objects with the same methods.
 
 A data set carries no connection: each DataLoader worker, by fork or by spawn, opens the source at its first read."""
 
+from __future__ import annotations
+
 import hashlib
 import io
 import json
 import os
 import random
 import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from ._client import Client, FileStat
+from ._client import Client, FileStat, PathOrStat, ReadItem
 from ._client import open as _open_client
 
 try:
@@ -46,18 +50,24 @@ class RangeDataset(_MapBase):
     ``__getitems__`` reads a whole batch by one call; a DataLoader uses it. The memory of a batch lives as long as any view of it.
     """
 
-    def __init__(self, source, samples, transform=None, **settings):
+    def __init__(
+        self,
+        source: Client | str | os.PathLike,
+        samples: Sequence[ReadItem],
+        transform: Callable[[int, memoryview], Any] | None = None,
+        **settings: Any,
+    ):
         self.client = _client_of(source, settings)
         self.samples = samples
         self.transform = transform
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, number):
+    def __getitem__(self, number: int) -> Any:
         return self.__getitems__([number])[0]
 
-    def __getitems__(self, numbers):
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """The samples of a batch, in the order of ``numbers``."""
         views = self.client.read_many([self.samples[number] for number in numbers])
         if self.transform is None:
@@ -90,17 +100,17 @@ class TarDataset(_IterableBase):
 
     def __init__(
         self,
-        source,
-        shards,
+        source: Client | str | os.PathLike,
+        shards: Iterable[PathOrStat],
         *,
-        shuffle=False,
-        seed=0,
-        rank=0,
-        world_size=1,
-        index_dir=None,
-        transform=None,
-        memory=_SHARD_MEMORY,
-        **settings,
+        shuffle: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        index_dir: str | os.PathLike | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        memory: int = _SHARD_MEMORY,
+        **settings: Any,
     ):
         self.client = _client_of(source, settings)
         self.shards = list(shards)
@@ -114,11 +124,11 @@ class TarDataset(_IterableBase):
         self.memory = memory
         self._indexes = {}
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """The number of the pass over the data, for another order."""
         self.epoch = epoch
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         info = _get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         order = list(self.shards)
@@ -179,7 +189,7 @@ class TarDataset(_IterableBase):
         return index
 
 
-def index_tar(client, path):
+def index_tar(client: Client, path: PathOrStat) -> list[tuple[str, int, int]]:
     """The files of a tar that is not compressed: ``(name, offset, length)`` in bytes, in their order."""
     with client.open(path, buffering=_INDEX_BUFFER_BYTES) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         return [(member.name, member.offset_data, member.size) for member in tar if member.isfile()]

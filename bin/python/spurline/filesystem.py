@@ -95,7 +95,7 @@ class SpurlineFileSystem(AbstractFileSystem):
 
     def cat_file(self, path, start=None, end=None, **kwargs):
         """The bytes of a file, from ``start`` to ``end``."""
-        return self.cat_ranges([path], [start], [end])[0]
+        return self.cat_ranges([path], [start], [end], on_error="raise")[0]
 
     def cat(self, path, recursive=False, on_error="raise", **kwargs):
         """The bytes of one file, or a dict of those of many, read as one batch."""

@@ -21,8 +21,9 @@ def test_names(files, source):
     assert files.find("deep/er") == ["deep/er/mid.bin"] and len(files.glob("deep/sample-*.bin")) == 40
     assert files.ukey("small.txt") == files.info("small.txt")["version"]
     assert abs(files.modified("big.bin").timestamp() - (source / "big.bin").stat().st_mtime) < 1e-3
-    with pytest.raises(FileNotFoundError):
-        files.info("absent")
+    for call in [files.info, files.cat_file, files.cat]:
+        with pytest.raises(FileNotFoundError):
+            call("absent")
 
 
 def test_reads(files):

@@ -15,6 +15,7 @@ Benchmarks, whose flags `spurline bench NAME --help` prints:
   fio         Run one fio job file on many hosts at once, over several mounts in turn
   train       Replay the reading of MLPerf Storage's training, and find how many accelerators are fed
   checkpoint  Write checkpoints by many ranks, and read them back elsewhere
+  load        Replay how loaders read models, or how key-value caches use files
 
 The packages of 'make package' and 'make install' contain spurline-bench; 'cargo build --release -p spurline-bench' builds it.";
 

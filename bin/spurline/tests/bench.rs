@@ -42,7 +42,7 @@ fn it_is_found_beside_the_program_and_then_in_path() {
     for words in [&["--help"][..], &["-h"], &[], &["suite", "--help"]] {
         let (code, help, said) = run(words);
         assert_eq!((code, said.as_str()), (Some(0), ""), "{words:?}");
-        for name in ["suite", "fio", "train", "checkpoint"] {
+        for name in ["suite", "fio", "train", "checkpoint", "load"] {
             let line = help.lines().find(|line| line.trim_start().starts_with(&format!("{name} ")));
             let sentence = line.and_then(|line| line.trim().split_once("  ")).map(|(_, sentence)| sentence.trim());
             assert!(source.contains(&format!("    /// {}\n", sentence.unwrap_or("missing"))), "{name}: {help}");

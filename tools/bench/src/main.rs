@@ -1,6 +1,6 @@
 //! Benchmarks: workloads, ceilings for comparison, and reports. Runs the measured program as separate processes and deliberately
 //! knows nothing of that program but the command line and counters.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod checkpoint;
 mod child;
@@ -9,6 +9,7 @@ mod error;
 mod fio;
 mod fleet;
 mod iperf;
+mod load;
 mod machine;
 mod measure;
 mod mount;
@@ -26,6 +27,7 @@ use checkpoint::CheckpointArgs;
 use clap::Parser as _;
 use error::BenchError;
 use fleet::FleetArgs;
+use load::LoadArgs;
 use part::SuitePart;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -57,6 +59,9 @@ enum BenchCommand {
     /// Write checkpoints by many ranks, and read them back elsewhere
     #[command(after_long_help = CHECKPOINT_EXAMPLES)]
     Checkpoint(CheckpointArgs),
+    /// Replay how loaders read models, or how key-value caches use files
+    #[command(after_long_help = LOAD_EXAMPLES)]
+    Load(LoadArgs),
     /// Be one ceiling or one load of the suite
     #[command(hide = true)]
     Part {
@@ -142,6 +147,22 @@ Examples:
     spurline bench checkpoint --hosts c1,c2,c3,c4 --dir tcp=/mnt/tcp \\
         --dir rdma=/mnt/rdma --model llama3-70b --full-size";
 
+const LOAD_EXAMPLES: &str = "\
+Pages are dropped from the page cache before each load. Tensors are copied out of mappings, as loaders copy them to a device. \
+docs/models.md says which loader reads in which way.
+
+Examples:
+  Own files in memory, read from the folder, through a mount, and through a mount with a node:
+    spurline bench load --html load.html
+  A mount of your own beside its source; write the model into the source first:
+    spurline bench load --make /nfs/models/bench --size 16G --files 4
+    spurline bench load --dir source=/nfs/models/bench \\
+        --dir mount=/mnt/models/bench
+  Only the default of most loaders, by one thread:
+    spurline bench load --dir /mnt/models/bench --case cat,mmap --threads 1
+  A key-value cache in files of 4 MiB, beside a plain folder:
+    spurline bench load --kv --block 4M --dir plain=/srv/kv --dir mount=/mnt/kv";
+
 fn main() -> ExitCode {
     match run(BenchCli::parse().command) {
         Ok(code) => code,
@@ -170,6 +191,7 @@ fn run(command: BenchCommand) -> Result<ExitCode, BenchError> {
         BenchCommand::Fio(args) => fleet::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Train(args) => train::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Checkpoint(args) => checkpoint::run(&args).map(|()| ExitCode::SUCCESS),
+        BenchCommand::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Part { part } => part::run(&part).map(|()| ExitCode::SUCCESS),
         BenchCommand::Man { dir } => clap_mangen::generate_to(<BenchCli as clap::CommandFactory>::command(), &dir)
             .map(|()| ExitCode::SUCCESS)

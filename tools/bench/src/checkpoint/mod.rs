@@ -2,7 +2,7 @@
 //! mount or on other hosts, with checksums compared. The score is the slowest rank. This module runs the rounds.
 
 mod crew;
-mod places;
+pub mod places;
 mod plan;
 mod report;
 mod worker;

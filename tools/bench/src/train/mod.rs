@@ -2,7 +2,7 @@
 //! Storage. This module finds and reports the number.
 
 mod data_set;
-mod feeds;
+pub mod feeds;
 mod model;
 mod replay;
 
