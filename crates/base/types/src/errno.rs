@@ -27,8 +27,12 @@ pub const EINVAL: i32 = 22;
 pub const EMFILE: i32 = 24;
 /// The file is too large.
 pub const EFBIG: i32 = 27;
+/// No room.
+pub const ENOSPC: i32 = 28;
 /// The call does not exist.
 pub const ENOSYS: i32 = 38;
+/// The directory has entries.
+pub const ENOTEMPTY: i32 = 39;
 /// No such attribute.
 pub const ENODATA: i32 = 61;
 /// The operation is not supported.

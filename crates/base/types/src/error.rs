@@ -1,5 +1,6 @@
 //! The error that crosses layers and the wire: a kind to act on and a sentence to read.
 
+use crate::errno::EIO;
 use std::fmt;
 
 /// `std::result::Result` with this crate's [`Error`].
@@ -166,7 +167,7 @@ impl Error {
                 _,
             ) => ErrorKind::Unavailable,
             (_, Some(errno)) => ErrorKind::Io(errno),
-            _ => ErrorKind::Io(5),
+            _ => ErrorKind::Io(EIO),
         };
         Error::new(kind, format!("{what}: {error}"))
     }
@@ -191,6 +192,7 @@ impl std::error::Error for Error {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::ENOSPC;
 
     #[test]
     fn codes_round_trip() {
@@ -198,7 +200,7 @@ mod tests {
             assert_eq!(kind.code(), code);
             assert_eq!(ErrorKind::from_code(code), kind);
         }
-        assert_eq!(ErrorKind::from_code(ErrorKind::Io(28).code()), ErrorKind::Io(28));
+        assert_eq!(ErrorKind::from_code(ErrorKind::Io(ENOSPC).code()), ErrorKind::Io(ENOSPC));
         assert_eq!(ErrorKind::from_code(999), ErrorKind::Unknown(999));
         assert_eq!(ErrorKind::Unknown(999).code(), 999);
     }

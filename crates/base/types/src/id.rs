@@ -205,6 +205,6 @@ mod tests {
         let most = u64::from(u32::MAX) * 4096;
         let sized = |size| ObjectRef::new("s", b"p", Version::new("v"), size);
         assert!(sized(most).check_block_count(4096).is_ok());
-        assert_eq!(sized(most + 1).check_block_count(4096).unwrap_err().kind(), ErrorKind::Io(27));
+        assert_eq!(sized(most + 1).check_block_count(4096).unwrap_err().kind(), ErrorKind::Io(EFBIG));
     }
 }

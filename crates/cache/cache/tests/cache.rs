@@ -5,6 +5,7 @@ use spurline_cache::{Cache, CacheContext, FolderRule, WarmBatch};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_origin::{OriginCapabilities, OriginCapacity, OriginStore};
 use spurline_store::{CacheCapacity, DiskFault, FaultyDisk, Store, StoreConfig};
+use spurline_types::errno::EFBIG;
 use spurline_types::{BlockId, ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
 use spurline_volume::{ReadData, Volume as _};
 use std::path::Path;
@@ -482,6 +483,6 @@ fn a_file_of_more_blocks_than_there_are_numbers_is_refused() {
     let rig = rig(None, 8);
     let huge = object("v1", (u64::from(u32::MAX) + 2) * BLOCK);
     let error = rig.cache.read(&huge, (u64::from(u32::MAX) + 1) * BLOCK, &mut [0; 10]).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Io(27), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Io(EFBIG), "{error}");
     assert_eq!(rig.under.reads.load(Ordering::SeqCst), 0);
 }

@@ -14,6 +14,7 @@ use spurline_exec::PriorityWorkers;
 use spurline_mem::{BufferPool, MemTier};
 use spurline_proto::{CapacityAnswer, NodeRequest};
 use spurline_transport::CallError;
+use spurline_types::errno::EIO;
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, Member, ObjectAttr, ObjectId, ObjectRef, Result, Stats};
 use spurline_volume::info::{BlockRun, FileInfo};
 use spurline_volume::{ReadData, Volume, VolumeSpace};
@@ -406,7 +407,7 @@ impl Volume for GroupVolume {
                 let answer = |asked: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
                     let asked = asked.map_err(|e| Error::io("no thread to ask a node", &e))?;
                     asked.join().unwrap_or_else(|_| {
-                        Err(Error::new(ErrorKind::Io(5), "a thread that called a node panicked; see the log"))
+                        Err(Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log"))
                     })
                 };
                 let asked: Vec<_> = asked.collect();

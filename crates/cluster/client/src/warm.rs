@@ -8,6 +8,7 @@ use crate::read_plan::CallPlan;
 use crate::remote::{GroupClient, GroupVolume};
 use spurline_proto::{NodeRequest, ObjectRange, RangeDone, RangeList, RangesDone, VolumeId};
 use spurline_transport::{CallError, ChannelLease};
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -124,7 +125,7 @@ impl GroupVolume {
                     .map(|member| scope.spawn(|| inner.drop_all_of_node(&member.name, every_source, with_pinned)))
                     .collect();
                 for thread in asked {
-                    let panicked = Error::new(ErrorKind::Io(5), "a thread that called a node panicked; see the log");
+                    let panicked = Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log");
                     let done = thread.join();
                     add_done(&mut sum, &done.unwrap_or(RangeDone { error: Some(panicked), ..RangeDone::default() }));
                 }
@@ -167,7 +168,7 @@ impl GroupVolume {
                 let asked: Vec<_> = some.iter().take(most).map(|member| scope.spawn(|| one(&member.name))).collect();
                 asked.into_iter().try_for_each(|thread| {
                     let gone =
-                        |_| Err(Error::new(ErrorKind::Io(5), "a thread that called a node panicked; see the log"));
+                        |_| Err(Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log"));
                     told.push(thread.join().unwrap_or_else(gone)?);
                     Ok::<_, Error>(())
                 })
@@ -262,7 +263,7 @@ fn worse_error(known: Option<Error>, other: Option<Error>) -> Option<Error> {
 /// The results of a thread. After a panic its pieces have an unknown state, reported as an error.
 fn piece_outcomes(pieces: &[WarmPiece], asked: std::thread::Result<PieceOutcomes>) -> PieceOutcomes {
     asked.unwrap_or_else(|_| {
-        let panicked = Error::new(ErrorKind::Io(5), "a thread that called a node panicked; see the log");
+        let panicked = Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log");
         pieces.iter().map(|piece| (piece.clone(), Err(panicked.clone()))).collect()
     })
 }

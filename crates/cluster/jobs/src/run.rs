@@ -16,6 +16,7 @@ use crate::walk::{WalkEvent, WalkPosition, walk_files};
 use crate::{FilePart, JobTarget, WorkDone};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, RetryAdvice, Version};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
@@ -532,7 +533,7 @@ impl JobWork<'_> {
                 speed.tick(self.run);
                 save(self.run);
             }
-            let panicked = |_| Err(Error::new(ErrorKind::Io(5), "a thread of the job panicked"));
+            let panicked = |_| Err(Error::new(ErrorKind::Io(EIO), "a thread of the job panicked"));
             let ended = workers.into_iter().chain(walker).map(|thread| thread.join().unwrap_or_else(panicked));
             ended.collect::<Result<Vec<()>>>().map(drop)
         })

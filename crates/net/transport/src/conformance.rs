@@ -9,6 +9,7 @@ use spurline_proto::{
 use spurline_proto::{
     CapacityAnswer, MAX_WRITE, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest,
 };
+use spurline_types::errno::ENOSPC;
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Result, Version};
 use std::fs::File;
 use std::io::Write as _;
@@ -195,7 +196,7 @@ impl TestService {
             }
             b"stale" => Err(Error::new(ErrorKind::Stale, "the object changed")),
             b"newer-kind" => to.send_error(&Error::new(ErrorKind::Unknown(4000), "from the future")),
-            b"errno" => Err(Error::new(ErrorKind::Io(28), "disk full")),
+            b"errno" => Err(Error::new(ErrorKind::Io(ENOSPC), "disk full")),
             b"silent" => Ok(()),
             b"fails-late" => {
                 to.begin_payload(body, bytes.len())?;
@@ -404,7 +405,7 @@ fn errors_are_answers(rig: &dyn TransportRig) {
         for (path, kind, text) in [
             ("stale", ErrorKind::Stale, "the object changed"),
             ("newer-kind", ErrorKind::Unknown(4000), "from the future"),
-            ("errno", ErrorKind::Io(28), "disk full"),
+            ("errno", ErrorKind::Io(ENOSPC), "disk full"),
             ("silent", ErrorKind::Unsupported, "not served"),
             ("huge", ErrorKind::Invalid, "does not fit"),
             ("else", ErrorKind::NotFound, "no such path"),

@@ -8,6 +8,7 @@ use spurline_proto::{
     NodeRequest, WelcomeAnswer,
 };
 use spurline_trust::Trust;
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -296,7 +297,7 @@ pub fn dispatch_request(
             responder.send_error(&Error::new(ErrorKind::Unsupported, format!("{:?} is not served here", header.op)))
         }
         (AnswerState::Partial, Ok(())) => {
-            Err(Error::new(ErrorKind::Io(5), "the service returned fewer bytes than announced"))
+            Err(Error::new(ErrorKind::Io(EIO), "the service returned fewer bytes than announced"))
         }
         (AnswerState::Partial | AnswerState::Whole, Err(error)) => Err(error),
     };

@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use spurline_exec::{WorkerPermit, WorkerPermits};
 use spurline_trust::{RefusalLog, RefusalReason};
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind};
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -197,7 +198,7 @@ impl WorkerPool {
     ) -> bool {
         // A panic of the service may cost a connection, not a worker.
         let served = catch_unwind(AssertUnwindSafe(|| serve(conn)));
-        match served.unwrap_or_else(|_| ServeOutcome::Failed(Error::new(ErrorKind::Io(5), "the service panicked"))) {
+        match served.unwrap_or_else(|_| ServeOutcome::Failed(Error::new(ErrorKind::Io(EIO), "the service panicked"))) {
             ServeOutcome::Parked => {}
             ServeOutcome::Deferred => return true,
             ServeOutcome::Closed => shared.remove_connection(conn),

@@ -10,6 +10,7 @@
 use crate::{GroupTokens, ProofConnection};
 use aws_lc_rs::{hmac, rand};
 use spurline_proto::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, TokenProof};
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -73,7 +74,7 @@ impl ProofTranscript {
 fn draw_nonce() -> Result<[u8; NONCE_LEN]> {
     let mut nonce = [0; NONCE_LEN];
     rand::fill(&mut nonce)
-        .map_err(|_| Error::new(ErrorKind::Io(5), "the operating system returns no random numbers"))?;
+        .map_err(|_| Error::new(ErrorKind::Io(EIO), "the operating system returns no random numbers"))?;
     Ok(nonce)
 }
 

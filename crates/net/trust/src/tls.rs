@@ -17,6 +17,7 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore,
     ServerConfig, ServerConnection, SignatureScheme,
 };
+use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -150,13 +151,13 @@ impl TlsContext {
     /// When memory is missing.
     pub fn accept_session(&self, peer: &str) -> Result<TlsSession> {
         let connection = ServerConnection::new(Arc::clone(&self.server))
-            .map_err(|e| Error::new(ErrorKind::Io(5), format!("{peer}: TLS: {e}")))?;
+            .map_err(|e| Error::new(ErrorKind::Io(EIO), format!("{peer}: TLS: {e}")))?;
         Ok(TlsSession::new(connection.into(), peer, self.cert.clone()))
     }
 }
 
 fn tls_error(what: &str) -> Error {
-    Error::new(ErrorKind::Io(5), format!("TLS: {what}"))
+    Error::new(ErrorKind::Io(EIO), format!("TLS: {what}"))
 }
 
 type TlsBuilder<S> = rustls::ConfigBuilder<S, rustls::WantsVerifier>;

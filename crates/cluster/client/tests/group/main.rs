@@ -6,6 +6,7 @@ use nodes::{BLOCK, Nodes, byte_at, object_ref};
 use spurline_client::ObjectExtent;
 use spurline_net_sim::SimFault;
 use spurline_types::ErrorKind;
+use spurline_types::errno::EMFILE;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -105,7 +106,7 @@ fn what_ails_one_node_is_asked_of_another_and_what_ails_two_is_the_answer() {
     let group = Nodes::start(3);
     let remote = group.mount(&[0, 1, 2]);
     let read = |object| group.read(&remote, object, 0, 4096);
-    for kind in [ErrorKind::PermissionDenied, ErrorKind::Io(24), ErrorKind::Unknown(99)] {
+    for kind in [ErrorKind::PermissionDenied, ErrorKind::Io(EMFILE), ErrorKind::Unknown(99)] {
         group.ail(0, Some(kind));
         (0..50).for_each(|object| read(object).unwrap());
         group.ail(1, Some(kind));

@@ -5,6 +5,7 @@ use super::{O_EXCL, O_RDWR, create, dir, lock_of, pattern, root};
 use spurline_client::GroupWrites;
 use spurline_net_sim::{FaultPlan, FaultRates};
 use spurline_types::ErrorKind;
+use spurline_types::errno::EAGAIN;
 use spurline_volume::writes::{AttrChange, LockKind, WritableFile, WritableVolume as _};
 use std::fs;
 use std::sync::Arc;
@@ -106,7 +107,7 @@ impl CloseToOpenModel {
         match (answer, self.locks[file]) {
             (Ok(()), None) => self.locks[file] = Some(mount),
             (Ok(()), Some(holder)) if holder == mount => {}
-            (Err(error), Some(holder)) if holder != mount => assert_eq!(error.kind(), ErrorKind::Io(11)),
+            (Err(error), Some(holder)) if holder != mount => assert_eq!(error.kind(), ErrorKind::Io(EAGAIN)),
             (answer, holder) => panic!("seed {}, step {step}: {answer:?} while {holder:?} has it", self.seed),
         }
     }
