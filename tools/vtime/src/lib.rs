@@ -7,14 +7,18 @@
 //! a pause is measured exactly on a busy machine, and a deadlock is detected at once.
 //!
 //! Any other wait in the kernel (a socket, a disk) stops all threads in real time without virtual time passing. All threads of a
-//! run stay on a single CPU, because programs can see where they run: equal seeds run equally. A program that used [`run`] must
+//! run stay on a single CPU, because programs can see where they run. A program that used [`run`] must
 //! not share `parking_lot` locks between its threads and others meanwhile.
+//!
+//! Equal seeds run equally in programs with equal addresses, which [`fix_addresses`] provides: `parking_lot` decides by addresses
+//! which locks share a queue, and with it a clock of fairness, which also lasts from run to run of a process.
 
 mod sched;
 mod symbols;
 
 use sched::VirtualScheduler;
 pub use sched::{LeftThread, RunReport};
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -68,4 +72,16 @@ pub fn pause_group(group: u64, time: Duration) {
     if sched::current_thread().is_some() {
         sched::scheduler().pause_group(group, time.as_nanos() as u64);
     }
+}
+
+/// The program that `command` starts has the same addresses whenever it is started, where the system allows that.
+pub fn fix_addresses(command: &mut Command) {
+    symbols::fix_addresses(command);
+}
+
+/// Whether [`fix_addresses`] has an effect.
+pub fn can_fix_addresses() -> bool {
+    let mut shown = Command::new("cat");
+    fix_addresses(shown.arg("/proc/self/personality"));
+    shown.output().is_ok_and(|shown| symbols::is_fixed(&String::from_utf8_lossy(&shown.stdout)))
 }

@@ -81,6 +81,8 @@ pub(crate) struct VirtualScheduler {
     next: u64,
     /// Thread numbers by pthread_t.
     natives: BTreeMap<usize, u64>,
+    /// The kernel's number of the thread that ended last, until it is gone.
+    ending: Option<libc::pid_t>,
     /// Waiting threads by key, in order.
     queues: BTreeMap<usize, VecDeque<u64>>,
     /// Groups that do not run, and until when.
@@ -134,6 +136,7 @@ impl StartedThread {
     /// Makes the calling thread this thread; returns with the baton.
     pub fn enter(&self) {
         self.1.take();
+        wait_gone();
         ME.set(self.0);
         crate::symbols::on_exit();
     }
@@ -148,6 +151,7 @@ impl VirtualScheduler {
             threads: BTreeMap::new(),
             next: 1,
             natives: BTreeMap::new(),
+            ending: None,
             queues: BTreeMap::new(),
             paused: BTreeMap::new(),
             seed,
@@ -301,6 +305,17 @@ fn switch_thread(me: u64, sched: &mut VirtualScheduler) {
         let own = sched.threads[&me].baton;
         next.give();
         own.take();
+        wait_gone();
+    }
+}
+
+/// Waits until the thread that passed the baton at its end is gone: it still frees its memory, and the addresses that other threads
+/// get must not depend on which thread is first.
+fn wait_gone() {
+    let Some(ending) = scheduler().ending.take() else { return };
+    // SAFETY: the calls have no memory in common with this process; signal 0 only asks whether the thread is there.
+    while unsafe { libc::tgkill(libc::getpid(), ending, 0) } == 0 {
+        crate::symbols::let_run();
     }
 }
 
@@ -372,6 +387,8 @@ pub(crate) fn exit_thread(me: u64) {
         sched.ended = Some(sched.now);
     }
     ME.set(0);
+    // SAFETY: the call has no arguments.
+    sched.ending = Some(unsafe { libc::gettid() });
     if let Some(next) = sched.pass_baton(me) {
         next.give();
     }

@@ -3,6 +3,8 @@
 
 use crate::sched::{self, StartedThread, current_thread, scheduler};
 use libc::{c_int, c_long, c_uint, c_void, clockid_t, pthread_attr_t, pthread_t, size_t, ssize_t, timespec};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::sync::OnceLock;
 
 /// Start values in seconds of the monotonic and of the real-time clock.
@@ -80,6 +82,12 @@ pub(crate) fn resolve() {
     });
 }
 
+/// Lets another thread of this CPU run, in real time.
+pub(crate) fn let_run() {
+    // SAFETY: the function has no arguments and only yields.
+    unsafe { (libc_functions().sched_yield)() };
+}
+
 /// Pins the calling thread and its later children to the current CPU. If that is refused, equal seeds can run
 /// differently.
 pub(crate) fn pin_to_cpu() {
@@ -89,6 +97,28 @@ pub(crate) fn pin_to_cpu() {
         libc::CPU_SET(libc::sched_getcpu().max(0) as usize, &mut here);
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &here);
     }
+}
+
+/// Shows the personality of the process and leaves it as it is.
+const SHOW_PERSONALITY: libc::c_ulong = 0xffff_ffff;
+
+/// The program of a command gets addresses that are not random. If that is refused, they are.
+pub(crate) fn fix_addresses(command: &mut Command) {
+    let fix = || {
+        // SAFETY: the calls have no memory in common with this process.
+        unsafe {
+            let present = libc::personality(SHOW_PERSONALITY);
+            libc::personality((present | libc::ADDR_NO_RANDOMIZE) as libc::c_ulong);
+        }
+        Ok(())
+    };
+    // SAFETY: the function only makes system calls, as is allowed between fork and exec.
+    unsafe { command.pre_exec(fix) };
+}
+
+/// Whether a personality, as `/proc` shows it, has addresses that are not random.
+pub(crate) fn is_fixed(shown: &str) -> bool {
+    c_int::from_str_radix(shown.trim(), 16).is_ok_and(|shown| shown & libc::ADDR_NO_RANDOMIZE != 0)
 }
 
 /// Arranges the call of [`on_thread_exit`] when the calling thread ends.

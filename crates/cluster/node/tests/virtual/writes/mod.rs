@@ -9,69 +9,82 @@ mod hosts;
 mod models;
 mod programs;
 mod script;
+mod seeds;
 mod source;
 
 use programs::{Shared, locked};
+use seeds::{RunCounts, run_in_process, seed_of_process};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Seeds of a run without `SPURLINE_SEEDS`.
 const SEEDS: u64 = 300;
+const WRITERS_TEST: &str = "writes::writers_lose_nothing_and_share_no_lock_whatever_happens";
 
-/// Runs one seed; prints its events and how to repeat it when it fails.
-fn run(seed: u64, shown: bool) -> (Arc<Shared>, spurline_vtime::RunReport) {
+/// Runs one seed in this process, and prints its events.
+fn run_here(seed: u64) {
     let shared = Arc::new(Shared::default());
     let of_run = Arc::clone(&shared);
-    let ran = std::panic::catch_unwind(move || spurline_vtime::run(seed, || script::run(seed, shown, &of_run)));
-    match ran {
-        Ok(((), report)) => (shared, report),
-        Err(_) => {
-            if !shown {
-                locked(&shared.events).iter().for_each(|event| println!("{event}"));
-            }
-            panic!(
-                "seed {seed} failed, its events are above; this runs it again: \
-                 SPURLINE_SEED={seed} cargo test -p spurline-node --test virtual writers -- --nocapture"
-            )
-        }
-    }
+    let ran = std::panic::catch_unwind(move || spurline_vtime::run(seed, || script::run(seed, &of_run)));
+    locked(&shared.events).iter().for_each(|event| println!("{event}"));
+    let ran = ran.map_or_else(|panic| std::panic::resume_unwind(panic), |((), ran)| ran);
+    println!("{ran:?}");
+    assert!(ran.left.is_empty(), "seed {seed}: threads that never end: {:?}", ran.left);
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let (longest, longest_call) = locked(&shared.longest).clone();
+    let counts = RunCounts {
+        trace: ran.trace,
+        calls: count(&shared.calls),
+        outages: count(&shared.outages),
+        lost_locks: count(&shared.lost_locks),
+        failovers: count(&shared.failovers),
+        failbacks: count(&shared.failbacks),
+        longest_ms: longest.as_millis() as u64,
+        longest_call,
+    };
+    counts.print();
 }
 
 /// Three hundred seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with all its calls.
 #[test]
 fn writers_lose_nothing_and_share_no_lock_whatever_happens() {
-    let (seeds, shown) = match crate::number("SPURLINE_SEED") {
-        Some(seed) => (seed..=seed, true),
-        None => (crate::seeds(SEEDS), false),
-    };
-    let mut calls = 0;
-    let mut outages = 0;
-    let mut lost = 0;
-    let mut failovers = 0;
-    let mut failbacks = 0;
-    let mut longest = (Duration::ZERO, String::new(), 0);
-    for seed in seeds.clone() {
-        let (shared, ran) = run(seed, shown);
-        if shown {
-            println!("{ran:?}");
-        }
-        assert!(ran.left.is_empty(), "seed {seed}: threads that never end: {:?}", ran.left);
-        calls += shared.calls.load(Ordering::Relaxed);
-        outages += shared.outages.load(Ordering::Relaxed);
-        lost += shared.lost_locks.load(Ordering::Relaxed);
-        failovers += shared.failovers.load(Ordering::Relaxed);
-        failbacks += shared.failbacks.load(Ordering::Relaxed);
-        let (took, what) = locked(&shared.longest).clone();
-        longest = longest.max((took, what, seed));
+    if let Some(seed) = seed_of_process() {
+        return run_here(seed);
     }
+    let one = crate::number("SPURLINE_SEED");
+    let seeds = one.map_or_else(|| crate::seeds(SEEDS), |seed| seed..=seed);
+    let mut total = RunCounts::default();
+    let mut longest_seed = 0;
+    for seed in seeds.clone() {
+        let ran = run_in_process(WRITERS_TEST, seed, one.is_some());
+        total.calls += ran.calls;
+        total.outages += ran.outages;
+        total.lost_locks += ran.lost_locks;
+        total.failovers += ran.failovers;
+        total.failbacks += ran.failbacks;
+        if ran.longest_ms > total.longest_ms {
+            total.longest_ms = ran.longest_ms;
+            total.longest_call = ran.longest_call;
+            longest_seed = seed;
+        }
+    }
+    let RunCounts { calls, outages, lost_locks, failovers, failbacks, longest_ms, longest_call, .. } = total;
     // A hundred runs have dozens.
     assert!(seeds.clone().count() < 100 || failovers > 0 && failbacks > 0, "no rail has failed and returned");
     println!(
-        "{calls} calls, {outages} failed in an outage, {lost} lost locks, {failovers} failovers and {failbacks} failbacks of \
-         rails; the longest took {:.1} s with seed {}: {}",
-        longest.0.as_secs_f64(),
-        longest.2,
-        longest.1
+        "{calls} calls, {outages} failed in an outage, {lost_locks} lost locks, {failovers} failovers and {failbacks} failbacks of \
+         rails; the longest took {longest_ms} ms with seed {longest_seed}: {longest_call}"
     );
+}
+
+#[test]
+fn a_seed_runs_the_same_way_again() {
+    if !spurline_vtime::can_fix_addresses() {
+        println!("SKIP: this system does not let a program choose that its addresses are not random");
+        return;
+    }
+    for seed in [9551, 9556] {
+        let first = run_in_process(WRITERS_TEST, seed, false);
+        assert_eq!(run_in_process(WRITERS_TEST, seed, false), first, "seed {seed}");
+    }
 }

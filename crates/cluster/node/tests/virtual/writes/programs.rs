@@ -27,8 +27,6 @@ pub const SETTLED_AFTER: Duration = Duration::from_secs(30);
 #[derive(Default)]
 pub struct Shared {
     pub events: Mutex<Vec<String>>,
-    /// Print events when they happen.
-    pub shown: AtomicBool,
     pub stop: AtomicBool,
     /// Hosts can lose their power: only what was synced has to be there then.
     pub power: AtomicBool,
@@ -62,11 +60,7 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     pub fn tell(&self, what: std::fmt::Arguments<'_>) {
         let at = locked(&self.began).map_or(0.0, |began| began.elapsed().as_secs_f64());
-        let event = format!("{at:9.3} {what}");
-        if self.shown.load(Ordering::Relaxed) {
-            println!("{event}");
-        }
-        locked(&self.events).push(event);
+        locked(&self.events).push(format!("{at:9.3} {what}"));
     }
 
     /// Whether all trouble had ended for so long at this time that no node can be away any more.
@@ -209,7 +203,7 @@ impl<'a> Program<'a> {
             assert!(!error.message().contains("moved from node to node"), "{what} failed: {error}");
             self.shared.outages.fetch_add(1, Ordering::Relaxed);
             self.tell(format_args!("{what} failed after {took:?}: {error}"));
-        } else if took > Duration::from_secs(2) || self.shared.shown.load(Ordering::Relaxed) {
+        } else {
             self.tell(format_args!("{what} took {took:?}"));
         }
         let mut longest = locked(&self.shared.longest);

@@ -193,7 +193,7 @@ fn draw_plan(dice: &mut Dice, rails: usize) -> RunPlan {
 }
 
 /// One run. `shared` outlives it, with the events.
-pub fn run(seed: u64, shown: bool, events: &Arc<Shared>) {
+pub fn run(seed: u64, events: &Arc<Shared>) {
     let mut dice = Dice::new(seed);
     // In every second run, each mount reaches each node over one or two rails too.
     let rails = Dice::new(!seed).below(4).saturating_sub(1);
@@ -202,7 +202,6 @@ pub fn run(seed: u64, shown: bool, events: &Arc<Shared>) {
     let shared = &**events;
     *locked(&shared.began) = Some(Instant::now());
     shared.power.store(plan.power, Ordering::Relaxed);
-    shared.shown.store(shown, Ordering::Relaxed);
     *cluster.source.latency.lock() = plan.latency;
     shared.tell(format_args!("{plan:?}"));
     let mut script = WriteScript { dice, cluster: &cluster, shared, plan: &plan, sick: Vec::new() };
