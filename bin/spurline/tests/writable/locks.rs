@@ -432,15 +432,18 @@ fn a_counter_under_a_lock_survives_lost_nodes() {
     let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
     drop(open(&one.path("number")));
     let ended = AtomicBool::new(false);
+    let turns = AtomicUsize::new(0);
     let counted: usize = std::thread::scope(|scope| {
         let counters: Vec<_> = [&one, &two]
             .map(|mount| {
                 let ended = &ended;
+                let turns = &turns;
                 scope.spawn(move || {
                     let (file, mut count) = (open(&mount.path("number")), 0);
                     while !ended.load(Ordering::SeqCst) {
                         add_one(&file, true);
                         count += 1;
+                        turns.fetch_add(1, Ordering::SeqCst);
                         // The other one gets its turn.
                         std::thread::sleep(Duration::from_millis(3));
                     }
@@ -450,7 +453,11 @@ fn a_counter_under_a_lock_survives_lost_nodes() {
             .into_iter()
             .collect();
         for n in [0, 1] {
-            std::thread::sleep(Duration::from_millis(300));
+            // A node that has just started grants no new locks for a while.
+            let before = turns.load(Ordering::SeqCst);
+            while turns.load(Ordering::SeqCst) < before + 10 && !counters.iter().any(|counter| counter.is_finished()) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
             group.nodes[n].process.kill();
             std::thread::sleep(Duration::from_millis(300));
             let port = group.nodes[n].port();

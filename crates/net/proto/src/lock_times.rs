@@ -16,8 +16,8 @@ use std::time::Duration;
 pub struct LockTimes {
     /// Interval of a mount's requests for its files with locks: a loss is seen early enough to take them again within the grace period.
     pub lock_renewal: Duration,
-    /// Grace period after a node is lost. New locks on its successor wait this long. A mount may reclaim its locks only this soon after the
-    /// lost node's last answer. The windows do not overlap, so no other mount held the lock in between.
+    /// Grace period after a node is lost. New locks on its successor wait this long, and all new locks on a node that has just started. A mount
+    /// may reclaim its locks only this soon after the lost node's last answer. The windows do not overlap, so no other mount held the lock in between.
     pub grace: Duration,
     /// How long a node remembers a lock that it granted, for mounts that reclaim theirs.
     pub grants_kept: Duration,

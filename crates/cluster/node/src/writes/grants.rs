@@ -1,8 +1,10 @@
 //! The locks that were granted lately, so that a mount that takes its lock again after the loss of another process learns whether
-//! another mount has had it since. It knows neither open files nor the source.
+//! another mount has had it since. A process that has just started grants no new ones: mounts that had locks in the one before it
+//! take them again first, and what that one has granted is not known any more. It knows neither open files nor the source.
 
 use parking_lot::Mutex;
 use spurline_proto::LOCK_TIMES;
+use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{FileIdentity, FileLock, LockFamily, LockKind, LockRange};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -41,13 +43,40 @@ struct GrantTable {
 }
 
 /// The grants of all sessions.
-#[derive(Default)]
-pub(crate) struct LockGrants(Mutex<GrantTable>);
+pub(crate) struct LockGrants {
+    table: Mutex<GrantTable>,
+    /// When new locks are granted.
+    settled_at: Mutex<Instant>,
+}
+
+impl Default for LockGrants {
+    /// Those of a process that starts now.
+    fn default() -> Self {
+        LockGrants { table: Mutex::default(), settled_at: Mutex::new(Instant::now() + LOCK_TIMES.grace) }
+    }
+}
 
 impl LockGrants {
+    /// Fails for a new lock while mounts may take those again that they had in the process before this one.
+    ///
+    /// # Errors
+    /// `Throttled` until then.
+    pub fn check_settled(&self, now: Instant) -> Result<()> {
+        if now < *self.settled_at.lock() {
+            let why = "the node has just started: mounts that had locks there take them again first";
+            return Err(Error::new(ErrorKind::Throttled, why));
+        }
+        Ok(())
+    }
+
+    /// New locks are granted from now on. For tests.
+    pub fn settle(&self) {
+        *self.settled_at.lock() = Instant::now();
+    }
+
     /// Notes that `session` got a lock, or took one again.
     pub fn note_grant(&self, file: FileIdentity, session: u64, lock: &FileLock, now: Instant) {
-        let mut table = self.0.lock();
+        let mut table = self.table.lock();
         let (range, writes) = (lock.whole_if_flock(), lock.kind == LockKind::Write);
         let new = LockGrant { session, family: lock.family, range, writes, at: now };
         let grants = table.files.entry(file).or_default();
@@ -74,7 +103,7 @@ impl LockGrants {
 
     /// When another session was last granted a lock that excludes this one.
     pub fn last_of_others(&self, file: FileIdentity, session: u64, lock: &FileLock, now: Instant) -> Option<Instant> {
-        let table = self.0.lock();
+        let table = self.table.lock();
         let range = lock.whole_if_flock();
         let others = table.files.get(&file)?.iter().filter(|other| {
             let apart = other.range.end < range.start || range.end < other.range.start;
@@ -108,6 +137,14 @@ mod tests {
     use std::time::Duration;
 
     #[test]
+    fn a_process_that_has_just_started_grants_no_new_locks() {
+        let grants = LockGrants::default();
+        let settled_at = *grants.settled_at.lock();
+        assert!(grants.check_settled(settled_at - Duration::from_millis(1)).is_err());
+        assert!(grants.check_settled(settled_at).is_ok());
+    }
+
+    #[test]
     fn grants_of_other_mounts_are_remembered() {
         let (grants, start) = (LockGrants::default(), Instant::now());
         let file = FileIdentity::from_number;
@@ -135,11 +172,11 @@ mod tests {
         for byte in 0..MOST_GRANTS as u64 {
             grants.note_grant(file(1), 2, &lock(100 + 2 * byte, 100 + 2 * byte, LockKind::Write), later);
         }
-        assert!(grants.0.lock().files[&file(1)].len() <= MOST_GRANTS);
+        assert!(grants.table.lock().files[&file(1)].len() <= MOST_GRANTS);
         assert_eq!(last(file(1), 1, &lock(10, 19, LockKind::Write), later), Some(later));
         for inode in 2..5000 {
             grants.note_grant(file(inode), 1, &write, start + Duration::from_millis(20 * inode));
         }
-        assert!(grants.0.lock().files.len() < 2 * LEAST_FILES);
+        assert!(grants.table.lock().files.len() < 2 * LEAST_FILES);
     }
 }

@@ -118,6 +118,12 @@ impl CacheNode {
         }
     }
 
+    /// Grants new locks from now on, without a grace period after the start. For tests.
+    #[doc(hidden)]
+    pub fn settle_locks(&self) {
+        self.writes.grants.settle();
+    }
+
     /// The present use of the writing side.
     pub fn writes_in_use(&self) -> WritesInUse {
         let (sessions, open_files) = self.writes.sessions().counts();
@@ -517,6 +523,9 @@ impl ServedWrite<'_> {
                 if kind == LockKind::Unlock {
                     file.set_lock(&lock, caller)?;
                     return Ok(WriteAnswer::Done);
+                }
+                if !request.again {
+                    self.grants.check_settled(Instant::now())?;
                 }
                 let of = file.stat()?.identity;
                 file.set_lock(&lock, caller)?;

@@ -12,7 +12,7 @@ use spurline_proto::{
     WriteAnswer, WriteCall, WriteRequest,
 };
 use spurline_transport::{ConnState, ConnectionEndpoints, Service as _, TransportKind};
-use spurline_types::errno::EIO;
+use spurline_types::errno::{EACCES, EAGAIN, EEXIST, EIO, ENOTEMPTY, ESTALE};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::Volume as _;
 use spurline_volume::writes::{
@@ -100,16 +100,16 @@ fn names_and_bytes_are_changed_through_a_node() {
     assert_eq!(fs::metadata(source.path().join("d/g")).unwrap().len(), 10);
     // The source's own errors.
     let again = create(&*writes, "d/f", O_EXCL).err().unwrap();
-    assert_eq!(again.kind(), ErrorKind::Io(17), "{again}");
+    assert_eq!(again.kind(), ErrorKind::Io(EEXIST), "{again}");
     let busy = writes.change(&Change::Rmdir { at: name(b"", b"d") }, &root()).unwrap_err();
-    assert_eq!(busy.kind(), ErrorKind::Io(39), "{busy}");
+    assert_eq!(busy.kind(), ErrorKind::Io(ENOTEMPTY), "{busy}");
     let stranger = Caller { uid: 1234, gid: 1234, ..Caller::default() };
     let denied = writes.change(&Change::Unlink { at: name(b"d", b"f") }, &stranger).unwrap_err();
-    assert!(matches!(denied.kind(), ErrorKind::PermissionDenied | ErrorKind::Io(13)), "{denied}");
+    assert!(matches!(denied.kind(), ErrorKind::PermissionDenied | ErrorKind::Io(EACCES)), "{denied}");
     // An object that is not the expected one.
     let other = NodePath { path: b"d/f", expected: Some(FileIdentity::from_number(1)) };
     let stale = writes.stat(other, &root()).unwrap_err();
-    assert!(matches!(stale.kind(), ErrorKind::Stale | ErrorKind::Io(116)), "{stale}");
+    assert!(matches!(stale.kind(), ErrorKind::Stale | ErrorKind::Io(ESTALE)), "{stale}");
     drop((file, opened));
     // One request closes many files, soon.
     while node.node.writes_in_use().open_files != 0 {
@@ -214,7 +214,7 @@ fn a_sync_of_all_reports_a_lost_node() {
     create(&*writes, "later", O_EXCL).unwrap().write_at(0, b"bytes", None).unwrap();
     nodes.iter_mut().for_each(Node::restart);
     let error = writes.sync_all().unwrap_err();
-    assert!(error.kind() == ErrorKind::Io(5) && error.message().contains("without fsync"), "{error}");
+    assert!(error.kind() == ErrorKind::Io(EIO) && error.message().contains("without fsync"), "{error}");
     writes.sync_all().unwrap();
 }
 
@@ -272,9 +272,9 @@ fn unsynced_bytes_reach_the_next_node() {
     fs::write(source.path().join("log"), "synced\none\ntwo\nother").unwrap();
     nodes.iter_mut().for_each(Node::restart);
     let error = log.sync(true).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io(5), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Io(EIO), "{error}");
     log.sync(true).unwrap();
-    assert_eq!(log.flush().unwrap_err().kind(), ErrorKind::Io(5));
+    assert_eq!(log.flush().unwrap_err().kind(), ErrorKind::Io(EIO));
     log.flush().unwrap();
 }
 
@@ -496,12 +496,12 @@ fn a_lost_lock_fails_the_file_until_it_is_unlocked() {
     again.write_at(0, b"not synced", None).unwrap();
     again.flush().unwrap();
     let other = second.open(dir(b"f"), O_RDWR, &root()).unwrap();
-    assert_eq!(other.set_lock(&theirs, &root()).unwrap_err().kind(), ErrorKind::Io(11));
+    assert_eq!(other.set_lock(&theirs, &root()).unwrap_err().kind(), ErrorKind::Io(EAGAIN));
     assert!(other.test_lock(&theirs).unwrap().is_some());
     // Taken again by the next process.
     node.restart();
     file.stat().unwrap();
-    assert_eq!(other.set_lock(&theirs, &root()).unwrap_err().kind(), ErrorKind::Io(11));
+    assert_eq!(other.set_lock(&theirs, &root()).unwrap_err().kind(), ErrorKind::Io(EAGAIN));
     // Not fast enough.
     node.restart();
     other.set_lock(&theirs, &root()).unwrap();
@@ -509,10 +509,10 @@ fn a_lost_lock_fails_the_file_until_it_is_unlocked() {
     other.sync(true).unwrap();
     file.stat().unwrap();
     let mut bytes = [0; 20];
-    assert_eq!(file.read_at(0, &mut bytes).unwrap_err().kind(), ErrorKind::Io(5));
+    assert_eq!(file.read_at(0, &mut bytes).unwrap_err().kind(), ErrorKind::Io(EIO));
     // Through any open file: the bytes are refused, and that is reported.
     again.write_at(0, b"too late", None).ok();
-    assert_eq!(again.sync(true).unwrap_err().kind(), ErrorKind::Io(5));
+    assert_eq!(again.sync(true).unwrap_err().kind(), ErrorKind::Io(EIO));
     assert_eq!(fs::read(source.path().join("f")).unwrap(), b"the other's");
     let all = lock_of(1, 0, u64::MAX >> 1, LockKind::Unlock);
     file.set_lock(&all, &root()).unwrap();
@@ -539,7 +539,7 @@ fn a_lock_that_another_mount_has_had_is_lost_although_it_is_free() {
     let lose = |bytes: &[u8], why: &str| {
         let before = content();
         let written = file.write_at(0, bytes, None).map(drop).and_then(|()| file.sync(true));
-        assert_eq!(written.unwrap_err().kind(), ErrorKind::Io(5), "{why}");
+        assert_eq!(written.unwrap_err().kind(), ErrorKind::Io(EIO), "{why}");
         assert_eq!(content(), before, "{why}");
         file.set_lock(&unlock, &root()).unwrap();
         // That failure is reported once, here or before.
@@ -570,6 +570,25 @@ fn a_lock_that_another_mount_has_had_is_lost_although_it_is_free() {
     file.write_at(0, b"mine", None).unwrap();
     file.sync(true).unwrap();
     assert_eq!(content(), "miners");
+}
+
+/// A lock is not taken again while a further node gives no answer, which may have given it to another mount.
+#[test]
+fn a_lock_is_lost_where_a_further_node_can_not_be_asked() {
+    let source = tempfile::tempdir().unwrap();
+    let mut nodes: Vec<Node> = (0..3).map(|_| Node::start(source.path(), true)).collect();
+    let (_volume, writes) = mount(source.path(), &[&nodes[0], &nodes[1], &nodes[2]], None).unwrap();
+    nodes[2].kill();
+    // Some of them belong to either of the others.
+    let files: Vec<_> = (0..16).map(|number| create(&*writes, &format!("f{number}"), 0).unwrap()).collect();
+    files.iter().for_each(|file| file.set_lock(&lock_of(1, 0, 9, LockKind::Write), &root()).unwrap());
+    let of_first = nodes[0].node.writes_in_use().open_files;
+    assert!((1..16).contains(&of_first), "{of_first} files belong to the first node");
+    writes.set_lock_grace(Duration::ZERO, Duration::from_secs(1));
+    nodes[0].kill();
+    let is_lost = |error: &spurline_types::Error| error.kind() == ErrorKind::Io(EIO);
+    let written = files.iter().map(|file| file.write_at(0, b"under the lock", None));
+    assert_eq!(written.filter(|written| written.as_ref().is_err_and(is_lost)).count(), of_first);
 }
 
 /// What was written under a lock is not sent again after its release: another mount has changed it since.
@@ -629,7 +648,7 @@ fn new_locks_wait_for_those_of_a_lost_node() {
             std::thread::sleep(Duration::from_millis(20));
             answer = other.set_lock(&mine, &root()).map_err(|error| error.kind());
         }
-        assert_eq!(answer, Err(ErrorKind::Io(11)), "its holder has it again");
+        assert_eq!(answer, Err(ErrorKind::Io(EAGAIN)), "its holder has it again");
     }
     file.set_lock(&FileLock { kind: LockKind::Unlock, ..mine }, &root()).unwrap();
     other.set_lock(&mine, &root()).unwrap();
@@ -686,11 +705,11 @@ fn a_close_that_failed_is_repeated() {
     file.set_lock(&mine, &root()).unwrap();
     plan.set_rates(FaultRates { drop: 1000, ..FaultRates::default() });
     drop(file);
-    assert_eq!(other.set_lock(&mine, &root()).unwrap_err().kind(), ErrorKind::Io(11), "its node has it open");
+    assert_eq!(other.set_lock(&mine, &root()).unwrap_err().kind(), ErrorKind::Io(EAGAIN), "its node has it open");
     plan.set_rates(FaultRates::default());
     let until = Instant::now() + Duration::from_secs(60);
     while let Err(error) = other.set_lock(&mine, &root()) {
-        assert!(error.kind() == ErrorKind::Io(11) && Instant::now() < until, "{error}");
+        assert!(error.kind() == ErrorKind::Io(EAGAIN) && Instant::now() < until, "{error}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -718,7 +737,7 @@ fn locks_exclude_each_other_while_connections_break() {
                 let unlock = FileLock { kind: LockKind::Unlock, ..mine };
                 for _ in 0..ROUNDS {
                     while let Err(error) = file.set_lock(&mine, &root()) {
-                        assert!(error.kind() == ErrorKind::Io(11) && Instant::now() < until, "{error}");
+                        assert!(error.kind() == ErrorKind::Io(EAGAIN) && Instant::now() < until, "{error}");
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     let mut count = [0; 8];

@@ -52,6 +52,8 @@ impl Node {
         let under = OriginOptions { within: sources.clone(), ..OriginOptions::default() };
         let open = move |source: &str| spurline_origin::open(source, &under, Arc::clone(&under_stats));
         let node = CacheNode::new("n", shared, sources, Box::new(open));
+        // Tests say themselves when locks wait.
+        node.settle_locks();
         if writable {
             let dir = real.to_owned();
             node.accept_writes(Box::new(move |_| Ok(WritableSource::open_for_node(&dir, None)?)));

@@ -456,11 +456,12 @@ impl WriteCalls {
         better.filter_map(|peer| peer.away()).min()
     }
 
-    /// The nodes that are not known to be away, except the one of `home`.
-    pub fn other_nodes(&self, home: &HomeProcess) -> Vec<Arc<str>> {
+    /// The nodes except the one of `home`, and except the one of a `lost` process if that is known to be away.
+    pub fn other_nodes(&self, home: &HomeProcess, lost: &HomeProcess) -> Vec<Arc<str>> {
         let view = self.client.members().snapshot();
         let peers = (0..view.members().len()).map(|index| view.peer(index as u32));
-        peers.filter(|peer| peer.is_up() && *peer.name() != *home.node).map(|peer| peer.name().into()).collect()
+        let others = peers.filter(|peer| *peer.name() != *home.node);
+        others.filter(|peer| peer.is_up() || *peer.name() != *lost.node).map(|peer| peer.name().into()).collect()
     }
 
     fn wanted_run(&self, path: &[u8]) -> WantedRun {
@@ -742,7 +743,12 @@ pub(crate) fn attr_of(answer: WriteAnswer) -> Result<NodeAttr> {
     }
 }
 
-/// A file that moved too often, or whose move took longer than the call.
+/// A file whose move took longer than the call, as when this mount was stopped meanwhile.
+pub(crate) fn late_move() -> Error {
+    Error::new(ErrorKind::Unavailable, "no node had the file open when the time of the call was over; try again")
+}
+
+/// A file that moved too often.
 pub(crate) fn unsteady() -> Error {
     Error::new(ErrorKind::Unavailable, "the file moved from node to node; try again")
 }
@@ -771,7 +777,7 @@ mod tests {
             (answered(Unsupported), true, NextRelease, Final),
             (answered(Unavailable), true, NextNode, Final),
             (refused, true, NextNode, Final),
-            (answered(Io(5)), true, Final, Final),
+            (answered(Io(EIO)), true, Final, Final),
         ] {
             assert_eq!(judge_failure(&failure, reached, true), of_path);
             assert_eq!(judge_failure(&failure, reached, false), of_process);

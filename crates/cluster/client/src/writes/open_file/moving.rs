@@ -7,8 +7,8 @@
 use super::state::{FileMachine, LocksEnd, MoveStep, MoveTerms};
 use super::{FilePlace, OpenFile, OpenFiles, set_call};
 use crate::writes::calls::{
-    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, NodeAnswer, RequestContext, WriteCallPlan, settle_answer,
-    unexpected, unsteady,
+    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, NodeAnswer, RequestContext, WriteCallPlan, is_transient,
+    late_move, settle_answer, unexpected,
 };
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, WriteAnswer, WriteCall};
@@ -96,7 +96,7 @@ impl OpenFile {
             let is_waiting = matches!(step, MoveStep::OpenNext { .. } | MoveStep::SetLocks { .. } | MoveStep::Pause);
             if is_waiting && deadline.is_over(now) {
                 self.apply(files, &why, FileMachine::stop_move);
-                return Err(unsteady());
+                return Err(late_move());
             }
             match step {
                 MoveStep::Done => return Ok(()),
@@ -205,13 +205,16 @@ impl OpenFile {
         let root = Caller::default();
         let plan = || WriteCallPlan::query(CallTarget::Process(next), &call, &root, deadline);
         let set_again = || files.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan() });
-        if self.has_had_it_since(set_again)? && self.is_granted_nowhere_else(files, next, lock, deadline)? {
-            return Ok(());
-        }
+        let doubt = if self.has_had_it_since(set_again)? {
+            self.find_doubt_elsewhere(files, next, lock, deadline)
+        } else {
+            Some(format!("another mount has had the lock meanwhile, granted by node {}", next.node))
+        };
+        let Some(why) = doubt else { return Ok(()) };
         let unlock = set_call(self.number, &FileLock { kind: LockKind::Unlock, ..*lock });
         // What fails here is released with the file.
         let _ = files.calls.query(CallTarget::Process(next), &unlock, &root, deadline);
-        Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), "another mount has had the lock meanwhile")))
+        Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), why)))
     }
 
     /// Whether no other mount was granted a lock since this one has it, by the answers to a request: the time since that grant.
@@ -242,27 +245,45 @@ impl OpenFile {
         }
     }
 
-    /// Whether no other node knows of another mount that was granted a lock meanwhile: a mount that could not reach the lost
-    /// process uses another one, and may have got the lock there when the lost one ended. Nodes that can't be reached are passed over.
-    fn is_granted_nowhere_else(
+    /// Why another mount may have been granted a lock meanwhile by another node: a mount that could not reach the lost process uses
+    /// another one, and may have got the lock there when the lost one ended. The mount of this lock may be cut off from that
+    /// node, so each node has to answer while there is time. The node of the lost process need not: it is dead, or grants no new
+    /// lock in that time.
+    fn find_doubt_elsewhere(
         &self,
         files: &OpenFiles,
         next: &HomeProcess,
         lock: &FileLock,
         deadline: CallDeadline,
-    ) -> std::result::Result<bool, CallEnd> {
-        let Some(of) = self.place.lock().identity else { return Ok(true) };
+    ) -> Option<String> {
+        let of = self.place.lock().identity?;
         let call = WriteCall::FindGrant { of, family: lock.family, range: lock.whole_if_flock(), kind: lock.kind };
         let root = Caller::default();
-        for node in files.calls.other_nodes(next) {
+        let lost = self.home();
+        for node in files.calls.other_nodes(next, &lost) {
             let find = || files.calls.query(CallTarget::Node(&node), &call, &root, deadline);
-            match self.has_had_it_since(find) {
-                Ok(true) | Err(CallEnd::Lost { .. }) => {}
-                Ok(false) => return Ok(false),
-                Err(CallEnd::Failed(error)) => tracing::debug!("node {node} does not know its grants: {error}"),
+            loop {
+                let error = match self.has_had_it_since(find) {
+                    Ok(true) => break,
+                    Ok(false) => {
+                        return Some(format!("another mount has had the lock meanwhile, granted by node {node}"));
+                    }
+                    Err(CallEnd::Failed(error)) if !is_transient(&error) => {
+                        tracing::debug!("node {node} does not know its grants: {error}");
+                        break;
+                    }
+                    Err(CallEnd::Failed(error) | CallEnd::Lost { error, .. }) => error,
+                };
+                if *node == *lost.node {
+                    break;
+                }
+                if !self.machine.lock().is_in_time(Instant::now()) {
+                    return Some(format!("node {node} may have granted it to another mount meanwhile: {error}"));
+                }
+                std::thread::sleep(RECLAIM_PAUSE);
             }
         }
-        Ok(true)
+        None
     }
 
     /// Opens it on a node that can be reached.

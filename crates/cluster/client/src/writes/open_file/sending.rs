@@ -7,7 +7,7 @@ use crate::writes::bytes::{
 };
 use crate::writes::calls::{
     CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, MaybeExecuted, RequestContext, WriteCallPlan,
-    is_transient, settle_answer, unsteady,
+    is_transient, late_move, settle_answer, unsteady,
 };
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::errno::EIO;
@@ -218,7 +218,7 @@ impl OpenFiles {
             }
             self.send_all(&opened.bytes)?;
         }
-        Err(unsteady())
+        Err(late_move())
     }
 
     /// Sends all unsent bytes of a file that were written until now.
