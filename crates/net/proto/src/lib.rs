@@ -22,13 +22,13 @@ mod codec;
 mod header;
 mod lock_times;
 mod object_ranges;
-mod open_attrs;
 mod open_flags;
 mod proof;
 mod rail;
 pub mod rdma;
 mod request;
 mod wire_caller;
+mod wire_value;
 mod write_answer;
 mod writes;
 

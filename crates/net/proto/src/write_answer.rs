@@ -3,12 +3,12 @@
 
 use crate::answer::take_version;
 use crate::codec::{ByteCursor, PutValue};
-use crate::request::{check_name, take_switch};
-use crate::writes::{lock_code, put_identity, put_time, take_identity, take_lock_kind, take_time};
+use crate::request::check_name;
+use crate::wire_value::{WireValue, wire_enum, wire_struct};
 use crate::{AnswerBody, FrameError};
-use spurline_types::{Error, ErrorKind};
+use spurline_types::{Error, ErrorKind, Version};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
-use spurline_volume::writes::{CacheVersion, FileIdentity, ListedName, LockConflict, LockRange, NodeAttr, SourceSpace};
+use spurline_volume::writes::{CacheVersion, ListedName, LockConflict, NodeAttr, SourceSpace};
 
 /// The longest error message of an answer.
 const MAX_MESSAGE: usize = 1024;
@@ -61,126 +61,73 @@ impl WriteAnswer {
             _ => {}
         }
     }
-
-    fn code(&self) -> u8 {
-        match self {
-            WriteAnswer::Done => 0,
-            WriteAnswer::Attr(_) => 1,
-            WriteAnswer::Number(_) => 2,
-            WriteAnswer::Bytes(_) => 3,
-            WriteAnswer::Names(_) => 4,
-            WriteAnswer::Conflict(_) => 5,
-            WriteAnswer::Space(_) => 6,
-            WriteAnswer::Capabilities(_) => 7,
-            WriteAnswer::Failed(_) => 8,
-            WriteAnswer::UnknownFile => 9,
-            WriteAnswer::Unclear(_) => 10,
-            WriteAnswer::Created(..) => 11,
-            WriteAnswer::Opened(..) => 12,
-        }
-    }
 }
 
 impl AnswerBody for WriteAnswer {
     fn encode(&self, out: &mut Vec<u8>) {
-        out.put_u8(self.code());
-        match self {
-            WriteAnswer::Done | WriteAnswer::UnknownFile => {}
-            WriteAnswer::Attr(attr) => put_node_attr(attr, out),
-            WriteAnswer::Created(attr, directory) => {
-                put_node_attr(attr, out);
-                out.put_u8(u8::from(directory.is_some()));
-                directory.iter().for_each(|attr| put_node_attr(attr, out));
-            }
-            WriteAnswer::Opened(attr, version) => {
-                put_node_attr(attr, out);
-                put_cache_version(version, out);
-            }
-            WriteAnswer::Number(n) => out.put_u64(*n),
-            WriteAnswer::Bytes(bytes) => out.put_bytes(bytes),
-            WriteAnswer::Names(names) => {
-                out.put_u32(u32::try_from(names.len()).unwrap_or(u32::MAX));
-                for listed in names {
-                    out.put_bytes(&listed.name);
-                    out.put_u32(listed.file_type);
-                    out.put_u64(listed.inode);
-                    out.put_u64(listed.next);
-                    out.put_u8(u8::from(listed.attr.is_some()));
-                    listed.attr.iter().for_each(|attr| put_node_attr(attr, out));
-                }
-            }
-            WriteAnswer::Conflict(conflict) => {
-                out.put_u8(u8::from(conflict.is_some()));
-                if let Some(conflict) = conflict {
-                    out.put_u8(lock_code(conflict.kind));
-                    out.put_u64(conflict.range.start);
-                    out.put_u64(conflict.range.end);
-                    out.put_u32(conflict.pid);
-                }
-            }
-            WriteAnswer::Space(space) => {
-                let SourceSpace { block_size, blocks, blocks_free, blocks_available, files, files_free, name_max } =
-                    *space;
-                for n in [block_size, blocks, blocks_free, blocks_available, files, files_free] {
-                    out.put_u64(n);
-                }
-                out.put_u32(name_max);
-            }
-            WriteAnswer::Capabilities(can) => put_capabilities(can, out),
-            WriteAnswer::Failed(error) => {
-                out.put_u16(error.kind().code());
-                let message = error.message();
-                out.put_bytes(&message.as_bytes()[..message.floor_char_boundary(MAX_MESSAGE)]);
-            }
-            WriteAnswer::Unclear(why) => out.put_bytes(&why.as_bytes()[..why.floor_char_boundary(MAX_MESSAGE)]),
-        }
+        self.put(out);
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         let mut take = ByteCursor(bytes);
-        let answer = match take.take_u8("the kind of an answer")? {
-            0 => WriteAnswer::Done,
-            1 => WriteAnswer::Attr(take_node_attr(&mut take)?),
-            2 => WriteAnswer::Number(take.take_u64("a number")?),
-            3 => WriteAnswer::Bytes(take.take_bytes("bytes")?.to_vec()),
-            4 => WriteAnswer::Names(take_names(&mut take)?),
-            5 => WriteAnswer::Conflict(match take_switch(&mut take, "whether a lock follows")? {
-                false => None,
-                true => Some(LockConflict {
-                    kind: take_lock_kind(&mut take)?,
-                    range: LockRange { start: take.take_u64("a lock's start")?, end: take.take_u64("a lock's end")? },
-                    pid: take.take_u32("a process")?,
-                }),
-            }),
-            6 => WriteAnswer::Space(SourceSpace {
-                block_size: take.take_u64("a size")?,
-                blocks: take.take_u64("a size")?,
-                blocks_free: take.take_u64("a size")?,
-                blocks_available: take.take_u64("a size")?,
-                files: take.take_u64("a size")?,
-                files_free: take.take_u64("a size")?,
-                name_max: take.take_u32("a size")?,
-            }),
-            7 => WriteAnswer::Capabilities(take_capabilities(&mut take)?),
-            8 => {
-                let code = take.take_u16("a status")?;
-                WriteAnswer::Failed(Error::new(ErrorKind::from_code(code), take_message(&mut take)?))
-            }
-            9 => WriteAnswer::UnknownFile,
-            10 => WriteAnswer::Unclear(take_message(&mut take)?.to_owned()),
-            11 => {
-                let attr = take_node_attr(&mut take)?;
-                let directory = take_switch(&mut take, "whether a directory follows")?;
-                WriteAnswer::Created(attr, directory.then(|| take_node_attr(&mut take)).transpose()?)
-            }
-            12 => {
-                let attr = take_node_attr(&mut take)?;
-                WriteAnswer::Opened(attr, take_cache_version(&mut take)?)
-            }
-            value => return Err(FrameError::Value { what: "the kind of an answer", value: value.into() }),
-        };
+        let answer = WriteAnswer::take(&mut take, "an answer")?;
         take.expect_end()?;
         Ok(answer)
+    }
+}
+
+wire_enum! { 'a WriteAnswer, "an answer":
+    0 Done,
+    1 Attr(attr),
+    2 Number(number),
+    3 Bytes(bytes),
+    4 Names(names),
+    5 Conflict(conflict),
+    6 Space(space),
+    7 Capabilities(capabilities),
+    8 Failed(error),
+    9 UnknownFile,
+    10 Unclear(why),
+    11 Created(attr, directory),
+    12 Opened(attr, version),
+}
+
+wire_enum! { 'a CacheVersion, "a version":
+    0 Settled(version),
+    1 OpenForChanges,
+    2 JustChanged,
+    3 SourceIsNear,
+    4 OwnCache,
+}
+
+wire_struct!(LockConflict, "a lock": kind, range, pid);
+wire_struct!(SourceSpace, "the sizes of a source": block_size, blocks, blocks_free, blocks_available, files, files_free, name_max);
+wire_struct!(
+    NodeAttr,
+    "the attributes of an object": identity, mode, nlink, uid, gid, blksize, inode, rdev, size, blocks, atime, mtime, ctime
+);
+
+/// A text for people, cut to its limit.
+impl WireValue<'_> for String {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.put_bytes(&self.as_bytes()[..self.floor_char_boundary(MAX_MESSAGE)]);
+    }
+
+    fn take(take: &mut ByteCursor<'_>, _: &'static str) -> Result<Self, FrameError> {
+        take_message(take).map(str::to_owned)
+    }
+}
+
+impl WireValue<'_> for Error {
+    fn put(&self, out: &mut Vec<u8>) {
+        let message = self.message();
+        out.put_u16(self.kind().code());
+        out.put_bytes(&message.as_bytes()[..message.floor_char_boundary(MAX_MESSAGE)]);
+    }
+
+    fn take(take: &mut ByteCursor<'_>, what: &'static str) -> Result<Self, FrameError> {
+        let code = take.take_u16(what)?;
+        Ok(Error::new(ErrorKind::from_code(code), take_message(take)?))
     }
 }
 
@@ -193,88 +140,62 @@ fn take_message<'a>(take: &mut ByteCursor<'a>) -> Result<&'a str, FrameError> {
     Ok(message)
 }
 
-/// Before a version: its bytes are final. Other numbers have no version behind them.
-const SETTLED: u8 = 0;
-const OPEN_FOR_CHANGES: u8 = 1;
-const JUST_CHANGED: u8 = 2;
-const SOURCE_IS_NEAR: u8 = 3;
-const OWN_CACHE: u8 = 4;
+impl WireValue<'_> for Version {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.put_bytes(self.as_str().as_bytes());
+    }
 
-fn put_cache_version(version: &CacheVersion, out: &mut Vec<u8>) {
-    match version {
-        CacheVersion::Settled(version) => {
-            out.put_u8(SETTLED);
-            out.put_bytes(version.as_str().as_bytes());
+    fn take(take: &mut ByteCursor<'_>, _: &'static str) -> Result<Self, FrameError> {
+        take_version(take)
+    }
+}
+
+impl WireValue<'_> for Vec<ListedName> {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.put_u32(u32::try_from(self.len()).unwrap_or(u32::MAX));
+        for ListedName { name, file_type, inode, next, attr } in self {
+            name.put(out);
+            file_type.put(out);
+            inode.put(out);
+            next.put(out);
+            attr.put(out);
         }
-        CacheVersion::OpenForChanges => out.put_u8(OPEN_FOR_CHANGES),
-        CacheVersion::JustChanged => out.put_u8(JUST_CHANGED),
-        CacheVersion::SourceIsNear => out.put_u8(SOURCE_IS_NEAR),
-        CacheVersion::OwnCache => out.put_u8(OWN_CACHE),
     }
-}
 
-fn take_cache_version(take: &mut ByteCursor<'_>) -> Result<CacheVersion, FrameError> {
-    Ok(match take.take_u8("the state of a version")? {
-        SETTLED => CacheVersion::Settled(take_version(take)?),
-        OPEN_FOR_CHANGES => CacheVersion::OpenForChanges,
-        JUST_CHANGED => CacheVersion::JustChanged,
-        SOURCE_IS_NEAR => CacheVersion::SourceIsNear,
-        OWN_CACHE => CacheVersion::OwnCache,
-        value => return Err(FrameError::Value { what: "the state of a version", value: value.into() }),
-    })
-}
-
-fn put_node_attr(attr: &NodeAttr, out: &mut Vec<u8>) {
-    put_identity(Some(&attr.identity), out);
-    for n in [attr.mode, attr.nlink, attr.uid, attr.gid, attr.blksize] {
-        out.put_u32(n);
-    }
-    for n in [attr.inode, attr.rdev, attr.size, attr.blocks] {
-        out.put_u64(n);
-    }
-    for time in [attr.atime, attr.mtime, attr.ctime] {
-        put_time(time, out);
-    }
-}
-
-fn take_node_attr(take: &mut ByteCursor<'_>) -> Result<NodeAttr, FrameError> {
-    let identity: FileIdentity =
-        take_identity(take)?.ok_or(FrameError::Value { what: "the identity of an object", value: 0 })?;
-    let mode = take.take_u32("a mode")?;
-    let nlink = take.take_u32("a number of names")?;
-    let (uid, gid) = (take.take_u32("a user")?, take.take_u32("a group")?);
-    let blksize = take.take_u32("a block size")?;
-    let inode = take.take_u64("an inode number")?;
-    let rdev = take.take_u64("a device")?;
-    let size = take.take_u64("a size")?;
-    let blocks = take.take_u64("a size")?;
-    let (atime, mtime, ctime) = (take_time(take)?, take_time(take)?, take_time(take)?);
-    Ok(NodeAttr { identity, inode, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime, mtime, ctime })
-}
-
-fn take_names(take: &mut ByteCursor<'_>) -> Result<Vec<ListedName>, FrameError> {
-    // A name of one byte without attributes.
-    const SHORTEST: usize = 5 + 4 + 8 + 8 + 1;
-    let count = take.take_u32("a page's length")? as usize;
-    let mut names = Vec::with_capacity(count.min(take.0.len() / SHORTEST));
-    for _ in 0..count {
-        let name = take.take_bytes("a name")?;
-        // A listing has the directory itself and the one above it.
-        if !matches!(name, b"." | b"..") {
-            check_name(name)?;
+    fn take(take: &mut ByteCursor<'_>, what: &'static str) -> Result<Self, FrameError> {
+        // A name of one byte without attributes.
+        const SHORTEST: usize = 5 + 4 + 8 + 8 + 1;
+        let count = take.take_u32("a page's length")? as usize;
+        let mut names = Vec::with_capacity(count.min(take.0.len() / SHORTEST));
+        for _ in 0..count {
+            let name = take.take_bytes("a name")?;
+            // A listing has the directory itself and the one above it.
+            if !matches!(name, b"." | b"..") {
+                check_name(name)?;
+            }
+            if name.contains(&b'/') {
+                return Err(FrameError::Path("a slash in a name"));
+            }
+            names.push(ListedName {
+                name: name.to_vec(),
+                file_type: WireValue::take(take, what)?,
+                inode: WireValue::take(take, what)?,
+                next: WireValue::take(take, what)?,
+                attr: WireValue::take(take, what)?,
+            });
         }
-        if name.contains(&b'/') {
-            return Err(FrameError::Path("a slash in a name"));
-        }
-        names.push(ListedName {
-            name: name.to_vec(),
-            file_type: take.take_u32("a file type")?,
-            inode: take.take_u64("an inode number")?,
-            next: take.take_u64("a position")?,
-            attr: take_switch(take, "whether attributes follow")?.then(|| take_node_attr(take)).transpose()?,
-        });
+        Ok(names)
     }
-    Ok(names)
+}
+
+impl WireValue<'_> for WriteCapabilities {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_capabilities(self, out);
+    }
+
+    fn take(take: &mut ByteCursor<'_>, _: &'static str) -> Result<Self, FrameError> {
+        take_capabilities(take)
+    }
 }
 
 /// Numbers of the abilities on the wire, in order.

@@ -8,9 +8,9 @@
 //! The bytes of a write, or the value of an extended attribute, are the payload of the request (see the crate's head).
 
 use crate::codec::{ByteCursor, PutValue};
-use crate::open_attrs::{put_attr_call, take_attr_call};
-use crate::request::{VolumeId, check_name, take_path, take_switch, take_volume};
+use crate::request::{VolumeId, check_name, take_path, take_volume};
 use crate::wire_caller::WireCaller;
+use crate::wire_value::{WireValue, wire_enum, wire_struct};
 use crate::{FrameError, MAX_WRITE, OpenFlags};
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::{
@@ -34,9 +34,15 @@ impl<'a> FileNumbers<'a> {
     pub fn iter(&self) -> impl Iterator<Item = u64> + 'a {
         self.0.iter().map(|number| u64::from_le_bytes(*number))
     }
+}
 
-    fn take(take: &mut ByteCursor<'a>) -> Result<Self, FrameError> {
-        match take.take_bytes("numbers of open files")?.as_chunks::<8>() {
+impl<'a> WireValue<'a> for FileNumbers<'a> {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.put_bytes(self.0.as_flattened());
+    }
+
+    fn take(take: &mut ByteCursor<'a>, what: &'static str) -> Result<Self, FrameError> {
+        match take.take_bytes(what)?.as_chunks::<8>() {
             (numbers, []) => Ok(FileNumbers(numbers)),
             (_, rest) => {
                 Err(FrameError::Value { what: "the length of a list of open files", value: rest.len() as u64 })
@@ -329,9 +335,9 @@ impl WriteRequest<'_> {
             out.put_u64(n);
         }
         out.put_u8(u8::from(self.again) | u8::from(self.marked) << 1);
-        self.known.iter().for_each(|known| put_identity(known.as_ref(), out));
+        self.known.iter().for_each(|known| known.put(out));
         self.caller.put(out);
-        put_call(&self.call, out);
+        self.call.put(out);
     }
 }
 
@@ -344,9 +350,12 @@ impl<'a> WriteRequest<'a> {
         if bits > 3 {
             return Err(FrameError::Value { what: "the flags of a change", value: bits.into() });
         }
-        let known = [take_identity(take)?, take_identity(take)?];
-        let (caller, call) = (WireCaller::take(take)?, take_call(take)?);
-        let (again, marked) = (bits & 1 != 0, bits & 2 != 0);
+        const KNOWN: &str = "an identity that the mount knows";
+        let known = [WireValue::take(take, KNOWN)?, WireValue::take(take, KNOWN)?];
+        let caller = WireCaller::take(take)?;
+        let call = WriteCall::take(take, "a call")?;
+        let again = bits & 1 != 0;
+        let marked = bits & 2 != 0;
         Ok(WriteRequest { volume, id, answered, again, marked, known, caller, call, payload: &[] })
     }
 
@@ -367,244 +376,186 @@ impl<'a> WriteRequest<'a> {
     }
 }
 
-/// Before the bytes of an identity: there is none, it may belong to a later object, or it lasts.
-const NO_IDENTITY: u8 = 0;
-const REUSED_IDENTITY: u8 = 1;
-const LASTING_IDENTITY: u8 = 2;
+impl WireValue<'_> for FileIdentity {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.is_lasting().put(out);
+        out.extend_from_slice(self.bytes());
+    }
 
-pub(crate) fn put_identity(identity: Option<&FileIdentity>, out: &mut Vec<u8>) {
-    let Some(identity) = identity else { return out.put_u8(NO_IDENTITY) };
-    out.put_u8(if identity.is_lasting() { LASTING_IDENTITY } else { REUSED_IDENTITY });
-    out.extend_from_slice(identity.bytes());
-}
-
-pub(crate) fn take_identity(take: &mut ByteCursor<'_>) -> Result<Option<FileIdentity>, FrameError> {
-    let kind = take.take_u8("whether an identity follows")?;
-    match kind {
-        NO_IDENTITY => Ok(None),
-        REUSED_IDENTITY | LASTING_IDENTITY => {
-            Ok(Some(FileIdentity::new(take.take_array("an identity")?, kind == LASTING_IDENTITY)))
-        }
-        value => Err(FrameError::Value { what: "whether an identity follows", value: value.into() }),
+    fn take(take: &mut ByteCursor<'_>, what: &'static str) -> Result<Self, FrameError> {
+        let lasting = bool::take(take, what)?;
+        Ok(FileIdentity::new(take.take_array(what)?, lasting))
     }
 }
 
-pub(crate) fn put_time(time: FileTime, out: &mut Vec<u8>) {
-    out.put_u64(time.seconds as u64);
-    out.put_u32(time.nanos);
-}
-
-pub(crate) fn take_time(take: &mut ByteCursor<'_>) -> Result<FileTime, FrameError> {
-    let (seconds, nanos) = (take.take_u64("a time")? as i64, take.take_u32("a time")?);
-    if nanos >= 1_000_000_000 {
-        return Err(FrameError::Value { what: "the nanoseconds of a time", value: nanos.into() });
+impl WireValue<'_> for FileTime {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.put_u64(self.seconds as u64);
+        out.put_u32(self.nanos);
     }
-    Ok(FileTime { seconds, nanos })
-}
 
-fn put_node(node: &NodePath<'_>, out: &mut Vec<u8>) {
-    out.put_bytes(node.path);
-    put_identity(node.expected.as_ref(), out);
-}
-
-fn take_node<'a>(take: &mut ByteCursor<'a>) -> Result<NodePath<'a>, FrameError> {
-    Ok(NodePath { path: take_path(take)?, expected: take_identity(take)? })
-}
-
-fn put_name(at: &NamePath<'_>, out: &mut Vec<u8>) {
-    put_node(&at.directory, out);
-    out.put_bytes(at.name);
-}
-
-fn take_name<'a>(take: &mut ByteCursor<'a>) -> Result<NamePath<'a>, FrameError> {
-    let at = NamePath { directory: take_node(take)?, name: take.take_bytes("a name")? };
-    check_name(at.name)?;
-    if at.name.contains(&b'/') {
-        return Err(FrameError::Path("a slash in a name"));
-    }
-    Ok(at)
-}
-
-fn put_set(set: &AttrChange, out: &mut Vec<u8>) {
-    for n in [set.mode, set.uid, set.gid] {
-        out.put_u8(u8::from(n.is_some()));
-        n.iter().for_each(|n| out.put_u32(*n));
-    }
-    out.put_u8(u8::from(set.size.is_some()));
-    set.size.iter().for_each(|size| out.put_u64(*size));
-    for time in [set.atime, set.mtime] {
-        match time {
-            None => out.put_u8(0),
-            Some(NewTime::Now) => out.put_u8(1),
-            Some(NewTime::At(time)) => {
-                out.put_u8(2);
-                put_time(time, out);
-            }
+    fn take(take: &mut ByteCursor<'_>, what: &'static str) -> Result<Self, FrameError> {
+        let seconds = take.take_u64(what)? as i64;
+        let nanos = take.take_u32(what)?;
+        if nanos >= 1_000_000_000 {
+            return Err(FrameError::Value { what: "the nanoseconds of a time", value: nanos.into() });
         }
+        Ok(FileTime { seconds, nanos })
     }
 }
 
-fn take_set(take: &mut ByteCursor<'_>) -> Result<AttrChange, FrameError> {
-    fn number(take: &mut ByteCursor<'_>) -> Result<Option<u32>, FrameError> {
-        take_switch(take, "whether an attribute follows")?.then(|| take.take_u32("an attribute")).transpose()
+impl<'a> WireValue<'a> for NodePath<'a> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.path.put(out);
+        self.expected.put(out);
     }
-    fn time(take: &mut ByteCursor<'_>) -> Result<Option<NewTime>, FrameError> {
-        Ok(match take.take_u8("the kind of a time")? {
-            0 => None,
-            1 => Some(NewTime::Now),
-            2 => Some(NewTime::At(take_time(take)?)),
-            value => return Err(FrameError::Value { what: "the kind of a time", value: value.into() }),
-        })
-    }
-    let (mode, uid, gid) = (number(take)?, number(take)?, number(take)?);
-    let size = take_switch(take, "whether a size follows")?.then(|| take.take_u64("a size")).transpose()?;
-    Ok(AttrChange { mode, uid, gid, size, atime: time(take)?, mtime: time(take)? })
-}
 
-pub(crate) fn lock_code(kind: LockKind) -> u8 {
-    match kind {
-        LockKind::Read => 0,
-        LockKind::Write => 1,
-        LockKind::Unlock => 2,
+    fn take(take: &mut ByteCursor<'a>, what: &'static str) -> Result<Self, FrameError> {
+        Ok(NodePath { path: take_path(take)?, expected: WireValue::take(take, what)? })
     }
 }
 
-pub(crate) fn take_lock_kind(take: &mut ByteCursor<'_>) -> Result<LockKind, FrameError> {
-    Ok(match take.take_u8("the type of a lock")? {
-        0 => LockKind::Read,
-        1 => LockKind::Write,
-        2 => LockKind::Unlock,
-        value => return Err(FrameError::Value { what: "the type of a lock", value: value.into() }),
-    })
-}
+impl<'a> WireValue<'a> for NamePath<'a> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.directory.put(out);
+        self.name.put(out);
+    }
 
-fn put_change(change: &Change<'_>, out: &mut Vec<u8>) {
-    match change {
-        Change::Mkdir { at, mode } => {
-            out.put_u8(1);
-            put_name(at, out);
-            out.put_u32(*mode);
+    fn take(take: &mut ByteCursor<'a>, what: &'static str) -> Result<Self, FrameError> {
+        let at = NamePath { directory: WireValue::take(take, what)?, name: take.take_bytes(what)? };
+        check_name(at.name)?;
+        if at.name.contains(&b'/') {
+            return Err(FrameError::Path("a slash in a name"));
         }
-        Change::Mknod { at, mode, rdev } => {
-            out.put_u8(2);
-            put_name(at, out);
-            out.put_u32(*mode);
-            out.put_u64(*rdev);
-        }
-        Change::Symlink { at, target } => {
-            out.put_u8(3);
-            put_name(at, out);
-            out.put_bytes(target);
-        }
-        Change::Link { from, to } => {
-            out.put_u8(4);
-            put_node(from, out);
-            put_name(to, out);
-        }
-        Change::Unlink { at } => {
-            out.put_u8(5);
-            put_name(at, out);
-        }
-        Change::Rmdir { at } => {
-            out.put_u8(6);
-            put_name(at, out);
-        }
-        Change::Rename { from, to, flags } => {
-            out.put_u8(7);
-            put_name(from, out);
-            put_name(to, out);
-            out.put_u32(*flags);
-        }
-        Change::SetAttr { of, set } => {
-            out.put_u8(8);
-            put_node(of, out);
-            put_set(set, out);
-        }
-        Change::SetXattr { of, name, value: _, flags } => {
-            out.put_u8(9);
-            put_node(of, out);
-            out.put_bytes(name);
-            out.put_u32(*flags);
-        }
-        Change::RemoveXattr { of, name } => {
-            out.put_u8(10);
-            put_node(of, out);
-            out.put_bytes(name);
-        }
+        Ok(at)
     }
 }
 
-fn take_change<'a>(take: &mut ByteCursor<'a>) -> Result<Change<'a>, FrameError> {
-    Ok(match take.take_u8("the kind of a change")? {
-        1 => Change::Mkdir { at: take_name(take)?, mode: take.take_u32("a mode")? },
-        2 => Change::Mknod { at: take_name(take)?, mode: take.take_u32("a mode")?, rdev: take.take_u64("a device")? },
-        3 => Change::Symlink { at: take_name(take)?, target: take.take_bytes("a link's target")? },
-        4 => Change::Link { from: take_node(take)?, to: take_name(take)? },
-        5 => Change::Unlink { at: take_name(take)? },
-        6 => Change::Rmdir { at: take_name(take)? },
-        7 => Change::Rename { from: take_name(take)?, to: take_name(take)?, flags: take.take_u32("flags")? },
-        8 => Change::SetAttr { of: take_node(take)?, set: take_set(take)? },
-        9 => {
-            let (of, name) = (take_node(take)?, take.take_bytes("an attribute's name")?);
-            Change::SetXattr { of, name, value: &[], flags: take.take_u32("flags")? }
-        }
-        10 => Change::RemoveXattr { of: take_node(take)?, name: take.take_bytes("an attribute's name")? },
-        value => return Err(FrameError::Value { what: "the kind of a change", value: value.into() }),
-    })
+impl WireValue<'_> for OpenFlags {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.put_u32(self.bits());
+    }
+
+    fn take(take: &mut ByteCursor<'_>, what: &'static str) -> Result<Self, FrameError> {
+        take.take_u32(what).map(OpenFlags::new)
+    }
 }
 
-fn put_range(range: &LockRange, out: &mut Vec<u8>) {
-    out.put_u64(range.start);
-    out.put_u64(range.end);
+wire_struct!(LockRange, "the range of a lock": start, end);
+wire_struct!(PendingVersion, "a pending version": known, next);
+wire_struct!(AttrChange, "a change of attributes": mode, uid, gid, size, atime, mtime);
+
+wire_enum! { 'a NewTime, "a new time":
+    0 Now,
+    1 At(time),
 }
 
-fn take_range(take: &mut ByteCursor<'_>) -> Result<LockRange, FrameError> {
-    Ok(LockRange { start: take.take_u64("a lock's start")?, end: take.take_u64("a lock's end")? })
+wire_enum! { 'a LockKind, "a lock":
+    0 Read,
+    1 Write,
+    2 Unlock,
+}
+
+wire_enum! { 'a LockFamily, "a family of locks":
+    0 Posix,
+    1 Flock,
+}
+
+wire_enum! { 'a OpenAttrCall<'a>, "a call about attributes":
+    1 Access(mask),
+    2 Get(name),
+    3 List,
+    4 Set { name, flags; value },
+    5 Remove(name),
+}
+
+wire_enum! { 'a Change<'a>, "a change":
+    1 Mkdir { at, mode },
+    2 Mknod { at, mode, rdev },
+    3 Symlink { at, target },
+    4 Link { from, to },
+    5 Unlink { at },
+    6 Rmdir { at },
+    7 Rename { from, to, flags },
+    8 SetAttr { of, set },
+    9 SetXattr { of, name, flags; value },
+    10 RemoveXattr { of, name },
+}
+
+wire_enum! { 'a WriteCall<'a>, "a call":
+    1 Capabilities,
+    2 Space,
+    3 SyncAll,
+    4 Stat(at),
+    5 Lookup(at),
+    6 ReadLink(at),
+    7 Access(at, mask),
+    8 GetXattr(at, name),
+    9 ListXattr(at),
+    10 Open { at, flags, file },
+    11 Create { at, flags, mode, file },
+    12 CreateUnnamed { directory, flags, mode, file },
+    13 LinkOpen { file, to },
+    14 OpenDirectory { at, file },
+    15 Change(change),
+    16 Read { file, offset, len },
+    17 Write { file, offset, append, lose_privileges, flush },
+    18 Allocate { file, mode, offset, len },
+    19 CopyRange { file, offset, to, to_offset, len },
+    20 Seek { file, offset, whence },
+    21 Sync { file, data_only },
+    22 Flush { file },
+    23 StatOpen { file },
+    24 SetAttrOpen { file, set },
+    25 TestLock { file, owner, range, kind },
+    26 SetLock { file, family, owner, range, kind },
+    27 ReadDirectory { file, from, max, attrs },
+    28 Close { opened_below, files },
+    29 Renew,
+    30 Reopen { of, flags, file },
+    31 AttrOpen { file, call },
+    32 FindGrant { of, family, range, kind },
+    33 OpenAgain { at, flags, file, pending },
 }
 
 impl WriteCall<'_> {
-    /// The number on the wire, and a name for messages.
-    fn code(&self) -> (u8, &'static str) {
-        match self {
-            WriteCall::Capabilities => (1, "abilities of the source"),
-            WriteCall::Space => (2, "sizes of the source"),
-            WriteCall::SyncAll => (3, "sync of the source"),
-            WriteCall::Stat(_) => (4, "attributes"),
-            WriteCall::Lookup(_) => (5, "lookup"),
-            WriteCall::ReadLink(_) => (6, "target of link"),
-            WriteCall::Access(..) => (7, "rights"),
-            WriteCall::GetXattr(..) => (8, "extended attribute"),
-            WriteCall::ListXattr(_) => (9, "extended attributes"),
-            WriteCall::Open { .. } => (10, "opening"),
-            WriteCall::Create { .. } => (11, "creation"),
-            WriteCall::CreateUnnamed { .. } => (12, "creation of a file without a name"),
-            WriteCall::LinkOpen { .. } => (13, "naming of an open file"),
-            WriteCall::OpenDirectory { .. } => (14, "opening of a directory"),
-            WriteCall::Change(_) => (15, "change"),
-            WriteCall::Read { .. } => (16, "read of an open file"),
-            WriteCall::Write { .. } => (17, "write"),
-            WriteCall::Allocate { .. } => (18, "allocation"),
-            WriteCall::CopyRange { .. } => (19, "copy"),
-            WriteCall::Seek { .. } => (20, "search for data or a hole"),
-            WriteCall::Sync { .. } => (21, "sync"),
-            WriteCall::Flush { .. } => (22, "flush"),
-            WriteCall::StatOpen { .. } => (23, "attributes of an open object"),
-            WriteCall::SetAttrOpen { .. } => (24, "change of an open object's attributes"),
-            WriteCall::TestLock { .. } => (25, "test of a lock"),
-            WriteCall::SetLock { .. } => (26, "lock"),
-            WriteCall::ReadDirectory { .. } => (27, "listing of an open directory"),
-            WriteCall::Close { .. } => (28, "close"),
-            WriteCall::Renew => (29, "renewal of a session"),
-            WriteCall::Reopen { .. } => (30, "second opening of an open file"),
-            WriteCall::AttrOpen { .. } => (31, "rights or extended attributes of an open object"),
-            WriteCall::FindGrant { .. } => (32, "search for a granted lock"),
-            WriteCall::OpenAgain { .. } => (33, "opening of a file of a lost node"),
-        }
-    }
-
     /// A name for messages.
     pub fn name(&self) -> &'static str {
-        self.code().1
+        match self {
+            WriteCall::Capabilities => "abilities of the source",
+            WriteCall::Space => "sizes of the source",
+            WriteCall::SyncAll => "sync of the source",
+            WriteCall::Stat(_) => "attributes",
+            WriteCall::Lookup(_) => "lookup",
+            WriteCall::ReadLink(_) => "target of link",
+            WriteCall::Access(..) => "rights",
+            WriteCall::GetXattr(..) => "extended attribute",
+            WriteCall::ListXattr(_) => "extended attributes",
+            WriteCall::Open { .. } => "opening",
+            WriteCall::Create { .. } => "creation",
+            WriteCall::CreateUnnamed { .. } => "creation of a file without a name",
+            WriteCall::LinkOpen { .. } => "naming of an open file",
+            WriteCall::OpenDirectory { .. } => "opening of a directory",
+            WriteCall::Change(_) => "change",
+            WriteCall::Read { .. } => "read of an open file",
+            WriteCall::Write { .. } => "write",
+            WriteCall::Allocate { .. } => "allocation",
+            WriteCall::CopyRange { .. } => "copy",
+            WriteCall::Seek { .. } => "search for data or a hole",
+            WriteCall::Sync { .. } => "sync",
+            WriteCall::Flush { .. } => "flush",
+            WriteCall::StatOpen { .. } => "attributes of an open object",
+            WriteCall::SetAttrOpen { .. } => "change of an open object's attributes",
+            WriteCall::TestLock { .. } => "test of a lock",
+            WriteCall::SetLock { .. } => "lock",
+            WriteCall::ReadDirectory { .. } => "listing of an open directory",
+            WriteCall::Close { .. } => "close",
+            WriteCall::Renew => "renewal of a session",
+            WriteCall::Reopen { .. } => "second opening of an open file",
+            WriteCall::AttrOpen { .. } => "rights or extended attributes of an open object",
+            WriteCall::FindGrant { .. } => "search for a granted lock",
+            WriteCall::OpenAgain { .. } => "opening of a file of a lost node",
+        }
     }
 
     /// The path for messages, where the call has one.
@@ -622,249 +573,4 @@ impl WriteCall<'_> {
             _ => None,
         }
     }
-}
-
-fn put_new_file(flags: OpenFlags, mode: u32, file: u64, out: &mut Vec<u8>) {
-    out.put_u32(flags.bits());
-    out.put_u32(mode);
-    out.put_u64(file);
-}
-
-fn put_lock(owner: u64, range: &LockRange, kind: LockKind, out: &mut Vec<u8>) {
-    out.put_u64(owner);
-    put_range(range, out);
-    out.put_u8(lock_code(kind));
-}
-
-fn put_call(call: &WriteCall<'_>, out: &mut Vec<u8>) {
-    out.put_u8(call.code().0);
-    match call {
-        WriteCall::Capabilities | WriteCall::Space | WriteCall::SyncAll | WriteCall::Renew => {}
-        WriteCall::Stat(at) | WriteCall::ReadLink(at) | WriteCall::ListXattr(at) => put_node(at, out),
-        WriteCall::Lookup(at) => put_name(at, out),
-        WriteCall::Access(at, mask) => {
-            put_node(at, out);
-            out.put_u32(*mask);
-        }
-        WriteCall::GetXattr(at, name) => {
-            put_node(at, out);
-            out.put_bytes(name);
-        }
-        WriteCall::Open { at, flags, file } => {
-            put_node(at, out);
-            out.put_u32(flags.bits());
-            out.put_u64(*file);
-        }
-        WriteCall::Create { at, flags, mode, file } => {
-            put_name(at, out);
-            put_new_file(*flags, *mode, *file, out);
-        }
-        WriteCall::CreateUnnamed { directory, flags, mode, file } => {
-            put_node(directory, out);
-            put_new_file(*flags, *mode, *file, out);
-        }
-        WriteCall::Reopen { of, flags, file } => {
-            out.put_u64(*of);
-            out.put_u32(flags.bits());
-            out.put_u64(*file);
-        }
-        WriteCall::OpenAgain { at, flags, file, pending } => {
-            put_node(at, out);
-            out.put_u32(flags.bits());
-            for n in [*file, pending.known, pending.next] {
-                out.put_u64(n);
-            }
-        }
-        WriteCall::LinkOpen { file, to } => {
-            out.put_u64(*file);
-            put_name(to, out);
-        }
-        WriteCall::OpenDirectory { at, file } => {
-            put_node(at, out);
-            out.put_u64(*file);
-        }
-        WriteCall::Change(change) => put_change(change, out),
-        WriteCall::Read { file, offset, len } => {
-            out.put_u64(*file);
-            out.put_u64(*offset);
-            out.put_u32(*len);
-        }
-        WriteCall::Write { file, offset, append, lose_privileges, flush } => {
-            out.put_u64(*file);
-            out.put_u64(*offset);
-            out.put_u8(u8::from(*lose_privileges) | u8::from(*flush) << 1 | u8::from(*append) << 2);
-        }
-        WriteCall::Allocate { file, mode, offset, len } => {
-            out.put_u64(*file);
-            out.put_u32(*mode);
-            out.put_u64(*offset);
-            out.put_u64(*len);
-        }
-        WriteCall::CopyRange { file, offset, to, to_offset, len } => {
-            for n in [file, offset, to, to_offset, len] {
-                out.put_u64(*n);
-            }
-        }
-        WriteCall::Seek { file, offset, whence } => {
-            out.put_u64(*file);
-            out.put_u64(*offset);
-            out.put_u32(*whence);
-        }
-        WriteCall::Sync { file, data_only } => {
-            out.put_u64(*file);
-            out.put_u8(u8::from(*data_only));
-        }
-        WriteCall::Flush { file } | WriteCall::StatOpen { file } => out.put_u64(*file),
-        WriteCall::Close { opened_below, files } => {
-            out.put_u64(*opened_below);
-            out.put_bytes(files.0.as_flattened());
-        }
-        WriteCall::SetAttrOpen { file, set } => {
-            out.put_u64(*file);
-            put_set(set, out);
-        }
-        WriteCall::AttrOpen { file, call } => {
-            out.put_u64(*file);
-            put_attr_call(call, out);
-        }
-        WriteCall::TestLock { file, owner, range, kind } => {
-            out.put_u64(*file);
-            put_lock(*owner, range, *kind, out);
-        }
-        WriteCall::SetLock { file, family, owner, range, kind } => {
-            out.put_u64(*file);
-            out.put_u8(u8::from(*family == LockFamily::Flock));
-            put_lock(*owner, range, *kind, out);
-        }
-        WriteCall::FindGrant { of, family, range, kind } => {
-            put_identity(Some(of), out);
-            out.put_u8(u8::from(*family == LockFamily::Flock));
-            put_range(range, out);
-            out.put_u8(lock_code(*kind));
-        }
-        WriteCall::ReadDirectory { file, from, max, attrs } => {
-            out.put_u64(*file);
-            out.put_u64(*from);
-            out.put_u32(*max);
-            out.put_u8(u8::from(*attrs));
-        }
-    }
-}
-
-fn take_flags(take: &mut ByteCursor<'_>) -> Result<OpenFlags, FrameError> {
-    take.take_u32("flags").map(OpenFlags::new)
-}
-
-fn take_call<'a>(take: &mut ByteCursor<'a>) -> Result<WriteCall<'a>, FrameError> {
-    const FILE: &str = "the number of an open file";
-    Ok(match take.take_u8("the kind of a call")? {
-        1 => WriteCall::Capabilities,
-        2 => WriteCall::Space,
-        3 => WriteCall::SyncAll,
-        4 => WriteCall::Stat(take_node(take)?),
-        5 => WriteCall::Lookup(take_name(take)?),
-        6 => WriteCall::ReadLink(take_node(take)?),
-        7 => WriteCall::Access(take_node(take)?, take.take_u32("rights")?),
-        8 => WriteCall::GetXattr(take_node(take)?, take.take_bytes("an attribute's name")?),
-        9 => WriteCall::ListXattr(take_node(take)?),
-        10 => WriteCall::Open { at: take_node(take)?, flags: take_flags(take)?, file: take.take_u64(FILE)? },
-        11 => WriteCall::Create {
-            at: take_name(take)?,
-            flags: take_flags(take)?,
-            mode: take.take_u32("a mode")?,
-            file: take.take_u64(FILE)?,
-        },
-        12 => WriteCall::CreateUnnamed {
-            directory: take_node(take)?,
-            flags: take_flags(take)?,
-            mode: take.take_u32("a mode")?,
-            file: take.take_u64(FILE)?,
-        },
-        13 => WriteCall::LinkOpen { file: take.take_u64(FILE)?, to: take_name(take)? },
-        14 => WriteCall::OpenDirectory { at: take_node(take)?, file: take.take_u64(FILE)? },
-        15 => WriteCall::Change(take_change(take)?),
-        16 => WriteCall::Read {
-            file: take.take_u64(FILE)?,
-            offset: take.take_u64("an offset")?,
-            len: take.take_u32("a read's length")?,
-        },
-        17 => {
-            let (file, offset) = (take.take_u64(FILE)?, take.take_u64("an offset")?);
-            let bits = take.take_u8("the flags of a write")?;
-            if bits > 7 {
-                return Err(FrameError::Value { what: "the flags of a write", value: bits.into() });
-            }
-            let (lose_privileges, flush, append) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
-            WriteCall::Write { file, offset, append, lose_privileges, flush }
-        }
-        18 => WriteCall::Allocate {
-            file: take.take_u64(FILE)?,
-            mode: take.take_u32("a mode")?,
-            offset: take.take_u64("an offset")?,
-            len: take.take_u64("a length")?,
-        },
-        19 => WriteCall::CopyRange {
-            file: take.take_u64(FILE)?,
-            offset: take.take_u64("an offset")?,
-            to: take.take_u64(FILE)?,
-            to_offset: take.take_u64("an offset")?,
-            len: take.take_u64("a length")?,
-        },
-        20 => WriteCall::Seek {
-            file: take.take_u64(FILE)?,
-            offset: take.take_u64("an offset")?,
-            whence: take.take_u32("a direction")?,
-        },
-        21 => WriteCall::Sync { file: take.take_u64(FILE)?, data_only: take_switch(take, "whether attributes wait")? },
-        22 => WriteCall::Flush { file: take.take_u64(FILE)? },
-        23 => WriteCall::StatOpen { file: take.take_u64(FILE)? },
-        24 => WriteCall::SetAttrOpen { file: take.take_u64(FILE)?, set: take_set(take)? },
-        25 => WriteCall::TestLock {
-            file: take.take_u64(FILE)?,
-            owner: take.take_u64("a lock's owner")?,
-            range: take_range(take)?,
-            kind: take_lock_kind(take)?,
-        },
-        26 => {
-            let file = take.take_u64(FILE)?;
-            let flock = take_switch(take, "the family of a lock")?;
-            WriteCall::SetLock {
-                file,
-                family: if flock { LockFamily::Flock } else { LockFamily::Posix },
-                owner: take.take_u64("a lock's owner")?,
-                range: take_range(take)?,
-                kind: take_lock_kind(take)?,
-            }
-        }
-        32 => {
-            let missing = FrameError::Value { what: "the object of a lock", value: 0 };
-            let of = take_identity(take)?.ok_or(missing)?;
-            let flock = take_switch(take, "the family of a lock")?;
-            let family = if flock { LockFamily::Flock } else { LockFamily::Posix };
-            WriteCall::FindGrant { of, family, range: take_range(take)?, kind: take_lock_kind(take)? }
-        }
-        27 => WriteCall::ReadDirectory {
-            file: take.take_u64(FILE)?,
-            from: take.take_u64("a position")?,
-            max: take.take_u32("a page's length")?,
-            attrs: take_switch(take, "whether attributes follow")?,
-        },
-        28 => {
-            let opened_below = take.take_u64("the number of a change")?;
-            WriteCall::Close { opened_below, files: FileNumbers::take(take)? }
-        }
-        29 => WriteCall::Renew,
-        30 => WriteCall::Reopen { of: take.take_u64(FILE)?, flags: take_flags(take)?, file: take.take_u64(FILE)? },
-        31 => WriteCall::AttrOpen { file: take.take_u64(FILE)?, call: take_attr_call(take)? },
-        33 => WriteCall::OpenAgain {
-            at: take_node(take)?,
-            flags: take_flags(take)?,
-            file: take.take_u64(FILE)?,
-            pending: PendingVersion {
-                known: take.take_u64("a pending version")?,
-                next: take.take_u64("a pending version")?,
-            },
-        },
-        value => return Err(FrameError::Value { what: "the kind of a call", value: value.into() }),
-    })
 }
