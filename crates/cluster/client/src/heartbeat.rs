@@ -16,7 +16,8 @@ pub(crate) struct NodeWatch {
 
 /// Sends heartbeats where they are due. Called eight times in each silence.
 pub(crate) fn check_nodes(members: &GroupMembers, watch: &NodeWatch) {
-    let (silence, stats) = (watch.silence, &watch.stats);
+    let silence = watch.silence;
+    let stats = &watch.stats;
     let view = members.snapshot();
     for peer in &members.peers_in_use() {
         // A lone node keeps its requests until their own deadline: there is no alternative.
@@ -31,7 +32,8 @@ pub(crate) fn check_nodes(members: &GroupMembers, watch: &NodeWatch) {
             continue;
         }
         if let Some(owing) = pool.overdue_peer(silence / 2) {
-            let (asked, stats) = (Arc::clone(peer), Arc::clone(stats));
+            let asked = Arc::clone(peer);
+            let stats = Arc::clone(stats);
             let ask = move || {
                 let answer = asked.tcp_pool().send_heartbeat(Instant::now() + silence / 2);
                 if asked.tcp_pool().heartbeat_ended(owing, &answer)

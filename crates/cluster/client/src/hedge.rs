@@ -206,11 +206,13 @@ impl WatchedRead<'_> {
         lease: &mut ChannelLease<'_>,
         dst: &mut [u8],
     ) -> Result<CallAnswer, CallError> {
-        let (hedge, now) = (self.hedge, Instant::now());
+        let hedge = self.hedge;
+        let now = Instant::now();
         let mut flight = self.slot.flight.lock();
         self.slot.since.store(0, Ordering::Release);
         flight.number += 1;
-        let (second, blamed) = (flight.answer.take(), flight.blamed);
+        let second = flight.answer.take();
+        let blamed = flight.blamed;
         drop(flight);
         if second.is_some() {
             // The call was cancelled, possibly after its answer arrived.
@@ -373,7 +375,8 @@ impl<'a> LateReadWatcher<'a> {
             0 => None,
             since => Some(now_us.saturating_sub(since)),
         };
-        let (mut flights, mut old) = (0, 0);
+        let mut flights = 0;
+        let mut old = 0;
         for slot in &hedge.slots {
             if let Some(age) = age(slot) {
                 flights += 1;
@@ -385,7 +388,8 @@ impl<'a> LateReadWatcher<'a> {
             return flights > 0;
         }
         // If most reads are late on several nodes, the cause is not one node.
-        let (mut late, mut nodes) = (0, Vec::new());
+        let mut late = 0;
+        let mut nodes = Vec::new();
         let mut candidates = Vec::new();
         for (at, slot) in hedge.slots.iter().enumerate() {
             let Some(age) = age(slot).filter(|age| *age > floor_us) else { continue };
@@ -424,7 +428,8 @@ impl<'a> LateReadWatcher<'a> {
         if flight.second_sent || self.under_way.load(Ordering::Acquire) >= AT_ONCE || !self.may_send_second() {
             return;
         }
-        let (offset, len) = (flight.offset, flight.len);
+        let offset = flight.offset;
+        let len = flight.len;
         let Some(second) = inner.second_peer(&object, offset, &peer) else { return };
         // Only from free memory of the budget.
         let Some(buf) = inner.tier.pool().try_alloc(len) else { return };
@@ -433,7 +438,8 @@ impl<'a> LateReadWatcher<'a> {
         self.allowed -= 1;
         inner.stats.remotecache.hedges.add(1);
         tracing::debug!(late = peer.name(), asked = second.name(), ?age, "a late read is sent to a second node");
-        let (inner, under_way) = (Arc::clone(inner), SecondInFlight::begin(&self.under_way));
+        let inner = Arc::clone(inner);
+        let under_way = SecondInFlight::begin(&self.under_way);
         self.workers.run_urgent(move || {
             let _under_way = under_way;
             call_second_node(&inner, (at, number), &object, offset, buf, &second);
@@ -512,7 +518,8 @@ fn call_second_node(
     mut buf: PoolBuf,
     second: &Arc<GroupPeer>,
 ) {
-    let (deadline, mut body) = (Instant::now() + inner.patience().answer, Vec::new());
+    let deadline = Instant::now() + inner.patience().answer;
+    let mut body = Vec::new();
     let plan = inner.plan_read(object, offset, &buf, deadline);
     let got = second.call_once(&plan.call, &mut |lease, deadline| {
         let request = NodeRequest::Read(plan.request(lease.welcome().volume, false));

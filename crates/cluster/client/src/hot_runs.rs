@@ -66,7 +66,8 @@ impl HotRuns {
 
     fn mark_hot_at(&self, key: u64, now: u64) {
         let slot = &self.slots[key as usize % SLOTS];
-        let (level, since) = (self.level_at(slot, now), slot.state.load(Ordering::Relaxed) >> 8);
+        let level = self.level_at(slot, now);
+        let since = slot.state.load(Ordering::Relaxed) >> 8;
         if slot.key.load(Ordering::Relaxed) != key {
             // A hot run keeps its slot against a colliding one.
             if level == 0 {

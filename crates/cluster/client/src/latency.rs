@@ -205,7 +205,8 @@ impl LatencyTracker {
         if !self.is_deprioritised() {
             return true;
         }
-        let (mut deprioritised, now) = (self.deprioritised.lock(), now());
+        let mut deprioritised = self.deprioritised.lock();
+        let now = now();
         let Some(known) = deprioritised.as_mut().filter(|known| now >= known.until) else {
             return !self.is_deprioritised();
         };

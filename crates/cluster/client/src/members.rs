@@ -97,7 +97,8 @@ impl MembersSnapshot {
 
     /// The peer of node `index` in [`MembersSnapshot::members`]; created on first use.
     pub fn peer(&self, index: u32) -> &Arc<GroupPeer> {
-        let (member, slot) = (&self.members[index as usize], &self.slots[index as usize]);
+        let member = &self.members[index as usize];
+        let slot = &self.slots[index as usize];
         let mut made = false;
         let peer = slot.peer.get_or_init(|| {
             made = true;
@@ -136,7 +137,8 @@ fn match_by_name<'a>(old: &[Arc<Member>], members: &'a [Arc<Member>]) -> Vec<(&'
         };
         return members.iter().map(place).collect();
     }
-    let (known, last) = (by_name(old), by_name(members));
+    let known = by_name(old);
+    let last = by_name(members);
     let stays = members.iter().enumerate().filter(|(at, member)| last[member.name.as_str()] == *at);
     stays.map(|(_, member)| (member, known.get(member.name.as_str()).copied())).collect()
 }
@@ -187,7 +189,8 @@ impl GroupMembers {
         if old.members == members {
             return;
         }
-        let (mut kept_members, mut slots) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
+        let mut kept_members = Vec::with_capacity(members.len());
+        let mut slots = Vec::with_capacity(members.len());
         for (index, (member, known)) in match_by_name(&old.members, members).into_iter().enumerate() {
             let kept = known.filter(|at| old.members[*at].addresses == member.addresses);
             let slot = kept.map_or_else(Arc::default, |at| Arc::clone(&old.slots[at]));

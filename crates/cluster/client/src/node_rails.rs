@@ -205,7 +205,8 @@ impl NodeRails {
             });
             let connectors = pairs.iter().map(|p| self.dialer.connector(p.local, &welcome.rails[p.remote])).collect();
             let RailsConfig { channels, timing, seed, .. } = self.config;
-            let (stats, wake) = (Arc::clone(&self.stats), Arc::clone(&self.wake));
+            let stats = Arc::clone(&self.stats);
+            let wake = Arc::clone(&self.wake);
             let pool = RailPool::new(&self.node, specs.collect(), channels, timing, seed, stats, wake);
             let pool = pool.with_rail_loads(Arc::clone(&self.config.loads));
             Arc::new(RailSet { pool, connectors, instance: AtomicU64::new(welcome.instance) })

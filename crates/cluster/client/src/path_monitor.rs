@@ -83,7 +83,8 @@ impl MonitorThread {
             stopping: AtomicBool::new(false),
             nodes: OnceLock::new(),
         });
-        let (members, of) = (Arc::clone(members), Arc::clone(&control));
+        let members = Arc::clone(members);
+        let of = Arc::clone(&control);
         let spawned = std::thread::Builder::new().name("watch-paths".into()).spawn(move || run_monitor(&members, &of));
         let handle = spawned.map_err(|e| Error::io("can't start the thread that watches paths", &e))?;
         Ok(MonitorThread { control, handle: Some(handle) })
@@ -103,7 +104,10 @@ impl Drop for MonitorThread {
 
 fn run_monitor(members: &GroupMembers, control: &MonitorControl) {
     let start = Instant::now();
-    let (mut rails_at, mut rails_asked, mut nodes_at, mut idle_at) = (start, start, start, start);
+    let mut rails_at = start;
+    let mut rails_asked = start;
+    let mut nodes_at = start;
+    let mut idle_at = start;
     let mut woken = true;
     while !control.stopping.load(Ordering::Acquire) {
         let now = Instant::now();
@@ -174,20 +178,23 @@ fn maintain_paths(rails: &Arc<NodeRails>, current: &Arc<RailSet>, links: &LinkSt
     pool.check_idle(silence);
     pool.close_idle(CLOSE_IDLE);
     for path in pool.begin_due() {
-        let (with, of) = (Arc::clone(rails), Arc::clone(current));
+        let with = Arc::clone(rails);
+        let of = Arc::clone(current);
         if let Err(error) = spawn_thread("connect-path", move || with.connect_path(&of, path)) {
             pool.connect_failed(path, &error);
         }
     }
     for (path, generation) in pool.begin_growing() {
-        let (with, of) = (Arc::clone(rails), Arc::clone(current));
+        let with = Arc::clone(rails);
+        let of = Arc::clone(current);
         if let Err(error) = spawn_thread("grow-path", move || with.add_channel(&of, path, generation)) {
             pool.add_channel(path, generation, Err(error));
         }
     }
     // Detection takes up to 1/8 of the silence, the answer up to 1/2: together at most the configured silence.
     for quiet in pool.quiet_paths(silence * 3 / 8) {
-        let (with, of) = (Arc::clone(rails), Arc::clone(current));
+        let with = Arc::clone(rails);
+        let of = Arc::clone(current);
         let (path, generation) = quiet.path_generation();
         if let Err(error) = spawn_thread("ping-path", move || with.probe_path(&of, quiet)) {
             tracing::warn!(path, %error, "cannot send a heartbeat over a silent path");

@@ -77,7 +77,8 @@ impl GroupPeerFetch {
             let had = std::mem::replace(&mut known.members, members.to_vec());
             known.changed = now;
             let names = |list: &[Arc<Member>]| list.iter().map(|m| m.name.clone()).collect::<HashSet<_>>();
-            let (had, has) = (names(&had), names(members));
+            let had = names(&had);
+            let has = names(members);
             known.came.retain(|name, at| has.contains(name) && at.elapsed() < self.settles);
             if !had.is_empty() {
                 known.came.extend(has.difference(&had).map(|name| (name.clone(), now)));
@@ -182,7 +183,8 @@ impl GroupPeerFetch {
         begins: bool,
         sink: &mut dyn ByteSink,
     ) -> PeerFetched {
-        let (peer, started) = (view.peer(at), Instant::now());
+        let peer = view.peer(at);
+        let started = Instant::now();
         if !peer.latency().admit_request(|| started) {
             return PeerFetched::Missing;
         }

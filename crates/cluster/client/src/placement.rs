@@ -171,7 +171,8 @@ impl NodePlacement {
             class.hashes.push(xxh3_64(member.name.as_bytes()));
             class.indices.push(index as u32);
         }
-        let (classes, count) = (classes.into_values().collect(), members.len());
+        let classes = classes.into_values().collect();
+        let count = members.len();
         NodePlacement { classes, zones, count, number: NUMBER.fetch_add(1, Ordering::Relaxed) }
     }
 

@@ -73,7 +73,9 @@ pub(crate) struct ReadPlan<'a> {
 impl<'a> ReadPlan<'a> {
     /// The request to one node; `may_redirect` as in [`HolderChoice`].
     pub fn request(&self, volume: VolumeId, may_redirect: bool) -> ReadRequest<'a> {
-        let (path, version, size) = (&*self.object.path, self.object.version.as_str(), self.object.size);
+        let path = &*self.object.path;
+        let version = self.object.version.as_str();
+        let size = self.object.size;
         let flags = if may_redirect { ReadFlags::MAY_REDIRECT } else { ReadFlags::NONE };
         ReadRequest { volume, path, version, size, offset: self.offset, len: self.len as u32, flags }
     }

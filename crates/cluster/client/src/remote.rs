@@ -252,7 +252,8 @@ impl GroupClient {
     fn node_info(&self, name: &str, path: &[u8], until: Instant) -> Result<(String, FileInfo)> {
         let answer = until.saturating_duration_since(Instant::now()).min(self.config.patience.answer).min(INFO);
         self.call_named(name, RequestPatience { answer, absence: Duration::ZERO }, |lease, body, deadline| {
-            let (volume, node) = (lease.welcome().volume, lease.welcome().node.clone());
+            let volume = lease.welcome().volume;
+            let node = lease.welcome().node.clone();
             lease.call(&NodeRequest::Info { volume, path }, body, &mut [], &mut |_| {}, deadline)?;
             let info = serde_json::from_slice(body).map_err(|error| {
                 CallError::Answered(Error::new(
@@ -320,7 +321,8 @@ impl Volume for GroupVolume {
         let inner = &self.client;
         object.check_block_count(inner.block_size)?;
         let want = object.size.saturating_sub(offset).min(dst.len() as u64) as usize;
-        let (mut done, mut deadline) = (0, inner.new_deadline());
+        let mut done = 0;
+        let mut deadline = inner.new_deadline();
         while done < want {
             let at = offset + done as u64;
             let start = (at % inner.block_size) as usize;
@@ -370,7 +372,8 @@ impl Volume for GroupVolume {
             }
             let Some(fill) = inner.tier.try_fill(BlockId { object: object.id, index }, len) else { continue };
             inner.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
-            let (count, object) = (FillAheadBytes { inner: Arc::clone(inner), bytes }, object.clone());
+            let count = FillAheadBytes { inner: Arc::clone(inner), bytes };
+            let object = object.clone();
             self.workers.run_ahead(move || {
                 count.inner.fill_block(&object, fill);
                 count.inner.stats.blockcache.prefetch_bytes.add(len as u64);

@@ -39,7 +39,8 @@ pub(crate) fn read_split(
     let most = (dst.len() / PART_MIN).min(PARTS_MAX);
     let mut parts: [Option<SplitPart<'_>>; PARTS_MAX] = [const { None }; PARTS_MAX];
     let mut speeds = [0u64; PARTS_MAX];
-    let (mut taken, mut count) = (0, 0);
+    let mut taken = 0;
+    let mut count = 0;
     while count < most
         && let Some((lease, speed, rail)) = several.rails.pool.checkout_beside(taken, several.near)
     {
@@ -74,7 +75,8 @@ fn cut_shares(len: usize, speeds: &[u64]) -> [usize; PARTS_MAX] {
     loop {
         let held: usize = few.iter().filter(|few| **few).count() * least;
         let fast = || speeds.iter().zip(&few).filter(|(_, few)| !**few).map(|(speed, _)| *speed);
-        let (rest, total) = (len.saturating_sub(held), fast().sum::<u64>().max(1));
+        let rest = len.saturating_sub(held);
+        let total = fast().sum::<u64>().max(1);
         let mut more = false;
         for (i, speed) in speeds.iter().enumerate() {
             if few[i] {

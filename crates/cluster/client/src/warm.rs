@@ -151,7 +151,8 @@ impl GroupVolume {
     /// # Errors
     /// The error of the first node that does not answer.
     pub fn node_rules(&self, most: usize, time: Duration) -> Result<Vec<serde_json::Value>> {
-        let (inner, patience) = (self.inner(), RequestPatience { answer: time, absence: Duration::ZERO });
+        let inner = self.inner();
+        let patience = RequestPatience { answer: time, absence: Duration::ZERO };
         let view = inner.members().snapshot();
         let one = |name: &str| {
             let text: Vec<u8> = inner.call_named(name, patience, |lease, body, deadline| {
@@ -272,7 +273,8 @@ impl GroupClient {
     /// Cuts an extent at run borders, and into pieces for one request.
     fn split_runs(&self, object: &ObjectRef, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
         let run = self.block_size() * u64::from(RUN_BLOCKS);
-        let (mut at, end) = (bytes.start, bytes.end.min(object.size));
+        let mut at = bytes.start;
+        let end = bytes.end.min(object.size);
         std::iter::from_fn(move || {
             let piece = at..(at / run + 1).saturating_mul(run).min(end);
             at = piece.end.max(at);
@@ -365,7 +367,8 @@ impl GroupClient {
         let mut pieces = pieces.iter().cloned().peekable();
         let mut together: Vec<WarmPiece> = Vec::new();
         while pieces.peek().is_some() {
-            let (mut list, mut blocks) = (RangeList::default(), 0);
+            let mut list = RangeList::default();
+            let mut blocks = 0;
             together.clear();
             while let Some(piece) = pieces.peek() {
                 let object = &extents[piece.extent].object;

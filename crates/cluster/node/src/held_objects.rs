@@ -27,7 +27,9 @@ impl CacheNode {
     }
 
     fn list_held_objects(&self, after: Option<ObjectId>) -> Value {
-        let (mut objects, mut bytes, mut last) = (Vec::new(), 0, None);
+        let mut objects = Vec::new();
+        let mut bytes = 0;
+        let mut last = None;
         for asked in self.recent.objects_after(after) {
             if bytes >= PAGE {
                 return json!({ "objects": objects, "next": last });
@@ -42,7 +44,9 @@ impl CacheNode {
     }
 
     fn held_object(&self, asked: &RecentObject) -> Option<Value> {
-        let (cache, object, size) = (self.volumes().get(asked.volume).cloned()?, &asked.object, self.shared.block_size);
+        let cache = self.volumes().get(asked.volume).cloned()?;
+        let object = &asked.object;
+        let size = self.shared.block_size;
         let mut runs: Vec<Range<u32>> = Vec::new();
         for index in 0..u32::try_from(object.block_count(size)).unwrap_or(u32::MAX) {
             if !cache.has_range(object, u64::from(index) * size, object.block_len(index, size)) {
@@ -103,7 +107,8 @@ fn object_json(source: &str, asked: &RecentObject) -> Value {
 /// The source and the object of an entry of [`CacheNode::held_page`] or [`CacheNode::recent_record`]; `None` when it is
 /// malformed.
 pub fn object_of_json(listed: &Value) -> Option<(&str, ObjectRef)> {
-    let (source, path) = (listed["source"].as_str()?, bytes_of_hex(listed["path"].as_str()?)?);
+    let source = listed["source"].as_str()?;
+    let path = bytes_of_hex(listed["path"].as_str()?)?;
     let version = Version::new(listed["version"].as_str()?);
     Some((source, ObjectRef::new(source, &path, version, listed["size"].as_u64()?)))
 }

@@ -284,7 +284,8 @@ impl CacheNode {
             .take()
             .filter(|last| last.id == id && last.size == read.size && *last.path == *read.path)
             .unwrap_or_else(|| {
-                let (path, version) = (read.path.into(), Version::new(read.version));
+                let path = read.path.into();
+                let version = Version::new(read.version);
                 let object = ObjectRef { id, path, version, size: read.size };
                 if reader.is_some() {
                     self.recent.note_object(read.volume.0 as usize, &object);
@@ -315,7 +316,8 @@ impl CacheNode {
 
     /// Whether the block is hot. A read by a mount is counted first.
     fn is_hot(&self, object: &ObjectRef, offset: u64, len: usize, reader: Option<&str>) -> bool {
-        let (size, now) = (self.shared.block_size, self.hot.current_window());
+        let size = self.shared.block_size;
+        let now = self.hot.current_window();
         let id = BlockId { object: object.id, index: (offset / size) as u32 };
         let Some(reader) = reader else { return self.hot.is_hot(&id, now) };
         let seen = self.hot.note_read(&id, object.block_len(id.index, size) as u64, len as u64, reader, now);

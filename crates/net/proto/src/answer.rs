@@ -197,7 +197,8 @@ fn take_attr(take: &mut ByteCursor<'_>) -> Result<ObjectAttr, FrameError> {
 pub(crate) fn take_version(take: &mut ByteCursor<'_>) -> Result<Version, FrameError> {
     let version = take.take_text("a version text")?;
     if version.len() > MAX_VERSION_TEXT {
-        let (len, max) = (version.len() as u64, MAX_VERSION_TEXT as u64);
+        let len = version.len() as u64;
+        let max = MAX_VERSION_TEXT as u64;
         return Err(FrameError::TooLong { what: "a version text", len, max });
     }
     Ok(Version::new(version))

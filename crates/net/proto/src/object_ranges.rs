@@ -141,10 +141,13 @@ impl AnswerBody for RangesDone {
         let count = take.take_u32("a number of ranges")? as usize;
         let mut parts = Vec::with_capacity(count.min(bytes.len() / SHORTEST));
         for _ in 0..count {
-            let (moved_bytes, held_bytes) = (take.take_u64("a number of bytes")?, take.take_u64("a number of bytes")?);
-            let (code, message) = (take.take_u16("a status")?, take.take_text("an error's message")?);
+            let moved_bytes = take.take_u64("a number of bytes")?;
+            let held_bytes = take.take_u64("a number of bytes")?;
+            let code = take.take_u16("a status")?;
+            let message = take.take_text("an error's message")?;
             if message.len() > MAX_ERROR_MESSAGE {
-                let (len, max) = (message.len() as u64, MAX_ERROR_MESSAGE as u64);
+                let len = message.len() as u64;
+                let max = MAX_ERROR_MESSAGE as u64;
                 return Err(FrameError::TooLong { what: "an error's message", len, max });
             }
             if code == 0 && !message.is_empty() {

@@ -53,7 +53,8 @@ impl<'a> Challenge<'a> {
 fn take_peer_name<'a>(take: &mut ByteCursor<'a>) -> Result<&'a str, FrameError> {
     let name = take.take_text("a peer's name")?;
     if name.len() > MAX_PEER_NAME {
-        let (len, max) = (name.len() as u64, MAX_PEER_NAME as u64);
+        let len = name.len() as u64;
+        let max = MAX_PEER_NAME as u64;
         return Err(FrameError::TooLong { what: "a peer's name", len, max });
     }
     Ok(name)

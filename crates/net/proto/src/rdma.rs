@@ -107,11 +107,9 @@ impl MessagePrelude {
         };
         let granted = take.take_u8("credits")?;
         take.take_u16("a message's prelude")?;
-        let (addr, len, rkey) = (
-            take.take_u64("a region's address")?,
-            take.take_u32("a region's length")?,
-            take.take_u32("a region's key")?,
-        );
+        let addr = take.take_u64("a region's address")?;
+        let len = take.take_u32("a region's length")?;
+        let rkey = take.take_u32("a region's key")?;
         let frame_len = take.take_u32("a frame's length")?;
         take.take_u32("a message's prelude")?;
         let part = take.0;

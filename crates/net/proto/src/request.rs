@@ -473,8 +473,9 @@ fn put_read(read: &ReadRequest<'_>, out: &mut Vec<u8>) {
 
 fn take_read<'a>(take: &mut ByteCursor<'a>) -> Result<ReadRequest<'a>, FrameError> {
     let volume = take_volume(take)?;
-    let (len, offset, size) =
-        (take.take_u32("a read's length")?, take.take_u64("an offset")?, take.take_u64("an object's size")?);
+    let len = take.take_u32("a read's length")?;
+    let offset = take.take_u64("an offset")?;
+    let size = take.take_u64("an object's size")?;
     let flags = ReadFlags::from_bits(take.take_u8("the flags of a read")?)?;
     let version = take.take_text("a version text")?;
     Ok(ReadRequest { volume, path: take_path(take)?, version, size, offset, len, flags })

@@ -37,7 +37,8 @@ impl<'a> WireCaller<'a> {
     /// The caller as the writable volume has it.
     pub fn to_caller(&self) -> Caller {
         let groups = self.groups.as_chunks::<4>().0.iter().map(|group| u32::from_le_bytes(*group)).collect();
-        let (umask, rights_checked) = (self.mask_and_flag & !RIGHTS_CHECKED, self.mask_and_flag & RIGHTS_CHECKED != 0);
+        let umask = self.mask_and_flag & !RIGHTS_CHECKED;
+        let rights_checked = self.mask_and_flag & RIGHTS_CHECKED != 0;
         Caller { uid: self.uid, gid: self.gid, groups, pid: self.pid, umask, rights_checked }
     }
 
@@ -60,7 +61,8 @@ impl<'a> WireCaller<'a> {
             return Err(FrameError::Value { what: "the length of groups", value: caller.groups.len() as u64 });
         }
         if caller.groups.len() / 4 > MAX_GROUPS {
-            let (len, max) = (caller.groups.len() as u64 / 4, MAX_GROUPS as u64);
+            let len = caller.groups.len() as u64 / 4;
+            let max = MAX_GROUPS as u64;
             return Err(FrameError::TooLong { what: "the groups of a caller", len, max });
         }
         Ok(caller)

@@ -134,7 +134,8 @@ impl WireValue<'_> for Error {
 fn take_message<'a>(take: &mut ByteCursor<'a>) -> Result<&'a str, FrameError> {
     let message = take.take_text("an error's message")?;
     if message.len() > MAX_MESSAGE {
-        let (len, max) = (message.len() as u64, MAX_MESSAGE as u64);
+        let len = message.len() as u64;
+        let max = MAX_MESSAGE as u64;
         return Err(FrameError::TooLong { what: "an error's message", len, max });
     }
     Ok(message)

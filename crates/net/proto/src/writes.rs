@@ -369,7 +369,8 @@ impl<'a> WriteRequest<'a> {
             _ => return Err(FrameError::Value { what: "the payload of a request", value: payload.len() as u64 }),
         }
         if payload.len() > MAX_WRITE {
-            let (len, max) = (payload.len() as u64, MAX_WRITE as u64);
+            let len = payload.len() as u64;
+            let max = MAX_WRITE as u64;
             return Err(FrameError::TooLong { what: "the bytes of a write", len, max });
         }
         Ok(WriteRequest { payload, ..self })

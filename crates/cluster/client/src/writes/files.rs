@@ -92,7 +92,8 @@ impl RemoteFile {
         let _one = appends.then(|| self.opened.bytes.begin_append());
         let offset = if appends { self.opened.bytes.end() } else { offset };
         let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));
-        let (owner, mapped) = (self.opened.number(), place == WritePlace::MappedPages);
+        let owner = self.opened.number();
+        let mapped = place == WritePlace::MappedPages;
         // Where only this mount has the changes, the end is known.
         let publishes = self.files.publishes();
         let appended = appends && !publishes;

@@ -336,7 +336,8 @@ impl WritableVolume for GroupWrites {
         caller: &Caller,
         _mark: Option<ChangeMark>,
     ) -> Result<CreatedFile> {
-        let (number, path) = (self.calls.new_file_number(), join_path(at.directory.path, at.name));
+        let number = self.calls.new_file_number();
+        let path = join_path(at.directory.path, at.name);
         if let Some(open) = self.files.find_changed(&path) {
             if flags & O_EXCL != 0 {
                 return Err(Error::new(ErrorKind::Io(EEXIST), "the name exists"));
@@ -454,7 +455,8 @@ impl WritableVolume for GroupWrites {
             Change::Rename { from, flags, .. } => {
                 // From `linux/fs.h`.
                 const RENAME_EXCHANGE: u32 = 2;
-                let (old, exchange) = (join_path(from.directory.path, from.name), flags & RENAME_EXCHANGE != 0);
+                let old = join_path(from.directory.path, from.name);
+                let exchange = flags & RENAME_EXCHANGE != 0;
                 let note = |path: &[u8], known: Option<FileIdentity>| match known {
                     Some(identity) => self.known.note_object(path, identity),
                     None => self.known.note_absence(path),

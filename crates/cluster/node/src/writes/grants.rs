@@ -77,7 +77,8 @@ impl LockGrants {
     /// Notes that `session` got a lock, or took one again.
     pub fn note_grant(&self, file: FileIdentity, session: u64, lock: &FileLock, now: Instant) {
         let mut table = self.table.lock();
-        let (range, writes) = (lock.whole_if_flock(), lock.kind == LockKind::Write);
+        let range = lock.whole_if_flock();
+        let writes = lock.kind == LockKind::Write;
         let new = LockGrant { session, family: lock.family, range, writes, at: now };
         let grants = table.files.entry(file).or_default();
         match grants.iter_mut().find(|grant| grant.is_same_lock(&new)) {
@@ -123,7 +124,8 @@ fn join_sessions(grants: &[LockGrant]) -> Vec<LockGrant> {
             joined.push(*grant);
             continue;
         };
-        let (start, end) = (known.range.start.min(grant.range.start), known.range.end.max(grant.range.end));
+        let start = known.range.start.min(grant.range.start);
+        let end = known.range.end.max(grant.range.end);
         known.range = LockRange { start, end };
         known.writes |= grant.writes;
         known.at = known.at.max(grant.at);

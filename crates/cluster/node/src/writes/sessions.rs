@@ -268,7 +268,8 @@ impl WriteSessions {
     /// Ends the sessions that were idle for too long at `now`, and closes the locked files of those that were idle for less;
     /// returns the numbers of both.
     pub fn expire_idle(&self, now: Instant) -> (usize, usize) {
-        let (mut ended, mut unlocked) = (Vec::new(), Vec::new());
+        let mut ended = Vec::new();
+        let mut unlocked = Vec::new();
         self.sessions.lock().retain(|_, session| {
             let idle = now.saturating_duration_since(*session.used.lock());
             // A request that is being executed holds it.

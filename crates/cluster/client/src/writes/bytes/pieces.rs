@@ -322,7 +322,8 @@ impl PieceList {
     /// The next piece to send of those below `mark`; with `whole`, only pieces that get no more bytes.
     pub fn next_piece(&mut self, mark: u64, whole: bool) -> NextPiece {
         let from = self.position_of(self.sent_below);
-        let (mut chosen, mut waits) = (None, false);
+        let mut chosen = None;
+        let mut waits = false;
         for index in from..self.pieces.len() {
             let piece = &self.pieces[index];
             if piece.number >= mark || chosen.is_some() {
@@ -381,7 +382,8 @@ impl PieceList {
                 piece.life = PieceLife::Unsent { buffer: sent.buffer, before, change: sent.change };
             }
             PieceOutcome::Refused => {
-                let (len, awaited) = (piece.len, piece.awaited);
+                let len = piece.len;
+                let awaited = piece.awaited;
                 self.pieces.remove(index);
                 if awaited {
                     self.refused.push(sent.number);
@@ -518,7 +520,8 @@ impl PieceList {
     /// bytes that no process has, which are forgotten too, and adds the numbers of their changes to `changes`.
     pub fn pass_on(&mut self, from: u64, to: Option<u64>, stats: &Stats, changes: &mut Vec<u64>) -> u64 {
         let mut lost = 0;
-        let (mut unsent_pieces, mut unsent_bytes) = (self.unsent_pieces, self.unsent_bytes);
+        let mut unsent_pieces = self.unsent_pieces;
+        let mut unsent_bytes = self.unsent_bytes;
         self.pieces.retain_mut(|piece| {
             if piece.owner != from || piece.is_sending() {
                 return true;

@@ -58,7 +58,8 @@ impl OpenFiles {
     /// Starts the sender threads.
     pub fn start_senders(&self) -> Result<()> {
         for _ in 0..SENDERS {
-            let (queue, this) = (Arc::clone(&self.queue), Weak::clone(&self.this));
+            let queue = Arc::clone(&self.queue);
+            let this = Weak::clone(&self.this);
             let run = move || {
                 while let Some(NextJob { job, all }) = queue.next_job() {
                     let Some(writes) = this.upgrade() else { return };
@@ -249,7 +250,8 @@ impl OpenFiles {
     /// Sends what lies below `mark`. With `closing`, the last request for that open file is a flush as well; whether it was
     /// sent.
     pub(super) fn send_below(&self, file: &FileBytes, mark: u64, closing: Option<u64>) -> Result<bool> {
-        let (mut moves, mut flushed) = (0, false);
+        let mut moves = 0;
+        let mut flushed = false;
         loop {
             let mut list = file.list.lock();
             let piece = loop {
@@ -490,7 +492,8 @@ impl OpenFiles {
             // The process of a file that is published knows no open file that only reads.
             shares && (other.writes_anywhere() || self.publishes()) && other.home() == home
         });
-        let (other, mut changes) = (other.map(|other| other.number()), Vec::new());
+        let other = other.map(|other| other.number());
+        let mut changes = Vec::new();
         let mut list = file.list.lock();
         // Another thread may be sending one of its pieces again, and learns the outcome within the time of a request.
         while list.is_sending_for(opened.number()) {
@@ -599,7 +602,8 @@ impl OpenFiles {
     pub fn unsent_files(&self) -> Vec<(String, u64)> {
         let mut files: Vec<(*const FileBytes, String, u64)> = Vec::new();
         for open in self.open_files() {
-            let (bytes, at) = (open.bytes.unsent_bytes(), Arc::as_ptr(&open.bytes));
+            let bytes = open.bytes.unsent_bytes();
+            let at = Arc::as_ptr(&open.bytes);
             if bytes > 0 && files.iter().all(|(known, ..)| *known != at) {
                 files.push((at, open.shown_path(), bytes));
             }
