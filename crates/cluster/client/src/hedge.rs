@@ -442,7 +442,7 @@ impl<'a> LateReadWatcher<'a> {
         let under_way = SecondInFlight::begin(&self.under_way);
         self.workers.run_urgent(move || {
             let _under_way = under_way;
-            call_second_node(&inner, (at, number), &object, offset, buf, &second);
+            call_second_node(&inner, HedgedFlight { at, number }, &object, offset, buf, &second);
         });
     }
 
@@ -509,10 +509,18 @@ impl Drop for SecondInFlight {
     }
 }
 
+/// A read that waits for either of two nodes.
+#[derive(Clone, Copy)]
+struct HedgedFlight {
+    /// The place of its slot.
+    at: usize,
+    number: u64,
+}
+
 /// Calls the second node and delivers its answer if the read still waits.
 fn call_second_node(
     inner: &GroupClient,
-    (at, number): (usize, u64),
+    flight: HedgedFlight,
     object: &ObjectRef,
     offset: u64,
     mut buf: PoolBuf,
@@ -528,7 +536,7 @@ fn call_second_node(
     if !got.is_ok_and(|answer| answer.payload_len == buf.len()) {
         return;
     }
-    if inner.hedge.slots[at].deliver_answer(number, buf) {
+    if inner.hedge.slots[flight.at].deliver_answer(flight.number, buf) {
         inner.stats.remotecache.hedges_won.add(1);
     }
 }

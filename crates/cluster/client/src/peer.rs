@@ -47,8 +47,8 @@ pub(crate) fn landing_address(dst: &[u8]) -> usize {
     dst.as_ptr() as usize + dst.len() / 2
 }
 
-/// Pauses between rounds over all nodes.
-const ROUND_PAUSES: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
+/// Pauses between rounds over all nodes, of reads and of changes.
+pub(crate) const ROUND_PAUSES: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 /// A timeout shorter than this, or than an eighth of the whole, does not count as an unresponsive node.
 const LEAST_TIME: Duration = Duration::from_millis(100);
 

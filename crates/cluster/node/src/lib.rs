@@ -305,7 +305,7 @@ impl CacheNode {
         if hot && reader.is_some() {
             counted.hot_answers.add(1);
         }
-        let result = answer_read(&cache, &object, read.offset, len, (hot, may_go_on), responder);
+        let result = answer_read(&cache, &object, read.offset, len, AnswerTerms { hot, may_go_on }, responder);
         if reader.is_some() {
             // Reads of other nodes do not count as use by a reader.
             LAST.set(Some(object));
@@ -435,16 +435,25 @@ impl<'a> ReadRequester<'a> {
     }
 }
 
-/// Sends the bytes; returns their number, or 0 after a redirect (only when `may_go_on`).
+/// What an answer to a read may say beside the bytes.
+#[derive(Clone, Copy)]
+struct AnswerTerms {
+    /// Several readers want the block.
+    hot: bool,
+    /// The reader may be redirected to another node.
+    may_go_on: bool,
+}
+
+/// Sends the bytes; returns their number, or 0 after a redirect.
 fn answer_read(
     cache: &Arc<Cache>,
     object: &ObjectRef,
     offset: u64,
     len: usize,
-    (hot, may_go_on): (bool, bool),
+    terms: AnswerTerms,
     responder: &mut dyn Responder,
 ) -> Result<usize> {
-    let hint = if hot { HOT_BODY } else { &[] };
+    let hint = if terms.hot { HOT_BODY } else { &[] };
     if let Some(range) = cache.file_range(object, offset, len) {
         return responder.send_file(hint, range.file().as_fd(), range.offset, len).map(|()| len);
     }
@@ -453,7 +462,7 @@ fn answer_read(
         PinOutcome::Slice(slice) => Some(slice),
         PinOutcome::Small => None,
         PinOutcome::Missing
-            if may_go_on && !cache.has_range(object, offset, len) && cache.redirects_reader(object, offset) =>
+            if terms.may_go_on && !cache.has_range(object, offset, len) && cache.redirects_reader(object, offset) =>
         {
             return responder.send_data(REDIRECT_BODY, &[]).map(|()| 0);
         }

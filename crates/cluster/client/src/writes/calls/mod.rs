@@ -30,7 +30,7 @@ mod numbers;
 mod proof;
 
 use crate::members::MembersSnapshot;
-use crate::peer::{GroupPeer, PeerFailure, RequestPatience, landing_address};
+use crate::peer::{GroupPeer, PeerFailure, ROUND_PAUSES, RequestPatience, landing_address};
 use crate::placement::{FIRST_HOLDERS, WantedRun};
 use crate::remote::{GroupClient, SCRATCH};
 use close_queue::CloseQueue;
@@ -42,7 +42,6 @@ use proof::{ProvenProcesses, check_version};
 use spurline_proto::{
     AnswerBody as _, ChangeId, NodeRequest, OpenFlags, WireCaller, WriteAnswer, WriteCall, WriteRequest,
 };
-use spurline_sys::Backoff;
 use spurline_transport::CallError;
 use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
@@ -55,8 +54,6 @@ use std::time::{Duration, Instant};
 
 /// Attempts on one node before the next.
 const NODE_ATTEMPTS: usize = 2;
-const FIRST_ROUND_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_ROUND_PAUSE: Duration = Duration::from_millis(500);
 /// The time of a publication grows with the file by this rate, in bytes per second, as that of requests to a store does.
 const LEAST_PUBLISHED_RATE: u64 = 1 << 20;
 /// A program's call waits for this many answers: of a process that does not answer, and of the next one.
@@ -560,7 +557,7 @@ impl PendingCall<'_> {
     fn run(&mut self, ranked: &mut Vec<u32>) -> std::result::Result<NodeAnswer, CallEnd> {
         let started = Instant::now();
         let until = self.plan.deadline.of_request(started);
-        let mut pauses = Backoff::new(FIRST_ROUND_PAUSE, LONGEST_ROUND_PAUSE);
+        let mut pauses = ROUND_PAUSES;
         loop {
             let error = match self.run_round(ranked, until) {
                 Ok(answer) => return Ok(answer),
