@@ -10,11 +10,12 @@
 
 mod file_bytes;
 mod memory;
+mod piece_steps;
 mod pieces;
 mod queue;
 mod unpublished;
 
 pub(crate) use file_bytes::{FileBytes, ReportedFailures};
 pub(crate) use memory::WriteMemory;
-pub(crate) use pieces::{AddedBytes, AwaitedPiece, NewBytes, NextPiece, PieceOutcome, PieceToSend};
+pub(crate) use piece_steps::{AddedBytes, AwaitedPiece, NewBytes, NextPiece, PieceOutcome, PieceToSend};
 pub(crate) use queue::{NextJob, SendJob, SendQueue};
