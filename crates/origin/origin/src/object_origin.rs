@@ -77,14 +77,6 @@ impl ObjectOrigin {
         &self.root
     }
 
-    /// Runs `future` on this thread until the deadline; the runtime's threads drive its connections.
-    fn block_until<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
-        let Some(runtime) = &self.runtime else {
-            return Err(closed_error());
-        };
-        runtime.block_on(self.with_deadline(deadline, future))
-    }
-
     async fn with_deadline<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
         match tokio::time::timeout_at(deadline.into(), future).await {
             Ok(answer) => answer,
@@ -93,23 +85,6 @@ impl ObjectOrigin {
                 format!("{} did not answer in time; check the endpoint, or raise --origin-timeout", self.source.url()),
             )),
         }
-    }
-
-    /// Runs `work` on a transfer runtime if one is free, otherwise on the shared runtime. The transfer runtime is
-    /// kept when `went` approves the result.
-    fn run_transfer<T>(
-        &self,
-        work: impl AsyncFnOnce(&dyn ObjectBackend) -> T,
-        went: impl FnOnce(&T) -> bool,
-    ) -> Option<T> {
-        let Some(runtime) = self.transfer_runtimes.take_runtime(&*self.backend) else {
-            return self.runtime.as_ref().map(|runtime| runtime.block_on(work(&*self.backend)));
-        };
-        let answer = runtime.run_transfer(work)?;
-        if went(&answer) {
-            runtime.put_back();
-        }
-        Some(answer)
     }
 
     /// One read with its counters.
@@ -138,13 +113,21 @@ impl ObjectOrigin {
     }
 
     /// A metadata request with its counters.
-    fn counted_query<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
+    fn counted_query<T>(
+        &self,
+        deadline: Instant,
+        query: impl AsyncFnOnce(&dyn ObjectBackend) -> Result<T>,
+    ) -> Result<T> {
         let started = Instant::now();
         self.stats.object.in_flight.add(1);
-        let answer = self.block_until(deadline, async {
-            let _place = self.metadata_permits.acquire().await;
-            future.await
-        });
+        let counted = async |backend: &dyn ObjectBackend| {
+            let permitted = async {
+                let _place = self.metadata_permits.acquire().await;
+                query(backend).await
+            };
+            self.with_deadline(deadline, permitted).await
+        };
+        let answer = self.run_transfer(counted, is_answered).unwrap_or_else(|| Err(closed_error()));
         self.stats.object.in_flight.sub(1);
         self.stats.metadata.ops.add(1);
         self.stats.metadata.lat_us.add_us(started.elapsed());
@@ -240,17 +223,21 @@ impl ObjectOrigin {
         Some(format!("{}{}", self.root, std::str::from_utf8(path).ok()?))
     }
 
-    async fn list_raw(&self, prefix: &str, token: Option<&str>, max: usize, deadline: Instant) -> Result<RawPage> {
-        self.retry_until_answered(self.new_retry(deadline), || self.backend.list(prefix, token, max)).await
-    }
-
-    async fn head_raw(&self, key: &str, deadline: Instant) -> Result<RawObject> {
-        self.retry_until_answered(self.new_retry(deadline), || self.backend.head(key)).await
+    async fn head_raw(&self, backend: &dyn ObjectBackend, key: &str, deadline: Instant) -> Result<RawObject> {
+        self.retry_until_answered(self.new_retry(deadline), || backend.head(key)).await
     }
 
     /// The page after `cursor`, without names of earlier pages.
-    async fn next_page(&self, prefix: &str, cursor: &mut ListCursor, max: usize, deadline: Instant) -> Result<RawPage> {
-        let mut page = self.list_raw(prefix, cursor.token.as_deref(), max, deadline).await?;
+    async fn next_page(
+        &self,
+        backend: &dyn ObjectBackend,
+        prefix: &str,
+        cursor: &mut ListCursor,
+        max: usize,
+        deadline: Instant,
+    ) -> Result<RawPage> {
+        let token = cursor.token.as_deref();
+        let mut page = self.retry_until_answered(self.new_retry(deadline), || backend.list(prefix, token, max)).await?;
         cursor.earlier.add_page(prefix, &mut page).map_err(|fault| {
             let message = format!(
                 "the listing of '{prefix}' by {} is wrong: {fault}; names would be missing. It is a fault of that server, \
@@ -266,18 +253,19 @@ impl ObjectOrigin {
     /// The next page with a name, or the last page. Its length is `max`, or more if empty pages come before.
     async fn next_filled_page(
         &self,
+        backend: &dyn ObjectBackend,
         prefix: &str,
         cursor: &mut ListCursor,
         max: usize,
         deadline: Instant,
     ) -> Result<RawPage> {
-        let mut page = self.next_page(prefix, cursor, max, deadline).await?;
+        let mut page = self.next_page(backend, prefix, cursor, max, deadline).await?;
         let mut empty_pages = 0;
         // Before a request of its own can report that it has no answer in time.
         let until = deadline.checked_sub(2 * REPORT_MARGIN).unwrap_or(deadline);
         while page.is_empty() && page.next.is_some() {
             empty_pages += 1;
-            let next = self.next_page(prefix, cursor, PAGE, deadline);
+            let next = self.next_page(backend, prefix, cursor, PAGE, deadline);
             page = tokio::time::timeout_at(until.into(), next).await.unwrap_or_else(|_| {
                 let message = format!(
                     "the listing of '{prefix}' by {} had {empty_pages} pages without a new name in a row and is not at its \
@@ -291,12 +279,12 @@ impl ObjectOrigin {
     }
 
     /// Whether any key starts with `prefix`.
-    async fn any_below(&self, prefix: &str, deadline: Instant) -> Result<bool> {
-        Ok(!self.next_filled_page(prefix, &mut ListCursor::default(), 1, deadline).await?.is_empty())
+    async fn any_below(&self, backend: &dyn ObjectBackend, prefix: &str, deadline: Instant) -> Result<bool> {
+        Ok(!self.next_filled_page(backend, prefix, &mut ListCursor::default(), 1, deadline).await?.is_empty())
     }
 
-    async fn lookup_key(&self, key: &str, deadline: Instant) -> Result<ObjectAttr> {
-        let object = self.find_object(key, deadline, self.head_raw(key, deadline)).await?;
+    async fn lookup_key(&self, backend: &dyn ObjectBackend, key: &str, deadline: Instant) -> Result<ObjectAttr> {
+        let object = self.find_object(backend, key, deadline, self.head_raw(backend, key, deadline)).await?;
         Ok(object.map_or_else(folder_attr, |object| file_attr(&object)))
     }
 
@@ -307,9 +295,10 @@ impl ObjectOrigin {
     pub(crate) fn lookup_stored(&self, path: &[u8], deadline: Instant) -> Result<StoredNode> {
         validate_path(path)?;
         let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
-        self.counted_query(deadline, async {
+        self.counted_query(deadline, async |backend| {
             if !path.is_empty()
-                && let Some(object) = self.find_object(&key, deadline, self.head_stored(&key, deadline)).await?
+                && let Some(object) =
+                    self.find_object(backend, &key, deadline, self.head_stored(backend, &key, deadline)).await?
             {
                 return Ok(StoredNode::Object(object));
             }
@@ -318,7 +307,7 @@ impl ObjectOrigin {
             if marker.is_empty() {
                 return Ok(StoredNode::Folder(None));
             }
-            match self.head_stored(&marker, deadline).await {
+            match self.head_stored(backend, &marker, deadline).await {
                 Ok(object) => Ok(StoredNode::Folder(Some(object))),
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(StoredNode::Folder(None)),
                 Err(error) => Err(error),
@@ -326,8 +315,8 @@ impl ObjectOrigin {
         })
     }
 
-    async fn head_stored(&self, key: &str, deadline: Instant) -> Result<StoredObject> {
-        let Some(backend) = self.backend.writes() else {
+    async fn head_stored(&self, backend: &dyn ObjectBackend, key: &str, deadline: Instant) -> Result<StoredObject> {
+        let Some(backend) = backend.writes() else {
             return Err(Error::new(ErrorKind::ReadOnly, "the attributes of this store's objects can't be read"));
         };
         self.retry_until_answered(self.new_retry(deadline), || backend.head_all(key)).await
@@ -336,12 +325,13 @@ impl ObjectOrigin {
     /// The object `key`, which `head` requests; `None` for a folder of this name.
     async fn find_object<T>(
         &self,
+        backend: &dyn ObjectBackend,
         key: &str,
         deadline: Instant,
         head: impl Future<Output = Result<T>>,
     ) -> Result<Option<T>> {
         let folder = format!("{key}/");
-        let list = std::pin::pin!(self.any_below(&folder, deadline));
+        let list = std::pin::pin!(self.any_below(backend, &folder, deadline));
         let head = std::pin::pin!(head);
         let (is_folder, head) = match select(list, head).await {
             // Folders have the name whatever the head returns.
@@ -359,20 +349,27 @@ impl ObjectOrigin {
         }
     }
 
-    async fn list_page(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+    async fn list_page(
+        &self,
+        backend: &dyn ObjectBackend,
+        path: &[u8],
+        cursor: Option<&[u8]>,
+        max: usize,
+        deadline: Instant,
+    ) -> Result<ListPage> {
         let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
         let prefix = if path.is_empty() { key } else { format!("{key}/") };
         let max = max.clamp(1, PAGE);
         let mut next = cursor.map(ListCursor::parse).transpose()?.unwrap_or_default();
         let raw = if cursor.is_none() || next.token.is_some() {
-            self.next_filled_page(&prefix, &mut next, max, deadline).await?
+            self.next_filled_page(backend, &prefix, &mut next, max, deadline).await?
         } else {
             // Only objects held back are left.
             RawPage::default()
         };
         if cursor.is_none() && !path.is_empty() && raw.next.is_none() && raw.is_empty() {
             // Nothing below: either a file, or an absent name.
-            let kind = match self.head_raw(prefix.trim_end_matches('/'), deadline).await {
+            let kind = match self.head_raw(backend, prefix.trim_end_matches('/'), deadline).await {
                 Ok(_) => ErrorKind::NotADirectory,
                 Err(error) => error.kind(),
             };
@@ -427,7 +424,7 @@ impl ObjectOrigin {
             // The version must be the same from a listing and from a head.
             match object.etag {
                 Some(_) => Ok(Some(file_attr(object))),
-                None => match self.head_raw(&object.key, deadline).await {
+                None => match self.head_raw(backend, &object.key, deadline).await {
                     Ok(object) => Ok(Some(file_attr(&object))),
                     Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                     Err(error) => Err(error),
@@ -538,9 +535,9 @@ impl OriginStore for ObjectOrigin {
     }
 
     fn check(&self, deadline: Instant) -> Result<()> {
-        let answer = self.counted_query(deadline, async {
+        let answer = self.counted_query(deadline, async |backend| {
             let retry = RetryState::new(deadline, &self.stats).at_most(CHECK_ATTEMPTS);
-            self.retry_until_answered(retry, || self.backend.list(&self.root, None, 1)).await
+            self.retry_until_answered(retry, || backend.list(&self.root, None, 1)).await
         });
         answer.map(|_| ()).map_err(|e| e.context(self.source.url()))
     }
@@ -551,12 +548,12 @@ impl OriginStore for ObjectOrigin {
             return Ok(folder_attr());
         }
         let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
-        self.counted_query(deadline, self.lookup_key(&key, deadline))
+        self.counted_query(deadline, async |backend| self.lookup_key(backend, &key, deadline).await)
     }
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
         validate_path(path)?;
-        self.counted_query(deadline, self.list_page(path, cursor, max, deadline))
+        self.counted_query(deadline, async |backend| self.list_page(backend, path, cursor, max, deadline).await)
     }
 
     fn readlink(&self, path: &[u8], _deadline: Instant) -> Result<Vec<u8>> {
@@ -597,6 +594,11 @@ impl OriginStore for ObjectOrigin {
     fn statfs(&self, _deadline: Instant) -> Result<Option<OriginCapacity>> {
         Ok(None)
     }
+}
+
+/// Whether the store has answered, so that its connection can be used again.
+fn is_answered<T>(answer: &Result<T>) -> bool {
+    answer.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::NotFound)
 }
 
 fn closed_error() -> Error {

@@ -142,6 +142,23 @@ impl SharedBucket {
         }
         Ok(bucket)
     }
+
+    /// Runs `work` on a transfer runtime if one is free, otherwise on the shared runtime. The transfer runtime is
+    /// kept when `went` approves the result. `None` after the end of the bucket.
+    pub(crate) fn run_transfer<T>(
+        &self,
+        work: impl AsyncFnOnce(&dyn ObjectBackend) -> T,
+        went: impl FnOnce(&T) -> bool,
+    ) -> Option<T> {
+        let Some(runtime) = self.transfer_runtimes.take_runtime(&*self.backend) else {
+            return self.runtime.as_ref().map(|runtime| runtime.block_on(work(&*self.backend)));
+        };
+        let answer = runtime.run_transfer(work)?;
+        if went(&answer) {
+            runtime.put_back();
+        }
+        Some(answer)
+    }
 }
 
 impl Drop for SharedBucket {

@@ -9,6 +9,7 @@
 //! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
 
 use super::BucketWriteOptions;
+use super::absences::RecentAbsences;
 use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
@@ -154,6 +155,7 @@ pub(super) struct ObjectContext {
     pub times: PublishedTimes,
     /// For the changed bytes of all files.
     pub space: Arc<StagingSpace>,
+    pub absences: Arc<RecentAbsences>,
 }
 
 /// A file that is open.
@@ -368,17 +370,12 @@ impl OpenObject {
         Ok(())
     }
 
-    /// The local file above the object, for a change.
-    fn stage<'a>(&self, changes: &'a mut ObjectChanges) -> Result<&'a mut StagedBytes> {
-        let staged = match changes.staged.take() {
-            Some(staged) => staged,
-            None => {
-                let object_len = self.facts.lock().published.as_ref().map_or(0, |attr| attr.size);
-                let space = Arc::clone(&self.context.space);
-                StagedBytes::over_object(self.context.options.new_staging_file()?, object_len, space)
-            }
-        };
-        Ok(changes.staged.insert(staged))
+    /// The bytes above the object, for a change.
+    fn stage<'a>(&self, changes: &'a mut ObjectChanges) -> &'a mut StagedBytes {
+        changes.staged.get_or_insert_with(|| {
+            let object_len = self.facts.lock().published.as_ref().map_or(0, |attr| attr.size);
+            StagedBytes::over_object(Arc::clone(&self.context.options), object_len, Arc::clone(&self.context.space))
+        })
     }
 
     /// Writes at `offset`, or with `None` at the end.
@@ -388,7 +385,7 @@ impl OpenObject {
     pub fn write(&self, offset: Option<u64>, data: &[u8]) -> Result<usize> {
         let mut changes = self.changes.lock();
         self.check_conflict()?;
-        let staged = self.stage(&mut changes)?;
+        let staged = self.stage(&mut changes);
         let offset = offset.unwrap_or(staged.len());
         if let Err(error) = self.write_staged(staged, offset, data) {
             return Err(self.note_lost_write(offset, error));
@@ -430,7 +427,7 @@ impl OpenObject {
     /// As [`OpenObject::write`].
     pub fn set_len(&self, len: u64) -> Result<()> {
         let mut changes = self.changes.lock();
-        let staged = self.stage(&mut changes)?;
+        let staged = self.stage(&mut changes);
         let before = staged.len();
         if before != len {
             staged.set_len(len)?;
@@ -448,7 +445,7 @@ impl OpenObject {
     /// As [`OpenObject::write`].
     pub fn clear(&self, range: Range<u64>) -> Result<()> {
         let mut changes = self.changes.lock();
-        let staged = self.stage(&mut changes)?;
+        let staged = self.stage(&mut changes);
         let range = range.start..range.end.min(staged.len());
         if range.is_empty() {
             return Ok(());
@@ -617,7 +614,7 @@ impl OpenObject {
         if !bytes_changed {
             return self.context.requests.run(self.copy_attrs(&mut changes));
         }
-        let Err(error) = self.context.requests.run(self.send_all(&mut changes)) else { return Ok(()) };
+        let Err(error) = self.send_all(&mut changes) else { return Ok(()) };
         let Some(conflict) = self.find_conflict() else { return Err(error) };
         tracing::error!("{conflict}");
         self.facts.lock().conflict = Some(conflict.clone());
@@ -652,17 +649,18 @@ impl OpenObject {
         }
     }
 
-    async fn send_all(&self, changes: &mut ObjectChanges) -> Result<()> {
+    fn send_all(&self, changes: &mut ObjectChanges) -> Result<()> {
         let len = changes.staged.as_ref().map_or(0, StagedBytes::len);
         let condition = self.condition();
+        let requests = &self.context.requests;
         let (etag, attributes) = if changes.upload.is_none() && len <= FIRST_PART {
-            self.send_whole(changes, len, &condition).await?
+            self.send_whole(changes, len, &condition)?
         } else {
-            let sent = self.send_parts(changes, len, &condition).await;
+            let sent = requests.run(self.send_parts(changes, len, &condition));
             if sent.is_err() && changes.upload.as_ref().is_some_and(|upload| upload.is_gone) {
                 // All bytes are here, so another upload can begin.
                 changes.upload = None;
-                self.send_parts(changes, len, &condition).await?
+                requests.run(self.send_parts(changes, len, &condition))?
             } else {
                 sent?
             }
@@ -670,7 +668,7 @@ impl OpenObject {
         changes.attributes = Some(attributes);
         let staged = changes.staged.take();
         let attrs_changed = self.note_published(len, etag);
-        let attrs_copied = if attrs_changed { self.copy_attrs(changes).await } else { Ok(()) };
+        let attrs_copied = if attrs_changed { requests.run(self.copy_attrs(changes)) } else { Ok(()) };
         self.keep_hot(staged);
         attrs_copied
     }
@@ -680,6 +678,7 @@ impl OpenObject {
         let mut facts = self.facts.lock();
         let attr = object_attr(len, facts.changed_at, etag);
         self.context.times.insert(&facts.path, &attr);
+        self.context.absences.note_published(&facts.path);
         facts.published = Some(attr);
         facts.len = len;
         facts.changed = false;
@@ -763,18 +762,19 @@ impl OpenObject {
     }
 
     /// Publishes a small file by one request.
-    async fn send_whole(
+    fn send_whole(
         &self,
         changes: &mut ObjectChanges,
         len: u64,
         condition: &WriteCondition,
     ) -> Result<(String, ObjectAttributes)> {
+        let requests = &self.context.requests;
         let key = self.key()?;
-        let attributes = self.next_attributes(changes, &key).await?;
-        let _reserved = self.context.requests.reserve_body(len).await?;
+        let attributes = requests.run(self.next_attributes(changes, &key))?;
+        let _reserved = requests.run(requests.reserve_body(len))?;
         let body = self.staged_bytes(changes, 0..len)?;
         let object = NewObject { key: &key, attributes: &attributes, condition };
-        let etag = self.context.requests.put(&object, body).await?;
+        let etag = requests.put_here(&object, body)?;
         self.facts.lock().attrs_changed = false;
         Ok((etag, attributes))
     }

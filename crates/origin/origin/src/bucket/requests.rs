@@ -10,7 +10,7 @@
 //! | none until the deadline | any | done, if the object has the mark of this change; else the failure |
 
 use super::upload_record::record_upload;
-use crate::backend::{RawObject, RequestFailure, RetryHint};
+use crate::backend::{ObjectBackend, RawObject, RequestFailure, RetryHint};
 use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
@@ -37,8 +37,8 @@ const LEAST_RATE: u64 = 1 << 20;
 const COPY_MAX: u64 = 5 << 30;
 /// Length of the parts in which a larger object is copied.
 const COPY_PART: u64 = 1 << 30;
-/// Memory for the bodies of requests that are under way, of all files: twenty parts of the first length.
-const BODY_BYTES: u64 = 160 << 20;
+/// Memory for the bodies of requests that are under way, of all files: eighteen parts of the first length.
+const BODY_BYTES: u64 = 144 << 20;
 /// Unit of that memory.
 const BODY_UNIT: u64 = 1 << 20;
 /// Parts of one object that are copied at once.
@@ -144,7 +144,7 @@ impl BucketRequests {
     pub async fn reserve_body(&self, len: u64) -> Result<OwnedSemaphorePermit> {
         let units = len.div_ceil(BODY_UNIT).clamp(1, BODY_BYTES / BODY_UNIT);
         let permit = Arc::clone(&self.body_units).acquire_many_owned(units as u32).await;
-        permit.map_err(|_| Error::new(ErrorKind::Unavailable, "the bucket is closed"))
+        permit.map_err(|_| closed())
     }
 
     /// Runs requests on this thread.
@@ -154,7 +154,7 @@ impl BucketRequests {
     pub fn run<T>(&self, requests: impl Future<Output = Result<T>>) -> Result<T> {
         match &self.bucket.runtime {
             Some(runtime) => runtime.block_on(requests),
-            None => Err(Error::new(ErrorKind::Unavailable, "the bucket is closed")),
+            None => Err(closed()),
         }
     }
 
@@ -165,7 +165,7 @@ impl BucketRequests {
     ) -> Result<tokio::task::JoinHandle<T>> {
         match &self.bucket.runtime {
             Some(runtime) => Ok(runtime.spawn(requests)),
-            None => Err(Error::new(ErrorKind::Unavailable, "the bucket is closed")),
+            None => Err(closed()),
         }
     }
 
@@ -178,16 +178,27 @@ impl BucketRequests {
         Instant::now() + self.bucket.config.timeout + Duration::from_secs(len / LEAST_RATE)
     }
 
-    /// Sends a request until the store answers it. The second part of a failure: an attempt may have been executed.
+    /// Sends a request until the store answers it.
     async fn repeat<'a, T>(
         &'a self,
+        deadline: Instant,
+        what: &str,
+        send: impl FnMut(&'a dyn ObjectWriteBackend) -> BoxFuture<'a, Result<T, RequestFailure>>,
+    ) -> Result<T, ChangeFailure> {
+        self.repeat_over(&*self.bucket.backend, deadline, what, send).await
+    }
+
+    /// As [`Self::repeat`], over the connections of `backend`.
+    async fn repeat_over<'a, T>(
+        &self,
+        backend: &'a dyn ObjectBackend,
         deadline: Instant,
         what: &str,
         mut send: impl FnMut(&'a dyn ObjectWriteBackend) -> BoxFuture<'a, Result<T, RequestFailure>>,
     ) -> Result<T, ChangeFailure> {
         let mut retry = RetryState::new(deadline, &self.bucket.stats);
         let mut maybe_executed = false;
-        let Some(backend) = self.bucket.backend.writes() else {
+        let Some(backend) = backend.writes() else {
             return Err(ChangeFailure { error: unchangeable(), maybe_executed });
         };
         loop {
@@ -212,16 +223,21 @@ impl BucketRequests {
     }
 
     /// Whether the object is the one that the change with these attributes made; its etag then.
-    async fn find_own(&self, object: &NewObject<'_>) -> Option<String> {
-        let found = self.head(object.key).await.ok()?;
+    async fn find_own(&self, backend: &dyn ObjectBackend, object: &NewObject<'_>) -> Option<String> {
+        let found = self.head_over(backend, object.key).await.ok()?;
         let is_own = found.attributes.get(MARK).is_some() && found.attributes.get(MARK) == object.attributes.get(MARK);
         is_own.then_some(found.raw.etag).flatten().map(|etag| crate::s3_wire::bare_etag(&etag).to_owned())
     }
 
     /// The result of a change, after a failure that may have come after its execution.
-    async fn settle(&self, object: &NewObject<'_>, failure: ChangeFailure) -> Result<String> {
+    async fn settle(
+        &self,
+        backend: &dyn ObjectBackend,
+        object: &NewObject<'_>,
+        failure: ChangeFailure,
+    ) -> Result<String> {
         if failure.maybe_executed
-            && let Some(etag) = self.find_own(object).await
+            && let Some(etag) = self.find_own(backend, object).await
         {
             return Ok(etag);
         }
@@ -270,7 +286,11 @@ impl BucketRequests {
     /// # Errors
     /// `NotFound`; the store's.
     pub async fn head(&self, key: &str) -> Result<StoredObject> {
-        let answer = self.repeat(self.deadline(0), "a head", |backend| backend.head_all(key)).await;
+        self.head_over(&*self.bucket.backend, key).await
+    }
+
+    async fn head_over(&self, backend: &dyn ObjectBackend, key: &str) -> Result<StoredObject> {
+        let answer = self.repeat_over(backend, self.deadline(0), "a head", |backend| backend.head_all(key)).await;
         answer.map_err(|failure| failure.error)
     }
 
@@ -310,15 +330,29 @@ impl BucketRequests {
     /// # Errors
     /// `Stale` when the condition does not hold; the store's.
     pub async fn put(&self, object: &NewObject<'_>, body: Bytes) -> Result<String> {
+        self.put_over(&*self.bucket.backend, object, body).await
+    }
+
+    /// As [`Self::put`], for a thread that waits: no other thread has a part in the request, where connections are left.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub fn put_here(&self, object: &NewObject<'_>, body: Bytes) -> Result<String> {
+        let put = async |backend: &dyn ObjectBackend| self.put_over(backend, object, body).await;
+        self.bucket.run_transfer(put, Result::is_ok).unwrap_or_else(|| Err(closed()))
+    }
+
+    async fn put_over(&self, backend: &dyn ObjectBackend, object: &NewObject<'_>, body: Bytes) -> Result<String> {
         let len = body.len() as u64;
         let NewObject { key, attributes, condition } = *object;
+        let deadline = self.deadline(len);
         let sent = self
-            .repeat(self.deadline(len), "a write", |backend| backend.put(key, body.clone(), attributes, condition))
+            .repeat_over(backend, deadline, "a write", |backend| backend.put(key, body.clone(), attributes, condition))
             .await;
         self.count_put(len);
         match sent {
             Ok(etag) => Ok(etag),
-            Err(failure) => self.settle(object, failure).await,
+            Err(failure) => self.settle(backend, object, failure).await,
         }
     }
 
@@ -401,7 +435,7 @@ impl BucketRequests {
             .await;
         let etag = match completed {
             Ok(etag) => etag,
-            Err(failure) => self.settle(object, failure).await?,
+            Err(failure) => self.settle(&*self.bucket.backend, object, failure).await?,
         };
         self.remove_record(upload).await;
         Ok(etag)
@@ -440,7 +474,7 @@ impl BucketRequests {
             .await;
         match copied {
             Ok(etag) => Ok(etag),
-            Err(failure) => self.settle(object, failure).await,
+            Err(failure) => self.settle(&*self.bucket.backend, object, failure).await,
         }
     }
 
@@ -485,6 +519,10 @@ struct ChangeFailure {
     error: Error,
     /// An earlier attempt, or this one, may have been executed.
     maybe_executed: bool,
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Unavailable, "the bucket is closed")
 }
 
 fn unchangeable() -> Error {

@@ -1,6 +1,7 @@
-//! The changed bytes of an open file of a bucket, in a local file without a name, above the object that they change. It
-//! knows no request and no name.
+//! The changed bytes of an open file of a bucket, above the object that they change: in memory as long as the file is small, else
+//! in a local file without a name. It knows no request and no name.
 
+use super::BucketWriteOptions;
 use super::byte_ranges::ByteRanges;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
@@ -12,16 +13,39 @@ use std::sync::Arc;
 /// The part of a read that the object has.
 pub(super) type ReadObject<'a> = dyn Fn(u64, &mut [u8]) -> Result<()> + 'a;
 
+/// Changed bytes lie in memory up to this offset of their file. A local file costs as much as the request that writes a small object.
+const SMALL_FILE_MAX: u64 = 128 << 10;
+/// Least memory of a small file.
+const SMALL_FILE_MIN: u64 = 4 << 10;
+/// Memory for all small files, those that were just published included.
+const SMALL_FILES_BYTES: u64 = 16 << 20;
+
 /// The space for changed bytes of all files.
 pub(super) struct StagingSpace {
     max: u64,
     used: Mutex<u64>,
+    /// Memory of small files.
+    small_used: Mutex<u64>,
 }
 
 impl StagingSpace {
     /// At most `max` bytes.
     pub fn new(max: u64) -> StagingSpace {
-        StagingSpace { max, used: Mutex::new(0) }
+        StagingSpace { max, used: Mutex::new(0), small_used: Mutex::new(0) }
+    }
+
+    /// Takes memory for a small file, if there is any left.
+    fn take_small(&self, bytes: u64) -> bool {
+        let mut used = self.small_used.lock();
+        let fits = *used + bytes <= SMALL_FILES_BYTES;
+        if fits {
+            *used += bytes;
+        }
+        fits
+    }
+
+    fn give_back_small(&self, bytes: u64) {
+        *self.small_used.lock() -= bytes;
     }
 
     /// # Errors
@@ -45,9 +69,30 @@ impl StagingSpace {
     }
 }
 
+/// Where changed bytes lie, at their offsets in the file.
+enum StagedPlace {
+    /// With a capacity that is taken from the memory of small files.
+    Memory(Vec<u8>),
+    File(File),
+}
+
+impl StagedPlace {
+    fn read(&self, at: u64, piece: &mut [u8]) -> std::io::Result<()> {
+        match self {
+            StagedPlace::File(file) => file.read_exact_at(piece, at),
+            StagedPlace::Memory(bytes) => {
+                let at = at as usize;
+                piece.copy_from_slice(&bytes[at..at + piece.len()]);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// The bytes of a file as the mount's programs see them: changed ones here, others in the object, and zeros.
 pub(super) struct StagedBytes {
-    file: File,
+    place: StagedPlace,
+    options: Arc<BucketWriteOptions>,
     changed: ByteRanges,
     len: u64,
     /// The object's bytes count up to here: a file that was cut keeps nothing behind its end.
@@ -58,13 +103,54 @@ pub(super) struct StagedBytes {
 impl Drop for StagedBytes {
     fn drop(&mut self) {
         self.space.give_back(self.changed.len());
+        if let StagedPlace::Memory(bytes) = &self.place {
+            self.space.give_back_small(bytes.capacity() as u64);
+        }
     }
 }
 
 impl StagedBytes {
-    /// The bytes of an object of this length, in an empty `file`.
-    pub fn over_object(file: File, object_len: u64, space: Arc<StagingSpace>) -> StagedBytes {
-        StagedBytes { file, changed: ByteRanges::default(), len: object_len, object_len, space }
+    /// The bytes of an object of this length, without a change.
+    pub fn over_object(options: Arc<BucketWriteOptions>, object_len: u64, space: Arc<StagingSpace>) -> StagedBytes {
+        let place = StagedPlace::Memory(Vec::new());
+        StagedBytes { place, options, changed: ByteRanges::default(), len: object_len, object_len, space }
+    }
+
+    /// Makes room for bytes up to `end`: in memory for a small file, else in a local file, which takes over what lies in memory.
+    fn make_room(&mut self, end: u64) -> Result<()> {
+        let StagedPlace::Memory(bytes) = &mut self.place else { return Ok(()) };
+        let held = bytes.capacity() as u64;
+        if end <= held {
+            return Ok(());
+        }
+        let wanted = end.next_power_of_two().max(SMALL_FILE_MIN);
+        if end <= SMALL_FILE_MAX && self.space.take_small(wanted - held) {
+            bytes.reserve_exact(wanted as usize - bytes.len());
+            // The allocator may have given more than was requested.
+            let more = bytes.capacity() as u64 - wanted;
+            *self.space.small_used.lock() += more;
+            return Ok(());
+        }
+        let file = self.options.new_staging_file()?;
+        file.write_all_at(bytes, 0).map_err(|e| staging_error(&e))?;
+        self.space.give_back_small(held);
+        self.place = StagedPlace::File(file);
+        Ok(())
+    }
+
+    fn write_place(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let end = offset + data.len() as u64;
+        self.make_room(end)?;
+        match &mut self.place {
+            StagedPlace::File(file) => file.write_all_at(data, offset).map_err(|e| staging_error(&e)),
+            StagedPlace::Memory(bytes) => {
+                if bytes.len() < end as usize {
+                    bytes.resize(end as usize, 0);
+                }
+                bytes[offset as usize..end as usize].copy_from_slice(data);
+                Ok(())
+            }
+        }
     }
 
     pub fn len(&self) -> u64 {
@@ -77,9 +163,9 @@ impl StagedBytes {
         let range = offset..offset + data.len() as u64;
         let added = self.changed.missing_in(range.clone());
         self.space.take(added)?;
-        if let Err(error) = self.file.write_all_at(data, offset) {
+        if let Err(error) = self.write_place(offset, data) {
             self.space.give_back(added);
-            return Err(Error::io("writing the changed bytes of a file into the cache directory", &error));
+            return Err(error);
         }
         self.len = self.len.max(range.end);
         self.changed.insert(range);
@@ -97,7 +183,9 @@ impl StagedBytes {
             self.space.give_back(before - self.changed.len());
             self.object_len = self.object_len.min(len);
             // Frees the space. Bytes that are written there later are marked as changed again.
-            self.file.set_len(len).map_err(|e| Error::io("cutting the changed bytes of a file", &e))?;
+            if let StagedPlace::File(file) = &self.place {
+                file.set_len(len).map_err(|e| Error::io("cutting the changed bytes of a file", &e))?;
+            }
         }
         self.len = len;
         Ok(())
@@ -144,7 +232,7 @@ impl StagedBytes {
             let piece_end = piece_end.min(limit).min(end);
             let piece = &mut dst[(at - offset) as usize..(piece_end - offset) as usize];
             if is_changed {
-                self.file.read_exact_at(piece, at).map_err(|e| Error::io("reading the changed bytes of a file", &e))?;
+                self.place.read(at, piece).map_err(|e| Error::io("reading the changed bytes of a file", &e))?;
             } else if is_of_object {
                 read_object(at, piece)?;
             } else {
@@ -156,9 +244,56 @@ impl StagedBytes {
     }
 }
 
+fn staging_error(error: &std::io::Error) -> Error {
+    Error::io("writing the changed bytes of a file into the cache directory", error)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Changed bytes above an object of ten bytes, with this space.
+    fn staged_over_ten(space: &Arc<StagingSpace>) -> StagedBytes {
+        StagedBytes::over_object(Arc::new(BucketWriteOptions::new(0, 0)), 10, Arc::clone(space))
+    }
+
+    #[test]
+    fn a_small_file_lies_in_memory_until_it_grows_or_there_is_none() {
+        let space = Arc::new(StagingSpace::new(u64::MAX));
+        let text = |staged: &StagedBytes, at: u64| {
+            let mut bytes = [b'?'; 4];
+            let len = staged
+                .read(at, &mut bytes, &|_, piece| {
+                    piece.fill(b'o');
+                    Ok(())
+                })
+                .unwrap();
+            String::from_utf8(bytes[..len].to_vec()).unwrap().replace('\0', ".")
+        };
+        let is_small = |staged: &StagedBytes| matches!(staged.place, StagedPlace::Memory(_));
+        let mut first = staged_over_ten(&space);
+        first.write(12, b"abcd").unwrap();
+        assert!(is_small(&first) && *space.small_used.lock() >= SMALL_FILE_MIN);
+        first.write(SMALL_FILE_MAX - 2, b"wxyz").unwrap();
+        assert!(!is_small(&first) && *space.small_used.lock() == 0);
+        for (at, bytes) in [(8, "oo.."), (12, "abcd"), (SMALL_FILE_MAX - 2, "wxyz"), (SMALL_FILE_MAX - 3, ".wxy")] {
+            assert_eq!(text(&first, at), bytes);
+        }
+        let mut small = Vec::new();
+        for _ in 0..SMALL_FILES_BYTES / SMALL_FILE_MAX {
+            let mut staged = staged_over_ten(&space);
+            staged.write(SMALL_FILE_MAX - 1, b"e").unwrap();
+            small.push(staged);
+        }
+        assert!(small.iter().all(is_small));
+        let mut last = staged_over_ten(&space);
+        last.write(0, b"abcd").unwrap();
+        assert!(!is_small(&last));
+        assert_eq!((text(&last, 0), text(&last, 4)), ("abcd".into(), "oooo".into()));
+        drop(small);
+        assert_eq!(*space.small_used.lock(), 0);
+        assert_eq!(*space.used.lock(), first.changed.len() + last.changed.len());
+    }
 
     #[test]
     fn changes_lie_over_the_object_and_a_cut_forgets() {
@@ -167,7 +302,7 @@ mod tests {
             dst.copy_from_slice(&object[at as usize..at as usize + dst.len()]);
             Ok(())
         };
-        let mut staged = StagedBytes::over_object(tempfile::tempfile().unwrap(), 10, Arc::new(StagingSpace::new(14)));
+        let mut staged = staged_over_ten(&Arc::new(StagingSpace::new(14)));
         let text = |staged: &StagedBytes| {
             let mut bytes = vec![b'?'; 40];
             let len = staged.read(0, &mut bytes, &read_object).unwrap();

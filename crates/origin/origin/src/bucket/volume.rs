@@ -50,7 +50,7 @@ pub(super) struct BucketFiles {
     pub open: Mutex<OpenTable>,
     /// New files of all mounts: an exclusive creation has a single winner.
     making: Arc<Mutex<OpenTable>>,
-    absences: RecentAbsences,
+    absences: Arc<RecentAbsences>,
 }
 
 /// Open files by their paths.
@@ -86,6 +86,7 @@ impl BucketFiles {
             published: Arc::clone(&self.context.published),
             times: PublishedTimes::default(),
             space: Arc::clone(&self.context.space),
+            absences: Arc::clone(&self.absences),
         };
         BucketFiles {
             origin: Arc::clone(&self.origin),
@@ -95,7 +96,7 @@ impl BucketFiles {
             timeout: self.timeout,
             open: Mutex::default(),
             making: Arc::clone(&self.making),
-            absences: RecentAbsences::default(),
+            absences: Arc::clone(&self.absences),
         }
     }
 
@@ -254,18 +255,12 @@ impl BucketFiles {
         }
     }
 
-    /// What the path of a new file leads to. A lookup has mostly shown just now that it leads to nothing; for an exclusive creation,
-    /// the store is asked for an object all the same.
+    /// What the path of a new file leads to. A lookup has mostly shown just now that it leads to nothing.
     fn find_existing(&self, path: &[u8], exclusive: bool) -> Result<FoundNode> {
-        let is_absent = self.absences.take(path);
-        if !is_absent || self.changed_at(path).is_some() {
-            return self.find(path);
-        }
-        if !exclusive {
+        if self.absences.take(path, exclusive) && self.changed_at(path).is_none() {
             return Err(Error::new(ErrorKind::NotFound, "a lookup did not find it"));
         }
-        let found = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
-        Ok(FoundNode::Object(found_object(found)))
+        self.find(path)
     }
 
     fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
@@ -627,16 +622,17 @@ impl WritableBucket {
             published,
             times: PublishedTimes::default(),
             space: Arc::new(StagingSpace::new(options.staging_max)),
+            absences: Arc::default(),
         };
         let files = BucketFiles {
             origin: Arc::new(origin),
             requests,
             options,
+            absences: Arc::clone(&context.absences),
             context: Arc::new(context),
             timeout: config.timeout,
             open: Mutex::default(),
             making: Arc::default(),
-            absences: RecentAbsences::default(),
         };
         Ok(Arc::new(WritableBucket { files: Arc::new(files) }))
     }
@@ -651,6 +647,38 @@ impl WritableBucket {
 
     fn open_file(&self, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
         BucketFile::open(&self.files, object, flags)
+    }
+
+    fn make_change(&self, change: &Change<'_>, caller: &Caller, mark: Option<ChangeMark>) -> Result<Option<NodeAttr>> {
+        let files = &self.files;
+        match change {
+            Change::Mkdir { at, mode } => {
+                files.make_folder(at, &files.new_attrs(S_IFDIR, *mode, caller), mark).map(Some)
+            }
+            Change::Mknod { at, mode, .. } if mode & S_IFMT == S_IFREG => {
+                let object = files.make_file(at, true, files.new_attrs(S_IFREG, *mode, caller))?;
+                object.publish_marked(mark)?;
+                Ok(Some(files.open_attr(&object)))
+            }
+            Change::Mknod { .. } => Err(not_offered("devices, pipes and sockets")),
+            Change::Symlink { .. } if !files.options.object_attrs => Err(not_offered("symbolic links")),
+            Change::Symlink { at, target } => {
+                let umasked = Caller { umask: 0, ..caller.clone() };
+                files.make_link(at, target, &files.new_attrs(S_IFLNK, 0o777, &umasked), mark).map(Some)
+            }
+            Change::Link { .. } => Err(not_offered("hard links")),
+            Change::Unlink { at } => self.files.remove_file(at).map(|()| None),
+            Change::Rmdir { at } => self.files.remove_folder(at).map(|()| None),
+            Change::Rename { from, to, flags } => self.files.rename(from, to, *flags, mark).map(Some),
+            Change::SetAttr { of, set } => self.files.set_attr(of.path, set).map(Some),
+            Change::SetXattr { of, name, value, flags } => {
+                let change = |attrs: &mut FileAttrs| attrs.set_xattr(name, value, *flags);
+                self.files.change_xattrs(of.path, name, &change).map(Some)
+            }
+            Change::RemoveXattr { of, name } => {
+                self.files.change_xattrs(of.path, name, &|attrs| attrs.remove_xattr(name)).map(Some)
+            }
+        }
     }
 }
 
@@ -713,9 +741,10 @@ impl WritableVolume for WritableBucket {
 
     fn lookup(&self, at: NamePath<'_>, _caller: &Caller) -> Result<NodeAttr> {
         let path = path_of(&at);
+        let start = self.files.absences.begin_lookup(&path);
         self.files.attr_at(&path).inspect_err(|error| {
             if error.kind() == ErrorKind::NotFound {
-                self.files.absences.note(path);
+                self.files.absences.note(path, start);
             }
         })
     }
@@ -813,38 +842,20 @@ impl WritableVolume for WritableBucket {
         caller: &Caller,
         mark: Option<ChangeMark>,
     ) -> Result<Option<NodeAttr>> {
-        let files = &self.files;
-        files.absences.clear();
-        match change {
-            Change::Mkdir { at, mode } => {
-                files.make_folder(at, &files.new_attrs(S_IFDIR, *mode, caller), mark).map(Some)
-            }
-            Change::Mknod { at, mode, .. } if mode & S_IFMT == S_IFREG => {
-                let object = files.make_file(at, true, files.new_attrs(S_IFREG, *mode, caller))?;
-                object.publish_marked(mark)?;
-                Ok(Some(files.open_attr(&object)))
-            }
-            Change::Mknod { .. } => Err(not_offered("devices, pipes and sockets")),
-            Change::Symlink { .. } if !files.options.object_attrs => Err(not_offered("symbolic links")),
-            Change::Symlink { at, target } => {
-                let umasked = Caller { umask: 0, ..caller.clone() };
-                files.make_link(at, target, &files.new_attrs(S_IFLNK, 0o777, &umasked), mark).map(Some)
-            }
-            Change::Link { .. } => Err(not_offered("hard links")),
-            Change::Unlink { at } => self.files.remove_file(at).map(|()| None),
-            Change::Rmdir { at } => self.files.remove_folder(at).map(|()| None),
-            Change::Rename { from, to, flags } => self.files.rename(from, to, *flags, mark).map(Some),
-            Change::SetAttr { of, set } => self.files.set_attr(of.path, set).map(Some),
-            Change::SetXattr { of, name, value, flags } => {
-                let change = |attrs: &mut FileAttrs| attrs.set_xattr(name, value, *flags);
-                self.files.change_xattrs(of.path, name, &change).map(Some)
-            }
-            Change::RemoveXattr { of, name } => {
-                self.files.change_xattrs(of.path, name, &|attrs| attrs.remove_xattr(name)).map(Some)
-            }
+        let makes_names = matches!(
+            change,
+            Change::Mkdir { .. }
+                | Change::Mknod { .. }
+                | Change::Symlink { .. }
+                | Change::Link { .. }
+                | Change::Rename { .. }
+        );
+        let made = self.make_change(change, caller, mark);
+        if makes_names {
+            self.files.absences.clear();
         }
+        made
     }
-
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {
         self.files.file_attrs_at(at.path)?.xattr(name)
     }
