@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use rustix::io::Errno;
 use spurline_types::{FileKind, ObjectRef, Version};
 use spurline_volume::{ReadData, Volume};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -76,7 +77,7 @@ pub(crate) struct ReadWork {
 impl ReadWork {
     fn read_piece(&self, piece: &ReadPiece) -> Result<usize, CallFailure> {
         let open = self.source.upgrade().ok_or_else(closed_failure)?;
-        // SAFETY: the owner of the batch keeps the buffer until no step runs, and no other piece has these bytes.
+        // SAFETY: the owner of the batch keeps the buffer until no step runs, and no other piece of the batch has these bytes.
         let dst = unsafe { std::slice::from_raw_parts_mut(piece.memory.0, piece.len) };
         match &self.ranges[piece.range].source {
             RangeSource::Pinned(object) => {
@@ -208,7 +209,7 @@ pub(crate) fn writable_buffers(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<PyU
 /// The work for `ranges` into `buffers`.
 ///
 /// # Errors
-/// `ValueError` for a range outside of the buffer.
+/// `ValueError` for a range outside of the buffer, and for ranges that share memory.
 pub(crate) fn plan_reads(
     source: &Arc<OpenSource>,
     tuples: Vec<RangeTuple>,
@@ -249,7 +250,22 @@ pub(crate) fn plan_reads(
             failure: Mutex::new(None),
         });
     }
+    check_overlaps(&work.pieces)?;
     Ok(Arc::new(work))
+}
+
+/// Refuses two pieces with the same memory, which two threads would write.
+fn check_overlaps(pieces: &[ReadPiece]) -> PyResult<()> {
+    let mut ranges: Vec<Range<usize>> = Vec::with_capacity(pieces.len());
+    for piece in pieces.iter().filter(|piece| piece.len > 0) {
+        let start = piece.memory.0.addr();
+        ranges.push(start..start + piece.len);
+    }
+    ranges.sort_unstable_by_key(|range| range.start);
+    if ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
+        return Err(PyValueError::new_err("two items have the same memory; give each item memory of its own"));
+    }
+    Ok(())
 }
 
 /// Reads under way. The memory is the reads' until each has ended, or this object is gone.
@@ -303,6 +319,11 @@ impl RangeReads {
 }
 
 impl ReadWork {
+    /// Whether all ranges have ended.
+    fn has_ended(&self) -> bool {
+        self.ranges.iter().all(|range| range.pieces_left.load(Ordering::Acquire) == 0)
+    }
+
     /// The bytes that an ended range has read, or the failure as an exception.
     fn result<'py>(&self, py: Python<'py>, range: usize) -> PyResult<Bound<'py, PyAny>> {
         let range = &self.ranges[range];
@@ -322,7 +343,9 @@ impl RangeReads {
         loop {
             match wait_step(py, |limit| batch.wait_item(limit)) {
                 Ok(ItemWait::Ended(range)) => return Ok(Some((range, work.result(py, range)?))),
-                Ok(ItemWait::NoneLeft) => return Ok(None),
+                Ok(ItemWait::NoneLeft) if work.has_ended() => return Ok(None),
+                // The client was closed meanwhile.
+                Ok(ItemWait::NoneLeft) => return Err(closed_failure().into()),
                 Ok(ItemWait::Later) => {}
                 Err(interrupt) => {
                     self.end();
@@ -339,15 +362,11 @@ impl RangeReads {
             self.end();
             return Err(interrupt);
         }
-        (0..work.ranges.len())
-            .map(|range| {
-                // The client was closed meanwhile.
-                if work.ranges[range].pieces_left.load(Ordering::Acquire) > 0 {
-                    return Err(closed_failure().into());
-                }
-                work.result(py, range)
-            })
-            .collect()
+        if !work.has_ended() {
+            // The client was closed meanwhile.
+            return Err(closed_failure().into());
+        }
+        (0..work.ranges.len()).map(|range| work.result(py, range)).collect()
     }
 
     /// Gives the reads up; the memory is freed as soon as no read writes there.

@@ -19,7 +19,7 @@ use spurline_fs::{
 };
 use spurline_volume::writes::{S_IFREG, WritePlace};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// Bytes of one write: between two writes signals are handled.
 const WRITE_PIECE_BYTES: usize = 4 << 20;
@@ -30,11 +30,16 @@ const FOLDER_MODE: u32 = 0o777;
 /// The file mode creation mask: a library can't read the process's mask without a change of the mask.
 const CREATION_MASK: u32 = 0o022;
 
+/// The user of this process; the source checks the rights.
 fn caller() -> FsCaller<'static> {
+    static GROUPS: OnceLock<Vec<u32>> = OnceLock::new();
+    let groups = GROUPS.get_or_init(|| {
+        rustix::process::getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect()
+    });
     FsCaller {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        groups: CallerGroups::All(&[]),
+        groups: CallerGroups::All(groups),
         pid: std::process::id(),
         umask: CREATION_MASK,
     }

@@ -135,6 +135,8 @@ def test_into_buffers_of_the_caller(client):
         client.read_many(["big.bin"], into=[bytearray(5)] * 2)
     with pytest.raises(BufferError):
         client.read_many([("big.bin", 0, 3)], into=b"abc")
+    with pytest.raises(ValueError, match="the same memory"):
+        client.read_many([("big.bin", 0, 3)] * 2, into=[target[:3], target[2:5]])
 
 
 def test_marks_of_missing_items(client):
@@ -222,6 +224,16 @@ def await_threads(expected):
             return
         time.sleep(0.01)
     raise AssertionError(threads())
+
+
+def test_a_close_ends_reads_with_an_error(source, tmp_path):
+    client = spurline.open(source, **settings_of("alone", tmp_path))
+    reads = client.iter_many(["big.bin"] * 30, memory=64 << 20)
+    next(reads)
+    client.close()
+    with pytest.raises(OSError) as closed:
+        list(reads)
+    assert closed.value.errno == errno.EBADF
 
 
 def close_clients(source, tmp_path):

@@ -9,6 +9,9 @@ use std::process::{Command, Stdio};
 /// Packages for the tests, of these releases.
 const TOOLS: [&str; 3] = ["pytest==9.2.0", "numpy==2.4.6", "fsspec==2026.9.0"];
 
+/// Libraries above fsspec, for the nightly run.
+const LIBRARIES: [&str; 4] = ["pandas==3.1.1", "pyarrow==26.0.1", "zarr==3.1.6", "safetensors==0.8.0"];
+
 /// The folder of the package's files.
 fn package_files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../python")
@@ -16,15 +19,19 @@ fn package_files() -> PathBuf {
 
 /// Python with the tools, installed once; `None` prints the reason.
 fn python() -> Option<PathBuf> {
+    python_with(&TOOLS)
+}
+
+fn python_with(packages: &[&str]) -> Option<PathBuf> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools");
-    let venv = tools.join(format!("python-{}", TOOLS.join("-").replace("==", "-")));
+    let venv = tools.join(format!("python-{}", packages.join("-").replace("==", "-")));
     fs::create_dir_all(&venv).unwrap();
     let lock = File::create(venv.join("lock")).unwrap();
     lock.lock().unwrap();
     let is_ready = venv.join("ready");
     if !is_ready.exists() {
         run_tool(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        run_tool(Command::new(venv.join("bin/pip")).args(["install", "-q"]).args(TOOLS))?;
+        run_tool(Command::new(venv.join("bin/pip")).args(["install", "-q"]).args(packages))?;
         fs::write(is_ready, "").unwrap();
     }
     Some(venv.join("bin/python"))
@@ -132,4 +139,19 @@ fn reads_a_bucket() {
     let source = world.dir("source");
     let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_ENDPOINT", endpoint.as_str())];
     run_pytest(&world, &python, &["test_s3.py"], &variables);
+}
+
+/// pandas, Arrow, Zarr and safetensors; `SPURLINE_DATA_LIBRARIES=1` runs the test.
+#[test]
+fn data_libraries() {
+    if std::env::var_os("SPURLINE_DATA_LIBRARIES").is_none() {
+        return;
+    }
+    let Some(python) = python_with(&[&TOOLS[..], &LIBRARIES].concat()) else { return };
+    let world = World::new();
+    let source = world.dir("source");
+    let node = start_node(&world, &source, "cache");
+    let registry = format!("static:{}", node.address);
+    let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_REGISTRY", registry.as_str())];
+    run_pytest(&world, &python, &["test_libraries.py", "test_example.py"], &variables);
 }
