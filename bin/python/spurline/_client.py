@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from . import _native
 from ._files import ReadFile, TextWriteFile, WriteFile
@@ -27,7 +27,7 @@ _ITER_BYTES = 256 << 20
 #: Ranges of one group of :meth:`Client.iter_many`.
 _ITER_RANGES = 1024
 
-_clients = weakref.WeakSet()
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class FileStat(NamedTuple):
@@ -283,14 +283,23 @@ class Client:
 
     # Reads.
 
+    @overload
+    def open(self, path: PathOrStat, mode: Literal["rb"] = "rb", buffering: Literal[0] = 0) -> ReadFile: ...
+    @overload
+    def open(self, path: PathOrStat, mode: Literal["rb"] = "rb", buffering: int = 0) -> ReadFile | io.BufferedReader: ...
+    @overload
+    def open(self, path: PathOrStat, mode: Literal["wb"], *, sync: bool = False) -> WriteFile: ...
+    @overload
     def open(
         self,
         path: PathOrStat,
-        mode: str = "rb",
+        mode: Literal["r", "rt", "w"],
         buffering: int = 0,
         encoding: str | None = None,
         sync: bool = False,
-    ) -> ReadFile | WriteFile | io.BufferedReader | io.TextIOWrapper:
+    ) -> io.TextIOWrapper: ...
+
+    def open(self, path: Any, mode: str = "rb", buffering: int = 0, encoding: str | None = None, sync: bool = False) -> Any:
         """Opens a file: ``"rb"`` for reading, ``"r"`` for text, ``"wb"`` for writing a new one.
 
         A file that is read has the version of the moment when it was opened; once those bytes are gone from the source and
@@ -299,8 +308,8 @@ class Client:
         A file that is written gets its name when it is closed, whole; an exception inside of ``with`` leaves the old file.
         With ``sync`` its bytes are durable before that."""
         if mode in ("wb", "w"):
-            file = WriteFile(self._opened().create(_path_bytes(path)), os.fsdecode(_path_bytes(path)), sync)
-            return TextWriteFile(file, encoding=encoding or "utf-8", write_through=True) if mode == "w" else file
+            new = WriteFile(self._opened().create(_path_bytes(path)), os.fsdecode(_path_bytes(path)), sync)
+            return TextWriteFile(new, encoding=encoding or "utf-8", write_through=True) if mode == "w" else new
         if mode not in ("rb", "r", "rt"):
             raise ValueError(f"mode {mode!r}: give 'rb', 'r', 'wb' or 'w'")
         stat = path if isinstance(path, FileStat) else self.stat(path)
@@ -351,7 +360,7 @@ class Client:
         if errors not in _ERROR_MODES:
             raise ValueError(f"errors={errors!r}: give 'raise', 'mark' or 'return'")
         groups = self._iter_groups(items, errors, max(1, memory // 2))
-        under_way = collections.deque()
+        under_way: collections.deque[tuple[int, _ReadPlan]] = collections.deque()
         try:
             while True:
                 while len(under_way) < 2 and (group := next(groups, None)) is not None:

@@ -85,8 +85,9 @@ def load_safetensors(
     stand-in for the device.
 
     Raises ``OSError`` of reads, and ``ValueError`` for a file that is not safetensors."""
-    paths = [paths] if isinstance(paths, (str, bytes)) or hasattr(paths, "__fspath__") or hasattr(paths, "version") else list(paths)
-    stats = [path if hasattr(path, "version") else client.stat(path) for path in paths]
+    is_one = isinstance(paths, (str, bytes)) or hasattr(paths, "__fspath__") or hasattr(paths, "version")
+    several: list[Any] = [paths] if is_one else list(paths)  # type: ignore[arg-type]
+    stats = [path if hasattr(path, "version") else client.stat(path) for path in several]
     tensors = _select(_read_headers(client, stats), select)
     runs, total = _plan_runs(tensors)
     if device != "cpu":

@@ -122,7 +122,7 @@ class TarDataset(_IterableBase):
         self.index_dir = index_dir
         self.transform = transform
         self.memory = memory
-        self._indexes = {}
+        self._indexes: dict[str, tuple[str, list[tuple[str, int, int]]]] = {}
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the pass over the data, for another order."""
