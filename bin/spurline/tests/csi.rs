@@ -8,6 +8,7 @@ mod driver;
 use common::wait_for;
 use driver::{DriverRig, capability, capability_of, pair};
 use spurline_csi::pb;
+use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::path::Path;
@@ -90,6 +91,35 @@ fn a_volume_with_rw_changes_its_source_but_not_for_pods_that_only_read() {
     rig.stage_as("pv", &rig.attributes(), many()).unwrap();
     rig.publish_as("pv", "writer", &rig.attributes(), many(), false).unwrap();
     assert!(std::fs::write(rig.target("writer").join("new"), b"x").is_err());
+    rig.unpublish("pv", "writer").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+}
+
+/// A file that a pod closes is an object, and one of another program is a file of the pod.
+#[test]
+fn a_volume_of_a_bucket_is_written_by_a_pod() {
+    use pb::volume_capability::access_mode::Mode;
+    let Some(rig) = DriverRig::new() else { return };
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    server.put("bucket", "p/old", b"of others");
+    let options = format!("endpoint-url={},cache-size=0,metrics=none,rw", server.endpoint());
+    let attributes: HashMap<_, _> = [("source", "s3://bucket/p"), ("mountOptions", &options)].map(pair).into();
+    let many = || capability_of(Mode::MultiNodeMultiWriter);
+    let request = pb::NodeStageVolumeRequest {
+        volume_id: "pv".into(),
+        staging_target_path: rig.path("staging-pv").display().to_string(),
+        volume_capability: Some(many()),
+        volume_context: attributes.clone(),
+        secrets: [("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)].map(pair).into(),
+        ..Default::default()
+    };
+    rig.runtime.block_on(rig.client().node_stage_volume(request)).unwrap();
+    rig.publish_as("pv", "writer", &attributes, many(), false).unwrap();
+    assert_eq!(std::fs::read(rig.target("writer").join("old")).unwrap(), b"of others");
+    std::fs::write(rig.target("writer").join("new"), b"written").unwrap();
+    assert_eq!(server.bytes("bucket", "p/new").unwrap(), b"written");
     rig.unpublish("pv", "writer").unwrap();
     rig.unstage("pv").unwrap();
     rig.check_empty();
