@@ -102,7 +102,7 @@ impl OpenSource {
         let stats = Arc::new(Stats::default());
         let host = HostLimits::detect();
         let opened = if settings.writable {
-            let writes = WritesConfig { squash: None, bucket: RawBucketWrites::default(), object_attrs: false };
+            let writes = WritesConfig { squash: None, bucket: RawBucketWrites::default() };
             OpenKind::Writing(open_writable_files(&raw.check_writable(writes, &host)?, &stats)?)
         } else {
             let mut volume = open_volume(&raw.check(&host)?, &stats)?;

@@ -425,6 +425,13 @@ pub struct BucketWriteArgs {
     /// although it is still open is uploaded again when it is closed.
     #[arg(long, value_name = "TIME", default_value = "1d", value_parser = parse_duration)]
     pub abort_uploads_after: Duration,
+    /// Keep owner, mode, times, symbolic links and extended attributes in the metadata of a bucket's objects
+    ///
+    /// With --rw, or --writable of a node, of all nodes alike. The metadata are those that FSx for Lustre and DataSync write; those of s3fs are read
+    /// and kept. A listing with attributes then costs a request for each name. Without this flag chmod, chown and changes of times have no effect,
+    /// and succeed.
+    #[arg(long)]
+    pub object_attrs: bool,
 }
 
 /// Flags of the FUSE session.
@@ -450,12 +457,6 @@ pub struct FuseArgs {
     /// With --rw. NFSv3 clients of an export need it for locks: the kernel refuses them on a mount that sets locks in the source.
     #[arg(long)]
     pub local_locks: bool,
-    /// Keep owner, mode, times, symbolic links and extended attributes in the metadata of a bucket's objects
-    ///
-    /// With --rw, without --registry. The metadata are those that FSx for Lustre and DataSync write; those of s3fs are read and kept. A listing
-    /// with attributes then costs a request for each name. Without this flag chmod, chown and changes of times have no effect, and succeed.
-    #[arg(long)]
-    pub object_attrs: bool,
     // The list is that of the parser, so it is whole.
     #[arg(help = options_help(), long_help = options_long_help())]
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]")]
@@ -600,11 +601,11 @@ raw! {
         peer_timeout, peer_silence,
     }
     FuseArgs => RawFuse {
-        read_only, rw, squash, local_locks, object_attrs, bucket, options, max_write, attr_cache, entry_cache, dir_entry_cache,
+        read_only, rw, squash, local_locks, bucket, options, max_write, attr_cache, entry_cache, dir_entry_cache,
         fuse_io, fuse_threads,
         no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
     }
-    BucketWriteArgs => RawBucketWrites { last_writer_wins, allow_unguarded_writes, rename_limit, abort_uploads_after }
+    BucketWriteArgs => RawBucketWrites { last_writer_wins, allow_unguarded_writes, rename_limit, abort_uploads_after, object_attrs }
     LogArgs => RawLog { log, log_filter, log_format, metrics }
     TrustArgs => RawTrust { group_token_file, tls, tls_cert, tls_key, tls_ca }
     CoordinatorArgs => RawCoordinator {

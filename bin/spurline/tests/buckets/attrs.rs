@@ -5,12 +5,15 @@ use crate::objects::{BUCKET, BucketRig};
 use crate::pjdfstest;
 use crate::world::*;
 use crate::writable_group::{has, shell};
+use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::time::{Duration, SystemTime};
 
 const ATTRS: &[&str] = &["--object-attrs", "-o", "allow_other"];
+/// The kernel asks for everything at every call.
+pub const UNCACHED: &[&str] = &["--attr-cache", "0s", "--entry-cache", "0s", "--dir-entry-cache", "0s"];
 
 fn at(seconds: u64, nanos: u32) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos)
@@ -20,8 +23,14 @@ fn at(seconds: u64, nanos: u32) -> SystemTime {
 fn attributes_are_in_the_metadata_of_objects() {
     let Some(rig) = BucketRig::start() else { return };
     let mount = rig.mount("mnt", ATTRS);
-    let other =
-        rig.mount("other", &["--object-attrs", "--attr-cache", "0s", "--entry-cache", "0s", "--dir-entry-cache", "0s"]);
+    let other = rig.mount("other", &[&["--object-attrs"], UNCACHED].concat());
+    check_attributes(&mount, &other, &rig.server);
+    other.unmount();
+    mount.unmount();
+}
+
+/// Sets attributes in `mount`, which `other`, without a cache of the kernel, and the store have then.
+pub fn check_attributes(mount: &Mount, other: &Mount, server: &S3Server) {
     // A file of one request, and one of several parts, whose upload begins before its attributes are set.
     for (name, len) in [("small", 1000), ("parts", 17 * MIB)] {
         let written = bytes(3, len);
@@ -30,15 +39,15 @@ fn attributes_are_in_the_metadata_of_objects() {
         file.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
         chown(mount.path(name), Some(7), Some(8)).unwrap();
         file.set_modified(at(1_000_000_000, 123_456_789)).unwrap();
-        assert!(rig.object(&format!("p/{name}")).is_none(), "the attributes go with the bytes");
+        assert!(server.bytes(BUCKET, &format!("p/{name}")).is_none(), "the attributes go with the bytes");
         drop(file);
-        for seen in [&mount, &other] {
+        for seen in [mount, other] {
             let found = fs::metadata(seen.path(name)).unwrap();
             assert_eq!((found.mode(), found.uid(), found.gid()), (0o100_640, 7, 8), "{name}");
             assert_eq!(found.modified().unwrap(), at(1_000_000_000, 123_456_789), "{name}");
             assert!(seen.read(name) == written, "{name}");
         }
-        let metadata = |key: &str| rig.server.metadata(BUCKET, &format!("p/{name}"), key).unwrap();
+        let metadata = |key: &str| server.metadata(BUCKET, &format!("p/{name}"), key).unwrap();
         assert_eq!(metadata("file-permissions"), "0100640");
         assert_eq!(metadata("file-owner"), "7");
         assert_eq!(metadata("file-mtime"), "1000000000123456789ns");
@@ -64,15 +73,13 @@ fn attributes_are_in_the_metadata_of_objects() {
     assert_eq!(fs::metadata(other.path("folder")).unwrap().mode(), 0o042_770);
     assert_eq!(fs::metadata(other.path("folder")).unwrap().modified().unwrap(), at(1_000_000_000, 0));
     assert_eq!(fs::read_link(other.path("folder/link")).unwrap().to_str(), Some("../some/where"));
-    assert_eq!(rig.object("p/folder/link").unwrap(), b"../some/where");
+    assert_eq!(server.bytes(BUCKET, "p/folder/link").unwrap(), b"../some/where");
     let listed = fs::read_dir(other.path("folder")).unwrap().next().unwrap().unwrap();
     assert!(listed.file_type().unwrap().is_symlink());
     drop(listed);
     fs::rename(mount.path("folder"), mount.path("renamed")).unwrap();
     assert_eq!(fs::metadata(other.path("renamed")).unwrap().mode(), 0o042_770);
     assert_eq!(fs::read_link(other.path("renamed/link")).unwrap().to_str(), Some("../some/where"));
-    other.unmount();
-    mount.unmount();
 }
 
 #[test]
@@ -120,7 +127,13 @@ fn copies_have_nothing_to_do_the_second_time() {
     }
     let Some(rig) = BucketRig::start() else { return };
     let mount = rig.mount("mnt", ATTRS);
-    let tree = rig.world.dir("tree");
+    copy_twice(&mount, &rig.world, &rig.server);
+    mount.unmount();
+}
+
+/// Copies a tree with rsync, cp and tar.
+pub fn copy_twice(mount: &Mount, world: &World, server: &S3Server) {
+    let tree = world.dir("tree");
     shell(
         &tree,
         "mkdir -p a/b empty && printf one > a/one && head -c 9000000 /dev/zero > a/b/large && printf x > 'a/b/a name'
@@ -138,9 +151,9 @@ fn copies_have_nothing_to_do_the_second_time() {
     };
     shell(&mount.at, &format!("rsync -aX '{tree_text}/' copied/"));
     assert_eq!(differences("copied"), "");
-    let writes = rig.server.writes();
+    let writes = server.writes();
     shell(&mount.at, &format!("rsync -aX '{tree_text}/' copied/"));
-    assert_eq!(rig.server.writes(), writes, "the second time writes nothing");
+    assert_eq!(server.writes(), writes, "the second time writes nothing");
     shell(
         &mount.at,
         &format!("cp -a '{tree_text}' cp && test \"$(getfattr --only-values -n user.note cp/a/one)\" = 'some text'"),
@@ -160,7 +173,6 @@ fn copies_have_nothing_to_do_the_second_time() {
     assert_eq!(differences("again"), "");
     let too_long = "x".repeat(3000);
     shell(&mount.at, &format!("! setfattr -n user.long -v {too_long} again/a/one 2> /dev/null"));
-    mount.unmount();
 }
 
 /// Parts of the names of tests that a bucket can't pass, and why. All tests of `link(2)` are left out too.

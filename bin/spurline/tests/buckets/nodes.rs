@@ -1,6 +1,7 @@
 //! A bucket that is written through nodes: the objects when a call has returned, the files of other mounts, and the price of a
 //! lost node.
 
+use crate::attrs::{UNCACHED, check_attributes, copy_twice};
 use crate::installed_tool::tool;
 use crate::objects::{
     OtherServer, check_kept_objects, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults,
@@ -9,7 +10,7 @@ use crate::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown};
 use std::sync::Arc;
 
 const BUCKET: &str = "bucket";
@@ -21,21 +22,36 @@ struct NodesRig {
     server: S3Server,
     nodes: Vec<Node>,
     world: World,
+    /// More flags of the nodes.
+    node_words: &'static [&'static str],
 }
 
 impl NodesRig {
     fn start(count: usize) -> Option<NodesRig> {
+        NodesRig::start_with(count, &[])
+    }
+
+    fn start_with(count: usize, node_words: &'static [&'static str]) -> Option<NodesRig> {
         if !can_mount() {
             return None;
         }
         let server = S3Server::in_memory().unwrap();
         let endpoint = server.endpoint();
-        NodesRig::start_over(count, server, &endpoint)
+        NodesRig::start_nodes(count, server, &endpoint, node_words)
     }
 
     fn start_over(count: usize, server: S3Server, endpoint: &str) -> Option<NodesRig> {
+        NodesRig::start_nodes(count, server, endpoint, &[])
+    }
+
+    fn start_nodes(
+        count: usize,
+        server: S3Server,
+        endpoint: &str,
+        node_words: &'static [&'static str],
+    ) -> Option<NodesRig> {
         server.create_bucket(BUCKET);
-        let mut rig = NodesRig { server, nodes: Vec::new(), world: World::new() };
+        let mut rig = NodesRig { server, nodes: Vec::new(), world: World::new(), node_words };
         for number in 0..count {
             let node = rig.node(number, 0, endpoint);
             rig.nodes.push(node);
@@ -48,7 +64,7 @@ impl NodesRig {
         let port = port.to_string();
         let words = ["node", "--writable", "--source", &source, "--endpoint-url", endpoint, "--group-port", &port];
         let mut command = self.world.command(&words);
-        command.arg("--cache-dir").arg(self.world.dir(&format!("node-cache-{number}")));
+        command.arg("--cache-dir").arg(self.world.dir(&format!("node-cache-{number}"))).args(self.node_words);
         self.world.node_with(with_credentials(&mut command))
     }
 
@@ -125,6 +141,45 @@ fn names_are_made_and_removed_through_nodes() {
 }
 
 #[test]
+fn attributes_are_in_the_metadata_of_objects_through_nodes() {
+    let Some(rig) = NodesRig::start_with(2, &["--object-attrs"]) else { return };
+    let mount = rig.mount("mnt", &["-o", "allow_other"]);
+    let other = rig.mount("other", UNCACHED);
+    check_attributes(&mount, &other, &rig.server);
+    copy_twice(&mount, &rig.world, &rig.server);
+    other.unmount();
+    mount.unmount();
+}
+
+/// The mount has the attributes that are not published, too.
+#[test]
+fn a_killed_home_takes_no_attributes_with_it() {
+    let Some(mut rig) = NodesRig::start_with(2, &["--object-attrs"]) else { return };
+    let mount = rig.mount("mnt", &[]);
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let files: Vec<(String, File)> = (0..6)
+        .map(|number| {
+            let name = format!("file{number}");
+            let file = File::create(mount.path(&name)).unwrap();
+            file.write_all_at(name.as_bytes(), 0).unwrap();
+            file.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+            chown(mount.path(&name), Some(7), Some(8)).unwrap();
+            file.set_modified(time).unwrap();
+            (name, file)
+        })
+        .collect();
+    rig.nodes[0].process.kill();
+    for (name, file) in files {
+        drop(file);
+        assert_eq!(rig.object(&format!("p/{name}")).unwrap(), name.as_bytes());
+        let found = fs::metadata(mount.path(&name)).unwrap();
+        assert_eq!((found.mode(), found.uid(), found.gid()), (0o100_640, 7, 8), "{name}");
+        assert_eq!(found.modified().unwrap(), time, "{name}");
+    }
+    mount.unmount();
+}
+
+#[test]
 fn fsx_finds_no_wrong_byte_in_a_bucket_through_nodes() {
     for way in TRANSPORTS {
         let Some(program) = tool("fsx") else { return };
@@ -142,12 +197,14 @@ fn lost_answers_and_refusals_leave_whole_objects_through_nodes() {
     if !can_mount() {
         return;
     }
-    let server = S3Server::in_memory().unwrap();
-    let proxy = ChaosProxy::start(server.address()).unwrap();
-    let Some(rig) = NodesRig::start_over(2, server, &proxy.endpoint()) else { return };
-    let mount = rig.mount("mnt", &[]);
-    write_through_faults(&mount, &rig.server, &proxy);
-    mount.unmount();
+    for way in TRANSPORTS {
+        let server = S3Server::in_memory().unwrap();
+        let proxy = ChaosProxy::start(server.address()).unwrap();
+        let Some(rig) = NodesRig::start_over(2, server, &proxy.endpoint()) else { return };
+        let mount = rig.mount("mnt", way);
+        write_through_faults(&mount, &rig.server, &proxy);
+        mount.unmount();
+    }
 }
 
 /// Renames with open files: they go on under their new names, in whatever process.

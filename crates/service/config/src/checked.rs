@@ -355,13 +355,9 @@ fn check_mount_source(volume: &RawVolume, args: &RawFuse) -> Result<(), Fault> {
     match volume.source.scheme() {
         "file" => Ok(()),
         "s3" if volume.group.registry.is_none() => Ok(()),
-        "s3" if args.object_attrs => Err(Fault::usage(
-            "--object-attrs: a bucket that is changed through nodes keeps no attributes in the metadata of objects",
-            "leave --object-attrs out, or leave --registry out, to change the bucket from this mount",
-        )),
         "s3" if args.bucket == RawBucketWrites::default() => Ok(()),
         "s3" => Err(Fault::usage(
-            "--last-writer-wins, --allow-unguarded-writes, --rename-limit and --abort-uploads-after have no effect in a mount through nodes",
+            "--object-attrs, --last-writer-wins, --allow-unguarded-writes, --rename-limit and --abort-uploads-after have no effect in a mount through nodes",
             "give them to the nodes, which change the bucket (spurline node --writable), and leave them out here",
         )),
         _ => Err(Fault::usage(
@@ -382,6 +378,7 @@ fn check_node_writes(
             ("--squash", writes.squash.is_some()),
             ("--last-writer-wins", writes.bucket.last_writer_wins),
             ("--allow-unguarded-writes", writes.bucket.allow_unguarded_writes),
+            ("--object-attrs", writes.bucket.object_attrs),
         ];
         return match given.iter().find(|(_, given)| *given) {
             None => Ok(None),
@@ -428,7 +425,7 @@ impl RawNode {
                         move: give --name, or a fixed --group-port";
             warnings.push(text.to_owned());
         }
-        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, object_attrs: false };
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
         let writes = check_node_writes(self.writable, writes, &sources)?;
         let cache = check_cache(&self.cache, host, CachePlace::Here, NODE_FOLDER, &mut warnings)?;
         let rdma = wants_rdma(&self.net);

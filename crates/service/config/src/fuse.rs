@@ -46,8 +46,6 @@ pub struct WritesConfig {
     pub squash: Option<(u32, u32)>,
     /// How a bucket is changed.
     pub bucket: RawBucketWrites,
-    /// Owner, mode, times, symbolic links and extended attributes are in the metadata of a bucket's objects.
-    pub object_attrs: bool,
 }
 
 /// Cache times of metadata per layer; the sums never exceed the flags.
@@ -150,7 +148,7 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
             ("--local-locks", args.local_locks),
             ("--last-writer-wins", args.bucket.last_writer_wins),
             ("--allow-unguarded-writes", args.bucket.allow_unguarded_writes),
-            ("--object-attrs", args.object_attrs),
+            ("--object-attrs", args.bucket.object_attrs),
         ];
         return match given.iter().find(|(_, given)| *given) {
             None => Ok(None),
@@ -172,7 +170,7 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
             "leave it out; --squash UID:GID makes all changes as one user",
         ));
     }
-    Ok(Some(WritesConfig { squash: args.squash, bucket: args.bucket, object_attrs: args.object_attrs }))
+    Ok(Some(WritesConfig { squash: args.squash, bucket: args.bucket }))
 }
 
 /// The supported mount options without a value.

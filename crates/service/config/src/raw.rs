@@ -323,6 +323,8 @@ pub struct RawBucketWrites {
     pub rename_limit: u64,
     /// Uploads that mounts of a bucket have left behind are aborted at this age.
     pub abort_uploads_after: Duration,
+    /// Owner, mode, times, symbolic links and extended attributes are in the metadata of objects.
+    pub object_attrs: bool,
 }
 
 impl Default for RawBucketWrites {
@@ -332,6 +334,7 @@ impl Default for RawBucketWrites {
             allow_unguarded_writes: false,
             rename_limit: 10_000,
             abort_uploads_after: Duration::from_secs(24 * 3600),
+            object_attrs: false,
         }
     }
 }
@@ -349,8 +352,6 @@ pub struct RawFuse {
     pub local_locks: bool,
     /// How a bucket is changed.
     pub bucket: RawBucketWrites,
-    /// Owner, mode, times, symbolic links and extended attributes are in the metadata of a bucket's objects.
-    pub object_attrs: bool,
     /// Mount options.
     pub options: Vec<String>,
     /// Largest FUSE request.
@@ -391,7 +392,6 @@ impl Default for RawFuse {
             squash: None,
             local_locks: false,
             bucket: RawBucketWrites::default(),
-            object_attrs: false,
             options: Vec::new(),
             max_write: Size(1 << 20),
             attr_cache: Duration::from_secs(1),

@@ -96,7 +96,7 @@ pub(crate) fn bucket_options(
     options.last_writer_wins = writes.bucket.last_writer_wins;
     options.allow_unguarded_writes = writes.bucket.allow_unguarded_writes;
     options.rename_limit = writes.bucket.rename_limit;
-    options.object_attrs = writes.object_attrs;
+    options.object_attrs = writes.bucket.object_attrs;
     options.abort_uploads_after = writes.bucket.abort_uploads_after;
     options.squashes = writes.squash.is_some();
     if staging_dir.is_none() {

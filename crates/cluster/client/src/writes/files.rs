@@ -193,6 +193,7 @@ impl WritableObject for RemoteFile {
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
         if self.files.publishes() {
             set.size.iter().for_each(|size| self.files.cut_bytes(&self.opened.bytes, *size));
+            self.files.note_attrs(&self.opened.bytes, set, &attr);
             return Ok(attr);
         }
         self.opened.bytes.note_size(attr.size);

@@ -26,7 +26,7 @@ use calls::{CallEnd, CallTarget, NodeAnswer, RequestContext, WriteCalls, attr_of
 use files::{RemoteDirectory, RemoteFile, cache_version_of, reopen_file};
 use known::KnownObjects;
 pub use losses::WriteLosses;
-use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles, change_open};
+use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles, call_attr_open, change_open};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
 use spurline_types::errno::{EEXIST, EIO, ENODATA, ENOENT, EXDEV};
@@ -36,7 +36,7 @@ use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath,
-    SourceSpace, WritableDirectory, WritableFile, WritableVolume,
+    OpenAttrCall, SourceSpace, WritableDirectory, WritableFile, WritableVolume,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -44,6 +44,8 @@ use std::time::{Duration, Instant};
 
 /// The attribute with a file's capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
+/// The bits of a mode that `chmod(2)` sets.
+const PERMISSION_BITS: u32 = 0o7777;
 
 /// The writable side of a group's volume.
 pub struct GroupWrites {
@@ -113,6 +115,11 @@ impl GroupWrites {
         if self.files.publishes() {
             // A new file is published although it may stay empty.
             file.bytes.unpublished.note_change();
+            if self.capabilities().modes {
+                let mode = Some(attr.mode & PERMISSION_BITS);
+                let owned = AttrChange { mode, uid: Some(attr.uid), gid: Some(attr.gid), ..AttrChange::default() };
+                file.bytes.unpublished.note_attrs(&owned);
+            }
         }
         Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, CacheVersion::JustChanged))
     }
@@ -223,7 +230,34 @@ impl GroupWrites {
         let call = WriteCall::SetAttrOpen { file: open.number(), set: *set };
         let attr = attr_of(change_open(&self.files, &open, &call, RequestContext::of(caller))?)?;
         set.size.iter().for_each(|size| self.files.cut_bytes(&open.bytes, *size));
+        self.files.note_attrs(&open.bytes, set, &attr);
         Ok(attr)
+    }
+
+    /// A call on the extended attributes of a file whose close publishes, by the process that has the file. Another process does not
+    /// get those that are not published.
+    fn xattr_of_changed(&self, open: &OpenFile, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        self.files.send_all(&open.bytes)?;
+        let found = call_attr_open(&self.files, open, call, caller)?;
+        if matches!(call, OpenAttrCall::Set { .. } | OpenAttrCall::Remove(_)) {
+            if open.bytes.unpublished.is_changed() {
+                open.bytes.unpublished.note_incomplete();
+            }
+            self.files.adopt_identity(&open.bytes, open.stat_open(&self.files)?.identity);
+        }
+        Ok(found)
+    }
+
+    /// Changes an extended attribute, if an open file has changes that are published with it.
+    fn change_xattr_of_changed(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
+        let (of, call) = match *change {
+            Change::SetXattr { of, name, value, flags } => (of, OpenAttrCall::Set { name, value, flags }),
+            Change::RemoveXattr { of, name } => (of, OpenAttrCall::Remove(name)),
+            _ => return Ok(None),
+        };
+        let Some(open) = self.files.find_writer(of.path) else { return Ok(None) };
+        self.xattr_of_changed(&open, &call, caller)?;
+        open.stat_open(&self.files).map(Some)
     }
 
     /// Whether a change removes the name of a file that is only in the process which has it open.
@@ -400,6 +434,9 @@ impl WritableVolume for GroupWrites {
         caller: &Caller,
         _mark: Option<ChangeMark>,
     ) -> Result<Option<NodeAttr>> {
+        if let Some(attr) = self.change_xattr_of_changed(change, caller)? {
+            return Ok(Some(attr));
+        }
         let mut context = RequestContext::of(caller);
         // The home of a change is that of the name it makes, or else of the one it takes away.
         let path = match change {
@@ -472,8 +509,15 @@ impl WritableVolume for GroupWrites {
                     self.files.follow_renamed(&path);
                 }
             }
-            // A file that is published by the new length has no other changes.
-            Change::SetAttr { .. } if self.files.publishes() => {}
+            // The object is another one now. A file that is published by the new length has no other changes.
+            Change::SetAttr { of, .. } | Change::SetXattr { of, .. } | Change::RemoveXattr { of, .. }
+                if self.files.publishes() =>
+            {
+                let known = of.expected.and_then(|identity| self.files.known_bytes_of(identity));
+                if let (Some(bytes), WriteAnswer::Attr(attr)) = (known, &answer) {
+                    self.files.adopt_identity(&bytes, attr.identity);
+                }
+            }
             Change::SetAttr { set, .. } => {
                 if let (Some(size), WriteAnswer::Attr(attr)) = (set.size, &answer) {
                     self.files.cut_bytes_of(attr.identity, size);
@@ -500,6 +544,9 @@ impl WritableVolume for GroupWrites {
 
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>> {
         // The kernel requests them before each write. The source's kernel removes them at a write, whatever is known here.
+        if let Some(open) = self.files.find_changed(at.path) {
+            return self.xattr_of_changed(&open, &OpenAttrCall::Get(name), caller);
+        }
         let open = self.files.open_bytes_of(at.expected.filter(|_| name == CAPABILITIES));
         if open.as_ref().is_some_and(|open| open.is_bare()) {
             return Err(no_capabilities());
@@ -517,6 +564,9 @@ impl WritableVolume for GroupWrites {
     }
 
     fn list_xattr(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>> {
+        if let Some(open) = self.files.find_changed(at.path) {
+            return self.xattr_of_changed(&open, &OpenAttrCall::List, caller);
+        }
         match self.query(at.path, WriteCall::ListXattr(at), caller)? {
             WriteAnswer::Bytes(names) => Ok(names),
             other => Err(unexpected(&other)),

@@ -5,10 +5,9 @@ use super::file_attrs::FileAttrs;
 use super::names::{identity_of, is_unpublished, key_of};
 use super::object::{FoundObject, OpenObject, OpenedNode};
 use super::requests::is_made_by;
-use super::volume::BucketFiles;
-use crate::OriginStore as _;
+use super::volume::{BucketFiles, FoundNode};
 use crate::s3_wire::bare_etag;
-use spurline_types::{Error, ErrorKind, ObjectAttr, Result};
+use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{FileIdentity, NodePath, PendingVersion};
 use std::sync::Arc;
 
@@ -25,7 +24,7 @@ impl BucketFiles {
             return Ok(None);
         }
         let node = match self.find_continued(at.path, &expected)? {
-            Some(attr) => OpenedNode::Found(FoundObject { attr, attributes: None }),
+            Some(found) => OpenedNode::Found(found),
             None => OpenedNode::New(FileAttrs::default()),
         };
         let object = Arc::new(self.new_object(at.path.to_vec(), node).continuing(pending.next, expected));
@@ -37,24 +36,25 @@ impl BucketFiles {
 
     /// The object below the changes of a file that was open in another process: the version at the open, or a version that this mount has
     /// published or renamed since; `None` for a new file.
-    fn find_continued(&self, path: &[u8], expected: &FileIdentity) -> Result<Option<ObjectAttr>> {
-        let attr = match self.origin.lookup(path, self.deadline()) {
-            Ok(attr) => attr,
+    fn find_continued(&self, path: &[u8], expected: &FileIdentity) -> Result<Option<FoundObject>> {
+        let found = match self.find(path) {
+            Ok(FoundNode::Object(found)) => found,
+            Ok(_) => return Err(Error::new(ErrorKind::Stale, "another writer has made a folder of the name")),
             Err(error) if error.kind() == ErrorKind::NotFound && is_unpublished(expected) => return Ok(None),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Err(Error::new(ErrorKind::Stale, "another writer has removed the object"));
             }
             Err(error) => return Err(error),
         };
-        if identity_of(path, &attr) == *expected {
-            return Ok(Some(attr));
+        if identity_of(path, &found.attr) == *expected {
+            return Ok(Some(found));
         }
-        let found = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
-        let is_same = found.raw.etag.as_deref().map(bare_etag) == attr.etag.as_deref().map(bare_etag);
-        if is_same && is_made_by(&found.attributes, self.options.mount) {
-            return Ok(Some(attr));
+        let stored = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
+        let is_same = stored.raw.etag.as_deref().map(bare_etag) == found.attr.etag.as_deref().map(bare_etag);
+        if is_same && is_made_by(&stored.attributes, self.options.mount) {
+            return Ok(Some(found));
         }
-        let etag = attr.etag.as_deref().unwrap_or("none");
+        let etag = found.attr.etag.as_deref().unwrap_or("none");
         let why = format!("another writer has changed the object since it was opened; it has ETag {etag} now");
         Err(Error::new(ErrorKind::Stale, why))
     }

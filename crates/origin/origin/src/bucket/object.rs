@@ -742,7 +742,7 @@ impl OpenObject {
             attrs.mtime.get_or_insert(file_time(published.mtime));
         }
         attrs.store(&mut attributes);
-        let attributes = marked(attributes);
+        let attributes = marked_as(attributes, &mark_of(self.context.options.mount, None));
         let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
         let from = CopySource { key: &key, etag: etag.as_deref() };
         let new_etag = self.context.requests.copy(from, before.size, &object).await?;

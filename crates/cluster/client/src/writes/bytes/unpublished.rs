@@ -7,6 +7,7 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use spurline_types::{Error, Result};
+use spurline_volume::writes::AttrChange;
 
 /// How a file was cut since it was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,10 @@ struct ChangeCounts {
     cut: Option<FileCut>,
     /// The number of changes at the last cut.
     cut_at: u64,
+    /// Attributes that are published with the bytes.
+    attrs: AttrChange,
+    /// The process got these attributes before bytes that have changed the times again.
+    times_overwritten: bool,
     /// Not all bytes that the process has can be sent again.
     incomplete: bool,
     /// The name leads to another object, or to none: nothing is published any more.
@@ -55,7 +60,39 @@ pub(crate) struct UnpublishedChanges {
 impl UnpublishedChanges {
     /// The file was changed.
     pub fn note_change(&self) {
-        self.counts.lock().made += 1;
+        let mut counts = self.counts.lock();
+        counts.made += 1;
+        // The time of this change counts.
+        counts.attrs.mtime = None;
+    }
+
+    /// Attributes were set that are published with the bytes.
+    pub fn note_attrs(&self, set: &AttrChange) {
+        let mut counts = self.counts.lock();
+        let known = counts.attrs;
+        counts.attrs = AttrChange {
+            mode: set.mode.or(known.mode),
+            uid: set.uid.or(known.uid),
+            gid: set.gid.or(known.gid),
+            size: None,
+            atime: set.atime.or(known.atime),
+            mtime: set.mtime.or(known.mtime),
+        };
+    }
+
+    /// The attributes for another process, which gets the bytes later.
+    pub fn begin_restoring_attrs(&self) -> Option<AttrChange> {
+        let mut counts = self.counts.lock();
+        let attrs = Some(counts.attrs).filter(|attrs| *attrs != AttrChange::default());
+        counts.times_overwritten = attrs.is_some();
+        attrs
+    }
+
+    /// The attributes that another process has got before the bytes, which are there now.
+    pub fn end_restoring_attrs(&self) -> Option<AttrChange> {
+        let mut counts = self.counts.lock();
+        let attrs = counts.attrs;
+        std::mem::take(&mut counts.times_overwritten).then_some(attrs)
     }
 
     /// The file has this length now, and no bytes behind it.
@@ -97,6 +134,7 @@ impl UnpublishedChanges {
             return false;
         }
         counts.cut = None;
+        counts.attrs = AttrChange::default();
         counts.incomplete &= counts.made > count;
         true
     }
@@ -165,6 +203,20 @@ mod tests {
         assert_eq!(changes.cut(), Some(FileCut { kept: 20, len: 30 }));
         assert!(changes.end_publication(changes.count()) && !changes.is_changed());
         assert_eq!(changes.cut(), None);
+    }
+
+    #[test]
+    fn attributes_go_to_another_process_and_again_after_the_bytes() {
+        let changes = UnpublishedChanges::default();
+        assert_eq!((changes.begin_restoring_attrs(), changes.end_restoring_attrs()), (None, None));
+        changes.note_change();
+        changes.note_attrs(&AttrChange { mode: Some(0o600), size: Some(7), ..AttrChange::default() });
+        changes.note_attrs(&AttrChange { uid: Some(1), ..AttrChange::default() });
+        let attrs = AttrChange { mode: Some(0o600), uid: Some(1), ..AttrChange::default() };
+        assert_eq!(changes.begin_restoring_attrs(), Some(attrs));
+        assert_eq!((changes.end_restoring_attrs(), changes.end_restoring_attrs()), (Some(attrs), None));
+        assert!(changes.end_publication(changes.count()));
+        assert_eq!(changes.begin_restoring_attrs(), None);
     }
 
     #[test]

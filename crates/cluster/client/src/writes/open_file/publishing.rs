@@ -1,7 +1,7 @@
 //! Publishes the changes of files, where a source shows all changes of a file at once: the process of a file makes the changes visible,
 //! and the file has another identity afterwards. Knows neither pieces nor names of the kernel.
 
-use super::{CALL_MOVES, FilePlace, OpenFile, OpenFiles};
+use super::{CALL_MOVES, FilePlace, OpenFile, OpenFiles, change_open};
 use crate::writes::bytes::FileBytes;
 use crate::writes::calls::{
     CallDeadline, CallEnd, CallTarget, HomeProcess, NodeAnswer, RequestContext, WriteCallPlan, attr_of, settle_answer,
@@ -81,6 +81,10 @@ impl OpenFiles {
             self.send_all(bytes)?;
             // Refused bytes are missing.
             bytes.unpublished.check()?;
+            if let Some(set) = bytes.unpublished.end_restoring_attrs() {
+                let call = WriteCall::SetAttrOpen { file: opened.number(), set };
+                change_open(self, opened, &call, RequestContext::of(&Caller::default()))?;
+            }
             let home = opened.home();
             let mut list = bytes.list.lock();
             let mark = list.mark();
@@ -133,6 +137,14 @@ impl OpenFiles {
         let mut files = self.files.lock();
         files.retain(|_, known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(bytes)));
         files.insert(identity, Arc::downgrade(bytes));
+    }
+
+    /// Attributes of a file were set: they are published with its bytes, or by a change of the object, which is another one then.
+    pub fn note_attrs(&self, bytes: &Arc<FileBytes>, set: &AttrChange, after: &NodeAttr) {
+        if bytes.unpublished.is_changed() {
+            bytes.unpublished.note_attrs(set);
+        }
+        self.adopt_identity(bytes, after.identity);
     }
 
     /// Publishes the changed files at and below a path.
@@ -273,6 +285,11 @@ impl OpenFile {
         let cut = self.bytes.unpublished.cut();
         for len in cut.iter().flat_map(|cut| [cut.kept, cut.len]) {
             let set = AttrChange { size: Some(len), ..AttrChange::default() };
+            let call = WriteCall::SetAttrOpen { file: self.number, set };
+            let sent = files.calls.change(CallTarget::Process(home), &call, RequestContext::of(&root), deadline)?;
+            settle_answer(sent.answer).and_then(attr_of)?;
+        }
+        if let Some(set) = self.bytes.unpublished.begin_restoring_attrs() {
             let call = WriteCall::SetAttrOpen { file: self.number, set };
             let sent = files.calls.change(CallTarget::Process(home), &call, RequestContext::of(&root), deadline)?;
             settle_answer(sent.answer).and_then(attr_of)?;
