@@ -106,8 +106,9 @@ impl NodeHost {
         let Some(process) = self.process.lock().take() else { return };
         self.stopped.store(false, Ordering::Release);
         process.ended.store(true, Ordering::Release);
-        process.source.end(power);
+        // First of all, nothing that it still does is answered: its calls of the source fail once it has ended.
         process.sim.kill();
+        process.source.end(power);
     }
 
     pub fn set_stopped(&self, stopped: bool) {
