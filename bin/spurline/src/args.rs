@@ -1,13 +1,14 @@
 //! The flags of `mount`, `node` and `coordinator`, their environment variables, and their conversion to raw settings.
 //! It checks single values only.
 
+use crate::s3_args::S3Args;
 use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
 use spurline_config::values::{parse_log_file, parse_mode, parse_squash, parse_weight};
 use spurline_config::{
-    CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGroup,
-    RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl,
-    TransportMode, TrustConfig, fuse,
+    CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGateway,
+    RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts,
+    SourceUrl, TransportMode, TrustConfig, fuse,
 };
 use spurline_types::{Congestion, Size, parse_duration};
 use std::path::PathBuf;
@@ -109,6 +110,9 @@ pub struct NodeArgs {
     /// How buckets are changed.
     #[command(flatten)]
     pub bucket: BucketWriteArgs,
+    /// The S3 endpoint.
+    #[command(flatten)]
+    pub s3: S3Args,
     /// The cache group.
     #[command(flatten)]
     pub group: GroupArgs,
@@ -155,7 +159,7 @@ pub struct CommonArgs {
     /// TOML file with the same keys as the flags
     ///
     /// A flag overrides its environment variable, which overrides the file, which overrides the default. Keys at the
-    /// top level apply to all services; the tables [mount], [node], [coordinator], [device-plugin] and [csi-driver]
+    /// top level apply to all services; the tables [mount], [node], [gateway], [coordinator], [device-plugin] and [csi-driver]
     /// apply to one and override the top level.
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<PathBuf>,
@@ -668,6 +672,7 @@ impl From<NodeArgs> for RawNode {
             allow_anyone: args.allow_anyone,
             cache: args.cache.into(),
             under: args.under.into(),
+            s3: args.s3.into(),
             log: args.log.into(),
             background: args.background,
         }
@@ -735,7 +740,9 @@ pub fn is_switch(arg: &Arg) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::s3_args::GatewayArgs;
     use clap::FromArgMatches;
+    use spurline_config::RawGateway;
 
     /// The settings without flags and without the environment.
     fn parsed<T: Args + FromArgMatches>(words: &[&str]) -> T {
@@ -749,6 +756,8 @@ mod tests {
         let mount = RawMount::from(parsed::<MountArgs>(&["s3://b", "/m"]));
         assert_eq!(mount, RawMount::new(source.clone(), "/m".into()));
         assert_eq!(RawNode::from(parsed::<NodeArgs>(&["--source", "s3://b"])), RawNode::new(vec![source]));
+        let gateway = RawGateway::from(parsed::<GatewayArgs>(&["s3://b"]));
+        assert_eq!(gateway, RawGateway::new(source.clone()));
         assert_eq!(RawCoordinator::from(parsed::<CoordinatorArgs>(&[])), RawCoordinator::default());
     }
 

@@ -2,6 +2,7 @@
 
 use crate::args::{self, CoordinatorArgs, MountArgs, NodeArgs, TrustArgs};
 use crate::config_file as file;
+use crate::s3_args::GatewayArgs;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -36,6 +37,9 @@ pub enum CliCommand {
     #[command(after_help = SERVICE_NOTE, after_long_help = NODE_EXAMPLES)]
     #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
     Node(Box<NodeCommand>),
+    /// Serve a bucket or a directory to S3 clients, through a cache on this machine or from cache nodes
+    #[command(after_help = SERVICE_NOTE, after_long_help = GATEWAY_EXAMPLES)]
+    Gateway(Box<GatewayArgs>),
     /// Run a coordinator, which keeps the node list, the rules and the jobs of groups
     #[command(after_help = SERVICE_NOTE, after_long_help = COORDINATOR_EXAMPLES)]
     Coordinator(Box<CoordinatorArgs>),
@@ -170,9 +174,31 @@ Examples:
   Try a node on this machine (it listens on loopback only):
     spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G \\
         --group-port 7000
+  Serve S3 clients too, on another port:
+    spurline node --source s3://datasets --group-port 7000 \\
+        --s3-listen 127.0.0.1:9000
   Before a node is removed, move its hot blocks to the nodes that will own them:
     spurline node drain node7 --registry coordinator://head:7400 \\
         --cache-group train --group-token-file token";
+
+const GATEWAY_EXAMPLES: &str = "\
+Every flag is also an environment variable (--s3-listen: SPURLINE_S3_LISTEN) and a key of the TOML file given by \
+--config (s3-listen = \"127.0.0.1:9000\"). A flag overrides a variable, which overrides the file.
+
+The source is one bucket, named by --s3-bucket, or else by the last folder of the source. docs/s3-clients.md has the settings of \
+S3 clients, and which calls there are.
+
+Examples:
+  Serve a bucket on this machine, through a cache of its own:
+    spurline gateway s3://datasets --s3-listen 127.0.0.1:9000 \\
+        --cache-dir /nvme0/c
+    aws --endpoint-url http://127.0.0.1:9000 --no-sign-request s3 ls s3://datasets
+  Serve it to other machines from cache nodes, to clients with keys:
+    (umask 077; echo \"client1:$(openssl rand -hex 20)\" > keys)
+    spurline gateway s3://datasets --s3-listen 10.0.0.7:9000 --s3-keys keys \\
+        --registry coordinator://head:7400 --group-token-file token
+  A directory for reading and writing:
+    spurline gateway /nfs/work --writable --s3-listen 127.0.0.1:9000";
 
 const RULES_EXAMPLES: &str = "\
 The registry keeps the rules, so they also apply to nodes that start later. The rule of the deepest folder applies to a file.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// The commands with a config file: at the top, or below `k8s`.
-pub const SERVICE_COMMANDS: [&str; 5] = ["mount", "node", "coordinator", "device-plugin", "csi-driver"];
+pub const SERVICE_COMMANDS: [&str; 6] = ["mount", "node", "gateway", "coordinator", "device-plugin", "csi-driver"];
 /// The command with further services.
 const SERVICE_GROUP: &str = "k8s";
 /// Flags without a key: the file cannot name itself.

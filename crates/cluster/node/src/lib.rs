@@ -19,6 +19,7 @@ use spurline_proto::{
 use spurline_rules::RuleSet;
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
+use spurline_volume::writes::WritableVolume;
 use spurline_volume::{ReadData, Volume as _};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -56,6 +57,14 @@ pub type SetWeight = dyn Fn(u32) -> Result<()> + Send + Sync;
 
 /// Opens the origin of a source.
 pub type OpenOrigin = dyn Fn(&str) -> Result<Arc<dyn OriginStore>> + Send + Sync;
+
+/// A source of a node.
+pub struct OpenSource {
+    /// What is read.
+    pub volume: Arc<Cache>,
+    /// `None` for a node that takes no changes.
+    pub writes: Option<Arc<dyn WritableVolume>>,
+}
 
 /// The service of a cache node.
 pub struct CacheNode {
@@ -248,6 +257,17 @@ impl CacheNode {
         }
         volumes.push(Cache::for_node(Arc::clone(&self.shared), under));
         Ok(VolumeId(volumes.len() as u32 - 1))
+    }
+
+    /// Opens one of the node's sources for another service of this process.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for any other source; the origin's failure.
+    pub fn open_source(&self, source: &str) -> Result<OpenSource> {
+        let id = self.volume_for(source)?;
+        let volume = self.volume_by_id(id)?;
+        let writes = if self.writes.is_on() { Some(self.writable_source(id)?) } else { None };
+        Ok(OpenSource { volume, writes })
     }
 
     fn volume_by_id(&self, id: VolumeId) -> Result<Arc<Cache>> {

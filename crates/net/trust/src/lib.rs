@@ -19,12 +19,12 @@ pub use stream::{GuardedStream, accept_stream, connect_stream, decline_proof};
 pub use tls::{TlsContext, TlsFiles};
 pub use tls_session::TlsSession;
 pub use token::GroupTokens;
+pub use watched_files::WatchedFiles;
 
 use spurline_types::{Error, ErrorKind, Result};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use watched_files::WatchedFiles;
 
 /// The proofs that a process requires of peers and gives to peers.
 pub struct Trust {

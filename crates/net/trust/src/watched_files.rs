@@ -15,7 +15,7 @@ const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 type FileStamp = Option<(u64, u64, u64, i64, i64)>;
 
 /// A value from files; clones share the value.
-pub(crate) struct WatchedFiles<T>(Arc<WatchedState<T>>);
+pub struct WatchedFiles<T>(Arc<WatchedState<T>>);
 
 impl<T> Clone for WatchedFiles<T> {
     fn clone(&self) -> Self {
@@ -39,7 +39,10 @@ struct WatchedValue<T> {
 }
 
 impl<T> WatchedFiles<T> {
-    /// Reads the value for the first time.
+    /// Reads the value for the first time, and later after each change of a file.
+    ///
+    /// # Errors
+    /// That of `read`.
     pub fn new(files: Vec<PathBuf>, read: Box<dyn Fn() -> Result<T> + Send + Sync>) -> Result<WatchedFiles<T>> {
         let stamps = file_stamps(&files);
         let value = Arc::new(read()?);

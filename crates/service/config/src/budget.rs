@@ -36,6 +36,14 @@ pub const INODE_SHARE: u64 = 8;
 pub const METADATA_SHARE: u64 = 16;
 /// Limit of each of these two: millions of names.
 pub const MOST_NAME_BYTES: u64 = 1 << 30;
+/// Divisor of the budget for the connections of S3 clients, and once more for the pieces of answers to them.
+pub const S3_SHARE: u64 = 8;
+/// Memory of a connection: the head of a request, and two small pieces of an answer.
+pub const S3_CONNECTION: u64 = 192 << 10;
+/// Memory of a large piece of an answer.
+pub const S3_PIECE: u64 = 1 << 20;
+/// Limit of the two shares: more connections and pieces than a link needs.
+pub const MOST_S3_BYTES: u64 = 256 << 20;
 /// Memory outside `--buffer-size`: code, stacks, libraries, and [`MIN_INDEX`].
 pub const OUTSIDE: u64 = 64 << 20;
 /// Memory that the index of the cache disks may always take: about 15,000 blocks of 4 MiB, or 60 GiB.
@@ -78,6 +86,8 @@ pub struct MemoryBudget {
     pub metadata_bytes: u64,
     /// Memory for bytes written through nodes, until durable (0 for any other process).
     pub write_bytes: u64,
+    /// Memory for connections of S3 clients, and as much again for pieces of answers to them (0 without an endpoint).
+    pub s3_bytes: u64,
     /// Bytes of hot blocks in memory: the remainder.
     pub memory_tier: u64,
     /// Limit of the memory for the index of the cache disks, outside of `total`; `u64::MAX` where the memory of the host
@@ -110,6 +120,8 @@ pub struct BudgetDemand {
     pub origin: bool,
     /// Whether the mount writes through nodes.
     pub writes: bool,
+    /// Whether the process serves S3 clients.
+    pub s3: bool,
 }
 
 impl MemoryBudget {
@@ -133,6 +145,11 @@ impl MemoryBudget {
     /// The term of the RDMA connections.
     fn rdma(demand: &BudgetDemand) -> u64 {
         if demand.rdma { demand.total / RDMA_SHARE } else { 0 }
+    }
+
+    /// The term of the connections of S3 clients, and that of the pieces of answers.
+    fn s3(demand: &BudgetDemand) -> u64 {
+        if demand.s3 { (demand.total / S3_SHARE).min(MOST_S3_BYTES) } else { 0 }
     }
 
     /// The terms of inodes and of metadata.
@@ -169,6 +186,7 @@ impl MemoryBudget {
             (format!("{serve_slots} answers of {}", Size(block)), serve_slots * block),
             ("RDMA connections".to_owned(), Self::rdma(&demand)),
             ("names".to_owned(), inode_bytes + metadata_bytes),
+            ("S3 clients".to_owned(), 2 * Self::s3(&demand)),
             (format!("{} fills", fills / block), fills),
             (format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead"), readahead),
             ("written bytes".to_owned(), Self::least_written(&demand)),
@@ -188,7 +206,13 @@ impl MemoryBudget {
         let (readahead, fills) = Self::least_bytes(&demand);
         let (inodes, metadata) = Self::name_bytes(&demand);
         let least = readahead + fills + Self::least_written(&demand);
-        slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + inodes + metadata + least
+        slots * slot_bytes
+            + serve * demand.block
+            + Self::rdma(&demand)
+            + inodes
+            + metadata
+            + 2 * Self::s3(&demand)
+            + least
     }
 
     fn least_written(demand: &BudgetDemand) -> u64 {
@@ -209,11 +233,13 @@ impl MemoryBudget {
         let rdma = Self::rdma(&demand);
         let (inode_bytes, metadata_bytes) = Self::name_bytes(&demand);
         let min_written = Self::least_written(&demand);
-        let need = fuse + serve + rdma + inode_bytes + metadata_bytes + min_fills + min_readahead + min_written;
+        let s3_bytes = Self::s3(&demand);
+        let need =
+            fuse + serve + rdma + 2 * s3_bytes + inode_bytes + metadata_bytes + min_fills + min_readahead + min_written;
         if total < need {
             return Err(Self::too_small_fault(demand));
         }
-        let rest = total - fuse - serve - rdma - inode_bytes - metadata_bytes;
+        let rest = total - fuse - serve - rdma - 2 * s3_bytes - inode_bytes - metadata_bytes;
         let write_bytes = if demand.writes {
             (rest / WRITTEN_SHARE).min(rest - min_fills - min_readahead).max(min_written)
         } else {
@@ -240,6 +266,8 @@ impl MemoryBudget {
         term("RDMA connections", rdma, "each keeps buffers for the messages of its queue pair");
         term("names in the kernel", inode_bytes, "the kernel names each file that it knows by an inode kept here");
         term("names of the origin", metadata_bytes, "lookups and listings are answered from here, also in an outage");
+        term("S3 connections", s3_bytes, "each keeps the head of a request and small pieces of an answer");
+        term("S3 answers", s3_bytes, "a piece of an object is held while it is sent, and the next while it is read");
         term("written bytes", write_bytes, "what was written stays here until a node reports it durable");
         term("fills", fills * block, "a block is held while it is fetched and written to disk");
         term("read-ahead", readahead, "blocks fetched ahead wait here for their reader");
@@ -255,6 +283,7 @@ impl MemoryBudget {
             inode_bytes,
             metadata_bytes,
             write_bytes,
+            s3_bytes,
             memory_tier,
             index_bytes: u64::MAX,
             terms,
@@ -269,6 +298,11 @@ impl MemoryBudget {
     /// Bytes of the two tables of names, which lie outside the arena.
     pub fn name_table_bytes(&self) -> u64 {
         self.inode_bytes + self.metadata_bytes
+    }
+
+    /// Bytes of S3 clients, which lie outside the arena.
+    pub fn s3_client_bytes(&self) -> u64 {
+        2 * self.s3_bytes
     }
 
     /// Compares the budget with the available memory, and limits the index of the cache disks to a share of the rest;
@@ -348,6 +382,7 @@ mod tests {
             rdma: false,
             origin: true,
             writes: false,
+            s3: false,
         }
     }
 

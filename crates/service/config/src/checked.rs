@@ -6,9 +6,9 @@ use crate::cache::{CacheConfig, CachePlace, NODE_FOLDER, check_cache, reader_fol
 use crate::fuse::{self, FuseConfig, WritesConfig};
 use crate::host::HostLimits;
 use crate::raw::{
-    RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin,
-    RawVolume,
+    RawBucketWrites, RawCache, RawCoordinator, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawVolume,
 };
+use crate::s3::{GatewayConfig, RawGateway, S3Config};
 use crate::trust::TrustConfig;
 use crate::values::{LogFormat, ReplicaCounts, SourceUrl, TransportMode, absolute_path};
 use spurline_membership::url::{EtcdUrl, RegistryUrl as Registry};
@@ -92,6 +92,8 @@ pub struct NodeConfig {
     pub under: OriginConfig,
     /// Set for a node that takes changes.
     pub writes: Option<WritesConfig>,
+    /// Set for a node with an S3 endpoint.
+    pub s3: Option<S3Config>,
     /// Listening addresses and protocols.
     pub net: NetConfig,
     /// Authentication and encryption.
@@ -226,6 +228,8 @@ struct VolumeReader<'a> {
     metadata_ttl: Duration,
     /// The needs of a FUSE session, if any.
     kernel: Option<KernelNeeds<'a>>,
+    /// The reader serves S3 clients.
+    s3: bool,
 }
 
 /// What a FUSE session takes of the budget.
@@ -242,6 +246,7 @@ struct BudgetNeeds<'a> {
     rdma: bool,
     origin: bool,
     writes: bool,
+    s3: bool,
 }
 
 impl RawVolume {
@@ -252,7 +257,13 @@ impl RawVolume {
     pub fn check(self, host: &HostLimits) -> Result<VolumeConfig, Fault> {
         let reader = format!("process {}", std::process::id());
         // A program finds its blocks again, whatever the process id.
-        let reader = VolumeReader { name: reader, place: "volume", metadata_ttl: Duration::from_secs(1), kernel: None };
+        let reader = VolumeReader {
+            name: reader,
+            place: "volume",
+            metadata_ttl: Duration::from_secs(1),
+            kernel: None,
+            s3: false,
+        };
         self.check_for(reader, None, host)
     }
 
@@ -269,7 +280,8 @@ impl RawVolume {
             ));
         }
         let name = format!("process {}", std::process::id());
-        let reader = VolumeReader { name, place: "volume", metadata_ttl: Duration::from_secs(1), kernel: None };
+        let reader =
+            VolumeReader { name, place: "volume", metadata_ttl: Duration::from_secs(1), kernel: None, s3: false };
         self.check_for(reader, Some(writes), host)
     }
 
@@ -293,7 +305,8 @@ impl RawVolume {
             warnings.extend(unused_origin_flags(&self.under));
         }
         let rdma = !alone && wants_rdma(&self.net);
-        let needs = BudgetNeeds { kernel: reader.kernel, rdma, origin: alone, writes: !alone && writes.is_some() };
+        let writes_behind = !alone && writes.is_some();
+        let needs = BudgetNeeds { kernel: reader.kernel, rdma, origin: alone, writes: writes_behind, s3: reader.s3 };
         let budget = derive_budget(self.buffer_size, &self.cache, &self.under, needs, host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
             warnings.push("--rdma-network has no effect: a mount without --registry reads from no node".to_owned());
@@ -329,7 +342,7 @@ impl RawMount {
         let (fuse, readahead) = fuse::check_fuse(&self.fuse)?;
         let writes = fuse::check_writes(&self.fuse)?;
         if writes.is_some() {
-            check_mount_source(&self.volume, &self.fuse)?;
+            check_changed_source(&self.volume, self.fuse.bucket, "--rw")?;
         }
         let name = mountpoint.display().to_string();
         let reader = VolumeReader {
@@ -337,6 +350,7 @@ impl RawMount {
             place: &name,
             metadata_ttl: fuse.cache_times().behind,
             kernel: Some(KernelNeeds { fuse: &fuse, readahead }),
+            s3: false,
         };
         Ok(MountConfig {
             volume: self.volume.check_for(reader, writes, host)?,
@@ -350,19 +364,23 @@ impl RawMount {
     }
 }
 
-/// Checks that the source of a writable mount can be changed.
-fn check_mount_source(volume: &RawVolume, args: &RawFuse) -> Result<(), Fault> {
+/// Checks that the source of a process that makes changes can be changed; `flag` requests changes.
+fn check_changed_source(
+    volume: &RawVolume,
+    bucket: RawBucketWrites,
+    flag: &str,
+) -> Result<(), Fault> {
     match volume.source.scheme() {
         "file" => Ok(()),
         "s3" if volume.group.registry.is_none() => Ok(()),
-        "s3" if args.bucket == RawBucketWrites::default() => Ok(()),
+        "s3" if bucket == RawBucketWrites::default() => Ok(()),
         "s3" => Err(Fault::usage(
             "--object-attrs, --last-writer-wins, --allow-unguarded-writes, --rename-limit and --abort-uploads-after have no effect in a mount through nodes",
             "give them to the nodes, which change the bucket (spurline node --writable), and leave them out here",
         )),
         _ => Err(Fault::usage(
-            format!("--rw: {} is neither a directory nor an S3 bucket, and only those can be changed", volume.source),
-            "leave --rw out",
+            format!("{flag}: {} is neither a directory nor an S3 bucket, and only those can be changed", volume.source),
+            format!("leave {flag} out"),
         )),
     }
 }
@@ -429,7 +447,8 @@ impl RawNode {
         let writes = check_node_writes(self.writable, writes, &sources)?;
         let cache = check_cache(&self.cache, host, CachePlace::Here, NODE_FOLDER, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
-        let needs = BudgetNeeds { kernel: None, rdma, origin: true, writes: false };
+        let s3 = self.s3.check(&sources)?;
+        let needs = BudgetNeeds { kernel: None, rdma, origin: true, writes: false, s3: s3.is_some() };
         let budget = derive_budget(self.buffer_size, &self.cache, &self.under, needs, host, &mut warnings)?;
         let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
         let trust = self.trust.check(self.allow_anyone)?;
@@ -441,6 +460,7 @@ impl RawNode {
         }
         Ok(NodeConfig {
             writes,
+            s3,
             sources,
             weight: self.weight,
             name: self.name,
@@ -456,6 +476,37 @@ impl RawNode {
             log: check_log(self.log),
             background: self.background,
             warnings,
+        })
+    }
+}
+
+impl RawGateway {
+    /// Checks everything that can be checked before the gateway starts.
+    ///
+    /// # Errors
+    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    pub fn check(self, host: &HostLimits) -> Result<GatewayConfig, Fault> {
+        let source = self.volume.source.clone();
+        let Some(s3) = self.s3.check(std::slice::from_ref(&source))? else {
+            return Err(Fault::usage(
+                "a gateway needs an address to listen at",
+                "give --s3-listen ADDRESS:PORT, such as 127.0.0.1:9000",
+            ));
+        };
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
+        let writes = check_node_writes(self.writable, writes, std::slice::from_ref(&source))?;
+        if writes.is_some() {
+            check_changed_source(&self.volume, self.bucket, "--writable")?;
+        }
+        let name = format!("gateway {}", s3.listen);
+        let place = "gateway";
+        let reader = VolumeReader { name, place, metadata_ttl: Duration::from_secs(1), kernel: None, s3: true };
+        Ok(GatewayConfig {
+            volume: self.volume.check_for(reader, writes, host)?,
+            s3,
+            metrics: check_metrics(&self.log)?,
+            log: check_log(self.log),
+            background: self.background,
         })
     }
 }
@@ -752,6 +803,7 @@ fn derive_budget(
         rdma: needs.rdma,
         origin: needs.origin,
         writes: needs.writes,
+        s3: needs.s3,
     })?;
     warnings.extend(budget.check_host(host)?);
     Ok(budget)

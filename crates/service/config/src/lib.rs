@@ -8,6 +8,7 @@ pub mod checked;
 pub mod fuse;
 pub mod host;
 pub mod raw;
+pub mod s3;
 pub mod trust;
 pub mod values;
 
@@ -23,6 +24,7 @@ pub use raw::{
     RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin,
     RawTrust, RawVolume,
 };
+pub use s3::{GatewayConfig, NamedBucket, RawGateway, RawS3, S3Config};
 pub use spurline_membership::url::RegistryUrl as Registry;
 pub use spurline_types::fault::{ExitKind, Fault};
 pub use spurline_types::host_port::HostPort;

@@ -1,6 +1,7 @@
 //! Settings as a front end gives them: plain values with defaults, nothing checked yet. [`crate::checked`] turns these into a
 //! configuration. Knows no command line, environment variable or file.
 
+use crate::s3::RawS3;
 use crate::values::{CacheSize, FuseIo, IorpcMode, LogFormat, ReplicaCounts, SourceUrl, TransportMode};
 use spurline_membership::url::RegistryUrl as Registry;
 use spurline_types::{Congestion, Size};
@@ -113,6 +114,8 @@ pub struct RawNode {
     pub cache: RawCache,
     /// The origin.
     pub under: RawOrigin,
+    /// The S3 endpoint.
+    pub s3: RawS3,
     /// Logs and metrics.
     pub log: RawLog,
     /// Run in the background.
@@ -139,6 +142,7 @@ impl RawNode {
             allow_anyone: false,
             cache: RawCache::default(),
             under: RawOrigin::default(),
+            s3: RawS3::default(),
             log: RawLog::default(),
             background: false,
         }

@@ -28,6 +28,9 @@ const WINDOW_LINES: u32 = 20;
 /// Length of the window.
 const LOG_WINDOW: Duration = Duration::from_secs(10);
 
+/// The library behind the S3 endpoint logs each refused request as an error; only a filter that names the library shows these.
+const QUIET_LIBRARY: &str = "s3s=off";
+
 /// Log settings.
 #[derive(Debug, Clone, Default)]
 pub struct LogSettings {
@@ -89,6 +92,10 @@ pub fn init_logging(settings: &LogSettings) -> Result<()> {
         let text = format!("log filter '{text}': {e}");
         Error::new(ErrorKind::Invalid, text)
     })?;
+    let filter = match QUIET_LIBRARY.parse() {
+        Ok(quiet) if !text.contains("s3s") => filter.add_directive(quiet),
+        _ => filter,
+    };
     let file = match &settings.file {
         None => None,
         Some(path) => Some(

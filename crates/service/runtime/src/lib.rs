@@ -1,4 +1,4 @@
-//! Opens volumes and starts mounts, nodes and coordinators from a checked configuration, and finds and drains running processes.
+//! Opens volumes and starts mounts, nodes, gateways and coordinators from a checked configuration, and finds and drains running processes.
 //! Composes the layers below for any front end. Knows no command line, screen or signal, and never ends the process.
 #![forbid(unsafe_code)]
 
@@ -6,6 +6,7 @@ pub mod admin;
 pub mod coordinator;
 pub mod drain;
 mod exported;
+pub mod gateway;
 pub mod group;
 pub mod group_nodes;
 pub mod jobs;
@@ -19,6 +20,7 @@ pub mod peers;
 mod rails;
 mod recent_file;
 pub mod rules;
+mod s3_endpoint;
 mod settings;
 pub mod setup;
 mod shared_folder;
@@ -29,6 +31,7 @@ mod writes;
 
 pub use coordinator::{RunningCoordinator, start_coordinator};
 pub use drain::{DrainOutcome, DrainProgress, DrainRequest, drain_node};
+pub use gateway::{RunningGateway, start_gateway};
 pub use mount::{MountStop, PreparedMount, RunningMount, start_mount};
 pub use node::{RunningNode, start_node};
 pub use volume::{OpenVolume, open_volume};

@@ -4,6 +4,7 @@ use crate::admin::{AdminServices, ProcessTarget};
 use crate::group::NodeGroup;
 use crate::rails::RailMemory;
 use crate::recent_file::RecentObjectsFile;
+use crate::s3_endpoint::{bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
 use crate::writes::{bucket_options, open_node_directory, unwritable, unwritable_bucket};
@@ -24,6 +25,7 @@ use spurline_origin::{
 };
 use spurline_proto::LOCK_TIMES;
 use spurline_rails::LocalRail;
+use spurline_s3::{S3Endpoint, SourceBucket};
 use spurline_store::{FreshDirs, Store};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Stats};
@@ -54,6 +56,7 @@ pub struct RunningNode {
     _shared: Option<SharedCacheFolder>,
     /// Kept alive here: the node has a weak reference.
     _target: Arc<ProcessTarget>,
+    s3: Option<S3Endpoint>,
     node: Arc<CacheNode>,
     recent: Option<RecentObjectsFile>,
     /// Cache directories that this start made; last, because a drop removes the directories.
@@ -78,7 +81,8 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = setup::open_trust(&config.trust, &name)?;
     let block_size = config.cache.block_size as usize;
-    let pool = BufferPool::new(config.budget.total - config.budget.name_table_bytes(), block_size)?;
+    let outside_arena = config.budget.name_table_bytes() + config.budget.s3_client_bytes();
+    let pool = BufferPool::new(config.budget.total - outside_arena, block_size)?;
     rails::place_memory(found.as_deref().unwrap_or_default(), &pool);
     check_sources(&config, &stats)?;
     // Locals are dropped in the reverse order.
@@ -112,6 +116,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         _ => (None, Vec::new()),
     };
     let tcp = start_tcp_server(&config, &addresses, &node, &trust, &pool, &stats)?;
+    let s3 = start_s3(&config, &node, &stats)?;
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
     stats.group.weight.set(u64::from(config.weight));
     let own_name = group::name_in_group(&config, &host, &listening);
@@ -155,6 +160,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         admin,
         _shared: folder,
         _target: target,
+        s3,
         node,
         recent,
         fresh,
@@ -220,6 +226,23 @@ fn open_service(
     }
     node.set_placement_rule(PLACEMENT_RULE);
     Ok(node)
+}
+
+/// Starts the S3 endpoint over the node's own volumes, if there is one.
+fn start_s3(config: &NodeConfig, node: &Arc<CacheNode>, stats: &Arc<Stats>) -> Result<Option<S3Endpoint>, Fault> {
+    let Some(s3) = &config.s3 else { return Ok(None) };
+    let mut buckets = Vec::new();
+    for bucket in &s3.buckets {
+        let opened = node.open_source(bucket.source.as_str())?;
+        let volume: Arc<dyn Volume> = opened.volume;
+        let writes = match (opened.writes, &config.writes) {
+            (Some(source), Some(writes)) => Some(bucket_writes(&volume, source, writes, stats)?),
+            _ => None,
+        };
+        buckets.push(SourceBucket { name: bucket.name.clone(), volume, writes });
+    }
+    let upload_dir = config.cache.dirs.first().cloned();
+    start_endpoint(s3, buckets, &config.budget, config.cache.block_size, upload_dir, stats).map(Some)
 }
 
 fn is_directory(source: &str) -> bool {
@@ -404,6 +427,9 @@ impl RunningNode {
         if !self.rdma_at.is_empty() {
             tracing::info!("serving on {} over rdma", self.rdma_at.join(", "));
         }
+        if let (Some(endpoint), Some(s3)) = (&self.s3, &self.config.s3) {
+            log_endpoint(endpoint, s3);
+        }
         tracing::info!("serving on {} over tcp", self.listening.join(", "));
     }
 
@@ -418,6 +444,9 @@ impl RunningNode {
         tracing::info!("stopping");
         if let Some(announcer) = self.announcer.as_ref() {
             announcer.stop_announcing();
+        }
+        if let Some(endpoint) = self.s3 {
+            stop_endpoint(endpoint);
         }
         drop(self.others);
         self.tcp.shutdown();

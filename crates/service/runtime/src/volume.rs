@@ -178,7 +178,10 @@ fn metadata_age(config: &VolumeConfig) -> Duration {
 
 /// The budget without the slots of the FUSE session and the tables of names.
 fn pool_bytes(config: &VolumeConfig) -> u64 {
-    config.budget.total - config.budget.fuse_bytes() - config.budget.name_table_bytes()
+    config.budget.total
+        - config.budget.fuse_bytes()
+        - config.budget.name_table_bytes()
+        - config.budget.s3_client_bytes()
 }
 
 /// Something listens there and says nothing.

@@ -130,7 +130,7 @@ impl CacheNode {
         WritesInUse { writable: self.writes.is_on(), sessions, open_files }
     }
 
-    fn writable_source(&self, volume: spurline_proto::VolumeId) -> Result<Arc<dyn WritableVolume>> {
+    pub(crate) fn writable_source(&self, volume: spurline_proto::VolumeId) -> Result<Arc<dyn WritableVolume>> {
         let cache: Arc<dyn Volume> = self.volume_by_id(volume)?;
         if let Some((_, source)) = self.writes.sources.read().iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));

@@ -1,4 +1,4 @@
-//! The document of `status`: identity and state of a mount, a node or a coordinator.
+//! The document of `status`: identity and state of a mount, a node, a gateway or a coordinator.
 
 use super::{CoordinatedGroup, ExportStatus, FollowedGroup, GroupRegistration, MountWrites, NodeWrites, PeerStatus};
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,8 @@ pub enum ProcessRole {
     Node(NodeStatus),
     /// A coordinator.
     Coordinator(CoordinatorStatus),
+    /// A gateway for S3 clients.
+    Gateway(GatewayStatus),
     /// A process of another kind, such as the device plugin: with a different status document.
     #[serde(other)]
     Other,
@@ -124,6 +126,28 @@ pub struct CoordinatorStatus {
     pub groups: Vec<CoordinatedGroup>,
 }
 
+/// The status of a gateway.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayStatus {
+    /// The version.
+    pub version: String,
+    /// [`STATE_UP`], or the fault of the origin.
+    pub state: String,
+    /// The source.
+    pub source: String,
+    /// The address of the endpoint.
+    pub address: String,
+    /// The bucket's name.
+    pub bucket: String,
+    /// Whether the gateway takes changes.
+    pub writable: bool,
+    /// The cache disks.
+    pub disks: Vec<CacheDiskStatus>,
+    /// The nodes.
+    pub peers: Vec<PeerStatus>,
+}
+
 /// A cache disk.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -208,23 +232,30 @@ impl ProcessStatus {
 
     /// The state that the process reports; [`STATE_UP`] without a report.
     pub fn state(&self) -> &str {
-        self.mount().map(|mount| mount.state.as_str()).filter(|state| !state.is_empty()).unwrap_or(STATE_UP)
+        let reported = match &self.role {
+            ProcessRole::Mount(mount) => &mount.state,
+            ProcessRole::Gateway(gateway) => &gateway.state,
+            _ => "",
+        };
+        if reported.is_empty() { STATE_UP } else { reported }
     }
 
-    /// The addresses of a node or a coordinator.
+    /// The addresses of a node, a gateway or a coordinator.
     pub fn addresses(&self) -> &[String] {
         match &self.role {
             ProcessRole::Node(node) => &node.addresses,
             ProcessRole::Coordinator(coordinator) => &coordinator.addresses,
+            ProcessRole::Gateway(gateway) => std::slice::from_ref(&gateway.address),
             ProcessRole::Mount(_) | ProcessRole::Other => &[],
         }
     }
 
-    /// The cache disks of a mount or a node.
+    /// The cache disks of a mount, a node or a gateway.
     pub fn disks(&self) -> &[CacheDiskStatus] {
         match &self.role {
             ProcessRole::Mount(mount) => &mount.disks,
             ProcessRole::Node(node) => &node.disks,
+            ProcessRole::Gateway(gateway) => &gateway.disks,
             ProcessRole::Coordinator(_) | ProcessRole::Other => &[],
         }
     }

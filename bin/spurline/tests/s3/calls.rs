@@ -1,0 +1,266 @@
+//! The calls of S3 on directories, buckets and groups.
+
+use crate::rig::*;
+use crate::world::*;
+use spurline_testkit::S3Server;
+use std::fs;
+
+#[test]
+fn objects_of_a_directory_are_read_with_ranges_and_conditions() {
+    let world = World::new();
+    let data = bytes(3, 3 * MIB + 17);
+    tree(&world.dir("data"), &[("a/big", &data), ("a/b/small.json", b"{}"), ("empty", b"")]);
+    let at = Endpoint::gateway(&world, world.dir("data").to_str().unwrap(), &[]);
+    let whole = at.get("/data/a/big").expect(200, "");
+    assert!(whole.body == data);
+    assert_eq!(whole.header("content-length"), Some(data.len().to_string().as_str()));
+    let etag = whole.header("etag").unwrap().to_owned();
+    assert!(etag.ends_with("-1\"") && whole.header("last-modified").is_some());
+    assert_eq!(at.get("/data/a/b/small.json").header("content-type"), Some("application/json"));
+    assert_eq!(at.get("/data/empty").expect(200, "").body, b"");
+
+    let part = at.send("GET /data/a/big", &[("Range", "bytes=1048570-2097160")], b"").expect(206, "");
+    assert!(part.body == data[1_048_570..=2_097_160]);
+    assert_eq!(part.header("content-range"), Some("bytes 1048570-2097160/3145745"));
+    let tail = at.send("GET /data/a/big", &[("Range", "bytes=-5")], b"").expect(206, "");
+    assert_eq!(tail.body, data[data.len() - 5..]);
+    at.send("GET /data/a/big", &[("Range", "bytes=3145745-")], b"").expect(416, "InvalidRange");
+    at.send("GET /data/empty", &[("Range", "bytes=0-")], b"").expect(416, "InvalidRange");
+
+    at.send("GET /data/a/big", &[("If-None-Match", &etag)], b"").expect(304, "");
+    at.send("GET /data/a/big", &[("If-Match", "\"other\"")], b"").expect(412, "PreconditionFailed");
+    at.send("GET /data/a/big", &[("If-Match", &etag)], b"").expect(200, "");
+    let later = [("If-Modified-Since", "Fri, 01 Jan 2100 00:00:00 GMT")];
+    at.send("GET /data/a/big", &later, b"").expect(304, "");
+    let earlier = [("If-Unmodified-Since", "Fri, 01 Jan 1999 00:00:00 GMT")];
+    at.send("GET /data/a/big", &earlier, b"").expect(412, "PreconditionFailed");
+    let other_version = [("If-Range", "\"other\""), ("Range", "bytes=0-3")];
+    assert!(at.send("GET /data/a/big", &other_version, b"").expect(200, "").body == data);
+
+    let head = at.send("HEAD /data/a/big", &[], b"").expect(200, "");
+    assert_eq!((head.header("etag"), head.body.len()), (Some(etag.as_str()), 0));
+    at.send("HEAD /data/a/b", &[], b"").expect(404, "");
+    at.send("HEAD /data/a/b/", &[], b"").expect(200, "");
+    for key in ["a/b", "missing", "a//big", "a/./big", "../data/empty", "a/big/", "a/big/below"] {
+        at.get(&format!("/data/{key}")).expect(404, "NoSuchKey");
+    }
+    at.get("/other/a").expect(404, "NoSuchBucket");
+    at.put("/data/new", b"x").expect(403, "AccessDenied");
+    at.delete("/data/empty").expect(403, "AccessDenied");
+    at.send("GET /data?tagging", &[], b"").expect(501, "NotImplemented");
+    at.send("PUT /data/empty?acl", &[], b"").expect(501, "NotImplemented");
+    at.send("PUT /fresh", &[], b"").expect(501, "NotImplemented");
+
+    // A replaced file is seen within the time that names are kept.
+    fs::write(world.path("data/empty"), b"no more").unwrap();
+    eventually("the new bytes are read", || at.get("/data/empty").body == b"no more");
+    let stats = stats(&world.path("run"), at.address.as_ref());
+    assert!(count(&stats, "s3", "ops") > 20 && count(&stats, "s3", "read_bytes") > 2 * data.len() as u64, "{stats}");
+    assert_eq!(count(&stats, "s3", "errors"), 0, "{stats}");
+}
+
+#[test]
+fn listings_have_pages_prefixes_and_the_order_of_keys() {
+    let world = World::new();
+    let names = ["a-b", "a/1", "a/2/x", "a/2/y", "a0", "b c", "d/e/f", "z%"];
+    let files: Vec<(&str, &[u8])> = names.iter().map(|name| (*name, b"x".as_slice())).collect();
+    tree(&world.dir("data"), &files);
+    let at = Endpoint::gateway(&world, world.dir("data").to_str().unwrap(), &[]);
+    let list = |query: &str| at.get(&format!("/data?list-type=2&{query}")).expect(200, "");
+    assert_eq!(list("").elements("Key"), names);
+    let page = list("delimiter=/");
+    assert_eq!(page.elements("Key"), ["a-b", "a0", "b c", "z%"]);
+    assert_eq!(page.elements("Prefix"), ["a/", "d/"]);
+    assert_eq!(list("delimiter=/&prefix=a/").elements("Key"), ["a/1"]);
+    assert_eq!(list("prefix=a/2/").elements("Key"), ["a/2/x", "a/2/y"]);
+    assert_eq!(list("start-after=a/2/x").elements("Key"), names[3..]);
+    assert_eq!(list("encoding-type=url&prefix=b").elements("Key"), ["b%20c"]);
+    assert_eq!(list("max-keys=0").elements("Key"), [""; 0]);
+    assert_eq!(list("prefix=nothing").elements("Key"), [""; 0]);
+    let mut found = Vec::new();
+    let mut token = String::new();
+    loop {
+        let page = list(&format!("max-keys=3{token}"));
+        found.extend(page.elements("Key"));
+        match page.elements("NextContinuationToken").first() {
+            Some(next) => token = format!("&continuation-token={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(found, names);
+    at.get("/data?list-type=2&continuation-token=nonsense").expect(400, "InvalidArgument");
+    let first = at.get("/data?max-keys=2&delimiter=/").expect(200, "");
+    assert_eq!((first.elements("Key"), first.elements("NextMarker")), (vec!["a-b".into()], vec!["a/".into()]));
+    assert_eq!(at.get("/data?marker=a/&delimiter=/").elements("Key"), ["a0", "b c", "z%"]);
+    assert_eq!(at.get("/").elements("Name"), ["data"]);
+    at.send("HEAD /data", &[], b"").expect(200, "");
+    at.get("/data?location").expect(200, "");
+}
+
+#[test]
+fn objects_of_a_bucket_keep_their_etags() {
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    let data = bytes(4, 2 * MIB);
+    let etag = server.put("source", "p/x", &data);
+    let at = Endpoint::gateway(&world, "s3://source/p", &["--endpoint-url", &server.endpoint(), "--s3-bucket", "mine"]);
+    let found = at.get("/mine/x").expect(200, "");
+    assert!(found.body == data);
+    assert_eq!(found.header("etag"), Some(format!("\"{etag}\"").as_str()));
+    assert_eq!(at.get("/mine?list-type=2").elements("ETag"), [format!("&quot;{etag}&quot;")]);
+    at.get("/mine/x").expect(200, "");
+    at.get("/source/x").expect(404, "NoSuchBucket");
+}
+
+/// Puts, copies, conditions and removals; `other` sees the same objects as files or objects.
+fn change_objects(at: &Endpoint, bucket: &str, other: &dyn Fn(&str) -> Option<Vec<u8>>) {
+    let path = |key: &str| format!("/{bucket}/{key}");
+    let big = bytes(9, 3 * MIB + 5);
+    let put = at.put(&path("d/e/big"), &big).expect(200, "");
+    assert!(other("d/e/big").unwrap() == big);
+    let got = at.get(&path("d/e/big")).expect(200, "");
+    assert!(got.body == big);
+    assert_eq!(got.header("etag"), put.header("etag"), "the answer to a change names the version that is read next");
+    at.put(&path("d/e/big"), b"small").expect(200, "");
+    assert_eq!(at.get(&path("d/e/big")).body, b"small");
+    at.send(&format!("PUT {}", path("d/e/big")), &[("If-None-Match", "*")], b"no").expect(412, "PreconditionFailed");
+    at.send(&format!("PUT {}", path("d/new")), &[("If-None-Match", "*")], b"yes").expect(200, "");
+    at.send(&format!("PUT {}", path("d/new")), &[("If-Match", "\"other\"")], b"no").expect(412, "PreconditionFailed");
+    assert_eq!(other("d/new").unwrap(), b"yes");
+    at.send(&format!("PUT {}", path("wrong")), &[("Content-MD5", "XrY7u+Ae7tCTyyK7j1rNww==")], b"no")
+        .expect(400, "BadDigest");
+    at.send(&format!("PUT {}", path("wrong")), &[("x-amz-checksum-crc32", "AAAAAA==")], b"no").expect(400, "BadDigest");
+    at.get(&path("wrong")).expect(404, "NoSuchKey");
+    let right = [("Content-MD5", "XrY7u+Ae7tCTyyK7j1rNww==")];
+    at.send(&format!("PUT {}", path("right")), &right, b"hello world").expect(200, "");
+    let source = format!("/{bucket}/d/new");
+    at.send(&format!("PUT {}", path("copy")), &[("x-amz-copy-source", &source)], b"").expect(200, "");
+    assert_eq!(other("copy").unwrap(), b"yes");
+    at.put(&path("empty"), b"").expect(200, "");
+    assert_eq!(other("empty").unwrap(), b"");
+    at.put(&path("a//b"), b"x").expect(400, "InvalidArgument");
+
+    for key in ["d/e/big", "d/new", "never-there", "copy", "right"] {
+        at.delete(&path(key)).expect(204, "");
+        at.get(&path(key)).expect(404, "NoSuchKey");
+    }
+    let names = "<Delete><Object><Key>empty</Key></Object><Object><Key>nothing</Key></Object></Delete>";
+    let removed = at.send(&format!("POST /{bucket}?delete"), &[], names.as_bytes()).expect(200, "");
+    assert_eq!(removed.elements("Key"), ["empty", "nothing"]);
+    assert_eq!(at.get(&format!("/{bucket}?list-type=2")).elements("Key"), [""; 0]);
+}
+
+/// An upload in parts, with the calls around it.
+fn upload_parts(at: &Endpoint, bucket: &str) -> Vec<u8> {
+    let path = format!("/{bucket}/parts/whole");
+    let begun = at.send(&format!("POST {path}?uploads"), &[], b"").expect(200, "");
+    let id = begun.elements("UploadId").remove(0);
+    let data = bytes(11, 12 * MIB);
+    let (first, rest) = data.split_at(5 * MIB);
+    let (second, third) = rest.split_at(5 * MIB);
+    let part = |number: usize, bytes: &[u8]| {
+        let answer = at.put(&format!("{path}?partNumber={number}&uploadId={id}"), bytes).expect(200, "");
+        answer.header("etag").unwrap().to_owned()
+    };
+    // In any order, and again.
+    let third = part(3, third);
+    part(1, b"replaced");
+    let etags = [part(1, first), part(2, second), third];
+    let listed = at.get(&format!("{path}?uploadId={id}"));
+    assert_eq!(listed.elements("PartNumber"), ["1", "2", "3"]);
+    assert_eq!(at.get(&format!("/{bucket}?uploads")).elements("Key"), ["parts/whole"]);
+    at.get(&path).expect(404, "NoSuchKey");
+    let document = |parts: &[(usize, &str)]| {
+        let parts = parts
+            .iter()
+            .map(|(number, etag)| format!("<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"));
+        format!("<CompleteMultipartUpload>{}</CompleteMultipartUpload>", parts.collect::<String>())
+    };
+    let complete = |document: String| at.send(&format!("POST {path}?uploadId={id}"), &[], document.as_bytes());
+    complete(document(&[(2, &etags[1]), (1, &etags[0])])).expect(400, "InvalidPartOrder");
+    complete(document(&[(1, "\"other\"")])).expect(400, "InvalidPart");
+    complete(document(&[(4, &etags[0])])).expect(400, "InvalidPart");
+    complete(document(&[(1, &etags[0]), (2, &etags[1]), (3, &etags[2])])).expect(200, "");
+    complete(document(&[(1, &etags[0])])).expect(404, "NoSuchUpload");
+    assert!(at.get(&path).expect(200, "").body == data);
+    let begun = at.send(&format!("POST {path}?uploads"), &[], b"").expect(200, "");
+    let id = begun.elements("UploadId").remove(0);
+    at.delete(&format!("{path}?uploadId={id}")).expect(204, "");
+    at.put(&format!("{path}?partNumber=1&uploadId={id}"), b"x").expect(404, "NoSuchUpload");
+    data
+}
+
+#[test]
+fn objects_of_a_directory_are_written_whole() {
+    let world = World::new();
+    let data = world.dir("data");
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
+    change_objects(&at, "data", &|key| fs::read(data.join(key)).ok());
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "folders go with their last object, and nothing else is left");
+    let parts = upload_parts(&at, "data");
+    assert!(fs::read(data.join("parts/whole")).unwrap() == parts);
+    at.put("/data/folder/", b"").expect(200, "");
+    assert!(data.join("folder").is_dir());
+    at.put("/data/folder", b"x").expect(400, "InvalidRequest");
+    at.put("/data/parts/whole/below", b"x").expect(400, "InvalidRequest");
+    // What other programs write is read, without a wait for the time that names are kept: the source is asked.
+    fs::write(data.join("parts/whole"), b"by another program").unwrap();
+    assert_eq!(at.get("/data/parts/whole").body, b"by another program");
+}
+
+#[test]
+fn objects_of_a_bucket_are_written_alone_and_through_a_node() {
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("source");
+    let flags = ["--writable", "--endpoint-url", &server.endpoint()];
+    let at = Endpoint::gateway(&world, "s3://source", &flags);
+    change_objects(&at, "source", &|key| server.bytes("source", key));
+    let parts = upload_parts(&at, "source");
+    assert!(server.bytes("source", "parts/whole").unwrap() == parts);
+    drop(at);
+    server.remove("source", "parts/whole");
+
+    let node = world.node(&["s3://source"], 0, &flags);
+    let registry = format!("static:{}", node.address);
+    let at = Endpoint::gateway(&world, "s3://source", &["--writable", "--registry", &registry]);
+    change_objects(&at, "source", &|key| server.bytes("source", key));
+    upload_parts(&at, "source");
+}
+
+#[test]
+fn a_node_serves_its_sources_as_buckets() {
+    let world = World::new();
+    let first = world.dir("first");
+    tree(&first, &[("x", b"of the first")]);
+    tree(&world.dir("second"), &[("y", b"of the second")]);
+    let sources = [first.to_str().unwrap().to_owned(), world.dir("second").to_str().unwrap().to_owned()];
+    let mut command = world.command(&[]);
+    command.args(world.node_words(&[&sources[0], &sources[1]], 0));
+    command.args(["--writable", "--s3-listen", "127.0.0.1:0", "--s3-bucket", &format!("other={}", sources[1])]);
+    let at = Endpoint::start(&mut command, &world);
+    assert_eq!(at.get("/").elements("Name"), ["first", "other"]);
+    assert_eq!(at.get("/first/x").body, b"of the first");
+    assert_eq!(at.get("/other/y").body, b"of the second");
+    fs::remove_file(first.join("x")).unwrap();
+    change_objects(&at, "first", &|key| fs::read(first.join(key)).ok());
+}
+
+#[test]
+fn wrong_settings_are_refused_with_the_remedy() {
+    let world = World::new();
+    let data = world.dir("data");
+    let source = data.to_str().unwrap();
+    let run = |words: &[&str]| world.run(&[&["gateway", source][..], words].concat());
+    refused(&run(&[]), 2, &["--s3-listen ADDRESS:PORT"]);
+    refused(&run(&["--s3-listen", "0.0.0.0:0"]), 2, &["--s3-keys FILE"]);
+    refused(&run(&["--s3-listen", "127.0.0.1:0", "--s3-bucket", "No"]), 2, &["3 to 63"]);
+    let keys = world.file("keys", b"client:0123456789abcdef");
+    let with_keys = ["--s3-listen", "127.0.0.1:0", "--s3-keys", keys.to_str().unwrap()];
+    refused(&run(&with_keys), 2, &["chmod 600"]);
+    refused(&run(&["--s3-listen", "127.0.0.1:0", "--s3-keys", "/nowhere/keys"]), 3, &["openssl rand"]);
+    refused(&world.run(&["node", "--source", source, "--s3-keys", "/k"]), 2, &["--s3-listen"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    refused(&run(&["--s3-listen", &taken]), 3, &["--s3-listen", "another address"]);
+}

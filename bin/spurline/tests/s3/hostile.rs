@@ -1,0 +1,125 @@
+//! Clients without keys, with wrong ones, slow ones, and those that go away in the middle.
+
+use crate::rig::*;
+use crate::world::*;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+
+fn with_keys(world: &World) -> Endpoint {
+    let keys = world.file("keys", b"client:0123456789abcdef\n");
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+    tree(&world.dir("data"), &[("x", b"secret")]);
+    let source = world.dir("data");
+    Endpoint::gateway(world, source.to_str().unwrap(), &["--writable", "--s3-keys", keys.to_str().unwrap()])
+}
+
+#[test]
+fn requests_without_a_valid_signature_are_refused() {
+    let world = World::new();
+    let at = with_keys(&world);
+    at.get("/data/x").expect(403, "AccessDenied");
+    at.put("/data/new", b"x").expect(403, "AccessDenied");
+    at.get("/").expect(403, "AccessDenied");
+    let signed = |access_key: &str, day: &str, signature: &str| {
+        let authorization = format!(
+            "AWS4-HMAC-SHA256 Credential={access_key}/{day}/us-east-1/s3/aws4_request, \
+             SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature={signature}"
+        );
+        let date = format!("{day}T000000Z");
+        let headers = [
+            ("Authorization", authorization.as_str()),
+            ("x-amz-date", date.as_str()),
+            ("x-amz-content-sha256", "UNSIGNED-PAYLOAD"),
+        ];
+        at.send("GET /data/x", &headers, b"")
+    };
+    let zeros = "0".repeat(64);
+    signed("client", "20200101", &zeros).expect(403, "RequestTimeTooSkewed");
+    for wrong in ["", "AWS4-HMAC-SHA256", "Basic Y2xpZW50OnNlY3JldA==", "AWS4-HMAC-SHA256 Credential=a/b/c"] {
+        let answer = at.send("GET /data/x", &[("Authorization", wrong)], b"");
+        assert!(matches!(answer.status, 400 | 403), "{wrong}: {answer:?}");
+        assert!(!answer.text().contains("secret"));
+    }
+    let expired = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=client%2F20200101%2Fus-east-1%2Fs3%2Faws4_request\
+                   &X-Amz-Date=20200101T000000Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature=";
+    at.get(&format!("/data/x?{expired}{zeros}")).expect(403, "AccessDenied");
+    assert!(!world.path("data/new").exists());
+}
+
+#[test]
+fn clients_that_stop_in_the_middle_leave_nothing_and_hold_up_nobody() {
+    let world = World::new();
+    let data = world.dir("data");
+    let big = bytes(1, 8 * MIB);
+    tree(&data, &[("big", &big)]);
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
+    // A body that ends early, one that never goes on, and answers that nobody takes.
+    let mut half = TcpStream::connect(&at.address).unwrap();
+    half.write_all(b"PUT /data/half HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n").unwrap();
+    half.write_all(&big[..1_000_000]).unwrap();
+    drop(half);
+    let mut waiting = TcpStream::connect(&at.address).unwrap();
+    waiting.write_all(b"PUT /data/waiting HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\nabc").unwrap();
+    let idle: Vec<TcpStream> = (0..30)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&at.address).unwrap();
+            stream.write_all(b"GET /data/big HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            stream.read_exact(&mut [0; 100]).unwrap();
+            stream
+        })
+        .collect();
+    let mut slow_head = TcpStream::connect(&at.address).unwrap();
+    slow_head.write_all(b"GET /data/big HTTP/1.1\r\nHo").unwrap();
+    assert!(at.get("/data/big").expect(200, "").body == big);
+    at.put("/data/other", b"x").expect(200, "");
+    drop((idle, waiting, slow_head));
+    let connections = || count(&stats(&world.path("run"), at.address.as_ref()), "s3", "connections");
+    eventually("no connection is left", || connections() == 0);
+    at.get("/data/half").expect(404, "NoSuchKey");
+    let names: Vec<_> = fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+}
+
+#[test]
+fn malformed_requests_get_an_answer_and_no_bytes() {
+    let world = World::new();
+    let data = world.dir("data");
+    tree(&data, &[("x", b"inside")]);
+    world.file("outside", b"outside");
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
+    let huge = "h".repeat(200_000);
+    let status = |request: &[u8]| {
+        let mut stream = TcpStream::connect(&at.address).unwrap();
+        // The endpoint may close the connection before all is sent.
+        let _ = stream.write_all(request);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(!String::from_utf8_lossy(&answer).contains("outside"));
+        let words = String::from_utf8_lossy(&answer).into_owned();
+        words.split(' ').nth(1).and_then(|word| word.parse::<u16>().ok())
+    };
+    let head = |line: &str| format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").into_bytes();
+    assert!(matches!(status(b"\x16\x03\x01 hello\r\n\r\n"), Some(400) | None));
+    assert!(matches!(
+        status(format!("GET /data/x HTTP/1.1\r\nHost: x\r\nBig: {huge}\r\n\r\n").as_bytes()),
+        Some(431) | None
+    ));
+    for path in ["/data/../outside", "/data/%2e%2e/outside", "/data/..%2foutside", "/data/%00", "/data/%ff", "//data/x"]
+    {
+        assert!(matches!(status(&head(&format!("GET {path}"))), Some(400 | 403 | 404)), "{path}");
+    }
+    assert!(matches!(status(&head("BREW /data/x")), Some(400..=501)));
+    let form = [("Content-Type", "multipart/form-data; boundary=b")];
+    at.send("POST /data", &form, b"--b--").expect(501, "NotImplemented");
+    at.send("POST /data?delete", &[], b"<Delete><Object>").expect(400, "MalformedXML");
+    let endless = "<a>".repeat(2_000_000);
+    let answer = at.send("POST /data?delete", &[], endless.as_bytes());
+    assert!(matches!(answer.status, 400 | 413), "{answer:?}");
+    at.send("PUT /data/y?partNumber=0&uploadId=none", &[], b"x").expect(400, "");
+    at.send("PUT /data/y?partNumber=1&uploadId=none", &[], b"x").expect(404, "NoSuchUpload");
+    at.put(&format!("/data/{}", "n".repeat(300)), b"x").expect(400, "");
+    at.put(&format!("/data/{}", "k/".repeat(600)), b"x").expect(400, "");
+    assert_eq!(at.get("/data/x").expect(200, "").body, b"inside");
+}

@@ -1,0 +1,12 @@
+//! The S3 endpoint, end to end with the real binary: calls over plain HTTP, hostile clients, and S3 clients of others.
+
+mod calls;
+mod hostile;
+mod rig;
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../common/s3_clients.rs"]
+mod s3_clients;
+mod strangers;
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../common/world.rs"]
+mod world;

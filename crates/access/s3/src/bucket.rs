@@ -1,0 +1,111 @@
+//! A source as a bucket: the volume it is read from, the files it is changed through, and how old names and attributes may be.
+//! Knows no request.
+
+use parking_lot::{Mutex, MutexGuard};
+use spurline_fs::FileService;
+use spurline_types::{ListPage, ObjectAttr, ObjectId, ObjectRef, Result, Version};
+use spurline_volume::Volume;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How long names and attributes that came from the source are used again.
+const METADATA_AGE: Duration = Duration::from_secs(1);
+
+/// Locks for changes: several keys share one.
+const KEY_LOCKS: usize = 64;
+
+/// A source that is served as a bucket.
+pub struct SourceBucket {
+    /// The bucket's name.
+    pub name: String,
+    /// What is read.
+    pub volume: Arc<dyn Volume>,
+    /// Set for a source that is changed.
+    pub writes: Option<BucketWrites>,
+}
+
+/// How a source is changed.
+#[derive(Clone)]
+pub struct BucketWrites {
+    /// The files.
+    pub files: Arc<dyn FileService>,
+    /// A file appears at its close, whole (`WriteCapabilities::publishes`).
+    pub publishes: bool,
+}
+
+/// A bucket in service.
+pub(crate) struct OpenBucket {
+    pub name: String,
+    pub volume: Arc<dyn Volume>,
+    pub writes: Option<BucketWrites>,
+    /// Since when the bucket is served.
+    pub opened: SystemTime,
+    /// The end of the last change that was made here.
+    last_change: Mutex<Option<Instant>>,
+    /// Changes of a key exclude each other.
+    key_locks: [Mutex<()>; KEY_LOCKS],
+}
+
+impl OpenBucket {
+    pub fn new(source: SourceBucket) -> Self {
+        let SourceBucket { name, volume, writes } = source;
+        OpenBucket {
+            name,
+            volume,
+            writes,
+            opened: SystemTime::now(),
+            last_change: Mutex::default(),
+            key_locks: [const { Mutex::new(()) }; KEY_LOCKS],
+        }
+    }
+
+    /// A change has been made: what was learned of the source before is not used again.
+    pub fn note_change(&self) {
+        *self.last_change.lock() = Some(Instant::now());
+    }
+
+    /// Waits until no other change of the object is under way.
+    pub fn lock_key(&self, path: &str) -> MutexGuard<'_, ()> {
+        let hash = ObjectId::from_text("", path.as_bytes(), "").0 as usize;
+        self.key_locks[hash % KEY_LOCKS].lock()
+    }
+
+    fn max_age(&self) -> Duration {
+        let since_change = self.last_change.lock().map_or(Duration::MAX, |at| at.elapsed());
+        METADATA_AGE.min(since_change)
+    }
+
+    /// The attributes of a path.
+    ///
+    /// # Errors
+    /// Those of the volume.
+    pub fn lookup(&self, path: &str) -> Result<ObjectAttr> {
+        self.volume.lookup_within(path.as_bytes(), self.max_age())
+    }
+
+    /// A page of a folder.
+    ///
+    /// # Errors
+    /// Those of the volume.
+    pub fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
+        self.volume.list_within(path, cursor, max, self.max_age())
+    }
+
+    /// The object at `path`, in the version that a lookup has found.
+    pub fn object_ref(&self, path: &str, attr: &ObjectAttr) -> ObjectRef {
+        let version = Version::new(attr.version.settled_text());
+        ObjectRef::new(self.volume.source(), path.as_bytes(), version, attr.size)
+    }
+
+    /// The etag without quotes: that of the store, or 32 hexadecimal digits that the version determines. The suffix keeps clients
+    /// from the belief that the digits are the MD5 of the bytes.
+    pub fn etag(&self, path: &[u8], attr: &ObjectAttr) -> String {
+        match &attr.etag {
+            Some(etag) => etag.trim_start_matches("W/").trim_matches('"').to_owned(),
+            None => {
+                let id = ObjectId::from_text(self.volume.source(), path, attr.version.settled_text());
+                format!("{:032x}-1", id.0)
+            }
+        }
+    }
+}

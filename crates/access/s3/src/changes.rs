@@ -1,0 +1,411 @@
+//! Changes of a source by its files: an object is written whole or not at all, and durable when the call returns. Every call
+//! blocks. Knows no request.
+
+use crate::bucket::{BucketWrites, OpenBucket};
+use crate::chunks::ObjectRange;
+use crate::errors::{change_error, volume_error};
+use crate::keys::{KeyPath, UPLOAD_PREFIX};
+use crate::uploads::StagedBytes;
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
+use spurline_fs::writable::NewNode;
+use spurline_fs::{
+    CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, FsResult, HandleRef, KernelSide,
+    LookupOutcome, ROOT,
+};
+use spurline_volume::writes::{S_IFDIR, S_IFMT, S_IFREG, WritePlace};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
+/// From `linux/fs.h`.
+const RENAME_NOREPLACE: u32 = 1;
+const FILE_MODE: u32 = S_IFREG | 0o666;
+const FOLDER_MODE: u32 = 0o777;
+const UMASK: u32 = 0o022;
+/// Attempts to make a file in a folder that others remove meanwhile.
+const FOLDER_ATTEMPTS: usize = 5;
+
+/// The bytes of a new object.
+pub(crate) enum NewBytes {
+    /// Those of uploads, one after the other.
+    Staged(Vec<StagedBytes>),
+    /// Those of another object.
+    Object(ObjectRange),
+}
+
+/// What the key of a new object has to lead to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WriteCondition {
+    /// The object must not exist.
+    pub absent: bool,
+    /// The object has this version.
+    pub etag: Option<s3s::dto::ETagCondition>,
+}
+
+/// The calls on the files of a bucket.
+pub(crate) struct BucketChanges<'a> {
+    bucket: &'a OpenBucket,
+    files: &'a dyn FileService,
+    publishes: bool,
+    caller: FsCaller<'a>,
+}
+
+/// An inode that was looked up, until the drop.
+struct HeldInode<'a> {
+    files: &'a dyn FileService,
+    ino: u64,
+    mode: u32,
+}
+
+impl HeldInode<'_> {
+    fn is_folder(&self) -> bool {
+        self.mode & S_IFMT == S_IFDIR
+    }
+}
+
+impl Drop for HeldInode<'_> {
+    fn drop(&mut self) {
+        if self.ino != ROOT {
+            self.files.forget(self.ino, 1);
+        }
+    }
+}
+
+impl<'a> BucketChanges<'a> {
+    /// The files of a bucket that is changed.
+    ///
+    /// # Errors
+    /// `AccessDenied` for a bucket that is only read.
+    pub fn of(bucket: &'a OpenBucket) -> S3Result<Self> {
+        let Some(BucketWrites { files, publishes }) = &bucket.writes else {
+            return Err(s3_error!(AccessDenied, "the endpoint was started without --writable, and changes nothing"));
+        };
+        let caller = FsCaller {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: CallerGroups::All(&[]),
+            pid: std::process::id(),
+            umask: UMASK,
+        };
+        Ok(BucketChanges { bucket, files: &**files, publishes: *publishes, caller })
+    }
+
+    /// Writes an object, and returns its etag.
+    ///
+    /// # Errors
+    /// `PreconditionFailed`; those of the source.
+    pub fn put(&self, key: &str, bytes: NewBytes, condition: &WriteCondition) -> S3Result<String> {
+        let path = match KeyPath::of_key(key) {
+            KeyPath::File(path) => path,
+            KeyPath::Folder(path) => return self.put_folder(path, &bytes),
+            KeyPath::Nowhere => return Err(s3_error!(InvalidArgument, "the source can't have a file of this name")),
+        };
+        let _alone = self.bucket.lock_key(path);
+        self.check_condition(path, condition)?;
+        let written = self.write_file(path, bytes, condition.absent);
+        self.bucket.note_change();
+        written?;
+        self.etag_of(path)
+    }
+
+    fn etag_of(&self, path: &str) -> S3Result<String> {
+        let attr = self.bucket.lookup(path).map_err(|error| volume_error(&error))?;
+        Ok(self.bucket.etag(path.as_bytes(), &attr))
+    }
+
+    /// Checks the condition before the bytes are written; a condition of absence is checked once more with the change.
+    fn check_condition(&self, path: &str, condition: &WriteCondition) -> S3Result<()> {
+        if !condition.absent && condition.etag.is_none() {
+            return Ok(());
+        }
+        self.bucket.note_change();
+        let found = self.etag_of(path);
+        match (&condition.etag, found) {
+            (Some(wanted), Ok(etag)) if !crate::conditions::names_etag(wanted, &etag) => {
+                Err(S3ErrorCode::PreconditionFailed.into())
+            }
+            (Some(_), Err(error)) => Err(error),
+            (None, Ok(_)) => Err(S3ErrorCode::PreconditionFailed.into()),
+            (None, Err(error)) if *error.code() != S3ErrorCode::NoSuchKey => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn put_folder(&self, path: &str, bytes: &NewBytes) -> S3Result<String> {
+        if !matches!(bytes, NewBytes::Staged(staged) if staged.iter().all(|part| part.len == 0)) {
+            return Err(s3_error!(InvalidRequest, "a key that ends with a slash is a folder, and has no bytes"));
+        }
+        let made = self.folder(path).map(drop);
+        self.bucket.note_change();
+        made.map_err(|error| change_error(&error))?;
+        self.etag_of(path)
+    }
+
+    fn write_file(&self, path: &str, mut bytes: NewBytes, absent: bool) -> S3Result<()> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let mut attempt = 1;
+        loop {
+            let parent = self.folder(folder).map_err(|error| change_error(&error))?;
+            let written = if self.publishes {
+                self.write_published(&parent, name, &mut bytes, absent)
+            } else {
+                self.write_renamed(&parent, name, &mut bytes, absent)
+            };
+            match written {
+                // Another client has removed the last object of the folder, and the folder with it.
+                Err(WriteFailure::Made(error))
+                    if matches!(error.errno(), libc::ENOENT | libc::ESTALE) && attempt < FOLDER_ATTEMPTS =>
+                {
+                    attempt += 1;
+                }
+                written => return written.map_err(S3Error::from),
+            }
+        }
+    }
+
+    /// Writes a file of another name, and then renames it: others see all bytes or none.
+    fn write_renamed(
+        &self,
+        parent: &HeldInode<'_>,
+        name: &str,
+        bytes: &mut NewBytes,
+        absent: bool,
+    ) -> Result<(), WriteFailure> {
+        let random = RandomState::new().build_hasher().finish();
+        let hidden = format!("{UPLOAD_PREFIX}{random:016x}");
+        let flags = (libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY) as u32;
+        let how = CreateMode { flags, mode: FILE_MODE };
+        let created = self.files.create(parent.ino, hidden.as_bytes(), how, &self.caller, &KernelSide::default());
+        let (entry, opened) = created.map_err(WriteFailure::Made)?;
+        let _held = HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode };
+        let file = HandleRef { ino: entry.ino, fh: opened.fh };
+        let from = DirName { parent: parent.ino, name: hidden.as_bytes() };
+        let to = DirName { parent: parent.ino, name: name.as_bytes() };
+        let flags = if absent { RENAME_NOREPLACE } else { 0 };
+        let written = self.write_bytes(file, bytes).and_then(|()| {
+            self.files.fsync(file, false)?;
+            self.files.rename(from, to, flags, &self.caller)?;
+            Ok(())
+        });
+        let released = self.files.release(file.fh);
+        if written.is_err() {
+            let _ = self.files.remove(parent.ino, hidden.as_bytes(), false, &self.caller);
+        }
+        written?;
+        released?;
+        self.sync_folder(parent)?;
+        Ok(())
+    }
+
+    /// Writes a file that others see at its close, whole.
+    fn write_published(
+        &self,
+        parent: &HeldInode<'_>,
+        name: &str,
+        bytes: &mut NewBytes,
+        absent: bool,
+    ) -> Result<(), WriteFailure> {
+        let no_kernel = KernelSide::default();
+        let known = if absent { None } else { self.lookup(parent, name)? };
+        let is_new = known.is_none();
+        let (held, fh) = match known {
+            Some(known) if known.is_folder() => return Err(FsError::IsADirectory.into()),
+            Some(known) => {
+                let flags = (libc::O_WRONLY | libc::O_TRUNC) as u32;
+                let opened = self.files.open(known.ino, flags, &self.caller, &no_kernel)?;
+                (known, opened.fh)
+            }
+            None => {
+                let flags = (libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY) as u32;
+                let how = CreateMode { flags, mode: FILE_MODE };
+                let created = self.files.create(parent.ino, name.as_bytes(), how, &self.caller, &no_kernel);
+                let (entry, opened) = created.map_err(WriteFailure::Made)?;
+                (HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode }, opened.fh)
+            }
+        };
+        let file = HandleRef { ino: held.ino, fh };
+        let written = self.write_bytes(file, bytes).and_then(|()| Ok(self.files.fsync(file, false)?));
+        if written.is_err() && is_new {
+            let _ = self.files.remove(parent.ino, name.as_bytes(), false, &self.caller);
+        }
+        let released = self.files.release(fh);
+        written?;
+        released?;
+        Ok(())
+    }
+
+    fn write_bytes(&self, file: HandleRef, bytes: &mut NewBytes) -> Result<(), WriteFailure> {
+        let mut offset = 0;
+        match bytes {
+            NewBytes::Staged(parts) => {
+                for part in parts {
+                    part.for_each_piece::<WriteFailure>(&mut |piece| {
+                        self.write_piece(file, offset, piece)?;
+                        offset += piece.len() as u64;
+                        Ok(())
+                    })?;
+                }
+            }
+            NewBytes::Object(range) => {
+                let start = range.at;
+                while range.at < range.end {
+                    let piece = range.read_piece().map_err(|error| WriteFailure::Bytes(volume_error(&error)))?;
+                    self.write_piece(file, offset, &piece)?;
+                    offset += piece.len() as u64;
+                }
+                // For another attempt.
+                range.at = start;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_piece(&self, file: HandleRef, offset: u64, piece: &[u8]) -> FsResult<()> {
+        let mut done = 0;
+        while done < piece.len() {
+            let write = FileWrite {
+                offset: offset + done as u64,
+                place: WritePlace::Offset,
+                data: &piece[done..],
+                lose_privileges: false,
+            };
+            done += self.files.write(file, &write, &self.caller)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the names of a folder durable, where that is a call of its own.
+    fn sync_folder(&self, folder: &HeldInode<'_>) -> FsResult<()> {
+        let fh = self.files.opendir(folder.ino, &self.caller)?;
+        let synced = self.files.fsyncdir(HandleRef { ino: folder.ino, fh }, false);
+        self.files.releasedir(fh)?;
+        match synced {
+            Err(FsError::NotServed) => Ok(()),
+            synced => synced,
+        }
+    }
+
+    fn lookup(&self, parent: &HeldInode<'_>, name: &str) -> FsResult<Option<HeldInode<'a>>> {
+        match self.files.lookup(parent.ino, name.as_bytes(), &self.caller)? {
+            LookupOutcome::Found(entry) => {
+                Ok(Some(HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode }))
+            }
+            LookupOutcome::Absent { .. } => Ok(None),
+        }
+    }
+
+    fn root(&self) -> HeldInode<'a> {
+        HeldInode { files: self.files, ino: ROOT, mode: S_IFDIR }
+    }
+
+    /// The folder at a path, with all folders above; those that are missing are made.
+    fn folder(&self, path: &str) -> FsResult<HeldInode<'a>> {
+        let mut folder = self.root();
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            folder = match self.lookup(&folder, name)? {
+                Some(found) if found.is_folder() => found,
+                Some(_) => return Err(FsError::NotADirectory),
+                None => self.make_folder(&folder, name)?,
+            };
+        }
+        Ok(folder)
+    }
+
+    fn make_folder(&self, parent: &HeldInode<'_>, name: &str) -> FsResult<HeldInode<'a>> {
+        let new = NewNode::Directory { mode: FOLDER_MODE };
+        match self.files.make(parent.ino, name.as_bytes(), new, &self.caller) {
+            Ok(entry) => Ok(HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode }),
+            // Another client was faster.
+            Err(error) if error.errno() == libc::EEXIST => self.lookup(parent, name)?.ok_or(error),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The folders on the way to a path, from the root on; `None` if one is missing.
+    fn folders_to(&self, path: &str) -> FsResult<Option<Vec<HeldInode<'a>>>> {
+        let mut folders = vec![self.root()];
+        let (above, _) = path.rsplit_once('/').unwrap_or_default();
+        for name in above.split('/').filter(|name| !name.is_empty()) {
+            match folders.last().map(|folder| self.lookup(folder, name)).transpose()?.flatten() {
+                Some(found) if found.is_folder() => folders.push(found),
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(folders))
+    }
+
+    /// Removes an object, if it is there; in a directory, also the folders above that are empty then.
+    ///
+    /// # Errors
+    /// `PreconditionFailed`; those of the source.
+    pub fn delete(&self, key: &str, etag: Option<&s3s::dto::ETagCondition>) -> S3Result<()> {
+        let (path, is_folder) = match KeyPath::of_key(key) {
+            KeyPath::File(path) => (path, false),
+            KeyPath::Folder(path) => (path, true),
+            KeyPath::Nowhere => return Ok(()),
+        };
+        let _alone = self.bucket.lock_key(path);
+        if let Some(wanted) = etag {
+            self.check_condition(path, &WriteCondition { absent: false, etag: Some(wanted.clone()) })?;
+        }
+        let removed = self.remove(path, is_folder);
+        self.bucket.note_change();
+        removed.map_err(|error| change_error(&error))
+    }
+
+    fn remove(&self, path: &str, is_folder: bool) -> FsResult<()> {
+        let Some(folders) = self.folders_to(path)? else { return Ok(()) };
+        let names: Vec<&str> = path.split('/').collect();
+        let (Some(parent), Some(name)) = (folders.last(), names.last()) else { return Ok(()) };
+        match self.lookup(parent, name)? {
+            Some(found) if found.is_folder() == is_folder => {}
+            // A folder is not the object without the slash.
+            _ => return Ok(()),
+        }
+        match self.files.remove(parent.ino, name.as_bytes(), is_folder, &self.caller) {
+            Err(error) if error.errno() == libc::ENOENT => return Ok(()),
+            // The marker of a folder with objects: there is nothing else to remove.
+            Err(error) if is_folder && matches!(error.errno(), libc::ENOTEMPTY | libc::EEXIST) => return Ok(()),
+            removed => removed?,
+        }
+        if self.publishes {
+            return Ok(());
+        }
+        let above = folders.iter().zip(&names).rev().skip(1);
+        for (folder, name) in above {
+            if self.files.remove(folder.ino, name.as_bytes(), true, &self.caller).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why an object was not written.
+enum WriteFailure {
+    /// The file could not be made.
+    Made(FsError),
+    /// The source's error.
+    Source(FsError),
+    /// The bytes could not be read.
+    Bytes(S3Error),
+}
+
+impl From<FsError> for WriteFailure {
+    fn from(error: FsError) -> Self {
+        WriteFailure::Source(error)
+    }
+}
+
+impl From<S3Error> for WriteFailure {
+    fn from(error: S3Error) -> Self {
+        WriteFailure::Bytes(error)
+    }
+}
+
+impl From<WriteFailure> for S3Error {
+    fn from(failure: WriteFailure) -> Self {
+        match failure {
+            WriteFailure::Made(error) | WriteFailure::Source(error) => change_error(&error),
+            WriteFailure::Bytes(error) => error,
+        }
+    }
+}

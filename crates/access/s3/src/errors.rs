@@ -1,0 +1,54 @@
+//! The errors of S3 for those of volumes and files. Knows no request.
+
+use s3s::{S3Error, S3ErrorCode, s3_error};
+use spurline_fs::FsError;
+use spurline_types::{Error, ErrorKind};
+
+/// The error of a read, a lookup or a listing.
+pub(crate) fn volume_error(error: &Error) -> S3Error {
+    let code = match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => S3ErrorCode::NoSuchKey,
+        ErrorKind::PermissionDenied => S3ErrorCode::AccessDenied,
+        // A client that repeats the request gets the new version.
+        ErrorKind::Stale => S3ErrorCode::OperationAborted,
+        ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::OriginDown | ErrorKind::NoMemory => {
+            S3ErrorCode::ServiceUnavailable
+        }
+        ErrorKind::Throttled => S3ErrorCode::SlowDown,
+        ErrorKind::Invalid => S3ErrorCode::InvalidArgument,
+        ErrorKind::Unsupported => S3ErrorCode::NotImplemented,
+        ErrorKind::Io(libc::ENOENT | libc::ENOTDIR | libc::EISDIR) => S3ErrorCode::NoSuchKey,
+        ErrorKind::Io(libc::EACCES | libc::EPERM) => S3ErrorCode::AccessDenied,
+        _ => S3ErrorCode::InternalError,
+    };
+    S3Error::with_message(code, error.to_string())
+}
+
+/// The error of a change.
+pub(crate) fn change_error(error: &FsError) -> S3Error {
+    let code = match error.errno() {
+        libc::ENOENT => S3ErrorCode::NoSuchKey,
+        libc::EACCES | libc::EPERM | libc::EROFS => S3ErrorCode::AccessDenied,
+        libc::EEXIST => S3ErrorCode::PreconditionFailed,
+        libc::ENAMETOOLONG => S3ErrorCode::KeyTooLongError,
+        libc::EILSEQ | libc::EINVAL => S3ErrorCode::InvalidArgument,
+        // Another writer was faster.
+        libc::ESTALE => S3ErrorCode::OperationAborted,
+        // A file has the name of a folder of the key, or a folder has the name of the object.
+        libc::ENOTDIR | libc::EISDIR | libc::ENOTEMPTY => S3ErrorCode::InvalidRequest,
+        libc::ETIMEDOUT | libc::EHOSTDOWN | libc::EBUSY | libc::ENOMEM => S3ErrorCode::ServiceUnavailable,
+        libc::ENOSPC | libc::EDQUOT => {
+            let mut full = s3_error!(InternalError, "the source is full: {error}");
+            full.set_status_code(http::StatusCode::INSUFFICIENT_STORAGE);
+            return full;
+        }
+        libc::EFBIG => S3ErrorCode::EntityTooLarge,
+        _ => S3ErrorCode::InternalError,
+    };
+    S3Error::with_message(code, error.to_string())
+}
+
+/// The error of a thread that ended in the middle of its work.
+pub(crate) fn lost_thread(error: &tokio::task::JoinError) -> S3Error {
+    s3_error!(InternalError, "a thread of the endpoint ended early: {error}")
+}

@@ -1,0 +1,58 @@
+//! The paths that the keys of objects lead to. Knows no request and no volume.
+
+use spurline_fs::NAME_MAX;
+
+/// Files that an unfinished upload has in a directory begin so; they are no objects.
+pub(crate) const UPLOAD_PREFIX: &str = ".spurline-upload-";
+
+/// The place of an object in a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeyPath<'a> {
+    /// A file.
+    File(&'a str),
+    /// A folder: the key ends with a slash.
+    Folder(&'a str),
+    /// A key that no path of the source has: with an empty name, `.`, `..`, a name of an unfinished upload.
+    Nowhere,
+}
+
+impl<'a> KeyPath<'a> {
+    /// The place of the object `key`.
+    pub fn of_key(key: &'a str) -> Self {
+        let folder = key.strip_suffix('/');
+        let path = folder.unwrap_or(key);
+        if path.is_empty() || path.contains('\0') || !path.split('/').all(is_name) {
+            return KeyPath::Nowhere;
+        }
+        match folder {
+            Some(path) => KeyPath::Folder(path),
+            None => KeyPath::File(path),
+        }
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && name.len() <= NAME_MAX && !name.starts_with(UPLOAD_PREFIX)
+}
+
+/// Whether a listing shows this name.
+pub(crate) fn is_listed(name: &[u8]) -> bool {
+    !name.starts_with(UPLOAD_PREFIX.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_lead_to_paths_or_nowhere() {
+        assert_eq!(KeyPath::of_key("a/b"), KeyPath::File("a/b"));
+        assert_eq!(KeyPath::of_key("a/b/"), KeyPath::Folder("a/b"));
+        let long = "n".repeat(NAME_MAX + 1);
+        let nowhere =
+            ["", "/", "/a", "a//b", "a//", "a/./b", "..", "../a", "a/..", "a\0b", ".spurline-upload-1", &long];
+        for key in nowhere {
+            assert_eq!(KeyPath::of_key(key), KeyPath::Nowhere, "{key:?}");
+        }
+    }
+}

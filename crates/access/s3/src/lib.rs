@@ -1,0 +1,22 @@
+//! An S3 endpoint: HTTP requests in, calls of volumes and file services out. Sources appear as buckets. Knows neither what is
+//! behind a volume, nor command lines.
+#![forbid(unsafe_code)]
+
+mod access_keys;
+mod bucket;
+mod changes;
+mod chunks;
+mod conditions;
+mod errors;
+mod keys;
+mod listing;
+mod objects;
+mod server;
+mod service;
+mod tls;
+mod uploads;
+
+pub use access_keys::AccessKeys;
+pub use bucket::{BucketWrites, SourceBucket};
+pub use server::{EndpointConfig, EndpointLimits, S3Endpoint};
+pub use tls::EndpointCertificate;

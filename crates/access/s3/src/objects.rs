@@ -1,0 +1,233 @@
+//! Attributes and bytes of objects: GetObject and HeadObject. Knows no socket.
+
+use crate::bucket::OpenBucket;
+use crate::chunks::{ObjectRange, ObjectStream, PieceMemory, open_stream};
+use crate::conditions::{ReadConditions, strong_etag};
+use crate::errors::volume_error;
+use crate::keys::KeyPath;
+use s3s::dto::{ETag, Range, Timestamp};
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
+use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// The type of an object whose name suggests none, as S3 has it.
+const UNKNOWN_TYPE: &str = "binary/octet-stream";
+/// The type of a folder.
+const FOLDER_TYPE: &str = "application/x-directory";
+
+/// A read of an object.
+pub(crate) struct ReadRequest {
+    pub key: String,
+    pub range: Option<Range>,
+    /// `If-Range`: the range counts for this version only.
+    pub if_range: Option<String>,
+    pub conditions: ReadConditions,
+}
+
+/// What headers show of an object.
+#[derive(Debug, Clone)]
+pub(crate) struct ObjectHead {
+    pub size: u64,
+    pub etag: ETag,
+    pub modified: SystemTime,
+    pub content_type: &'static str,
+}
+
+/// The answer to a read.
+pub(crate) struct ObjectBody {
+    pub head: ObjectHead,
+    /// The bytes of the answer, and the header that names them.
+    pub content_len: u64,
+    pub content_range: Option<String>,
+    pub stream: ObjectStream,
+}
+
+/// An object that a key leads to.
+struct FoundObject<'a> {
+    path: &'a str,
+    attr: ObjectAttr,
+    head: ObjectHead,
+}
+
+fn find<'a>(bucket: &OpenBucket, key: &'a str) -> S3Result<FoundObject<'a>> {
+    let (path, wanted) = match KeyPath::of_key(key) {
+        KeyPath::File(path) => (path, FileKind::File),
+        KeyPath::Folder(path) => (path, FileKind::Directory),
+        KeyPath::Nowhere => return Err(S3ErrorCode::NoSuchKey.into()),
+    };
+    let attr = bucket.lookup(path).map_err(|error| volume_error(&error))?;
+    if attr.kind != wanted {
+        return Err(S3ErrorCode::NoSuchKey.into());
+    }
+    let etag = bucket.etag(path.as_bytes(), &attr);
+    let is_file = wanted == FileKind::File;
+    let content_type = if is_file { content_type_of(path) } else { FOLDER_TYPE };
+    let size = if is_file { attr.size } else { 0 };
+    let head = ObjectHead { size, etag: strong_etag(&etag), modified: attr.mtime, content_type };
+    Ok(FoundObject { path, attr, head })
+}
+
+/// The attributes of an object; blocks.
+///
+/// # Errors
+/// `NoSuchKey`; those of the conditions and of the volume.
+pub(crate) fn head_object(bucket: &OpenBucket, key: &str, conditions: &ReadConditions) -> S3Result<ObjectHead> {
+    let found = find(bucket, key)?;
+    conditions.check(found.head.etag.value(), found.head.modified)?;
+    Ok(found.head)
+}
+
+/// The range of an answer.
+pub(crate) struct AnswerRange {
+    pub start: u64,
+    pub end: u64,
+    pub content_range: Option<String>,
+}
+
+/// The part of an object of `size` bytes that a range header names.
+///
+/// # Errors
+/// 416 for a range past the end.
+pub(crate) fn answer_range(range: Option<Range>, size: u64) -> S3Result<AnswerRange> {
+    let Some(range) = range else { return Ok(AnswerRange { start: 0, end: size, content_range: None }) };
+    let part = range.check(size).map_err(|_| unsatisfiable(size))?;
+    let content_range = Some(format!("bytes {}-{}/{size}", part.start, part.end.saturating_sub(1)));
+    if part.is_empty() {
+        return Err(unsatisfiable(size));
+    }
+    Ok(AnswerRange { start: part.start, end: part.end, content_range })
+}
+
+fn unsatisfiable(size: u64) -> S3Error {
+    let mut error = s3_error!(InvalidRange, "the object has {size} bytes");
+    if let Ok(value) = http::HeaderValue::try_from(format!("bytes */{size}")) {
+        error.set_headers([(http::header::CONTENT_RANGE, value)].into_iter().collect());
+    }
+    error
+}
+
+/// Opens an object, with the first bytes of the answer; blocks. An object that is replaced between lookup and read is looked up
+/// once more.
+///
+/// # Errors
+/// `NoSuchKey`; those of the range, the conditions and the volume.
+pub(crate) fn open_object(
+    bucket: &Arc<OpenBucket>,
+    memory: &Arc<PieceMemory>,
+    request: &ReadRequest,
+) -> S3Result<ObjectBody> {
+    match try_open(bucket, memory, request) {
+        Err(OpenFailure::Read(error)) if error.kind() == ErrorKind::Stale => {
+            // The lookup that follows is newer than this change of another writer.
+            bucket.note_change();
+            try_open(bucket, memory, request).map_err(S3Error::from)
+        }
+        opened => opened.map_err(S3Error::from),
+    }
+}
+
+enum OpenFailure {
+    Refused(S3Error),
+    Read(Error),
+}
+
+impl From<S3Error> for OpenFailure {
+    fn from(error: S3Error) -> Self {
+        OpenFailure::Refused(error)
+    }
+}
+
+impl From<OpenFailure> for S3Error {
+    fn from(failure: OpenFailure) -> Self {
+        match failure {
+            OpenFailure::Refused(error) => error,
+            OpenFailure::Read(error) => volume_error(&error),
+        }
+    }
+}
+
+fn try_open(
+    bucket: &Arc<OpenBucket>,
+    memory: &Arc<PieceMemory>,
+    request: &ReadRequest,
+) -> Result<ObjectBody, OpenFailure> {
+    let FoundObject { path, attr, head } = find(bucket, &request.key)?;
+    request.conditions.check(head.etag.value(), head.modified)?;
+    let is_other_version =
+        request.if_range.as_ref().is_some_and(|wanted| wanted.trim_matches('"') != head.etag.value());
+    let range = request.range.filter(|_| !is_other_version);
+    let AnswerRange { start, end, content_range } = answer_range(range, head.size)?;
+    let object = Arc::new(bucket.object_ref(path, &attr));
+    let range = ObjectRange { bucket: Arc::clone(bucket), object, at: start, end, memory: Arc::clone(memory) };
+    let stream = open_stream(range).map_err(OpenFailure::Read)?;
+    Ok(ObjectBody { head, content_len: end - start, content_range, stream })
+}
+
+/// Finds an object that a copy is made from; blocks.
+///
+/// # Errors
+/// `NoSuchKey`; those of the range and the conditions, where 304 is 412.
+pub(crate) fn copied_range(
+    bucket: &Arc<OpenBucket>,
+    memory: &Arc<PieceMemory>,
+    key: &str,
+    conditions: &ReadConditions,
+    range: Option<Range>,
+) -> S3Result<ObjectRange> {
+    let FoundObject { path, attr, head } = find(bucket, key)?;
+    if conditions.check(head.etag.value(), head.modified).is_err() {
+        return Err(S3ErrorCode::PreconditionFailed.into());
+    }
+    let AnswerRange { start, end, .. } = answer_range(range, head.size)?;
+    let object = Arc::new(bucket.object_ref(path, &attr));
+    let memory = Arc::clone(memory);
+    Ok(ObjectRange { bucket: Arc::clone(bucket), object, at: start, end, memory })
+}
+
+/// A time as headers and listings show it.
+pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
+    Timestamp::from(time.max(SystemTime::UNIX_EPOCH))
+}
+
+/// The type that a name suggests.
+fn content_type_of(path: &str) -> &'static str {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
+    match extension.as_deref() {
+        Some("txt" | "log" | "md") => "text/plain",
+        Some("html" | "htm") => "text/html",
+        Some("css") => "text/css",
+        Some("csv") => "text/csv",
+        Some("js" | "mjs") => "text/javascript",
+        Some("json") => "application/json",
+        Some("xml") => "application/xml",
+        Some("pdf") => "application/pdf",
+        Some("png") => "image/png",
+        Some("jpg" | "jpeg") => "image/jpeg",
+        Some("svg") => "image/svg+xml",
+        _ => UNKNOWN_TYPE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_at_the_end() {
+        let part = |range: &str, size| {
+            let range = Range::parse(range).unwrap();
+            answer_range(Some(range), size).ok().map(|answer| (answer.start, answer.end, answer.content_range.unwrap()))
+        };
+        assert_eq!(part("bytes=0-0", 5), Some((0, 1, "bytes 0-0/5".into())));
+        assert_eq!(part("bytes=3-9", 5), Some((3, 5, "bytes 3-4/5".into())));
+        assert_eq!(part("bytes=-2", 5), Some((3, 5, "bytes 3-4/5".into())));
+        assert_eq!(part("bytes=-9", 5), Some((0, 5, "bytes 0-4/5".into())));
+        assert_eq!(part("bytes=2-", 5), Some((2, 5, "bytes 2-4/5".into())));
+        assert_eq!(part("bytes=5-", 5), None);
+        assert_eq!(part("bytes=-0", 5), None);
+        assert_eq!(part("bytes=0-", 0), None);
+        assert_eq!(part("bytes=-1", 0), None);
+    }
+}

@@ -1,0 +1,365 @@
+//! The listener of an endpoint: connections, their limits, TLS, and the end. Knows no bucket.
+
+use crate::access_keys::AccessKeys;
+use crate::bucket::{OpenBucket, SourceBucket};
+use crate::chunks::PieceMemory;
+use crate::service::BucketService;
+use crate::tls::EndpointCertificate;
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use s3s::auth::S3Auth;
+use s3s::config::{S3Config, StaticConfigProvider};
+use s3s::host::{S3Host, VirtualHost};
+use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{Body, HttpError, S3Result};
+use spurline_types::{Error, Result, Stats};
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Sleep;
+use tokio_rustls::TlsAcceptor;
+
+/// How long a client may take for the head of a request, and how long an idle connection stays.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// A client that takes no byte of an answer for this long loses the connection.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the handshake of TLS may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause after a failed accept: mostly, descriptors are missing.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of a connection's buffer: the largest head of a request.
+pub(crate) const CONNECTION_BUFFER: usize = 64 << 10;
+/// The largest XML document in a request: 1000 names to delete, or 10,000 parts.
+const XML_MAX: usize = 4 << 20;
+/// The body of the answer to a call that the endpoint does not have.
+const NOT_IMPLEMENTED: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>NotImplemented</Code>\
+     <Message>the endpoint takes no uploads by forms of browsers</Message></Error>";
+
+/// The settings of an endpoint.
+pub struct EndpointConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// The keys of clients; `None` serves every client that reaches the address.
+    pub keys: Option<AccessKeys>,
+    /// `None` for connections without encryption.
+    pub certificate: Option<EndpointCertificate>,
+    /// The name below which buckets are names of hosts; `None` for buckets in paths only.
+    pub domain: Option<String>,
+    /// The limits.
+    pub limits: EndpointLimits,
+    /// Directory for the bytes of uploads until they are written to the source.
+    pub upload_dir: PathBuf,
+}
+
+/// The limits of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndpointLimits {
+    /// Connections at the same time. Each may take 192 KiB for the head of its request and small pieces of its answer.
+    pub connections: usize,
+    /// Pieces of 1 MiB of all answers together.
+    pub large_pieces: usize,
+    /// Pieces that may be pinned memory of the cache; others are copied.
+    pub pinned_pieces: usize,
+    /// Threads for calls that block.
+    pub threads: usize,
+}
+
+/// An endpoint that serves until it is stopped or dropped.
+pub struct S3Endpoint {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    connections: Arc<Semaphore>,
+    connection_limit: usize,
+    /// Taken only by the end.
+    runtime: Option<Runtime>,
+}
+
+impl S3Endpoint {
+    /// Serves the buckets.
+    ///
+    /// # Errors
+    /// When the address is not available.
+    pub fn start(config: EndpointConfig, buckets: Vec<SourceBucket>, stats: &Arc<Stats>) -> Result<Self> {
+        let EndpointConfig { listen, keys, certificate, domain, limits, upload_dir } = config;
+        let failed = |error: io::Error| Error::io(format_args!("--s3-listen {listen}"), &error);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 16)))
+            .max_blocking_threads(limits.threads)
+            .thread_name("s3")
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        let listener = runtime.block_on(TcpListener::bind(listen)).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let memory = PieceMemory::new(limits.large_pieces, limits.pinned_pieces);
+        let service =
+            BucketService::new(buckets.into_iter().map(OpenBucket::new), memory, upload_dir, Arc::clone(stats));
+        let is_open = keys.is_none();
+        let requests = RequestService { s3: s3_service(service, keys, domain), is_open, stats: Arc::clone(stats) };
+        let (stop, stopped) = watch::channel(false);
+        let connections = Arc::new(Semaphore::new(limits.connections));
+        let room = Arc::clone(&connections);
+        runtime.spawn(accept_clients(listener, requests, certificate, room, stopped));
+        Ok(S3Endpoint { address, stop, connections, connection_limit: limits.connections, runtime: Some(runtime) })
+    }
+
+    /// The listening address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Takes no more requests, and ends when those under way are answered, or at the deadline.
+    pub fn stop(mut self, deadline: Instant) {
+        let _ = self.stop.send(true);
+        let Some(runtime) = self.runtime.take() else { return };
+        let all = u32::try_from(self.connection_limit).unwrap_or(u32::MAX);
+        let ended = runtime.block_on(tokio::time::timeout_at(deadline.into(), self.connections.acquire_many(all)));
+        if ended.is_err() {
+            tracing::warn!("requests to the S3 endpoint were still being answered");
+        }
+        runtime.shutdown_timeout(deadline.saturating_duration_since(Instant::now()));
+    }
+}
+
+impl Drop for S3Endpoint {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn s3_service(service: BucketService, keys: Option<impl S3Auth>, domain: Option<String>) -> S3Service {
+    let mut builder = S3ServiceBuilder::new(service);
+    if let Some(keys) = keys {
+        builder.set_auth(keys);
+    }
+    if let Some(domain) = domain {
+        builder.set_host(HostsOfBuckets { suffix: format!(".{domain}") });
+    }
+    let mut config = S3Config::default();
+    config.xml_max_body_size = XML_MAX;
+    builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
+    builder.build()
+}
+
+/// Names of hosts that are buckets: `BUCKET.DOMAIN`.
+struct HostsOfBuckets {
+    suffix: String,
+}
+
+impl S3Host for HostsOfBuckets {
+    fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        Ok(match name.strip_suffix(self.suffix.as_str()) {
+            Some(bucket) => VirtualHost::new(&self.suffix[1..]).with_bucket(bucket),
+            None => VirtualHost::new(host),
+        })
+    }
+}
+
+async fn accept_clients(
+    listener: TcpListener,
+    requests: RequestService,
+    certificate: Option<EndpointCertificate>,
+    room: Arc<Semaphore>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    loop {
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stopped.changed() => return,
+        };
+        let Ok((socket, peer)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let acceptor = certificate.as_ref().map(|certificate| TlsAcceptor::from(certificate.config()));
+        let requests = requests.clone();
+        let stopped = stopped.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            requests.stats.s3.connections.add(1);
+            let end = serve_client(socket, acceptor, &requests, stopped).await;
+            requests.stats.s3.connections.sub(1);
+            if let Err(error) = end {
+                tracing::debug!("the connection of {peer} ended: {error}");
+            }
+        });
+    }
+}
+
+async fn serve_client(
+    socket: TcpStream,
+    acceptor: Option<TlsAcceptor>,
+    requests: &RequestService,
+    stopped: watch::Receiver<bool>,
+) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let socket = ClientSocket { socket, stalled: None };
+    match acceptor {
+        None => serve_requests(socket, requests, stopped).await,
+        Some(acceptor) => {
+            let encrypted = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket)).await??;
+            serve_requests(encrypted, requests, stopped).await
+        }
+    }
+}
+
+async fn serve_requests(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    requests: &RequestService,
+    mut stopped: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let service = service_fn(|request| requests.answer(request));
+    let mut connection = pin!(
+        hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(CONNECTION_BUFFER)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        _ = stopped.changed() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    ended.map_err(io::Error::other)
+}
+
+/// Answers requests, and counts them.
+#[derive(Clone)]
+struct RequestService {
+    s3: S3Service,
+    /// The endpoint has no keys, so signatures are not checked.
+    is_open: bool,
+    stats: Arc<Stats>,
+}
+
+impl RequestService {
+    async fn answer(&self, request: Request<Incoming>) -> std::result::Result<Response<Body>, HttpError> {
+        let started = Instant::now();
+        let method = request.method().clone();
+        let path = request.uri().path().to_owned();
+        let answered = self.route(request).await;
+        let counted = &self.stats.s3;
+        counted.ops.add(1);
+        counted.busy_us.add_us(started.elapsed());
+        let status = answered.as_ref().map_or(StatusCode::INTERNAL_SERVER_ERROR, Response::status);
+        if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED {
+            counted.errors.add(1);
+        }
+        tracing::debug!("{method} {path}: {status} after {:?}", started.elapsed());
+        answered
+    }
+
+    async fn route(&self, mut request: Request<Incoming>) -> std::result::Result<Response<Body>, HttpError> {
+        let is_form = request.method() == Method::POST && has_type(&request, "multipart/form-data");
+        if is_form {
+            let mut refused = Response::new(Body::http_body(Full::new(Bytes::from_static(NOT_IMPLEMENTED.as_bytes()))));
+            *refused.status_mut() = StatusCode::NOT_IMPLEMENTED;
+            refused.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/xml"));
+            return Ok(refused);
+        }
+        if self.is_open {
+            remove_signature(&mut request);
+        }
+        self.s3.call(request.map(|body| Body::http_body_unsync(body.map_err(Box::new)))).await
+    }
+}
+
+fn has_type(request: &Request<Incoming>, wanted: &str) -> bool {
+    let given = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    given.is_some_and(|given| given.trim_start().to_ascii_lowercase().starts_with(wanted))
+}
+
+/// Removes what a client has signed with keys that the endpoint does not have.
+fn remove_signature(request: &mut Request<Incoming>) {
+    request.headers_mut().remove(AUTHORIZATION);
+    let uri = request.uri();
+    let Some(query) = uri.query() else { return };
+    let is_signature = |pair: &&str| pair.starts_with("X-Amz-") || pair.starts_with("Signature=");
+    if !query.split('&').any(|pair| is_signature(&pair)) {
+        return;
+    }
+    let left: Vec<&str> = query.split('&').filter(|pair| !is_signature(pair)).collect();
+    if let Ok(unsigned) = format!("{}?{}", uri.path(), left.join("&")).parse::<Uri>() {
+        *request.uri_mut() = unsigned;
+    }
+}
+
+/// The socket of a client that has to take bytes now and then.
+struct ClientSocket {
+    socket: TcpStream,
+    /// Set while the client takes nothing.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl ClientSocket {
+    /// Ends a write that waits for too long.
+    fn watch<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL_TIMEOUT)));
+        match stalled.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for ClientSocket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for ClientSocket {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(context, bytes);
+        self.watch(written, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
+        self.watch(written, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,621 @@
+//! The calls of S3 on the buckets of an endpoint; all others are answered with `NotImplemented`. Knows no socket and no signature.
+
+use crate::bucket::OpenBucket;
+use crate::changes::{BucketChanges, NewBytes, WriteCondition};
+use crate::chunks::{ObjectRange, PieceMemory, open_stream};
+use crate::conditions::ReadConditions;
+use crate::errors::{lost_thread, volume_error};
+use crate::keys::KeyPath;
+use crate::listing::{ListRequest, ListToken, ListedItem, ListedObject, ListedPage, list_objects};
+use crate::objects::{ObjectBody, ReadRequest, copied_range, head_object, open_object, timestamp};
+use crate::uploads::{BodyChecks, NamedPart, PartUploads, StagingDir, UploadRef, receive};
+use async_trait::async_trait;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use s3s::dto::*;
+use s3s::{S3, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+use spurline_types::Stats;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The most keys of a page.
+const KEYS_MAX: i32 = 1000;
+/// The owner of everything, for clients that require one.
+const OWNER: &str = "spurline";
+/// What `encoding-type=url` escapes.
+const ESCAPED_IN_KEYS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/').remove(b'~');
+
+/// The buckets of an endpoint.
+pub(crate) struct BucketService {
+    buckets: BTreeMap<String, Arc<OpenBucket>>,
+    memory: Arc<PieceMemory>,
+    staging: StagingDir,
+    uploads: PartUploads,
+    stats: Arc<Stats>,
+}
+
+impl BucketService {
+    pub fn new(
+        buckets: impl IntoIterator<Item = OpenBucket>,
+        memory: Arc<PieceMemory>,
+        upload_dir: PathBuf,
+        stats: Arc<Stats>,
+    ) -> Self {
+        let buckets = buckets.into_iter().map(|bucket| (bucket.name.clone(), Arc::new(bucket))).collect();
+        BucketService { buckets, memory, staging: StagingDir(upload_dir), uploads: PartUploads::default(), stats }
+    }
+
+    /// A bucket that is changed, before anything of a body is received.
+    fn changed_bucket(&self, name: &str) -> S3Result<Arc<OpenBucket>> {
+        let bucket = self.bucket(name)?;
+        BucketChanges::of(&bucket)?;
+        Ok(bucket)
+    }
+
+    async fn put(
+        &self,
+        bucket: Arc<OpenBucket>,
+        key: String,
+        bytes: NewBytes,
+        condition: WriteCondition,
+    ) -> S3Result<String> {
+        on_thread(move || BucketChanges::of(&bucket)?.put(&key, bytes, &condition)).await
+    }
+
+    /// The object that a copy is made from.
+    async fn copied_range(
+        &self,
+        from: &CopySource,
+        conditions: ReadConditions,
+        range: Option<Range>,
+    ) -> S3Result<ObjectRange> {
+        let CopySource::Bucket { bucket, key, .. } = from else { return Err(S3ErrorCode::NotImplemented.into()) };
+        let bucket = self.bucket(bucket)?;
+        let key = key.to_string();
+        let memory = Arc::clone(&self.memory);
+        on_thread(move || copied_range(&bucket, &memory, &key, &conditions, range)).await
+    }
+
+    fn show_uploads(&self) {
+        self.stats.s3.uploads.set(self.uploads.count() as u64);
+    }
+
+    fn bucket(&self, name: &str) -> S3Result<Arc<OpenBucket>> {
+        self.buckets.get(name).cloned().ok_or_else(|| S3ErrorCode::NoSuchBucket.into())
+    }
+
+    async fn list_page(&self, bucket: Arc<OpenBucket>, request: ListRequest) -> S3Result<ListedPage> {
+        on_thread(move || list_objects(&bucket, &request).map_err(|error| volume_error(&error))).await
+    }
+}
+
+/// Runs blocking work on a thread for that.
+async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> S3Result<T> + Send + 'static) -> S3Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| lost_thread(&error))?
+}
+
+/// The number of keys of a page that a client requests.
+fn page_keys(max_keys: Option<i32>) -> S3Result<usize> {
+    let wanted = max_keys.unwrap_or(KEYS_MAX).min(KEYS_MAX);
+    usize::try_from(wanted).map_err(|_| s3_error!(InvalidArgument, "max-keys is negative"))
+}
+
+/// How the names of a listing are written.
+#[derive(Clone, Copy)]
+struct NameEncoding {
+    escapes: bool,
+}
+
+impl NameEncoding {
+    fn new(wanted: Option<&EncodingType>) -> S3Result<Self> {
+        match wanted.map(EncodingType::as_str) {
+            None => Ok(NameEncoding { escapes: false }),
+            Some(EncodingType::URL) => Ok(NameEncoding { escapes: true }),
+            Some(_) => Err(s3_error!(InvalidArgument, "the only encoding-type is url")),
+        }
+    }
+
+    fn write(self, name: &str) -> String {
+        if self.escapes { utf8_percent_encode(name, ESCAPED_IN_KEYS).to_string() } else { name.to_owned() }
+    }
+}
+
+/// The items of a page as the answer has them.
+struct PageParts {
+    contents: Vec<Object>,
+    common_prefixes: Vec<CommonPrefix>,
+}
+
+impl PageParts {
+    fn new(items: Vec<ListedItem>, encoding: NameEncoding, with_owner: bool) -> Self {
+        let mut parts = PageParts { contents: Vec::new(), common_prefixes: Vec::new() };
+        for item in items {
+            match item {
+                ListedItem::Prefix(prefix) => {
+                    parts.common_prefixes.push(CommonPrefix { prefix: Some(encoding.write(&prefix)) });
+                }
+                ListedItem::Object(ListedObject { key, attr, etag }) => parts.contents.push(Object {
+                    key: Some(encoding.write(&key)),
+                    size: i64::try_from(attr.size).ok(),
+                    e_tag: Some(ETag::Strong(etag)),
+                    last_modified: Some(timestamp(attr.mtime)),
+                    storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
+                    owner: with_owner.then(owner),
+                    ..Object::default()
+                }),
+            }
+        }
+        parts
+    }
+}
+
+fn owner() -> Owner {
+    Owner { display_name: Some(OWNER.to_owned()), id: Some(OWNER.to_owned()) }
+}
+
+/// The token of a page before.
+fn token_of(text: Option<&str>) -> S3Result<Option<ListToken>> {
+    match text {
+        None => Ok(None),
+        Some(text) => match ListToken::from_text(text) {
+            None => Err(s3_error!(InvalidArgument, "the continuation token is not of this endpoint")),
+            token => Ok(token),
+        },
+    }
+}
+
+/// The condition of a request that writes an object.
+fn write_condition(if_match: Option<ETagCondition>, if_none_match: Option<&ETagCondition>) -> S3Result<WriteCondition> {
+    match if_none_match {
+        None => Ok(WriteCondition { absent: false, etag: if_match }),
+        Some(ETagCondition::Any) if if_match.is_none() => Ok(WriteCondition { absent: true, etag: None }),
+        Some(_) => Err(s3_error!(NotImplemented, "writes take If-Match, or If-None-Match: *")),
+    }
+}
+
+/// The length of a body.
+fn body_len(content_length: Option<i64>, headers: &http::HeaderMap) -> S3Result<u64> {
+    let decoded = headers.get("x-amz-decoded-content-length").and_then(|value| value.to_str().ok());
+    let decoded = decoded.and_then(|text| text.parse().ok());
+    let len = decoded.or_else(|| content_length.and_then(|len| u64::try_from(len).ok()));
+    len.ok_or_else(|| S3ErrorCode::MissingContentLength.into())
+}
+
+fn trailer_of(headers: &http::HeaderMap) -> Option<String> {
+    headers.get("x-amz-trailer").and_then(|value| value.to_str().ok()).map(str::to_owned)
+}
+
+/// Conditions and attributes of requests that have the same fields in different types.
+macro_rules! checksums_of {
+    ($input:ident) => {
+        Checksum {
+            checksum_crc32: $input.checksum_crc32.take(),
+            checksum_crc32c: $input.checksum_crc32c.take(),
+            checksum_crc64nvme: $input.checksum_crc64nvme.take(),
+            checksum_sha1: $input.checksum_sha1.take(),
+            checksum_sha256: $input.checksum_sha256.take(),
+            ..Checksum::default()
+        }
+    };
+}
+
+#[async_trait]
+impl S3 for BucketService {
+    async fn list_buckets(&self, _: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+        let buckets = self.buckets.values().map(|bucket| Bucket {
+            name: Some(bucket.name.clone()),
+            creation_date: Some(timestamp(bucket.opened)),
+            ..Bucket::default()
+        });
+        let buckets = Some(buckets.collect());
+        Ok(S3Response::new(ListBucketsOutput { buckets, owner: Some(owner()), ..ListBucketsOutput::default() }))
+    }
+
+    async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> S3Result<S3Response<HeadBucketOutput>> {
+        self.bucket(&request.input.bucket)?;
+        Ok(S3Response::new(HeadBucketOutput::default()))
+    }
+
+    async fn get_bucket_location(
+        &self,
+        request: S3Request<GetBucketLocationInput>,
+    ) -> S3Result<S3Response<GetBucketLocationOutput>> {
+        self.bucket(&request.input.bucket)?;
+        Ok(S3Response::new(GetBucketLocationOutput::default()))
+    }
+
+    async fn head_object(&self, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+        let input = request.input;
+        let bucket = self.bucket(&input.bucket)?;
+        let conditions = ReadConditions {
+            if_match: input.if_match,
+            if_none_match: input.if_none_match,
+            if_modified_since: input.if_modified_since,
+            if_unmodified_since: input.if_unmodified_since,
+        };
+        let key = input.key;
+        let range = input.range;
+        let head = on_thread(move || head_object(&bucket, &key, &conditions)).await?;
+        let part = crate::objects::answer_range(range, head.size)?;
+        let status = part.content_range.as_ref().map(|_| http::StatusCode::PARTIAL_CONTENT);
+        let output = HeadObjectOutput {
+            accept_ranges: Some("bytes".to_owned()),
+            content_length: i64::try_from(part.end - part.start).ok(),
+            content_range: part.content_range,
+            content_type: Some(head.content_type.to_owned()),
+            e_tag: Some(head.etag),
+            last_modified: Some(timestamp(head.modified)),
+            ..HeadObjectOutput::default()
+        };
+        Ok(S3Response { status, ..S3Response::new(output) })
+    }
+
+    async fn get_object(&self, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+        let if_range = request.headers.get(http::header::IF_RANGE).and_then(|value| value.to_str().ok());
+        let if_range = if_range.map(str::to_owned);
+        let input = request.input;
+        let bucket = self.bucket(&input.bucket)?;
+        let conditions = ReadConditions {
+            if_match: input.if_match,
+            if_none_match: input.if_none_match,
+            if_modified_since: input.if_modified_since,
+            if_unmodified_since: input.if_unmodified_since,
+        };
+        let read = ReadRequest { key: input.key, range: input.range, if_range, conditions };
+        let memory = Arc::clone(&self.memory);
+        let ObjectBody { head, content_len, content_range, stream } =
+            on_thread(move || open_object(&bucket, &memory, &read)).await?;
+        self.stats.s3.read_bytes.add(content_len);
+        let body = match stream.into_single_piece() {
+            Ok(bytes) => StreamingBlob::from(s3s::Body::from(bytes)),
+            Err(stream) => StreamingBlob::new(stream),
+        };
+        let output = GetObjectOutput {
+            accept_ranges: Some("bytes".to_owned()),
+            body: Some(body),
+            content_length: i64::try_from(content_len).ok(),
+            content_range,
+            content_type: Some(head.content_type.to_owned()),
+            e_tag: Some(head.etag),
+            last_modified: Some(timestamp(head.modified)),
+            ..GetObjectOutput::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn list_objects_v2(
+        &self,
+        request: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        let input = request.input;
+        let bucket = self.bucket(&input.bucket)?;
+        let encoding = NameEncoding::new(input.encoding_type.as_ref())?;
+        let token = token_of(input.continuation_token.as_deref().filter(|token| !token.is_empty()))?;
+        let max_keys = page_keys(input.max_keys)?;
+        let wanted = ListRequest {
+            prefix: input.prefix.clone().unwrap_or_default(),
+            delimiter: input.delimiter.clone().unwrap_or_default(),
+            start_after: input.start_after.clone().unwrap_or_default(),
+            token,
+            max_keys,
+        };
+        let page = self.list_page(bucket, wanted).await?;
+        let key_count = page.items.len();
+        let parts = PageParts::new(page.items, encoding, input.fetch_owner == Some(true));
+        let output = ListObjectsV2Output {
+            name: Some(input.bucket),
+            prefix: Some(encoding.write(&input.prefix.unwrap_or_default())),
+            max_keys: i32::try_from(max_keys).ok(),
+            key_count: i32::try_from(key_count).ok(),
+            continuation_token: input.continuation_token,
+            is_truncated: Some(page.next.is_some()),
+            next_continuation_token: page.next.map(|token| token.to_text()),
+            contents: Some(parts.contents),
+            common_prefixes: Some(parts.common_prefixes),
+            delimiter: input.delimiter.map(|delimiter| encoding.write(&delimiter)),
+            encoding_type: input.encoding_type,
+            start_after: input.start_after.map(|key| encoding.write(&key)),
+            ..ListObjectsV2Output::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn list_objects(&self, request: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
+        let input = request.input;
+        let bucket = self.bucket(&input.bucket)?;
+        let encoding = NameEncoding::new(input.encoding_type.as_ref())?;
+        let max_keys = page_keys(input.max_keys)?;
+        let wanted = ListRequest {
+            prefix: input.prefix.clone().unwrap_or_default(),
+            delimiter: input.delimiter.clone().unwrap_or_default(),
+            start_after: input.marker.clone().unwrap_or_default(),
+            token: None,
+            max_keys,
+        };
+        let page = self.list_page(bucket, wanted).await?;
+        let parts = PageParts::new(page.items, encoding, true);
+        let output = ListObjectsOutput {
+            name: Some(input.bucket),
+            prefix: Some(encoding.write(&input.prefix.unwrap_or_default())),
+            marker: Some(encoding.write(&input.marker.unwrap_or_default())),
+            max_keys: i32::try_from(max_keys).ok(),
+            is_truncated: Some(page.next.is_some()),
+            next_marker: page.next.map(|token| encoding.write(&token.last)),
+            contents: Some(parts.contents),
+            common_prefixes: Some(parts.common_prefixes),
+            delimiter: input.delimiter.map(|delimiter| encoding.write(&delimiter)),
+            encoding_type: input.encoding_type,
+            ..ListObjectsOutput::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn put_object(&self, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+        let len = body_len(request.input.content_length, &request.headers)?;
+        let trailer = trailer_of(&request.headers);
+        let mut input = request.input;
+        let bucket = self.changed_bucket(&input.bucket)?;
+        let condition = write_condition(input.if_match.take(), input.if_none_match.as_ref())?;
+        let checks = BodyChecks {
+            content_md5: input.content_md5.take(),
+            given: checksums_of!(input),
+            trailer,
+            trailing_headers: request.trailing_headers,
+        };
+        let received = receive(input.body, len, &self.staging, None, checks).await?;
+        let etag = self.put(bucket, input.key, NewBytes::Staged(vec![received.staged]), condition).await?;
+        self.stats.s3.write_bytes.add(len);
+        let sums = received.checksums;
+        let output = PutObjectOutput {
+            e_tag: Some(ETag::Strong(etag)),
+            checksum_crc32: sums.checksum_crc32,
+            checksum_crc32c: sums.checksum_crc32c,
+            checksum_crc64nvme: sums.checksum_crc64nvme,
+            checksum_sha1: sums.checksum_sha1,
+            checksum_sha256: sums.checksum_sha256,
+            ..PutObjectOutput::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn delete_object(&self, request: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
+        let input = request.input;
+        let bucket = self.changed_bucket(&input.bucket)?;
+        on_thread(move || BucketChanges::of(&bucket)?.delete(&input.key, input.if_match.as_ref())).await?;
+        Ok(S3Response::new(DeleteObjectOutput::default()))
+    }
+
+    async fn delete_objects(
+        &self,
+        request: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        let input = request.input;
+        let bucket = self.changed_bucket(&input.bucket)?;
+        let objects = input.delete.objects;
+        if objects.len() > KEYS_MAX as usize {
+            return Err(s3_error!(MalformedXML, "a request removes up to {KEYS_MAX} objects"));
+        }
+        let is_quiet = input.delete.quiet == Some(true);
+        let output = on_thread(move || {
+            let changes = BucketChanges::of(&bucket)?;
+            let mut deleted = Vec::new();
+            let mut errors = Vec::new();
+            for object in objects {
+                let condition = object.e_tag.map(ETagCondition::ETag);
+                match changes.delete(&object.key, condition.as_ref()) {
+                    Ok(()) if is_quiet => {}
+                    Ok(()) => deleted.push(DeletedObject { key: Some(object.key), ..DeletedObject::default() }),
+                    Err(error) => errors.push(s3s::dto::Error {
+                        code: Some(error.code().as_str().to_owned()),
+                        key: Some(object.key),
+                        message: error.message().map(str::to_owned),
+                        ..s3s::dto::Error::default()
+                    }),
+                }
+            }
+            Ok(DeleteObjectsOutput { deleted: Some(deleted), errors: Some(errors), ..DeleteObjectsOutput::default() })
+        });
+        Ok(S3Response::new(output.await?))
+    }
+
+    async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
+        let input = request.input;
+        let bucket = self.changed_bucket(&input.bucket)?;
+        let conditions = ReadConditions {
+            if_match: input.copy_source_if_match,
+            if_none_match: input.copy_source_if_none_match,
+            if_modified_since: input.copy_source_if_modified_since,
+            if_unmodified_since: input.copy_source_if_unmodified_since,
+        };
+        let copied = self.copied_range(&input.copy_source, conditions, None).await?;
+        let len = copied.end;
+        let etag = self.put(bucket, input.key, NewBytes::Object(copied), WriteCondition::default()).await?;
+        self.stats.s3.write_bytes.add(len);
+        let result = CopyObjectResult {
+            e_tag: Some(ETag::Strong(etag)),
+            last_modified: Some(timestamp(std::time::SystemTime::now())),
+            ..CopyObjectResult::default()
+        };
+        Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
+    }
+
+    async fn create_multipart_upload(
+        &self,
+        request: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        let input = request.input;
+        self.changed_bucket(&input.bucket)?;
+        if !matches!(KeyPath::of_key(&input.key), KeyPath::File(_)) {
+            return Err(s3_error!(InvalidArgument, "the source can't have a file of this name"));
+        }
+        let id = self.uploads.begin(&input.bucket, &input.key, &self.staging)?;
+        self.show_uploads();
+        let output = CreateMultipartUploadOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(id),
+            checksum_algorithm: input.checksum_algorithm,
+            checksum_type: input.checksum_type,
+            ..CreateMultipartUploadOutput::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn upload_part(&self, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+        let len = body_len(request.input.content_length, &request.headers)?;
+        let trailer = trailer_of(&request.headers);
+        let mut input = request.input;
+        self.changed_bucket(&input.bucket)?;
+        let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
+        let file = self.uploads.file_for(upload, input.part_number)?;
+        let checks = BodyChecks {
+            content_md5: input.content_md5.take(),
+            given: checksums_of!(input),
+            trailer,
+            trailing_headers: request.trailing_headers,
+        };
+        let received = receive(input.body.take(), len, &self.staging, Some(file), checks).await?;
+        let sums = received.checksums.clone();
+        let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
+        let etag = self.uploads.add_part(upload, input.part_number, received)?;
+        self.stats.s3.write_bytes.add(len);
+        let output = UploadPartOutput {
+            e_tag: Some(ETag::Strong(etag)),
+            checksum_crc32: sums.checksum_crc32,
+            checksum_crc32c: sums.checksum_crc32c,
+            checksum_crc64nvme: sums.checksum_crc64nvme,
+            checksum_sha1: sums.checksum_sha1,
+            checksum_sha256: sums.checksum_sha256,
+            ..UploadPartOutput::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn upload_part_copy(
+        &self,
+        request: S3Request<UploadPartCopyInput>,
+    ) -> S3Result<S3Response<UploadPartCopyOutput>> {
+        let input = request.input;
+        self.changed_bucket(&input.bucket)?;
+        let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
+        let file = self.uploads.file_for(upload, input.part_number)?;
+        let conditions = ReadConditions {
+            if_match: input.copy_source_if_match,
+            if_none_match: input.copy_source_if_none_match,
+            if_modified_since: input.copy_source_if_modified_since,
+            if_unmodified_since: input.copy_source_if_unmodified_since,
+        };
+        let range = input.copy_source_range.as_deref().map(Range::parse).transpose();
+        let range = range.map_err(|_| s3_error!(InvalidArgument, "x-amz-copy-source-range is no range"))?;
+        let copied = self.copied_range(&input.copy_source, conditions, range).await?;
+        let len = copied.end - copied.at;
+        let body = on_thread(move || open_stream(copied).map_err(|error| volume_error(&error))).await?;
+        let body = StreamingBlob::new(body);
+        let received = receive(Some(body), len, &self.staging, Some(file), BodyChecks::default()).await?;
+        let etag = self.uploads.add_part(upload, input.part_number, received)?;
+        let result = CopyPartResult {
+            e_tag: Some(ETag::Strong(etag)),
+            last_modified: Some(timestamp(std::time::SystemTime::now())),
+            ..CopyPartResult::default()
+        };
+        Ok(S3Response::new(UploadPartCopyOutput { copy_part_result: Some(result), ..UploadPartCopyOutput::default() }))
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        request: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let input = request.input;
+        let bucket = self.changed_bucket(&input.bucket)?;
+        let condition = write_condition(input.if_match, input.if_none_match.as_ref())?;
+        let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
+        let parts = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
+        let named = parts.into_iter().map(|part| NamedPart { number: part.part_number.unwrap_or(0), etag: part.e_tag });
+        let named: Vec<NamedPart> = named.collect();
+        let staged = self.uploads.assemble(upload, &named)?;
+        let etag = self.put(bucket, input.key.clone(), NewBytes::Staged(staged), condition).await?;
+        // Another request may have ended the upload meanwhile.
+        let _ = self.uploads.end(upload);
+        self.show_uploads();
+        let output = CompleteMultipartUploadOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            e_tag: Some(ETag::Strong(etag)),
+            ..CompleteMultipartUploadOutput::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn abort_multipart_upload(
+        &self,
+        request: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        let input = request.input;
+        self.bucket(&input.bucket)?;
+        self.uploads.end(UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id })?;
+        self.show_uploads();
+        Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    }
+
+    async fn list_parts(&self, request: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
+        let input = request.input;
+        let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
+        let max_parts = page_keys(input.max_parts)?;
+        let marker = input.part_number_marker.unwrap_or(0);
+        let mut parts = self.uploads.parts(upload)?.into_iter().filter(|(number, _)| *number > marker).peekable();
+        let mut page = Vec::new();
+        while page.len() < max_parts
+            && let Some((number, part)) = parts.next()
+        {
+            page.push(Part {
+                part_number: Some(number),
+                e_tag: Some(ETag::Strong(part.etag)),
+                size: i64::try_from(part.staged.len).ok(),
+                last_modified: Some(timestamp(part.modified)),
+                checksum_crc32: part.checksums.checksum_crc32,
+                checksum_crc32c: part.checksums.checksum_crc32c,
+                checksum_crc64nvme: part.checksums.checksum_crc64nvme,
+                checksum_sha1: part.checksums.checksum_sha1,
+                checksum_sha256: part.checksums.checksum_sha256,
+            });
+        }
+        let is_truncated = parts.peek().is_some();
+        let output = ListPartsOutput {
+            next_part_number_marker: page.last().and_then(|part| part.part_number).filter(|_| is_truncated),
+            parts: Some(page),
+            is_truncated: Some(is_truncated),
+            part_number_marker: Some(marker),
+            max_parts: i32::try_from(max_parts).ok(),
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(input.upload_id),
+            ..ListPartsOutput::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn list_multipart_uploads(
+        &self,
+        request: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        let input = request.input;
+        self.bucket(&input.bucket)?;
+        let encoding = NameEncoding::new(input.encoding_type.as_ref())?;
+        let prefix = input.prefix.unwrap_or_default();
+        let uploads = self.uploads.list(&input.bucket, &prefix).into_iter().map(|upload| MultipartUpload {
+            key: Some(encoding.write(&upload.key)),
+            upload_id: Some(upload.id),
+            initiated: Some(upload.initiated),
+            ..MultipartUpload::default()
+        });
+        let output = ListMultipartUploadsOutput {
+            uploads: Some(uploads.collect()),
+            bucket: Some(input.bucket),
+            prefix: Some(encoding.write(&prefix)),
+            is_truncated: Some(false),
+            encoding_type: input.encoding_type,
+            ..ListMultipartUploadsOutput::default()
+        };
+        Ok(S3Response::new(output))
+    }
+}

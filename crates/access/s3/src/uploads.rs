@@ -1,0 +1,432 @@
+//! The bytes of uploads until they are written to the source: small bodies in memory, others in files without a name, which the
+//! kernel removes with this process. Uploads in parts, with a file for each. Knows no source.
+
+use crate::errors::lost_thread;
+use futures::StreamExt as _;
+use parking_lot::Mutex;
+use s3s::checksum::ChecksumHasher;
+use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
+use s3s::dto::{Checksum, ETag, StreamingBlob, Timestamp};
+use s3s::{S3Error, S3ErrorCode, S3Result, TrailingHeaders, s3_error};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Bytes that are gathered for a write, and that a body may have in memory.
+const GATHERED_BYTES: usize = 128 << 10;
+/// Bytes that are read from a file at a time.
+const READ_PIECE: usize = 1 << 20;
+/// A client that sends no byte of a body for this long loses the request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The least length of a part that is not the last, as in S3.
+const PART_MIN: u64 = 5 << 20;
+/// The most parts of an upload.
+const PARTS_MAX: i32 = 10_000;
+/// The most uploads in parts at a time.
+const UPLOADS_MAX: usize = 1000;
+/// An upload without a request for this long is given up.
+const UPLOAD_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
+/// A file for bytes, which are appended at reserved places; clones share the file.
+#[derive(Clone)]
+pub(crate) struct StagingFile(Arc<AppendedFile>);
+
+struct AppendedFile {
+    file: File,
+    end: AtomicU64,
+}
+
+/// Bytes of an upload.
+#[derive(Clone)]
+pub(crate) struct StagedBytes {
+    pub len: u64,
+    place: StagedPlace,
+}
+
+#[derive(Clone)]
+enum StagedPlace {
+    Memory(Arc<[u8]>),
+    File { file: StagingFile, offset: u64 },
+}
+
+impl StagedBytes {
+    /// Passes the bytes on, in pieces.
+    ///
+    /// # Errors
+    /// That of `take`; an error of the disk.
+    pub fn for_each_piece<E: From<S3Error>>(&self, take: &mut dyn FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        let (file, start) = match &self.place {
+            StagedPlace::Memory(bytes) => return take(bytes),
+            StagedPlace::File { file, offset } => (file, *offset),
+        };
+        let mut buffer = vec![0; READ_PIECE.min(usize::try_from(self.len).unwrap_or(READ_PIECE))];
+        let mut done = 0;
+        while done < self.len {
+            let piece = buffer.len().min(usize::try_from(self.len - done).unwrap_or(READ_PIECE));
+            file.0.file.read_exact_at(&mut buffer[..piece], start + done).map_err(disk_error)?;
+            take(&buffer[..piece])?;
+            done += piece as u64;
+        }
+        Ok(())
+    }
+}
+
+fn disk_error(error: io::Error) -> S3Error {
+    s3_error!(InternalError, "the directory for uploads (--s3-upload-dir): {error}")
+}
+
+/// What a client says of a body, to be checked.
+#[derive(Default)]
+pub(crate) struct BodyChecks {
+    pub content_md5: Option<String>,
+    pub given: Checksum,
+    /// The names of checksums that follow the body.
+    pub trailer: Option<String>,
+    pub trailing_headers: Option<TrailingHeaders>,
+}
+
+/// A body that was received.
+pub(crate) struct ReceivedBody {
+    pub staged: StagedBytes,
+    /// The checksums that the client has given.
+    pub checksums: Checksum,
+}
+
+/// The name of a checksum's header, and its place.
+type ChecksumField = (&'static str, fn(&mut Checksum) -> &mut Option<String>);
+
+const CHECKSUM_FIELDS: [ChecksumField; 5] = [
+    ("x-amz-checksum-crc32", |sums| &mut sums.checksum_crc32),
+    ("x-amz-checksum-crc32c", |sums| &mut sums.checksum_crc32c),
+    ("x-amz-checksum-crc64nvme", |sums| &mut sums.checksum_crc64nvme),
+    ("x-amz-checksum-sha1", |sums| &mut sums.checksum_sha1),
+    ("x-amz-checksum-sha256", |sums| &mut sums.checksum_sha256),
+];
+
+impl BodyChecks {
+    fn hasher(&self) -> ChecksumHasher {
+        let trailer = self.trailer.as_deref().unwrap_or_default().to_ascii_lowercase();
+        let follows = |name: &str| trailer.split(',').any(|word| word.trim() == name);
+        let mut hasher = ChecksumHasher::default();
+        if self.given.checksum_crc32.is_some() || follows("x-amz-checksum-crc32") {
+            hasher.crc32 = Some(Crc32::new());
+        }
+        if self.given.checksum_crc32c.is_some() || follows("x-amz-checksum-crc32c") {
+            hasher.crc32c = Some(Crc32c::new());
+        }
+        if self.given.checksum_crc64nvme.is_some() || follows("x-amz-checksum-crc64nvme") {
+            hasher.crc64nvme = Some(Crc64Nvme::new());
+        }
+        if self.given.checksum_sha1.is_some() || follows("x-amz-checksum-sha1") {
+            hasher.sha1 = Some(Sha1::new());
+        }
+        if self.given.checksum_sha256.is_some() || follows("x-amz-checksum-sha256") {
+            hasher.sha256 = Some(Sha256::new());
+        }
+        hasher
+    }
+
+    /// Compares what was received with what the client has said.
+    fn compare(mut self, md5: Option<Md5>, found: &mut Checksum) -> S3Result<Checksum> {
+        if let (Some(wanted), Some(md5)) = (&self.content_md5, md5) {
+            use base64::Engine as _;
+            let md5 = base64::prelude::BASE64_STANDARD.encode(md5.finalize());
+            if md5 != *wanted {
+                return Err(S3ErrorCode::BadDigest.into());
+            }
+        }
+        let trailing = self.trailing_headers.take().and_then(|headers| headers.take()).unwrap_or_default();
+        for (name, field) in CHECKSUM_FIELDS {
+            if let Some(value) = trailing.get(name).and_then(|value| value.to_str().ok()) {
+                *field(&mut self.given) = Some(value.to_owned());
+            }
+            let wanted = field(&mut self.given);
+            let found = field(found);
+            if wanted.is_some() && wanted != found {
+                return Err(s3_error!(BadDigest, "the bytes do not have the {name} of the request"));
+            }
+        }
+        Ok(self.given)
+    }
+}
+
+/// The directory for the bytes of uploads.
+pub(crate) struct StagingDir(pub PathBuf);
+
+impl StagingDir {
+    fn open(&self) -> S3Result<StagingFile> {
+        let file = tempfile::tempfile_in(&self.0).map_err(disk_error)?;
+        Ok(StagingFile(Arc::new(AppendedFile { file, end: AtomicU64::new(0) })))
+    }
+
+    /// Whether files can be made in the directory.
+    ///
+    /// # Errors
+    /// That of the directory.
+    pub fn check(path: &Path) -> io::Result<()> {
+        tempfile::tempfile_in(path).map(drop)
+    }
+}
+
+/// Receives a body of `len` bytes into `file`, or if there is none, into memory or a file of its own.
+///
+/// # Errors
+/// `IncompleteBody`, `BadDigest`, and errors of the disk.
+pub(crate) async fn receive(
+    body: Option<StreamingBlob>,
+    len: u64,
+    dir: &StagingDir,
+    file: Option<StagingFile>,
+    checks: BodyChecks,
+) -> S3Result<ReceivedBody> {
+    let mut hasher = checks.hasher();
+    let mut md5 = checks.content_md5.is_some().then(Md5::new);
+    let in_memory = file.is_none() && len <= GATHERED_BYTES as u64;
+    let file = match file {
+        Some(file) => Some(file),
+        None if in_memory => None,
+        None => Some(dir.open()?),
+    };
+    let offset = file.as_ref().map_or(0, |file| file.0.end.fetch_add(len, Ordering::Relaxed));
+    let mut gathered = Vec::with_capacity(GATHERED_BYTES.min(usize::try_from(len).unwrap_or(GATHERED_BYTES)));
+    let mut received = 0;
+    let mut written = 0;
+    if let Some(mut body) = body {
+        loop {
+            let next = tokio::time::timeout(BODY_TIMEOUT, body.next()).await;
+            let next =
+                next.map_err(|_| s3_error!(RequestTimeout, "the client sent no byte of the body for a minute"))?;
+            let Some(chunk) = next else { break };
+            let chunk = chunk.map_err(body_error)?;
+            received += chunk.len() as u64;
+            if received > len {
+                return Err(s3_error!(IncompleteBody, "the body is longer than its {len} bytes"));
+            }
+            hasher.update(&chunk);
+            if let Some(md5) = &mut md5 {
+                md5.update(&chunk);
+            }
+            gathered.extend_from_slice(&chunk);
+            if let Some(file) = file.as_ref().filter(|_| gathered.len() >= GATHERED_BYTES) {
+                let count = gathered.len() as u64;
+                gathered = write_gathered(file, offset + written, gathered).await?;
+                written += count;
+            }
+        }
+    }
+    if received < len {
+        return Err(s3_error!(IncompleteBody, "the body ended after {received} of {len} bytes"));
+    }
+    let checksums = checks.compare(md5, &mut hasher.finalize())?;
+    let place = match file {
+        None => StagedPlace::Memory(gathered.into()),
+        Some(file) => {
+            write_gathered(&file, offset + written, gathered).await?;
+            StagedPlace::File { file, offset }
+        }
+    };
+    Ok(ReceivedBody { staged: StagedBytes { len, place }, checksums })
+}
+
+/// Writes bytes on a thread for that, and gives the empty buffer back.
+async fn write_gathered(file: &StagingFile, offset: u64, mut bytes: Vec<u8>) -> S3Result<Vec<u8>> {
+    if bytes.is_empty() {
+        return Ok(bytes);
+    }
+    let file = file.clone();
+    let written = tokio::task::spawn_blocking(move || {
+        file.0.file.write_all_at(&bytes, offset)?;
+        bytes.clear();
+        Ok(bytes)
+    });
+    written.await.map_err(|error| lost_thread(&error))?.map_err(disk_error)
+}
+
+/// The error of a body that ends early, or whose signature is wrong.
+fn body_error(error: s3s::StdError) -> S3Error {
+    let text = error.to_string();
+    let code = if text.contains("Sha256Mismatch") {
+        S3ErrorCode::BadDigest
+    } else if text.contains("SignatureMismatch") {
+        S3ErrorCode::SignatureDoesNotMatch
+    } else {
+        S3ErrorCode::IncompleteBody
+    };
+    S3Error::with_message(code, text)
+}
+
+/// A part of an upload.
+#[derive(Clone)]
+pub(crate) struct StagedPart {
+    pub staged: StagedBytes,
+    pub etag: String,
+    pub modified: SystemTime,
+    pub checksums: Checksum,
+}
+
+/// An upload in parts.
+struct PartUpload {
+    bucket: String,
+    key: String,
+    initiated: SystemTime,
+    last_used: Instant,
+    file: StagingFile,
+    parts: BTreeMap<i32, StagedPart>,
+}
+
+/// A description of an upload in parts.
+pub(crate) struct UploadEntry {
+    pub key: String,
+    pub id: String,
+    pub initiated: Timestamp,
+}
+
+/// What a client names to complete an upload.
+pub(crate) struct NamedPart {
+    pub number: i32,
+    pub etag: Option<ETag>,
+}
+
+/// The uploads in parts that are under way.
+#[derive(Default)]
+pub(crate) struct PartUploads(Mutex<HashMap<String, PartUpload>>);
+
+/// Which upload a request is about.
+#[derive(Clone, Copy)]
+pub(crate) struct UploadRef<'a> {
+    pub bucket: &'a str,
+    pub key: &'a str,
+    pub id: &'a str,
+}
+
+impl PartUploads {
+    /// Begins an upload, and returns its id. Uploads that were not used for a day are given up.
+    ///
+    /// # Errors
+    /// `SlowDown` while there are too many; errors of the disk.
+    pub fn begin(&self, bucket: &str, key: &str, dir: &StagingDir) -> S3Result<String> {
+        let file = dir.open()?;
+        let random = || RandomState::new().build_hasher().finish();
+        let id = format!("{:016x}{:016x}", random(), random());
+        let mut uploads = self.0.lock();
+        uploads.retain(|_, upload| upload.last_used.elapsed() < UPLOAD_LIFETIME);
+        if uploads.len() >= UPLOADS_MAX {
+            return Err(s3_error!(SlowDown, "{UPLOADS_MAX} uploads are under way; complete or abort some"));
+        }
+        let upload = PartUpload {
+            bucket: bucket.to_owned(),
+            key: key.to_owned(),
+            initiated: SystemTime::now(),
+            last_used: Instant::now(),
+            file,
+            parts: BTreeMap::new(),
+        };
+        uploads.insert(id.clone(), upload);
+        Ok(id)
+    }
+
+    fn on_upload<T>(&self, of: UploadRef<'_>, work: impl FnOnce(&mut PartUpload) -> S3Result<T>) -> S3Result<T> {
+        let mut uploads = self.0.lock();
+        let upload = uploads.get_mut(of.id).filter(|upload| upload.bucket == of.bucket && upload.key == of.key);
+        let upload = upload.ok_or(S3ErrorCode::NoSuchUpload)?;
+        upload.last_used = Instant::now();
+        work(upload)
+    }
+
+    /// The file of an upload, for the part with this number.
+    ///
+    /// # Errors
+    /// `NoSuchUpload`, `InvalidArgument`.
+    pub fn file_for(&self, of: UploadRef<'_>, number: i32) -> S3Result<StagingFile> {
+        if !(1..=PARTS_MAX).contains(&number) {
+            return Err(s3_error!(InvalidArgument, "part numbers are 1 to {PARTS_MAX}"));
+        }
+        self.on_upload(of, |upload| Ok(upload.file.clone()))
+    }
+
+    /// Adds a part, or replaces it; returns its etag.
+    ///
+    /// # Errors
+    /// `NoSuchUpload`.
+    pub fn add_part(&self, of: UploadRef<'_>, number: i32, body: ReceivedBody) -> S3Result<String> {
+        let random = || RandomState::new().build_hasher().finish();
+        let etag = format!("{:016x}{:016x}-1", random(), random());
+        let ReceivedBody { staged, checksums } = body;
+        let part = StagedPart { staged, etag: etag.clone(), modified: SystemTime::now(), checksums };
+        self.on_upload(of, |upload| {
+            upload.parts.insert(number, part);
+            Ok(etag)
+        })
+    }
+
+    /// The parts of an upload.
+    ///
+    /// # Errors
+    /// `NoSuchUpload`.
+    pub fn parts(&self, of: UploadRef<'_>) -> S3Result<BTreeMap<i32, StagedPart>> {
+        self.on_upload(of, |upload| Ok(upload.parts.clone()))
+    }
+
+    /// The bytes of an object from the parts that a client names, in order.
+    ///
+    /// # Errors
+    /// `NoSuchUpload`, `InvalidPartOrder`, `InvalidPart`, `EntityTooSmall`, `MalformedXML`.
+    pub fn assemble(&self, of: UploadRef<'_>, named: &[NamedPart]) -> S3Result<Vec<StagedBytes>> {
+        if named.is_empty() {
+            return Err(s3_error!(MalformedXML, "the request names no part"));
+        }
+        if named.windows(2).any(|pair| pair[0].number >= pair[1].number) {
+            return Err(S3ErrorCode::InvalidPartOrder.into());
+        }
+        self.on_upload(of, |upload| {
+            let mut bytes = Vec::new();
+            for (index, part) in named.iter().enumerate() {
+                let known = upload.parts.get(&part.number).ok_or(S3ErrorCode::InvalidPart)?;
+                if part.etag.as_ref().is_some_and(|etag| etag.value() != known.etag) {
+                    return Err(S3ErrorCode::InvalidPart.into());
+                }
+                if index + 1 < named.len() && known.staged.len < PART_MIN {
+                    return Err(s3_error!(EntityTooSmall, "part {} is smaller than 5 MiB", part.number));
+                }
+                bytes.push(known.staged.clone());
+            }
+            Ok(bytes)
+        })
+    }
+
+    /// Ends an upload.
+    ///
+    /// # Errors
+    /// `NoSuchUpload`.
+    pub fn end(&self, of: UploadRef<'_>) -> S3Result<()> {
+        self.on_upload(of, |_| Ok(()))?;
+        self.0.lock().remove(of.id);
+        Ok(())
+    }
+
+    /// The uploads of a bucket whose keys begin with a prefix, in order.
+    pub fn list(&self, bucket: &str, prefix: &str) -> Vec<UploadEntry> {
+        let uploads = self.0.lock();
+        let listed = uploads.iter().filter(|(_, upload)| upload.bucket == bucket && upload.key.starts_with(prefix));
+        let mut listed: Vec<UploadEntry> = listed
+            .map(|(id, upload)| UploadEntry {
+                key: upload.key.clone(),
+                id: id.clone(),
+                initiated: Timestamp::from(upload.initiated),
+            })
+            .collect();
+        listed.sort_by(|a, b| a.key.cmp(&b.key).then_with(|| a.initiated.cmp(&b.initiated)));
+        listed
+    }
+
+    /// The number of uploads under way.
+    pub fn count(&self) -> usize {
+        self.0.lock().len()
+    }
+}
