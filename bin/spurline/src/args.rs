@@ -6,9 +6,9 @@ use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, Typ
 use clap::{Arg, ArgAction, Args, Command};
 use spurline_config::values::{parse_log_file, parse_mode, parse_squash, parse_weight};
 use spurline_config::{
-    CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGateway,
-    RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts,
-    SourceUrl, TransportMode, TrustConfig, fuse,
+    CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawBucketWrites, RawCache, RawCoordinator, RawFuse, RawGroup,
+    RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl,
+    TransportMode, TrustConfig, fuse,
 };
 use spurline_types::{Congestion, Size, parse_duration};
 use std::path::PathBuf;

@@ -103,25 +103,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
                 StartOutcome::Run(ready) => node::run(config, ready).map(done),
             }
         }
-        CliCommand::Gateway(args) => {
-            let host = HostLimits::detect();
-            let config = RawGateway::from(*args).check(&host)?;
-            if config.volume.writes.is_some() {
-                obey_quotas()?;
-            }
-            let service = format!("gateway {}", config.s3.listen);
-            match start_service(
-                &config.log,
-                config.background,
-                &config.volume.warnings,
-                config.volume.under.timeout,
-                &host,
-                &service,
-            )? {
-                StartOutcome::Waited(code) => Ok(code),
-                StartOutcome::Run(ready) => gateway::run(config, ready).map(done),
-            }
-        }
+        CliCommand::Gateway(args) => run_gateway(*args),
         CliCommand::Coordinator(args) => {
             let host = HostLimits::detect();
             let config = RawCoordinator::from(*args).check(&host)?;
@@ -148,6 +130,20 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Completions(args) => generate::print_completions(args).map(done),
         CliCommand::Man(args) => generate::write_man_pages(args).map(done),
         CliCommand::ConfigReference => generate::config_reference().map(done),
+    }
+}
+
+fn run_gateway(args: s3_args::GatewayArgs) -> Result<ExitCode, Fault> {
+    let host = HostLimits::detect();
+    let config = RawGateway::from(args).check(&host)?;
+    if config.volume.writes.is_some() {
+        obey_quotas()?;
+    }
+    let service = format!("gateway {}", config.s3.listen);
+    let limit = config.volume.under.timeout;
+    match start_service(&config.log, config.background, &config.volume.warnings, limit, &host, &service)? {
+        StartOutcome::Waited(code) => Ok(code),
+        StartOutcome::Run(ready) => gateway::run(config, ready).map(|()| ExitCode::SUCCESS),
     }
 }
 

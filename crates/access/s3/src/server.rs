@@ -5,11 +5,12 @@ use crate::bucket::{OpenBucket, SourceBucket};
 use crate::chunks::PieceMemory;
 use crate::service::BucketService;
 use crate::tls::EndpointCertificate;
+use crate::uploads::StagingDir;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use s3s::auth::S3Auth;
@@ -44,9 +45,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const CONNECTION_BUFFER: usize = 64 << 10;
 /// The largest XML document in a request: 1000 names to delete, or 10,000 parts.
 const XML_MAX: usize = 4 << 20;
-/// The body of the answer to a call that the endpoint does not have.
-const NOT_IMPLEMENTED: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>NotImplemented</Code>\
-     <Message>the endpoint takes no uploads by forms of browsers</Message></Error>";
 
 /// The settings of an endpoint.
 pub struct EndpointConfig {
@@ -91,10 +89,14 @@ impl S3Endpoint {
     /// Serves the buckets.
     ///
     /// # Errors
-    /// When the address is not available.
+    /// When the address is not available, or uploads have no directory.
     pub fn start(config: EndpointConfig, buckets: Vec<SourceBucket>, stats: &Arc<Stats>) -> Result<Self> {
         let EndpointConfig { listen, keys, certificate, domain, limits, upload_dir } = config;
         let failed = |error: io::Error| Error::io(format_args!("--s3-listen {listen}"), &error);
+        if buckets.iter().any(|bucket| bucket.writes.is_some()) {
+            let shown = format_args!("--s3-upload-dir {}", upload_dir.display());
+            StagingDir::check(&upload_dir).map_err(|error| Error::io(shown, &error))?;
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 16)))
             .max_blocking_threads(limits.threads)
@@ -126,7 +128,8 @@ impl S3Endpoint {
         let _ = self.stop.send(true);
         let Some(runtime) = self.runtime.take() else { return };
         let all = u32::try_from(self.connection_limit).unwrap_or(u32::MAX);
-        let ended = runtime.block_on(tokio::time::timeout_at(deadline.into(), self.connections.acquire_many(all)));
+        let connections = self.connections.acquire_many(all);
+        let ended = runtime.block_on(async { tokio::time::timeout_at(deadline.into(), connections).await });
         if ended.is_err() {
             tracing::warn!("requests to the S3 endpoint were still being answered");
         }
@@ -270,18 +273,32 @@ impl RequestService {
     }
 
     async fn route(&self, mut request: Request<Incoming>) -> std::result::Result<Response<Body>, HttpError> {
-        let is_form = request.method() == Method::POST && has_type(&request, "multipart/form-data");
-        if is_form {
-            let mut refused = Response::new(Body::http_body(Full::new(Bytes::from_static(NOT_IMPLEMENTED.as_bytes()))));
-            *refused.status_mut() = StatusCode::NOT_IMPLEMENTED;
-            refused.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/xml"));
-            return Ok(refused);
+        if request.method() == Method::POST {
+            if has_type(&request, "multipart/form-data") {
+                let why = "the endpoint takes no uploads by forms of browsers";
+                return Ok(refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented", why));
+            }
+            // A POST has a document, which is in memory as a whole.
+            if request.body().size_hint().lower() > XML_MAX as u64 {
+                let why = "the document is larger than 4 MiB";
+                return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, "EntityTooLarge", why));
+            }
         }
         if self.is_open {
             remove_signature(&mut request);
         }
         self.s3.call(request.map(|body| Body::http_body_unsync(body.map_err(Box::new)))).await
     }
+}
+
+/// An answer that the library behind the calls would not give.
+fn refusal(status: StatusCode, code: &str, why: &str) -> Response<Body> {
+    let document =
+        format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{why}</Message></Error>");
+    let mut refused = Response::new(Body::http_body(Full::new(Bytes::from(document))));
+    *refused.status_mut() = status;
+    refused.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/xml"));
+    refused
 }
 
 fn has_type(request: &Request<Incoming>, wanted: &str) -> bool {

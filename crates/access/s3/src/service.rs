@@ -224,6 +224,15 @@ impl S3 for BucketService {
         Ok(S3Response::new(GetBucketLocationOutput::default()))
     }
 
+    /// Without versions, which clients take from the empty answer.
+    async fn get_bucket_versioning(
+        &self,
+        request: S3Request<GetBucketVersioningInput>,
+    ) -> S3Result<S3Response<GetBucketVersioningOutput>> {
+        self.bucket(&request.input.bucket)?;
+        Ok(S3Response::new(GetBucketVersioningOutput::default()))
+    }
+
     async fn head_object(&self, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;

@@ -43,7 +43,7 @@ pub fn start_gateway(config: GatewayConfig) -> Result<RunningGateway, Fault> {
     let files = changed.as_ref().map(|changed| Arc::clone(&changed.files));
     let name = config.s3.buckets.first().map(|bucket| bucket.name.clone()).unwrap_or_default();
     let bucket = SourceBucket { name: name.clone(), volume: Arc::clone(volume.volume()), writes: changed };
-    let upload_dir = config.volume.cache.dirs.first().cloned();
+    let upload_dir = config.volume.cache.dirs.first().filter(|_| volume.store.is_some()).cloned();
     let block_size = volume.volume().block_size();
     let endpoint = start_endpoint(&config.s3, vec![bucket], &config.volume.budget, block_size, upload_dir, &stats)?;
     let address = endpoint.address().to_string();

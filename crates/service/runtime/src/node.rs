@@ -241,7 +241,7 @@ fn start_s3(config: &NodeConfig, node: &Arc<CacheNode>, stats: &Arc<Stats>) -> R
         };
         buckets.push(SourceBucket { name: bucket.name.clone(), volume, writes });
     }
-    let upload_dir = config.cache.dirs.first().cloned();
+    let upload_dir = config.cache.dirs.first().filter(|_| setup::has_disks(&config.cache)).cloned();
     start_endpoint(s3, buckets, &config.budget, config.cache.block_size, upload_dir, stats).map(Some)
 }
 

@@ -47,7 +47,12 @@ pub(crate) fn start_endpoint(
     let domain = config.domain.clone();
     let endpoint = EndpointConfig { listen: config.listen, keys, certificate, domain, limits, upload_dir };
     let endpoint = S3Endpoint::start(endpoint, buckets, stats);
-    endpoint.map_err(|error| Fault::missing(error.message(), "give another address with --s3-listen"))
+    endpoint.map_err(|error| {
+        Fault::missing(
+            error.message(),
+            "give another address with --s3-listen, or another directory with --s3-upload-dir",
+        )
+    })
 }
 
 /// A file that can't be read is a missing prerequisite, and a wrong one a usage error.

@@ -96,7 +96,8 @@ impl Answer {
     /// The texts of all elements with this name.
     pub fn elements(&self, name: &str) -> Vec<String> {
         let text = self.text();
-        let parts = text.split(&format!("<{name}>")).skip(1);
+        let tag = format!("<{name}>");
+        let parts = text.split(&tag).skip(1);
         parts.filter_map(|part| Some(part.split_once("</")?.0.to_owned())).collect()
     }
 
@@ -120,7 +121,7 @@ fn joined_chunks(mut rest: &[u8]) -> Vec<u8> {
 }
 
 /// A directory with files at these paths.
-pub fn tree(root: &Path, files: &[(&str, &[u8])]) {
+pub fn make_files(root: &Path, files: &[(&str, &[u8])]) {
     for (path, bytes) in files {
         let path = root.join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

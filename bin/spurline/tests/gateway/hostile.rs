@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 fn with_keys(world: &World) -> Endpoint {
     let keys = world.file("keys", b"client:0123456789abcdef\n");
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
-    tree(&world.dir("data"), &[("x", b"secret")]);
+    make_files(&world.dir("data"), &[("x", b"secret")]);
     let source = world.dir("data");
     Endpoint::gateway(world, source.to_str().unwrap(), &["--writable", "--s3-keys", keys.to_str().unwrap()])
 }
@@ -53,7 +53,7 @@ fn clients_that_stop_in_the_middle_leave_nothing_and_hold_up_nobody() {
     let world = World::new();
     let data = world.dir("data");
     let big = bytes(1, 8 * MIB);
-    tree(&data, &[("big", &big)]);
+    make_files(&data, &[("big", &big)]);
     let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
     // A body that ends early, one that never goes on, and answers that nobody takes.
     let mut half = TcpStream::connect(&at.address).unwrap();
@@ -86,7 +86,7 @@ fn clients_that_stop_in_the_middle_leave_nothing_and_hold_up_nobody() {
 fn malformed_requests_get_an_answer_and_no_bytes() {
     let world = World::new();
     let data = world.dir("data");
-    tree(&data, &[("x", b"inside")]);
+    make_files(&data, &[("x", b"inside")]);
     world.file("outside", b"outside");
     let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
     let huge = "h".repeat(200_000);
