@@ -192,7 +192,8 @@ Examples:
   Serve a bucket on this machine, through a cache of its own:
     spurline gateway s3://datasets --s3-listen 127.0.0.1:9000 \\
         --cache-dir /nvme0/c
-    aws --endpoint-url http://127.0.0.1:9000 --no-sign-request s3 ls s3://datasets
+    aws --endpoint-url http://127.0.0.1:9000 --no-sign-request \\
+        s3 ls s3://datasets
   Serve it to other machines from cache nodes, to clients with keys:
     (umask 077; echo \"client1:$(openssl rand -hex 20)\" > keys)
     spurline gateway s3://datasets --s3-listen 10.0.0.7:9000 --s3-keys keys \\

@@ -304,7 +304,7 @@ const KERNEL_PAGES: &str =
 const NFS_ITSELF: &str = "leave it out: it is an option of NFS, and this file system has nothing of the kind";
 
 /// Commands of other systems, with the remedy.
-const FOREIGN_COMMANDS: [(&str, &str); 21] = [
+const FOREIGN_COMMANDS: [(&str, &str); 20] = [
     ("warmup", "'spurline load PATH' fetches files before they are read, 'spurline free PATH' drops them"),
     (
         "job",
@@ -326,7 +326,6 @@ const FOREIGN_COMMANDS: [(&str, &str); 21] = [
     ("fsck", STAYS_AS_IT_IS),
     ("compact", STAYS_AS_IT_IS),
     ("dump", STAYS_AS_IT_IS),
-    ("gateway", NFS_ONLY),
     ("webdav", NFS_ONLY),
     ("sync", "there is none: cp and rsync copy through a mount, the bucket's own tools beside it"),
     (

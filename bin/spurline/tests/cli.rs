@@ -142,7 +142,6 @@ fn words_of_other_systems_work_or_are_explained() {
         (&["fs", "ls", "/"], "spurline free PATH"),
         (&["doctor", "/mnt/x"], "spurline net doctor"),
         (&["format", "redis://x", "y"], "spurline mount SOURCE MOUNTPOINT"),
-        (&["gateway"], "spurline export MOUNTPOINT"),
     ] {
         refused(&run(words), 2, &[words[0], "a command of another file system", says]);
     }

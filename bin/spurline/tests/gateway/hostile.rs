@@ -49,13 +49,13 @@ fn requests_without_a_valid_signature_are_refused() {
 }
 
 #[test]
-fn clients_that_stop_in_the_middle_leave_nothing_and_hold_up_nobody() {
+fn clients_that_stop_in_the_middle_leave_nothing_and_delay_no_others() {
     let world = World::new();
     let data = world.dir("data");
     let big = bytes(1, 8 * MIB);
     make_files(&data, &[("big", &big)]);
     let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
-    // A body that ends early, one that never goes on, and answers that nobody takes.
+    // A body that ends early, one that never goes on, and answers that no client takes.
     let mut half = TcpStream::connect(&at.address).unwrap();
     half.write_all(b"PUT /data/half HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n").unwrap();
     half.write_all(&big[..1_000_000]).unwrap();

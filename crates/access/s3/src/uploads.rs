@@ -30,7 +30,7 @@ const PART_MIN: u64 = 5 << 20;
 const PARTS_MAX: i32 = 10_000;
 /// The most uploads in parts at a time.
 const UPLOADS_MAX: usize = 1000;
-/// An upload without a request for this long is given up.
+/// An upload without a request for this long is removed.
 const UPLOAD_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 /// A file for bytes, which are appended at reserved places; clones share the file.
@@ -306,7 +306,7 @@ pub(crate) struct UploadRef<'a> {
 }
 
 impl PartUploads {
-    /// Begins an upload, and returns its id. Uploads that were not used for a day are given up.
+    /// Begins an upload, and returns its id. Uploads that were not used for a day are removed.
     ///
     /// # Errors
     /// `SlowDown` while there are too many; errors of the disk.
