@@ -755,9 +755,9 @@ mod tests {
         let source: SourceUrl = "s3://b".parse().unwrap();
         let mount = RawMount::from(parsed::<MountArgs>(&["s3://b", "/m"]));
         assert_eq!(mount, RawMount::new(source.clone(), "/m".into()));
-        assert_eq!(RawNode::from(parsed::<NodeArgs>(&["--source", "s3://b"])), RawNode::new(vec![source]));
         let gateway = RawGateway::from(parsed::<GatewayArgs>(&["s3://b"]));
         assert_eq!(gateway, RawGateway::new(source.clone()));
+        assert_eq!(RawNode::from(parsed::<NodeArgs>(&["--source", "s3://b"])), RawNode::new(vec![source]));
         assert_eq!(RawCoordinator::from(parsed::<CoordinatorArgs>(&[])), RawCoordinator::default());
     }
 

@@ -504,7 +504,11 @@ fn explain_flag_of_services(command: &Command, flag: &str) -> Option<Fault> {
     if names.is_empty() || !names.iter().all(|name| SERVICE_COMMANDS.contains(name)) {
         return None;
     }
-    let commands = names.iter().map(|name| format!("'spurline {name}'")).collect::<Vec<_>>().join(" and ");
+    let shown: Vec<String> = names.iter().map(|name| format!("'spurline {name}'")).collect();
+    let commands = match shown.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} and {last}", others.join(", ")),
+        _ => shown.concat(),
+    };
     Some(Fault::usage(
         format!("{flag} is a flag of {commands}"),
         format!("give it there; 'spurline {} --help' describes it", names[0]),

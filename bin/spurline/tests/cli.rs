@@ -159,7 +159,7 @@ fn words_of_other_systems_work_or_are_explained() {
     // A flag that another service has.
     refused(&m(&["--rdma-port=7001"]), 2, &["--rdma-port is a flag of 'spurline node'"]);
     for flag in ["--anonymous", "--no-sign-request"] {
-        let says = format!("{flag} is a flag of 'spurline mount' and 'spurline node'");
+        let says = format!("{flag} is a flag of 'spurline mount', 'spurline gateway' and 'spurline node'");
         refused(&run(&["load", flag, "/x"]), 2, &[&says, "spurline mount --help"]);
     }
     // splice looks at the kernel's limit of pipes.
