@@ -365,11 +365,7 @@ impl RawMount {
 }
 
 /// Checks that the source of a process that makes changes can be changed; `flag` requests changes.
-fn check_changed_source(
-    volume: &RawVolume,
-    bucket: RawBucketWrites,
-    flag: &str,
-) -> Result<(), Fault> {
+fn check_changed_source(volume: &RawVolume, bucket: RawBucketWrites, flag: &str) -> Result<(), Fault> {
     match volume.source.scheme() {
         "file" => Ok(()),
         "s3" if volume.group.registry.is_none() => Ok(()),
